@@ -6,7 +6,7 @@ unless the algorithm needs them in later rounds.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import partial
 
@@ -32,7 +32,7 @@ from federation.training import TrainingDiverged, TrainingStopped
 from federation.v1 import common_pb2
 from federation.v1.common_pb2 import SignedEnvelope, UpdateManifest
 from federation.vectors import Layout, model_layout, model_row, payload_bytes, widen
-from federation.work.base import Client, Memory, Origin, Result, RowSchema, Work, WorkError, payload_layout
+from federation.work.base import Client, Memory, Result, RowSchema, Work, WorkError, payload_layout
 from federation.work.computation import Computation, Descend, Measure, MeasureAlong, training_losses
 from federation.work.registry import encode_statement
 from federation.work.site import Site
@@ -194,19 +194,19 @@ class SimulatedFleet(Fleet):
         base = model_row(self.around.blobs.local(question.base_model)).read()
         layout = self._layout(question)
         spec, serves = self.run.spec, self._population.serves
-        shared, facts, private = question.phase.inputs(), self.facts(question), spec.privacy.secure != "off"
+        shared, private = question.phase.inputs(), spec.privacy.secure != "off"
+        origin = self.run.origin(self.around.federation_id, question.base_model)
         if self._attempt != (question.current.number, question.current.attempt):
             self._attempt, self._memories = (question.current.number, question.current.attempt), {}
         members = {
             name: Client(
                 client_id=name,
-                seed=spec.seed,
                 round=question.current.number,
                 attempt=question.current.attempt,
                 shape=self.run.shape(layout, serves[name]),
                 memory=self._memories.setdefault(name, _ClientMemory()),
                 inputs={**shared, **question.phase.own_inputs(name)},
-                origin=Origin(**{item.name: facts[item.name] for item in fields(Origin)}),
+                origin=origin,
                 site=self._members.site(name, self._population.attackers.get(name)) if private else Site(),
             )
             for name in clients

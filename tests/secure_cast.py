@@ -5,7 +5,7 @@ signed envelopes and a durable memory. Only training is left out: each member ha
 """
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,10 @@ from federation.work.train.work import Train
 from simulation.members import Members
 
 SPEC = RunSpec.parse('name = "cast"\ntask = "digits"\nrounds = 1\nprivacy.secure = "sum"')
-ORIGIN = Origin(federation_id="cast", run_id="run", task="digits", spec="spec", base_model="model-0")
+ORIGIN = Origin(
+    federation_id="cast", run_id="run", task="digits", spec="spec", base_model="model-0", seed=0, unshared=b""
+)
+TRAIN = Train(sgd=LocalSgd(steps=1, batch_size=10, learning_rate=0.1), targets=joint_target(("loss",)))
 
 
 class Kept(Memory):
@@ -86,7 +89,6 @@ class Member:
         again = question in self.asked
         client = Client(
             client_id=self.name,
-            seed=0,
             round=round_,
             attempt=0,
             shape=self.shape,
@@ -225,23 +227,15 @@ def cast(m: int, d: int = 40, *, seed: int = 0, assumed: int | None = None, **fi
     return Cast({name: Member(name, members, vectors[name]) for name in names}, **fields)
 
 
-def inner(asked: Asked) -> Work:
-    """The work of which the vector is made."""
-    return Train(sgd=LocalSgd(steps=1, batch_size=10, learning_rate=0.1), targets=joint_target(asked.objectives))
-
-
 def setting(cast: Cast, mode: Mode, **changed: Any) -> Setting:
     """The setting of a session with all members."""
     first = next(iter(cast.members.values()))
     fields: dict[str, Any] = {
+        **asdict(ORIGIN),
         "nonce": bytes(16),
-        "federation_id": ORIGIN.federation_id,
-        "run_id": ORIGIN.run_id,
         "round": 0,
         "mode": mode,
-        "base_model": ORIGIN.base_model,
-        "spec": ORIGIN.spec,
-        "task": ORIGIN.task,
+        "work": TRAIN,
         "length": len(first.vector),
         "clip": 0.0,
         "disclose": (),
@@ -277,7 +271,7 @@ def play(
     setting_: Setting | None = None,
 ) -> Sum:
     """A session. Raises what `secure_sum` raises."""
-    conversation = secure_sum(setting_ or setting(cast, mode), inner, decide)
+    conversation = secure_sum(setting_ or setting(cast, mode), decide)
     total: Sum = held(cast, conversation)
     return total
 
@@ -321,6 +315,7 @@ def context(scene: Cast, mode: Mode, **changed: Any) -> RoundContext:
         mode=mode,
         disclose=(),
         clip=0.0,
+        spec=SPEC,
         origin=ORIGIN,
         keys=first.members.key_ids(),
         named=frozenset(),

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -18,7 +19,7 @@ from federation.payload_check import PayloadCheck
 from federation.refusals import Refusal
 from federation.runs import RunSpec
 from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, Row, SamplePrivacy, TrainWork, UpdateManifest
-from federation.v1.secure_pb2 import SecureReadyWork
+from federation.v1.secure_pb2 import SecureReadyWork, SecureTerms
 from federation.work.base import Work
 from federation.work.evaluate.work import Evaluate
 from federation.work.train.work import Train
@@ -121,10 +122,14 @@ def test_names_and_numbers_of_losses_and_metrics_are_bounded(name: str, value: f
     assert problem(UpdateManifest(samples=1, metrics={name: value})) == reason
 
 
+def ready(**work: Any) -> SecureReadyWork:
+    return SecureReadyWork(terms=SecureTerms(**work).SerializeToString())
+
+
 STATED = {"noise": 1.0, "clip": 2.0, "rate": 0.5, "steps": 6, "epsilon": 0.5, "bound": 1.0, "delta": 0.5}
 NOISY = TrainWork(epochs=3, batch_size=5, learning_rate=0.1, sample_noise=1.0, sample_clip=2.0)  # 6 steps on 10 samples
 TRAINING = AssignmentManifest(kind="train", work=NOISY.SerializeToString())
-PRIVATE_ROUND = AssignmentManifest(kind="secure-ready", work=SecureReadyWork(train=NOISY).SerializeToString())
+PRIVATE_ROUND = AssignmentManifest(kind="secure-ready", work=ready(train=NOISY).SerializeToString())
 
 
 def stating(**changes: float) -> UpdateManifest:
@@ -163,7 +168,7 @@ def test_a_run_that_asks_for_noise_is_told_nothing_less_and_one_that_does_not_ta
         "the run asks for noise 1 and clip 2 (privacy.sample_noise) in at most 6 steps at the rate 0.5; the reply "
         "states noise 0 and clip 0 in 0 steps at the rate 0"
     )
-    open_, evaluating = TrainWork(epochs=1, learning_rate=0.1), SecureReadyWork(evaluate=EvaluateWork())
+    open_, evaluating = TrainWork(epochs=1, learning_rate=0.1), ready(evaluate=EvaluateWork())
     for kind, work in (("train", open_), ("secure-ready", evaluating), ("evaluate", EvaluateWork())):
         order = AssignmentManifest(kind=kind, work=work.SerializeToString())
         assert privacy_problem(UpdateManifest(samples=10), order) is None

@@ -79,7 +79,7 @@ def terms(**fields: Any) -> Any:
 
     def changed(work: Ready, inputs: Inputs) -> Question:
         agreed = replace(work.agreed, **fields)
-        return Ready(agreed=agreed, terms_bytes=terms_bytes(agreed), inner=work.inner), inputs
+        return Ready(agreed=agreed, terms_bytes=terms_bytes(agreed)), inputs
 
     return changed
 

@@ -24,8 +24,8 @@ from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, SearchWork
 from federation.v1.secure_pb2 import SecureReadyWork
 from federation.vectors import Layout, to_bytes
-from federation.work.base import Shows, Work
-from federation.work.registry import BUILT_IN, STAGES, kind
+from federation.work.base import Shape, Shows, Work
+from federation.work.registry import BUILT_IN, STAGES, decode, kind
 from federation.work.secure.terms import Invited, SessionTerms
 from federation.work.secure.wire import terms_bytes
 from federation.work.site import SecurePolicy, SessionEntry, Site
@@ -240,15 +240,15 @@ def test_a_session_ends_by_a_cancel_or_a_day_after_the_worker_was_ready_and_no_o
     def ready(number: int, steps: int = 1_000_000) -> AssignmentManifest:
         asked = coordinator.assignment(*model, number, run_id="run", round=0)
         set_train(asked, steps=steps)
+        work = decode("train", asked.work, Shape(model[0], ("loss",), ("loss",)))
         terms = SessionTerms(
             nonce=secrets.token_bytes(16), federation_id=FEDERATION, run_id="run", round=0, mode=Mode.SUM,
             base_model=asked.base_model, spec=asked.spec, task="digits", length=model[0].size, clip=0.0, disclose=(),
             invited=tuple(Invited(name, key_id(key)) for name, key in sorted(keys.items())),
+            work=work, seed=asked.seed, unshared=b"",
         )  # fmt: skip
-        message = SecureReadyWork(terms=terms_bytes(terms))
-        message.train.ParseFromString(asked.work)
         del asked.rows[:]
-        asked.kind, asked.work = "secure-ready", message.SerializeToString()
+        asked.kind, asked.work = "secure-ready", SecureReadyWork(terms=terms_bytes(terms)).SerializeToString()
         return asked
 
     def kept() -> set[str]:

@@ -37,7 +37,7 @@ TRAIN = Train(sgd=LocalSgd(steps=1, learning_rate=0.1), targets=joint_target(("l
 
 
 def client(residual: np.ndarray | None = None) -> Client:
-    given: Any = dict.fromkeys(("client_id", "seed", "round", "attempt", "memory", "origin", "site"))
+    given: Any = dict.fromkeys(("client_id", "round", "attempt", "memory", "origin", "site"))
     return Client(**given, shape=SHAPE, residual=residual)
 
 

@@ -13,6 +13,7 @@ from federation.bundle import BlobAbsent
 from federation.key_chain import KeyChain
 from federation.metrics import MetricKind
 from federation.secure.thresholds import Mode
+from federation.unshared import unshared_parameters
 from federation.v1.common_pb2 import SecureSession, StepManifest
 from federation.work.base import Origin, Shape, Work, WorkError
 from federation.work.evaluate.work import Evaluate
@@ -34,7 +35,7 @@ def private_step(run: RunFacts, signed: SignedRound, step: StepManifest, state: 
     named = {*step.updates, *step.consulted}
     replies, asked = _stages(run, [one for one in signed.replies.values() if one.envelope in named])
     try:
-        sessions = [read_session(session) for session in step.secure]
+        sessions = [read_session(session, run) for session in step.secure]
     except ValueError as error:  # a WorkError is one
         raise Wrong(f"a session of the signed step: {error}") from error
     evidence = SecureEvidence(sessions=sessions, replies=replies, asked=asked, combined=rows[0].read())
@@ -86,12 +87,15 @@ def _private(run: RunFacts, model: str, terms: Iterable[SessionTerms]) -> Privat
         mode=Mode(privacy.secure),
         disclose=tuple(name for name in privacy.disclose if name != "evaluation"),
         clip=privacy.clip,
+        spec=run.spec,
         origin=Origin(
             federation_id=about.federation_id,
             run_id=about.run_id,
             task=run.spec.task,
             spec=run.spec_digest,
             base_model=model,
+            seed=run.spec.seed,
+            unshared=unshared_parameters(run.spec.parameters).SerializeToString(deterministic=True),
         ),
         keys={name: _invited(chain, invited.get(name)) for name, chain in run.clients.items()},
         named=frozenset(),
@@ -111,7 +115,6 @@ def _stages(run: RunFacts, given: Sequence[SignedReply]) -> tuple[list[Reply], d
         BlobAbsent: the bundle has no payloads.
         Wrong: work is malformed.
     """
-    layout, _ = run.bundle.model(run.bundle.about.initial_model)
     replies: list[Reply] = []
     asked: dict[str, Work] = {}
     for reply in given:
@@ -122,20 +125,25 @@ def _stages(run: RunFacts, given: Sequence[SignedReply]) -> tuple[list[Reply], d
             made = replace(made, rows=())
         replies.append(made)
         if reply.order.kind == STAGES[0]:
-            shape = Shape(layout, run.objectives, made.objectives)
             try:
-                asked[reply.envelope] = decode(reply.order.kind, reply.order.work, shape)
+                asked[reply.envelope] = decode(reply.order.kind, reply.order.work, _shape(run))
             except WorkError as error:
                 raise Wrong(f"an assignment of {made.client_id}: {error}") from error
     return replies, asked
 
 
-def read_session(message: SecureSession) -> Record:
+def _shape(run: RunFacts) -> Shape:
+    """Of a member of private rounds, which serves all objectives."""
+    layout, _ = run.bundle.model(run.bundle.about.initial_model)
+    return Shape(layout, run.objectives, run.objectives)
+
+
+def read_session(message: SecureSession, run: RunFacts) -> Record:
     """What a signed step says of a session. Raises WorkError if its terms are malformed."""
     return Record(
         session=message.session,
         purpose=message.purpose,
-        agreed=read_terms(message.terms),
+        agreed=read_terms(message.terms, _shape(run)),
         terms=message.terms,
         ready=tuple(message.ready),
         members=tuple(message.members),

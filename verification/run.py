@@ -16,7 +16,8 @@ from federation import digests
 from federation.bundle import BlobAbsent, BundleReader
 from federation.digests import digest
 from federation.runs import RunSpec, SpecError
-from federation.v1.common_pb2 import StepManifest, UnsharedParameters
+from federation.unshared import unshared_parameters
+from federation.v1.common_pb2 import StepManifest
 from federation.v1.record_pb2 import RoundRecord
 from verification.arithmetic import Matrix, gram, must_be_gram
 from verification.envelopes import EnvelopeReader, SignedRound
@@ -72,7 +73,7 @@ class OpenedRun:
             "spec": facts.spec_digest,
             "task": facts.spec.task,
             "seed": facts.spec.seed,
-            "unshared": _unshared(facts.spec),
+            "unshared": unshared_parameters(facts.spec.parameters),
         }
         return cls(facts=facts, keys=keys, envelopes=EnvelopeReader(keys, of_all), models=[bundle.about.initial_model])
 
@@ -120,13 +121,6 @@ def _facts(bundle: BundleReader, keys: Keys) -> RunFacts:
     except (SpecError, HyperparameterError, LookupError) as error:
         raise Wrong(f"the specification: {error}") from error
     return RunFacts(bundle=bundle, spec=spec, spec_digest=digest(bundle.specification), rule=rule, clients=keys.clients)
-
-
-def _unshared(spec: RunSpec) -> UnsharedParameters:
-    chosen = spec.parameters
-    if chosen.shares_all:
-        return UnsharedParameters()
-    return UnsharedParameters(personal=chosen.personal, frozen=chosen.frozen, buffers=chosen.buffers)
 
 
 def _round(run: RunFacts, record: RoundRecord, signed: SignedRound, at: Standing) -> tuple[Verified, Standing]:

@@ -91,12 +91,11 @@ class Execution:
         self.sessions.sweep(self.session.now())
         client = Client(
             client_id=self.member.client_id,
-            seed=manifest.seed,
             round=manifest.round,
             attempt=manifest.attempt,
             shape=order.shape,
             memory=self.sessions.begin(order),
-            origin=Origin(**{item.name: getattr(manifest, item.name) for item in fields(Origin)}),
+            origin=_origin(manifest),
             site=self.site,
             inputs={item.name: self._input(order, item, control) for item in manifest.inputs},
             again=self.sessions.answered(order),
@@ -262,6 +261,11 @@ class Execution:
         layout = payload_layout(order.rows) if order.rows else None
         state = self.keeper.file(order, result)
         self.spool.add(reply, layout, result.rows, order.envelope, wanted, state=state)
+
+
+def _origin(manifest: AssignmentManifest) -> Origin:
+    values = {item.name: getattr(manifest, item.name) for item in fields(Origin)}
+    return Origin(**{**values, "unshared": manifest.unshared.SerializeToString(deterministic=True)})
 
 
 @contextmanager

@@ -102,12 +102,12 @@ class Sessions:
         with self._lock:
             found = self._connection.execute(
                 "SELECT 1 FROM answered WHERE run = ? AND round = ? AND attempt = ? AND question = ?",
-                (*_key(order.manifest), order.work.once()),
+                (*_asked_in(order), order.work.once()),
             ).fetchone()
         return found is not None
 
     def answer(self, order: Order) -> None:
-        """Records that a question is about to be answered, if it is one that is answered once in an attempt.
+        """Records that a question is about to be answered, if it is one that is answered once.
 
         Raises:
             Declined: `answered`: another question was answered.
@@ -116,7 +116,7 @@ class Sessions:
         question = order.work.once()
         if not question:
             return
-        manifest, key, asked = order.manifest, _key(order.manifest), question_digest(order.manifest)
+        manifest, key, asked = order.manifest, _asked_in(order), question_digest(order.manifest)
         with self._lock, self._writing() as connection:
             connection.execute("INSERT OR IGNORE INTO answered VALUES (?, ?, ?, ?, ?)", (*key, question, asked))
             (first,) = connection.execute(
@@ -124,7 +124,7 @@ class Sessions:
                 (*key, question),
             ).fetchone()
         if first != asked:
-            message = f"another question {question!r} of this attempt was answered already"
+            message = f"another question {question!r} was answered already"
             raise Declined(manifest.assignment_id, "answered", message)
 
     def forget(self, manifest: AssignmentManifest, names: str) -> None:
@@ -280,6 +280,11 @@ def question_digest(manifest: AssignmentManifest) -> str:
 
 def _key(manifest: AssignmentManifest) -> Key:
     return manifest.run_id, manifest.round, manifest.attempt
+
+
+def _asked_in(order: Order) -> Key:
+    """Where a question is answered once: in the attempt, or the same for all attempts."""
+    return ("", 0, 0) if order.work.once_ever else _key(order.manifest)
 
 
 def _bound(key: Key, name: str) -> bytes:

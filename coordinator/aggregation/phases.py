@@ -177,6 +177,7 @@ class Private:
         mode: of its sessions.
         disclose: the numbers that members show besides.
         clip: C of fedavg; 0 where vectors are divided by their length.
+        spec: of the run, from which members are asked for work.
         origin: the run and the model.
         keys: the ids of the signing keys of all members that may be asked, 32 bytes each, by client id.
         named: the members that were named as cheaters in this run.
@@ -188,6 +189,7 @@ class Private:
     mode: Mode
     disclose: tuple[str, ...]
     clip: float
+    spec: "RunSpec"
     origin: Origin
     keys: Mapping[str, bytes]
     named: frozenset[str]

@@ -12,7 +12,6 @@ from coordinator.aggregation.secure.settled import Setting
 from coordinator.rounds.fleets.base import Fleet, RunFacts
 from federation.secure.derivation import taus
 from federation.secure.thresholds import Mode
-from federation.work.base import Origin
 from federation.work.secure.terms import SessionTerms
 from federation.work.secure.wire import terms_bytes
 from storage.models import Round
@@ -46,13 +45,8 @@ def bare_private(run: RunFacts, federation_id: str, base_model: str, keys: Mappi
         mode=Mode(privacy.secure),
         disclose=tuple(name for name in privacy.disclose if name != "evaluation"),
         clip=privacy.clip,
-        origin=Origin(
-            federation_id=federation_id,
-            run_id=run.run_id,
-            task=run.spec.task,
-            spec=run.spec_digest,
-            base_model=base_model,
-        ),
+        spec=run.spec,
+        origin=run.origin(federation_id, base_model),
         keys=keys,
         named=frozenset(),
         blind=0,

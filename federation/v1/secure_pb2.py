@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from federation.v1 import common_pb2 as federation_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x66\x65\x64\x65ration/v1/secure.proto\x12\rfederation.v1\x1a\x1a\x66\x65\x64\x65ration/v1/common.proto\",\n\x07Invited\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x0e\n\x06key_id\x18\x02 \x01(\x0c\"\xe9\x01\n\x0bSecureTerms\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x15\n\rfederation_id\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\r\n\x05round\x18\x04 \x01(\x04\x12\x0c\n\x04mode\x18\x05 \x01(\t\x12\x12\n\nbase_model\x18\x06 \x01(\t\x12\x0c\n\x04spec\x18\x07 \x01(\t\x12\x0c\n\x04task\x18\x08 \x01(\t\x12\x0e\n\x06length\x18\t \x01(\x04\x12\x0c\n\x04\x63lip\x18\n \x01(\x01\x12\x10\n\x08\x64isclose\x18\x0b \x03(\t\x12\'\n\x07invited\x18\x0c \x03(\x0b\x32\x16.federation.v1.Invited\"\xb5\x01\n\x0fSecureReadyWork\x12\r\n\x05terms\x18\x01 \x01(\x0c\x12)\n\x05train\x18\x02 \x01(\x0b\x32\x18.federation.v1.TrainWorkH\x00\x12/\n\x08jacobian\x18\x03 \x01(\x0b\x32\x1b.federation.v1.JacobianWorkH\x00\x12/\n\x08\x65valuate\x18\x04 \x01(\x0b\x32\x1b.federation.v1.EvaluateWorkH\x00\x42\x06\n\x04work\"@\n\x0eSecureDealWork\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0c\n\x04mode\x18\x02 \x01(\t\x12\x0f\n\x07members\x18\x03 \x03(\t\"C\n\x0eSecureOpenWork\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0f\n\x07members\x18\x03 \x03(\t\"X\n\x0eSecureMaskWork\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0f\n\x07members\x18\x02 \x03(\t\x12\x14\n\x0c\x63oefficients\x18\x03 \x03(\x12\x12\x0e\n\x06length\x18\x04 \x01(\x04\"g\n\x11SecureConfirmWork\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0f\n\x07members\x18\x02 \x03(\t\x12\x0e\n\x06masked\x18\x03 \x03(\x0c\x12\x0c\n\x04tau1\x18\x04 \x01(\x0c\x12\x12\n\ncommitment\x18\x05 \x01(\x0c\"P\n\x10SecureUnmaskWork\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0f\n\x07members\x18\x02 \x03(\t\x12\x0c\n\x04lost\x18\x03 \x03(\t\x12\x0c\n\x04tau2\x18\x04 \x01(\x0c\"\x86\x01\n\x0fSecureStatement\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\r\n\x05stage\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x0c\n\x04keys\x18\x04 \x01(\x0c\x12\x12\n\ncommitment\x18\x05 \x01(\x0c\x12\x0c\n\x04view\x18\x06 \x01(\x0c\x12\x12\n\ncomplaints\x18\x07 \x03(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x66\x65\x64\x65ration/v1/secure.proto\x12\rfederation.v1\x1a\x1a\x66\x65\x64\x65ration/v1/common.proto\",\n\x07Invited\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x0e\n\x06key_id\x18\x02 \x01(\x0c\"\xc1\x03\n\x0bSecureTerms\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x15\n\rfederation_id\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\r\n\x05round\x18\x04 \x01(\x04\x12\x0c\n\x04mode\x18\x05 \x01(\t\x12\x12\n\nbase_model\x18\x06 \x01(\t\x12\x0c\n\x04spec\x18\x07 \x01(\t\x12\x0c\n\x04task\x18\x08 \x01(\t\x12\x0e\n\x06length\x18\t \x01(\x04\x12\x0c\n\x04\x63lip\x18\n \x01(\x01\x12\x10\n\x08\x64isclose\x18\x0b \x03(\t\x12\'\n\x07invited\x18\x0c \x03(\x0b\x32\x16.federation.v1.Invited\x12)\n\x05train\x18\r \x01(\x0b\x32\x18.federation.v1.TrainWorkH\x00\x12/\n\x08jacobian\x18\x0e \x01(\x0b\x32\x1b.federation.v1.JacobianWorkH\x00\x12/\n\x08\x65valuate\x18\x0f \x01(\x0b\x32\x1b.federation.v1.EvaluateWorkH\x00\x12\x0c\n\x04seed\x18\x10 \x01(\x04\x12\x33\n\x08unshared\x18\x11 \x01(\x0b\x32!.federation.v1.UnsharedParametersB\x06\n\x04work\" \n\x0fSecureReadyWork\x12\r\n\x05terms\x18\x01 \x01(\x0c\"@\n\x0eSecureDealWork\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0c\n\x04mode\x18\x02 \x01(\t\x12\x0f\n\x07members\x18\x03 \x03(\t\"C\n\x0eSecureOpenWork\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0f\n\x07members\x18\x03 \x03(\t\"X\n\x0eSecureMaskWork\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0f\n\x07members\x18\x02 \x03(\t\x12\x14\n\x0c\x63oefficients\x18\x03 \x03(\x12\x12\x0e\n\x06length\x18\x04 \x01(\x04\"g\n\x11SecureConfirmWork\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0f\n\x07members\x18\x02 \x03(\t\x12\x0e\n\x06masked\x18\x03 \x03(\x0c\x12\x0c\n\x04tau1\x18\x04 \x01(\x0c\x12\x12\n\ncommitment\x18\x05 \x01(\x0c\"P\n\x10SecureUnmaskWork\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0f\n\x07members\x18\x02 \x03(\t\x12\x0c\n\x04lost\x18\x03 \x03(\t\x12\x0c\n\x04tau2\x18\x04 \x01(\x0c\"\x86\x01\n\x0fSecureStatement\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\r\n\x05stage\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x0c\n\x04keys\x18\x04 \x01(\x0c\x12\x12\n\ncommitment\x18\x05 \x01(\x0c\x12\x0c\n\x04view\x18\x06 \x01(\x0c\x12\x12\n\ncomplaints\x18\x07 \x03(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,19 +35,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INVITED']._serialized_start=73
   _globals['_INVITED']._serialized_end=117
   _globals['_SECURETERMS']._serialized_start=120
-  _globals['_SECURETERMS']._serialized_end=353
-  _globals['_SECUREREADYWORK']._serialized_start=356
-  _globals['_SECUREREADYWORK']._serialized_end=537
-  _globals['_SECUREDEALWORK']._serialized_start=539
-  _globals['_SECUREDEALWORK']._serialized_end=603
-  _globals['_SECUREOPENWORK']._serialized_start=605
-  _globals['_SECUREOPENWORK']._serialized_end=672
-  _globals['_SECUREMASKWORK']._serialized_start=674
-  _globals['_SECUREMASKWORK']._serialized_end=762
-  _globals['_SECURECONFIRMWORK']._serialized_start=764
-  _globals['_SECURECONFIRMWORK']._serialized_end=867
-  _globals['_SECUREUNMASKWORK']._serialized_start=869
-  _globals['_SECUREUNMASKWORK']._serialized_end=949
-  _globals['_SECURESTATEMENT']._serialized_start=952
-  _globals['_SECURESTATEMENT']._serialized_end=1086
+  _globals['_SECURETERMS']._serialized_end=569
+  _globals['_SECUREREADYWORK']._serialized_start=571
+  _globals['_SECUREREADYWORK']._serialized_end=603
+  _globals['_SECUREDEALWORK']._serialized_start=605
+  _globals['_SECUREDEALWORK']._serialized_end=669
+  _globals['_SECUREOPENWORK']._serialized_start=671
+  _globals['_SECUREOPENWORK']._serialized_end=738
+  _globals['_SECUREMASKWORK']._serialized_start=740
+  _globals['_SECUREMASKWORK']._serialized_end=828
+  _globals['_SECURECONFIRMWORK']._serialized_start=830
+  _globals['_SECURECONFIRMWORK']._serialized_end=933
+  _globals['_SECUREUNMASKWORK']._serialized_start=935
+  _globals['_SECUREUNMASKWORK']._serialized_end=1015
+  _globals['_SECURESTATEMENT']._serialized_start=1018
+  _globals['_SECURESTATEMENT']._serialized_end=1152
 # @@protoc_insertion_point(module_scope)

@@ -47,7 +47,9 @@ Global___Invited: _TypeAlias = Invited  # noqa: Y015
 
 @_typing.final
 class SecureTerms(_message.Message):
-    """The terms of a session. Its digest over these bytes names the session; everybody hashes the bytes as received."""
+    """The terms of a session. The digest of these bytes names the session; everybody hashes the bytes as received. They hold
+    all that shapes a member's vector, so that members who are asked for different work are in different sessions.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -63,6 +65,11 @@ class SecureTerms(_message.Message):
     CLIP_FIELD_NUMBER: _builtins.int
     DISCLOSE_FIELD_NUMBER: _builtins.int
     INVITED_FIELD_NUMBER: _builtins.int
+    TRAIN_FIELD_NUMBER: _builtins.int
+    JACOBIAN_FIELD_NUMBER: _builtins.int
+    EVALUATE_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    UNSHARED_FIELD_NUMBER: _builtins.int
     nonce: _builtins.bytes
     """16 bytes that no other session has."""
     federation_id: _builtins.str
@@ -83,6 +90,8 @@ class SecureTerms(_message.Message):
     """The number of coordinates of the vector that is summed."""
     clip: _builtins.float
     """The length to which vectors are clipped, which then counts as 1; 0: vectors are divided by their length."""
+    seed: _builtins.int
+    """The seed of the run: sketches and frozen parameters are made from it."""
     @_builtins.property
     def disclose(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The numbers that members show besides, sorted: "loss", "accuracy", "norm"."""
@@ -90,6 +99,22 @@ class SecureTerms(_message.Message):
     @_builtins.property
     def invited(self) -> _containers.RepeatedCompositeFieldContainer[Global___Invited]:
         """Those invited, sorted by client_id."""
+
+    @_builtins.property
+    def train(self) -> _common_pb2.TrainWork:
+        """The update."""
+
+    @_builtins.property
+    def jacobian(self) -> _common_pb2.JacobianWork:
+        """A sketch of the gradients."""
+
+    @_builtins.property
+    def evaluate(self) -> _common_pb2.EvaluateWork:
+        """The metrics of an evaluation."""
+
+    @_builtins.property
+    def unshared(self) -> _common_pb2.UnsharedParameters:
+        """Which parameters of the task's model the run does not share; empty where it shares all."""
 
     def __init__(
         self,
@@ -106,12 +131,19 @@ class SecureTerms(_message.Message):
         clip: _builtins.float = ...,
         disclose: _abc.Iterable[_builtins.str] | None = ...,
         invited: _abc.Iterable[Global___Invited] | None = ...,
+        train: _common_pb2.TrainWork | None = ...,
+        jacobian: _common_pb2.JacobianWork | None = ...,
+        evaluate: _common_pb2.EvaluateWork | None = ...,
+        seed: _builtins.int = ...,
+        unshared: _common_pb2.UnsharedParameters | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluate", b"evaluate", "jacobian", b"jacobian", "train", b"train", "unshared", b"unshared", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "clip", b"clip", "disclose", b"disclose", "federation_id", b"federation_id", "invited", b"invited", "length", b"length", "mode", b"mode", "nonce", b"nonce", "round", b"round", "run_id", b"run_id", "spec", b"spec", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "clip", b"clip", "disclose", b"disclose", "evaluate", b"evaluate", "federation_id", b"federation_id", "invited", b"invited", "jacobian", b"jacobian", "length", b"length", "mode", b"mode", "nonce", b"nonce", "round", b"round", "run_id", b"run_id", "seed", b"seed", "spec", b"spec", "task", b"task", "train", b"train", "unshared", b"unshared", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["train", "jacobian", "evaluate"]  # noqa: Y015
+    _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
 
 Global___SecureTerms: _TypeAlias = SecureTerms  # noqa: Y015
 
@@ -122,38 +154,18 @@ class SecureReadyWork(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TERMS_FIELD_NUMBER: _builtins.int
-    TRAIN_FIELD_NUMBER: _builtins.int
-    JACOBIAN_FIELD_NUMBER: _builtins.int
-    EVALUATE_FIELD_NUMBER: _builtins.int
     terms: _builtins.bytes
     """A serialized SecureTerms."""
-    @_builtins.property
-    def train(self) -> _common_pb2.TrainWork:
-        """The update."""
-
-    @_builtins.property
-    def jacobian(self) -> _common_pb2.JacobianWork:
-        """A sketch of the gradients."""
-
-    @_builtins.property
-    def evaluate(self) -> _common_pb2.EvaluateWork:
-        """The metrics of an evaluation."""
-
     def __init__(
         self,
         *,
         terms: _builtins.bytes = ...,
-        train: _common_pb2.TrainWork | None = ...,
-        jacobian: _common_pb2.JacobianWork | None = ...,
-        evaluate: _common_pb2.EvaluateWork | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluate", b"evaluate", "jacobian", b"jacobian", "train", b"train", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluate", b"evaluate", "jacobian", b"jacobian", "terms", b"terms", "train", b"train", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["terms", b"terms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["train", "jacobian", "evaluate"]  # noqa: Y015
-    _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SecureReadyWork: _TypeAlias = SecureReadyWork  # noqa: Y015
 

@@ -154,13 +154,21 @@ class Memory(ABC):
 
 @dataclass(frozen=True)
 class Origin:
-    """Where work comes from: what every assignment of a phase repeats. `base_model` and `spec` are digests."""
+    """Where work comes from: what every assignment of a phase repeats.
+
+    Attributes:
+        spec, base_model: digests.
+        seed: of the run.
+        unshared: which parameters the run does not share, a serialized UnsharedParameters; empty where it shares all.
+    """
 
     federation_id: str
     run_id: str
     task: str
     spec: str
     base_model: str
+    seed: int
+    unshared: bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +185,6 @@ class Client:
     """
 
     client_id: str
-    seed: int
     round: int
     attempt: int
     shape: Shape
@@ -206,6 +213,7 @@ class Work(ABC):
         forgets: whether the client erases what `kept_under` names once the reply is acknowledged.
         ends_after: the time after the client's first reply, by its own clock, after which it erases the same; None
             where only the deadline counts.
+        once_ever: whether a question that `once` names is answered once in all, and not once in each attempt.
     """
 
     name: ClassVar[str]
@@ -219,6 +227,7 @@ class Work(ABC):
     keeps_payload: ClassVar[bool] = True
     forgets: ClassVar[bool] = False
     ends_after: ClassVar[timedelta | None] = None
+    once_ever: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod

@@ -4,13 +4,12 @@ import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
-from coordinator.aggregation.phases import Asked, Phase, Replies, RoundContext
+from coordinator.aggregation.phases import Phase, Replies, RoundContext
 from coordinator.aggregation.rules import TooFewUpdatesError
 from coordinator.aggregation.secure.session import secure_sum
 from coordinator.aggregation.secure.settled import Cohort
 from coordinator.aggregation.secure.step import make_setting
 from federation.secure.thresholds import LARGEST, Mode, truncated
-from federation.work.base import Work
 from federation.work.evaluate.work import Evaluate
 from federation.work.secure.vector import metric_means, metric_names
 
@@ -41,15 +40,14 @@ def evaluation(context: RoundContext, asked: Evaluate, clients: Sequence[str]) -
     clip = math.sqrt(length)  # no vector of entries in [0, 1] is longer
     chosen = who[:LARGEST]
     quiet = replace(private, disclose=())  # no member shows a number of its own
-    setting = make_setting(context, quiet, Mode.SUM, length, clip=clip, purpose="evaluation", who=chosen)
-
-    def inner(_: Asked) -> Work:
-        return asked
+    setting = make_setting(
+        context, quiet, Mode.SUM, lambda _: asked, length, clip=clip, purpose="evaluation", who=chosen
+    )
 
     def equal(cohort: Cohort) -> list[int]:
         return truncated([1 / len(cohort.members)] * len(cohort.members))
 
-    total = yield from secure_sum(setting, inner, equal)
+    total = yield from secure_sum(setting, equal)
     members = len(total.record.survivors)
     sums = total.vector(clip * members / float(total.weights.sum())).astype(float)
     return Means(metric_means(sums, asked, context.objectives, total.cohort.thresholds.t + 3), members)

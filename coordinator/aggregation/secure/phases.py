@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from coordinator.aggregation.phases import Asked, Closing, Phase
 from federation.secure.thresholds import Mode
 from federation.transfers import slowest_seconds
-from federation.work.base import Work
 from federation.work.secure.deal import Deal, Open
 from federation.work.secure.ready import Ready
 from federation.work.secure.stage import CIPHERTEXTS, REPLIES
@@ -26,16 +25,15 @@ class StagePhase(Phase):
 
 @dataclass(frozen=True, kw_only=True)
 class Readying(StagePhase):
-    """READY: `inner` gives the work of which a member makes its vector."""
+    """READY."""
 
     kind = Ready
 
     agreed: SessionTerms
     terms_bytes: bytes
-    inner: Callable[[Asked], Work]
 
     def work(self, asked: Asked) -> Ready:
-        return Ready(agreed=self.agreed, terms_bytes=self.terms_bytes, inner=self.inner(asked))
+        return Ready(agreed=self.agreed, terms_bytes=self.terms_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.phases import Asked, Phase, Replies, Reply, Voided, Waiting
+from coordinator.aggregation.phases import Phase, Replies, Reply, Voided, Waiting
 from coordinator.aggregation.rules import TooFewUpdatesError
 from coordinator.aggregation.secure.phases import Confirming, Dealing, Masking, Opening, Readying, Unmasking
 from coordinator.aggregation.secure.settled import Cohort, Record, Setting, Sum
@@ -29,7 +29,6 @@ from federation.secure.thresholds import ONE, SMALLEST, Mode, Thresholds, share_
 from federation.secure.verification import confirm_bytes
 from federation.secure.wire import Words
 from federation.vectors import RowFile
-from federation.work.base import Work
 
 Decide = Callable[[Cohort], Sequence[int]]
 """The coefficients of W in units of 2^-32; none where there is nothing to sum. May raise TooFewUpdatesError."""
@@ -39,12 +38,11 @@ _SPENT = ("sessions", "model-sessions")  # reasons of members whose owners allow
 Conversation = Generator[Phase, Replies, Any]
 
 
-def secure_sum(setting: Setting, inner: Callable[[Asked], Work], decide: Decide) -> Generator[Phase, Replies, Sum]:
+def secure_sum(setting: Setting, decide: Decide) -> Generator[Phase, Replies, Sum]:
     """One session. Without coefficients it ends before the sum.
 
     Args:
         setting: the terms, and the challenges.
-        inner: the work of which a member makes its vector.
         decide: the coefficients.
 
     Raises:
@@ -52,7 +50,7 @@ def secure_sum(setting: Setting, inner: Callable[[Asked], Work], decide: Decide)
         Voided: a check failed, or members were lost where the session cannot go on without them.
     """
     made = _Session(setting)
-    yield from made.ready(inner)
+    yield from made.ready()
     yield from made.deal()
     yield from made.open()
     if made.decide(decide):
@@ -80,9 +78,9 @@ class _Session:
 
     # --- READY, DEAL
 
-    def ready(self, inner: Callable[[Asked], Work]) -> Conversation:
+    def ready(self) -> Conversation:
         agreed = self.setting.agreed
-        replies = yield Readying(agreed=agreed, terms_bytes=self.setting.terms_bytes, inner=inner, clients=agreed.ids)
+        replies = yield Readying(agreed=agreed, terms_bytes=self.setting.terms_bytes, clients=agreed.ids)
         kept: dict[str, Reply] = {}
         keys: dict[str, PublicKeys] = {}
         for reply in replies:

@@ -5,8 +5,8 @@ others find them from the Gram matrix of the members' sketches. Coefficients c g
 is sum |c| times R / sum_V |a|, where R = sum_V a_i u_i.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,14 +47,18 @@ def private_round(rule: "Rule", context: RoundContext, private: Private) -> Roun
             return ()
         return truncated((factors / size).tolist())
 
-    def inner(asked: Asked) -> Work:
-        return Training().work(asked)
-
     who = invited(context, private)
     setting = make_setting(
-        context, private, private.mode, context.parameters, clip=private.clip, purpose="step", who=who
+        context,
+        private,
+        private.mode,
+        Training().work,
+        context.parameters,
+        clip=private.clip,
+        purpose="step",
+        who=who,
     )
-    total = yield from secure_sum(setting, inner, decide)
+    total = yield from secure_sum(setting, decide)
     if not total.record.coefficients:
         return _no_step(total, found["combination"])
     return _step(total, found["combination"], found["size"] * (private.clip or 1.0))
@@ -128,22 +132,31 @@ def make_setting(
     context: RoundContext,
     private: Private,
     mode: Mode,
+    inner: Callable[[Asked], Work],
     length: int,
     *,
     clip: float,
     purpose: str,
     who: Sequence[str],
 ) -> Setting:
-    """The setting of a session; `purpose` distinguishes those of one attempt at a round."""
+    """The setting of a session.
+
+    Args:
+        context: of the round.
+        private: of the round.
+        mode: of the session.
+        inner: gives the work of which members make their vectors. All get that of a member that serves all objectives.
+        length: coordinates of a vector.
+        clip: as of `SessionTerms`.
+        purpose: distinguishes the sessions of one attempt at a round.
+        who: the members that are invited.
+    """
     terms = SessionTerms(
+        **{item.name: getattr(private.origin, item.name) for item in fields(private.origin)},
         nonce=b"",
-        federation_id=private.origin.federation_id,
-        run_id=private.origin.run_id,
         round=context.number,
         mode=mode,
-        base_model=private.origin.base_model,
-        spec=private.origin.spec,
-        task=private.origin.task,
+        work=inner(Asked("", context.objectives, private.spec, context.number)),
         length=length,
         clip=clip,
         disclose=tuple(sorted(private.disclose)),
@@ -153,7 +166,9 @@ def make_setting(
 
 
 def invited(context: RoundContext, private: Private) -> tuple[str, ...]:
-    """The round's clients without those that were named as cheaters, and without one group after each blind failure.
+    """The round's clients that serve all objectives, without those that were named as cheaters.
+
+    After each blind failure, one group is left out.
 
     The groups are disjoint, drawn by the run's seed, and as large as the assumed colluders allow: a cheater that a
     check did not name is in one of them.
@@ -162,7 +177,11 @@ def invited(context: RoundContext, private: Private) -> tuple[str, ...]:
         TooFewUpdatesError: fewer members than a session needs.
         Waiting: every group has been left out once.
     """
-    present = sorted(name for name in context.selected if name in private.keys and name not in private.named)
+    present = sorted(
+        name
+        for name, one in context.selected.items()
+        if name in private.keys and name not in private.named and one.objectives == context.objectives
+    )
     least = smallest_cohort(private.mode, assumed(len(private.keys)))
     if len(present) < least:
         raise TooFewUpdatesError(

@@ -18,9 +18,10 @@ from federation.digests import digest
 from federation.envelope import ManifestT
 from federation.metrics import MetricKind, kind_of
 from federation.runs import RunSpec
+from federation.unshared import unshared_parameters
 from federation.v1.common_pb2 import SignedEnvelope
 from federation.vectors import Layout
-from federation.work.base import Shape
+from federation.work.base import Origin, Shape
 from federation.work.evaluate.work import Evaluate
 from storage import models
 from storage.blobs import BlobStore
@@ -84,6 +85,18 @@ class RunFacts:
     def shape(self, layout: Layout, serves: tuple[str, ...]) -> Shape:
         """Of the run's model and the objectives, for a client that serves these."""
         return Shape(layout, self.objectives, serves, layout.size - self.spec.parameters.parameters_of(layout).size)
+
+    def origin(self, federation_id: str, base_model: str) -> Origin:
+        """What assignments on this model repeat."""
+        return Origin(
+            federation_id=federation_id,
+            run_id=self.run_id,
+            task=self.spec.task,
+            spec=self.spec_digest,
+            base_model=base_model,
+            seed=self.spec.seed,
+            unshared=unshared_parameters(self.spec.parameters).SerializeToString(deterministic=True),
+        )
 
     @property
     def stopped_by(self) -> MetricKind | None:

@@ -28,7 +28,8 @@ from coordinator.rounds.revoked import REVOKED, count_fulfilled, fulfilled, of_r
 from coordinator.rounds.states import close_phase, end_assignment, open_assignments
 from federation.envelope import envelope_digest
 from federation.runs import RunSpec
-from federation.v1.common_pb2 import AssignmentManifest, Input, Row, SignedEnvelope, UnsharedParameters
+from federation.unshared import unshared_parameters
+from federation.v1.common_pb2 import AssignmentManifest, Input, Row, SignedEnvelope
 from federation.vectors import Layout, model_layout
 from federation.work.base import payload_layout
 from federation.work.registry import encode
@@ -188,6 +189,7 @@ class RemoteFleet(Fleet):
         needed: Sequence[models.Input],
     ) -> AssignmentManifest:
         """What one client is asked, without what the opening of the phase decides."""
+        parameters = self._spec.parameters
         work = question.phase.work(Asked(client_id, serves, self._spec, question.current.number))
         rows = work.rows(self.run.shape(layout, serves))
         return AssignmentManifest(
@@ -202,7 +204,7 @@ class RemoteFleet(Fleet):
             max_payload_bytes=payload_layout(rows).file_bytes if rows else 0,
             seed=self._spec.seed,
             objectives=serves,
-            unshared=_unshared(self._spec),
+            unshared=None if parameters.shares_all else unshared_parameters(parameters),
             submitted_by=self.run.submitted_by,
         )
 
@@ -342,16 +344,6 @@ def _record(session: Session, phase_id: int, issued: Sequence[_Issued], now: dat
         session.connection().execute(insert(Assignment), assignments)
     if inputs:
         session.connection().execute(insert(models.Input), inputs)
-
-
-def _unshared(spec: RunSpec) -> UnsharedParameters | None:
-    """The parameters that a run does not share; None if it shares all."""
-    chosen = spec.parameters
-    return (
-        None
-        if chosen.shares_all
-        else UnsharedParameters(personal=chosen.personal, frozen=chosen.frozen, buffers=chosen.buffers)
-    )
 
 
 def _newest_step(session: Session, run_id: str) -> str:

@@ -81,8 +81,8 @@ class Jacobian(Work):
         """The message of the sketch, by row."""
         return self.made(client.shape).compress(
             gradients,
-            shared_seed=shared_seed(client.seed, client.round),
-            own_seed=own_seed(client.seed, client.round, client.client_id),
+            shared_seed=shared_seed(client.origin.seed, client.round),
+            own_seed=own_seed(client.origin.seed, client.round, client.client_id),
         )
 
     def answer(self, client: Client, computed: Result) -> Result:

@@ -1,7 +1,7 @@
 """READY: make the vector that the session sums, and keys for the session."""
 
 import secrets
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar
 
@@ -25,7 +25,6 @@ class Ready(Work):
     Attributes:
         agreed: the terms.
         terms_bytes: the terms as received; the session is named by their digest.
-        inner: what the vector is made of.
     """
 
     name: ClassVar[str] = Stage.READY.value
@@ -33,15 +32,20 @@ class Ready(Work):
     shows: ClassVar[Shows] = Shows.NOTHING
     sends_update: ClassVar[bool] = True
     ends_after: ClassVar[timedelta | None] = timedelta(days=1)
+    once_ever: ClassVar[bool] = True
 
     agreed: SessionTerms
     terms_bytes: bytes
-    inner: Work = field(hash=False)
 
     @classmethod
     def terms(cls, spec: "RunSpec") -> Terms:
         """The deadline of `[train]`; the conversation says how many replies it needs."""
         return Terms(spec.train.deadline_seconds, None)
+
+    @property
+    def inner(self) -> Work:
+        """What the vector is made of."""
+        return self.agreed.work
 
     @property
     def session(self) -> bytes:

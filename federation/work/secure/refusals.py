@@ -1,12 +1,13 @@
 """What a member refuses (section 3 of the protocol): each check raises WorkError with a stable reason."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 
 from federation.secure.errors import Malformed
 from federation.secure.hashing import PublicKeys
 from federation.secure.keys import check_keys
 from federation.secure.thresholds import ONE, Mode, Thresholds, share_rule, smallest_cohort
-from federation.work.base import Client, WorkError
+from federation.work.base import Client, Origin, WorkError
 from federation.work.secure.journal import Journal
 from federation.work.secure.terms import SessionTerms, Stage
 from federation.work.site import PeerReply, SessionEntry
@@ -29,9 +30,11 @@ def check_terms(client: Client, terms: SessionTerms, length: int, *, evaluation:
     """
     origin, site = client.origin, client.site
     policy = site.policy(origin.task)
-    for name in ("federation_id", "run_id", "task", "spec", "base_model"):
+    for item in fields(Origin):
         require(
-            getattr(terms, name) == getattr(origin, name), "terms", f"the terms are for another {name} than the work"
+            getattr(terms, item.name) == getattr(origin, item.name),
+            "terms",
+            f"the terms are for another {item.name} than the work",
         )
     require(terms.round == client.round, "terms", f"the terms are for round {terms.round}, the work for {client.round}")
     require(terms.length == length, "terms", f"the terms say {terms.length} coordinates; the work gives {length}")

@@ -32,6 +32,7 @@ class StageWork(Work):
     needs_samples: ClassVar[bool] = False
     shows: ClassVar[Shows] = Shows.NOTHING
     keeps_inputs: ClassVar[bool] = False
+    once_ever: ClassVar[bool] = True
     stage: ClassVar[Stage]
 
     session: bytes

@@ -1,9 +1,10 @@
 """The terms of a session, and what a member signs with each reply."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from federation.secure.thresholds import Mode
+from federation.work.base import Work
 
 
 class Stage(StrEnum):
@@ -31,7 +32,13 @@ class Invited:
 
 @dataclass(frozen=True, kw_only=True)
 class SessionTerms:
-    """The terms of a session; the fields are those of SecureTerms. `clip` is 0 for vectors of length 1."""
+    """The terms of a session; the fields are those of SecureTerms.
+
+    Attributes:
+        clip: 0 for vectors of length 1.
+        work: what each member makes its vector of.
+        unshared: a serialized UnsharedParameters; empty where the run shares all.
+    """
 
     nonce: bytes
     federation_id: str
@@ -45,6 +52,9 @@ class SessionTerms:
     clip: float
     disclose: tuple[str, ...]
     invited: tuple[Invited, ...]
+    work: Work = field(hash=False)
+    seed: int
+    unshared: bytes
 
     @property
     def ids(self) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from federation.work.secure.terms import SessionTerms, Stage, Statement
 from federation.work.train import wire as train
 
 _INNER = {kind.KIND.work.name: kind.KIND for kind in (train, jacobian, evaluate)}
-_SAME = ("nonce", "federation_id", "run_id", "round", "base_model", "spec", "task", "length", "clip")
+_SAME = ("nonce", "federation_id", "run_id", "round", "base_model", "spec", "task", "length", "clip", "seed")
 
 
 def terms_bytes(agreed: SessionTerms) -> bytes:
@@ -42,21 +42,30 @@ def terms_bytes(agreed: SessionTerms) -> bytes:
     message.mode = agreed.mode.value
     message.disclose.extend(agreed.disclose)
     message.invited.extend(Invited(client_id=one.client_id, key_id=one.key_id) for one in agreed.invited)
+    name = agreed.work.name
+    getattr(message, name).CopyFrom(_INNER[name].to_proto(agreed.work))
+    if agreed.unshared:
+        message.unshared.ParseFromString(agreed.unshared)
     return message.SerializeToString(deterministic=True)
 
 
-def read_terms(data: bytes) -> SessionTerms:
-    """The terms as they were sent. Raises WorkError if they are malformed."""
+def read_terms(data: bytes, shape: Shape) -> SessionTerms:
+    """The terms as they were sent, for a model and a task. Raises WorkError if they are malformed."""
     try:
         message = SecureTerms.FromString(data)
     except DecodeError:
         raise WorkError("the terms are not a SecureTerms", reason="terms") from None
+    name = message.WhichOneof("work")
+    if name is None:
+        raise WorkError("the session has no work", reason="terms")
     fields: dict[str, Any] = {name: getattr(message, name) for name in _SAME}
     return SessionTerms(
         **fields,
         mode=_mode(message.mode),
         disclose=tuple(message.disclose),
         invited=tuple(terms.Invited(one.client_id, one.key_id) for one in message.invited),
+        work=_INNER[name].from_proto(getattr(message, name), shape),
+        unshared=message.unshared.SerializeToString(deterministic=True),
     )
 
 
@@ -94,24 +103,18 @@ def statement_from_proto(message: SecureStatement) -> Statement:
 
 
 def _ready_to_proto(work: Ready) -> SecureReadyWork:
-    return SecureReadyWork(
-        terms=work.terms_bytes,
-        **{work.inner.name: _INNER[work.inner.name].to_proto(work.inner)},
-    )
+    return SecureReadyWork(terms=work.terms_bytes)
 
 
 def _ready_from_proto(message: SecureReadyWork, shape: Shape) -> Ready:
-    name = message.WhichOneof("work")
-    if name is None:
-        raise WorkError("the session has no work", reason="terms")
-    inner = _INNER[name].from_proto(getattr(message, name), shape)
-    return Ready(agreed=read_terms(message.terms), terms_bytes=message.terms, inner=inner)
+    return Ready(agreed=read_terms(message.terms, shape), terms_bytes=message.terms)
 
 
 def _ready_noise(message: SecureReadyWork) -> NoisyTraining | None:
-    """That of the work inside."""
-    name = message.WhichOneof("work")
-    return None if name is None else _INNER[name].noise(getattr(message, name))
+    """That of the work in the terms."""
+    agreed = SecureTerms.FromString(message.terms)
+    name = agreed.WhichOneof("work")
+    return None if name is None else _INNER[name].noise(getattr(agreed, name))
 
 
 def _deal_to_proto(work: Deal) -> SecureDealWork:

@@ -1,0 +1,162 @@
+"""A coordinator that wants a sum to show one member: it tells members different things, or asks a session again."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from secure_cast import ORIGIN, TRAIN, Cast, Member, cast, setting
+
+from coordinator.aggregation.secure.phases import Readying
+from coordinator.aggregation.secure.settled import Setting
+from federation.objectives import joint_target
+from federation.secure import hashing
+from federation.secure.payloads import join_envelopes
+from federation.secure.thresholds import Mode
+from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, UnsharedParameters
+from federation.v1.secure_pb2 import SecureReadyWork, SecureTerms
+from federation.work.base import Client, Origin, Result, WorkError
+from federation.work.computation import LocalSgd
+from federation.work.evaluate.work import Evaluate
+from federation.work.registry import encode
+from federation.work.secure import refusals
+from federation.work.secure.deal import Deal
+from federation.work.secure.ready import Ready
+from federation.work.secure.wire import terms_bytes
+from federation.work.site import SecurePolicy
+from federation.work.train.work import Train
+from worker.assignments import Order
+from worker.sessions import Sessions
+
+VICTIM = "silo-02"
+STILL = Train(
+    sgd=LocalSgd(steps=1, batch_size=10, learning_rate=0.0, weight_decay=1e6), targets=joint_target(("loss",))
+)
+UNSHARED = UnsharedParameters(frozen=["w"]).SerializeToString(deterministic=True)
+
+
+def ready(made: Setting) -> Ready:
+    return Ready(agreed=made.agreed, terms_bytes=made.terms_bytes)
+
+
+def replied(scene: Cast, member: Member, made: Setting, origin: Origin = ORIGIN) -> bytes:
+    """A member's signed reply to READY."""
+    phase = Readying(agreed=made.agreed, terms_bytes=made.terms_bytes, clients=made.agreed.ids)
+    return scene.reply(member, phase, member.do(ready(made), {}, origin=origin)).signed
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("work", STILL),
+        ("work", replace(TRAIN, targets={"loss": {"loss": 0.5}})),
+        ("seed", 1),
+        ("unshared", UNSHARED),
+        ("base_model", "model-1"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_member_that_is_told_something_else_of_its_work_is_in_another_session(name: str, value: Any) -> None:
+    scene = cast(5, assumed=1)
+    mine, theirs = setting(scene, Mode.SUM), setting(scene, Mode.SUM, **{name: value})
+    origin = replace(ORIGIN, **{name: value} if name in asdict(ORIGIN) else {})
+    others = [member for who, member in scene.members.items() if who != VICTIM]
+    victim = scene.members[VICTIM]
+    envelopes = [replied(scene, victim, mine), *(replied(scene, member, theirs, origin) for member in others)]
+    deal = Deal(session=ready(mine).session, mode=Mode.SUM, members=tuple(scene.members))
+    with pytest.raises(WorkError, match="is of another session or stage"):
+        victim.do(deal, {"replies": join_envelopes(envelopes)})
+
+
+def test_a_member_makes_its_vector_of_the_work_in_the_terms_alone() -> None:
+    """READY carries no other work, and the terms must have the seed and the parameters of the assignment."""
+    scene = cast(5, assumed=1)
+    victim, made = scene.members[VICTIM], setting(scene, Mode.SUM)
+    assert [field.name for field in SecureReadyWork.DESCRIPTOR.fields] == ["terms"]
+    for name, value in (("seed", 1), ("unshared", UNSHARED)):
+        with pytest.raises(WorkError, match=f"the terms are for another {name} than the work") as declined:
+            victim.do(ready(made), {}, origin=replace(ORIGIN, **{name: value}))
+        assert declined.value.reason == "terms"
+
+
+def test_every_field_of_the_terms_names_another_session() -> None:
+    scene = cast(5, assumed=1)
+    invited = setting(scene, Mode.SUM).agreed.invited
+    changed: dict[str, Any] = {
+        "nonce": b"1" * 16,
+        "federation_id": "other",
+        "run_id": "other",
+        "round": 1,
+        "mode": Mode.VERIFIED,
+        "base_model": "other",
+        "spec": "other",
+        "task": "other",
+        "length": 2,
+        "clip": 1.0,
+        "disclose": ("loss",),
+        "invited": invited[1:],
+        "work": Evaluate(splits=("train",)),
+        "seed": 1,
+        "unshared": UNSHARED,
+    }
+    kinds = {"train", "jacobian", "evaluate"}
+    assert set(changed) == {field.name for field in SecureTerms.DESCRIPTOR.fields} - kinds | {"work"}
+    made = setting(scene, Mode.SUM).agreed
+    terms = [made, *(replace(made, **{name: value}) for name, value in changed.items())]
+    assert len({hashing.session(terms_bytes(one)) for one in terms}) == len(changed) + 1
+
+
+def test_every_field_of_an_assignment_is_in_the_terms_or_shapes_no_vector() -> None:
+    in_terms = {"federation_id", "run_id", "round", "base_model", "spec", "task", "seed", "unshared", "work"}
+    of_one_member = {"assignment_id", "client_id"}
+    follow = {"base_model_bytes", "kind", "rows", "inputs"}  # from the kind, the work and the model
+    unread = {"phase", "attempt", "previous_step", "objectives", "members", "submitted_by", "max_payload_bytes"}
+    times = {"deadline", "created"}
+    fields = {field.name for field in AssignmentManifest.DESCRIPTOR.fields}
+    assert fields == in_terms | of_one_member | follow | unread | times
+
+
+# --- a session that is asked again
+
+
+@pytest.fixture
+def sessions(tmp_path: Path) -> Iterator[Sessions]:
+    made = Sessions(tmp_path / "sessions.db", Ed25519PrivateKey.generate())
+    yield made
+    made.close()
+
+
+def test_a_session_that_is_asked_again_in_another_attempt_is_over(sessions: Sessions) -> None:
+    scene = cast(5, assumed=1)
+    victim = scene.members[VICTIM]
+    policy = SecurePolicy(assumed=1, sessions=1, sessions_per_model=1)
+    site = replace(victim.site, new_secret=None, policies={ORIGIN.task: policy})
+    work, keys, reasons = ready(setting(scene, Mode.SUM)), [], []
+    for attempt in range(3):
+        manifest = AssignmentManifest(
+            run_id="run", attempt=attempt, kind=work.name, base_model=ORIGIN.base_model, work=encode(work)
+        )
+        deadline = datetime.now(UTC) + timedelta(hours=1)
+        order = Order(SignedEnvelope(), manifest, work, victim.shape, (), deadline)
+        client = Client(
+            client_id=VICTIM,
+            round=0,
+            attempt=attempt,
+            shape=victim.shape,
+            memory=sessions.begin(order),
+            origin=ORIGIN,
+            site=site,
+            again=sessions.answered(order),
+        )
+        try:
+            work.computation(client)
+        except WorkError as error:
+            reasons.append(error.reason)
+            continue
+        sessions.answer(order)
+        keys.append(work.answer(client, Result({"loss": victim.vector}, {}, {}, 100)).statement.keys)
+        refusals.check_sessions(client, work.session.hex(), evaluation=False, count=True)  # as MASK does
+    assert (len(keys), reasons) == (1, ["session-over"] * 2)
