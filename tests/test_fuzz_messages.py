@@ -47,6 +47,7 @@ from federation.v1.common_pb2 import (
 from federation.work.base import Shape, WorkError
 from federation.work.peers import open_reply
 from federation.work.registry import decode, decode_statement, encode, statement_problem
+from federation.work.secure.wire import read_terms, terms_bytes
 from federation.work.site import Site
 from federation.work.train.work import Train
 from worker.assignments import Declined, check_assignment
@@ -243,6 +244,9 @@ PARSERS: dict[str, Callable[[Path], Parser]] = {
     "reply": lambda path: Parser(reply, Refusal, None, messages(UpdateManifest)),
     "decline": lambda path: Parser(declined, Refusal, None, messages(SignedEnvelope)),
     "statement": lambda path: Parser(statement, WorkError, None, messages(secure.SecureStatement)),
+    "secure-terms": lambda path: Parser(
+        lambda data: read_terms(data, SHAPE), WorkError, terms_bytes, messages(secure.SecureTerms)
+    ),
     "peer-reply": lambda path: Parser(lambda data: open_reply(data, {CLIENT: RAW}), ValueError),
     "inbox": lambda path: Parser(lambda data: split_envelopes(data)[0], Malformed, join_envelopes),
     "opening": lambda path: Parser(lambda data: unpack_open(data, 3), Malformed, pack_open),

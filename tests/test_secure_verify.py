@@ -323,7 +323,9 @@ def test_every_session_of_a_rule_over_objectives_is_signed_and_each_edit_is_name
             (lambda found: replace(found, sessions=found.sessions[::-1]), "the session of the session for 'jacobian'"),
         ]
     if disclose:
-        edits.append((reply_of(READY, session=0, losses={"a": 1.0, "b": 9.0}), "for .step. have another work than the round"))
+        edits.append(
+            (reply_of(READY, session=0, losses={"a": 1.0, "b": 9.0}), "for .step. have another work than the round")
+        )
     for edit, named in edits:
         with pytest.raises(Unverified, match=named):
             verify_secure_step(rule, SPEC, around(), edit(evidence(scene, step)))
