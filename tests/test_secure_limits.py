@@ -40,8 +40,8 @@ def evaluate(scene: Cast, nonce: bytes, without: str = "", **terms: object) -> S
     """A session that sums the metrics of all members but one."""
     ids = next(iter(scene.members.values())).members.key_ids()
     invited = invitation({name: ids[name] for name in scene.members if name != without})
-    chosen = setting(scene, Mode.SUM, length=4, clip=2.0, nonce=nonce * 16, invited=invited, **terms)
-    total: Sum = held(scene, secure_sum(chosen, lambda _: TEST, equal))
+    chosen = setting(scene, Mode.SUM, work=TEST, length=4, clip=2.0, nonce=nonce * 16, invited=invited, **terms)
+    total: Sum = held(scene, secure_sum(chosen, equal))
     return total
 
 
@@ -106,7 +106,6 @@ def asked(ledger: SessionLedger) -> Ask:
         together = frozenset({"digits", "digits-by-site"})
         client = Client(
             client_id="a",
-            seed=0,
             round=0,
             attempt=0,
             shape=Shape(update_layout([("w", 1)]), ("loss",), ("loss",)),

@@ -20,7 +20,7 @@ from federation.digests import digest
 from federation.tasks import DataSource, initial_model, task
 from federation.training.plans import TrainingPlan
 from federation.training.torch_trainer import TorchTrainer
-from federation.v1.common_pb2 import AssignmentManifest, Input, Row, SignedEnvelope
+from federation.v1.common_pb2 import AssignmentManifest, Input, Row, SignedEnvelope, UnsharedParameters
 from federation.vectors import Array, Layout, Vector, to_bytes, update_rows
 from federation.work.base import Shape, Work
 from federation.work.registry import decode
@@ -250,7 +250,9 @@ def test_a_question_is_answered_once_in_an_attempt_also_after_a_restart(tmp_path
     first.close()
     second = Sessions(path, KEY)
     second.answer(order(7))
-    for other in (order(8), order(7, base_model=digest(b"another")), order(0, inputs=[Input(name="note")])):
+    frozen = UnsharedParameters(frozen=["head.*"])
+    changed = [{"base_model": digest(b"another")}, {"inputs": [Input(name="note")]}, {"seed": 1}, {"unshared": frozen}]
+    for other in (order(8), *(order(7, **change) for change in changed)):
         with pytest.raises(Declined) as declined:
             second.answer(other)
         assert declined.value.reason == "answered"

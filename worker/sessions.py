@@ -273,9 +273,11 @@ class _Session(Memory):
 
 
 def question_digest(manifest: AssignmentManifest) -> str:
-    """The digest of the question that an assignment asks: kind, base model, inputs and work."""
+    """The digest of the question that an assignment asks: kind, base model, seed, unshared parameters, inputs, work."""
     inputs = "".join(f"{item.name}\0{item.digest}\0" for item in manifest.inputs)
-    return digest(f"{manifest.kind}\0{manifest.base_model}\0{inputs}".encode() + manifest.work)
+    unshared = manifest.unshared.SerializeToString(deterministic=True).hex()
+    words = f"{manifest.kind}\0{manifest.base_model}\0{manifest.seed}\0{unshared}\0{inputs}"
+    return digest(words.encode() + manifest.work)
 
 
 def _key(manifest: AssignmentManifest) -> Key:
