@@ -22,6 +22,7 @@ from federation.text import escaped
 from federation.v1.common_pb2 import RestoreManifest, SignedEnvelope
 from worker.events import Events
 from worker.home import HomeError
+from worker.state_file import StateFile
 
 MAX_RUNS = 1000  # whose newest round is remembered
 EARLIEST = datetime.fromtimestamp(0, UTC)
@@ -41,7 +42,7 @@ class Progress:
     """
 
     def __init__(self, path: Path, accepted: Path, *, member: MemberFiles, ask: bool, events: Events) -> None:
-        self._path = path
+        self._file = StateFile(path, "what the coordinator signed last", events)
         self._accepted = accepted
         self._member = member
         self._ask = ask
@@ -51,7 +52,6 @@ class Progress:
         self._rounds: dict[str, int] = {}  # the runs that were asked for last are last
         self._restored: SignedEnvelope | None = None
         self._pending: SignedEnvelope | None = None
-        self._told_disk = False
         if (document := read(path)) is not None:
             try:
                 self._time = datetime.fromisoformat(document["time"])
@@ -152,24 +152,14 @@ class Progress:
         self._save()
 
     def _save(self) -> None:
-        document = {
-            "time": self._time.isoformat(),
-            "rounds": self._rounds,
-            "restored": self._restored and to_text(self._restored),
-            "pending": self._pending and to_text(self._pending),
-        }
-        try:
-            replace_private(self._path, json.dumps(document).encode() + b"\n")
-        except OSError as error:
-            if not self._told_disk:
-                self._events.warn(
-                    "disk",
-                    f"{self._path} cannot be written ({error.strerror or error}): what the coordinator signed last is "
-                    "remembered only until this worker ends; make room on the disk",
-                )
-            self._told_disk = True
-        else:
-            self._told_disk = False
+        self._file.write(
+            {
+                "time": self._time.isoformat(),
+                "rounds": self._rounds,
+                "restored": self._restored and to_text(self._restored),
+                "pending": self._pending and to_text(self._pending),
+            }
+        )
 
 
 @dataclass(frozen=True)

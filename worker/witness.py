@@ -9,7 +9,6 @@ import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.message import DecodeError
@@ -23,6 +22,7 @@ from federation.v1.common_pb2 import CheckpointManifest, LogHead, LogKeyManifest
 from worker.events import Events
 from worker.home import HomeError
 from worker.progress import EARLIEST, StatementError, read
+from worker.state_file import StateFile
 
 MAX_KEPT = 64  # checkpoints
 
@@ -54,7 +54,7 @@ class Witness:
     """
 
     def __init__(self, path: Path, fork: Path, *, member: MemberFiles, events: Events) -> None:
-        self._path = path
+        self._file = StateFile(path, "what the coordinator's log was", events)
         self._fork = fork
         self._member = member
         self._events = events
@@ -62,7 +62,6 @@ class Witness:
         self._key: Ed25519PublicKey | None = None  # of the log, from the last welcome
         self._kept: list[Kept] = []  # by size
         self._restored = EARLIEST  # the newest restore whose statement has counted
-        self._told_disk = False
         if (document := read(path)) is not None:
             try:
                 self._kept = [_kept(text) for text in document["checkpoints"]]
@@ -187,22 +186,8 @@ class Witness:
         )
 
     def _save(self) -> None:
-        document: dict[str, Any] = {
-            "checkpoints": [to_text(one.envelope) for one in self._kept],
-            "restored": self._restored.isoformat(),
-        }
-        try:
-            replace_private(self._path, json.dumps(document).encode() + b"\n")
-        except OSError as error:
-            if not self._told_disk:
-                self._events.warn(
-                    "disk",
-                    f"{self._path} cannot be written ({error.strerror or error}): what the coordinator's log was is "
-                    "remembered only until this worker ends; make room on the disk",
-                )
-            self._told_disk = True
-        else:
-            self._told_disk = False
+        checkpoints = [to_text(kept.envelope) for kept in self._kept]
+        self._file.write({"checkpoints": checkpoints, "restored": self._restored.isoformat()})
 
 
 def _kept(text: str) -> Kept:

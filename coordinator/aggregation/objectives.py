@@ -45,7 +45,21 @@ EXACT = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObjectiveRule(Rule, ABC):
+class MeasuredRule(Rule, ABC):
+    """A rule for objectives whose stationarity can be measured on exact gradients."""
+
+    exact_stationarity: bool = option(False, EXACT)
+
+    @property
+    def measures_samples(self) -> bool:
+        return super().measures_samples or self.exact_stationarity
+
+    def needs(self, objectives: tuple[str, ...]) -> frozenset[Ability]:
+        return super().needs(objectives) | ({Ability.GRADIENTS} if self.exact_stationarity else set())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveRule(MeasuredRule, ABC):
     """A rule that weighs objectives, and remembers the weights: state {"weights": {objective: lambda}}."""
 
     weights: str = option("exact", WEIGHTS)
@@ -61,14 +75,6 @@ class ObjectiveRule(Rule, ABC):
     bound_norm: float = option(2.0, "the bound of clip in median norms, at least 1", "[1, inf)")
     beta: float = option(0.001, "the step of pgd", "[0, inf)")
     steps: int = option(1000, "the number of steps of pgd", "[1, inf)")
-    exact_stationarity: bool = option(False, EXACT)
-
-    @property
-    def measures_samples(self) -> bool:
-        return super().measures_samples or self.exact_stationarity
-
-    def needs(self, objectives: tuple[str, ...]) -> frozenset[Ability]:
-        return super().needs(objectives) | ({Ability.GRADIENTS} if self.exact_stationarity else set())
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,17 +6,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coordinator.aggregation.fedavg import FedAvg
-from coordinator.aggregation.objectives import EXACT, Service, exact_gradients, one_each, training
+from coordinator.aggregation.objectives import MeasuredRule, Service, exact_gradients, one_each, training
 from coordinator.aggregation.phase_kinds import Training
 from coordinator.aggregation.phases import Private, RoundContext, RoundGenerator, Step
 from coordinator.aggregation.rules import Combination, HyperparameterError
 from coordinator.aggregation.secure.objectives import combined_step, mean_of
 from federation.options import option
-from federation.work.computation import Ability
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scalarised(FedAvg):
+class Scalarised(MeasuredRule, FedAvg):
     """Clients train on sum_k lambda_k f_k with the same lambda in every round, and their updates are averaged.
 
     The unit of an objective's loss decides how much it counts.
@@ -27,14 +26,6 @@ class Scalarised(FedAvg):
     weights: tuple[float, ...] = option(
         (), "weights of the objectives, in the task's order, not negative, divided by their sum; empty: equal weights"
     )
-    exact_stationarity: bool = option(False, EXACT)
-
-    @property
-    def measures_samples(self) -> bool:
-        return super().measures_samples or self.exact_stationarity
-
-    def needs(self, objectives: tuple[str, ...]) -> frozenset[Ability]:
-        return super().needs(objectives) | ({Ability.GRADIENTS} if self.exact_stationarity else set())
 
     def __post_init__(self) -> None:
         super().__post_init__()

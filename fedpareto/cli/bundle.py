@@ -1,7 +1,6 @@
 """The record of a run as one file: `admin bundle` writes it, `verify` verifies it, `replay` applies another rule."""
 
 import math
-import os
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from fedpareto.cli.admin_app import Home, RunName, app, connected, show
 from fedpareto.cli.completion import algorithms
 from fedpareto.cli.failure import USAGE, Failure, answer, failing
 from fedpareto.cli.options import ForceOption, JsonOption
+from fedpareto.cli.whole_file import whole_file
 
 if TYPE_CHECKING:
     from federation.v1.admin_pb2 import ExportBundleResponse
@@ -138,19 +138,8 @@ def _plain(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _save(pieces: "Iterable[ExportBundleResponse]", path: Path) -> int:
     """Writes a bundle whole or not at all; returns its size in bytes."""
-    with failing(OSError, what=f"cannot write {path}"):
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        temporary = Path(name)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                size = _write(pieces, file)
-                file.flush()
-                os.fsync(descriptor)
-            temporary.chmod(0o644)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    return size
+    with failing(OSError, what=f"cannot write {path}"), whole_file(path) as file:
+        return _write(pieces, file)
 
 
 def _write(pieces: "Iterable[ExportBundleResponse]", file: BinaryIO) -> int:

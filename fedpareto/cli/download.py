@@ -1,7 +1,5 @@
 """Writes a model that the coordinator sends to a file: the whole model with the right digest, or nothing."""
 
-import os
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ from federation.refusals import Refusal
 from federation.v1.admin_pb2 import BestModel, ExportModelResponse, ModelOrigin
 from federation.vectors import LENGTH_BYTES, header_length
 from fedpareto.cli.failure import Failure, failing
+from fedpareto.cli.whole_file import whole_file
 
 
 @dataclass(frozen=True)
@@ -36,19 +35,12 @@ def save(pieces: Iterable[ExportModelResponse], path: Path) -> Saved:
     Raises:
         Failure: the bytes are not those that the coordinator named, or the file cannot be written; an older file stays.
     """
-    with failing(OSError, what=f"cannot write {path}"), failing(Refusal, what="the model that arrived"):
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        temporary = Path(name)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                saved = _write(pieces, file)
-                file.flush()
-                os.fsync(descriptor)
-            temporary.chmod(0o644)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    return saved
+    with (
+        failing(OSError, what=f"cannot write {path}"),
+        failing(Refusal, what="the model that arrived"),
+        whole_file(path) as file,
+    ):
+        return _write(pieces, file)
 
 
 def _write(pieces: Iterable[ExportModelResponse], file: BinaryIO) -> Saved:
