@@ -74,8 +74,8 @@ class Conductor:
         while True:
             try:
                 step, phases = hold(self._fleet, self._algorithm, current)
-                made = make_step(self._fleet, self._algorithm, current, step)
-                record_step(self._fleet, current, step, phases, made)
+                stepped = make_step(self._fleet, self._algorithm, current, step)
+                record_step(self._fleet, current, step, phases, stepped)
             except RevokedMeanwhile:
                 log.warning("run %s round %d: a member was revoked; without it", self._run.run_id, current.number)
                 if self._run.spec.privacy.secure != "off":  # its masks are in the others' replies

@@ -140,7 +140,7 @@ def _context(fleet: Fleet, current: Round, model: str, state: Mapping[str, Any] 
     with around.database.read() as session:
         if state is None:
             state = fleet.memory(session, current.number, current.base_model).rule
-        known = fleet.known(session)
+        clients = fleet.known(session)
         private = private_facts(session, fleet, current, model)
     layout = model_layout(around.blobs.local(current.base_model))
     return replace(
@@ -148,7 +148,7 @@ def _context(fleet: Fleet, current: Round, model: str, state: Mapping[str, Any] 
         attempt=current.attempt,
         device=around.device,
         recall=partial(recall, around.blobs),
-        selected={name: known[name] for name in current.selected if name in known},
+        selected={name: clients[name] for name in current.selected if name in clients},
         draw=partial(_draw, fleet, current),
         revoked=partial(_revoked, fleet),
     )

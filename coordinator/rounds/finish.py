@@ -71,12 +71,12 @@ def evaluate(
     replies = fleet.ask(
         Question(current=current, number=phase, phase=asked, clients=[*pool], wanted=len(pool), base_model=model)
     )
-    found = scores.scores(replies, fleet.run.objectives, fleet.run.metrics)
+    numbers = scores.scores(replies, fleet.run.objectives, fleet.run.metrics)
     if not algorithm.averages:
         with fleet.around.database.read() as session:
-            found |= scores.improved(session, current, replies)
+            numbers |= scores.improved(session, current, replies)
     return Findings(
-        metrics=found | fleet.observe(model),
+        metrics=numbers | fleet.observe(model),
         measured=[reply.metrics for reply in replies],
         evaluations=scores.evaluations(current.round_id, model, replies, fleet.run.evaluation),
     )

@@ -135,23 +135,25 @@ class Intake:
         name = envelope_digest(envelope)
         claimed = _parse(envelope.manifest)
         with self._database.read() as session:
-            known = claimed.assignment_id if ASSIGNMENT_ID.fullmatch(claimed.assignment_id) else None
-            asked = {"assignment": known, "envelope": name}
-            found = session.connection().execute(_STANDING, asked).one_or_none()
-            if found is not None and found.client_id == client_id:
-                keys = self._signing.keys_of(session, client_id, found.signing_key, envelope)
-        if found is None or found.client_id != client_id:
-            raise _foreign(claimed.assignment_id, known=found is not None, client_id=client_id)
-        order = AssignmentManifest.FromString(SignedEnvelope.FromString(found.envelope).manifest)
+            assignment_id = claimed.assignment_id if ASSIGNMENT_ID.fullmatch(claimed.assignment_id) else None
+            asked = {"assignment": assignment_id, "envelope": name}
+            standing = session.connection().execute(_STANDING, asked).one_or_none()
+            if standing is not None and standing.client_id == client_id:
+                keys = self._signing.keys_of(session, client_id, standing.signing_key, envelope)
+        if standing is None or standing.client_id != client_id:
+            raise _foreign(claimed.assignment_id, issued=standing is not None, client_id=client_id)
+        order = AssignmentManifest.FromString(SignedEnvelope.FromString(standing.envelope).manifest)
         if claimed.payload_bytes > order.max_payload_bytes:
             raise Refusal(
                 "limit:payload",
                 f"{claimed.payload_bytes} bytes declared; this assignment takes {order.max_payload_bytes}",
             )
-        if found.receipt:
-            return _given(found.receipt, accepted=found.accepted, reason=found.refused, message=found.message)
-        spec = _spec(found.spec)
-        closed = self._closed(claimed.assignment_id, found.state, found.reason, found.deadline)
+        if standing.receipt:
+            return _given(
+                standing.receipt, accepted=standing.accepted, reason=standing.refused, message=standing.message
+            )
+        spec = _spec(standing.spec)
+        closed = self._closed(claimed.assignment_id, standing.state, standing.reason, standing.deadline)
         if closed is not None and closed.reason != FULFILLED:
             raise closed
         try:
@@ -162,7 +164,7 @@ class Intake:
             raise closed or refusal from None
         layout = update_layout([(row.name, row.length, row.dtype) for row in order.rows]) if order.rows else None
         work = kind(order.kind).work
-        admission = Admission(envelope, name, manifest, layout, work, spec.limits, found.deadline)
+        admission = Admission(envelope, name, manifest, layout, work, spec.limits, standing.deadline)
         problem = content_problem(manifest, work, spec.limits) or privacy_problem(manifest, order)
         if problem is None and (wrong := statement_problem(order.kind, order.work, manifest.statement)):
             problem = Refusal("statement", wrong[:400])  # no mutant: any length that is easy to read
@@ -181,13 +183,13 @@ class Intake:
         """
         with self._database.begin() as session:
             name = admission.manifest.assignment_id
-            found = session.connection().execute(_LOCKED, {"assignment": name}).one()
-            if found.state is not AssignmentState.OPEN:
-                stored = _stored_receipt(session, found.message, admission.digest)
+            locked = session.connection().execute(_LOCKED, {"assignment": name}).one()
+            if locked.state is not AssignmentState.OPEN:
+                stored = _stored_receipt(session, locked.message, admission.digest)
                 if stored is not None:
                     return stored
             now = self._clock()
-            closed = self._closed(name, found.state, found.reason, admission.deadline)
+            closed = self._closed(name, locked.state, locked.reason, admission.deadline)
             if closed is None:
                 receipt = self._receipt(admission, problem, now)
                 row = reply_row(admission, problem, now, receipt=receipt.SerializeToString())
@@ -212,11 +214,11 @@ class Intake:
         """
         name = claimed_assignment(envelope)
         with self._database.begin() as session:
-            known = ASSIGNMENT_ID.fullmatch(name) is not None
+            valid = ASSIGNMENT_ID.fullmatch(name) is not None
             # no mutant: SQLite has one writer
-            assignment = session.get(Assignment, name, with_for_update=True) if known else None
+            assignment = session.get(Assignment, name, with_for_update=True) if valid else None
             if assignment is None or assignment.client_id != client_id:
-                raise _foreign(name, known=assignment is not None, client_id=client_id)
+                raise _foreign(name, issued=assignment is not None, client_id=client_id)
             asked = SignedEnvelope.FromString(assignment.envelope)
             order = AssignmentManifest.FromString(asked.manifest)
             federation_id = order.federation_id
@@ -286,9 +288,9 @@ def _spec(document: bytes) -> RunSpec:
     return RunSpec.parse(document)
 
 
-def _foreign(assignment_id: str, *, known: bool, client_id: str) -> Refusal:
+def _foreign(assignment_id: str, *, issued: bool, client_id: str) -> Refusal:
     """The refusal of an assignment that is not the client's own."""
-    if known:
+    if issued:
         return Refusal("assignment-client", f"assignment {assignment_id} was not issued to {client_id}")
     shown = assignment_id[:32]  # no mutant: any length that is easy to read
     return Refusal("assignment-unknown", f"there is no assignment {shown!r}")

@@ -18,7 +18,7 @@ def step_manifest(
     federation_id: str,
     current: Round,
     step: Step,
-    made: Stepped,
+    stepped: Stepped,
     *,
     state_before: str,
     revoked: Sequence[str],
@@ -30,32 +30,32 @@ def step_manifest(
         federation_id: its federation.
         current: the round.
         step: that was decided.
-        made: what it made.
+        stepped: what it made.
         state_before: the digest of what the run remembered before.
         revoked: the clients whose accepted replies of the round were left out.
     """
-    noise = made.noise
+    noise = stepped.noise
     return StepManifest(
         federation_id=federation_id,
         run_id=run.run_id,
         round=current.number,
         base_model=current.base_model,
-        result_model=made.model,
+        result_model=stepped.model,
         updates=[part.envelope for part in (*step.replies, *step.history)],
         coefficients=step.combination.coefficients.tolist(),
-        rate=0.0 if made.stationary else made.rate,
-        gram=made.gram,
-        combined=made.combined or "",
+        rate=0.0 if stepped.stationary else stepped.rate,
+        gram=stepped.gram,
+        combined=stepped.combined or "",
         noise="" if noise is None else noise.digest,
         noise_scale=0.0 if noise is None else noise.scale,
         algorithm=run.spec.algorithm.name,
         hyperparameters=canonical(run.spec.algorithm.hyperparameters),
         state_before=state_before,
-        state_after=memory_digest(made.memory.encode()),
+        state_after=memory_digest(stepped.memory.encode()),
         consulted=[reply.envelope for reply in step.consulted],
         forgotten=step.forgotten,
         revoked=revoked,
-        code=[Code(**dataclasses.asdict(origin)) for origin in made.code],
+        code=[Code(**dataclasses.asdict(origin)) for origin in stepped.code],
         weights=[ObjectiveWeight(objective=name, weight=value) for name, value in weights(step).items()],
         secure=[_message(session) for session in step.sessions],
     )
@@ -63,8 +63,8 @@ def step_manifest(
 
 def weights(step: Step) -> dict[str, float]:
     """The weights of the objectives; none where the rule does not know them."""
-    found = step.combination.objectives
-    return {} if found is None else dict(zip(found.names, found.weights.tolist(), strict=True))
+    weighed = step.combination.objectives
+    return {} if weighed is None else dict(zip(weighed.names, weighed.weights.tolist(), strict=True))
 
 
 def _message(record: Record) -> SecureSession:

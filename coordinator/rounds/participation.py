@@ -224,17 +224,17 @@ def read_rounds(session: Session, run_id: str, first: int = 0) -> list[EndedRoun
     )
     members: dict[int, dict[str, MemberRound]] = {}
     for number, kind, decides, client, state, reason, message, cosine, privacy in rows:
-        own = members.setdefault(number, {})
-        before, outcome = own.get(client, MemberRound(client)), _outcome(state, reason)
+        parts = members.setdefault(number, {})
+        before, outcome = parts.get(client, MemberRound(client)), _outcome(state, reason)
         why = ": ".join(text for text in ("" if kind == Train.name else kind, reason, message) if text)
         if decides:  # a later phase than those before
-            known = before.cosine if cosine is None else cosine
+            with_step = before.cosine if cosine is None else cosine
             spent = (privacy or {}).get("epsilon", before.epsilon)
             why = why if outcome.failed else ""
-            own[client] = replace(before, training=outcome, reason=why, cosine=known, epsilon=spent)
+            parts[client] = replace(before, training=outcome, reason=why, cosine=with_step, epsilon=spent)
         else:
             failed = outcome.failed and not (before.training and before.training.failed)
-            own[client] = replace(before, evaluation=outcome, reason=why if failed else before.reason)
+            parts[client] = replace(before, evaluation=outcome, reason=why if failed else before.reason)
     numbers = session.execute(select(Round.number, Round.metrics).where(*here).order_by(Round.number))
     return [
         EndedRound(number, tuple(members.get(number, {}).values()), metrics.get("improved", math.nan))

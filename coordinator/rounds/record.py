@@ -47,28 +47,28 @@ def shares(step: Step, direction: Direction) -> dict[str, Share]:
         return {reply.client_id: Share(math.nan, weight, math.nan, math.nan) for reply, weight in weighed}
     gram, answer = step.gram, step.combination
     coefficients = np.full(len(gram), np.nan) if answer.coordinates is not None else answer.coefficients
-    found = {}
+    by_client = {}
     start = 0
     for reply in step.replies:
         rows = slice(start, start + len(reply.rows))
         start = rows.stop
         norm = float(np.sqrt(max(float(gram[rows, rows].sum()), 0.0)))
         length = norm * direction.norm
-        found[reply.client_id] = Share(
+        by_client[reply.client_id] = Share(
             norm=norm,
             weight=float(answer.weights[rows].sum()),
             coefficient=float(coefficients[rows].sum()),
             cosine=float(direction.products[rows].sum()) / length if length > 0 else 0.0,
         )
-    return found
+    return by_client
 
 
 def agreement(step: Step) -> dict[str, float]:
     """Conflicts and stationarity of the round's own updates."""
     if step.combined is not None:
         return {}
-    own = len(step.replies.updates)
-    K = step.gram[:own, :own]
+    updates = len(step.replies.updates)
+    K = step.gram[:updates, :updates]
     return {**conflicts(K), **metrics.stationarity(K)}
 
 
@@ -85,28 +85,28 @@ def objectives(step: Step, names: tuple[str, ...]) -> tuple[ObjectivesRecord | N
     with np.errstate(over="ignore"):  # claims, of any size
         losses = finite({name: float(np.mean(list(values.values()))) for name, values in claims.items() if values})
     record = ObjectivesRecord(names=names, clients=counts, losses=losses)
-    found = step.combination.objectives
-    if found is None:
+    decided = step.combination.objectives
+    if decided is None:
         return record, {}
     cosines = None
     numbers = {f"weight/{name}": value for name, value in weights(step).items()}
-    if found.divergence is not None:
-        numbers["preference/divergence"] = found.divergence
-    if found.gram is not None:
-        lengths = np.sqrt(np.maximum(np.diag(found.gram), 0.0))
+    if decided.divergence is not None:
+        numbers["preference/divergence"] = decided.divergence
+    if decided.gram is not None:
+        lengths = np.sqrt(np.maximum(np.diag(decided.gram), 0.0))
         scale = np.outer(lengths, lengths)
-        products = np.divide(found.gram, scale, out=np.zeros_like(found.gram), where=scale > 0)
+        products = np.divide(decided.gram, scale, out=np.zeros_like(decided.gram), where=scale > 0)
         cosines = np.clip(products, -1.0, 1.0).tolist()
-        numbers |= {f"objective/{name}": value for name, value in conflicts(found.gram).items()}
-    gram = found.gram if found.exact is None else found.exact
+        numbers |= {f"objective/{name}": value for name, value in conflicts(decided.gram).items()}
+    gram = decided.gram if decided.exact is None else decided.exact
     if gram is not None and np.isfinite(gram).all():
-        numbers["objective/stationarity"] = metrics.length(gram, found.weights)
-    excluded, notes = dict(found.left_out), found.notes
-    weighed = replace(record, weights=weights(step), mode=found.mode, left_out=excluded, notes=notes, cosines=cosines)
+        numbers["objective/stationarity"] = metrics.length(gram, decided.weights)
+    excluded, notes = dict(decided.left_out), decided.notes
+    weighed = replace(record, weights=weights(step), mode=decided.mode, left_out=excluded, notes=notes, cosines=cosines)
     return weighed, numbers
 
 
-def record_step(fleet: Fleet, current: Round, step: Step, phases: int, made: Stepped) -> None:
+def record_step(fleet: Fleet, current: Round, step: Step, phases: int, stepped: Stepped) -> None:
     """Signs and records a step: one transaction for the round, the run and each update's share.
 
     Raises:
@@ -115,28 +115,28 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, made: Ste
     """
     run, around = fleet.run, fleet.around
     now = around.clock()
-    epsilons = _spent_on_clients(fleet) if made.noise is not None else {}
+    epsilons = _spent_on_clients(fleet) if stepped.noise is not None else {}
     with around.database.begin() as session:
         row = run.running(session)
         if revoked_clients(session) & {part.client_id for part in (*step.replies, *step.consulted, *step.history)}:
             raise RevokedMeanwhile
         if not fleet.conceals:
-            _record_shares(session, step, made.direction)
-        for model in sorted({made.model, made.result}):
+            _record_shares(session, step, stepped.direction)
+        for model in sorted({stepped.model, stepped.result}):
             size = around.blobs.stat(model).size
             note_model(session, model, size=size, parameters=run.parameters, created=now)
         round_ = session.get_one(Round, current.round_id)
-        round_.result_model, round_.deployed_model = made.model, made.result
-        round_.gram, round_.combined = made.gram, made.combined
+        round_.result_model, round_.deployed_model = stepped.model, stepped.result
+        round_.gram, round_.combined = stepped.gram, stepped.combined
         round_.evaluation_phase = phases
-        known, numbers = objectives(step, run.objectives)
-        round_.objectives = known.encode() if known and not fleet.conceals else {}
+        record, numbers = objectives(step, run.objectives)
+        round_.objectives = record.encode() if record and not fleet.conceals else {}
         epsilons |= _stated_of_samples(session, current)
-        measured = {} if fleet.conceals else {**made.direction.diagnostics, **agreement(step), **numbers}
-        round_.metrics = {"step/rate": made.rate, **finite({**measured, **epsilons})}
+        measured = {} if fleet.conceals else {**stepped.direction.diagnostics, **agreement(step), **numbers}
+        round_.metrics = {"step/rate": stepped.rate, **finite({**measured, **epsilons})}
         gone = left_out(session, current.round_id)
         before = memory_digest(row.state_data)
-        manifest = step_manifest(run, around.federation_id, current, step, made, state_before=before, revoked=gone)
+        manifest = step_manifest(run, around.federation_id, current, step, stepped, state_before=before, revoked=gone)
         manifest.created.FromDatetime(now)
         envelope = around.sign(manifest)
         round_.step = envelope.SerializeToString()
@@ -146,13 +146,13 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, made: Ste
             actor="coordinator",
             action=audit.STEPPED,
             subject=f"{run.run_id}/{current.number}",
-            detail=f"model {made.model}",
+            detail=f"model {stepped.model}",
             digest=envelope_digest(envelope),
         )
-        move_round(round_, RoundState.STEPPED, now, "stationary" if made.stationary else "")
-        row.model = made.model
-        row.state_data = round_.state_after = made.memory.encode()
-    log.info("run %s round %d: stepped to %s", run.run_id, current.number, made.model)
+        move_round(round_, RoundState.STEPPED, now, "stationary" if stepped.stationary else "")
+        row.model = stepped.model
+        row.state_data = round_.state_after = stepped.memory.encode()
+    log.info("run %s round %d: stepped to %s", run.run_id, current.number, stepped.model)
 
 
 def _record_shares(session: Session, step: Step, direction: Direction) -> None:

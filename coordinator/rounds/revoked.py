@@ -38,15 +38,15 @@ def fulfilled(session: Session, phase_id: int) -> int:
 def count_fulfilled(phase_id: int | InstrumentedAttribute[int]) -> Select[int]:
     """Selects this number; the phase may be one of an enclosing query."""
     count = select(func.count()).select_from(Assignment).join(Client, Client.client_id == Assignment.client_id)
-    own = (Assignment.phase_id == phase_id, Assignment.state == AssignmentState.FULFILLED)
-    return count.where(*own, Client.state != ClientState.REVOKED)
+    accepted = (Assignment.phase_id == phase_id, Assignment.state == AssignmentState.FULFILLED)
+    return count.where(*accepted, Client.state != ClientState.REVOKED)
 
 
 def left_out(session: Session, round_id: int) -> list[str]:
     """The clients whose accepted replies of a round do not count, by name."""
     clients = select(Assignment.client_id).join(Phase, Phase.phase_id == Assignment.phase_id).distinct()
-    own = (Phase.round_id == round_id, Assignment.state == AssignmentState.FULFILLED, Assignment.reason == REVOKED)
-    return sorted(session.scalars(clients.where(*own)))
+    here = (Phase.round_id == round_id, Assignment.state == AssignmentState.FULFILLED, Assignment.reason == REVOKED)
+    return sorted(session.scalars(clients.where(*here)))
 
 
 def _of_revoked() -> Select[Assignment]:

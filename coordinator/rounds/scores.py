@@ -52,12 +52,12 @@ def _samples(measured: Measurements, split: str) -> int:
 def _own(reply: Reply, split: str, kind: MetricKind) -> dict[str, float]:
     """The values of one of the task's metrics that a client claims, by name."""
     whole = f"{split}/{kind.name}"
-    found = {
+    values = {
         name.removeprefix(f"{split}/"): value
         for name, value in reply.metrics.items()
         if name == whole or name.startswith(f"{whole}/")
     }
-    return dict(sorted(found.items())[:MOST_VALUES])
+    return dict(sorted(values.items())[:MOST_VALUES])
 
 
 def _accuracy(reply: Reply, split: str, objective: str = "") -> float | None:
@@ -71,31 +71,31 @@ def scores(replies: Replies, names: tuple[str, ...], kinds: Sequence[MetricKind]
 
     Several objectives have their own metrics, and so do the metrics of the task.
     """
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     several = names if len(names) > 1 else ()  # no mutant: != is the same, as there is at least one
     for split in metrics.SCORED:
         if values := _accuracies(replies, split):
-            found |= metrics.accuracies(values)
+            numbers |= metrics.accuracies(values)
             claims = [(reply, _accuracy(reply, split)) for reply in replies]
             shares = [(value, _samples(reply.metrics, split)) for reply, value in claims if value is not None]
-            found["accuracy/weighted"] = weighted_mean(shares)
+            numbers["accuracy/weighted"] = weighted_mean(shares)
             for name in several:
-                if own := _accuracies(_serving(replies, name), split, name):
-                    found[f"accuracy/objective/{name}"] = float(np.mean(own))
+                if claimed := _accuracies(_serving(replies, name), split, name):
+                    numbers[f"accuracy/objective/{name}"] = float(np.mean(claimed))
             break
     for name in several:
         for split in metrics.SCORED:
             if values := _measured(_serving(replies, name), f"{split}/loss/{name}"):
-                found[f"loss/{split}/{name}"] = float(np.mean(values))
+                numbers[f"loss/{split}/{name}"] = float(np.mean(values))
     losses = {split: _measured(replies, f"{split}/loss") for split in metrics.SCORED}
-    found |= {f"loss/{split}": float(np.mean(values)) for split, values in losses.items() if values}
+    numbers |= {f"loss/{split}": float(np.mean(values)) for split, values in losses.items() if values}
     judged = next((values for values in losses.values() if values), [])
-    if judged and "accuracy/mean" not in found:
-        found |= {"loss/worst": max(judged), "loss/jain": metrics.jain(judged)}
+    if judged and "accuracy/mean" not in numbers:
+        numbers |= {"loss/worst": max(judged), "loss/jain": metrics.jain(judged)}
     for kind in kinds:
-        found |= _spread(replies, kind)
-    found["evaluated"] = float(len(replies))
-    return found
+        numbers |= _spread(replies, kind)
+    numbers["evaluated"] = float(len(replies))
+    return numbers
 
 
 def _spread(replies: Replies, kind: MetricKind) -> dict[str, float]:
@@ -121,16 +121,16 @@ def summary(claims: Sequence[tuple[float, int]], of: str, *, higher: bool) -> fl
 
     `of` is "mean", "weighted", "worst" or "best"; `higher` says whether higher values are better.
     """
-    own = [value for value, _ in claims]
+    values = [value for value, _ in claims]
     match of:
         case "mean":
-            return float(np.mean(own))
+            return float(np.mean(values))
         case "weighted":
             return weighted_mean(claims)
         case "worst":
-            return min(own) if higher else max(own)
+            return min(values) if higher else max(values)
         case "best":
-            return max(own) if higher else min(own)
+            return max(values) if higher else min(values)
     raise ValueError(f"no summary {of!r}")
 
 
@@ -144,21 +144,21 @@ def scores_of_means(
     means: Mapping[str, float], members: int, names: tuple[str, ...], kinds: Sequence[MetricKind] = ()
 ) -> dict[str, float]:
     """The metrics that follow from means over the members alone, of a run with these objectives and metrics."""
-    found = {f"loss/{split}": means[f"{split}/loss"] for split in metrics.SCORED if f"{split}/loss" in means}
+    numbers = {f"loss/{split}": means[f"{split}/loss"] for split in metrics.SCORED if f"{split}/loss" in means}
     for split in metrics.SCORED:
         if f"{split}/accuracy" in means:
-            found["accuracy/mean"] = means[f"{split}/accuracy"]
+            numbers["accuracy/mean"] = means[f"{split}/accuracy"]
             several = {name: f"{split}/accuracy/{name}" for name in names}
-            found |= {f"accuracy/objective/{name}": means[key] for name, key in several.items() if key in means}
+            numbers |= {f"accuracy/objective/{name}": means[key] for name, key in several.items() if key in means}
             break
     for name in names if len(names) > 1 else ():
         for split in metrics.SCORED:
             if f"{split}/loss/{name}" in means:
-                found[f"loss/{split}/{name}"] = means[f"{split}/loss/{name}"]
+                numbers[f"loss/{split}/{name}"] = means[f"{split}/loss/{name}"]
     for kind in kinds:
-        known = (f"{split}/{kind.name}" for split in metrics.SCORED if f"{split}/{kind.name}" in means)
-        found |= {f"metric/{kind.name}/mean": means[name] for name in itertools.islice(known, 1)}
-    return {**found, "evaluated": float(members)}
+        measured = (f"{split}/{kind.name}" for split in metrics.SCORED if f"{split}/{kind.name}" in means)
+        numbers |= {f"metric/{kind.name}/mean": means[name] for name in itertools.islice(measured, 1)}
+    return {**numbers, "evaluated": float(members)}
 
 
 def _accuracies(replies: Iterable[Reply], split: str, objective: str = "") -> list[float]:
@@ -200,26 +200,28 @@ def watched(session: Session, current: Round, run: RunFacts, measured: Sequence[
     """
     stop, kind = run.spec.stop, run.stopped_by
     name = f"{stop.split}/{stop.metric}"
-    claims = [(found[name], _samples(found, stop.split)) for found in measured if name in found]
+    claims = [(numbers[name], _samples(numbers, stop.split)) for numbers in measured if name in numbers]
     if kind is None or not claims:
         return {}
     value = summary(claims, stop.of, higher=kind.higher)
     query = select(Round.metrics).where(Round.run_id == current.run_id, Round.number < current.number)
-    values = [found["stop/value"] for found in session.scalars(query.order_by(Round.number)) if "stop/value" in found]
+    values = [
+        numbers["stop/value"] for numbers in session.scalars(query.order_by(Round.number)) if "stop/value" in numbers
+    ]
     sign = 1.0 if kind.higher else -1.0
     best, since = -math.inf, 0
-    for one in (*values, value):
-        better = sign * one > best + stop.improvement or best == -math.inf
-        best, since = (sign * one, 0) if better else (best, since + 1)
+    for latest in (*values, value):
+        better = sign * latest > best + stop.improvement or best == -math.inf
+        best, since = (sign * latest, 0) if better else (best, since + 1)
     return {"stop/value": value, "stop/since": float(since)}
 
 
-def why_stopped(run: RunFacts, found: Mapping[str, float]) -> str:
+def why_stopped(run: RunFacts, numbers: Mapping[str, float]) -> str:
     """Why a run ends after a round with these metrics; empty if it goes on."""
     stop, kind = run.spec.stop, run.stopped_by
-    if kind is None or "stop/value" not in found:
+    if kind is None or "stop/value" not in numbers:
         return ""
-    value, since = found["stop/value"], int(found["stop/since"])
+    value, since = numbers["stop/value"], int(numbers["stop/since"])
     what = f"{stop.split} {stop.metric} ({stop.of})"
     if stop.target is not None and (value >= stop.target if kind.higher else value <= stop.target):
         return f"target reached: {what} = {value:.6g}, target {stop.target:g}"
@@ -244,17 +246,17 @@ def best_round(session: Session, run: Run, metric: str, of: str, split: str) -> 
     of, split = of or "mean", split or "validation"
     kind = kind_of(metric, run.metrics)
     if kind is None:
-        known = ", ".join(one.name for one in (*BUILT_IN, *run.metrics))
-        raise Refusal("metric-unknown", f"run {run.run_id} has no metric {metric[:80]!r}; there are {known}")
+        names = ", ".join(kind.name for kind in (*BUILT_IN, *run.metrics))
+        raise Refusal("metric-unknown", f"run {run.run_id} has no metric {metric[:80]!r}; there are {names}")
     claims: dict[int, list[tuple[float, int]]] = {}
     query = select(Round.number, Evaluation).join(Round, Round.round_id == Evaluation.round_id)
     for number, row in session.execute(query.where(Round.run_id == run.run_id, Evaluation.split == split)):
-        own = of not in ("mean", "weighted", "worst")
+        of_member = of not in ("mean", "weighted", "worst")
         value = {"loss": row.loss, "accuracy": row.accuracy, **row.others}.get(metric)
-        if value is not None and (not own or row.client_id == of):
+        if value is not None and (not of_member or row.client_id == of):
             claims.setdefault(number, []).append((value, row.samples))
     chosen = of if of in ("weighted", "worst") else "mean"  # of one member, the mean is its value
-    values = {number: summary(found, chosen, higher=kind.higher) for number, found in claims.items()}
+    values = {number: summary(round_claims, chosen, higher=kind.higher) for number, round_claims in claims.items()}
     if not values and of == "mean":
         values = _means_on_record(session, run, metric, split)
     known_values = {number: value for number, value in values.items() if math.isfinite(value)}
@@ -265,7 +267,7 @@ def best_round(session: Session, run: Run, metric: str, of: str, split: str) -> 
             f"{run.run_id} -1` shows what was measured",
         )
     sign = -1.0 if kind.higher else 1.0
-    number = min(known_values, key=lambda one: (sign * known_values[one], one))
+    number = min(known_values, key=lambda number: (sign * known_values[number], number))
     return number, known_values[number]
 
 
@@ -276,4 +278,4 @@ def _means_on_record(session: Session, run: Run, metric: str, split: str) -> dic
         return {}
     name = {"loss": f"loss/{split}", "accuracy": "accuracy/mean"}.get(metric, f"metric/{metric}/mean")
     query = select(Round.number, Round.metrics).where(Round.run_id == run.run_id)
-    return {number: found[name] for number, found in session.execute(query) if name in found}
+    return {number: numbers[name] for number, numbers in session.execute(query) if name in numbers}

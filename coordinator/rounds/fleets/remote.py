@@ -102,13 +102,13 @@ class RemoteFleet(Fleet):
 
     def known(self, session: Session) -> dict[str, Selected]:
         unwilling = reluctant(session, self.run.run_id)
-        known = known_clients(session, self._spec, self.run.objectives)
-        return {name: client for name, client in known.items() if name not in unwilling}
+        clients = known_clients(session, self._spec, self.run.objectives)
+        return {name: client for name, client in clients.items() if name not in unwilling}
 
     def keys(self, session: Session) -> dict[str, bytes]:
         active = models.Client.state == ClientState.ACTIVE
-        found = session.execute(select(models.Client.client_id, models.Client.key_id).where(active))
-        return {client_id: bytes.fromhex(key_id) for client_id, key_id in found}
+        rows = session.execute(select(models.Client.client_id, models.Client.key_id).where(active))
+        return {client_id: bytes.fromhex(key_id) for client_id, key_id in rows}
 
     def pool(self, session: Session) -> dict[str, int]:
         pool, closed = super().pool(session), self._closed()
@@ -118,15 +118,15 @@ class RemoteFleet(Fleet):
         return {client: samples for client, samples in pool.items() if client not in closed}
 
     def absent(self, session: Session) -> dict[str, str]:
-        known, attending = known_clients(session, self._spec, self.run.objectives), self._presence.attending()
+        clients, attending = known_clients(session, self._spec, self.run.objectives), self._presence.attending()
         words = {name: f"is closed until {until:%Y-%m-%d %H:%M} UTC" for name, until in self._closed().items()}
         words |= reluctant(session, self.run.run_id)
-        return {name: words[name] for name in sorted(words) if name in known and name in attending}
+        return {name: words[name] for name in sorted(words) if name in clients and name in attending}
 
     def _closed(self) -> dict[str, datetime]:
         """The clients whose sites are closed now, and until when."""
         attending = self._presence.attending().items()
-        return {name: one.closed_until for name, one in attending if one.closed_until is not None}
+        return {name: stream.closed_until for name, stream in attending if stream.closed_until is not None}
 
     def ask(self, question: Question) -> Replies:
         phase_id, messages = self._open_phase(question)
@@ -161,12 +161,12 @@ class RemoteFleet(Fleet):
             phase, active = question.row(self._spec, now), _lock_active(session, question.clients)
             if question.phase.kind.decides and revoked_before(session, question.current, question.number):
                 raise RevokedMeanwhile
-            known, previous_step = self.known(session), _newest_step(session, self.run.run_id)
+            clients, previous_step = self.known(session), _newest_step(session, self.run.run_id)
             session.add(phase)
             session.flush()
             issued = []
             for client_id in active:
-                serves = known[client_id].objectives if client_id in known else self.run.objectives
+                serves = clients[client_id].objectives if client_id in clients else self.run.objectives
                 needed = inputs[client_id]
                 order = self._order(question, client_id, serves, layout, needed.rows)
                 order.previous_step, order.members = previous_step, len(active)
@@ -361,14 +361,14 @@ def known_clients(session: Session, spec: RunSpec, objectives: tuple[str, ...]) 
     """Active clients that a run may ask, that offer its task and serve at least one of its objectives."""
     active = session.scalars(select(models.Client).where(models.Client.state == ClientState.ACTIVE))
     # The samples of an offer are a claim, which nobody signed: bounded as those of an update are.
-    known = {
+    offering = {
         client.client_id: Selected(
             min(int(client.tasks[spec.task]), spec.limits.samples), serves(client, spec, objectives)
         )
         for client in active
         if client.tasks.get(spec.task, 0) > 0 and spec.selection.admits(client.client_id, client.tags)
     }
-    return {name: one for name, one in known.items() if one.objectives}
+    return {name: client for name, client in offering.items() if client.objectives}
 
 
 def serves(client: models.Client, spec: RunSpec, objectives: tuple[str, ...]) -> tuple[str, ...]:
