@@ -89,9 +89,8 @@ class Act:
 
     def __init__(self, scene: Scene, run: str, envelopes: list[SignedEnvelope]) -> None:
         self.scene = scene
-        self.run = run
         self.alice = scene.alice
-        self.envelopes = envelopes
+        self.run, self.envelopes = run, envelopes
         self.order = self.alice.open(envelopes[0])
 
     def state(self, client: str = "alice") -> tuple[str, str]:
@@ -107,9 +106,7 @@ class Act:
     def finish(self) -> None:
         """The honest reply still counts, and the run completes: nothing was harmed."""
         assert self.alice.answer(self.envelopes[0]).accepted
-        stream = self.scene.streams[0]
-        evaluation = stream.assignment()
-        assert self.alice.answer(evaluation).accepted
+        assert self.alice.answer(self.scene.streams[0].assignment()).accepted  # the evaluation
         self.scene.fed.wait_completed(self.run)
 
     def end(self) -> None:
@@ -159,8 +156,7 @@ def test_an_update_that_names_another_context_is_refused_and_an_honest_one_still
 def test_rows_that_the_assignment_does_not_ask_for_are_refused(scene: Scene) -> None:
     act = scene.begin()
     payload = act.alice.payload(act.order)
-    asked = act.order.rows[0]
-    for field, value in (("length", asked.length + 1), ("name", "another"), ("dtype", "F16")):
+    for field, value in (("length", act.order.rows[0].length + 1), ("name", "another"), ("dtype", "F16")):
         manifest = act.alice.manifest(act.order, payload)
         setattr(manifest.rows[0], field, value)
         with refused("INVALID_ARGUMENT", "mismatch:rows"):
@@ -213,9 +209,8 @@ def test_another_clients_key_does_not_sign_for_this_client(scene: Scene) -> None
 def test_a_client_cannot_fulfil_the_assignment_of_another(scene: Scene) -> None:
     act = scene.begin()
     payload = act.alice.payload(act.order)
-    manifest = act.alice.manifest(act.order, payload)
     with refused("PERMISSION_DENIED", "assignment-client"):
-        scene.bob.submit(scene.bob.seal(manifest), payload)
+        scene.bob.submit(scene.bob.seal(act.alice.manifest(act.order, payload)), payload)
     with refused("PERMISSION_DENIED", "assignment-client"):
         scene.bob.submit(sent(act, payload), payload)
     act.finish()

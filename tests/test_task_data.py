@@ -29,8 +29,7 @@ def published(folder: str) -> DataSource:
 def owned(pool: Pool) -> dict[str, int]:
     """How many samples each natural owner has."""
     assert pool.owner is not None
-    counts = np.bincount(pool.owner, minlength=len(pool.owners)).tolist()
-    return dict(zip(pool.owners, counts, strict=True))
+    return dict(zip(pool.owners, np.bincount(pool.owner, minlength=len(pool.owners)).tolist(), strict=True))
 
 
 def write(path: Path, content: bytes | str, *, packed: bool = False) -> Path:
