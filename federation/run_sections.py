@@ -19,7 +19,7 @@ from federation.accounting import DELTA, LEAST_NOISE
 from federation.objectives import OBJECTIVE
 from federation.problems import Section
 from federation.sharing import BUFFER_NAMES, MAX_PATTERNS, PATTERN, parameters_of
-from federation.tasks import Part
+from federation.tasks.data import Part
 
 if TYPE_CHECKING:
     from federation.vectors import Layout

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.tasks import DataError
+from federation.tasks.errors import DataError
 
 # What reading a file that is missing, cut short or not what its name says may raise.
 BROKEN = (OSError, EOFError, ValueError, zlib.error)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.tasks import DataError
+from federation.tasks.errors import DataError
 from federation.tasks.files import BROKEN, NOT_NPZ
 
 FILE = "cifar10_jpeg/cifar10_jpeg.npz"

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.tasks import DataError, Dataset, Part, PartError, Pool, Splits
+from federation.tasks.data import Dataset, Part, Pool, Splits
+from federation.tasks.errors import DataError, PartError
 
 LEAST = 10  # samples, of a client of unequal size: 8, 1 and 1 when they are cut
 

@@ -1,0 +1,168 @@
+"""The data of a task: where it is, which part of it a client holds, and its samples. Needs neither NumPy nor torch."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from federation.tasks.errors import DataError, PartError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_POSITIVE = r"(?=.*[1-9])[0-9]{1,6}(\.[0-9]{1,9})?"
+_SCHEMES = {"iid": None, "natural": None, "shards": r"[1-9][0-9]{0,5}", "dirichlet": _POSITIVE}
+_SIZES = {"equal": None, "lognormal": _POSITIVE}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which part of one shared data set this client rehearses with. Members with data of their own need none.
+
+    Attributes:
+        index: 0 to count - 1.
+        count: how many clients share the data set.
+        scheme: "iid", "shards:S", "dirichlet:ALPHA" or "natural"; see `federation.tasks.partition.partition`.
+        seed: clients with the same seed, count, scheme and sizes hold disjoint parts.
+        sizes: "equal", or for iid and dirichlet "lognormal:SIGMA" (see `federation.tasks.partition.quotas`).
+
+    Raises:
+        PartError: an index or a count out of range, or an unknown scheme.
+    """
+
+    index: int
+    count: int
+    scheme: str = "iid"
+    seed: int = 0
+    sizes: str = "equal"
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or not 0 <= self.index < self.count:
+            raise PartError(f"part {self.index + 1} of {self.count}: parts count from 1/{max(self.count, 1)}")
+        if self.seed < 0:
+            raise PartError(f"the seed of a partition is not negative; got {self.seed}")
+        if not _known(self.scheme, _SCHEMES):
+            raise PartError(
+                f"unknown scheme {self.scheme!r}: use iid, shards:S (S >= 1), dirichlet:ALPHA (ALPHA > 0) or natural"
+            )
+        if not _known(self.sizes, _SIZES):
+            raise PartError(f"unknown sizes {self.sizes!r}: use equal or lognormal:SIGMA (SIGMA > 0)")
+        if self.sizes != "equal" and self.scheme.partition(":")[0] not in ("iid", "dirichlet"):
+            raise PartError(f"sizes {self.sizes!r} go with iid and dirichlet; {self.scheme!r} has sizes of its own")
+
+    @classmethod
+    def parse(cls, text: str, scheme: str = "iid", seed: int = 0, sizes: str = "equal") -> "Part":
+        """Reads "3/8", the third of eight parts, counted from 1. Raises PartError."""
+        match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
+        if match is None:
+            raise PartError(f"{text!r} is no part: write 3/8 for the third of eight")
+        return cls(int(match[1]) - 1, int(match[2]), scheme, seed, sizes)
+
+
+def _known(text: str, forms: dict[str, str | None]) -> bool:
+    """Whether a text is one of these kinds, followed by an argument of its form where it takes one."""
+    kind, colon, argument = text.partition(":")
+    form = forms.get(kind)
+    return kind in forms and (re.fullmatch(form, argument) is not None if form else not colon)
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How samples that are not in memory are read: by `workers` processes, or 0 for the trainer's own.
+
+    With `pin`, they are read into memory that a GPU copies from faster.
+    """
+
+    workers: int = 0
+    pin: bool = False
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """Where a client's data is: the owner's `--data`, or None for data that comes with the task; and which part of it.
+
+    With `download`, a task may fetch a public data set into the directory. `loading` is the owner's choice.
+    """
+
+    directory: Path | None = None
+    part: Part | None = None
+    download: bool = False
+    loading: Loading = Loading()
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """The samples of one split, in memory: inputs of the model x (n, ...), targets of the objectives y (n, ...).
+
+    Both are tensors of torch, or arrays of NumPy.
+    """
+
+    x: Any
+    y: Any
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            raise DataError(f"{len(self.x)} samples but {len(self.y)} labels")
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """A client's data: what it trains on, and what it keeps back.
+
+    A split that does not fit into memory is a map-style torch.utils.data.Dataset, whose items are pairs of x and y.
+    """
+
+    train: Any
+    validation: Any
+    test: Any
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.train, self.validation, self.test))
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Every sample of a data set, before it is dealt to clients.
+
+    Attributes:
+        x: inputs of the model, (n, ...); a tensor of torch, or an array of NumPy.
+        y: targets of the objectives, (n, ...), as x.
+        labels: (n,) int64, the classes that shards and Dirichlet deal by, such as a pair of labels as one number; None
+            if y are the classes.
+        owners: the names of the natural owners of the data; empty if there are none.
+        owner: (n,) int64, the owner of each sample, an index into `owners`.
+        test: an official test part. With the scheme "natural" it is dealt to the same owners.
+
+    Raises:
+        DataError: lengths that differ, or owners that are unknown or have one name.
+    """
+
+    x: Any
+    y: Any
+    labels: "NDArray[np.int64] | None" = None
+    owners: tuple[str, ...] = ()
+    owner: "NDArray[np.int64] | None" = None
+    test: "Pool | None" = None
+
+    def __post_init__(self) -> None:
+        for name, values in (("samples", self.x), ("labels to deal by", self.labels), ("owners", self.owner)):
+            if values is not None and len(values) != len(self.y):
+                raise DataError(f"{len(values)} {name} but {len(self.y)} labels")
+        if bool(self.owners) != (self.owner is not None) or len(set(self.owners)) < len(self.owners):
+            raise DataError("a pool names each owner once, and says of each sample whose it is, or does neither")
+        if (
+            self.owner is not None
+            and len(self.owner)
+            and not 0 <= self.owner.min() <= self.owner.max() < len(self.owners)
+        ):
+            raise DataError(f"a sample has owner {self.owner.min()} or {self.owner.max()} of {len(self.owners)}")
+        if self.test is not None and self.test.owners != self.owners:
+            raise DataError("the test part of a pool has other owners than the pool")
+
+    def __len__(self) -> int:
+        return len(self.y)

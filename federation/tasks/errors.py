@@ -1,0 +1,34 @@
+"""What is wrong with a task, with data, or with a part of it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from federation.owners_code import described
+
+
+class TaskError(ValueError):
+    """A task that cannot be used: not found, not a task, or with a model that a flat vector cannot carry."""
+
+
+class DataError(Exception):
+    """Data that is missing or malformed; the message names the expected path and where to get it."""
+
+
+class PartError(ValueError):
+    """A part of a data set that cannot be cut."""
+
+
+@contextmanager
+def task_code(name: str, doing: str) -> Iterator[None]:
+    """Turns an error of a task's code into a TaskError that says where it was raised.
+
+    `doing` is what the task is asked for, such as "loading its data". A missing torch is passed on as it is.
+    """
+    try:
+        yield
+    except (TaskError, DataError, PartError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            raise
+        raise TaskError(f"task {name!r}: {doing} failed: {described(error)}") from error
