@@ -9,12 +9,16 @@ from secure_cast import Cast, Member, cast, exact, names, play
 
 from coordinator.aggregation.phases import Voided
 from coordinator.aggregation.rules import TooFewUpdatesError
+from federation.digests import digest, parse
+from federation.secure.derivation import dense_key
 from federation.secure.fields import F_P, F_Q
 from federation.secure.sealing import TAG
-from federation.secure.thresholds import Mode
+from federation.secure.sketch import _table
+from federation.secure.streams import Stream
+from federation.secure.thresholds import Mode, Thresholds
 from federation.secure.wire import pack, unpack
-from federation.vectors import Array
-from federation.work.base import Result, Work
+from federation.vectors import Array, payload_bytes
+from federation.work.base import Result, RowSchema, Work, payload_layout
 from federation.work.secure.terms import Stage
 
 CHEAT = "silo-03"
@@ -208,3 +212,75 @@ def test_a_member_that_signs_other_lists_before_the_second_sketch_is_named() -> 
     assert outcome(cast(M, assumed=2, lie=other), Mode.VERIFIED) == ("void", {CHEAT: "other-view"})
     total = play(cast(M, assumed=2, lie=other), Mode.PRIVATE)
     assert total.record.alarms == (f"{CHEAT}: it signed another view at secure-confirm",)
+
+
+TWENTY = 20  # members of the protocol's table of cheats
+WIDE = 1100  # more coordinates than S has rows, so that the sketch of some vectors is 0
+
+
+def unseen(session: bytes, d: int) -> Array:
+    """A vector of length 1 whose sketch S is 0 but for rounding: a member can compute it before it sends its own."""
+    count = Thresholds(TWENTY, Mode.PRIVATE).k
+    bits = np.frombuffer(Stream(dense_key(session)).read(count * 4 * 4096 // 8), np.uint8)
+    signs = (1 - 2 * np.unpackbits(bits).astype(np.int8)).reshape(count, -1)
+    columns = []
+    for place in range(count + 1):
+        table = _table(session, [np.eye(1, count + 1, place)[0]])
+        (buckets,) = np.nonzero(table)
+        columns.append(signs[:, buckets] @ np.sign(table[buckets]))
+    S = np.stack(columns, axis=1)
+    found = np.append(np.linalg.solve(S[:, :count], -S[:, count]), 1.0)
+    assert np.abs(S @ found).max() < 1e-6 * np.abs(found).max()
+    return np.append(found / np.linalg.norm(found), np.zeros(d - count - 1))
+
+
+def adding(length: float) -> Callable[..., Result]:
+    """A member that adds a vector to its masked one that the sketch S does not see."""
+
+    def sent(row: Array) -> bytes:
+        layout = payload_layout((RowSchema("masked", len(row), "U32"),))
+        return parse(digest(b"".join(payload_bytes(layout, {"masked": row}))))[1].encode()
+
+    def lie(stage: str, member: Member, work: Work, result: Result) -> Result:
+        if stage != Stage.MASK.value or member.name != CHEAT:
+            return result
+        honest = result.rows["masked"]
+        added = unseen(work.session, len(honest)) * length / TWENTY * 2.0**28  # type: ignore[attr-defined]
+        row = honest + np.rint(added).astype(np.int64).astype(np.uint32)
+        for name, value in member.memory.values.items():  # it confirms what it sent
+            member.memory.values[name] = value.replace(sent(honest), sent(row))
+        return replace(result, rows={"masked": row})
+
+    return lie
+
+
+@pytest.mark.parametrize("mode", [Mode.PRIVATE, Mode.VERIFIED])
+@pytest.mark.parametrize(
+    ("lie", "passes"),
+    [
+        pytest.param(scaled(2, Stage.OPEN, Stage.MASK), True, id="own update times 2"),
+        pytest.param(scaled(3, Stage.OPEN, Stage.MASK), True, id="times 3", marks=pytest.mark.full),
+        pytest.param(scaled(8, Stage.OPEN, Stage.MASK), False, id="times 8", marks=pytest.mark.full),
+        pytest.param(scaled(1000, Stage.OPEN, Stage.MASK), False, id="times 1000", marks=pytest.mark.full),
+        pytest.param(adding(10), False, id="a vector of length 10 that S does not see"),
+    ],
+)
+def test_one_cheater_of_twenty(lie: Callable[..., Result], passes: bool, mode: Mode) -> None:
+    """The rows of the protocol's table about one member's own vector; `private` lets a small factor pass."""
+    scene = cast(TWENTY, WIDE, lie=lie)
+    expected = "passes" if passes and mode is Mode.PRIVATE else "void"
+    assert outcome(scene, mode) == (expected, {})
+
+
+@pytest.mark.full
+def test_four_of_twenty_answerers_that_lie_about_norms_are_named() -> None:
+    liars = names(range(4))
+
+    def lower(row: Array) -> Array:
+        elements = unpack(F_Q, row.tobytes(), len(row) // 8)
+        lied = slice(5 * TWENTY, 6 * TWENTY)
+        elements[lied] = F_Q.sub(elements[lied], F_Q.encode(np.full(TWENTY, 2**31)))
+        return np.frombuffer(pack(F_Q, elements), np.uint8)
+
+    scene = cast(TWENTY, lie=rows(Stage.UNMASK, lower, *liars))
+    assert outcome(scene, Mode.VERIFIED) == ("void", dict.fromkeys(liars, "wrong-answers"))

@@ -54,7 +54,7 @@ def test_a_member_that_is_lost_at_a_stage_costs_nothing_but_its_update(mode: Mod
     assert (gone[0] in total.record.survivors) == counts
 
 
-@pytest.mark.parametrize("mode", [Mode.SUM, Mode.PRIVATE])
+@pytest.mark.parametrize("mode", list(Mode))
 def test_a_sum_needs_the_least_number_of_members_and_no_more(mode: Mode) -> None:
     least = Thresholds(8, mode).n_min
     scene = cast(8, lost={(Stage.MASK.value, 0): names(range(8 - least))})
