@@ -117,13 +117,13 @@ def private_round(scene: Cast, mode: Mode) -> tuple[Step, float]:
         replies = scene.ask(phase)
 
 
-def cosine(scene: Cast, step: Step) -> float:
+def cosine(scene: Cast, step: Step, mode: Mode) -> float:
     """Between the step and the direction from the exact Gram matrix, with the same bounds and the same members."""
     names = [reply.client_id for reply in step.replies]
     vectors = [scene.members[name].vector for name in names]
     K = gram(vectors)
     scale = 1 / np.sqrt(np.diag(K))
-    numbers, m = Thresholds(len(scene.members), Mode.PRIVATE), len(names)
+    numbers, m = Thresholds(len(scene.members), mode), len(names)
     bounds = np.full(m, max(0.0, 1 / m - 0.5 / m)), np.full(m, min(1 / m + 0.5 / m, max(numbers.cap, 1 / m)))
     weights = min_norm(K * np.outer(scale, scale), lower=bounds[0], upper=bounds[1]).weights
     exact = np.concatenate(list(combine(weights * scale, vectors)))
@@ -143,7 +143,7 @@ def measured(m: int, d: int, mode: Mode, *, lost: bool) -> dict[str, float]:
         "coordinator_seconds": seconds,
         "up": max(one.up for one in members),
         "down": max(one.down for one in members),
-        "cosine": cosine(scene, step) if mode is not Mode.SUM else 1.0,
+        "cosine": cosine(scene, step, mode) if mode is not Mode.SUM else 1.0,
     }
 
 

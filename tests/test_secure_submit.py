@@ -85,6 +85,16 @@ def test_an_operator_is_told_what_private_rounds_need() -> None:
     assert "the run needs 7 of training of the sessions" in "; ".join(cautions(*parse_run(shown)))
 
 
+@pytest.mark.parametrize(
+    ("train", "noise", "told"),
+    [("batch_size = 0", "", True), ("", "", False), ("batch_size = 0", "sample_noise = 1", False)],
+)
+def test_an_operator_is_told_that_full_batches_make_the_same_update_again(train: str, noise: str, told: bool) -> None:
+    text = f"{spec('fedmgda+', 'private', privacy=noise)}[train]\n{train}\n"
+    found = "; ".join(cautions(*parse_run(text)))
+    assert ("a member that trains on all its samples at a time makes the same update again" in found) == told
+
+
 def test_the_time_for_masked_vectors_grows_with_the_model() -> None:
     run, _ = parse_run(spec("fedmgda+", "private", privacy="stage_seconds = 60.0"))
     started = datetime(2026, 1, 1, tzinfo=UTC)

@@ -12,10 +12,11 @@ from secure_cast import SPEC, TRAIN, Cast, cast, context, held, round_of
 from sqlalchemy import select
 
 from coordinator.aggregation.fedmgda import FedMGDAPlus
-from coordinator.aggregation.phases import Reply, RoundContext, Step, Waiting
+from coordinator.aggregation.phases import Reply, RoundContext, Selected, Step, Waiting
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.rules import TooFewUpdatesError
 from coordinator.aggregation.secure.evaluation import evaluation
+from coordinator.aggregation.secure.step import invited
 from coordinator.aggregation.secure.verify import SecureEvidence, Unverified, verify_evaluation, verify_secure_step
 from federation.runs import RunSpec
 from federation.secure.thresholds import Mode
@@ -385,6 +386,23 @@ def test_members_that_were_named_are_not_invited_and_groups_are_left_out_after_b
     assert sum(map(len, left_out)) == len(scene.members)
     with pytest.raises(Waiting, match="revoke them, and resume the run"):
         round_of(scene, Mode.SUM, "fedavg-n", blind=len(left_out) + 1)
+
+
+def test_of_more_members_than_a_session_takes_each_round_draws_others() -> None:
+    around = context(cast(5), Mode.SUM)
+    assert around.private is not None
+    everybody = [f"silo-{place:03}" for place in range(130)]
+    private = replace(around.private, keys=dict.fromkeys(everybody, bytes(32)))
+    selected = dict.fromkeys(everybody, Selected(10, around.objectives))
+    rounds = [invited(replace(around, number=number, selected=selected), private) for number in range(9)]
+    assert {len(one) for one in rounds} == {100}
+    assert all(list(one) == sorted(set(one)) for one in rounds)
+    assert set().union(*rounds) == set(everybody)
+    assert rounds[0] == invited(replace(around, number=0, selected=selected), private)
+    again = invited(replace(around, selected=selected), replace(private, blind=1))
+    assert (len(again), set(again) < set(rounds[0])) == (97, True)
+    few = replace(around, selected=selected | {"silo-000": Selected(10, ("another",))})
+    assert "silo-000" not in {name for number in range(9) for name in invited(replace(few, number=number), private)}
 
 
 def test_too_few_members_skip_the_round() -> None:

@@ -66,6 +66,24 @@ def test_a_run_is_refused_when_too_few_members_allow_as_many_private_rounds(
     assert "missing" not in warnings(stage, run(7, "evaluate.every = 2")), "an open run needs none"
 
 
+@pytest.mark.parametrize(("large", "refused"), [(21, True), (15, False)])
+def test_a_run_is_refused_in_which_one_member_has_too_large_a_part(stage: Stage, large: int, refused: bool) -> None:
+    """Of five members one may collude: twice a member's part is at most that of the three smallest others."""
+    stage.cast("digits", *NAMES[:5], samples=[large, 10, 10, 10, 10])
+    by_samples = run(1, f'{PRIVATE}\nalgorithm.prior = "samples"')
+    if not refused:
+        assert "experimental" in warnings(stage, by_samples)
+        return
+    with pytest.raises(grpc.RpcError) as caught:
+        warnings(stage, by_samples)
+    refusal = refusal_from_rpc_error(caught.value)
+    assert (refusal.status, refusal.reason) == ("INVALID_ARGUMENT", "spec")
+    assert "ann has 21 of 61 samples, too large a part for a private round: colluding members" in refusal.message
+    assert "experimental" in warnings(stage, by_samples.replace(b'"samples"', b'"uniform"'))
+    left_out = by_samples + b'selection.exclude = ["ann"]'
+    assert "experimental" in warnings(stage, left_out)
+
+
 def test_operators_see_what_members_have_told(stage: Stage, players: list[Player]) -> None:
     tell(stage, players[2], 0, 2**63)  # no more than a number of JSON can hold
     tell(stage, players[2], 990, 8)

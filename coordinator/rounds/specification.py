@@ -251,6 +251,12 @@ def private_cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
         "private rounds are experimental until an outside cryptographer has reviewed them",
         f"the run needs {asks} of the sessions that every member's owner allows its data set (policy.toml)",
     )
+    if spec.train.batch_size == 0 and not spec.privacy.sample_noise:
+        found += (
+            "train.batch_size = 0: a member that trains on all its samples at a time makes the same update again from "
+            "the same model. If an attempt at a round is voided, and the next one leaves out a member, the difference "
+            "of the two sums shows its update: use minibatches, or privacy.sample_noise",
+        )
     if spec.algorithm.prior == "samples":
         found += (
             'algorithm.prior = "samples": a member that holds much more than the others breaks the share rule, and '

@@ -23,7 +23,17 @@ from federation.digests import digest
 from federation.metrics import MetricKind
 from federation.refusals import Refusal
 from federation.runs import RunSpec, SpecError
-from federation.secure.thresholds import SMALLEST, SMALLEST_MGDA, Mode, assumed, smallest_cohort
+from federation.secure.thresholds import (
+    LARGEST,
+    SMALLEST,
+    SMALLEST_MGDA,
+    Mode,
+    Thresholds,
+    assumed,
+    share_rule,
+    smallest_cohort,
+    truncated,
+)
 from federation.work.computation import CANNOT
 from storage.models import Client, Run
 from storage.states import ClientState, RunState
@@ -83,6 +93,27 @@ class Submission:
         names = {client.client_id for client in active}
         if shut := [name for name in wanted.required if name not in names]:
             raise Refusal("spec", f"selection.required: {shut[0]} is not an active member")
+
+    def must_share(self, session: Session) -> None:
+        """Raises if private rounds would weigh members by samples of which one member has too large a part.
+
+        Raises:
+            Refusal: `spec`: a round with this member would be skipped.
+        """
+        if self.spec.privacy.secure == "off" or self.spec.algorithm.prior != "samples" or self.rule.private != "sum":
+            return
+        samples = {name: one.samples for name, one in known_clients(session, self.spec, self.objectives).items()}
+        if not SMALLEST <= len(samples) <= LARGEST:
+            return
+        total, t = sum(samples.values()), Thresholds(len(samples), Mode(self.spec.privacy.secure)).t
+        parts = dict(zip(samples, truncated([count / total for count in samples.values()]), strict=True))
+        if large := [name for name in sorted(parts) if not share_rule(parts, name, t)]:
+            raise Refusal(
+                "spec",
+                f'algorithm.prior = "samples": {large[0]} has {samples[large[0]]} of {total} samples, too large a part '
+                "for a private round: colluding members could subtract what they know from the sum. Use "
+                '"uniform", or a smaller limits.samples, or leave this member out (selection.exclude)',
+            )
 
     def sessions_caution(self, session: Session) -> str:
         """Which members have fewer private rounds left than the whole run needs; empty if none, or for an open run.

@@ -73,6 +73,7 @@ class AdminService(MemberCalls, AuditCalls, admin_pb2_grpc.AdminServicer):
         """What a run will ask and take, and what the operator should know; without the run itself."""
         submission.must_be_new(session)
         submission.must_find_members(session)
+        submission.must_share(session)
         if header.model_bytes > (limit := self._settings.max_model_bytes):
             raise Refusal(
                 "limit:model", f"the model has {header.model_bytes} bytes; this federation accepts at most {limit}"

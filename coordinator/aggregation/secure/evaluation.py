@@ -8,8 +8,8 @@ from coordinator.aggregation.phases import Phase, Replies, RoundContext
 from coordinator.aggregation.rules import TooFewUpdatesError
 from coordinator.aggregation.secure.session import secure_sum
 from coordinator.aggregation.secure.settled import Cohort
-from coordinator.aggregation.secure.step import make_setting
-from federation.secure.thresholds import LARGEST, Mode, truncated
+from coordinator.aggregation.secure.step import drawn, make_setting
+from federation.secure.thresholds import Mode, truncated
 from federation.work.evaluate.work import Evaluate
 from federation.work.secure.vector import metric_means, metric_names
 
@@ -33,16 +33,13 @@ def evaluation(context: RoundContext, asked: Evaluate, clients: Sequence[str]) -
     private = context.private
     if private is None:
         raise ValueError("the run has no private rounds")
-    who = [name for name in sorted(clients) if name in private.keys and name not in private.named]
+    who = drawn(context, (name for name in clients if name in private.keys and name not in private.named))
     if not who:
         raise TooFewUpdatesError("no member can evaluate")
     length = 2 * len(metric_names(asked, context.objectives))
     clip = math.sqrt(length)  # no vector of entries in [0, 1] is longer
-    chosen = who[:LARGEST]
     quiet = replace(private, disclose=())  # no member shows a number of its own
-    setting = make_setting(
-        context, quiet, Mode.SUM, lambda _: asked, length, clip=clip, purpose="evaluation", who=chosen
-    )
+    setting = make_setting(context, quiet, Mode.SUM, lambda _: asked, length, clip=clip, purpose="evaluation", who=who)
 
     def equal(cohort: Cohort) -> list[int]:
         return truncated([1 / len(cohort.members)] * len(cohort.members))

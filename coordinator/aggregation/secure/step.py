@@ -5,7 +5,7 @@ others find them from the Gram matrix of the members' sketches. Coefficients c g
 is sum |c| times R / sum_V |a|, where R = sum_V a_i u_i.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -166,7 +166,7 @@ def make_setting(
 
 
 def invited(context: RoundContext, private: Private) -> tuple[str, ...]:
-    """The round's clients that serve all objectives, without those that were named as cheaters.
+    """The round's clients that serve all objectives, without those that were named as cheaters; at most `LARGEST`.
 
     After each blind failure, one group is left out.
 
@@ -177,10 +177,13 @@ def invited(context: RoundContext, private: Private) -> tuple[str, ...]:
         TooFewUpdatesError: fewer members than a session needs.
         Waiting: every group has been left out once.
     """
-    present = sorted(
-        name
-        for name, one in context.selected.items()
-        if name in private.keys and name not in private.named and one.objectives == context.objectives
+    present = drawn(
+        context,
+        [
+            name
+            for name, one in context.selected.items()
+            if name in private.keys and name not in private.named and one.objectives == context.objectives
+        ],
     )
     least = smallest_cohort(private.mode, assumed(len(private.keys)))
     if len(present) < least:
@@ -189,9 +192,9 @@ def invited(context: RoundContext, private: Private) -> tuple[str, ...]:
             f"members needs {least}"
         )
     if not private.blind:
-        return tuple(present[:LARGEST])
+        return tuple(present)
     size = len(present) - least
-    order = sorted(present, key=lambda name: derived_seed(f"groups\0{context.seed}\0{context.number}\0{name}"))
+    order = _shuffled(context, "groups", present)
     start = size * (private.blind - 1)
     if size == 0 or start >= len(order):
         raise Waiting(
@@ -200,3 +203,12 @@ def invited(context: RoundContext, private: Private) -> tuple[str, ...]:
         )
     left_out = order[start : start + size]
     return tuple(name for name in present if name not in left_out)
+
+
+def drawn(context: RoundContext, names: Iterable[str]) -> list[str]:
+    """At most `LARGEST` of these members, drawn by the run's seed and the round, sorted."""
+    return sorted(_shuffled(context, "invited", names)[:LARGEST])
+
+
+def _shuffled(context: RoundContext, purpose: str, names: Iterable[str]) -> list[str]:
+    return sorted(names, key=lambda name: derived_seed(f"{purpose}\0{context.seed}\0{context.number}\0{name}"))

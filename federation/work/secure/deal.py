@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,12 +17,8 @@ from federation.work.base import Client, RowSchema, Shape, WorkError
 from federation.work.secure import refusals
 from federation.work.secure.journal import Journal
 from federation.work.secure.refusals import require
-from federation.work.secure.terms import Stage, Statement
-
-if TYPE_CHECKING:
-    pass
-
 from federation.work.secure.stage import CIPHERTEXTS, MAX_ENVELOPES, REPLIES, StageWork, bytes_row, channel
+from federation.work.secure.terms import Stage, Statement
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,12 +18,8 @@ from federation.work.base import Client, RowSchema, Shape, WorkError, payload_la
 from federation.work.secure import refusals
 from federation.work.secure.journal import Journal
 from federation.work.secure.refusals import require
-from federation.work.secure.terms import Stage, Statement
-
-if TYPE_CHECKING:
-    pass
-
 from federation.work.secure.stage import CIPHERTEXTS, MAX_ENVELOPES, REPLIES, StageWork, bytes_row, channel
+from federation.work.secure.terms import Stage, Statement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +118,7 @@ class Confirm(StageWork):
         )
         if not verified:
             return {}, self.said(view=final)
-        dealt = dict(zip(self.members, _checked(journal), strict=True))
+        dealt = dict(zip(self.members, _dealt(journal), strict=True))
         journal.keep_own(self.name, dealt.pop(me).to_bytes())
         sealed = (
             sealing.seal(confirm_key(channel(journal, other), final, me, other), shares.to_bytes(), final)
@@ -173,7 +169,7 @@ class Unmask(StageWork):
                 challenge.hex() == confirm["commitment"], "terms", "the challenge is not the one that was announced"
             )
             coefficients = dict(zip(mask["W"], mask["a"], strict=True))
-            held = self._checked(client, journal, final)
+            held = self._held(client, journal, final)
             weights = [coefficients[name] for name in self.members]
             answers = verification.check_answers(held, weights, verification.challenge(self.tau2))
         else:
@@ -184,7 +180,7 @@ class Unmask(StageWork):
         payload = payloads.Unmasking(sigma_b, sigma_s, answers).to_bytes()
         return bytes_row("shares", payload), self.said(view=final)
 
-    def _checked(self, client: Client, journal: Journal, final: bytes) -> list[CheckShares]:
+    def _held(self, client: Client, journal: Journal, final: bytes) -> list[CheckShares]:
         """The shares of the second sketch of each member of V."""
         me, others = client.client_id, [name for name in self.members if name != client.client_id]
         sealed = payloads.split_ciphertexts(bytes(client.inputs[CIPHERTEXTS]), len(others), confirm_bytes())
@@ -198,7 +194,7 @@ class Unmask(StageWork):
         return [held[name] for name in self.members]
 
 
-def _checked(journal: Journal) -> tuple[CheckShares, ...]:
+def _dealt(journal: Journal) -> tuple[CheckShares, ...]:
     """What this member deals at CONFIRM, one for each member of V."""
     confirm, points = journal.agreed(Stage.CONFIRM), journal.points
     elements = sketch.second_elements(bytes.fromhex(confirm["tau1"]), journal.vector())
