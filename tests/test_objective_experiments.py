@@ -26,10 +26,10 @@ def test_the_threshold_of_fmol_is_one_hundredth_of_a_loss_that_is_divided_by_the
     assert compared == {side: f"rounds_to/1.28/loss/train/{side}" for side in ("left", "right")}
 
 
-WITH_FEDCMOO = [  # the experiments of robustness compare bounds, with the default sketch
+WITH_FEDCMOO = [
     name
     for name in names()
-    if not name.startswith(("robustness", "leakage"))
+    if not name.startswith("leakage")  # it attacks sketches
     and any(cell.document["algorithm"]["name"].startswith("fedcmoo") for cell in load(name).cells())
 ]
 LABELS = {"count": "CountSketch", "svd": "one-way SVD", "svd-two-way": "two-way SVD"}
