@@ -47,7 +47,7 @@ def collected(m: int, rounds: int) -> Matrix:
         simulate(RUN.format(m=m, rounds=rounds), home=directory, device="cpu", threads=1, progress=lambda _: None)
         home = Home.load(directory)
         with home.open_database(durable=False).read() as session:
-            digest = session.scalars(select(Round.gram).filter_by(number=rounds - 1)).one()
+            digest = str(session.scalars(select(Round.gram).filter_by(number=rounds - 1)).one())
         K: Matrix = np.load(io.BytesIO(home.open_blobs(durable=False).read(digest)))
     return K
 
