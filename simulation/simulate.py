@@ -27,6 +27,7 @@ from coordinator.rounds.submission import new_run
 from coordinator.settings import SETTINGS_FILE, Settings
 from federation.attacks.probe import Probe
 from federation.digests import digest
+from federation.run_sections import SelectionSpec
 from federation.tasks import Dataset, DataSource, Task, metrics_of, task
 from federation.training.determinism import pick_device
 from federation.training.own import run_model
@@ -113,21 +114,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         if missing := sorted(needed - self._trainer.abilities):
             raise SimulationError(f"the run cannot be simulated: {self._trainer.__name__} {CANNOT[missing[0]]}")
         self._initial = run_model(learned, self.spec.seed, self.spec.parameters)
-        wanted, samples = self.spec.selection, self._population.samples
-        if wanted.tags:
-            raise SimulationError("selection.tags: simulated clients have no tags; name them in selection.members")
-        if problem := wanted.unknown(samples):
-            raise SimulationError(f"{problem}; the {len(samples)} clients are {min(samples)} to {max(samples)}")
-        if empty := [name for name in wanted.required if not samples[name]]:
-            raise SimulationError(f"selection.required: {empty[0]} has no training samples")
-        ready, minimum = sum(n > 0 and wanted.admits(name) for name, n in samples.items()), wanted.minimum
-        if ready < minimum:
-            raise SimulationError(f"{ready} clients with data, but a round needs {minimum}: see selection.minimum")
-        if absent := sorted(set(self.spec.selection.always) - self._population.splits.keys()):
-            raise SimulationError(
-                f"selection.always: no client {absent[0]!r}; the {len(self._population.splits)} clients are "
-                f"{min(self._population.splits)} to {max(self._population.splits)}"
-            )
+        _must_find_clients(self.spec.selection, self._population.samples)
         self._stopping = False
         with ExitStack() as stack:
             self.backend: Backend = pick_backend(
@@ -285,6 +272,28 @@ def _probe(learned: Task, trainer: type[Trainer], population: Population, device
         return None
     clean = Dataset(torch.cat([own.test.x for own in honest]), torch.cat([own.test.y for own in honest]))
     return None if attack.triggered(clean) is None else Probe(attack, trainer(learned, honest[0], device), clean)
+
+
+def _must_find_clients(selection: SelectionSpec, samples: Mapping[str, int]) -> None:
+    """Checks that a selection suits these clients, whose numbers of training samples are given by name.
+
+    Raises:
+        SimulationError: it does not; the message names the key.
+    """
+    clients = f"the {len(samples)} clients are {min(samples)} to {max(samples)}"
+    if selection.tags:
+        raise SimulationError("selection.tags: simulated clients have no tags; name them in selection.members")
+    if problem := selection.unknown(samples):
+        raise SimulationError(f"{problem}; {clients}")
+    if empty := [name for name in selection.required if not samples[name]]:
+        raise SimulationError(f"selection.required: {empty[0]} has no training samples")
+    ready = sum(count > 0 and selection.admits(name) for name, count in samples.items())
+    if ready < selection.minimum:
+        raise SimulationError(
+            f"{ready} clients with data, but a round needs {selection.minimum}: see selection.minimum"
+        )
+    if absent := sorted(set(selection.always) - samples.keys()):
+        raise SimulationError(f"selection.always: no client {absent[0]!r}; {clients}")
 
 
 def _existing(directory: Path, resume: bool) -> Home | None:

@@ -98,8 +98,8 @@ def evaluate_privately(fleet: Fleet, current: models.Round, model: str, phase: i
         return Findings(metrics=fleet.observe(model), why_not=f"evaluation: {error}")
     except RevokedMeanwhile:
         return Findings(metrics=fleet.observe(model), why_not="evaluation: a member of the round was revoked")
-    found = scores.scores_of_means(means.metrics, means.members, fleet.run.objectives, fleet.run.metrics)
-    return Findings(metrics=found | fleet.observe(model), measured=[means.metrics])
+    numbers = scores.scores_of_means(means.metrics, means.members, fleet.run.objectives, fleet.run.metrics)
+    return Findings(metrics=numbers | fleet.observe(model), measured=[means.metrics])
 
 
 def _evaluated_before(fleet: Fleet, current: models.Round, model: str) -> models.Round | None:
