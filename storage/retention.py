@@ -104,16 +104,17 @@ def _first_and_best(session: Session) -> set[int]:
     """The ids of the first and of the best round of each run."""
     first: dict[str, int] = {}
     best: dict[str, tuple[float, int]] = {}
-    stopping: dict[str, int] = {}
+    stopping: dict[str, tuple[float, int]] = {}
     columns = select(Round.run_id, Round.round_id, Round.metrics).order_by(Round.run_id, Round.number)
     for run_id, round_id, metrics in session.execute(columns):
         first.setdefault(run_id, round_id)
         score = metrics.get("accuracy/mean", -metrics.get("loss/test", math.inf))
         if math.isfinite(score) and score > best.get(run_id, (-math.inf, 0))[0]:
             best[run_id] = (score, round_id)
-        if metrics.get("stop/since") == 0:
-            stopping[run_id] = round_id
-    return {*first.values(), *({run_id: round_id for run_id, (_, round_id) in best.items()} | stopping).values()}
+        value = metrics.get("stop/best")
+        if value is not None and (run_id not in stopping or stopping[run_id][0] != value):
+            stopping[run_id] = (value, round_id)
+    return {*first.values(), *(round_id for _, round_id in (best | stopping).values())}
 
 
 def referenced(session: Session, keep_rounds: int | None) -> set[str]:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -198,7 +199,7 @@ def test_a_rehearsal_needs_no_membership_writes_nothing_and_tells_time_memory_an
     assert (found["device_bytes"] is None) == (found["device"] == "cpu" or not torch.cuda.is_available())
     assert list(tmp_path.iterdir()) == []
     words, _ = rehearse("--device", "cpu")
-    assert "1437 training samples, 4810 parameters, 144 steps a round" in words
+    assert "1437 training samples, 4810 shared parameters, 144 steps a round" in words
     assert words.endswith("nothing was sent\n")
 
 
@@ -213,6 +214,32 @@ def test_a_rehearsal_trains_as_the_specification_says(tmp_path: Path) -> None:
     _, error = rehearse("--spec", str(tmp_path / "missing.toml"))
     assert isinstance(error, Failure)
     assert "missing.toml: No such file" in error.message
+
+
+def test_a_rehearsal_counts_the_bytes_and_needs_the_abilities_of_the_run(tmp_path: Path) -> None:
+    spec, start = tmp_path / "run.toml", 'name = "x"\ntask = "digits"\nrounds = 1\ntrain.steps = 1\n'
+
+    def rehearsed(more: str, *arguments: str) -> Any:
+        spec.write_text(start + more)
+        said, error = rehearse("--json", "--device", "cpu", "--spec", str(spec), *arguments)
+        return error.message if isinstance(error, Failure) else json.loads(said)
+
+    keys = ("", 'train.wire_dtype = "bf16"', 'parameters.personal = ["out.*"]')
+    whole, half, personal = map(rehearsed, keys)
+    assert half["download_bytes"] == whole["download_bytes"]
+    assert whole["upload_bytes"] - half["upload_bytes"] == pytest.approx(2 * 4810, abs=10)  # the header names the dtype
+    assert (whole["parameters"], personal["parameters"]) == (4810, 4160)
+    for way in ("download_bytes", "upload_bytes"):
+        assert whole[way] - personal[way] == pytest.approx(4 * 650, abs=200)  # the header names the tensors
+    other = ("--trainer", "test_trainers:Halving")
+    assert rehearsed("", *other)["parameters"] == 4810
+    assert rehearsed('parameters.frozen = ["out.*"]', *other) == (
+        "the trainer of this worker cannot leave some parameters as they are (parameters.frozen)"
+    )
+    assert rehearsed("privacy.sample_noise = 1.0", *other) == (
+        "the trainer of this worker cannot add noise to the gradients of samples"
+    )
+    assert rehearsed('parameters.personal = ["nowhere"]').startswith("parameters.personal: 'nowhere' matches no")
 
 
 def test_another_trainer_is_tried_and_one_that_is_not_there_is_named() -> None:

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from trained import train
 
 from federation.attacks import AttackError, parse_attack
-from federation.tasks import DataSource, Task, initial_model, task
+from federation.tasks import DataError, DataSource, Task, initial_model, task
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.external import ExternalTrainer
+from federation.training.reasons import reason_of
 from federation.training.torch_trainer import TorchTrainer
-from federation.training.trainers import TrainerChoice
+from federation.training.trainers import TrainerChoice, trainer_kind
 from federation.work.base import WorkError
 from federation.work.computation import Descend, Differentiate, LocalSgd
 from worker.service import prepare_offers
@@ -165,6 +166,57 @@ def test_a_failure_is_declined_with_its_reason_and_the_next_assignment_is_done(
     trainer = start(f"{once}open({str(mark)!r}, 'w').close(); {trains}")
     assert re.match(says, declined(trainer))
     np.testing.assert_array_equal(train(trainer, BASE, SGD).rows["loss"], np.zeros(3))
+
+
+FAILING = """
+import numpy as np
+from federation.tasks import DataError
+from federation.work.base import WorkError
+from fedpareto import Dataset, Splits, Task, Trainer
+
+ERRORS = [MemoryError(), DataError("sample 7 cannot be read"), WorkError("no"), ZeroDivisionError("x")]
+
+
+class Failing(Trainer):
+    def train(self, model, plan):
+        raise ERRORS[int(plan.sgd.learning_rate)]
+
+    def evaluate(self, model, plan):
+        return {"loss": 0.0}
+
+
+class Numbers(Task):
+    trainer = Failing
+
+    def initial(self, seed):
+        return {"a": np.zeros(3)}
+
+    def load(self, source):
+        empty = Dataset(np.zeros((0, 1)), np.zeros(0))
+        return Splits(Dataset(np.zeros((9, 1)), np.zeros(9)), empty, empty)
+"""
+
+
+def test_a_trainer_fails_with_the_same_reasons_in_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing.py").write_text(FAILING)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    learned, source = task("failing:Numbers"), DataSource()
+    command = shlex.join([sys.executable, "-m", "fedpareto", "worker", "trainer"])
+    here = trainer_kind(learned)(learned, learned.load(source))
+    there = ExternalTrainer(learned, source, command=command)
+    reasons = []
+    try:
+        for rate in range(4):
+            for trainer in (here, there):
+                with pytest.raises((MemoryError, DataError, WorkError, ZeroDivisionError)) as caught:
+                    train(trainer, BASE, LocalSgd(epochs=1, learning_rate=rate))
+                reasons.append(reason_of(caught.value))
+    finally:
+        there.close()
+    assert reasons == ["memory", "memory", "no-data", "no-data", "failed", "failed", "", "trainer:error"]
 
 
 def test_a_diverged_training_and_nan_are_told_as_such(start: Start) -> None:

@@ -172,6 +172,11 @@ def test_the_best_round_of_each_run_is_retained_and_whether_a_blob_is_can_be_ask
         "a": [{"accuracy/mean": value} for value in (0.1, 0.9, 0.3, 0.9, 0.2)],  # of equals the first
         "b": [{"loss/test": value} for value in (3.0, 2.0, 1.0, math.nan, 5.0)],
         "c": [{}, {}, {}, {}, {}],
+        # Of the values that stop the run the best, also where it is no improvement that counts; of equals the first.
+        "d": [
+            {"accuracy/mean": 0.1 * number, "stop/value": value, "stop/best": best, "stop/since": float(number)}
+            for number, (value, best) in enumerate([(0.5, 0.5), (0.8, 0.8), (0.6, 0.8), (0.8, 0.8), (0.7, 0.8)])
+        ],
     }
     for run_id, rounds in measured.items():
         federation.run(run_id)
@@ -183,7 +188,7 @@ def test_the_best_round_of_each_run_is_retained_and_whether_a_blob_is_can_be_ask
                 ).one().metrics = metrics
     every = {federation.blobs.read(digest).decode(): digest for digest in stored(federation.blobs)}
     clean(federation, keep_rounds=1)
-    retained = [("a", 0), ("a", 1), ("a", 4), ("b", 0), ("b", 2), ("b", 4), ("c", 0), ("c", 4)]
+    retained = [(run_id, number) for run_id in "abcd" for number in (0, 4)] + [("a", 1), ("b", 2), ("d", 1)]
     assert federation.contents() == set[str]().union(*(of_round(*each) for each in retained))
     with federation.database.read() as session:
         assert {word for word, digest in every.items() if is_retained(session, digest, 1)} == federation.contents()

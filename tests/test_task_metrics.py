@@ -192,6 +192,9 @@ def test_a_run_ends_when_its_target_is_reached_or_nothing_gets_better() -> None:
     stop = 'stop = { metric = "error/odd", patience = 2, improvement = 100.0 }'
     history = simulate(SPEC + stop, threads=1)
     assert [record["stop/since"] for record in history.round_records] == [0.0, 1.0, 2.0]
+    values = [record["stop/value"] for record in history.round_records]
+    assert [record["stop/best"] for record in history.round_records] == [min(values[: n + 1]) for n in range(3)]
+    assert values[0] > min(values), "a better value that does not count as better"
     assert history.reason.startswith("no better validation error/odd (mean) in 2 evaluations")
 
 

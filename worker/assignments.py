@@ -1,7 +1,7 @@
 """The checks of an assignment: the coordinator signed it, it is for this worker, and the owner allows it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from google.protobuf.message import DecodeError
@@ -10,6 +10,7 @@ from federation.digests import digest, parse
 from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.sharing import Sharing, SharingError
+from federation.training.own import run_shape
 from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest, CancelManifest, SignedEnvelope
 from federation.work.base import Demand, RowSchema, Shape, Shows, Work, WorkError, payload_layout
@@ -117,15 +118,12 @@ def check_assignment(
         require(False, *problem)
     message = f"{manifest.members} clients are asked; this worker takes part with at least {limits.members}"
     require(manifest.members >= limits.members or limits.members == 1, "limit:members", message)
-    trainer, unshared = offers[manifest.task], manifest.unshared
-    shape, samples = trainer.shape, trainer.samples
-    sharing = None
-    if manifest.HasField("unshared") or trainer.buffers:
-        try:
-            sharing = Sharing.of(shape.layout, unshared.personal, unshared.frozen, trainer.buffers, unshared.buffers)
-        except SharingError as error:
-            raise Declined(manifest.assignment_id, "parameters", str(error)[:500]) from None
-        shape = replace(shape, layout=sharing.shared, buffers=sharing.buffers)
+    trainer = offers[manifest.task]
+    samples = trainer.samples
+    try:
+        shape, sharing = run_shape(trainer, manifest.unshared)
+    except SharingError as error:
+        raise Declined(manifest.assignment_id, "parameters", str(error)[:500]) from None
     require_digest(manifest.base_model, "base-model")
     require(
         manifest.base_model_bytes == shape.layout.file_bytes,

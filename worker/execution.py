@@ -12,9 +12,9 @@ import numpy as np
 from federation.member_files import MemberFiles
 from federation.owners_code import described, owners_frame
 from federation.refusals import Refusal
-from federation.tasks import DataError
-from federation.training import TrainingDiverged, TrainingStopped
+from federation.training import TrainingStopped
 from federation.training.own import Own, compute
+from federation.training.reasons import reason_of
 from federation.training.trainer import Trainer
 from federation.transfers import slowest_seconds
 from federation.v1.common_pb2 import AssignmentManifest, Input, SamplePrivacy, SignedEnvelope, UpdateManifest
@@ -275,15 +275,13 @@ def _declining(assignment_id: str) -> Iterator[None]:
         yield
     except (TrainingStopped, Declined):
         raise
-    except TrainingDiverged as error:
-        raise Declined(assignment_id, "training-diverged", str(error)) from error
-    except DataError as error:
-        raise Declined(assignment_id, "no-data", str(error)) from error
-    except WorkError as error:
-        raise Declined(assignment_id, error.reason or "failed", str(error)) from error
-    except Exception as error:  # work that makes no sense, a mistake in the owner's own task
-        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # of PyTorch, for any device
-            raise Declined(assignment_id, "memory", str(error).partition("\n")[0] or "out of memory") from error
+    except Exception as error:
+        if reason := reason_of(error):
+            message = str(error)
+            if reason == "memory":  # PyTorch's message goes on for a page
+                message = message.partition("\n")[0] or "out of memory"
+            raise Declined(assignment_id, reason, message) from error
+        # Work that makes no sense, or a mistake in the owner's own task.
         if owners_frame(error):
             for line in described(error).splitlines():
                 LOGGER.error("assignment %s: %s", assignment_id, line)

@@ -2,14 +2,19 @@
 
 import resource
 import sys
-import time
+from contextlib import closing
 from dataclasses import dataclass
 
 from federation.objectives import joint_target
+from federation.run_sections import ParametersSpec
+from federation.runs import RunSpec
 from federation.tasks import initial_model
+from federation.training.external import ExternalTrainer
+from federation.training.own import Own, compute, run_shape
 from federation.training.trainer import Trainer
-from federation.work.base import RowSchema, payload_layout
-from federation.work.computation import SPLITS, Descend, LocalSgd
+from federation.work.base import payload_layout
+from federation.work.computation import SPLITS, Descend, Measure
+from federation.work.train.work import Train
 
 _MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 
@@ -19,12 +24,14 @@ class TrialRound:
     """What one round of a task costs at this site. Seconds are elapsed, of a round with one row.
 
     Attributes:
-        parameters: d.
+        parameters: those that the run shares.
         steps: optimiser steps.
-        training_seconds: to measure the model on the training split, and to train.
+        training_seconds: to measure the model on the training split, if the run does, and to train.
         evaluation_seconds: to measure the model on all splits.
-        memory_bytes: the most that this process has held, with its libraries and the data.
-        device_bytes: the most that PyTorch has held on GPUs; None if it used none.
+        memory_bytes: the most that this process has held, with its libraries, and the data where it trains.
+        trainer_bytes: the most that one process of an external trainer on this machine has held, without GPUs; None
+            where the training is in this process.
+        device_bytes: the most that PyTorch has held on GPUs in this process; None if it used none.
         download_bytes: a model.
         upload_bytes: an update, without its manifest of about a kilobyte.
     """
@@ -37,37 +44,58 @@ class TrialRound:
     training_seconds: float
     evaluation_seconds: float
     memory_bytes: int
+    trainer_bytes: int | None
     device_bytes: int | None
     download_bytes: int
     upload_bytes: int
 
 
-def try_round(trainer: Trainer, sgd: LocalSgd) -> TrialRound:
-    """Trains the task's initial model once on this client's data, and evaluates the result.
+def try_round(trainer: Trainer, spec: RunSpec | None = None) -> TrialRound:
+    """Trains the task's initial model once on this client's data, as a run's first round does, and evaluates it.
+
+    Without a specification, the keys have their defaults, and buffers are averaged. No noise is added. The trainer is
+    closed.
 
     Raises:
         DataError: there are no training samples.
+        SharingError: `[parameters]` does not suit the model.
         TrainingDiverged: a loss or a parameter is not finite.
+        WorkError: the trainer lacks an ability that the training needs.
     """
-    layout, base = initial_model(trainer.task, 0)
-    targets = joint_target(trainer.objectives)
-    result = trainer.compute(base, Descend(sgd=sgd, targets=targets), seed=0, round=0, client_id="")
-    (update,) = result.rows.values()
-    began = time.perf_counter()
-    trainer.measure(base - update, SPLITS)
+    with closing(trainer):
+        if spec is None:
+            parameters = ParametersSpec(buffers="averaged" if trainer.buffers else "")
+            spec = RunSpec(name="rehearsal", task=trainer.task.name, rounds=1, parameters=parameters)
+        shape, sharing = run_shape(trainer, spec.parameters)
+        _, model = initial_model(trainer.task, spec.seed)
+        own, base = (None, model) if sharing is None else (Own(sharing, model), sharing.shared_of(model))
+        work = Train.of(spec, 0, joint_target(trainer.objectives))
+        if work.private is not None:
+            trainer.must_be_private()
+        descent = Descend(sgd=work.sgd, targets=work.targets, measure=work.measure)
+        trained, measured = (
+            compute(trainer, base, computation, own, seed=spec.seed, round=0, client_id="")
+            for computation in (descent, Measure(splits=SPLITS))
+        )
     return TrialRound(
         task=trainer.task.name,
         device=trainer.device,
         samples=trainer.samples,
-        parameters=layout.size,
-        steps=sgd.count(trainer.samples),
-        training_seconds=result.seconds,
-        evaluation_seconds=time.perf_counter() - began,
-        memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES,
+        parameters=shape.parameters,
+        steps=work.sgd.count(trainer.samples),
+        training_seconds=trained.seconds,
+        evaluation_seconds=measured.seconds,
+        memory_bytes=_most_bytes(resource.RUSAGE_SELF),
+        trainer_bytes=_most_bytes(resource.RUSAGE_CHILDREN) if isinstance(trainer, ExternalTrainer) else None,
         device_bytes=_gpu_bytes(),
-        download_bytes=layout.file_bytes,
-        upload_bytes=payload_layout(tuple(RowSchema(row, layout.size) for row in targets)).file_bytes,
+        download_bytes=shape.layout.file_bytes,
+        upload_bytes=payload_layout(work.rows(shape)).file_bytes,
     )
+
+
+def _most_bytes(who: int) -> int:
+    """The most that this process, or the largest of those that it has started and that have ended, has held."""
+    return resource.getrusage(who).ru_maxrss * _MAXRSS_BYTES
 
 
 def _gpu_bytes() -> int | None:

@@ -10,14 +10,11 @@ from coordinator.aggregation.phases import Asked, Phase
 from federation.metrics import MetricKind
 from federation.objectives import Targets, joint_target, separate_targets
 from federation.vectors import payload_bytes, update_layout
-from federation.work.computation import LocalSgd
 from federation.work.evaluate.work import Evaluate
 from federation.work.jacobian.work import Jacobian
 from federation.work.residual.work import REFERENCE, Residual
 from federation.work.search.work import DIRECTION, Search, direction_layout
 from federation.work.train.work import Train
-
-DTYPES = {"float32": "F32", "bf16": "BF16"}  # the element types of updates, by their names in a specification
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +41,8 @@ class Training(Phase):
         return separate_targets(objectives) if self.separate else joint_target(objectives, self.weights)
 
     def work(self, asked: Asked) -> Train:
-        spec = asked.spec
-        private, protected = spec.privacy.of_samples, spec.privacy.client_noise > 0
-        rate = spec.train.rate(asked.round, spec.rounds)
-        return Train(
-            sgd=replace(LocalSgd.of(spec.train), learning_rate=rate),
-            targets=self.targets(asked.objectives),
-            from_jacobian=self.from_jacobian,
-            measure=self.measure and spec.train.measure and private is None and not protected,
-            private=private,
-            dtype=DTYPES[spec.train.wire_dtype],
-        )
+        work = Train.of(asked.spec, asked.round, self.targets(asked.objectives))
+        return replace(work, from_jacobian=self.from_jacobian, measure=self.measure and work.measure)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,7 +73,11 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "metric/<metric>/worst": ("the worst of these values; `[evaluate.metrics]` says which is better", _OURS),
         "metric/<metric>/best": ("the best of these values", _OURS),
         "stop/value": ("the value by which `[stop]` ends the run", _OURS),
-        "stop/since": ("evaluations since the best of these values; 0 if it is this one", _OURS),
+        "stop/best": ("the best of these values so far", _OURS),
+        "stop/since": (
+            "evaluations since the last one that counted as better (`stop.improvement`); 0 if it is this one",
+            _OURS,
+        ),
         "required/missing": ("in a skipped round: the required clients that it lacks", "`selection.required`"),
         "loss/worst": ("the highest loss of a client, for a task without accuracy", _OURS),
         "loss/jain": ("(sum F)² / (N sum F²) of the clients' losses, for a task without accuracy", _JAIN),

@@ -196,7 +196,8 @@ def improved(session: Session, current: Round, replies: Replies) -> dict[str, fl
 def watched(session: Session, current: Round, run: RunFacts, measured: Sequence[Measurements]) -> dict[str, float]:
     """The record of the value by which a run is stopped; nothing where the run has none, or nobody measured it.
 
-    `stop/value` is the value, and `stop/since` the number of evaluations since the best one, 0 for the best.
+    `stop/value` is the value, `stop/best` the best one so far, and `stop/since` the number of evaluations since the
+    last one that counted as better (`stop.improvement`), 0 for such a one.
     """
     stop, kind = run.spec.stop, run.stopped_by
     name = f"{stop.split}/{stop.metric}"
@@ -204,16 +205,18 @@ def watched(session: Session, current: Round, run: RunFacts, measured: Sequence[
     if kind is None or not claims:
         return {}
     value = summary(claims, stop.of, higher=kind.higher)
+    if not math.isfinite(value):  # a mean weighted by samples, and no member claims any
+        return {}
     query = select(Round.metrics).where(Round.run_id == current.run_id, Round.number < current.number)
-    values = [
-        numbers["stop/value"] for numbers in session.scalars(query.order_by(Round.number)) if "stop/value" in numbers
-    ]
+    earlier = session.scalars(query.order_by(Round.number))
+    values = [*(numbers["stop/value"] for numbers in earlier if "stop/value" in numbers), value]
     sign = 1.0 if kind.higher else -1.0
-    best, since = -math.inf, 0
-    for latest in (*values, value):
-        better = sign * latest > best + stop.improvement or best == -math.inf
-        best, since = (sign * latest, 0) if better else (best, since + 1)
-    return {"stop/value": value, "stop/since": float(since)}
+    bar, since = -math.inf, 0
+    for latest in values:
+        better = sign * latest > bar + stop.improvement
+        bar, since = (sign * latest, 0) if better else (bar, since + 1)
+    best = max(values) if kind.higher else min(values)
+    return {"stop/value": value, "stop/best": best, "stop/since": float(since)}
 
 
 def why_stopped(run: RunFacts, numbers: Mapping[str, float]) -> str:

@@ -14,10 +14,10 @@ from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.orders import plan_of
 from federation.training.pipe import PROTOCOL, Header, Messages
 from federation.training.plans import EvaluationPlan
+from federation.training.reasons import reason_of
 from federation.training.trainer import Trainer
 from federation.training.trainers import trainer_kind
 from federation.vectors import Vector
-from federation.work.base import WorkError
 
 if TYPE_CHECKING:
     from federation.training.distributed import DistributedTrainer
@@ -54,9 +54,8 @@ class _Served:
                 self._messages.write({"type": "stopped", "id": number})
             except Exception as error:
                 traceback.print_exc()
-                reason = error.reason if isinstance(error, WorkError) else ""
                 message = f"{type(error).__name__}: {error}"
-                answer = {"type": "error", "id": number, "reason": reason, "message": message}
+                answer = {"type": "error", "id": number, "reason": reason_of(error), "message": message}
                 if self._ranks is None:
                     self._messages.write(answer)
                     continue

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,8 +13,11 @@ from federation.sharing import BUFFERS, Sharing, SharingError
 from federation.tasks import Task, initial_model
 from federation.training.trainer import Trainer
 from federation.vectors import Layout, Vector, read_vector, to_bytes
-from federation.work.base import Result, RowSchema, WorkError, payload_layout
+from federation.work.base import Result, RowSchema, Shape, WorkError, payload_layout
 from federation.work.computation import Computation, Descend, MeasureAlong
+
+if TYPE_CHECKING:
+    from federation.v1.common_pb2 import UnsharedParameters
 
 _KEPT = 2  # states, so that a round can be worked on again from where it began
 _SUFFIX = ".safetensors"
@@ -46,6 +49,19 @@ class Own:
                 return replace(computation, direction=sharing.with_shared(np.zeros_like(self.values), along))
             case _:
                 return computation
+
+
+def run_shape(trainer: Trainer, unshared: "ParametersSpec | UnsharedParameters") -> tuple[Shape, Sharing | None]:
+    """The shape of a run's model, and which parameters of the task's model the run shares; None for all.
+
+    Raises:
+        SharingError: as of `Sharing.of`.
+    """
+    shape = trainer.shape
+    if not (unshared.personal or unshared.frozen or unshared.buffers or trainer.buffers):
+        return shape, None
+    sharing = Sharing.of(shape.layout, unshared.personal, unshared.frozen, trainer.buffers, unshared.buffers)
+    return replace(shape, layout=sharing.shared, buffers=sharing.buffers), sharing
 
 
 def compute(trainer: Trainer, base: Vector, computation: Computation, own: Own | None, **given: Any) -> Result:

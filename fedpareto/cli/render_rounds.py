@@ -34,7 +34,7 @@ _MEASURED = {
     "direction": ("direction_norm", "stationarity", "stationarity/relative", "descent_min", "descent_share"),
     "conflicts": ("conflicts", "conflict_depth", "conflict_mean"),
     "weights": ("entropy", "step/rate"),
-    "stopping": ("stop/value", "stop/since"),
+    "stopping": ("stop/value", "stop/best", "stop/since"),
     "required members": ("required/missing",),
     "epsilon": ("epsilon/clients", "epsilon/samples"),
     "objectives": (
@@ -55,7 +55,7 @@ _COUNTS = (
 )
 _WORDS = {  # where the name says too little without its group
     "stationarity/relative": "relative",
-    "stop/since": "evaluations since the best",
+    "stop/since": "evaluations since it got better",
     "epsilon/clients": "of clients",
     "epsilon/samples": "of samples, the largest of a client",
     "direction_norm": "norm",

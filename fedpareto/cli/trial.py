@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,18 +30,17 @@ def rehearse(
     """Trains and evaluates one round of each task, and prints what it took. No membership is needed.
 
     Raises:
-        Failure: the specification, the task or the data cannot be used, or the training diverges.
+        Failure: the specification, the task or the data cannot be used, a trainer cannot do what it asks for, or the
+            training diverges.
     """
     from federation.runs import RunSpec, SpecError
     from federation.tasks import DataError
-    from federation.train_section import TrainSpec
     from federation.training import TrainingDiverged
-    from federation.work.computation import LocalSgd
     from worker.service import prepare_offers
     from worker.trial import try_round
 
     with failing(SpecError, OSError):
-        train = TrainSpec() if spec is None else RunSpec.parse(spec.read_bytes()).train
+        run = None if spec is None else RunSpec.parse(spec.read_bytes())
     with failing(DataError, ValueError, TrainingDiverged):
         offers, _ = prepare_offers(
             list(dict.fromkeys(tasks)),
@@ -53,8 +51,7 @@ def rehearse(
             trainers=trainers,
         )
         for trainer in offers.values():
-            with closing(trainer):
-                found = try_round(trainer, LocalSgd.of(train))
+            found = try_round(trainer, run)
             for line in [json.dumps(asdict(found))] if as_json else _lines(found):
                 typer.echo(line)
 
@@ -63,13 +60,18 @@ def _lines(found: "TrialRound") -> Iterator[str]:
     from fedpareto import formatting
 
     yield (
-        f"{found.task} on {found.device}: {found.samples} training samples, {found.parameters} parameters, "
+        f"{found.task} on {found.device}: {found.samples} training samples, {found.parameters} shared parameters, "
         f"{found.steps} steps a round"
     )
     training, evaluation = formatting.seconds(found.training_seconds), formatting.seconds(found.evaluation_seconds)
     yield f"  time: {training} to train, {evaluation} to evaluate"
     gpu = "" if found.device_bytes is None else f", {formatting.size(found.device_bytes)} on the GPU"
-    yield f"  memory: {formatting.size(found.memory_bytes)} in this process, with the data{gpu}"
+    memory = f"{formatting.size(found.memory_bytes)} in this process"
+    if found.trainer_bytes is None:
+        yield f"  memory: {memory}, with the data{gpu}"
+    else:
+        largest = formatting.size(found.trainer_bytes)
+        yield f"  memory: {memory}, at most {largest} in each process of the trainer on this machine, without GPUs"
     yield (
         f"  bytes: {formatting.size(found.download_bytes)} down for the model, "
         f"{formatting.size(found.upload_bytes)} up for an update with one row"

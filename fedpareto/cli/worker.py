@@ -162,7 +162,7 @@ def run(
     ] = False,
     spec: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="With --rehearse: the run specification whose [train] is used."),
+        typer.Option(metavar="FILE", help="With --rehearse: the run specification that the training follows."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per event.")] = False,
 ) -> None:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from federation.run_sections import LimitsSpec
     from federation.runs import RunSpec
 
+_DTYPES = {"float32": "F32", "bf16": "BF16"}  # the element types of updates, by their names in a specification
+
 
 @dataclass(frozen=True, kw_only=True)
 class Train(Work):
@@ -48,6 +50,18 @@ class Train(Work):
     measure: bool = True
     private: PrivateSgd | None = None
     dtype: str = "F32"
+
+    @classmethod
+    def of(cls, spec: "RunSpec", round_: int, targets: Targets) -> "Train":
+        """What a run asks for in a round, from 0."""
+        private, protected = spec.privacy.of_samples, spec.privacy.client_noise > 0
+        return cls(
+            sgd=replace(LocalSgd.of(spec.train), learning_rate=spec.train.rate(round_, spec.rounds)),
+            targets=targets,
+            measure=spec.train.measure and private is None and not protected,
+            private=private,
+            dtype=_DTYPES[spec.train.wire_dtype],
+        )
 
     @classmethod
     def terms(cls, spec: "RunSpec") -> Terms:
