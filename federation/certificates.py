@@ -21,7 +21,9 @@ SERVER_LIFETIME = timedelta(days=398)
 CLIENT_LIFETIME = timedelta(days=90)
 MAX_CSR_BYTES = 4096
 ExtensionT = TypeVar("ExtensionT", bound=x509.ExtensionType)
-_CLOCK_SKEW = timedelta(minutes=5)  # a certificate is valid a little before it was made, for clocks that are behind
+# A certificate is valid from before it was made, for clocks that are behind, by an hour where a time zone is wrong.
+# Nobody can use it before it was made, and no signed message is judged by its beginning.
+_CLOCK_SKEW = timedelta(hours=2)
 _CA_IN_LEAF = "data:application/pkix-cert;base64,"
 
 

@@ -202,9 +202,10 @@ class Running:
 
 
 @contextmanager
-def running(directory: Path, **settings: Any) -> Iterator[Running]:
-    """Makes a federation and serves it."""
+def running(directory: Path, ahead: timedelta = timedelta(), **settings: Any) -> Iterator[Running]:
+    """Makes a federation and serves it; its clock is ahead of this machine's from the beginning."""
     clock = Clock()
+    clock.ahead = ahead
     values = Settings.check({"federation_id": "test", **settings}, "test")
     served = Running(Home.init(directory, values, now=clock()), clock)
     try:

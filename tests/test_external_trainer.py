@@ -23,8 +23,11 @@ from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainers import TrainerChoice, trainer_kind
 from federation.work.base import WorkError
 from federation.work.computation import Descend, Differentiate, LocalSgd
+from fedpareto.cli.trial import lines
 from worker.service import prepare_offers
+from worker.trial import try_round
 
+EXAMPLES = Path(__file__).parents[1] / "docs/examples"
 SGD = LocalSgd(epochs=1, learning_rate=1.0)
 BASE = np.array([1.0, 2.0, 3.0], dtype=np.float32)
 # A process that answers as its tests tell it: READY, then one of ANSWERS for each order.
@@ -117,6 +120,14 @@ def test_the_process_trains_and_evaluates_and_tells_its_progress(start: Start) -
         "test/accuracy": 0.5,
     }
     assert trainer.abilities == {"repeatable"}
+
+
+def test_a_rehearsal_tells_the_memory_of_the_process(start: Start) -> None:
+    found = try_round(start())
+    assert (found.task, found.samples, found.steps) == ("three", 10, 1)
+    assert found.trainer_bytes is not None
+    assert found.trainer_bytes > 1_000_000
+    assert "MB in each process of the trainer on this machine, without GPUs" in "\n".join(lines(found))
 
 
 def test_gradients_come_as_one_vector_for_each_objective(start: Start) -> None:
@@ -308,6 +319,47 @@ def test_an_attack_on_training_data_is_refused_where_the_data_is_in_another_proc
     offers, device = prepare_offers(["digits"], DataSource(), attack=parse_attack("sign-flip"), **asked)
     assert (offers["digits"].samples, device) == (10, "external")
     offers["digits"].close()
+
+
+class Tumours(Task):
+    """The model of the example."""
+
+    name = "tumours"
+
+    def initial(self, seed: int) -> dict[str, NDArray[np.float64]]:
+        return {"coef": np.zeros((1, 30)), "intercept": np.zeros(1)}
+
+
+@pytest.mark.parametrize(
+    ("sgd", "steps"),
+    [
+        (LocalSgd(steps=3, learning_rate=0.5), 3),
+        (LocalSgd(epochs=2, learning_rate=0.5), 2),
+        (LocalSgd(steps=5, batch_size=10, learning_rate=0.5), 5),  # 24 samples: three steps a pass
+        (LocalSgd(epochs=2, batch_size=10, learning_rate=0.5), 6),
+    ],
+)
+def test_the_example_in_plain_python_makes_the_steps_that_the_run_asks_for(
+    tmp_path: Path, sgd: LocalSgd, steps: int
+) -> None:
+    generator = np.random.default_rng(0)
+    x, y = generator.uniform(0.5, 2.0, (30, 30)), generator.integers(0, 2, 30)
+    np.savetxt(tmp_path / "tumours.csv", np.c_[x, y], delimiter=",", header="measurements and label")
+    command = shlex.join([sys.executable, "-S", str(EXAMPLES / "plain_trainer.py")])
+    trainer, shares = ExternalTrainer(Tumours(), DataSource(tmp_path), command=command), []
+    try:
+        found = train(trainer, np.zeros(31, np.float32), sgd, progress=shares.append)
+    finally:
+        trainer.close()
+    assert shares == [(step + 1) / steps for step in range(steps)]
+    samples, labels = np.c_[np.log(x[6:] + 1e-3), np.ones(24)], y[6:]
+    model = np.zeros(31)
+    for _ in range(steps):
+        model -= 0.5 * (1 / (1 + np.exp(-samples @ model)) - labels) @ samples / 24
+    if sgd.batch_size == 0:  # the order of the samples is the example's own affair
+        np.testing.assert_allclose(-found.rows["loss"], model, rtol=1e-5)
+    elif sgd.epochs:
+        assert np.linalg.norm(-found.rows["loss"] - model) < np.linalg.norm(model)
 
 
 def test_the_built_in_trainer_gives_the_same_bytes_in_a_process_of_its_own() -> None:

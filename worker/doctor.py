@@ -59,10 +59,10 @@ def check_membership(member: MemberFiles, now: datetime) -> Finding:
     return Finding.ok("membership", who)
 
 
-def check_network(address: str, proxy: Proxy | None, member: MemberFiles | None) -> Iterator[Finding]:
+def check_network(address: str, proxy: Proxy | None, member: MemberFiles | None, now: datetime) -> Iterator[Finding]:
     """Checks name, proxy and TLS up to the coordinator at "host:port"; ends at the first thing that fails.
 
-    Without a member, the certificate that is shown is described and not verified.
+    Without a member, the certificate that is shown is described and not verified. `now` is this machine's time.
     """
     host, port = (address.rpartition(":")[0].strip("[]"), 0) if proxy is None else (proxy.host, proxy.port)
     try:
@@ -82,12 +82,12 @@ def check_network(address: str, proxy: Proxy | None, member: MemberFiles | None)
         with dial(address, proxy, ANSWER_SECONDS) as plain:
             if proxy is not None:
                 yield Finding.ok("proxy", f"{proxy} connects to {address}")
-            yield _tls(plain, address, member)
+            yield _tls(plain, address, member, now)
     except RouteError as error:
         yield Finding.failed("proxy" if proxy is not None else "tcp", str(error))
 
 
-def _tls(plain: socket.socket, address: str, member: MemberFiles | None) -> Finding:
+def _tls(plain: socket.socket, address: str, member: MemberFiles | None, now: datetime) -> Finding:
     """What the server shows over a connection to it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -108,17 +108,25 @@ def _tls(plain: socket.socket, address: str, member: MemberFiles | None) -> Find
             return Finding.failed(
                 "tls", f"the certificate there is of {issuer}, not of a coordinator. {_INSPECTED.format(address)}"
             )
-        return Finding.ok("tls", f"a coordinator's certificate, by its own word of the CA {authorities[0]}")
-    authority = load_certificate(member.ca)
-    try:
-        shown.verify_directly_issued_by(authority)
-    except Exception:  # of several kinds: another name, another signature, another kind of key
+        what = f"a coordinator's certificate, by its own word of the CA {authorities[0]}"
+    else:
+        try:
+            shown.verify_directly_issued_by(load_certificate(member.ca))
+        except Exception:  # of several kinds: another name, another signature, another kind of key
+            return Finding.failed(
+                "tls", f"the certificate there is of {issuer}, not of this federation. {_INSPECTED.format(address)}"
+            )
+        if protocol != "h2":
+            return Finding.failed("tls", f"the server does not offer HTTP/2. {_INSPECTED.format(address)}")
+        what = "the certificate is of the federation's CA"
+    begins, ends = shown.not_valid_before_utc, shown.not_valid_after_utc
+    if not begins <= now <= ends:
         return Finding.failed(
-            "tls", f"the certificate there is of {issuer}, not of this federation. {_INSPECTED.format(address)}"
+            "tls",
+            f"{what}, from {_day(begins)} to {_day(ends)}; this machine's clock says {_day(now)}: set the clock, or, "
+            "if it is right, ask the coordinator's operator",
         )
-    if protocol != "h2":
-        return Finding.failed("tls", f"the server does not offer HTTP/2. {_INSPECTED.format(address)}")
-    return Finding.ok("tls", f"the certificate is of the federation's CA, until {_day(shown.not_valid_after_utc)}")
+    return Finding.ok("tls", f"{what}, until {_day(ends)}")
 
 
 def check_coordinator(member: MemberFiles) -> Finding:

@@ -51,15 +51,21 @@ def probability(model, x):
 
 
 def train(order, model, samples):
+    """Steps of SGD, each on the mean loss of a minibatch; None if the worker says something meanwhile."""
     sgd, draw = order["sgd"], random.Random(order["seed"])
-    epochs = sgd["epochs"] or 1
-    for epoch in range(epochs):
-        for x, y in draw.sample(samples, len(samples)):
-            error = sgd["learning_rate"] * (probability(model, x) - y)
-            for at in range(30):
-                model[at] -= error * x[at]
-            model[30] -= error
-        write({"type": "progress", "id": order["id"], "share": (epoch + 1) / epochs})
+    size = sgd["batch_size"] or len(samples)
+    steps_a_pass = math.ceil(len(samples) / size)
+    steps = sgd["steps"] or sgd["epochs"] * steps_a_pass
+    for step in range(steps):
+        place = step % steps_a_pass * size
+        if place == 0:
+            shuffled = draw.sample(samples, len(samples))
+        errors = [(probability(model, x) - y, x) for x, y in shuffled[place : place + size]]
+        rate = sgd["learning_rate"] / len(errors)
+        for at in range(30):
+            model[at] -= rate * sum(error * x[at] for error, x in errors)
+        model[30] -= rate * sum(error for error, _ in errors)
+        write({"type": "progress", "id": order["id"], "share": (step + 1) / steps})
         if select.select([source], [], [], 0)[0]:  # the worker says something: "stop", or its end
             read()
             return None

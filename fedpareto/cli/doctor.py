@@ -75,7 +75,7 @@ def _way(home: Path, address: str | None, passphrase_file: Path | None, proxy: s
     from worker import doctor
 
     if address is not None:
-        yield from doctor.check_network(address, proxy_for(address, proxy), None)
+        yield from doctor.check_network(address, proxy_for(address, proxy), None, datetime.now(UTC))
         yield Finding.skipped("coordinator", "only members are let in: join first")
     else:
         try:
@@ -94,10 +94,10 @@ def _reach(place: "Home", member: "MemberFiles") -> "Iterator[Finding]":
     from federation.findings import Finding, Outcome
     from worker import doctor
 
-    fine = True
+    fine, now = True, datetime.now(UTC)
     for finding in (
-        doctor.check_membership(member, datetime.now(UTC)),
-        *doctor.check_network(member.address, member.proxy, member),
+        doctor.check_membership(member, now),
+        *doctor.check_network(member.address, member.proxy, member, now),
     ):
         fine &= finding.outcome is not Outcome.FAILED
         yield finding

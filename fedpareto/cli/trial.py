@@ -52,11 +52,12 @@ def rehearse(
         )
         for trainer in offers.values():
             found = try_round(trainer, run)
-            for line in [json.dumps(asdict(found))] if as_json else _lines(found):
+            for line in [json.dumps(asdict(found))] if as_json else lines(found):
                 typer.echo(line)
 
 
-def _lines(found: "TrialRound") -> Iterator[str]:
+def lines(found: "TrialRound") -> Iterator[str]:
+    """A trial round in words."""
     from fedpareto import formatting
 
     yield (
