@@ -11,6 +11,7 @@ def metric(summary: RoundSummary, name: str) -> float:
     return summary.metrics.get(name, math.nan)
 
 
+SCORED = ("test", "validation", "train")  # what is shown of a round: the first of them that was measured
 OWN = "metric/"  # how the numbers of a task's own metrics begin
 
 
@@ -18,6 +19,20 @@ def own_names(metrics: Mapping[str, float]) -> list[str]:
     """The values of a task's metrics that a round recorded, such as "auc" or "recall/3", each once."""
     found = {name.removeprefix(OWN).rpartition("/")[0] for name in metrics if name.startswith(OWN)}
     return sorted(found, key=lambda name: [(part.isdigit(), part.zfill(9)) for part in name.split("/")])
+
+
+def own_values(evaluation: Mapping[str, float]) -> dict[str, float]:
+    """What a member measured in the task's own metrics, by name, of an evaluation with names such as "test/auc".
+
+    It is on the first of `SCORED` that the member evaluated.
+    """
+    split = next((one for one in SCORED if any(name.startswith(f"{one}/") for name in evaluation)), "")
+    found = {}
+    for name, value in evaluation.items():
+        at, _, own = name.partition("/")
+        if at == split and own.partition("/")[0] not in ("loss", "accuracy"):
+            found[own] = value
+    return found
 
 
 def known(values: Iterable[float]) -> list[float]:

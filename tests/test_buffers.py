@@ -1,5 +1,6 @@
 """Models that keep more than parameters, such as BatchNorm's statistics: local, averaged or frozen, as a run says."""
 
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from federation.objectives import joint_target
 from federation.run_sections import ParametersSpec
 from federation.runs import SpecError
 from federation.sharing import BUFFERS, Sharing, SharingError
-from federation.tasks import Dataset, DataSource, Splits, Task, initial_model
+from federation.tasks import DataSource, Task, initial_model, task
 from federation.training.own import Own, compute, run_model
 from federation.training.plans import TrainingPlan
 from federation.training.torch_trainer import TorchTrainer
@@ -44,20 +45,30 @@ class Normed(Small):
         return made
 
 
-class ResNet(Small):
-    """Torchvision's ResNet-18, from a state in a file."""
+RESNET = """
+import torch
+from torchvision.models import resnet18
+from fedpareto import Pool, Task
 
-    state = Path()
 
-    def model(self) -> torch.nn.Module:
+class ResNet(Task):
+    def model(self):
         made = resnet18(num_classes=2)
-        made.load_state_dict(torch.load(self.state, weights_only=True))
+        made.load_state_dict(torch.load({state!r}, weights_only=True))
         return made
 
-    def load(self, source: DataSource) -> Splits:
+    def pool(self, source):
         torch.manual_seed(1)
-        data = Dataset(torch.randn(4, 3, 32, 32), torch.arange(4) % 2)
-        return Splits(data, data, data)
+        return Pool(torch.randn(20, 3, 32, 32), torch.arange(20) % 2)
+"""
+RESNET_RUN = """
+task = "resnet_task:ResNet"
+rounds = 1
+algorithm.name = "fedavg"
+train = {{ steps = 2, batch_size = 4, learning_rate = 0.001 }}
+simulation.clients = 2
+parameters.buffers = "{treatment}"
+"""
 
 
 def with_buffers(made: Task, treatment: str) -> tuple[TorchTrainer, Own]:
@@ -165,26 +176,61 @@ def test_a_model_with_buffers_needs_a_run_that_says_what_becomes_of_them(made: T
 
 @pytest.mark.full
 @pytest.mark.parametrize("treatment", ["local", "averaged", "frozen"])
-def test_a_pretrained_resnet_with_batch_normalisation_trains(tmp_path: Path, treatment: str) -> None:
-    made = ResNet()
-    made.state = tmp_path / "resnet.pt"
+def test_a_pretrained_resnet_with_batch_normalisation_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, treatment: str
+) -> None:
     torch.manual_seed(3)
-    torch.save(resnet18(num_classes=2).state_dict(), made.state)
-    trained, chosen = with_buffers(made, treatment)
-    work = Descend(sgd=LocalSgd(steps=2, learning_rate=0.001), targets=joint_target(trained.objectives))
+    torch.save(resnet18(num_classes=2).state_dict(), tmp_path / "resnet.pt")
+    (tmp_path / "resnet_task.py").write_text(RESNET.format(state=str(tmp_path / "resnet.pt")))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "resnet_task", raising=False)
+    trained, chosen = with_buffers(task("resnet_task:ResNet"), treatment)
+    work = Descend(sgd=LocalSgd(steps=2, batch_size=4, learning_rate=0.001), targets=joint_target(trained.objectives))
     base = chosen.sharing.shared_of(chosen.values)
     result = compute(trained, base, work, chosen, **GIVEN)
     assert base.shape == (11_177_538 + 9_620 * (treatment == "averaged"),)
+    assert np.mean(result.rows["loss"] != 0) > 0.9, "the parameters were trained"
     after = base - np.append(result.rows["loss"], np.zeros(chosen.sharing.buffers, np.float32))
     mine = chosen
     if treatment == "averaged":
+        assert np.mean(result.rows[BUFFERS] != base[-9_620:]) > 0.9
         after[-9_620:] = result.rows[BUFFERS]
-    if result.personal is not None:
+    if treatment == "local":
+        assert result.personal is not None
+        assert np.mean(result.personal != chosen.sharing.personal_of(chosen.values)) > 0.9
         mine = Own(chosen.sharing, chosen.sharing.with_personal(chosen.values, result.personal))
     measured = compute(trained, after, Measure(splits=("train",)), mine, **GIVEN).metrics
     assert np.isfinite(measured["train/loss"])
     if treatment == "frozen":
         assert measured["train/loss"] < result.losses["loss"]
+    document = 'name = "resnet"\n' + RESNET_RUN.format(treatment=treatment)
+    history = simulate(document.encode(), home=tmp_path / "home", threads=1)
+    assert (history.state, history.model.shape) == ("COMPLETED", base.shape)
+    assert np.mean(history.model != base) > 0.9, "the run made a step"
+    assert np.isfinite(history.round_records[-1]["loss/test"])
+
+
+@pytest.mark.full
+def test_a_pretrained_resnet_keeps_local_buffers_at_a_worker_which_exports_them(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    torch.save(resnet18(num_classes=2).state_dict(), tmp_path / "resnet.pt")
+    (tmp_path / "resnet_task.py").write_text(RESNET.format(state=str(tmp_path / "resnet.pt")))
+    code = ("--code", str(tmp_path))
+    with federation(tmp_path) as fed:
+        fed.serve()
+        fed.join("ann")
+        fed.work("ann", *code, task="resnet_task:ResNet")
+        fed.attending("ann")
+        run = fed.submit("resnet", RESNET_RUN.format(treatment="local"), *code)
+        fed.wait_completed(run)
+        shared, kept = tmp_path / "shared.safetensors", tmp_path / "kept.safetensors"
+        fed.fedpareto("admin", "export", run, "--out", str(shared), "--home", str(fed.home / "admin"))
+        fed.fedpareto("worker", "export", run, "--out", str(kept), "--home", str(tmp_path / "ann"))
+    layout, values = read_vector(kept)
+    assert (len(read_vector(shared)[1]), len(values)) == (11_177_538, 9_620)
+    buffers = layout.split(values)
+    assert buffers["bn1.num_batches_tracked"] == 2
+    assert np.all(buffers["bn1.running_mean"] != 0)
 
 
 # ---- runs

@@ -2,15 +2,21 @@
 
 import resource
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness import TESTS, Federation, Process, federation, wait_for
 
-CLIENTS = ("healthy", "nan", "memory", "slow", "disk", "clock")
+from coordinator.home import Home, _server_certificate
+from federation.certificates import pem
+
+CLIENTS = ("behind", "nan", "memory", "slow", "disk", "ahead")
 PAGE = TESTS.parent / "docs" / "operations.md"
-CLOCK = "this machine's clock and the coordinator's differ by -3600 s"
+HOUR = timedelta(hours=1)
+CLOCKS = {"behind": -HOUR, "ahead": HOUR}
+CLOCK = "this machine's clock and the coordinator's differ by {:.0f} s"
 FULL = ("[Errno 27] File too large", "[Errno 28] No space left on device")  # here, and on a disk that is full
 DISK_BYTES = 10_000  # a file on a full disk; half of a model
 TASK = "faulty_task:Faulty"
@@ -45,7 +51,8 @@ class Scene:
 
     def work(self, client: str) -> None:
         part = f"{CLIENTS.index(client) + 1}/{len(CLIENTS)}"
-        program = [str(TESTS / "wrong_clock.py")] if client == "clock" else ()
+        ahead = CLOCKS.get(client)
+        program = [str(TESTS / "wrong_clock.py"), str(ahead.total_seconds())] if ahead else ()
         options = ("--data", str(self.data(client)), "--part", part, "--code", str(TESTS))
         self.workers[client] = self.fed.work(client, *options, task=TASK, program=program)
 
@@ -72,6 +79,10 @@ class Scene:
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with federation(tmp_path_factory.mktemp("faulty")) as fed:
+        # The processes' TLS has the true time: a certificate that is made an hour later finds it an hour behind.
+        home, later = Home.load(fed.home), datetime.now(UTC) + HOUR
+        shown = _server_certificate(home.authority, home.server_key, home.signing_key, home.settings.names, later)
+        (fed.home / "server.pem").write_bytes(pem(shown))
         fed.serve()
         made = Scene(fed)
         for client in CLIENTS:
@@ -85,7 +96,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 @pytest.fixture(scope="module")
 def faulty(scene: Scene) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A run in which four of six sites fail in each of three rounds, and a fifth has a wrong clock."""
+    """A run in which four of six sites fail in each of three rounds, and the others have wrong clocks."""
     for client in ("nan", "memory", "slow"):
         scene.fault(client, client)
     scene.fill_disk("disk")
@@ -111,7 +122,7 @@ def test_nan_a_full_gpu_and_a_full_disk_are_declined_with_their_reasons_and_a_sl
         "slow": "deadline",
         "disk": "disk",
     }
-    assert fulfilled(parts) == {"clock", "healthy"}
+    assert fulfilled(parts) == {"ahead", "behind"}
 
 
 def test_a_gpu_without_memory_declines_training_and_evaluation_and_the_others_are_evaluated(
@@ -119,7 +130,7 @@ def test_a_gpu_without_memory_declines_training_and_evaluation_and_the_others_ar
 ) -> None:
     run, parts = faulty
     assert scene.outcomes(run["run_id"], "memory") == [("train", "memory")] * 3 + [("evaluate", "memory")]
-    assert {client for client, part in parts.items() if part.get("answered")} == {"clock", "healthy", "nan", "slow"}
+    assert {client for client, part in parts.items() if part.get("answered")} == {"ahead", "behind", "nan", "slow"}
 
 
 def test_the_operator_is_warned_of_each_failing_member_by_name(
@@ -130,46 +141,47 @@ def test_the_operator_is_warned_of_each_failing_member_by_name(
     assert failing == {"nan", "memory", "slow", "disk"}
 
 
-def test_a_clock_that_is_an_hour_ahead_is_reported_and_does_no_harm(
+def test_clocks_that_are_an_hour_ahead_or_behind_are_reported_and_do_no_harm(
     scene: Scene, faulty: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
-    scene.workers["clock"].wait_for_text(CLOCK)
-    assert faulty[1]["clock"]["state"].endswith("FULFILLED")
+    for client, ahead in CLOCKS.items():
+        scene.workers[client].wait_for_text(CLOCK.format(-ahead.total_seconds()))
+        assert faulty[1][client]["state"].endswith("FULFILLED")
 
 
 def test_the_page_for_operators_shows_the_lines_that_they_see(faulty: tuple[dict[str, Any], dict[str, Any]]) -> None:
     seen = [f"\nsite-a: {part['reason'].replace(*FULL)}\n" for part in faulty[1].values() if reason(part)]
     text = PAGE.read_text()
     assert len(seen) == 4
-    assert [line for line in [*seen, CLOCK] if line not in text] == []
+    assert [line for line in [*seen, CLOCK.format(-HOUR.total_seconds())] if line not in text] == []
 
 
 def test_sites_that_are_healthy_again_count_and_nobody_waits_for_one_that_is_away(scene: Scene) -> None:
-    scene.workers["healthy"].stop()
+    scene.workers["behind"].stop()
     for client in CLIENTS:
         scene.fault(client, "")
     scene.fill_disk("disk", full=False)
     run, parts = scene.ended(scene.submit("away", deadline=60.0))
     assert run["rounds_done"] == 3
-    assert fulfilled(parts) == set(CLIENTS) - {"healthy"}
-    scene.work("healthy")
-    scene.fed.attending("healthy")
+    assert fulfilled(parts) == set(CLIENTS) - {"behind"}
+    scene.work("behind")
+    scene.fed.attending("behind")
 
 
 def test_a_site_that_vanishes_while_it_trains_counts_again_once_it_is_back_and_does_not_do_what_has_ended(
     scene: Scene,
 ) -> None:
-    scene.fault("healthy", "slow")
-    before = len(scene.workers["healthy"].text)
+    scene.fault("behind", "slow")
+    before = len(scene.workers["behind"].text)
     run = scene.submit("vanished", deadline=60.0, pool="enrolled")
-    wait_for(lambda: "round 0: training\n" in scene.workers["healthy"].text[before:], "the training to begin")
-    scene.workers["healthy"].kill()
-    wait_for(lambda: ("train", "absent") in scene.outcomes(run, "healthy"), "the end of what it was asked")
-    scene.fault("healthy", "")
-    before = len(scene.workers["healthy"].text)
-    scene.work("healthy")
+    wait_for(lambda: "round 0: training\n" in scene.workers["behind"].text[before:], "the training to begin")
+    scene.workers["behind"].kill()
+    wait_for(lambda: ("train", "absent") in scene.outcomes(run, "behind"), "the end of what it was asked")
+    scene.fault("behind", "")
+    before = len(scene.workers["behind"].text)
+    scene.work("behind")
     _, parts = scene.ended(run, 1)
     assert fulfilled(parts) == set(CLIENTS)
-    assert scene.outcomes(run, "healthy") == [("train", "absent"), ("train", ""), ("train", ""), ("evaluate", "")]
-    back = scene.workers["healthy"].text[before:]
+    assert scene.outcomes(run, "behind") == [("train", "absent"), ("train", ""), ("train", ""), ("evaluate", "")]
+    back = scene.workers["behind"].text[before:]
     assert ("round 0: training\n" in back, "round 1: training\n" in back) == (False, True)

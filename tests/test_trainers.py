@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_breast_cancer
 from trained import train
 
+from coordinator.rounds.specification import needed_abilities, parse_run
 from federation.plugins import PluginError
 from federation.tasks import DataError, Dataset, DataSource, Splits, Task, TaskError, initial_model, task
 from federation.training import TrainingDiverged, TrainingStopped
@@ -27,7 +28,7 @@ from federation.training.trainers import trainer_code, trainer_kind
 from federation.v1.common_pb2 import SignedEnvelope, UpdateManifest
 from federation.vectors import Array, Vector
 from federation.work.base import WorkError
-from federation.work.computation import Descend, Differentiate, LocalSgd, MeasureAlong, PrivateSgd
+from federation.work.computation import CANNOT, Ability, Descend, Differentiate, LocalSgd, MeasureAlong, PrivateSgd
 from fedpareto import simulate
 from simulation import SimulationError
 
@@ -170,6 +171,13 @@ def test_work_that_a_trainer_cannot_do_is_not_begun_and_the_reason_names_the_abi
     assert reason(halving(), Descend(sgd=SGD, targets=one, private=noise)) == "ability:noise"
     assert reason(halving(), Descend(sgd=SGD, targets=one, from_jacobian=True)) == "ability:gradients"
     assert reason(halving(), Descend(sgd=proximal, targets=one)) == "ability:proximal"
+    assert reason(halving(), Descend(sgd=SGD, targets=one, frozen=(slice(1),))) == "ability:frozen"
+    for more in (
+        {"optimiser": "adam"}, {"momentum": 0.5}, {"weight_decay": 0.1}, {"clip_norm": 1.0}, {"step_warm_up": 1},
+        {"step_schedule": "cosine"},
+    ):  # fmt: skip
+        sgd = LocalSgd(steps=3, learning_rate=1.0, **more)
+        assert reason(halving(), Descend(sgd=sgd, targets=one)) == "ability:optimisers"
     assert reason(halving(), Differentiate(batch_size=0)) == "ability:gradients"
 
     class Gradients(Halving):
@@ -183,11 +191,27 @@ def test_work_that_a_trainer_cannot_do_is_not_begun_and_the_reason_names_the_abi
     assert reason(halving(Gradients), Differentiate(batch_size=0, again=True)) == "ability:repeatable"
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "needs"),
+    [
+        ('name = "fedavg"', {"weights"}),
+        ('name = "fsmgda"', set()),
+        ('name = "fsmgda"\nexact_stationarity = true', {"gradients"}),
+        ('name = "fedcmoo"', {"weights", "gradients"}),
+        ('name = "fedcmoo"\nsketch = "svd-two-way"', {"weights", "gradients", "repeatable"}),
+    ],
+)
+def test_a_run_of_several_objectives_needs_what_its_algorithm_asks_for(algorithm: str, needs: set[str]) -> None:
+    spec, rule = parse_run(f'name = "x"\ntask = "digits"\nrounds = 1\n[algorithm]\n{algorithm}\n')
+    assert needed_abilities(spec, rule, ("left", "right")) == needs
+    assert not needed_abilities(*parse_run('name = "x"\ntask = "digits"\nrounds = 1\n'), ("loss",))
+
+
 def test_a_trainer_cannot_claim_an_ability_that_does_not_exist() -> None:
     class Boasting(Halving):
         abilities = frozenset({"telepathy"})
 
-    with pytest.raises(TaskError, match="the ability 'telepathy': there are weights, gradients, proximal, frozen"):
+    with pytest.raises(TaskError, match="the ability 'telepathy': there are weights, gradients, optimisers, proximal"):
         halving(Boasting)
 
 
@@ -408,6 +432,16 @@ def test_a_run_that_needs_more_than_the_trainers_can_do_is_declined_and_submit_w
     running: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDPARETO_CODE", str(EXAMPLES))
+    path = running.directory / "more.toml"
+    path.write_text(
+        'name = "more"\ntask = "scikit:Tumours"\nrounds = 1\nalgorithm.name = "fedavg-n"\n'
+        'train.momentum = 0.5\nparameters.frozen = ["intercept"]\nprivacy.sample_noise = 1.0\n'
+    )
+    dry = running.admin("submit", str(path), "--dry-run", code=None)
+    said = (warning.partition("their trainer ")[2] for warning in dry["warnings"])
+    assert [words for words in said if words] == [
+        CANNOT[ability] for ability in (Ability.FROZEN, Ability.NOISE, Ability.OPTIMISERS)
+    ]
     path = running.directory / "proximal.toml"
     path.write_text('name = "proximal"\ntask = "scikit:Tumours"\nrounds = 1\n[train]\nproximal_mu = 0.1\n')
     warnings = running.admin("submit", str(path))["warnings"]

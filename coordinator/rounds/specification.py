@@ -183,6 +183,7 @@ def needed_abilities(spec: RunSpec, rule: Algorithm, objectives: tuple[str, ...]
         needed = rule.needs(objectives)
     asked = {
         Ability.NOISE: spec.privacy.of_samples is not None,
+        Ability.OPTIMISERS: not LocalSgd.of(spec.train).bare,
         Ability.PROXIMAL: spec.train.proximal_mu > 0,
         Ability.FROZEN: bool(spec.parameters.frozen) or spec.parameters.buffers == "frozen",
     }

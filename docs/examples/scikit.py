@@ -42,7 +42,7 @@ class PartialFit(ScikitTrainer):
     """Steps of SGD: `partial_fit` on each minibatch."""
 
     def train(self, model, plan):
-        rates = {"learning_rate": "constant", "eta0": plan.sgd.learning_rate, "alpha": plan.sgd.weight_decay}
+        rates = {"learning_rate": "constant", "eta0": plan.sgd.learning_rate, "alpha": 0.0}
         made = self.classifier(model, SGDClassifier, loss="log_loss", shuffle=False, **rates)
         x, y = self.data.train.x, self.data.train.y
         for batch in plan.minibatches():

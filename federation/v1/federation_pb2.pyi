@@ -292,8 +292,8 @@ class TaskOffer(_message.Message):
 
     @_builtins.property
     def abilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What its trainer can do, besides training on one loss and evaluating: "weights", "gradients", "proximal", "noise",
-        "repeatable". Unknown ones are ignored.
+        """What its trainer can do, besides training on one loss and evaluating: "weights", "gradients", "optimisers",
+        "proximal", "frozen", "noise", "repeatable". Unknown ones are ignored.
         """
 
     def __init__(

@@ -24,6 +24,7 @@ class Ability(StrEnum):
 
     WEIGHTS = "weights"  # train on a weighted sum of objectives, or on a loss with a weight other than 1
     GRADIENTS = "gradients"  # give the gradient of each objective, and make the first step of training from them
+    OPTIMISERS = "optimisers"  # do more than plain SGD: momentum, Adam, weight decay, clip_norm, other rates by step
     PROXIMAL = "proximal"  # add the term of FedProx to the loss (train.proximal_mu)
     FROZEN = "frozen"  # leave some parameters as they are (parameters.frozen)
     NOISE = "noise"  # add noise to the gradient of each sample (DP-SGD)
@@ -33,6 +34,8 @@ class Ability(StrEnum):
 CANNOT: Mapping[Ability, str] = {
     Ability.WEIGHTS: "cannot train on a weighted sum of objectives",
     Ability.GRADIENTS: "cannot give gradients",
+    Ability.OPTIMISERS: "cannot train with more than plain SGD (train.optimiser, momentum, weight_decay, clip_norm, "
+    "step_schedule)",
     Ability.PROXIMAL: "cannot add a proximal term (train.proximal_mu)",
     Ability.FROZEN: "cannot leave some parameters as they are (parameters.frozen)",
     Ability.NOISE: "cannot add noise to the gradients of samples",
@@ -122,6 +125,11 @@ class LocalSgd:
     def plain(self) -> bool:
         """Whether each step goes the same rate along a gradient: SGD with a constant rate."""
         return self.optimiser == "sgd" and self.schedule.flat
+
+    @property
+    def bare(self) -> bool:
+        """Whether each step subtracts the gradient times one rate, and nothing else: see `Ability.OPTIMISERS`."""
+        return self.plain and self.momentum == self.weight_decay == self.clip_norm == 0
 
     def without_noise(self) -> str:
         """Why it cannot be done with noise on the gradients of samples; empty where it can."""
@@ -217,6 +225,7 @@ class Descend:
         wanted = {
             Ability.WEIGHTS: not alone,
             Ability.GRADIENTS: self.from_jacobian,
+            Ability.OPTIMISERS: not self.sgd.bare,
             Ability.PROXIMAL: self.sgd.proximal_mu > 0,
             Ability.FROZEN: bool(self.frozen),
             Ability.NOISE: self.private is not None,

@@ -1,4 +1,4 @@
-"""`fedpareto admin ...`: runs, rounds and disk space. Each command is one call of the Admin service."""
+"""`fedpareto admin ...`: runs, rounds and disk space. Most commands are one call of the Admin service."""
 
 import math
 from dataclasses import asdict
@@ -150,7 +150,8 @@ def show_run(stub: "AdminStub", run: RunName) -> Answer:
     That is: its state, its numbers, the objectives that each client serves, its specification.
     """
     response = stub.GetRun(v1.GetRunRequest(run=run))
-    return response, lambda: render.run(response.run)
+    own = render_metrics.members_at_the_end(stub, response.run)
+    return response, lambda: render.run(response.run, own)
 
 
 @command()

@@ -18,11 +18,10 @@ from federation.v1.admin_pb2 import (
 from fedpareto.cli import participation
 from fedpareto.formatting import DIGITS, PERSONALISED, UNKNOWN, number, percent, short, size, when
 from fedpareto.messages import epsilon_of_clients, name_of
-from fedpareto.series import metric
+from fedpareto.series import SCORED, metric
 
 WIDTH = 100  # columns
 NAME_WIDTH = 24  # columns; a longer name ends in an ellipsis
-SCORED = ("test", "validation", "train")  # what is shown of a round: the first of them that was measured
 OF_OBJECTIVES = ("weight/", "accuracy/objective/", *(f"loss/{split}/" for split in SCORED))  # of one objective each
 LISTED = 5  # members with failures that a list of runs names for each run
 MATRIX_ROWS = 24  # of the indicator matrix; more clients are put together by what they serve
@@ -125,8 +124,8 @@ def warnings(run: Run) -> Iterator[Text]:
         yield Text(f"warning: {warning.message}", style="yellow")
 
 
-def run(item: Run) -> RenderableType:
-    """One run."""
+def run(item: Run, own: Sequence[RenderableType] = ()) -> RenderableType:
+    """One run; `own` are the tables of what its members measured last in the task's own metrics."""
     from coordinator.aggregation.registry import ALGORITHMS  # loads NumPy
 
     grid = Table.grid(padding=(0, 2))
@@ -154,6 +153,8 @@ def run(item: Run) -> RenderableType:
         if item.HasField("latest"):
             parts += [Text(f"\nobjectives after round {item.latest.round}", style="bold"), _scores(item)]
         parts += [Text("\nwho serves which objective", style="bold"), indicator(item.objectives, item.serving)]
+    if own:
+        parts += [Text(f"\nthe members' own metrics after round {item.latest.round}", style="bold"), *own]
     if item.members:
         parts += [Text("\nmembers in the rounds that have ended", style="bold"), members(item.members)]
         parts += warnings(item)

@@ -2,16 +2,19 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from federation.v1.admin_pb2 import Participation, RoundSummary, Run
-from fedpareto.cli.render import NAME_WIDTH, SCORED, new_table, state
+from federation.v1.admin_pb2 import GetRoundRequest, Participation, RoundSummary, Run
+from fedpareto.cli.render import NAME_WIDTH, new_table, state
 from fedpareto.formatting import DIGITS, UNKNOWN, number, percent, seconds, size
 from fedpareto.messages import name_of
-from fedpareto.series import OWN, known, metric, own_names
+from fedpareto.series import OWN, known, metric, own_names, own_values
+
+if TYPE_CHECKING:
+    from federation.v1.admin_pb2_grpc import AdminStub
 
 _OF = ("mean", "weighted", "worst", "best")
 _COLUMNS = 6  # metrics that the table of members has room for
@@ -25,9 +28,17 @@ def own_metrics(summary: RoundSummary) -> RenderableType:
     return table
 
 
+def members_at_the_end(stub: "AdminStub", run: Run) -> list[RenderableType]:
+    """As `members`, after the last evaluated round of a run."""
+    if not own_names(run.latest.metrics):
+        return []
+    request = GetRoundRequest(run=run.run_id, round=run.latest.round)
+    return list(members(stub.GetRound(request).participations))
+
+
 def members(parts: Sequence[Participation]) -> Iterator[RenderableType]:
     """What each member measured in the task's metrics, on the first split of each that it evaluated."""
-    found = {part.client_id: dict(_own(part)) for part in parts}
+    found = {part.client_id: own_values(part.evaluation) for part in parts}
     names = sorted({name for values in found.values() for name in values})
     if not names:
         return
@@ -37,14 +48,6 @@ def members(parts: Sequence[Participation]) -> Iterator[RenderableType]:
     yield table
     if more := names[_COLUMNS:]:
         yield Text(f"{len(more)} more with --json: {', '.join(more[:_COLUMNS])}{', ...' if more[_COLUMNS:] else ''}")
-
-
-def _own(part: Participation) -> Iterator[tuple[str, float]]:
-    split = next((one for one in SCORED if any(name.startswith(f"{one}/") for name in part.evaluation)), "")
-    for name, value in part.evaluation.items():
-        at, _, own = name.partition("/")
-        if at == split and own.partition("/")[0] not in ("loss", "accuracy"):
-            yield own, value
 
 
 def comparison(runs: Sequence[tuple[Run, Sequence[RoundSummary]]]) -> dict[str, Any]:

@@ -14,11 +14,11 @@ from federation.v1.common_pb2 import StepManifest
 from federation.v1.secure_pb2 import SecureTerms
 from fedpareto.cli import render_envelopes
 from fedpareto.cli.heat_map import heat_map
-from fedpareto.cli.render import OF_OBJECTIVES, SCORED, new_table, state, state_of
+from fedpareto.cli.render import OF_OBJECTIVES, new_table, state, state_of
 from fedpareto.cli.render_metrics import members, own_metrics
 from fedpareto.formatting import PERSONALISED, UNKNOWN, local, number, percent, seconds, short, size, when
 from fedpareto.messages import accepted, duration, name_of
-from fedpareto.series import OWN, metric, own_names
+from fedpareto.series import OWN, SCORED, metric, own_names
 
 # A round's numbers, line by line; what an algorithm adds of its own comes last.
 _MEASURED = {

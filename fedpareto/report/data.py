@@ -20,7 +20,7 @@ from federation.v1.admin_pb2 import (
 )
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.messages import accepted, whole
-from fedpareto.series import known, last, metric, own_names
+from fedpareto.series import known, last, metric, own_names, own_values
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,14 @@ class Final:
     split: str
     measure: str
     values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class OwnFinal:
+    """The values of the task's own metrics by client and name, after the last round in which they were measured."""
+
+    round: int
+    values: Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -111,6 +119,15 @@ class RunData:
     def own_metrics(self) -> list[str]:
         """The values of the task's own metrics, such as "auc" or "recall/3", by name."""
         return own_names({name: value for item in self.rounds for name, value in item.summary.metrics.items()})
+
+    @cached_property
+    def own_final(self) -> OwnFinal | None:
+        """What each member measured in the task's own metrics, last; None where nobody did, or it is hidden."""
+        for item in reversed(self.rounds):
+            values = {one.client_id: own_values(one.scores) for one in item.scores}
+            if any(values.values()):
+                return OwnFinal(item.summary.round, values)
+        return None
 
     # --- objectives
 

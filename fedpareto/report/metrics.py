@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from fedpareto.formatting import number
+from fedpareto.formatting import UNKNOWN, number
 from fedpareto.report.charts import Axis, Series, general
 from fedpareto.report.data import RunData
-from fedpareto.report.html import Html
-from fedpareto.report.layout import line_figure
+from fedpareto.report.html import Html, table
+from fedpareto.report.layout import figure, line_figure
 
 _MOST = 12  # figures
 
@@ -24,3 +24,11 @@ def figures(data: RunData) -> Iterator[Html]:
         )
         absence = "No round of this run measured it."
         yield line_figure(data, name, absence, series, Axis(name, general), caption, columns)
+    if (last := data.own_final) is not None:
+        names = [name for name in data.own_metrics[:_MOST] if any(name in values for values in last.values.values())]
+        rows = [
+            [client, *(number(values[name]) if name in values else UNKNOWN for name in names)]
+            for client, values in last.values.items()
+        ]
+        caption = f"What each member measured after round {last.round}, on its own data."
+        yield figure("Every member at the end", table(["member", *names], rows), caption)
