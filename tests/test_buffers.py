@@ -174,6 +174,11 @@ def test_a_model_with_buffers_needs_a_run_that_says_what_becomes_of_them(made: T
         run_model(made, 0, ParametersSpec(buffers=treatment))
 
 
+def all_moved(layout: Layout, before: Vector, after: Vector) -> bool:
+    """Whether every tensor has changed."""
+    return all(tensor.any() for tensor in layout.split(after - before).values())
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("treatment", ["local", "averaged", "frozen"])
 def test_a_pretrained_resnet_with_batch_normalisation_trains(
@@ -185,20 +190,19 @@ def test_a_pretrained_resnet_with_batch_normalisation_trains(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "resnet_task", raising=False)
     trained, chosen = with_buffers(task("resnet_task:ResNet"), treatment)
-    work = Descend(sgd=LocalSgd(steps=2, batch_size=4, learning_rate=0.001), targets=joint_target(trained.objectives))
+    work = Descend(sgd=LocalSgd(steps=2, learning_rate=0.001), targets=joint_target(trained.objectives))
     base = chosen.sharing.shared_of(chosen.values)
     result = compute(trained, base, work, chosen, **GIVEN)
     assert base.shape == (11_177_538 + 9_620 * (treatment == "averaged"),)
-    assert np.mean(result.rows["loss"] != 0) > 0.9, "the parameters were trained"
     after = base - np.append(result.rows["loss"], np.zeros(chosen.sharing.buffers, np.float32))
     mine = chosen
     if treatment == "averaged":
-        assert np.mean(result.rows[BUFFERS] != base[-9_620:]) > 0.9
         after[-9_620:] = result.rows[BUFFERS]
     if treatment == "local":
         assert result.personal is not None
-        assert np.mean(result.personal != chosen.sharing.personal_of(chosen.values)) > 0.9
+        assert all_moved(chosen.sharing.personal, chosen.sharing.personal_of(chosen.values), result.personal)
         mine = Own(chosen.sharing, chosen.sharing.with_personal(chosen.values, result.personal))
+    assert all_moved(chosen.sharing.shared, base, after)
     measured = compute(trained, after, Measure(splits=("train",)), mine, **GIVEN).metrics
     assert np.isfinite(measured["train/loss"])
     if treatment == "frozen":
@@ -206,7 +210,7 @@ def test_a_pretrained_resnet_with_batch_normalisation_trains(
     document = 'name = "resnet"\n' + RESNET_RUN.format(treatment=treatment)
     history = simulate(document.encode(), home=tmp_path / "home", threads=1)
     assert (history.state, history.model.shape) == ("COMPLETED", base.shape)
-    assert np.mean(history.model != base) > 0.9, "the run made a step"
+    assert all_moved(chosen.sharing.shared, base, history.model)
     assert np.isfinite(history.round_records[-1]["loss/test"])
 
 
@@ -261,7 +265,9 @@ class Scene:
 
     def work(self, client: str, crash: str = "") -> Process:
         part = f"{CLIENTS.index(client) + 1}/2"
-        options = ("--part", part, "--partition", "shards:2", "--code", str(TESTS))
+        options = ["--part", part, "--partition", "shards:2", "--code", str(TESTS)]
+        if client == CLIENTS[1]:  # its samples are not in memory; the results are the same to the last byte
+            options += ["--loader-workers", "1", "--pin-memory"]
         self.workers[client] = self.fed.work(client, *options, task="normed_task:Normed", crash=crash)
         return self.workers[client]
 

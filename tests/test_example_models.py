@@ -5,10 +5,14 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from federation.run_sections import ParametersSpec
 from federation.tasks import initial_model, task
 from federation.tasks.parameters import build
+from federation.training.own import run_model
 from fedpareto import simulate
 from simulation.history import History
 
@@ -67,6 +71,23 @@ def test_only_the_adapters_of_the_language_model_travel() -> None:
 def test_the_frozen_part_is_the_same_at_every_member() -> None:
     first, second = (build(task("adapters:Notes")).state_dict() for _ in range(2))
     assert all((first[name] == second[name]).all() for name in first)
+
+
+@needs_peft
+@pytest.mark.full
+def test_a_personal_classifier_stays_and_the_adapters_of_a_run_are_put_into_the_model() -> None:
+    document = run_of("adapters.md").replace("rounds = 6", "rounds = 1") + 'parameters.personal = ["*classifier*"]\n'
+    notes, history = task("adapters:Notes"), simulate(document, threads=1)
+    layout, _ = run_model(notes, 0, ParametersSpec(personal=("*classifier*",)))
+    assert len(layout.tensors) == 2 * 2 * 2
+    assert all("lora_" in tensor.name for tensor in layout.tensors)
+    tensors = {name: torch.from_numpy(np.array(values)) for name, values in layout.split(history.model).items()}
+    model = build(notes)
+    before = {name: values.clone() for name, values in model.state_dict().items()}
+    found = model.load_state_dict(tensors, strict=False)
+    assert not found.unexpected_keys
+    changed = {name for name, values in model.state_dict().items() if not torch.equal(values, before[name])}
+    assert changed == {tensor.name for tensor in layout.tensors}
 
 
 @needs_peft

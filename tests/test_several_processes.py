@@ -3,16 +3,17 @@
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import torch
-from harness import federation, wait_for
+from harness import TESTS, federation, wait_for
 from trained import jacobian, train
 
-from federation.tasks import DataSource, Part, Task, initial_model, task
+from federation.tasks import DataSource, Loading, Part, Task, initial_model, task
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.external import ExternalTrainer
 from federation.training.ranks import Ranks
@@ -20,7 +21,7 @@ from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
 from federation.vectors import Vector
 from federation.work.base import WorkError
-from federation.work.computation import Ability, LocalSgd
+from federation.work.computation import Ability, Descend, LocalSgd
 from fedpareto.cli.by_task import torchrun
 
 SOURCE = DataSource(part=Part(0, 8))
@@ -56,8 +57,8 @@ def ranks(trainer: ExternalTrainer) -> list[psutil.Process]:
     return sorted(found, key=lambda process: int(process.environ()["RANK"]))
 
 
-def same(found: Vector, expected: Vector) -> None:
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * float(np.abs(expected).max()))
+def same(found: Vector, expected: Vector, close: float = 1e-6) -> None:
+    np.testing.assert_allclose(found, expected, rtol=0, atol=close * float(np.abs(expected).max()))
 
 
 def test_two_processes_come_to_the_result_of_one(two: ExternalTrainer, alone: Trainer, base: Vector) -> None:
@@ -82,6 +83,45 @@ def test_options_of_the_run_hold_in_two_processes(
     two: ExternalTrainer, alone: Trainer, base: Vector, work: LocalSgd
 ) -> None:
     same(train(two, base, work).rows["loss"], train(alone, base, work).rows["loss"])
+
+
+@pytest.mark.parametrize(
+    ("precision", "close"), [("float32", 1e-6), pytest.param("bf16", 0.05, marks=pytest.mark.full)]
+)
+def test_schedules_decay_and_frozen_parameters_hold_in_two_processes(
+    two: ExternalTrainer, alone: Trainer, base: Vector, precision: str, close: float
+) -> None:
+    sgd = LocalSgd(
+        steps=6, batch_size=25, learning_rate=0.01, optimiser="adamw", epsilon=1e-2, weight_decay=0.1, proximal_mu=0.5,
+        step_schedule="cosine", step_warm_up=2, precision=precision,
+    )  # fmt: skip
+    work = Descend(sgd=sgd, targets={"loss": {"loss": 1.0}}, frozen=(slice(4096, 4160),))  # hidden.bias
+    found, expected = (
+        trainer.compute(base, work, seed=0, round=0, client_id="a").rows["loss"] for trainer in (two, alone)
+    )
+    same(found, expected, close)
+    assert not found[4096:4160].any()
+    assert found[:4096].any()
+
+
+@pytest.mark.full
+def test_the_statistics_of_the_first_process_are_kept_and_samples_may_be_read_when_they_are_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+    learned, source = task("normed_task:Normed"), replace(SOURCE, loading=Loading(1))
+    start, rows = initial_model(learned, 1)[1], []
+    for given in (SOURCE, source):
+        trainer = ExternalTrainer(learned, given, "cpu", 1, command=torchrun(2, "", ()))
+        try:
+            rows.append(train(trainer, start, WORK).rows["loss"])
+        finally:
+            trainer.close()
+    assert rows[0].tobytes() == rows[1].tobytes()
+    layout = initial_model(learned, 1)[0]
+    after = layout.split(start - rows[0])
+    assert after["norm.num_batches_tracked"] == WORK.count(len(learned.load(SOURCE).train))
+    assert all(tensor.any() for tensor in layout.split(rows[0]).values())
 
 
 def test_gradients_are_those_of_the_whole_minibatch(two: ExternalTrainer, alone: Trainer, base: Vector) -> None:

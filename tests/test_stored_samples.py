@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset
 from trained import jacobian, train
+from typer.testing import CliRunner
 
 from federation.attacks import AttackError, parse_attack
 from federation.run_sections import SimulationSpec
@@ -23,6 +24,8 @@ from federation.training.torch_trainer import TorchTrainer
 from federation.vectors import Vector
 from federation.work.base import WorkError
 from federation.work.computation import Descend, LocalSgd, MeasureAlong, PrivateSgd
+from fedpareto.cli.failure import Failure
+from fedpareto.cli.main import app
 from fedpareto.notebook import simulate
 from simulation.population import populate
 from worker.service import prepare_offers
@@ -207,6 +210,23 @@ def test_a_worker_offers_a_task_with_such_data_and_reads_it_as_its_owner_wants(b
     trainer.close()
     with pytest.raises(AttackError, match=f"label-flip changes training data, and that of {name} is not in memory"):
         prepare_offers([name], SOURCE, device="cpu", threads=1, attack=parse_attack("label-flip"))
+
+
+class Asked(Digits):
+    """Says how its owner wants samples to be read."""
+
+    def load(self, source: DataSource) -> Splits:
+        raise DataError(str(source.loading))
+
+
+@pytest.mark.parametrize(
+    ("options", "loading"),
+    [([], Loading()), (["--loader-workers", "2"], Loading(2)), (["--pin-memory"], Loading(pin=True))],
+)
+def test_the_owner_says_how_samples_are_read(options: list[str], loading: Loading) -> None:
+    done = CliRunner().invoke(app, ["worker", "run", "--rehearse", "--task", f"{__name__}:Asked", *options])
+    assert isinstance(done.exception, Failure)
+    assert done.exception.message == str(loading)
 
 
 SPEC = "name = 'stored'\nrounds = 2\nsimulation.clients = 3\ntrain = { batch_size = 50 }\n"

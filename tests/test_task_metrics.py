@@ -255,3 +255,23 @@ def test_the_documented_example_measures_what_doctors_ask_for() -> None:
     last = simulate(spec, threads=1).round_records[-1]
     assert {"metric/auc/mean", "metric/recall/1/worst", "metric/calibration/weighted"} <= last.keys()
     assert json.dumps(last)
+
+
+def test_the_regression_of_the_page_is_measured_by_rmse_and_stopped_by_it() -> None:
+    source = (EXAMPLES / "progression.py").read_text()
+    page = (EXAMPLES.parent / "your-own-task.md").read_text()
+    assert f"```python\n{source[source.index('import torch') :]}```" in page
+    document = """
+        name = "rmse"
+        task = "progression:Progression"
+        rounds = 20
+        algorithm.name = "fedavg"
+        train = { batch_size = 16, learning_rate = 0.01 }
+        simulation.clients = 3
+        stop = { metric = "rmse", target = 0.7 }
+    """
+    history = simulate(document, threads=1)
+    assert history.reason.startswith("target reached: validation rmse (mean) = 0.6")
+    for record in history.client_records:
+        assert record["rmse"] == pytest.approx(math.sqrt(record["loss"]), rel=1e-4)
+    assert "accuracy/mean" not in history.round_records[-1]

@@ -296,7 +296,7 @@ def test_an_initial_model_without_pytorch_is_checked_and_is_float32() -> None:
         initial_model(Endless(), 0)
 
 
-def test_a_worker_without_pytorch_trains_a_task_of_scikit_learn() -> None:
+def test_a_worker_without_pytorch_trains_a_task_of_scikit_learn_and_an_administrator_submits_its_model() -> None:
     code = """
         import sys
         class Nowhere:
@@ -310,20 +310,24 @@ def test_a_worker_without_pytorch_trains_a_task_of_scikit_learn() -> None:
         from federation.work.computation import LocalSgd
         from worker.service import prepare_offers
         from fedpareto import task
+        from fedpareto.cli.upload import made_model
         source = DataSource(part=Part(0, 3))
         offers, device = prepare_offers(["scikit:Tumours"], source, device="auto", threads=None)
         base = initial_model(task("scikit:Tumours"), 0)[1]
         work = LocalSgd(epochs=3, batch_size=16, learning_rate=0.003)
         one, again = (train(offers["scikit:Tumours"], base, work).rows["loss"] for _ in range(2))
         assert one.tobytes() == again.tobytes()
-        print(offers["scikit:Tumours"].measure(base - one, ("test",))["test/accuracy"])
+        submitted = made_model("scikit:Tumours", 0)
+        print(offers["scikit:Tumours"].measure(base - one, ("test",))["test/accuracy"], submitted.digest)
     """
     paths = {"PYTHONPATH": f"{EXAMPLES}:{ROOT / 'tests'}:{ROOT}"}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, env=paths, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) > 0.8
+    accuracy, submitted = done.stdout.split()
+    assert float(accuracy) > 0.8
+    assert submitted.startswith("blake3:"), "what `admin submit` sends"
 
 
 # ---- in a simulation

@@ -206,7 +206,7 @@ def run(
 
         with failing(rotation.RotationError, RosterError):
             member = rotation.end_rotation(place, held, passphrase=passphrase)
-        from worker.attacker import Attacker  # loads PyTorch
+        from worker.attacker import Attacker
         from worker.service import Worker, prepare_offers
 
         with failing(DataError, SpoolError, ValueError):
