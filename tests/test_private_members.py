@@ -248,7 +248,7 @@ def test_a_rule_that_would_give_one_member_too_large_a_share_makes_no_step(made:
     assert re.search(r"the coefficients give m\d too large a share \(0\.[12]\d\d\): 3 colluding members could", reason)
 
 
-# --- members that cheat: the table of section 9 of the protocol, and what its text says besides
+# --- members that cheat (docs/private-protocol.md, section 4)
 
 
 @dataclass(frozen=True)
