@@ -21,18 +21,33 @@ class Direction:
         rate: bytes per second.
         burst: seconds of the rate that may be made up for after the machine was busy.
         carried: bytes that have left the line.
+        on_way: bytes that are on the line, unless a connection broke.
     """
 
     rate: float
     burst: float
     carried: int = 0
+    on_way: int = 0
+    _found: int = field(default=0, init=False)
     _free: float = field(default=0.0, init=False)  # when the last byte will have entered the line
+
+    @property
+    def filled(self) -> float:
+        """How many bytes were on the line when a byte left it, on average."""
+        return self._found / self.carried
+
+    def leave(self, count: int) -> None:
+        """Counts bytes that leave the line."""
+        self._found += count * self.on_way
+        self.on_way -= count
+        self.carried += count
 
     async def enter(self, count: int) -> float:
         """Waits until bytes have entered the line; returns when the last did."""
         self._free = max(self._free, time.monotonic() - self.burst) + count / self.rate
         free = self._free
         await asyncio.sleep(free - time.monotonic())
+        self.on_way += count
         return max(free, time.monotonic())
 
 
@@ -142,7 +157,7 @@ class SlowLine:
                 data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
             writer.write(data)
             await writer.drain()
-            direction.carried += len(data)
+            direction.leave(len(data))
             if self.cut_after and left[0] == 0:
                 writer.close()  # what was delivered arrives
                 with suppress(OSError):

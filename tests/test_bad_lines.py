@@ -1,13 +1,16 @@
 """Real workers over lines that break and lines that are long, with TLS and a proxy that delays, limits and cuts."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from harness import Federation, Process, federation
 from slow_line import SlowLine, slow_line
 
+from coordinator.settings import SMALLEST_WINDOW
 from federation.channels import CHUNK_BYTES
 from federation.vectors import Layout, Tensor, to_bytes
 from storage.directory import DirectoryStore
@@ -23,18 +26,18 @@ evaluate.every = 0
 CONNECTION_BYTES = 40_000  # a handshake, a hello, heartbeats and the envelope of a reply, at most
 
 
-def work(fed: Federation, home: Path) -> Process:
-    return fed._spawn([str(WORKER), str(home), str(LAYOUT.size)], home.name)
+def work(fed: Federation, home: Path, layout: Layout = LAYOUT) -> Process:
+    return fed._spawn([str(WORKER), str(home), str(layout.size)], home.name)
 
 
-def begin(fed: Federation, line: SlowLine, home: Path, port: int) -> str:
+def begin(fed: Federation, line: SlowLine, home: Path, port: int, layout: Layout = LAYOUT) -> str:
     """Submits a run and starts a worker that reaches the coordinator over the line; returns the run's id."""
     description = (home / "member.toml").read_text()
     (home / "member.toml").write_text(description.replace(f":{port}", f":{line.port}"))
     model = fed.directory / "model.safetensors"
-    model.write_bytes(to_bytes(LAYOUT, np.ones(LAYOUT.size, np.float32)))
+    model.write_bytes(to_bytes(layout, np.ones(layout.size, np.float32)))
     run = fed.submit(home.name, SPEC, "--model", str(model))
-    work(fed, home)
+    work(fed, home, layout)
     return run
 
 
@@ -75,3 +78,28 @@ def test_transfers_go_on_after_each_break_and_after_the_death_of_both_sides(tmp_
         assert "incident" not in coordinator.text
         assert {event["accepted"] for event in events if event["event"] == "receipt"} == {True}
         assert DirectoryStore(fed.home / "blobs").partial_uploads() == []
+
+
+LONG = Layout((Tensor("weight", (10_000_000,)),))  # 40 MB
+RATE, DELAY = 5e6, 0.5  # as many bytes are on the way as at 200 Mbit/s and a round trip of 200 ms
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("spare", [0, 8], ids=["no spare memory", "8 MiB of spare memory"])
+def test_an_upload_fills_80_percent_of_a_long_line_if_its_window_may_grow(tmp_path: Path, spare: int) -> None:
+    with federation(tmp_path) as fed:
+        settings = fed.home / "coordinator.toml"
+        budget = f"transfer_bytes = {(64 + spare) * SMALLEST_WINDOW}"  # for 64 uploads at a time
+        settings.write_text(re.sub("transfer_bytes = .*", budget, settings.read_text()))
+        fed.serve()
+        port = json.loads((fed.home / "ports.json").read_text())["federation"]
+        home = fed.join("far")
+        with slow_line(port, rate=RATE, delay=DELAY) as line:
+            line.down.rate = 1e12
+            fed.wait_completed(begin(fed, line, home, port, LONG))
+            filled, whole = line.up.filled, RATE * DELAY
+        assert line.up.carried > LONG.file_bytes
+        if spare:
+            assert filled >= 0.8 * whole
+        else:
+            assert filled < SMALLEST_WINDOW < 0.8 * whole
