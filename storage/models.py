@@ -231,6 +231,7 @@ class Round(Base):
     wanted: Mapped[int]  # replies that the round wants; more are asked when it over-selects
     attempt: Mapped[int] = mapped_column(default=0)  # at the round
     voided: Mapped[tuple[VoidRecord, ...]] = mapped_column(Records(VoidRecord), default=tuple)  # before that one
+    named: Mapped[dict[str, str]] = mapped_column(default=dict)  # members that cheated in that one, without effect: why
     evaluation_phase: Mapped[int | None]  # the number of the phase that evaluates the result; it follows the others
     metrics: Mapped[dict[str, float]] = mapped_column(default=dict)
     objectives: Mapped[dict[str, Any]] = mapped_column(default=dict)  # an ObjectivesRecord; empty for one objective

@@ -81,9 +81,24 @@ class Careless(SecondThoughts):
     private: ClassVar[Opened] = "sum"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Corrected(SecondThoughts):
+    """The step names a member whose wrong answers were corrected."""
+
+    name: ClassVar[str] = "corrected"
+
+    def round(self, context: RoundContext) -> RoundGenerator:
+        """See the class."""
+        replies = yield Training()
+        return Step(replies, self.combine(replies.rows(context)), named={"cleo": "wrong-shares"})
+
+
 @pytest.fixture(autouse=True)
 def _toys(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {**registry.ALGORITHMS, **{toy.name: toy for toy in (SecondThoughts, Hesitant, Decoded, Careless)}}
+    known = {
+        **registry.ALGORITHMS,
+        **{toy.name: toy for toy in (SecondThoughts, Hesitant, Decoded, Careless, Corrected)},
+    }
     monkeypatch.setattr(registry, "ALGORITHMS", MappingProxyType(known))
 
 
@@ -111,6 +126,16 @@ def test_a_voided_attempt_is_followed_by_another_one_and_skips_no_round(stage: S
     named = select(AuditEntry.detail).where(AuditEntry.action == "member.named", AuditEntry.subject == "cleo")
     details = [f"run {run} round {number} attempt 0: its sums differ" for number in (0, 1)]
     assert stage.look(lambda session: list(session.scalars(named))) == details
+
+
+def test_a_member_whose_answers_were_corrected_is_named_in_a_round_that_makes_its_step(stage: Stage) -> None:
+    run, players = begin(stage, "corrected")
+    stage.play(run, *players)
+    (round_,) = stage.rounds(run)
+    assert (round_.state, round_.attempt, round_.voided) == (RoundState.COMPLETED, 0, ())
+    assert round_.named == {"cleo": "wrong-shares"}
+    named = select(AuditEntry.detail).where(AuditEntry.action == "member.named", AuditEntry.detail.contains(run))
+    assert stage.look(lambda session: list(session.scalars(named))) == [f"run {run} round 0 attempt 0: wrong-shares"]
 
 
 def test_the_last_voided_attempt_skips_the_round_and_says_why(stage: Stage) -> None:

@@ -347,6 +347,7 @@ class Step:
         size: the factor of the direction besides the server's learning rate, from a line search.
         sessions: what the sessions of a private round settled, in their order; none where updates were sent in the
             clear.
+        named: members that cheated without effect, with the reason: they are asked no more in this run.
     """
 
     replies: Replies
@@ -357,6 +358,7 @@ class Step:
     combined: NDArray[np.float32] | None = None
     size: float = 1.0
     sessions: "tuple[Record, ...]" = ()
+    named: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rows(self) -> list[Row]:

@@ -23,7 +23,7 @@ from coordinator.rounds.finish import finish_round, skip_round
 from coordinator.rounds.fleets.base import Fleet, Held, RevokedMeanwhile, Skipped
 from coordinator.rounds.opening import open_round
 from coordinator.rounds.participation import WarningLog
-from coordinator.rounds.private import since_pause
+from coordinator.rounds.private import record_named, since_pause
 from coordinator.rounds.record import record_step
 from coordinator.rounds.states import move_run
 from coordinator.rounds.step import make_step
@@ -96,9 +96,7 @@ class Conductor:
         with self._around.database.begin() as session:
             self._run.running(session)
             round_ = self._note_void(session, current, record, begins_next=not last)
-            for member, reason in voided.named.items():
-                detail = f"{where}: {reason}"
-                audit.record(session, at=now, actor="coordinator", action="member.named", subject=member, detail=detail)
+            record_named(session, current, voided.named, now)
         log.warning("%s: voided: %s", where, why)
         if last:
             raise Skipped(f"voided: {attempts} attempts; the last one: {why}")

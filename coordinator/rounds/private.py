@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 
 from sqlalchemy import select
@@ -14,6 +15,7 @@ from federation.secure.derivation import taus
 from federation.secure.thresholds import Mode
 from federation.work.secure.terms import SessionTerms
 from federation.work.secure.wire import terms_bytes
+from storage import audit
 from storage.models import Round
 from storage.records import VoidRecord
 
@@ -24,6 +26,14 @@ def since_pause(current: Round) -> Sequence[VoidRecord]:
     return current.voided[paused[-1] + 1 :] if paused else current.voided
 
 
+def record_named(session: Session, current: Round, named: Mapping[str, str], at: datetime) -> None:
+    """Records in the audit log that members have cheated in an attempt at a round, and how."""
+    where = f"run {current.run_id} round {current.number} attempt {current.attempt}"
+    for member, reason in named.items():
+        detail = f"{where}: {reason}"
+        audit.record(session, at=at, actor="coordinator", action="member.named", subject=member, detail=detail)
+
+
 def private_facts(session: Session, fleet: Fleet, current: Round, base_model: str) -> Private | None:
     """The facts for an attempt at a round, for work on this model; None for a run with updates in the clear."""
     run = fleet.run
@@ -32,7 +42,12 @@ def private_facts(session: Session, fleet: Fleet, current: Round, base_model: st
     rounds = session.scalars(select(Round).where(Round.run_id == run.run_id)).all()
     return replace(
         bare_private(run, fleet.around.federation_id, base_model, fleet.keys(session)),
-        named=frozenset(name for round_ in rounds for void in round_.voided for name in void.named),
+        named=frozenset(
+            name
+            for round_ in rounds
+            for named in (round_.named, *(void.named for void in round_.voided))
+            for name in named
+        ),
         blind=sum(void.blind for void in since_pause(current)),
         settle=partial(_settle, fleet, f"{fleet.run.run_id}\0{current.number}\0{current.attempt}"),
     )

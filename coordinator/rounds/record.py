@@ -16,6 +16,7 @@ from coordinator.rounds import metrics
 from coordinator.rounds.client_noise import noisy_steps, spent
 from coordinator.rounds.fleets.base import Fleet, RevokedMeanwhile
 from coordinator.rounds.manifest import step_manifest, weights
+from coordinator.rounds.private import record_named
 from coordinator.rounds.revoked import left_out, revoked_clients
 from coordinator.rounds.states import move_round
 from coordinator.rounds.step import Stepped
@@ -134,6 +135,8 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, stepped: 
         epsilons |= _stated_of_samples(session, current)
         measured = {} if fleet.conceals else {**stepped.direction.diagnostics, **agreement(step), **numbers}
         round_.metrics = {"step/rate": stepped.rate, **finite({**measured, **epsilons})}
+        round_.named = dict(step.named)
+        record_named(session, current, step.named, now)
         gone = left_out(session, current.round_id)
         before = memory_digest(row.state_data)
         manifest = step_manifest(run, around.federation_id, current, step, stepped, state_before=before, revoked=gone)

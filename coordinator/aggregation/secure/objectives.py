@@ -57,4 +57,5 @@ def combined_step(
         ),
         combined=vector,
         sessions=tuple(total.record for total in sums),
+        named={name: why for total in sums for name, why in total.named.items()},
     )

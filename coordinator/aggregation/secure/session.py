@@ -74,6 +74,7 @@ class _Session:
         self.V: tuple[str, ...] = ()
         self.tau1 = self.tau2 = b""
         self.masked: list[Reply] = []
+        self.named: dict[str, str] = {}
         self.words: Words = np.zeros(self.setting.agreed.length, np.uint32)
 
     # --- READY, DEAL
@@ -282,7 +283,7 @@ class _Session:
         found = unmasking.recover(at, shares, tests, t_mask=self.cohort.t_mask, t=self.cohort.t)
         if found is None:
             raise Voided("the shares of the masks fit no secret that was committed to", blind=True)
-        self.liars = {who[place]: "wrong-shares" for place in found.named}
+        self.named = {who[place]: "wrong-shares" for place in found.named}
         for place, count in found.wrong.items():
             self._alarm(who[place], f"wrong shares of {count} mask secrets")
         survivors = len(self.V)
@@ -297,27 +298,26 @@ class _Session:
         masks.unmask(self.words, masks.masks_of_sum(self.V, sigma_b, private, publics, self.view_mask))
 
     def _check_sum(self, answers: Mapping[str, Shares]) -> None:
-        """The checks of section 4."""
+        """The checks of section 4. Wrong answers that are corrected name members, and void nothing."""
         given = dict(zip(self.W, self.coefficients, strict=True))
         weights = [given[name] / ONE for name in self.V]
         failures, square = checks.failures_of_sum((masks.reals(block) for block in blocks(self.words)), weights)
         if self.gram is not None:
             a = np.array([given[name] / ONE if name in self.V else 0.0 for name in self.W])
             failures += checks.failures_of_identity(square, self.gram, a, self.cohort.k)
-        named = dict(self.liars)
         if self.mode is Mode.VERIFIED:
             points = {name: self.points[name] for name in answers}
             told = {name: one.answers for name, one in answers.items() if one.answers is not None}
             findings = verification.examine(points, told, self.V, self.cohort.t)
             failures += findings.failures
-            named |= findings.named
+            self.named |= findings.named
             for name, dealers in findings.corrected.items():
                 self._alarm(name, f"wrong answers about the shares of {len(dealers)} members")
             if findings.sums is not None:
                 TR = sketch.second_sketch(self.tau1, (masks.reals(block) for block in blocks(self.words)))
                 size, m = len(self.words), len(self.V)
                 failures += verification.failures_of_second_sketch(TR, findings.sums, size, m)
-        self._check(failures, named)
+        self._check(failures, self.named)
 
     def result(self) -> Sum:
         """The sum, after every check has passed."""
@@ -340,6 +340,7 @@ class _Session:
             survivors=Replies(self.masked),
             consulted=tuple(self.consulted),
             record=record,
+            named=self.named,
         )
 
     # --- what stages share
@@ -369,8 +370,8 @@ class _Session:
             )
 
     def _check(self, failures: Sequence[Failure], named: Mapping[str, str] | None = None) -> None:
-        if failures or named:
-            words = "; ".join(dict.fromkeys(map(str, failures))) or "wrong answers"
+        if failures:
+            words = "; ".join(dict.fromkeys(map(str, failures)))
             raise Voided(f"a check failed: {words[:300]}", named=named or {}, blind=not named)
 
 

@@ -93,6 +93,7 @@ class Sum:
         survivors: the replies to MASK of V, in order.
         consulted: the replies to all other stages that entered.
         record: what was settled.
+        named: members whose answers were wrong and were corrected, with the reason.
     """
 
     words: Words
@@ -100,6 +101,7 @@ class Sum:
     survivors: Replies
     consulted: tuple[Reply, ...]
     record: Record
+    named: Mapping[str, str]
 
     @cached_property
     def weights(self) -> Reals:

@@ -84,6 +84,7 @@ def _step(total: Sum, combination: Combination, size: float) -> Step:
         consulted=total.consulted,
         combined=vector,
         sessions=(total.record,),
+        named=total.named,
     )
 
 

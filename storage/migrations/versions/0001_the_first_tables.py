@@ -178,6 +178,7 @@ def upgrade() -> None:
         _column("wanted", sa.Integer),
         _column("attempt", sa.Integer),
         _column("voided", sa.JSON),
+        _column("named", sa.JSON),
         _column("evaluation_phase", sa.Integer, nullable=True),
         _column("metrics", sa.JSON),
         _column("objectives", sa.JSON),
