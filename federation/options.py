@@ -9,7 +9,7 @@ def option(default: Any, words: str, within: str = "(-inf, inf)") -> Any:
 
     Args:
         default: its value where none is given.
-        words: what it does; lists of rules and attacks show it.
+        words: its description, for lists of rules and attacks.
         within: the interval in which a number must lie, such as "[0, 1)"; by default, any finite number is accepted.
     """
     return dataclasses.field(default=default, metadata={"help": words, "within": within})

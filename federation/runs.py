@@ -51,7 +51,7 @@ class SpecError(ValueError):
 
 
 class RunSpec(Section):
-    """A whole run. `RunSpec.parse` is the way in from TOML."""
+    """A run specification; `RunSpec.parse` reads it from TOML."""
 
     name: str = Field(pattern=IDENTIFIER)
     task: str = Field(pattern=f"^{TASK}$", description="a task's name, as workers allow it")

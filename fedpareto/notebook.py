@@ -38,7 +38,7 @@ def simulate(
         trainer: in place of the task's own: "torch", or "module:Class".
         ray_address: of a Ray cluster, for the backend "ray".
         threads: CPU threads of torch, for the whole process; small models are faster with 1.
-        resume: go on with the simulation in `home`.
+        resume: continue the simulation in `home`.
         download: whether the task may fetch a public data set into `data`.
         progress: called after every round. Default: a line in a notebook, a bar on a terminal. To show nothing, give
             `lambda progress: None`.

@@ -33,7 +33,7 @@ class History:
 
     Attributes:
         run_id: its id.
-        spec: what was asked for.
+        spec: the run specification.
         state: how it ended: COMPLETED, PAUSED when it was interrupted, or FAILED.
         reason: why, unless it was completed.
         model: the last model, float32 (d,).

@@ -80,7 +80,7 @@ def aggregate(
 
     Raises:
         HyperparameterError: see `registry.algorithm`; or an algorithm that is not a rule.
-        TooFewUpdatesError: the algorithm promises nothing for so few rows.
+        TooFewUpdatesError: there are too few rows for the algorithm.
         ValueError: shapes that do not fit, or a prior that is negative, not finite or all zero.
     """
     rule = algorithm(name, hyperparameters)

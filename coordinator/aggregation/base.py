@@ -142,7 +142,7 @@ class Rule(Algorithm, ABC):
         """Turns K and the scalars of the rows into coefficients. Pure: the same rows give the same answer.
 
         Raises:
-            TooFewUpdatesError: the rule promises nothing for so few rows.
+            TooFewUpdatesError: there are too few rows for the rule.
         """
 
     def decide(self, rows: Rows) -> Combination:

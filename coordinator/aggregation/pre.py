@@ -44,10 +44,10 @@ class Mixture:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage(Options, ABC):
-    """An operation on the rows before the rule sees them. Its options are hyper-parameters.
+    """An operation on the rows before the rule is applied. Its options are hyper-parameters.
 
     Attributes:
-        name: what run specifications call it.
+        name: its name in run specifications.
         compares: whether it compares or mixes the updates of one round. Rules that also read updates of earlier rounds
             (`tau`) refuse such a stage.
     """
@@ -61,7 +61,7 @@ class Stage(Options, ABC):
         """Turns K and the scalars of the rows into W. Pure: the same rows give the same answer.
 
         Raises:
-            TooFewUpdatesError: the stage promises nothing for so few rows; the round is then skipped.
+            TooFewUpdatesError: there are too few rows for the stage; the round is then skipped.
         """
 
 

@@ -18,7 +18,7 @@ class HyperparameterError(ValueError):
 
 
 class TooFewUpdatesError(ValueError):
-    """Fewer updates arrived than a rule needs to keep its promise; the message says how many it needs."""
+    """Fewer updates arrived than a rule needs; the message has the number that it needs."""
 
 
 def require_updates(m: int, least: int, rule: str) -> None:
@@ -166,7 +166,7 @@ class Objectives:
 
 @dataclass(frozen=True)
 class Combination:
-    """A rule's answer: the direction c U, or what `coordinates` says.
+    """A rule's answer: the direction c U, or the coordinate-wise rule in `coordinates`.
 
     Attributes:
         coefficients: c, one factor for each row, those of earlier rounds (`Step.history`) included. Shape (0,) where

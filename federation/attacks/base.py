@@ -27,9 +27,9 @@ class Attack(Options):
     """A dishonest client. Each method changes one thing that an honest client does; here, nothing is changed.
 
     Attributes:
-        name: what specifications and the command line call it.
+        name: its name in specifications and on the command line.
         trains: whether it needs its own honest update; otherwise the client need not train.
-        needs_peers: whether it is made from honest updates of others.
+        needs_peers: whether it is computed from honest updates of others.
         alone: the effect of an attack that needs peers where the only honest update it knows is its own.
         from_participants: an option that follows from the number of participants where it is 0; or empty.
 
@@ -68,7 +68,7 @@ class Attack(Options):
 
     @property
     def stretch(self) -> float:
-        """How many times as long as allowed its vector in a private round is; an honest member's is 1."""
+        """The length of its vector in a private round, as a multiple of the allowed length; 1 for an honest member."""
         return 1.0
 
     def poison(self, splits: "Splits", task: "Task", *, seed: int) -> "Splits":

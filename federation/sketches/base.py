@@ -48,7 +48,7 @@ class Sketch(ABC):
     """A short message about a Jacobian, for the Gram matrix of a sum of Jacobians.
 
     Attributes:
-        name: what run specifications call it.
+        name: its name in run specifications.
         d: columns of a Jacobian.
         objectives: all those of the task, M names.
         budget: floats of the first upload of a client that serves all of them, as a share of d. Every message has at

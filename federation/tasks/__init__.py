@@ -68,7 +68,7 @@ _BUILT_IN = {
 
 
 class Task:
-    """What a federation learns. Subclass it, define the model and the data, and name the class to the worker.
+    """The model, the data and the losses that a federation learns: subclass it, and name the class to the worker.
 
     Attributes:
         name: what the federation calls the task; set by `task`.
@@ -129,7 +129,7 @@ class Task:
         return deal(self.pool(source), source.part)
 
     def losses(self, output: Any, y: "torch.Tensor") -> "dict[str, torch.Tensor]":
-        """The mean loss of a batch for each objective, of what the model returned and targets (n, ...).
+        """The mean loss of a batch for each objective, from the model's output and targets (n, ...).
 
         By default, the cross-entropy of logits (n, C) with classes (n,).
         """

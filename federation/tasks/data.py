@@ -112,7 +112,7 @@ class Dataset:
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """A client's data: what it trains on, and what it keeps back.
+    """A client's data: its training, validation and test split.
 
     A split that does not fit into memory is a map-style torch.utils.data.Dataset, whose items are pairs of x and y.
     """

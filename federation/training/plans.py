@@ -12,7 +12,7 @@ from federation.work.computation import LocalSgd, PrivateSgd
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingPlan:
-    """What one model is trained for, and how.
+    """The plan of one training.
 
     Attributes:
         sgd: epochs or steps, size of a minibatch, optimiser and rates, as the run asks for them.
@@ -72,7 +72,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EvaluationPlan:
-    """What one model is measured on.
+    """The plan of one evaluation.
 
     Attributes:
         split: "train", "validation" or "test"; it is not empty.

@@ -39,7 +39,7 @@ _METRIC = rf"(loss|accuracy)(/{OBJECTIVE})?|{NAME}(/[a-z0-9.-]{{1,32}})?"
 class Trainer(ABC):
     """Trains and evaluates models of one task on one client's data. A model is a float32 vector (d,).
 
-    A subclass defines `train` and `evaluate`, and names in `abilities` what else it can do. Each call starts afresh
+    A subclass defines `train` and `evaluate`, and lists its other abilities in `abilities`. Each call starts afresh
     from the model that it is given. One call is made at a time.
 
     Attributes:
