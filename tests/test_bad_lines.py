@@ -70,7 +70,7 @@ def test_transfers_go_on_after_each_break_and_after_the_death_of_both_sides(tmp_
         arrived = [event["arrived_bytes"] for event in events if event["event"] == "resuming"]
         assert arrived == sorted(arrived)
         assert cuts >= 6  # at least three on the way down and three on the way up
-        # Down came the model, and the new one for the evaluation. Each break, and the death, costs at most the chunk
+        # Down came the model, and the new one for the evaluation. Each break and each death cost at most the chunk
         # that was on its way, and another handshake.
         breaks = cuts + 2
         assert up - LAYOUT.file_bytes <= breaks * (CHUNK_BYTES + CONNECTION_BYTES)
