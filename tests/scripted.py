@@ -53,6 +53,7 @@ from federation.v1.federation_pb2 import (
     FetchBlobResponse,
     Heartbeat,
     Hello,
+    SessionsLeft,
     SubmitResponse,
     Welcome,
     Window,
@@ -114,6 +115,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     heartbeats: list[Heartbeat] = field(default_factory=list)
     declines: list[DeclineManifest] = field(default_factory=list)
     consents: list[ConsentManifest] = field(default_factory=list)
+    left: list[SessionsLeft] = field(default_factory=list)
     fetches: list[int] = field(default_factory=list)
     submissions: list[Submission] = field(default_factory=list)
     federation_id: str = FEDERATION
@@ -333,6 +335,8 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
                     self.heartbeats.append(request.heartbeat)
                 elif request.WhichOneof("message") == "consent":
                     self.consents.append(ConsentManifest.FromString(request.consent.manifest))
+                elif request.WhichOneof("message") == "sessions_left":
+                    self.left.append(request.sessions_left)
                 else:
                     self.declines.append(DeclineManifest.FromString(request.decline.manifest))
         except Exception:

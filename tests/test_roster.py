@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from test_join_and_confirm import at_a_terminal
 from typer.testing import CliRunner
 
 from federation.member_files import MemberFiles
+from federation.work.site import SessionEntry
 from fedpareto.cli.failure import USAGE, Failure
 from fedpareto.cli.main import app
 from worker.home import Home
@@ -260,6 +261,20 @@ def test_a_pin_that_dies_leaves_the_old_roster(
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert pinned_roster(home / "roster.toml", member) == before
     command("pin", home, file, "--yes")
+
+
+def test_the_private_rounds_of_a_data_set_are_shown_for_each_of_its_tasks(member: MemberFiles, home: Path) -> None:
+    Home(home).policy.write_text(
+        '[secure.tasks.length]\nsessions = 5\n[secure.data_sets]\na = ["length", "mortality"]\n'
+    )
+    with closing(RoundLedger(Home(home).rounds)) as ledger:
+        for number, task in enumerate(("length", "mortality", "mortality", "other")):
+            ledger.add(SessionEntry(str(number), "run", task, "model", evaluation=number == 2))
+    assert command("show", home).splitlines()[1:] == [
+        "length: 2 of 5 private rounds, 1 of 1000 evaluations",
+        "mortality: 2 of 1000 private rounds, 1 of 1000 evaluations",
+        "other: 1 of 1000 private rounds, 0 of 1000 evaluations",
+    ]
 
 
 def test_a_damaged_pinned_roster_and_a_damaged_ledger_are_named(

@@ -196,7 +196,11 @@ def test_a_worker_evaluates_in_the_clear_what_the_ledger_allows_and_declines_the
 ) -> None:
     home = Home(tmp_path / "home")
     home.directory.mkdir()
-    chosen = policy(home.policy, '[secure]\nrequired = true\ndisclose = ["evaluation"]\n[secure.tasks.mnist]\n')
+    chosen = policy(
+        home.policy,
+        '[secure]\nrequired = true\ndisclose = ["evaluation"]\n[secure.tasks.mnist]\n'
+        '[secure.data_sets]\nimages = ["digits", "mnist"]\n',
+    )
     running = Running(home, coordinator.member(), offers, policy=chosen)
     assert {"no roster is pinned", "does not offer"} <= {
         words
@@ -217,14 +221,16 @@ def test_a_worker_evaluates_in_the_clear_what_the_ledger_allows_and_declines_the
     running.wait_for("declined")
     with closing(RoundLedger(home.rounds)) as ledger:
         for session in "ab":
-            ledger.add(entry(session))
+            ledger.add(SessionEntry(session, "run", "mnist", BASE, evaluation=False))
     for times in (1, 2):
         evaluate("train")
         running.wait_for("receipt", times)
     evaluate("train", "test")
     running.wait_for("declined", 2)
+    wait_for(lambda: coordinator.left, "the numbers that are left")
     running.stop()
     assert [event["reason"] for event in running.events("declined")] == ["evaluations", "model-evaluated"]
+    assert [(one.task, one.training, one.evaluation) for one in coordinator.left] == [("digits", 998, 999)]
 
 
 def test_a_session_ends_by_a_cancel_or_a_day_after_the_worker_was_ready_and_no_other_does(

@@ -111,7 +111,7 @@ def show(
         used = _used(place, policy)
     lines = [
         f"{name}: {task['sessions']} of {task['sessions_allowed']} private rounds, {task['evaluations']} of "
-        f"{task['evaluations_allowed']} private evaluations"
+        f"{task['evaluations_allowed']} evaluations"
         for name, task in used.items()
     ]
     if roster is None:
@@ -121,7 +121,7 @@ def show(
 
 
 def _used(place: "Home", policy: "Policy") -> dict[str, dict[str, int]]:
-    """The sessions of each task that has been in one or has a policy of its own, and what its owner allows."""
+    """For each task that has been in a session or has a policy of its own: those of its data set, and the limits."""
     from contextlib import closing
 
     from worker.round_ledger import RoundLedger
