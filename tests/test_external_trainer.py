@@ -127,7 +127,7 @@ def test_a_rehearsal_tells_the_memory_of_the_process(start: Start) -> None:
     assert (found.task, found.samples, found.steps) == ("three", 10, 1)
     assert found.trainer_bytes is not None
     assert found.trainer_bytes > 1_000_000
-    assert "MB in each process of the trainer on this machine, without GPUs" in "\n".join(lines(found))
+    assert "B in each process of the trainer on this machine, without GPUs" in "\n".join(lines(found))
 
 
 def test_gradients_come_as_one_vector_for_each_objective(start: Start) -> None:

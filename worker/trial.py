@@ -29,8 +29,9 @@ class TrialRound:
         training_seconds: to measure the model on the training split, if the run does, and to train.
         evaluation_seconds: to measure the model on all splits.
         memory_bytes: the most that this process has held, with its libraries, and the data where it trains.
-        trainer_bytes: the most that one process of an external trainer on this machine has held, without GPUs; None
-            where the training is in this process.
+        trainer_bytes: a bound on what each process of an external trainer on this machine has held, without GPUs. Linux
+            counts from the fork, so it is never below what this process held then. None where the training is in this
+            process.
         device_bytes: the most that PyTorch has held on GPUs in this process; None if it used none.
         download_bytes: a model.
         upload_bytes: an update, without its manifest of about a kilobyte.
