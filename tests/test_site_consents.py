@@ -14,7 +14,7 @@ from bundles import Edited
 from harness import Federation, federation, wait_for
 from scripted import ScriptedCoordinator, scripted
 from typer.testing import CliRunner
-from working import Running
+from working import Running, files_of_at_most
 from works import set_train
 
 from federation.digests import digest
@@ -189,13 +189,17 @@ def test_nothing_is_done_for_a_run_before_its_owner_has_approved_this_specificat
     assert coordinator.hellos[0].consents
     coordinator.assign(coordinator.assignment(*model, 0, spec=digest(SPEC)))
     running.wait_for("declined")
-    coordinator.ask(SPEC)
+    with files_of_at_most(100):
+        coordinator.ask(SPEC)
+        told = running.wait_for("disk")[0]["message"]
+        assert "no run is answered" in told
+        assert "runs.db cannot be written" in told
+        assert "make room on the disk" in told
+        assert coordinator.consents == []
     assert answers(coordinator, 1) == [("run-1", "waiting", WAITING.message)]
     coordinator.assign(coordinator.assignment(*model, 1, spec=digest(SPEC)))
     wait_for(lambda: len(coordinator.declines) == 2, "the declines")
     assert [said.reason for said in coordinator.declines] == ["consent", "consent"]
-    fetched = len(coordinator.fetches)
-    assert fetched == 1, "the specification, and no model"
     assert models_in(home) == []
     place = ("--home", str(home.directory))
     shown = command("runs", "run-1", *place)

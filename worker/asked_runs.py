@@ -4,6 +4,7 @@ The worker and the owner's commands share the file: `fedpareto worker runs`, `ap
 the digest of a specification: a run with another specification is another question.
 """
 
+import errno
 import os
 import sqlite3
 import threading
@@ -109,12 +110,20 @@ class RunsFile:
 
     @contextmanager
     def using(self) -> Iterator[sqlite3.Connection]:
-        """The connection; raises HomeError if the file cannot be used."""
+        """The connection.
+
+        Raises:
+            HomeError: the file is damaged.
+            OSError: the disk does not take a change.
+        """
         with self._lock:
             try:
                 yield self._connection
             except sqlite3.DatabaseError as error:
-                advice = "make room on the disk" if "full" in str(error) else "move it away; runs then ask again"
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+                    words = f"{error}: make room on the disk"
+                    raise OSError(errno.ENOSPC, words, str(self._path)) from error
+                advice = "move it away; runs then ask again"
                 raise HomeError(f"{self._path} cannot be used: {error}: {advice}") from error
 
     def changes(self) -> int:

@@ -53,6 +53,7 @@ class Consents:
         self._asked: queue.SimpleQueue[SignedEnvelope] = queue.SimpleQueue()
         self._open: dict[tuple[str, str], RunManifest] = {}  # whose specification has to be fetched
         self._changes = -1
+        self._full = False  # the disk did not take what the last look wanted to write
 
     def close(self) -> None:
         """Closes the file."""
@@ -78,21 +79,34 @@ class Consents:
         return None
 
     def look(self) -> None:
-        """Answers the runs that have asked, and sends what the owner has decided since."""
+        """Answers the runs that have asked, and sends what the owner has decided since.
+
+        A run that the disk does not take now is not answered; it is tried again at the next look.
+        """
         if not self._policy.decides:
             return
+        try:
+            self._look()
+        except OSError as error:
+            if not self._full:
+                self._events.warn("disk", f"no run is answered: {error.filename} cannot be written: {error.strerror}")
+            self._full, self._changes = True, -1
+        else:
+            self._full = False
+
+    def _look(self) -> None:
         changes = self._file.changes()
         if self._asked.empty() and not self._open and changes == self._changes:
             return
-        self._changes = changes
         while not self._asked.empty():
             self._take(self._asked.get())
         for key, manifest in list(self._open.items()):
             if (document := self._fetched(manifest.spec)) is not None:
-                del self._open[key]
                 self._add(manifest, document)
+                del self._open[key]
         for run in self._file.runs():
             self._answer(run, again=False)
+        self._changes = changes
 
     def _take(self, envelope: SignedEnvelope) -> None:
         try:
