@@ -58,4 +58,4 @@ def test_a_worker_that_dies_ends_the_benchmark_with_its_log(monkeypatch: pytest.
 
 def test_an_absent_peer_is_shown_as_not_measured() -> None:
     text = smallest("qp", before="sys.modules['quadprog'] = None")
-    assert text.count("not measured") == 5  # one for each kind of matrix
+    assert text.count("not measured") == 6  # one for each kind of matrix
