@@ -62,7 +62,7 @@ def test_only_the_adapters_of_the_language_model_travel() -> None:
     assert all(tensor.shape in {(4, 32), (32, 4), (2, 32), (2,)} for tensor in layout.tensors)
     page = (PAGES / "adapters.md").read_text()
     whole = sum(parameter.numel() for parameter in build(notes).parameters())
-    assert f"The model has {whole:,} parameters, of which {len(vector):,} travel" in page
+    assert f"The model has {whole:,} parameters, of which {len(vector):,} are sent" in page
     assert notes.buffers() == ()
 
 
