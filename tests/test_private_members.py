@@ -243,9 +243,8 @@ def test_a_rule_that_would_give_one_member_too_large_a_share_makes_no_step(made:
     """AdaFed of updates that are much alike: in an open round, one member has a quarter of all coefficients."""
     run = made.fed.submit("adafed-one-step", specification({"name": "adafed"}, private(PRIVATE, ("loss",))))
     made.fed.wait_completed(run)
-    found = made.fed.query("select state, reason from rounds where run_id = :run order by number", run=run)
-    (first, _), (state, reason) = found
-    assert (first, state) == ("COMPLETED", "SKIPPED")
+    ((state, reason),) = made.fed.query("select state, reason from rounds where run_id = :run", run=run)
+    assert state == "SKIPPED"
     assert re.search(r"the coefficients give m\d too large a share \(0\.[12]\d\d\): 3 colluding members could", reason)
 
 
@@ -399,8 +398,9 @@ def test_two_members_that_lie_about_norms_are_both_named_and_eight_are_too_few(m
         run = made.fed.submit("two-lie", text)
         made.fed.wait_completed(run)
     assert [name for name, _ in named_by(made, run)] == [CHEAT, OTHER]
-    ((state, reason),) = made.fed.query("select state, reason from rounds where run_id = :run", run=run)
-    assert state == "SKIPPED"
+    found = made.fed.query("select state, reason from rounds where run_id = :run order by number", run=run)
+    (first, _), (state, reason) = found
+    assert (first, state) == ("COMPLETED", "SKIPPED")
     assert "8 members can be invited; a private round in mode verified of 10 members needs 9" in reason
 
 
