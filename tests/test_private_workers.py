@@ -188,10 +188,14 @@ def in_mode(mode: str, seed: int) -> str:
 
 
 def replies_of(scene: Scene, run: str) -> list[Any]:
-    """How many replies each member has signed for each phase of a run."""
+    """How many replies each member has signed for each phase of a run.
+
+    Runs that end in the same model evaluate it once; what members decline for this reason is left out.
+    """
     return scene.fed.query(
         "select count(updates.update_id) from assignments join phases using (phase_id) join rounds using (round_id) "
-        "left join updates using (assignment_id) where run_id = :run group by assignment_id",
+        "left join updates using (assignment_id) where run_id = :run "
+        "and assignments.reason != 'model-evaluated' group by assignment_id",
         run=run,
     )
 
@@ -254,7 +258,7 @@ def test_each_owner_sees_the_same_digest_and_the_sessions_that_count(scene: Scen
     assert len({document["roster"]["digest"] for document in shown}) == 1
     for document in shown:
         digits = document["tasks"]["digits"]
-        assert digits["sessions"] == digits["evaluations"] >= 1
+        assert digits["sessions"] >= digits["evaluations"] >= 1  # runs that end in one model evaluate it once
     left = {one["client_id"]: one["tasks"][0] for one in scene.fed.admin("clients")["clients"]}
     for client, document in zip(CLIENTS[-2:], shown, strict=True):
         used = document["tasks"]["digits"]
