@@ -1,10 +1,11 @@
 """Threads that wait for the database or the disk, so that the event loop never waits."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import BinaryIO, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy.orm import Session
 
@@ -29,6 +30,15 @@ class Threads:
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls `function` in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self.executor, partial(function, *args, **kwargs))
+
+    async def read_file(self, file: BinaryIO, offset: int, size: int) -> bytes:
+        """Up to `size` bytes of a file from `offset` on: at once if memory has them, otherwise in a thread."""
+        buffer = bytearray(size)
+        try:
+            count = os.preadv(file.fileno(), [buffer], offset, os.RWF_NOWAIT)
+        except OSError:  # they are on the disk, or the file system cannot tell
+            return await self.run(os.pread, file.fileno(), size, offset)
+        return bytes(buffer[:count])
 
     async def read(self, function: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls `function` in a thread with a session that reads."""

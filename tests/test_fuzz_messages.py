@@ -21,6 +21,7 @@ from coordinator.audit.checkpoints import LogKey
 from coordinator.rounds.content import content_problem, must_be_a_time, must_match, privacy_problem
 from coordinator.rounds.declines import claimed_assignment, verified_decline, words
 from federation.channels import LONGEST_RETRY_SECONDS, STATUS_KEY, refusal_from_rpc_error, signed_detail
+from federation.chunks import Chunk, read_fetched, read_submitted
 from federation.envelope import seal, unseal
 from federation.key_chain import KeyChain
 from federation.refusals import Refusal
@@ -44,6 +45,7 @@ from federation.v1.common_pb2 import (
     TrainWork,
     UpdateManifest,
 )
+from federation.v1.federation_pb2 import FetchBlobResponse, SubmitRequest
 from federation.work.base import Shape, WorkError
 from federation.work.peers import open_reply
 from federation.work.registry import decode, decode_statement, encode, statement_problem
@@ -85,6 +87,21 @@ def message(of: type[Message], data: bytes) -> Any:
         return of.FromString(data)
     except DecodeError as error:
         raise Refusal("argument", str(error)) from None
+
+
+def submitted(data: bytes) -> SubmitRequest | Chunk:
+    """A request with a piece of a payload, as protobuf reads it."""
+    found, meant = read_submitted(data), SubmitRequest.FromString(data)
+    chunk = (meant.chunk, meant.offset) if meant.WhichOneof("message") == "chunk" else None
+    assert chunk == ((found.data, found.offset) if isinstance(found, Chunk) else None)
+    return found
+
+
+def fetched(data: bytes) -> memoryview:
+    """A piece of a blob, as protobuf reads it."""
+    found = read_fetched(data)
+    assert found == FetchBlobResponse.FromString(data).chunk
+    return found
 
 
 def opened(data: bytes) -> UpdateManifest:
@@ -240,6 +257,8 @@ def said(data: bytes) -> int:
 # By the name of its corpus; `path` is a place for a file.
 PARSERS: dict[str, Callable[[Path], Parser]] = {
     "envelope": lambda path: Parser(opened, Refusal, None, messages(SignedEnvelope)),
+    "submit-request": lambda path: Parser(submitted, DecodeError, None, messages(SubmitRequest)),
+    "fetch-response": lambda path: Parser(fetched, DecodeError, None, messages(FetchBlobResponse)),
     "assignment": lambda path: Parser(asked, (Refusal, Declined), None, messages(AssignmentManifest)),
     "reply": lambda path: Parser(reply, Refusal, None, messages(UpdateManifest)),
     "decline": lambda path: Parser(declined, Refusal, None, messages(SignedEnvelope)),

@@ -24,7 +24,7 @@ class ModelCache:
         self._verified: set[str] = set()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def get(self, digest: str, size: int, fetch: Callable[[int], Iterator[bytes]]) -> Path:
+    def get(self, digest: str, size: int, fetch: Callable[[int], Iterator[bytes | memoryview]]) -> Path:
         """The file of a model of this digest and size in bytes, from the disk or from `fetch`.
 
         `fetch` yields the model's bytes from the given offset on. What it raises passes through, and what had arrived
@@ -54,7 +54,7 @@ class ModelCache:
         self._evict(keep=set(self._files()[: self._keep]))
         return path
 
-    def _fetch(self, part: Path, size: int, digest: str, fetch: Callable[[int], Iterator[bytes]]) -> None:
+    def _fetch(self, part: Path, size: int, digest: str, fetch: Callable[[int], Iterator[bytes | memoryview]]) -> None:
         # A resumed download may have continued the beginning of another file; one from the start has not.
         resumed = True
         while resumed:
@@ -78,7 +78,7 @@ class ModelCache:
         return bool(files)
 
 
-def _receive(part: Path, size: int, fetch: Callable[[int], Iterator[bytes]]) -> int:
+def _receive(part: Path, size: int, fetch: Callable[[int], Iterator[bytes | memoryview]]) -> int:
     """Writes what is missing; returns how much was there before."""
     with part.open("ab") as file:
         resumed = min(file.tell(), size)

@@ -149,13 +149,13 @@ class Consents:
 
     def _fetched(self, name: str) -> bytes | None:
         """The specification of this digest; None if it cannot be had now."""
-        stub = self._session.stub_now()
-        if stub is None:
+        files = self._session.files_now()
+        if files is None:
             return None
         data = b""
         try:
-            for response in stub.FetchBlob(FetchBlobRequest(digest=name), timeout=ANSWER_SECONDS):
-                data += response.chunk
+            for piece in files.fetch(FetchBlobRequest(digest=name), timeout=ANSWER_SECONDS):
+                data += piece
                 if len(data) > MAX_SPEC_BYTES:
                     break
         except (grpc.RpcError, ValueError):

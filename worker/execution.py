@@ -205,19 +205,19 @@ class Execution:
         """The file of a blob; a download that breaks off goes on where it broke."""
         reached = 0
 
-        def chunks(offset: int) -> Iterator[bytes]:
+        def chunks(offset: int) -> Iterator[memoryview]:
             nonlocal reached
             if offset > reached:  # the last attempt has brought more: the next one need not wait for long
                 self.backoff.reset()
             reached = offset
-            with self.session.calling() as stub:
-                if stub is None:
+            with self.session.calling() as files:
+                if files is None:
                     raise TrainingStopped
                 timeout = ANSWER_SECONDS + slowest_seconds(size - offset)
-                for response in stub.FetchBlob(FetchBlobRequest(digest=digest, offset=offset), timeout=timeout):
+                for piece in files.fetch(FetchBlobRequest(digest=digest, offset=offset), timeout=timeout):
                     if control.stopped():
                         raise TrainingStopped
-                    yield response.chunk
+                    yield piece
 
         name = order.manifest.assignment_id
         while not control.stopped():

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from federation.channels import MAX_CHUNK_BYTES, RpcRefusal, signed_detail
+from federation.chunks import FileCalls
 from federation.envelope import envelope_digest, seal
 from federation.identity import parse_peer
 from federation.member_files import MemberFiles
@@ -114,7 +115,7 @@ class Session:
         self._events = events
         self._changed = threading.Condition()
         self._stopping = False
-        self._stub: FederationStub | None = None  # while attending
+        self._files: FileCalls | None = None  # while attending
         self._outbox: queue.SimpleQueue[AttendRequest | None] | None = None  # of the present stream
         self._close: Callable[[], None] | None = None
         self._heartbeat_seconds = WELCOME_SECONDS
@@ -190,20 +191,20 @@ class Session:
             left = (self._member.not_after - datetime.now(UTC)).total_seconds()
             self._member = member
             self._changed.wait_for(lambda: self._calls == 0 or self._stopping, timeout=max(left, 0.0) / 2)
-            self._stub, close = None, self._close
+            self._files, close = None, self._close
             self._renewed = close is not None
         if close is not None:
             close()
 
     @contextmanager
-    def calling(self) -> Iterator[FederationStub | None]:
-        """The federation service for one call, as soon as the worker attends; None once it is stopping."""
+    def calling(self) -> Iterator[FileCalls | None]:
+        """The channel's calls for files, for one call, as soon as the worker attends; None once it is stopping."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stub is not None or self._stopping)
-            stub = None if self._stopping else self._stub
+            self._changed.wait_for(lambda: self._files is not None or self._stopping)
+            files = None if self._stopping else self._files
             self._calls += 1
         try:
-            yield stub
+            yield files
         finally:
             with self._changed:
                 self._calls -= 1
@@ -239,10 +240,10 @@ class Session:
         """Sends the signed answer to a run. Without a stream it is lost; the coordinator asks again."""
         self._say(AttendRequest(consent=envelope))
 
-    def stub_now(self) -> FederationStub | None:
-        """The federation service; None while the worker does not attend."""
+    def files_now(self) -> FileCalls | None:
+        """The channel's calls for files; None while the worker does not attend."""
         with self._changed:
-            return self._stub
+            return self._files
 
     def tell_left(self, left: SessionsLeft) -> None:
         """Tells how many private rounds of a task are left. Without a stream it is lost, and in the next Hello."""
@@ -280,7 +281,6 @@ class Session:
         """
         channel = self._member.channel([("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)])
         outbox: queue.SimpleQueue[AttendRequest | None] = queue.SimpleQueue()
-        stub = FederationStub(channel)
         with self._changed:
             if self._stopping:
                 channel.close()
@@ -293,7 +293,7 @@ class Session:
         if (until := self._closed()) is not None:
             hello.closed_until.FromDatetime(until)
         try:
-            call = stub.Attend(self._requests(hello, outbox, runner))
+            call = FederationStub(channel).Attend(self._requests(hello, outbox, runner))
             for response in call:
                 if not welcomed:
                     self._welcome(response, hello.nonce)
@@ -301,7 +301,7 @@ class Session:
                     self._outbox = outbox
                     outbox.put(self._heartbeat(runner))
                     with self._changed:
-                        self._stub = stub
+                        self._files = FileCalls(channel)
                         self._changed.notify_all()
                 elif response.WhichOneof("message") == "assignment":
                     if response.HasField("log"):
@@ -321,7 +321,7 @@ class Session:
             return RpcRefusal("CANCELLED", "", str(error)), welcomed
         finally:
             with self._changed:
-                self._stub = None
+                self._files = None
                 self._close = None
             self._outbox = None
             outbox.put(None)
@@ -353,7 +353,7 @@ class Session:
             try:
                 request = outbox.get(timeout=self._heartbeat_seconds)
             except queue.Empty:
-                if self._stub is None:  # no welcome came
+                if self._files is None:  # no welcome came
                     if self._close is not None:
                         self._close()
                     return

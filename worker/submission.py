@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 
 from federation.channels import CHUNK_BYTES, signed_detail
+from federation.chunks import FileCalls, submitted
 from federation.digests import digest, file_digest
 from federation.envelope import envelope_digest
 from federation.member_files import MemberFiles
@@ -20,7 +21,6 @@ from federation.refusals import Refusal
 from federation.transfers import slowest_seconds
 from federation.v1.common_pb2 import ReceiptManifest, SignedEnvelope
 from federation.v1.federation_pb2 import SubmitRequest, Window
-from federation.v1.federation_pb2_grpc import FederationStub
 from worker.backoff import Backoff
 from worker.events import Events
 from worker.kept import Keeper
@@ -83,10 +83,10 @@ class Submitter:
             seen = self._wakes
             failed = False
             for entry in self.spool.entries():
-                with self.session.calling() as stub:
-                    if stub is None or self._stopping:
+                with self.session.calling() as files:
+                    if files is None or self._stopping:
                         return
-                    failed |= not self._submit(stub, entry)
+                    failed |= not self._submit(files, entry)
             delay = max(self.backoff.delay(), self._retry_seconds) if failed else None
             self._retry_seconds = 0.0
             if not failed:
@@ -94,13 +94,13 @@ class Submitter:
             with self._changed:
                 self._changed.wait_for(lambda: self._stopping or self._wakes != seen, timeout=delay)  # noqa: B023
 
-    def _submit(self, stub: FederationStub, entry: Entry) -> bool:
+    def _submit(self, files: FileCalls, entry: Entry) -> bool:
         """One attempt; False when it has to be made again."""
         manifest = entry.manifest
         size = manifest.payload_bytes
         self.events.tell_of(manifest, "submitting", f"submitting {size} bytes", payload_bytes=size)
         try:
-            receipt = self._exchange(stub, entry)
+            receipt = self._exchange(files, entry)
         except (grpc.RpcError, ValueError) as error:  # ValueError: the session closed the channel a moment ago
             return self._refused(entry, error)
         if receipt is None:
@@ -109,13 +109,13 @@ class Submitter:
             return False
         return self._acknowledged(entry, receipt)
 
-    def _exchange(self, stub: FederationStub, entry: Entry) -> SignedEnvelope | None:
+    def _exchange(self, files: FileCalls, entry: Entry) -> SignedEnvelope | None:
         """Sends a reply as far as the coordinator's windows allow; returns the receipt, None if there was none."""
         windows: queue.SimpleQueue[Window | None] = queue.SimpleQueue()
         timeout = ANSWER_SECONDS + slowest_seconds(entry.manifest.payload_bytes)
         try:
             for number, answer in enumerate(
-                stub.Submit(_requests(entry, windows, self.session.log_size), timeout=timeout)
+                files.submit(_requests(entry, windows, self.session.log_size), timeout=timeout)
             ):
                 if answer.WhichOneof("message") == "receipt":
                     if answer.HasField("log"):
@@ -228,9 +228,9 @@ def _intact(entry: Entry) -> bool:
     return found == entry.manifest.payload
 
 
-def _requests(entry: Entry, windows: "queue.SimpleQueue[Window | None]", log_size: int) -> Iterator[SubmitRequest]:
+def _requests(entry: Entry, windows: "queue.SimpleQueue[Window | None]", log_size: int) -> Iterator[bytes]:
     """The envelope, then the payload from the first window's offset on, each piece once a window allows it."""
-    yield SubmitRequest(update=entry.envelope, log_size=log_size)
+    yield SubmitRequest(update=entry.envelope, log_size=log_size).SerializeToString()
     if entry.payload is None:
         return
     with entry.payload.open("rb") if isinstance(entry.payload, Path) else io.BytesIO(entry.payload) as file:
@@ -239,6 +239,6 @@ def _requests(entry: Entry, windows: "queue.SimpleQueue[Window | None]", log_siz
             file.seek(window.offset)
         while window is not None and file.tell() < entry.manifest.payload_bytes:
             while chunk := file.read(max(0, min(CHUNK_BYTES, window.limit - file.tell()))):
-                yield SubmitRequest(chunk=chunk, offset=file.tell() - len(chunk))
+                yield submitted(chunk, file.tell() - len(chunk))
             if file.tell() < entry.manifest.payload_bytes:
                 window = windows.get()

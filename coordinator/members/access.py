@@ -34,9 +34,10 @@ from coordinator.members.messages import (
     Context,
     abort,
     checked_requests,
-    forgiving,
     only_request,
+    reader,
     write_whole,
+    writer,
 )
 from coordinator.members.refusal_record import RefusalRecord
 from coordinator.members.rules import RULES, Rule, authorise
@@ -214,9 +215,10 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
             return None  # gRPC answers UNIMPLEMENTED
         method = handler_call_details.method
         method = method.decode() if isinstance(method, bytes) else method
-        return self._guarded(handler, method.rpartition("/")[2], RULES.get(method))
+        return self._guarded(handler, method, RULES.get(method))
 
-    def _guarded(self, handler: Any, action: str, rule: Rule | None) -> Any:
+    def _guarded(self, handler: Any, method: str, rule: Rule | None) -> Any:
+        action = method.rpartition("/")[2]
         behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
 
         # Every rpc is served as one that takes a stream, which is the same on the wire. gRPC would read a single
@@ -243,7 +245,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
             if handler.response_streaming
             else (grpc.stream_unary_rpc_method_handler, single)
         )
-        return make(function, forgiving(handler.request_deserializer), handler.response_serializer)
+        return make(function, reader(method, handler.request_deserializer), writer(handler.response_serializer))
 
     @asynccontextmanager
     async def _admitted(

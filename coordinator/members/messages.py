@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 from federation.channels import ERROR_DOMAIN, STATUS_KEY
+from federation.chunks import SUBMIT, read_submitted
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import SignedEnvelope
 
@@ -26,8 +27,9 @@ class _Malformed:
     """Marks a request that could not be parsed."""
 
 
-def forgiving(deserialise: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
-    """Makes a parser that returns a marker for an unparsable request, which is refused later as a bad request."""
+def reader(method: str, deserialise: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
+    """The parser of an rpc's requests; it returns a marker for an unparsable one, which is refused later."""
+    deserialise = read_submitted if method == SUBMIT else deserialise
 
     def parse(data: bytes) -> Any:
         try:
@@ -36,6 +38,15 @@ def forgiving(deserialise: Callable[[bytes], Any] | None) -> Callable[[bytes], A
             return _Malformed()
 
     return parse
+
+
+def writer(serialise: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:
+    """The serializer of an rpc's responses, which also takes a response that is bytes on the wire already."""
+
+    def write(response: Any) -> bytes:
+        return response if isinstance(response, bytes) or serialise is None else serialise(response)
+
+    return write
 
 
 def _checked(request: Any) -> Any:

@@ -41,7 +41,7 @@ class Upload:
         """The number of bytes so far."""
         return self._writer.written
 
-    def take(self, chunk: bytes, offset: int | None = None) -> None:
+    def take(self, chunk: bytes | memoryview, offset: int | None = None) -> None:
         """Takes in the next piece; `offset` is its place in the file, where the caller says it.
 
         Raises:

@@ -50,6 +50,7 @@ class Service:
         self._settings = parts.home.settings
         self._in_thread = parts.threads.run
         self._read = parts.threads.read
+        self._read_file = parts.threads.read_file
         self._write = parts.threads.write
         self._database = parts.threads.database
         self._blobs = parts.blobs

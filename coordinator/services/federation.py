@@ -19,6 +19,7 @@ from coordinator.services.key_calls import KeyCalls
 from coordinator.services.reply_calls import ReplyCalls
 from coordinator.services.stream_words import Introduction, closed_until, introduction, left
 from federation.channels import CHUNK_BYTES
+from federation.chunks import fetched
 from federation.digests import parse
 from federation.envelope import seal
 from federation.identity import PeerIdentity
@@ -164,14 +165,14 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
         )
         return messages.AttendResponse(welcome=welcome)
 
-    async def FetchBlob(
+    async def FetchBlob(  # type: ignore[override]  # its responses are bytes on the wire
         self, request: messages.FetchBlobRequest, context: Context
-    ) -> AsyncIterator[messages.FetchBlobResponse]:
+    ) -> AsyncIterator[bytes]:
         """Streams a blob that an assignment offered to the caller."""
         client_id = self._access.caller().name
         document = await self._read(offered_specification, client_id, request.digest)
         if document is not None and request.offset == 0:
-            yield messages.FetchBlobResponse(chunk=document)
+            yield fetched(document)
             return
         assignment_id = await self._read(_offering, client_id, request.digest)
         try:
@@ -186,8 +187,10 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
         except ValueError as error:
             raise Refusal("offset", str(error)) from None
         with closing(source):
-            while chunk := await self._in_thread(source.read, CHUNK_BYTES):
-                yield messages.FetchBlobResponse(chunk=chunk)
+            offset = request.offset
+            while chunk := await self._read_file(source, offset, CHUNK_BYTES):
+                yield fetched(chunk)
+                offset += len(chunk)
 
 
 def _note_hello(session: Session, attendance: Attendance, said: Introduction, caller: PeerIdentity) -> None:

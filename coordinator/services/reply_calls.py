@@ -17,6 +17,7 @@ from coordinator.services.base import Parts, Service
 from coordinator.services.transfers import Transfer, Transfers
 from coordinator.threads import wait_ended
 from federation.channels import MAX_CHUNK_BYTES
+from federation.chunks import Chunk
 from federation.payload_check import PayloadCheck
 from federation.refusals import Refusal
 from federation.v1 import federation_pb2 as messages
@@ -41,12 +42,12 @@ class ReplyCalls(Service):
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # likewise
 
     async def Submit(
-        self, request_iterator: AsyncIterator[messages.SubmitRequest], context: Context
+        self, request_iterator: AsyncIterator[messages.SubmitRequest | Chunk], context: Context
     ) -> AsyncIterator[messages.SubmitResponse]:
         """Takes a reply in: envelope, payload, receipt."""
         caller = self._access.caller()
         first = await next_message(request_iterator, REQUEST_SECONDS)
-        if first is None or first.WhichOneof("message") != "update":
+        if not isinstance(first, messages.SubmitRequest) or not first.HasField("update"):
             raise Refusal("header", "a submission must begin with the signed update; the payload follows in chunks")
         admitted, broke_off = await self._in_thread(self._admit, caller.name, first.update)
         if isinstance(admitted, SignedEnvelope):
@@ -66,12 +67,12 @@ class ReplyCalls(Service):
                     transfer.allow(0)
                     yield messages.SubmitResponse(window=messages.Window(offset=0, limit=transfer.limit))
                     request = await self._timed_chunk(request_iterator, admitted, 0, transfer)
-                if request is not None and len(request.chunk) == size:
-                    self._must_be_chunk(request, 0, transfer)
+                if isinstance(request, Chunk) and len(request.data) == size:
+                    chunk = self._must_be_chunk(request, 0, transfer)
                     if await self._next_chunk(request_iterator, admitted) is not None:
                         raise Refusal("payload-length", f"{size} bytes were declared, and more arrived")
                     all_arrived()
-                    receipt = await self._in_thread(self._record_whole, admitted, check, request)
+                    receipt = await self._in_thread(self._record_whole, admitted, check, chunk)
                 else:
                     async with self._upload(admitted, check) as upload:
                         while True:
@@ -83,8 +84,8 @@ class ReplyCalls(Service):
                                 request = await self._timed_chunk(request_iterator, admitted, arrived, transfer)
                             if request is None:
                                 break
-                            self._must_be_chunk(request, arrived, transfer)
-                            await self._in_thread(upload.take, request.chunk, request.offset)
+                            chunk = self._must_be_chunk(request, arrived, transfer)
+                            await self._in_thread(upload.take, chunk.data, chunk.offset)
                             request = None
                         all_arrived()
                         # To its end also if the caller goes: otherwise the file is removed while it is being stored.
@@ -97,14 +98,12 @@ class ReplyCalls(Service):
         admitted = self._intake.admit(client_id, update)
         return admitted, isinstance(admitted, Admission) and self._uploads.broke_off(admitted)
 
-    def _record_whole(
-        self, admitted: Admission, check: PayloadCheck, request: messages.SubmitRequest
-    ) -> SignedEnvelope:
+    def _record_whole(self, admitted: Admission, check: PayloadCheck, chunk: Chunk) -> SignedEnvelope:
         """Stores and records a payload that came in one chunk."""
         manifest = admitted.manifest
         with self._blobs.writer(hash=False) as writer:
             upload = Upload(writer, check, manifest.payload, manifest.payload_bytes)
-            upload.take(request.chunk, request.offset)
+            upload.take(chunk.data, chunk.offset)
             return self._record(admitted, upload)
 
     def _record(self, admitted: Admission, upload: Upload) -> SignedEnvelope:
@@ -153,32 +152,33 @@ class ReplyCalls(Service):
             arrived()
 
     @staticmethod
-    def _must_be_chunk(request: messages.SubmitRequest, arrived: int, transfer: Transfer) -> None:
-        """Raises a Refusal unless a request is a chunk within the bounds of the upload."""
-        if request.WhichOneof("message") != "chunk":
+    def _must_be_chunk(request: messages.SubmitRequest | Chunk, arrived: int, transfer: Transfer) -> Chunk:
+        """The chunk that a request is. Raises a Refusal unless it is one within the bounds of the upload."""
+        if not isinstance(request, Chunk):
             raise Refusal("header", "only chunks may follow the signed update")
-        if len(request.chunk) > MAX_CHUNK_BYTES:
-            raise Refusal("limit:chunk", f"a chunk of {len(request.chunk)} bytes; at most {MAX_CHUNK_BYTES}")
-        if arrived + len(request.chunk) > transfer.limit:
+        if len(request.data) > MAX_CHUNK_BYTES:
+            raise Refusal("limit:chunk", f"a chunk of {len(request.data)} bytes; at most {MAX_CHUNK_BYTES}")
+        if arrived + len(request.data) > transfer.limit:
             raise Refusal("limit:window", f"a chunk beyond byte {transfer.limit}, the limit of the last window")
+        return request
 
     async def _timed_chunk(
         self,
-        requests: AsyncIterator[messages.SubmitRequest],
+        requests: AsyncIterator[messages.SubmitRequest | Chunk],
         admitted: Admission,
         arrived: int,
         transfer: Transfer,
-    ) -> messages.SubmitRequest | None:
-        """The next chunk; the transfer is told how long it took."""
+    ) -> messages.SubmitRequest | Chunk | None:
+        """The next request; the transfer is told how long a chunk took."""
         began = monotonic()
         request = await self._next_chunk(requests, admitted)
-        if request is not None:
-            transfer.note(arrived, monotonic() - began, len(request.chunk))
+        if isinstance(request, Chunk):
+            transfer.note(arrived, monotonic() - began, len(request.data))
         return request
 
     async def _next_chunk(
-        self, requests: AsyncIterator[messages.SubmitRequest], admitted: Admission
-    ) -> messages.SubmitRequest | None:
+        self, requests: AsyncIterator[messages.SubmitRequest | Chunk], admitted: Admission
+    ) -> messages.SubmitRequest | Chunk | None:
         left = max(0.0, (admitted.deadline - self._clock()).total_seconds())
         # A little longer than is left, so that the clock says without doubt that the time is over.
         request = await next_message(requests, min(left + 0.1, NEXT_CHUNK_SECONDS))

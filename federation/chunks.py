@@ -1,0 +1,96 @@
+"""The messages that carry a piece of a file, written and read as bytes on the wire.
+
+Protobuf copies a field of bytes when a message is made, written and read, and again at each look at it. A transfer
+consists of little else. So the field is written here with one copy, and read with none. The bytes on the wire are
+protobuf's, and it reads all that is not spelled as here.
+"""
+
+from dataclasses import dataclass
+
+import grpc
+
+from federation.v1.federation_pb2 import FetchBlobRequest, FetchBlobResponse, SubmitRequest, SubmitResponse
+
+FETCH_BLOB = "/federation.v1.Federation/FetchBlob"
+SUBMIT = "/federation.v1.Federation/Submit"
+
+# The tags of the fields `chunk`: their numbers, and that they hold bytes (2).
+_FETCHED = bytes([FetchBlobResponse.CHUNK_FIELD_NUMBER << 3 | 2])
+_SUBMITTED = bytes([SubmitRequest.CHUNK_FIELD_NUMBER << 3 | 2])
+_SEVEN_BITS, _MORE = 0x7F, 0x80  # of each byte of a length, and the bit of those that are not the last
+_LENGTH_BYTES = 4  # of a length at most, as it is read here
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a payload, and the place of its first byte."""
+
+    data: memoryview
+    offset: int
+
+
+class FileCalls:
+    """The calls of a member that move files, on its channel.
+
+    Attributes:
+        fetch: FetchBlob, which gives the pieces of a blob.
+        submit: Submit, which takes requests as bytes on the wire.
+    """
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.fetch: grpc.UnaryStreamMultiCallable[FetchBlobRequest, memoryview] = channel.unary_stream(
+            FETCH_BLOB, FetchBlobRequest.SerializeToString, read_fetched
+        )
+        self.submit: grpc.StreamStreamMultiCallable[bytes, SubmitResponse] = channel.stream_stream(
+            SUBMIT, None, SubmitResponse.FromString
+        )
+
+
+def fetched(data: bytes) -> bytes:
+    """A FetchBlobResponse with a piece of a blob."""
+    return b"".join((_FETCHED, _length(data), data))
+
+
+def read_fetched(message: bytes) -> memoryview:
+    """The piece of a blob in a FetchBlobResponse. Raises DecodeError for other bytes."""
+    begin, end = _field(_FETCHED, message)
+    if begin and end == len(message):
+        return memoryview(message)[begin:]
+    return memoryview(FetchBlobResponse.FromString(message).chunk)
+
+
+def submitted(data: bytes, offset: int) -> bytes:
+    """A SubmitRequest with a piece of a payload."""
+    return b"".join((_SUBMITTED, _length(data), data, SubmitRequest(offset=offset).SerializeToString()))
+
+
+def read_submitted(message: bytes) -> SubmitRequest | Chunk:
+    """A SubmitRequest, as a Chunk if it has a piece of a payload. Raises DecodeError for other bytes."""
+    begin, end = _field(_SUBMITTED, message)
+    if begin and (rest := SubmitRequest.FromString(message[end:])).WhichOneof("message") is None:
+        return Chunk(memoryview(message)[begin:end], rest.offset)
+    request = SubmitRequest.FromString(message)
+    if request.WhichOneof("message") != "chunk":
+        return request
+    return Chunk(memoryview(request.chunk), request.offset)
+
+
+def _length(data: bytes) -> bytes:
+    """The length as protobuf writes it: seven bits in a byte, the low ones first."""
+    left, written = len(data), bytearray()
+    while left > _SEVEN_BITS:
+        written.append(left & _SEVEN_BITS | _MORE)
+        left >>= 7
+    written.append(left)
+    return bytes(written)
+
+
+def _field(tag: bytes, message: bytes) -> tuple[int, int]:
+    """Where the bytes of the field with this tag begin and end, if the message begins with it; otherwise (0, 0)."""
+    length = 0
+    for place, byte in enumerate(message[1 : 1 + _LENGTH_BYTES] if message.startswith(tag) else b""):
+        length |= (byte & _SEVEN_BITS) << 7 * place
+        if byte < _MORE:
+            begin = 2 + place
+            return (begin, begin + length) if begin + length <= len(message) else (0, 0)
+    return 0, 0
