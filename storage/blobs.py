@@ -194,7 +194,7 @@ class BlobStore(ABC):
     def local(self, digest: str) -> File:
         """A blob as a file on this machine, which callers read with `pread` or map, and never write.
 
-        The bytes are checked when a blob is first asked for, and again when its file has changed since.
+        The bytes are checked when this process has not stored them, and again when its file has changed since.
 
         Raises:
             BlobMissing: it is not stored. Opening the file raises it too, if the blob was deleted in the meantime.

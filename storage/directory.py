@@ -52,7 +52,7 @@ class DirectoryStore(BlobStore):
         self.root = root
         self._durable = durable
         self._lock = threading.Lock()
-        self._verified: dict[str, tuple[int, int, int]] = {}  # inode, size and change time of files that were checked
+        self._verified: dict[str, tuple[int, int, int]] = {}  # files that were checked, as `_seen` says
         self._turns: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in ("tmp", "partial"):
@@ -82,14 +82,10 @@ class DirectoryStore(BlobStore):
             with self._lock:
                 turn = self._turns.setdefault(digest, threading.Lock())
             with turn:  # many ask for a new model at the same time: one of them checks it
-                status = os.fstat(file.fileno())
-                seen = (status.st_ino, status.st_size, status.st_ctime_ns)
+                seen = _seen(os.fstat(file.fileno()))
                 if self._verified.get(digest) != seen:
                     _check(digest, file)
-                    with self._lock:
-                        if len(self._verified) >= MAX_VERIFIED:
-                            self._verified.clear()
-                        self._verified[digest] = seen
+                    self._note_verified(digest, seen)
         return blob
 
     def stat(self, digest: str) -> BlobStat:
@@ -109,7 +105,7 @@ class DirectoryStore(BlobStore):
 
     def claim(self, digest: str) -> None:
         with self._locked(fcntl.LOCK_SH), _missing(digest):
-            os.utime(self._path(digest))
+            self._touch(digest)
 
     def delete(self, digest: str, *, older_than: float | None = None) -> int | None:
         with self._locked(fcntl.LOCK_EX):
@@ -145,10 +141,25 @@ class DirectoryStore(BlobStore):
                 if self._durable:
                     os.fsync(descriptor)
                 temporary.replace(path)
+                self._note_verified(digest, _seen(path.stat()))  # its bytes were hashed on their way
             else:
-                os.utime(path)
+                self._touch(digest)
         if self._durable:
             _fsync_directory(path.parent)  # in both cases: the writer that was first may not have come this far yet
+
+    def _touch(self, digest: str) -> None:
+        """Makes a blob young again; one that was checked stays checked."""
+        path = self._path(digest)
+        checked = self._verified.get(digest) == _seen(path.stat())
+        os.utime(path)
+        if checked:
+            self._note_verified(digest, _seen(path.stat()))
+
+    def _note_verified(self, digest: str, seen: tuple[int, int, int]) -> None:
+        with self._lock:
+            if len(self._verified) >= MAX_VERIFIED:
+                self._verified.clear()
+            self._verified[digest] = seen
 
     @contextmanager
     def _locked(self, mode: int) -> Iterator[None]:
@@ -241,6 +252,11 @@ class _BlobFile:
     def open(self, mode: Literal["rb"], buffering: Literal[0]) -> FileIO:
         with _missing(self.digest):
             return FileIO(self.path)
+
+
+def _seen(status: os.stat_result) -> tuple[int, int, int]:
+    """What tells a file from another one, and from itself after a change: inode, size and change time."""
+    return status.st_ino, status.st_size, status.st_ctime_ns
 
 
 def _remove_abandoned(path: Path) -> bool:

@@ -76,7 +76,7 @@ def test_a_damaged_model_that_is_submitted_again_is_whole(stage: Stage) -> None:
         assert fetch(player, digest(MODEL)) == MODEL
 
 
-def test_a_blob_is_checked_when_it_is_opened_first_and_when_its_file_has_changed(
+def test_a_blob_of_another_process_is_checked_when_it_is_opened_first_and_each_blob_when_its_file_has_changed(
     blobs: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked = []
@@ -87,7 +87,7 @@ def test_a_blob_is_checked_when_it_is_opened_first_and_when_its_file_has_changed
         check(name, file)  # type: ignore[arg-type]
 
     monkeypatch.setattr(directory, "_check", count)
-    name = blobs.put(b"model")
+    name = DirectoryStore(blobs.root).put(b"model")
     for _ in range(3):
         with blobs.open_range(name) as file:
             assert file.read() == b"model"

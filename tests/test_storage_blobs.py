@@ -76,7 +76,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_of_many_threads_that_want_a_new_blob_at_once_one_checks_it(blobs: DirectoryStore, checked: list[str]) -> None:
-    name = blobs.put(bytes(4_000_000))
+    name = DirectoryStore(blobs.root).put(bytes(4_000_000))
     together = threading.Barrier(8)
 
     def ask(_: int) -> None:
@@ -88,11 +88,26 @@ def test_of_many_threads_that_want_a_new_blob_at_once_one_checks_it(blobs: Direc
     assert checked == [name]
 
 
+def test_a_blob_that_was_hashed_on_its_way_is_not_checked_again_nor_when_it_becomes_young(
+    blobs: DirectoryStore, checked: list[str]
+) -> None:
+    name = blobs.put(b"hello")
+    blobs.claim(name)
+    assert blobs.put(b"hello") == name
+    blobs.local(name)
+    assert checked == []
+    other = DirectoryStore(blobs.root)
+    other.claim(name)
+    other.local(name)
+    assert checked == [name]
+
+
 def test_a_blob_that_was_checked_is_checked_again_once_too_many_others_were(
     blobs: DirectoryStore, checked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(directory, "MAX_VERIFIED", 2)
-    one, two, three = (blobs.put(bytes([i])) for i in range(3))
+    other = DirectoryStore(blobs.root)
+    one, two, three = (other.put(bytes([i])) for i in range(3))
     for name in (one, two, one, two, three, three, one):
         blobs.local(name)
     assert checked == [one, two, three, one]
