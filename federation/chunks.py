@@ -7,12 +7,7 @@ protobuf's, and it reads all that is not spelled as here.
 
 from dataclasses import dataclass
 
-import grpc
-
-from federation.v1.federation_pb2 import FetchBlobRequest, FetchBlobResponse, SubmitRequest, SubmitResponse
-
-FETCH_BLOB = "/federation.v1.Federation/FetchBlob"
-SUBMIT = "/federation.v1.Federation/Submit"
+from federation.v1.federation_pb2 import FetchBlobResponse, SubmitRequest
 
 # The tags of the fields `chunk`: their numbers, and that they hold bytes (2).
 _FETCHED = bytes([FetchBlobResponse.CHUNK_FIELD_NUMBER << 3 | 2])
@@ -27,23 +22,6 @@ class Chunk:
 
     data: memoryview
     offset: int
-
-
-class FileCalls:
-    """The calls of a member that move files, on its channel.
-
-    Attributes:
-        fetch: FetchBlob, which gives the pieces of a blob.
-        submit: Submit, which takes requests as bytes on the wire.
-    """
-
-    def __init__(self, channel: grpc.Channel) -> None:
-        self.fetch: grpc.UnaryStreamMultiCallable[FetchBlobRequest, memoryview] = channel.unary_stream(
-            FETCH_BLOB, FetchBlobRequest.SerializeToString, read_fetched
-        )
-        self.submit: grpc.StreamStreamMultiCallable[bytes, SubmitResponse] = channel.stream_stream(
-            SUBMIT, None, SubmitResponse.FromString
-        )
 
 
 def fetched(data: bytes) -> bytes:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import grpc
 
 from federation.channels import MAX_CHUNK_BYTES, RpcRefusal, signed_detail
-from federation.chunks import FileCalls
 from federation.envelope import envelope_digest, seal
 from federation.identity import parse_peer
 from federation.member_files import MemberFiles
@@ -37,6 +36,7 @@ from worker.backoff import Backoff
 from worker.clock import CoordinatorClock, TimeRefused
 from worker.coordinator_key import follow_coordinator
 from worker.events import Events
+from worker.files import FileCalls
 from worker.progress import Progress, StatementError, open_restore
 from worker.witness import Witness
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 
 from federation.channels import CHUNK_BYTES, signed_detail
-from federation.chunks import FileCalls, submitted
+from federation.chunks import submitted
 from federation.digests import digest, file_digest
 from federation.envelope import envelope_digest
 from federation.member_files import MemberFiles
@@ -23,6 +23,7 @@ from federation.v1.common_pb2 import ReceiptManifest, SignedEnvelope
 from federation.v1.federation_pb2 import SubmitRequest, Window
 from worker.backoff import Backoff
 from worker.events import Events
+from worker.files import FileCalls
 from worker.kept import Keeper
 from worker.session import ANSWER_SECONDS, Session
 from worker.spool import Entry, Spool

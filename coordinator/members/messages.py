@@ -11,13 +11,14 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 from federation.channels import ERROR_DOMAIN, STATUS_KEY
-from federation.chunks import SUBMIT, read_submitted
+from federation.chunks import read_submitted
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import SignedEnvelope
 
 MAX_MESSAGE_CHARACTERS = 1000  # of a refusal
 REQUEST_SECONDS = 20.0  # from the opening of a call to its request
 NEXT_CHUNK_SECONDS = 60.0
+SUBMIT = "/federation.v1.Federation/Submit"
 
 T = TypeVar("T")
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
