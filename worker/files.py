@@ -1,9 +1,15 @@
 """The calls that move files, without protobuf's copies of each piece."""
 
+from collections.abc import Sequence
+
 import grpc
 
+from federation.channels import Option
 from federation.chunks import read_fetched
 from federation.v1.federation_pb2 import FetchBlobRequest, SubmitResponse
+
+# gRPC then reads the pieces of a blob in the thread that asks for them, which saves two changes of threads for each.
+CHANNEL_OPTIONS: Sequence[Option] = (("SingleThreadedUnaryStream", 1),)
 
 
 class FileCalls:

@@ -36,7 +36,7 @@ from worker.backoff import Backoff
 from worker.clock import CoordinatorClock, TimeRefused
 from worker.coordinator_key import follow_coordinator
 from worker.events import Events
-from worker.files import FileCalls
+from worker.files import CHANNEL_OPTIONS, FileCalls
 from worker.progress import Progress, StatementError, open_restore
 from worker.witness import Witness
 
@@ -279,7 +279,7 @@ class Session:
 
         Each stream has a fresh channel: a channel has a back-off of its own, which would delay the next attempt.
         """
-        channel = self._member.channel([("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)])
+        channel = self._member.channel([*CHANNEL_OPTIONS, ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)])
         outbox: queue.SimpleQueue[AttendRequest | None] = queue.SimpleQueue()
         with self._changed:
             if self._stopping:
