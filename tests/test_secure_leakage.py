@@ -9,15 +9,18 @@ from scipy.stats import chi2_contingency
 from secure_cast import STAGES, Member, cast, play
 from secure_session import Session, session
 
-from federation.secure import hashing, masks, openings
+from federation.secure import hashing, masks, openings, sketch
+from federation.secure.blocks import blocks
 from federation.secure.dealing import DealShares, deal_shares
 from federation.secure.fields import F_P, F_Q, Elements
+from federation.secure.keys import SIGMA, member_keys
 from federation.secure.masks import Mask
 from federation.secure.openings import noise, noise_bound
-from federation.secure.shamir import weights
+from federation.secure.shamir import inconsistent, weights
 from federation.secure.streams import Stream
 from federation.secure.thresholds import Mode, Thresholds
-from federation.secure.wire import pack
+from federation.secure.verification import challenge, check_answers, check_shares
+from federation.secure.wire import pack, unpack
 from federation.work.base import Result, Work
 from federation.work.registry import encode_statement
 from federation.work.secure.journal import Journal
@@ -195,3 +198,75 @@ def test_a_number_that_an_opening_shows_has_eight_or_nine_bits(mode: Mode) -> No
             variance = (W - cohort.t) * noise_bound(cohort.k, W) * (noise_bound(cohort.k, W) + 1) / 3
             bits = math.log2(F_P.modulus) - math.log2(2 * math.pi * math.e * variance) / 2
             assert 7 < bits < 9.5
+
+
+SAMPLES = 240  # dealers
+POINTS = range(1, 6)  # of the smallest cohort; the spy has the first
+
+
+def quarter(values: Elements) -> NDArray[np.int64]:
+    """Where elements of F_q lie, 0 to 3."""
+    return (values >> np.uint64(F_Q.bits - 2)).astype(np.int64)
+
+
+def beyond_a_line(values: Elements, at_zero: Elements, x: int) -> Elements:
+    """f(x) less the line through f(0) and f(1), which the coordinator and the spy know; `values` are f(1), f(2), ..."""
+    slope = F_Q.sub(values[0], at_zero)
+    line = at_zero
+    for _ in range(x):
+        line = F_Q.add(line, slope)
+    return F_Q.sub(values[x - 1], line)
+
+
+def test_shares_of_the_mask_secrets_of_the_smallest_cohort_show_nothing_but_the_secrets() -> None:
+    """The simulated record: a polynomial of degree 3 through the secret and the spy's share, and two uniform values."""
+    played = session(5, Mode.VERIFIED)
+    shown = []
+    for number in range(SAMPLES // 5):
+        secret = number.to_bytes(32, "big")
+        keys = member_keys(secret, played.digest)
+        dealt = deal_shares(keys, np.empty(0, np.uint64), played.thresholds, secret, played.view1)
+        for sigma, shares in (
+            (keys.sigma_b, [held.sigma_b for held in dealt]),
+            (keys.sigma_s, [held.sigma_s for held in dealt]),
+        ):
+            at_zero, values = unpack(F_Q, sigma, SIGMA), np.stack(shares)
+            assert not inconsistent(F_Q, POINTS, values, played.thresholds.t_mask - 1).any()
+            shown.append(np.stack([beyond_a_line(values, at_zero, x) for x in (2, 3)]))
+    real = np.hstack(shown)
+    simulated = np.random.default_rng(3).integers(0, F_Q.modulus, real.shape, dtype=np.uint64)
+    assert same_distribution(pairs(quarter(real), 4), pairs(quarter(simulated), 4)) > 1e-3
+
+
+def test_answers_of_the_smallest_cohort_show_norms_and_the_sum_and_are_uniform_otherwise() -> None:
+    """What an answer shows beyond the value at 0 and the spy's own answer does not depend on the updates."""
+    played = session(5, Mode.VERIFIED, 200)
+    t = played.thresholds.t
+    sketches = [sketch.second_elements(bytes(32), blocks(played.updates[name])) for name in played.ids[1:]]
+    dealers = [sketches[number % len(sketches)] for number in range(SAMPLES)]
+    shares = [check_shares(x, POINTS, t, number.to_bytes(32, "big"), bytes(32)) for number, x in enumerate(dealers)]
+    held = list(zip(*shares, strict=True))  # by the member that holds them
+    answers = [check_answers(mine, [1] * SAMPLES, challenge(bytes(32))) for mine in held]
+    norms = np.concatenate([F_Q.matmul(x[None, :], x[:, None])[0] for x in dealers])
+    zero = np.zeros(SAMPLES, np.uint64)
+    rng = np.random.default_rng(4)
+
+    def hidden(degree: int, values: list[Elements], blinds: list[Elements], at_zero: Elements | None) -> None:
+        """Checks the answers about each dealer, of which the members hold `blinds`."""
+        real, bare = np.stack(values), np.stack([F_Q.sub(*both) for both in zip(values, blinds, strict=True)])
+        assert not inconsistent(F_Q, POINTS, real, degree).any()
+        if at_zero is None:  # random, so that one value is free
+            found = [quarter(F_Q.sub(given[1], given[0])) for given in (real, bare)]
+        else:
+            found = [quarter(beyond_a_line(given, at_zero, 2)) for given in (real, bare)]
+        assert same_distribution(found[0], rng.integers(0, 4, SAMPLES)) > 1e-3
+        table = np.bincount(4 * found[0] + found[1], minlength=16).reshape(4, 4)
+        assert chi2_contingency(table).pvalue > 1e-3, "without what blinds it, the updates would show"
+
+    def column(name: str) -> list[Elements]:
+        return [np.concatenate([getattr(one, name)[:1] for one in mine]) for mine in held]
+
+    hidden(2 * t, [one.norms for one in answers], column("z"), norms)
+    hidden(t, [one.degrees for one in answers], column("b"), None)
+    hidden(2 * t, [one.zeros for one in answers], column("b_zero"), zero)
+    hidden(t, [one.projections[:, 0] for one in answers], column("y"), None)
