@@ -16,10 +16,11 @@ from federation.secure.fields import F_P, F_Q, Elements
 from federation.secure.keys import SIGMA, member_keys
 from federation.secure.masks import Mask
 from federation.secure.openings import noise, noise_bound
+from federation.secure.payloads import CheckAnswers
 from federation.secure.shamir import inconsistent, weights
 from federation.secure.streams import Stream
-from federation.secure.thresholds import Mode, Thresholds
-from federation.secure.verification import challenge, check_answers, check_shares
+from federation.secure.thresholds import T_ROWS, Mode, Thresholds
+from federation.secure.verification import CheckShares, challenge, check_answers, check_shares
 from federation.secure.wire import pack, unpack
 from federation.work.base import Result, Work
 from federation.work.registry import encode_statement
@@ -246,27 +247,31 @@ def test_answers_of_the_smallest_cohort_show_norms_and_the_sum_and_are_uniform_o
     dealers = [sketches[number % len(sketches)] for number in range(SAMPLES)]
     shares = [check_shares(x, POINTS, t, number.to_bytes(32, "big"), bytes(32)) for number, x in enumerate(dealers)]
     held = list(zip(*shares, strict=True))  # by the member that holds them
-    answers = [check_answers(mine, [1] * SAMPLES, challenge(bytes(32))) for mine in held]
+
+    def answers(kept: int) -> list[CheckAnswers]:
+        """What the members answer with the first values of each share; the rest is 0."""
+        mine = [[CheckShares(np.where(np.arange(len(s.values)) < kept, s.values, 0)) for s in m] for m in held]
+        return [check_answers(one, [1] * SAMPLES, challenge(bytes(32))) for one in mine]
+
+    def of(found: list[CheckAnswers], name: str) -> Elements:
+        """The first value about each dealer, (5, n)."""
+        return np.stack([getattr(one, name) for one in found]).reshape(len(held), SAMPLES, -1)[:, :, 0]
+
+    full, naked, with_zero = (answers(kept) for kept in (len(shares[0][0].values), T_ROWS, T_ROWS + 1))
     norms = np.concatenate([F_Q.matmul(x[None, :], x[:, None])[0] for x in dealers])
     zero = np.zeros(SAMPLES, np.uint64)
     rng = np.random.default_rng(4)
 
-    def hidden(degree: int, values: list[Elements], blinds: list[Elements], at_zero: Elements | None) -> None:
-        """Checks the answers about each dealer, of which the members hold `blinds`."""
-        real, bare = np.stack(values), np.stack([F_Q.sub(*both) for both in zip(values, blinds, strict=True)])
+    for name, unblinded, degree, at_zero in [
+        ("norms", naked, 2 * t, norms),
+        ("degrees", naked, t, None),  # the value at 0 is random
+        ("zeros", with_zero, 2 * t, zero),  # the zero itself blinds the norm
+        ("projections", naked, t, None),
+    ]:
+        real, bare = of(full, name), of(unblinded, name)
         assert not inconsistent(F_Q, POINTS, real, degree).any()
-        if at_zero is None:  # random, so that one value is free
-            found = [quarter(F_Q.sub(given[1], given[0])) for given in (real, bare)]
-        else:
-            found = [quarter(beyond_a_line(given, at_zero, 2)) for given in (real, bare)]
-        assert same_distribution(found[0], rng.integers(0, 4, SAMPLES)) > 1e-3
-        table = np.bincount(4 * found[0] + found[1], minlength=16).reshape(4, 4)
-        assert chi2_contingency(table).pvalue > 1e-3, "without what blinds it, the updates would show"
-
-    def column(name: str) -> list[Elements]:
-        return [np.concatenate([getattr(one, name)[:1] for one in mine]) for mine in held]
-
-    hidden(2 * t, [one.norms for one in answers], column("z"), norms)
-    hidden(t, [one.degrees for one in answers], column("b"), None)
-    hidden(2 * t, [one.zeros for one in answers], column("b_zero"), zero)
-    hidden(t, [one.projections[:, 0] for one in answers], column("y"), None)
+        beyond = [F_Q.sub(v[1], v[0]) if at_zero is None else beyond_a_line(v, at_zero, 2) for v in (real, bare)]
+        shown, would = (quarter(values) for values in beyond)
+        assert same_distribution(shown, rng.integers(0, 4, SAMPLES)) > 1e-3, name
+        table = np.bincount(4 * shown + would, minlength=16).reshape(4, 4)
+        assert chi2_contingency(table).pvalue > 1e-3, f"{name} are not blinded"
