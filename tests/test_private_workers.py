@@ -196,14 +196,10 @@ def in_mode(mode: str, seed: int) -> str:
 
 
 def replies_of(scene: Scene, run: str) -> list[Any]:
-    """How many replies each member has signed for each phase of a run.
-
-    Runs that end in the same model evaluate it once; what members decline for this reason is left out.
-    """
+    """How many replies each member has signed for each phase of a run."""
     return scene.fed.query(
         "select count(updates.update_id) from assignments join phases using (phase_id) join rounds using (round_id) "
-        "left join updates using (assignment_id) where run_id = :run "
-        "and assignments.reason != 'model-evaluated' group by assignment_id",
+        "left join updates using (assignment_id) where run_id = :run group by assignment_id",
         run=run,
     )
 
@@ -257,6 +253,47 @@ def test_a_worker_that_dies_at_each_stage_gives_the_same_bytes_or_drops_out(scen
         assert {count for (count,) in replies_of(scene, run)} == {1}
 
 
+def check_evaluation(scene: Scene, run: str) -> None:
+    """All members have evaluated the model in a session, each stage once, and the record says so."""
+    phases = scene.fed.admin("round", run, "0")["phases"][len(STAGES) :]
+    assert [(phase["kind"], phase["replied"]) for phase in phases] == [(name, 5) for name in STAGES]
+    assert {count for (count,) in replies_of(scene, run)} == {1}
+    ((name,),) = scene.fed.query("select name from runs where run_id = :run", run=run)
+    record = record_of(scene, name)
+    record.verify()
+    assert "loss/train" in record.bundle.round(0).metrics
+
+
+@pytest.mark.full
+def test_a_coordinator_that_dies_before_each_stage_of_an_evaluation_asks_the_same(scene: Scene) -> None:
+    fed = scene.fed
+    assert fed.coordinator is not None
+    fed.coordinator.stop()
+    dying = fed.serve(crash=f"phase-{len(STAGES) + 1}")
+    run = fed.submit("evaluated-after-kills", in_mode("sum", 200), crash=True)
+    for number in range(2, len(STAGES) + 1):  # of the evaluation: the step is recorded
+        dying.wait_killed()
+        dying = fed.serve(crash=f"phase-{number}")
+    dying.wait_killed()
+    fed.serve()
+    fed.wait_completed(run)
+    check_evaluation(scene, run)
+
+
+@pytest.mark.full
+def test_a_worker_that_dies_at_each_stage_of_an_evaluation_gives_the_same_bytes(scene: Scene) -> None:
+    fed, victim = scene.fed, CLIENTS[0]
+    for number in range(len(STAGES) + 1, 2 * len(STAGES) + 1):
+        scene.workers[victim].stop()
+        fed.work(victim, "--part", "1/5", crash=f"reply-{number}")
+        dying = fed.processes[-1]
+        run = fed.submit(f"evaluated-{number}", in_mode("sum", 200 + number))
+        dying.wait_killed()
+        scene.work(victim)
+        fed.wait_completed(run)
+        check_evaluation(scene, run)
+
+
 @pytest.mark.full
 def test_kills_change_nothing_of_a_model_in_any_mode(scene: Scene) -> None:
     """Each run with kills ends in the model of a run without kills from the same model."""
@@ -271,7 +308,7 @@ def test_each_owner_sees_the_same_digest_and_the_sessions_that_count(scene: Scen
     assert len({document["roster"]["digest"] for document in shown}) == 1
     for document in shown:
         digits = document["tasks"]["digits"]
-        assert digits["sessions"] >= digits["evaluations"] >= 1  # runs that end in one model evaluate it once
+        assert digits["sessions"] == digits["evaluations"] >= 1
     left = {one["client_id"]: one["tasks"][0] for one in scene.fed.admin("clients")["clients"]}
     for client, document in zip(CLIENTS[-2:], shown, strict=True):
         used = document["tasks"]["digits"]
