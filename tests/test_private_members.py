@@ -239,6 +239,30 @@ def test_each_rule_makes_the_step_of_an_open_round(made: Scene, name: str) -> No
 
 
 @pytest.mark.full
+def test_a_rule_of_eight_members_survives_kills_of_the_coordinator_and_of_a_member_at_each_stage(made: Scene) -> None:
+    fed, case, victim = made.fed, RULES["fedmgda+, verified"], made.clients[0]
+    assert fed.coordinator is not None
+    fed.coordinator.stop()
+    made.workers[victim].stop()
+    for number in range(1, len(STAGES) + 2):
+        part = f"1/{len(made.clients)}"
+        dying_member = fed.work(victim, "--part", part, task=TASK, crash=f"reply-{number}")
+        dying = fed.serve(crash=f"phase-{number}")
+        run = fed.submit(f"kills-{number}", specification(case.algorithm, private(case.mode)), crash=True)
+        dying.wait_killed()
+        fed.serve()
+        dying_member.wait_killed()
+        made.work(victim)
+        fed.wait_completed(run)
+        check_sum(check_record(made, run, case), case, moved(made, run))
+        fed.coordinator.stop()
+        made.workers[victim].stop()
+    fed.serve()
+    made.work(victim)
+    fed.attending(*made.clients)
+
+
+@pytest.mark.full
 def test_a_rule_that_would_give_one_member_too_large_a_share_makes_no_step(made: Scene) -> None:
     """AdaFed of updates that are much alike: in an open round, one member has a quarter of all coefficients."""
     run = made.fed.submit("adafed-one-step", specification({"name": "adafed"}, private(PRIVATE, ("loss",))))
