@@ -12,7 +12,7 @@ from federation.v1.federation_pb2 import FetchBlobResponse, SubmitRequest
 # The tags of the fields `chunk`: their numbers, and that they hold bytes (2).
 _FETCHED = bytes([FetchBlobResponse.CHUNK_FIELD_NUMBER << 3 | 2])
 _SUBMITTED = bytes([SubmitRequest.CHUNK_FIELD_NUMBER << 3 | 2])
-_SEVEN_BITS, _MORE = 0x7F, 0x80  # of each byte of a length, and the bit of those that are not the last
+_SEVEN_BITS, _MORE = 0x7F, 0x80  # a byte's bits of a length, and the bit that says that another byte follows
 _LENGTH_BYTES = 4  # of a length at most, as it is read here
 
 

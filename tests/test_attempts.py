@@ -88,7 +88,6 @@ class Corrected(SecondThoughts):
     name: ClassVar[str] = "corrected"
 
     def round(self, context: RoundContext) -> RoundGenerator:
-        """See the class."""
         replies = yield Training()
         return Step(replies, self.combine(replies.rows(context)), named={"cleo": "wrong-shares"})
 

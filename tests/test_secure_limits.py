@@ -1,4 +1,4 @@
-"""How often a member takes part in private rounds and evaluations, whatever a coordinator asks."""
+"""The owner's limits on private rounds and evaluations hold, even if a coordinator asks for more."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

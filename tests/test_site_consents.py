@@ -10,24 +10,23 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import worker_stage
 from bundles import Edited
 from harness import Federation, federation, wait_for
-from scripted import ScriptedCoordinator, scripted
+from scripted import ScriptedCoordinator
 from typer.testing import CliRunner
 from working import Running, files_of_at_most
 from works import set_train
 
 from federation.digests import digest
-from federation.tasks import DataSource, Part, initial_model, task
 from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.v1.record_pb2 import RoundRecord
-from federation.vectors import Layout, to_bytes
+from federation.vectors import Layout
 from fedpareto.cli.main import app
 from worker.asked_runs import AskedRun, RunsFile, Verdict
 from worker.home import Home, HomeError
 from worker.policy import OpenHours, Policy, PolicyError
-from worker.service import prepare_offers
 
 SPEC = b'name = "trial"\ntask = "digits"\nrounds = 2\nalgorithm.name = "fedavg"\n'
 ASKED = AskedRun(
@@ -140,21 +139,9 @@ def test_hours_that_cannot_be_used_are_refused_with_the_key(tmp_path: Path, text
 # --- a worker
 
 
-@pytest.fixture(scope="module")
-def offers() -> dict[str, Trainer]:
-    return prepare_offers(["digits"], DataSource(part=Part(0, 8)), device="cpu", threads=1)[0]
-
-
-@pytest.fixture(scope="module")
-def model() -> tuple[Layout, bytes]:
-    layout, vector = initial_model(task("digits"), 3)
-    return layout, to_bytes(layout, vector)
-
-
-@pytest.fixture
-def coordinator() -> Iterator[ScriptedCoordinator]:
-    with scripted() as made:
-        yield made
+offers = worker_stage.offers
+model = worker_stage.model
+coordinator = worker_stage.coordinator
 
 
 @pytest.fixture

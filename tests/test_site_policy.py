@@ -2,28 +2,27 @@
 
 import secrets
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import worker_stage
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.wrappers_pb2 import UInt64Value
 from harness import wait_for
-from scripted import CLIENT, FEDERATION, ScriptedCoordinator, scripted
+from scripted import CLIENT, FEDERATION, ScriptedCoordinator
 from test_worker_limits import gradients, manifest, reason
 from working import Running
 from works import set_train, set_work
 
 from federation.envelope import key_id, seal
 from federation.secure.thresholds import Mode
-from federation.tasks import DataSource, Part, initial_model, task
 from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, SearchWork
 from federation.v1.secure_pb2 import SecureReadyWork
-from federation.vectors import Layout, to_bytes
+from federation.vectors import Layout
 from federation.work.base import Shape, Shows, Work
 from federation.work.registry import BUILT_IN, STAGES, decode, kind
 from federation.work.secure.terms import Invited, SessionTerms
@@ -33,7 +32,6 @@ from worker.home import Home, HomeError
 from worker.policy import Policy, PolicyError
 from worker.roster import Card, Roster
 from worker.round_ledger import RoundLedger
-from worker.service import prepare_offers
 
 # --- the policy
 
@@ -174,21 +172,9 @@ def test_only_evaluations_and_the_stages_of_private_rounds_do_not_show_updates()
 # --- a worker that works
 
 
-@pytest.fixture(scope="module")
-def offers() -> dict[str, Trainer]:
-    return prepare_offers(["digits"], DataSource(part=Part(0, 8)), device="cpu", threads=1)[0]
-
-
-@pytest.fixture(scope="module")
-def model() -> tuple[Layout, bytes]:
-    layout, vector = initial_model(task("digits"), 3)
-    return layout, to_bytes(layout, vector)
-
-
-@pytest.fixture
-def coordinator() -> Iterator[ScriptedCoordinator]:
-    with scripted() as made:
-        yield made
+offers = worker_stage.offers
+model = worker_stage.model
+coordinator = worker_stage.coordinator
 
 
 def test_a_worker_evaluates_in_the_clear_what_the_ledger_allows_and_declines_the_rest(

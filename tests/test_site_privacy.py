@@ -10,8 +10,9 @@ from typing import Any
 
 import grpc
 import pytest
+import worker_stage
 from harness import wait_for
-from scripted import ScriptedCoordinator, opened, scripted
+from scripted import ScriptedCoordinator, opened
 from stage import Stage, spec
 from typer.testing import CliRunner
 from working import Running
@@ -19,11 +20,10 @@ from works import set_train, set_work
 
 from federation.accounting import DELTA, Mechanism, epsilon
 from federation.keys import replace_private
-from federation.tasks import DataSource, Part, initial_model, task
 from federation.training.trainer import Trainer
 from federation.v1.admin_pb2 import GetRoundRequest, GetRunRequest
 from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, JacobianWork, SamplePrivacy
-from federation.vectors import Layout, to_bytes
+from federation.vectors import Layout
 from federation.work.base import WorkError
 from federation.work.computation import Descend, LocalSgd
 from fedpareto.cli import render, render_rounds
@@ -31,7 +31,6 @@ from fedpareto.cli.main import app
 from worker.home import MEMBER_FILE, Home, HomeError
 from worker.policy import Policy, PolicyError, SamplePolicy
 from worker.privacy import Entry, Ledger, SitePrivacy, read_ledger
-from worker.service import prepare_offers
 
 pytest.importorskip("dp_accounting", reason="needs fedpareto[dp]")
 pytest.importorskip("opacus", reason="needs fedpareto[dp]")
@@ -40,21 +39,9 @@ BATCH = 10
 RULE = SamplePolicy(noise=4.0, clip=0.5, epsilon=8.0)
 
 
-@pytest.fixture(scope="module")
-def offers() -> dict[str, Trainer]:
-    return prepare_offers(["digits"], DataSource(part=Part(0, 8)), device="cpu", threads=1)[0]
-
-
-@pytest.fixture(scope="module")
-def model() -> tuple[Layout, bytes]:
-    layout, vector = initial_model(task("digits"), 3)
-    return layout, to_bytes(layout, vector)
-
-
-@pytest.fixture
-def coordinator() -> Iterator[ScriptedCoordinator]:
-    with scripted() as made:
-        yield made
+offers = worker_stage.offers
+model = worker_stage.model
+coordinator = worker_stage.coordinator
 
 
 Start = Callable[..., Running]

@@ -8,42 +8,28 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import worker_stage
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from harness import wait_for
-from scripted import ScriptedCoordinator, files_in, opened, scripted
+from scripted import ScriptedCoordinator, files_in, opened
 from working import Running, files_of_at_most
 from works import ask_bf16
 
 from federation.digests import digest
 from federation.envelope import seal
-from federation.tasks import DataSource, Part, initial_model, task
 from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest, UpdateManifest
-from federation.vectors import Layout, to_bytes, update_layout
+from federation.vectors import Layout, update_layout
 from worker.events import Events
 from worker.home import Home
 from worker.kept import kept_state
 from worker.policy import Policy
 from worker.receipts import append, read_receipts
-from worker.service import prepare_offers
 from worker.spool import DiskFull, Spool
 
-
-@pytest.fixture(scope="module")
-def offers() -> dict[str, Trainer]:
-    return prepare_offers(["digits"], DataSource(part=Part(0, 8)), device="cpu", threads=1)[0]
-
-
-@pytest.fixture(scope="module")
-def model() -> tuple[Layout, bytes]:
-    layout, vector = initial_model(task("digits"), 3)
-    return layout, to_bytes(layout, vector)
-
-
-@pytest.fixture
-def coordinator() -> Iterator[ScriptedCoordinator]:
-    with scripted() as made:
-        yield made
+offers = worker_stage.offers
+model = worker_stage.model
+coordinator = worker_stage.coordinator
 
 
 Start = Callable[[Path], Running]

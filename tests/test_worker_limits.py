@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import worker_stage
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from harness import wait_for
-from scripted import CLIENT, FEDERATION, ScriptedCoordinator, scripted
+from scripted import CLIENT, FEDERATION, ScriptedCoordinator
 from working import Running
 from works import set_train, set_work
 
@@ -19,18 +20,16 @@ from federation.digests import digest
 from federation.envelope import seal
 from federation.key_chain import CoordinatorKeys
 from federation.sketches import sketch
-from federation.tasks import DataSource, Part, initial_model, task
 from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest, JacobianWork, ObjectiveWeight, Row, Target, TrainWork
 from federation.v1.federation_pb2 import AttendResponse
-from federation.vectors import Layout, Tensor, to_bytes, update_layout
+from federation.vectors import Layout, Tensor, update_layout
 from federation.work.base import Shape
 from federation.work.site import Site
 from worker.assignments import Declined, check_assignment
 from worker.events import Events
 from worker.home import Home
 from worker.policy import Limits, Policy, PolicyError
-from worker.service import prepare_offers
 
 LAYOUT = Layout((Tensor("weight", (4,)),))
 
@@ -233,21 +232,9 @@ def test_an_assignment_is_no_place_for_a_book(signer: Ed25519PrivateKey) -> None
 # --- a worker that works
 
 
-@pytest.fixture(scope="module")
-def offers() -> dict[str, Trainer]:
-    return prepare_offers(["digits"], DataSource(part=Part(0, 8)), device="cpu", threads=1)[0]
-
-
-@pytest.fixture(scope="module")
-def model() -> tuple[Layout, bytes]:
-    layout, vector = initial_model(task("digits"), 3)
-    return layout, to_bytes(layout, vector)
-
-
-@pytest.fixture
-def coordinator() -> Iterator[ScriptedCoordinator]:
-    with scripted() as made:
-        yield made
+offers = worker_stage.offers
+model = worker_stage.model
+coordinator = worker_stage.coordinator
 
 
 Start = Callable[..., Running]

@@ -95,7 +95,7 @@ def try_round(trainer: Trainer, spec: RunSpec | None = None) -> TrialRound:
 
 
 def _most_bytes(who: int) -> int:
-    """The most that this process, or the largest of those that it has started and that have ended, has held."""
+    """The peak memory of this process, or of its largest child process that has ended, if that is more."""
     return resource.getrusage(who).ru_maxrss * _MAXRSS_BYTES
 
 
