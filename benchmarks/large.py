@@ -85,7 +85,7 @@ def upload(member: Member, order: AssignmentManifest, seed: int) -> None:
     windows: queue.SimpleQueue[Window] = queue.SimpleQueue()
 
     def requests() -> Iterator[SubmitRequest]:
-        yield SubmitRequest(update=member.seal(manifest))
+        yield SubmitRequest(reply=member.seal(manifest))
         place, limit = 0, windows.get().limit
         for piece in pieces(order, seed):
             while place + len(piece) > limit:

@@ -26,7 +26,7 @@ from round import peak_memory
 
 from coordinator.aggregation.gram import gram
 from federation.bundle import BundleReader
-from federation.v1.common_pb2 import StepManifest, UpdateManifest
+from federation.v1.common_pb2 import ReplyManifest, StepManifest
 from federation.vectors import RowFile
 
 COMMAND = [sys.executable, "-m", "fedpareto"]
@@ -66,11 +66,11 @@ def rows_of(path: Path) -> list[RowFile]:
         record = next(bundle.rounds())
         step = StepManifest.FromString(record.step.manifest)
         said = [
-            UpdateManifest.FromString(answer.update.manifest)
+            ReplyManifest.FromString(answer.reply.manifest)
             for exchange in record.phases[0].exchanges
             for answer in exchange.answers
         ]
-        return [row for one in said[: len(step.updates)] for row in bundle.rows(one.payload).values()]
+        return [row for one in said[: len(step.replies)] for row in bundle.rows(one.payload).values()]
 
 
 def measure(fed: Federation, parameters: int, clients: int, rounds: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from coordinator.rounds.specification import parse_run
 from coordinator.rounds.states import ROUND_ENDED, RUN_ENDED
 from federation.runs import RunSpec
 from storage.blobs import BlobStore
-from storage.models import Assignment, Model, Phase, Round, Run, Update
+from storage.models import Assignment, Model, Phase, Reply, Round, Run
 from storage.states import RunState
 
 
@@ -30,7 +30,7 @@ class RunUsage:
     name: str
     state: RunState
     models: int
-    updates: int
+    replies: int
     needed: int
 
 
@@ -43,7 +43,7 @@ class Usage:
     """
 
     models: int
-    updates: int
+    replies: int
     other: int
     database: int
     free: int
@@ -73,27 +73,27 @@ def open_runs_bytes(session: Session) -> int:
 def usage(session: Session, blobs: BlobStore) -> Usage:
     """Measures the record. It reads the size of every blob, which takes seconds for a million blobs."""
     sizes = {blob.digest: blob.size for blob in blobs.scan()}
-    models, updates = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
+    models, replies = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
     for run_id, *digests in session.execute(
         select(Round.run_id, Round.base_model, Round.result_model, Round.deployed_model)
     ):
         models[run_id].update(filter(None, digests))
     payloads = (
-        select(Round.run_id, Update.payload).join(Update.assignment).join(Assignment.phase).join(Phase.round).distinct()
+        select(Round.run_id, Reply.payload).join(Reply.assignment).join(Assignment.phase).join(Phase.round).distinct()
     )
-    for run_id, payload in session.execute(payloads.where(Update.payload != "")):
-        updates[run_id].add(payload)
+    for run_id, payload in session.execute(payloads.where(Reply.payload != "")):
+        replies[run_id].add(payload)
     runs = session.scalars(select(Run).order_by(Run.created.desc(), Run.run_id)).all()
     all_models = set(session.scalars(select(Model.digest)))
-    all_updates = set[str]().union(*updates.values())
+    all_replies = set[str]().union(*replies.values())
 
     def total(digests: set[str]) -> int:
         return sum(sizes.get(digest, 0) for digest in digests)
 
     return Usage(
         models=total(all_models),
-        updates=total(all_updates),
-        other=total(sizes.keys() - all_models - all_updates),
+        replies=total(all_replies),
+        other=total(sizes.keys() - all_models - all_replies),
         database=_database_bytes(session),
         free=blobs.free_bytes(),
         runs=tuple(
@@ -102,7 +102,7 @@ def usage(session: Session, blobs: BlobStore) -> Usage:
                 run.name,
                 run.state,
                 total(models[run.run_id] | {run.initial_model}),
-                total(updates[run.run_id]),
+                total(replies[run.run_id]),
                 0 if run.state in RUN_ENDED else _needed(session, run),
             )
             for run in runs
@@ -120,11 +120,11 @@ def _needed(session: Session, run: Run) -> int:
     if not done:
         return run_bytes(spec, model=model, members=0, objectives=len(run.objectives), rounds=left)
     received = session.scalar(
-        select(func.sum(Update.payload_bytes))
-        .join(Update.assignment)
+        select(func.sum(Reply.payload_bytes))
+        .join(Reply.assignment)
         .join(Assignment.phase)
         .join(Phase.round)
-        .where(Round.run_id == run.run_id, Update.accepted)
+        .where(Round.run_id == run.run_id, Reply.accepted)
     )
     return left * (model + int(received or 0) // done)
 

@@ -75,7 +75,7 @@ def final(history: "History", *, exclude: Collection[str] = ()) -> Measures:
         "rounds": float(len(records)),
         "skipped": float(sum(record["state"] == "SKIPPED" for record in records)),
         "stationary": float(sum(record.get("stationary") or 0.0 for record in records)),
-        "refusals": float(sum(not record["accepted"] for record in history.update_records)),
+        "refusals": float(sum(not record["accepted"] for record in history.reply_records)),
         "seconds": float(sum(record["seconds"] or 0.0 for record in records)),
     }
 
@@ -128,8 +128,8 @@ def _of_objectives(record: Mapping[str, Any]) -> Measures:
 def _uploads(history: "History") -> dict[int, float]:
     """By round: the bytes of all phases, per participant."""
     participants: dict[int, set[str]] = defaultdict(set)
-    for update in history.update_records:
-        participants[update["round"]].add(update["client"])
+    for reply in history.reply_records:
+        participants[reply["round"]].add(reply["client"])
     return {
         record["round"]: record["bytes/up"] / len(participants[record["round"]])
         for record in history.round_records
@@ -140,9 +140,9 @@ def _uploads(history: "History") -> dict[int, float]:
 def _agreements(history: "History") -> dict[int, float]:
     """By round: the mean cosine between a participant's update and the direction."""
     cosines: dict[int, list[float]] = defaultdict(list)
-    for update in history.update_records:
-        if _known(update.get("cosine")):
-            cosines[update["round"]].append(update["cosine"])
+    for reply in history.reply_records:
+        if _known(reply.get("cosine")):
+            cosines[reply["round"]].append(reply["cosine"])
     return {number: _mean(values) for number, values in cosines.items()}
 
 

@@ -233,11 +233,11 @@ def _why(error: Exception, workspace: Path, resume: bool) -> str:
 
 
 def _refusals(history: History) -> str:
-    """The most frequent reason of refused updates; empty if all were accepted."""
-    reasons = Counter(item["reason"] or "without a reason" for item in history.update_records if not item["accepted"])
+    """The most frequent reason of refused replies; empty if all were accepted."""
+    reasons = Counter(item["reason"] or "without a reason" for item in history.reply_records if not item["accepted"])
     if not reasons:
         return ""
-    total = f"{reasons.total()} of {len(history.update_records)} updates not accepted"
+    total = f"{reasons.total()} of {len(history.reply_records)} replies not accepted"
     return f"; {total}: {reasons.most_common(1)[0][0]}"
 
 

@@ -23,6 +23,7 @@ from federation.v1.common_pb2 import (
     LoginManifest,
     LogKeyManifest,
     ReceiptManifest,
+    ReplyManifest,
     RequestManifest,
     RestoreManifest,
     RevocationManifest,
@@ -32,13 +33,12 @@ from federation.v1.common_pb2 import (
     SignedEnvelope,
     StepManifest,
     TimeManifest,
-    UpdateManifest,
 )
 
 # One label per type of manifest: a signature for one is worth nothing for another.
 CONTEXTS: dict[type[Message], bytes] = {
     AssignmentManifest: b"fedpareto/v1/assignment",
-    UpdateManifest: b"fedpareto/v1/update",
+    ReplyManifest: b"fedpareto/v1/reply",
     RunManifest: b"fedpareto/v1/run",
     ConsentManifest: b"fedpareto/v1/consent",
     DeclineManifest: b"fedpareto/v1/decline",

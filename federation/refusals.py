@@ -46,7 +46,7 @@ REASONS: dict[str, Status] = {
     "blob-not-offered": "PERMISSION_DENIED",
     "blob-removed": "NOT_FOUND",
     "offset": "OUT_OF_RANGE",
-    # updates, in the order in which they are checked
+    # replies, in the order in which they are checked
     "header": "INVALID_ARGUMENT",
     "assignment-unknown": "NOT_FOUND",
     "assignment-client": "PERMISSION_DENIED",

@@ -30,7 +30,7 @@ from federation.proofs import UNSIGNED
 from federation.sharing import BUFFERS
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.v1 import common_pb2
-from federation.v1.common_pb2 import SignedEnvelope, UpdateManifest
+from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
 from federation.vectors import Layout, model_layout, model_row, payload_bytes, widen
 from federation.work.base import Client, Memory, Result, RowSchema, Work, WorkError, payload_layout
 from federation.work.computation import Computation, Descend, Measure, MeasureAlong, training_losses
@@ -292,7 +292,7 @@ class SimulatedFleet(Fleet):
             for piece in pieces:
                 check.feed(piece)
             payload = check.finish()
-        manifest = UpdateManifest(
+        manifest = ReplyManifest(
             **self.facts(question),
             assignment_id=assignment.assignment_id,
             client_id=name,
@@ -323,14 +323,14 @@ class SimulatedFleet(Fleet):
         else:
             envelope = SignedEnvelope(manifest=manifest.SerializeToString(deterministic=True))
         signed = Signed(envelope, envelope_digest(envelope), manifest)
-        update = models.Update(assignment=assignment, **reply_row(signed, problem, now, receipt=b"", stored=keeps))
+        recorded = models.Reply(assignment=assignment, **reply_row(signed, problem, now, receipt=b"", stored=keeps))
         state, reason, message = ending(problem)
         end_assignment(assignment, state, now, reason, message)
         if problem is not None:
             return None
         self._keeper.keep(question.current.number, name, result, answer.residuals)
-        reply = self._reply(name, answer, envelope=update.envelope_digest, payload=update.payload)
-        return replace(reply, statement=result.statement, signed=update.envelope, signed_payload=payload)
+        reply = self._reply(name, answer, envelope=recorded.envelope_digest, payload=recorded.payload)
+        return replace(reply, statement=result.statement, signed=recorded.envelope, signed_payload=payload)
 
     def _reply(self, name: str, answer: Answered, *, envelope: str = "", payload: str = "") -> Reply:
         result, rows = answer.result, [row for row in answer.rows if row.name != BUFFERS]
@@ -357,7 +357,7 @@ class SimulatedFleet(Fleet):
                 models.Phase.round_id == question.current.round_id, models.Phase.number == question.number
             )
             asked = select(Assignment.assignment_id).where(Assignment.phase_id.in_(left))
-            session.execute(delete(models.Update).where(models.Update.assignment_id.in_(asked)))
+            session.execute(delete(models.Reply).where(models.Reply.assignment_id.in_(asked)))
             session.execute(delete(Assignment).where(Assignment.phase_id.in_(left)))
             session.execute(delete(models.Phase).where(models.Phase.phase_id.in_(left)))
             phase = question.row(self.run.spec, started)

@@ -13,7 +13,7 @@ from coordinator.rounds.participation import MemberSummary, Outcome, Participati
 from federation.runs import RunSpec
 from federation.vectors import model_row
 from storage.blobs import BlobStore
-from storage.models import Assignment, Evaluation, Phase, Round, Run, Update
+from storage.models import Assignment, Evaluation, Phase, Reply, Round, Run
 from storage.records import ObjectivesRecord
 from storage.states import AssignmentState
 
@@ -52,7 +52,7 @@ class History:
     seconds: float
     round_records: tuple[Record, ...]
     client_records: tuple[Record, ...]
-    update_records: tuple[Record, ...]
+    reply_records: tuple[Record, ...]
     objective_records: tuple[Record, ...] = ()
     member_records: tuple[Record, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -74,13 +74,13 @@ class History:
             numbers = [f"{name} {evaluated[name]:.4g}" for name in _SHOWN if name in evaluated]
             own = " (personalised models)" if self.spec.parameters.measured == "personalised" else ""
             yield f"  round {evaluated['round']}{own}: {', '.join(numbers)}"
-        accepted = sum(record["accepted"] for record in self.update_records)
-        yield f"  updates: {accepted} of {len(self.update_records)} accepted"
+        accepted = sum(record["accepted"] for record in self.reply_records)
+        yield f"  replies: {accepted} of {len(self.reply_records)} accepted"
         for warning in self.warnings[:_WARNINGS]:
             yield f"  warning: {warning}"
         if len(self.warnings) > _WARNINGS:
             yield f"  {len(self.warnings) - _WARNINGS} more in .warnings"
-        names = ("rounds", "clients", "updates", "members", *(("objectives",) if self.objective_records else ()))
+        names = ("rounds", "clients", "replies", "members", *(("objectives",) if self.objective_records else ()))
         yield f"  tables: {', '.join(f'.{name}' for name in names)}; .model: float32 {self.model.shape}"
 
     @property
@@ -98,13 +98,13 @@ class History:
         return _frame(self.client_records)
 
     @property
-    def updates(self) -> "pd.DataFrame":
+    def replies(self) -> "pd.DataFrame":
         """One row for each client of each round.
 
         round, client, accepted, reason and message (why not), samples, loss, norm, weight, coefficient, cosine.
         Of a client that was refused in a phase before training there is a row, too.
         """
-        return _frame(self.update_records)
+        return _frame(self.reply_records)
 
     @property
     def objectives(self) -> "pd.DataFrame":
@@ -168,7 +168,7 @@ def read_history(
             for round_ in rounds
         ),
         client_records=tuple(record | record.pop("others") for record in client_records),
-        update_records=tuple(_update_records(session, run.run_id)),
+        reply_records=tuple(_reply_records(session, run.run_id)),
         objective_records=tuple(record for round_ in rounds for record in _objective_records(round_)),
         member_records=tuple(map(_member_record, participation.members)),
         warnings=tuple(warning.message for warning in participation.warnings),
@@ -202,7 +202,7 @@ def _objective_records(round_: Round) -> list[Record]:
     ]
 
 
-def _update_records(session: Session, run_id: str) -> list[Record]:
+def _reply_records(session: Session, run_id: str) -> list[Record]:
     deciding = aliased(Phase)
     last = select(func.max(deciding.number)).where(deciding.round_id == Round.round_id, deciding.decides)
     final = last.correlate(Round).scalar_subquery()
@@ -214,17 +214,17 @@ def _update_records(session: Session, run_id: str) -> list[Record]:
             (Assignment.state == AssignmentState.FULFILLED).label("accepted"),
             Assignment.reason,
             Assignment.message,
-            Update.samples,
-            Update.losses.label("loss"),
-            Update.norm,
-            Update.weight,
-            Update.coefficient,
-            Update.cosine,
-            Update.privacy.label("epsilon"),
+            Reply.samples,
+            Reply.losses.label("loss"),
+            Reply.norm,
+            Reply.weight,
+            Reply.coefficient,
+            Reply.cosine,
+            Reply.privacy.label("epsilon"),
         )
         .join(Phase, Phase.round_id == Round.round_id)
         .join(Assignment, Assignment.phase_id == Phase.phase_id)
-        .outerjoin(Update, Update.assignment_id == Assignment.assignment_id)
+        .outerjoin(Reply, Reply.assignment_id == Assignment.assignment_id)
         .where(
             Round.run_id == run_id,
             Phase.decides,

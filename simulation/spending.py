@@ -8,7 +8,7 @@ from sqlalchemy import select
 from federation.accounting import COARSE, DELTA, Mechanism, SamplePrivacy, epsilon
 from federation.work.computation import Computation, Descend
 from storage.database import Database
-from storage.models import Assignment, Phase, Round, Update
+from storage.models import Assignment, Phase, Reply, Round
 
 
 @dataclass(eq=False)
@@ -40,7 +40,7 @@ class Spending:
             self._released = {}
             with self.database.read() as session:
                 stated = session.execute(
-                    select(Update.client_id, Update.privacy)
+                    select(Reply.client_id, Reply.privacy)
                     .join(Assignment)
                     .join(Phase)
                     .join(Round)

@@ -26,9 +26,9 @@ from storage.models import AuditEntry
 
 # Actions whose entries are compared with the facts that they tell of.
 ISSUED = "assignment.issued"
-ACCEPTED = "update.accepted"
+ACCEPTED = "reply.accepted"
 DECLINED = "assignment.declined"
-REFUSED = "update.refused"
+REFUSED = "reply.refused"
 STEPPED = "round.stepped"  # the log is signed at once
 ENROLLED = "Enroll"
 ROTATED = "key.rotated"

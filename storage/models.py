@@ -285,7 +285,7 @@ class Assignment(Base):
     ended: Mapped[datetime | None]
 
     phase: Mapped[Phase] = relationship(back_populates="assignments")
-    updates: Mapped[list["Update"]] = relationship(back_populates="assignment")
+    replies: Mapped[list["Reply"]] = relationship(back_populates="assignment")
     inputs: Mapped[list["Input"]] = relationship(order_by="Input.name")
 
 
@@ -300,18 +300,18 @@ class Input(Base):
     size: Mapped[int] = mapped_column(sa.BigInteger)  # in bytes
 
 
-class Update(Base):
+class Reply(Base):
     """A reply to an assignment, with a valid signature: the accepted one, or one refused for its content."""
 
-    __tablename__ = "updates"
-    __table_args__ = (sa.Index("ix_updates_assignment_accepted", "assignment_id", "accepted"),)
+    __tablename__ = "replies"
+    __table_args__ = (sa.Index("ix_replies_assignment_accepted", "assignment_id", "accepted"),)
 
-    update_id: Mapped[int] = mapped_column(primary_key=True)
+    reply_id: Mapped[int] = mapped_column(primary_key=True)
     assignment_id: Mapped[str] = mapped_column(sa.ForeignKey("assignments.assignment_id"))
     client_id: Mapped[str] = mapped_column(sa.ForeignKey("clients.client_id"), index=True)
     accepted: Mapped[bool]
     reason: Mapped[str] = mapped_column(Prose(80), default="")
-    envelope: Mapped[bytes]  # SignedEnvelope of an UpdateManifest, as received
+    envelope: Mapped[bytes]  # SignedEnvelope of a ReplyManifest, as received
     envelope_digest: Mapped[str] = mapped_column(DIGEST, index=True)
     receipt: Mapped[bytes]  # SignedEnvelope of a ReceiptManifest, as sent
     payload: Mapped[str] = mapped_column(DIGEST, default="")  # empty when there is none
@@ -328,7 +328,7 @@ class Update(Base):
     cosine: Mapped[float | None]  # with the step
     received: Mapped[datetime]
 
-    assignment: Mapped[Assignment] = relationship(back_populates="updates")
+    assignment: Mapped[Assignment] = relationship(back_populates="replies")
 
 
 class Evaluation(Base):

@@ -13,12 +13,12 @@ from federation.work.base import Work, WorkError
 from federation.work.registry import kind
 from storage.blobs import BlobStore
 from storage.database import Database
-from storage.models import Assignment, Client, Evaluation, Input, Phase, Round, Run, Update
+from storage.models import Assignment, Client, Evaluation, Input, Phase, Reply, Round, Run
 from storage.records import RunMemory
 from storage.states import RoundState
 
 _ENDED = Round.state.in_((RoundState.COMPLETED, RoundState.SKIPPED))
-_FORGOTTEN = and_(Client.forgotten.is_not(None), Update.received <= Client.forgotten)
+_FORGOTTEN = and_(Client.forgotten.is_not(None), Reply.received <= Client.forgotten)
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ def remove_forgotten(
     afterwards. `keep_rounds` is that of `collect`.
     """
     with database.read() as session:
-        query = select(Update.payload).join(Client, Update.client_id == Client.client_id)
-        rows = query.where(Update.client_id == client_id, Update.payload != "", _FORGOTTEN).distinct()
+        query = select(Reply.payload).join(Client, Reply.client_id == Client.client_id)
+        rows = query.where(Reply.client_id == client_id, Reply.payload != "", _FORGOTTEN).distinct()
         payloads = set(session.scalars(rows))
         needed = payloads & referenced(session, keep_rounds)
     sizes = (blobs.delete(digest, older_than=now.timestamp()) for digest in sorted(payloads - needed))
@@ -134,12 +134,12 @@ def referenced(session: Session, keep_rounds: int | None) -> set[str]:
         .join(Phase.round)
         .where(_needed(session, lambda work: work.keeps_inputs)),
         select(Evaluation.model).join(Round, Evaluation.round_id == Round.round_id),
-        select(Update.payload)
-        .join(Update.assignment)
+        select(Reply.payload)
+        .join(Reply.assignment)
         .join(Assignment.phase)
         .join(Phase.round)
-        .join(Client, Update.client_id == Client.client_id)
-        .where(Update.accepted, _needed(session, lambda work: work.keeps_payload), or_(~_ENDED, ~_FORGOTTEN)),
+        .join(Client, Reply.client_id == Client.client_id)
+        .where(Reply.accepted, _needed(session, lambda work: work.keeps_payload), or_(~_ENDED, ~_FORGOTTEN)),
     )
     digests: set[str | None] = set()
     for query in queries:

@@ -35,8 +35,8 @@ from federation.v1.common_pb2 import (
     AssignmentManifest,
     DeclineManifest,
     ReceiptManifest,
+    ReplyManifest,
     SignedEnvelope,
-    UpdateManifest,
 )
 from federation.v1.enrollment_pb2 import EnrollRequest
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
@@ -381,10 +381,10 @@ class Member:
         layout = update_layout([(row.name, row.length, row.dtype) for row in order.rows])
         return to_bytes(layout, np.random.default_rng(seed).standard_normal(layout.size).astype(np.float32))
 
-    def manifest(self, order: AssignmentManifest, payload: bytes = b"") -> UpdateManifest:
+    def manifest(self, order: AssignmentManifest, payload: bytes = b"") -> ReplyManifest:
         """The manifest that an honest worker would sign."""
         metrics = {"train/loss": 2.0, "train/accuracy": 0.5, "test/accuracy": 0.5, "test/loss": 2.0}
-        return UpdateManifest(
+        return ReplyManifest(
             federation_id=order.federation_id,
             run_id=order.run_id,
             round=order.round,
@@ -404,7 +404,7 @@ class Member:
             task=order.task,
         )
 
-    def seal(self, manifest: UpdateManifest) -> SignedEnvelope:
+    def seal(self, manifest: ReplyManifest) -> SignedEnvelope:
         return seal(manifest, self.files.signing_key)
 
     def declined(self, assignment_id: str, reason: str, message: str = "", **changes: str) -> SignedEnvelope:
@@ -426,10 +426,10 @@ class Member:
         With chunks of more than 1 MiB, it does not keep to the windows either.
         """
         data, windows = b"".join(parts), queue.SimpleQueue[Window | None]()
-        declared = UpdateManifest.FromString(envelope.manifest).payload_bytes if data else 0
+        declared = ReplyManifest.FromString(envelope.manifest).payload_bytes if data else 0
 
         def requests() -> Iterator[SubmitRequest]:
-            yield SubmitRequest(update=envelope)
+            yield SubmitRequest(reply=envelope)
             window = windows.get() if data else None
             place = window.offset if window is not None else 0
             while window is not None and place < len(data):

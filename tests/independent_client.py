@@ -185,7 +185,7 @@ def fetch(stub: Any, digest: str, size: int) -> bytes:
 
 def reply_to(order: Any, base: np.ndarray, data: Line) -> tuple[Any, bytes]:
     """The manifest and the payload."""
-    manifest = common_pb2.UpdateManifest(
+    manifest = common_pb2.ReplyManifest(
         federation_id=order.federation_id,
         run_id=order.run_id,
         round=order.round,
@@ -217,7 +217,7 @@ def hand_in(stub: Any, envelope: Any, payload: bytes) -> Any:
     windows: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def requests() -> Iterator[Any]:
-        yield federation_pb2.SubmitRequest(update=envelope)
+        yield federation_pb2.SubmitRequest(reply=envelope)
         window = windows.get() if payload else None
         place = window.offset if window is not None else 0
         while window is not None and place < len(payload):
@@ -304,7 +304,7 @@ def main() -> None:
             )
             base = read_model(fetch(stub, order.base_model, order.base_model_bytes))
             manifest, payload = reply_to(order, base, data)
-            envelope = seal(b"fedpareto/v1/update", manifest, signing_key)
+            envelope = seal(b"fedpareto/v1/reply", manifest, signing_key)
             receipts = [hand_in(stub, envelope, payload) for _ in range(2)]  # the second changes nothing
             assert receipts[0] == receipts[1]
             receipt = unseal(b"fedpareto/v1/receipt", receipts[0], common_pb2.ReceiptManifest, coordinator)

@@ -24,7 +24,7 @@ from federation.v1 import common_pb2, record_pb2
 
 LABELS = {
     "AssignmentManifest": "assignment",
-    "UpdateManifest": "update",
+    "ReplyManifest": "reply",
     "DeclineManifest": "decline",
     "ReceiptManifest": "receipt",
     "StepManifest": "step",
@@ -191,7 +191,7 @@ class Log:
     def end(self) -> str:
         """Checks that nothing else is told of, and returns the digest of the record."""
         run = self.file.about.run_id
-        checked = ("assignment.", "update.accepted", "update.refused", "round.")
+        checked = ("assignment.", "reply.accepted", "reply.refused", "round.")
         for entry in self.entries:
             must(entry.number in self.told or not entry.action.startswith(checked), f"entry {entry.number} has no fact")
         ends = [entry for entry in self.entries if entry.subject == run and entry.action in ENDS]
@@ -239,13 +239,13 @@ class Run:
             self.same(decline, "a decline", client_id=order.client_id, assignment_id=order.assignment_id)
             self.log.find("assignment.declined", order.assignment_id, name_of(exchange.decline))
         for answer in exchange.answers:
-            said = opened(answer.update, "UpdateManifest", key, f"the reply of {order.client_id}")
+            said = opened(answer.reply, "ReplyManifest", key, f"the reply of {order.client_id}")
             if not answer.HasField("receipt"):
                 continue
-            digest, what = name_of(answer.update), f"the reply of {order.client_id}"
+            digest, what = name_of(answer.reply), f"the reply of {order.client_id}"
             receipt = opened(answer.receipt, "ReceiptManifest", self.keys["coordinator"], "a receipt")
             self.same(receipt, "a receipt", envelope=digest, assignment_id=order.assignment_id)
-            action = "update.accepted" if receipt.accepted else "update.refused"
+            action = "reply.accepted" if receipt.accepted else "reply.refused"
             told = self.log.find(action, order.assignment_id, digest)
             must(told > issued, f"{what} is told of before its assignment")
             if receipt.accepted:
@@ -280,15 +280,15 @@ class Run:
         self.same(step, "the step", algorithm=self.file.run["algorithm"]["name"], state_before=blake(self.state))
         state = json.dumps(json.loads(record.state_after), sort_keys=True, separators=(",", ":")).encode()
         must(step.state_after == blake(state), "the state after the step")
-        absent = {reply[1].client_id for digest, reply in deciding.items() if digest not in step.updates}
+        absent = {reply[1].client_id for digest, reply in deciding.items() if digest not in step.replies}
         must(absent == {*step.revoked}, "a reply that the step leaves out")
         told = {entry.subject: entry.number for entry in self.log.entries if entry.action == "client.revoked"}
         must(
             all(told.get(name, stepped) < stepped for name in step.revoked),
             "a revocation that the log does not tell of",
         )
-        must(all(digest in deciding for digest in step.updates), "a reply of the step that is not on record")
-        replies = [deciding[digest] for digest in step.updates]
+        must(all(digest in deciding for digest in step.replies), "a reply of the step that is not on record")
+        replies = [deciding[digest] for digest in step.replies]
         must(all(told < stepped for _, _, told in replies), "a reply that the log tells of after the step")
         missing = self.step(step, [said for _, said, _ in replies])
         self.metrics(record, evaluations, step.result_model)

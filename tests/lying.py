@@ -167,7 +167,7 @@ def _sign_twice(cheats: Callable[[], dict[str, list[str]]]) -> None:
     import grpc
 
     from federation.envelope import seal
-    from federation.v1.common_pb2 import AssignmentManifest, UpdateManifest
+    from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
     from federation.v1.federation_pb2 import SubmitRequest
     from federation.v1.secure_pb2 import SecureStatement
     from worker.submission import Submitter
@@ -179,13 +179,13 @@ def _sign_twice(cheats: Callable[[], dict[str, list[str]]]) -> None:
         kind = AssignmentManifest.FromString(entry.assignment.manifest).kind
         files = self.session._files
         if "two-statements" in cheats() and kind == "secure-ready" and files is not None:
-            other = UpdateManifest()
+            other = ReplyManifest()
             other.CopyFrom(entry.manifest)
             statement = SecureStatement.FromString(other.statement)
             statement.keys = statement.keys[::-1]
             other.statement = statement.SerializeToString()
             try:
-                request = SubmitRequest(update=seal(other, self.member.signing_key)).SerializeToString()
+                request = SubmitRequest(reply=seal(other, self.member.signing_key)).SerializeToString()
                 list(files.submit(iter([request]), timeout=60))
             except grpc.RpcError as error:
                 print(f"the second reply was refused: {error.code()}")

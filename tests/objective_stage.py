@@ -50,7 +50,7 @@ def sent(stage: Stage, run: str, phase: int, number: int = 0) -> Rows:
         client: {
             name: row.read().astype(np.float64) for name, row in update_rows(stage.blobs.local(one.payload)).items()
         }
-        for client, one in stage.updates(run, number, phase).items()
+        for client, one in stage.replies(run, number, phase).items()
     }
 
 

@@ -39,12 +39,12 @@ from federation.v1.common_pb2 import (
     KeyRotation,
     LogHead,
     ReceiptManifest,
+    ReplyManifest,
     Row,
     RunManifest,
     SignedEnvelope,
     TimeManifest,
     TrainWork,
-    UpdateManifest,
 )
 from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
 from federation.v1.enrollment_pb2_grpc import EnrollmentServicer, add_EnrollmentServicer_to_server
@@ -74,7 +74,7 @@ class Submission:
     """What a worker handed in."""
 
     envelope: SignedEnvelope
-    manifest: UpdateManifest
+    manifest: ReplyManifest
     payload: bytes
 
 
@@ -354,8 +354,8 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
 
     def Submit(self, request_iterator: Any, context: grpc.ServicerContext) -> Iterator[SubmitResponse]:  # noqa: N802
         first = next(request_iterator)
-        envelope = first.update
-        size, payload, limit = UpdateManifest.FromString(envelope.manifest).payload_bytes, b"", self.window_bytes
+        envelope = first.reply
+        size, payload, limit = ReplyManifest.FromString(envelope.manifest).payload_bytes, b"", self.window_bytes
         if size:
             yield SubmitResponse(window=Window(offset=0, limit=limit))
         for request in request_iterator:
@@ -364,7 +364,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
             if len(payload) == limit < size:
                 limit += self.window_bytes
                 yield SubmitResponse(window=Window(offset=len(payload), limit=limit))
-        submission = Submission(envelope, UpdateManifest.FromString(envelope.manifest), payload)
+        submission = Submission(envelope, ReplyManifest.FromString(envelope.manifest), payload)
         self.submissions.append(submission)
         if self.hold_submissions is not None:
             self.hold_submissions.wait(60)
@@ -415,9 +415,9 @@ def scripted() -> Iterator[ScriptedCoordinator]:
         coordinator.stop()
 
 
-def opened(submission: Submission, member: MemberFiles) -> UpdateManifest:
+def opened(submission: Submission, member: MemberFiles) -> ReplyManifest:
     """The manifest, verified with the member's key."""
-    return unseal(submission.envelope, UpdateManifest, member.signing_key.public_key())
+    return unseal(submission.envelope, ReplyManifest, member.signing_key.public_key())
 
 
 def files_in(directory: Path) -> list[str]:

@@ -21,7 +21,7 @@ from federation.objectives import joint_target
 from federation.runs import RunSpec
 from federation.secure.derivation import taus
 from federation.secure.thresholds import Mode, truncated
-from federation.v1.common_pb2 import UpdateManifest
+from federation.v1.common_pb2 import ReplyManifest
 from federation.vectors import payload_bytes, update_layout
 from federation.work.base import Client, Memory, Origin, Result, Shape, Work, WorkError, payload_layout
 from federation.work.computation import LocalSgd
@@ -189,7 +189,7 @@ class Cast:
         payload = ""
         if rows:
             payload = digest(b"".join(payload_bytes(payload_layout(rows), result.rows)))
-        manifest = UpdateManifest(
+        manifest = ReplyManifest(
             federation_id=ORIGIN.federation_id,
             run_id=ORIGIN.run_id,
             round=0,

@@ -32,7 +32,7 @@ from federation.v1.common_pb2 import AssignmentManifest, CancelManifest, Receipt
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse
 from federation.vectors import Layout, Tensor, to_bytes, update_layout
 from storage.directory import DirectoryStore
-from storage.models import Assignment, Client, Evaluation, Phase, Round, Run, Update
+from storage.models import Assignment, Client, Evaluation, Phase, Reply, Round, Run
 from storage.states import ClientState, RoundState, RunState
 
 T = TypeVar("T")
@@ -293,14 +293,14 @@ class Stage:
         """State and reason of each client's assignment."""
         return {client: (str(a.state), a.reason) for client, a in self.assignments(run, number, phase).items()}
 
-    def updates(self, run: str, number: int = 0, phase: int = 0) -> dict[str, Update]:
+    def replies(self, run: str, number: int = 0, phase: int = 0) -> dict[str, Reply]:
         """The accepted replies."""
         rows = (
-            select(Update)
+            select(Reply)
             .join(Assignment)
             .join(Phase)
             .join(Round)
-            .where(Round.run_id == run, Round.number == number, Phase.number == phase, Update.accepted)
+            .where(Round.run_id == run, Round.number == number, Phase.number == phase, Reply.accepted)
         )
         return self.look(lambda session: {row.client_id: row for row in session.scalars(rows)})
 

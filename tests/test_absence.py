@@ -65,7 +65,7 @@ def test_a_member_that_is_back_within_the_grace_replies_and_counts(stage: Stage)
     assert stage.outcomes(run)["cleo"] == ("OPEN", "")
     players["cleo"].reply(orders["cleo"])
     stage.play(run, *players.values())
-    assert set(stage.updates(run)) == {"ann", "ben", "cleo"}
+    assert set(stage.replies(run)) == {"ann", "ben", "cleo"}
 
 
 def test_a_member_that_does_not_come_back_after_a_restart_of_the_coordinator_is_given_the_grace_too(

@@ -31,7 +31,7 @@ from federation.digests import digest
 from federation.envelope import CONTEXTS, envelope_digest, key_id, seal, unseal
 from federation.keys import load_tls_key, private_key_pem
 from federation.refusals import Refusal
-from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope, UpdateManifest
+from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, ReplyManifest, SignedEnvelope
 from federation.v1.federation_pb2 import FetchBlobRequest, SubmitRequest
 from federation.v1.federation_pb2_grpc import FederationStub
 from federation.vectors import to_bytes, update_layout
@@ -61,7 +61,7 @@ class Scene:
         layout = update_layout([(row.name, row.length) for row in self.order.rows])
         return to_bytes(layout, vector(self.mallory.name, self.order) if update is None else update)
 
-    def manifest(self, payload: bytes, **changes: object) -> UpdateManifest:
+    def manifest(self, payload: bytes, **changes: object) -> ReplyManifest:
         manifest = self.mallory.member.manifest(self.order, payload)
         for name, value in changes.items():
             setattr(manifest, name, value)
@@ -80,7 +80,7 @@ class Scene:
             self.mallory.reply(self.order)
         self.stage.play(self.run, self.honest, self.mallory)
         self.stage.wait_state(self.run, RunState.COMPLETED)
-        assert self.stage.updates(self.run)[self.honest.name].weight
+        assert self.stage.replies(self.run)[self.honest.name].weight
 
     def refusals(self, reason: str) -> int:
         """How many refusals of mallory's submissions for this reason are on record."""
@@ -149,7 +149,7 @@ def reordered(scene: Scene) -> SignedEnvelope:
     """The same fields with the same values, in another order: bytes that nobody signed."""
     envelope = scene.seal()
     manifest = b"".join(reversed(fields(envelope.manifest)))
-    assert UpdateManifest.FromString(manifest) == UpdateManifest.FromString(envelope.manifest)
+    assert ReplyManifest.FromString(manifest) == ReplyManifest.FromString(envelope.manifest)
     assert manifest != envelope.manifest
     envelope.manifest = manifest
     return envelope
@@ -214,7 +214,7 @@ def test_a_forged_update_is_refused_and_recorded_and_the_honest_round_goes_on(sc
     forge, status, reason = FORGED[attack]
     before = scene.refusals(reason)
     with refused(status, reason):  # before a byte of the payload
-        list(scene.mallory.member.stub.Submit(iter([SubmitRequest(update=forge(scene))]), timeout=SECONDS))
+        list(scene.mallory.member.stub.Submit(iter([SubmitRequest(reply=forge(scene))]), timeout=SECONDS))
     assert scene.refusals(reason) == before + 1
     assert scene.stage.outcomes(scene.run)[scene.mallory.name][0] == "OPEN"
     scene.finish()
@@ -272,17 +272,17 @@ def test_a_hostile_payload_is_refused_for_good_and_recorded_and_the_honest_round
     assert scene.refusals(reason)
     rows = select(AuditEntry).where(AuditEntry.subject == scene.order.assignment_id, AuditEntry.outcome != "")
     (entry,) = scene.stage.look(lambda session: list(session.scalars(rows)))
-    assert (entry.actor, entry.action, entry.outcome) == (scene.actor, "update.refused", reason)
+    assert (entry.actor, entry.action, entry.outcome) == (scene.actor, "reply.refused", reason)
     assert entry.digest == envelope_digest(envelope)
     assert scene.stage.outcomes(scene.run)[scene.mallory.name] == ("REFUSED", reason)
     scene.finish()
-    assert scene.stage.updates(scene.run)[scene.honest.name].weight == 1.0
-    assert scene.mallory.name not in scene.stage.updates(scene.run)
+    assert scene.stage.replies(scene.run)[scene.honest.name].weight == 1.0
+    assert scene.mallory.name not in scene.stage.replies(scene.run)
 
 
 def test_no_byte_of_an_envelope_can_be_flipped(scene: Scene) -> None:
     envelope, key = scene.seal(), scene.mallory.member.files.signing_key.public_key()
-    assert unseal(envelope, UpdateManifest, key)
+    assert unseal(envelope, ReplyManifest, key)
     for name in ("manifest", "key_id", "signature"):
         data = getattr(envelope, name)
         for at in range(len(data)):
@@ -290,7 +290,7 @@ def test_no_byte_of_an_envelope_can_be_flipped(scene: Scene) -> None:
             damaged.CopyFrom(envelope)
             setattr(damaged, name, data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
             with pytest.raises(Refusal) as caught:
-                unseal(damaged, UpdateManifest, key)
+                unseal(damaged, ReplyManifest, key)
             assert caught.value.reason == ("key-unknown" if name == "key_id" else "signature")
     scene.finish()
 
@@ -309,7 +309,7 @@ def test_the_reply_of_an_earlier_run_counts_in_no_later_one(scene: Scene) -> Non
         later.stage.stop_run(later.run)
         later.hand_in(later.seal())
     assert later.refusals("assignment-closed")
-    assert set(scene.stage.updates(scene.run)) == {"honest", "mallory"}
+    assert set(scene.stage.replies(scene.run)) == {"honest", "mallory"}
 
 
 def test_a_bit_that_is_flipped_on_the_line_ends_the_connection_and_harms_nothing(scene: Scene) -> None:
@@ -339,7 +339,7 @@ def test_an_upload_that_a_member_breaks_off_is_in_nobodys_way(scene: Scene) -> N
     stage, over = scene.stage, threading.Event()
 
     def half() -> Iterator[SubmitRequest]:
-        yield SubmitRequest(update=scene.seal())
+        yield SubmitRequest(reply=scene.seal())
         yield SubmitRequest(chunk=scene.payload()[:40])
         over.wait(SECONDS)
 
@@ -366,7 +366,7 @@ def test_rounds_of_others_go_on_while_a_member_mounts_every_attack_again_and_aga
         while not over.is_set():
             for forge, _, _ in FORGED.values():
                 try:
-                    list(scene.mallory.member.stub.Submit(iter([SubmitRequest(update=forge(scene))]), timeout=SECONDS))
+                    list(scene.mallory.member.stub.Submit(iter([SubmitRequest(reply=forge(scene))]), timeout=SECONDS))
                 except grpc.RpcError as error:
                     answers[refusal_from_rpc_error(error).reason] += 1
 
@@ -383,7 +383,7 @@ def test_rounds_of_others_go_on_while_a_member_mounts_every_attack_again_and_aga
             over.set()
         storming.result(SECONDS)
     for number in range(5):
-        assert set(stage.updates(run, number)) == {"ann", "ben"}
+        assert set(stage.replies(run, number)) == {"ann", "ben"}
     assert answers.keys() <= before.keys() | {"limit:rate"}
     assert all(scene.refusals(reason) - count == answers[reason] for reason, count in before.items())
     scene.finish()
@@ -458,7 +458,7 @@ def model_of(stage: Stage, algorithm: str, *, scale: float = 1.0, loss: float = 
     order = mallory.order()
     mallory.reply(order, vector("mallory", order) * np.float32(scale), losses={"loss": loss})
     stage.play(run, mallory, *others)
-    told = stage.updates(run)["mallory"]
+    told = stage.replies(run)["mallory"]
     assert told.norm == pytest.approx(scale * np.linalg.norm(vector("mallory", order).astype(np.float64)), rel=1e-6)
     return stage.wait_state(run, RunState.COMPLETED).model
 
@@ -495,4 +495,4 @@ def test_a_member_that_opposes_the_others_stops_a_rule_without_a_box_and_is_seen
     if moves:
         return
     assert stage.rounds(run)[0].reason == "stationary"
-    assert stage.updates(run)["mallory"].weight == pytest.approx(0.5, abs=1e-3)
+    assert stage.replies(run)["mallory"].weight == pytest.approx(0.5, abs=1e-3)

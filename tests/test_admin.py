@@ -86,7 +86,7 @@ def test_the_tables_for_people_fit_and_name_what_they_show(
         ("round", run_id, "-1"): "cosines between the accepted updates",
         ("runs",): "finished",
         ("run", "finished"): "minimum = 3",
-        ("updates", run_id, "--round", "0"): "alpha",
+        ("replies", run_id, "--round", "0"): "alpha",
         ("clients",): "beta",
     }.items():
         done = command(centre, *arguments)
@@ -192,16 +192,16 @@ def test_a_report_is_written_once_unless_told_otherwise(
     assert (nowhere.returncode, "cannot write no/such/page.html" in nowhere.stderr) == (1, True)
 
 
-def test_updates_carry_the_signed_envelope_for_a_third_party(
+def test_replies_carry_the_signed_envelope_for_a_third_party(
     centre: Federation, stub: AdminStub, finished: tuple[str, tuple[str, ...]]
 ) -> None:
     run_id, clients = finished
-    updates = centre.admin("updates", run_id, "--client", "alpha")["updates"]
-    assert {update["client_id"] for update in updates} == {"alpha"}
-    assert len(updates) == 4
-    assert updates[0]["envelope"]["decoded"]["run_id"] == run_id
-    assert updates[0]["received"].endswith("Z")
-    assert len(centre.admin("updates", run_id, "--round", "1")["updates"]) == 2 * len(clients)
+    replies = centre.admin("replies", run_id, "--client", "alpha")["replies"]
+    assert {reply["client_id"] for reply in replies} == {"alpha"}
+    assert len(replies) == 4
+    assert replies[0]["envelope"]["decoded"]["run_id"] == run_id
+    assert replies[0]["received"].endswith("Z")
+    assert len(centre.admin("replies", run_id, "--round", "1")["replies"]) == 2 * len(clients)
 
 
 def test_an_unknown_run_or_round_is_refused_by_name(

@@ -37,7 +37,7 @@ def test_a_run_steps_as_the_library_says(stage: Stage, name: str, keys: dict[str
         player.reply(order)
     stage.play(run, *players)
     expected = aggregate(name, U, **keys)
-    updates = stage.updates(run)
+    updates = stage.replies(run)
     for told, computed in (("coefficient", expected.coefficients), ("weight", expected.weights)):
         np.testing.assert_allclose([getattr(updates[who], told) for who in NAMES], computed, rtol=1e-12, atol=1e-15)
 
@@ -78,5 +78,5 @@ def test_a_client_that_reports_no_loss_is_left_out_of_a_rule_that_reads_losses(s
     manifest.losses.clear()
     assert ben.member.submit(ben.member.seal(manifest), payload).accepted
     stage.play(run, ann, ben)
-    updates = stage.updates(run)
+    updates = stage.replies(run)
     assert (updates["ann"].weight, updates["ben"].weight) == (1.0, None)

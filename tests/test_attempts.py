@@ -120,7 +120,7 @@ def test_a_voided_attempt_is_followed_by_another_one_and_skips_no_round(stage: S
         assert phases == [("train", 0, 0), ("train", 1, 1), ("evaluate", 2, 1)]
         assert round_.step is not None
         step = StepManifest.FromString(SignedEnvelope.FromString(round_.step).manifest)
-        assert sorted(step.updates) == sorted(u.envelope_digest for u in stage.updates(run, number, 1).values())
+        assert sorted(step.replies) == sorted(u.envelope_digest for u in stage.replies(run, number, 1).values())
         assert [(void.attempt, void.named) for void in round_.voided] == [(0, {"cleo": "its sums differ"})]
     named = select(AuditEntry.detail).where(AuditEntry.action == "member.named", AuditEntry.subject == "cleo")
     details = [f"run {run} round {number} attempt 0: its sums differ" for number in (0, 1)]
@@ -200,7 +200,7 @@ def test_a_member_that_is_revoked_after_a_voided_attempt_does_not_stop_the_next_
     stage.play(run, *players, until=lambda: stage.assignments(run, 0, 1), phases=1)
     stage.revoke("dan")
     stage.play(run, *players[:2])
-    assert sorted(stage.updates(run, 0, 1)) == ["ben", "cleo"]
+    assert sorted(stage.replies(run, 0, 1)) == ["ben", "cleo"]
 
 
 def test_a_step_may_be_a_vector_that_is_combined_already(stage: Stage) -> None:
@@ -215,7 +215,7 @@ def test_a_step_may_be_a_vector_that_is_combined_already(stage: Stage) -> None:
     direction = update_rows(stage.blobs.local(step.combined))["combined"].read()
     base = read_vector(stage.blobs.local(round_.base_model))[1]
     np.testing.assert_array_equal(read_vector(stage.blobs.local(round_.result_model))[1], base - direction)
-    for update in stage.updates(run, 0).values():
+    for update in stage.replies(run, 0).values():
         assert (update.weight, update.norm, update.coefficient) == (pytest.approx(1 / 3), None, None)
 
 

@@ -225,15 +225,15 @@ def other_spec(recorded: Recorded, session: Session) -> None:
 ROUND = "(select round_id from rounds where run_id = 'RUN' and number = 0)"
 ASSIGNED = f"select assignment_id from assignments join phases using (phase_id) where round_id = {ROUND}"
 ACCEPTED = f"accepted and assignment_id in ({ASSIGNED})"
-UPDATE = f"(select min(update_id) from updates where {ACCEPTED})"
+UPDATE = f"(select min(reply_id) from updates where {ACCEPTED})"
 ADDED = """insert into audit_log (at, actor, action, subject, outcome, detail, digest, times)
 select at, actor, '{}', '{}', '', '', digest, 1 from audit_log where number = 1"""
 
 OF_THE_RECORD: dict[str, tuple[Sequence[Edit], str]] = {
-    "samples": ([f"update updates set samples = 9 where update_id = {UPDATE}"], "round .*/0: the update of .*samples"),
-    "refused": ([f"update updates set accepted = (1 = 0) where update_id = {UPDATE}"], "round .*/0: the .*: mismatch"),
+    "samples": ([f"update replies set samples = 9 where reply_id = {UPDATE}"], "round .*/0: the update of .*samples"),
+    "refused": ([f"update replies set accepted = (1 = 0) where reply_id = {UPDATE}"], "round .*/0: the .*: mismatch"),
     "reply removed": (
-        [f"delete from updates where update_id = {UPDATE}"],
+        [f"delete from updates where reply_id = {UPDATE}"],
         "accepted reply to assignment .* not in the",
     ),
     "step by another key": ([another_step], "round .*/0: the step: key-unknown"),
@@ -306,9 +306,9 @@ def test_the_command_lists_entries_and_follows_them(recorded: Recorded) -> None:
     actions = {entry["action"] for entry in entries}
     assert actions >= {
         *("configuration.set", "key.set", "admin.issued", "Enroll", "run.submitted", "assignment.issued"),
-        *("update.accepted", "update.refused", "assignment.declined", "round.stepped", "run.completed", "Submit"),
+        *("reply.accepted", "reply.refused", "assignment.declined", "round.stepped", "run.completed", "Submit"),
     }
-    told = {"assignment.issued", "update.accepted", "update.refused", "round.stepped", "run.submitted", "Enroll"}
+    told = {"assignment.issued", "reply.accepted", "reply.refused", "round.stepped", "run.submitted", "Enroll"}
     assert all(entry["digest"].startswith("blake3:") for entry in entries if entry["action"] in told)
     code, output = recorded.command("--actor", "ann", "--since", "1h")
     assert code == 0

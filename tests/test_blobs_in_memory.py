@@ -58,7 +58,7 @@ def test_a_federation_stores_serves_aggregates_and_collects_without_a_directory(
     assert messages == [f"blob {name} has {len(MODEL)} bytes; byte {len(MODEL) + 1} is not one of them"]
 
     ann.reply(orders[ann])
-    (payload,) = (update.payload for update in remote.updates(run).values())
+    (payload,) = (update.payload for update in remote.replies(run).values())
     good = store.contents[payload]
     store.contents[payload] = bytes(len(good))
     ben.reply(orders[ben])
@@ -77,7 +77,7 @@ def test_a_federation_stores_serves_aggregates_and_collects_without_a_directory(
 
     store.put(b"nobody refers to this")
     kept = remote.rounds(run)[0].gram, name, remote.run(run).model
-    updates = {update.payload for update in remote.updates(run).values()}
+    updates = {update.payload for update in remote.replies(run).values()}
     for blob in stored(store):
         date_back(store, blob)
     now = remote.served.clock() + timedelta(days=1)

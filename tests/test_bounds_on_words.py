@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from coordinator.rounds.content import MAX_NUMBERS
 from federation.channels import refusal_from_rpc_error
-from federation.v1.common_pb2 import UpdateManifest
+from federation.v1.common_pb2 import ReplyManifest
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Hello, TaskOffer
 from fedpareto.cli.main import app
 from storage.models import Client
@@ -114,14 +114,14 @@ def test_numbers_that_a_member_reports_have_names_within_bounds(stage: Stage, na
     run = in_a_round(stage, act)
     assert stage.outcomes(run)["cleo"] == ("REFUSED", "limit:metrics")
     assert stage.outcomes(run)["dora"] == ("FULFILLED", "")
-    for arguments in (("round", run, "0"), ("updates", run), ("updates", run, "--json")):
+    for arguments in (("round", run, "0"), ("replies", run), ("replies", run, "--json")):
         command(stage, *arguments)
 
 
 @pytest.mark.parametrize(("seconds", "nanos"), [(2**62, 0), (-(2**62), 0), (0, -1), (0, 2_000_000_000)])
 def test_a_time_that_is_none_is_refused_and_the_assignment_stays_open(stage: Stage, seconds: int, nanos: int) -> None:
     def act(player: Player, order: Any) -> None:
-        manifest: UpdateManifest = player.member.manifest(order, b"")
+        manifest: ReplyManifest = player.member.manifest(order, b"")
         manifest.created.seconds, manifest.created.nanos = seconds, nanos
         with refused("INVALID_ARGUMENT", "manifest") as words:
             player.member.submit(player.member.seal(manifest), b"")
@@ -130,7 +130,7 @@ def test_a_time_that_is_none_is_refused_and_the_assignment_stays_open(stage: Sta
 
     run = in_a_round(stage, act)
     assert stage.outcomes(run)["cleo"] == ("FULFILLED", "")
-    assert len(json.loads(command(stage, "updates", run, "--json"))["updates"]) == 4
+    assert len(json.loads(command(stage, "replies", run, "--json"))["replies"]) == 4
 
 
 def test_a_decline_with_a_hostile_reason_is_malformed_and_its_words_are_one_line(stage: Stage) -> None:

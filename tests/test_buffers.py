@@ -341,7 +341,7 @@ def test_averaged_buffers_are_the_mean_of_the_replies_and_k_does_not_see_them(sc
     momentum = np.zeros(626)
     for base, after, step, gram in steps:
         signed = StepManifest.FromString(SignedEnvelope.FromString(step).manifest)
-        rows = [scene.rows(name) for name in signed.updates]
+        rows = [scene.rows(name) for name in signed.replies]
         U = np.array([row["loss"] for row in rows], dtype=np.float64)
         np.testing.assert_allclose(np.load(scene.blob(gram)), U @ U.T, rtol=1e-9)
         momentum = 0.9 * momentum + signed.coefficients @ U

@@ -192,7 +192,7 @@ def test_another_rule_is_replayed_on_the_same_updates(stage: Stage, tmp_path: Pa
         assert one.clients == NAMES
         assert sorted(one.done) == [0, 0, 0, 0, 1]
         assert sum(one.other) == pytest.approx(1)
-        payloads = [stage.updates(run, number)[name].payload for name in NAMES]
+        payloads = [stage.replies(run, number)[name].payload for name in NAMES]
         U = np.array([update_rows(stage.blobs.local(payload))["loss"].read() for payload in payloads])
         chosen = U[one.done.index(1)].astype(np.float64)
         direction = aggregate("fedmgda+", list(U)).coefficients @ U

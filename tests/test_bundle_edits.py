@@ -16,8 +16,8 @@ from federation.v1.common_pb2 import (
     AssignmentManifest,
     DeclineManifest,
     ReceiptManifest,
+    ReplyManifest,
     StepManifest,
-    UpdateManifest,
 )
 from federation.v1.record_pb2 import Answer, Exchange, RoundRecord
 from storage.states import RunState
@@ -32,7 +32,7 @@ FREE = {
     StepManifest: {"created", "code"},
     AssignmentManifest: {"created", "deadline", "max_payload_bytes"},
     ReceiptManifest: {"created", "message"},
-    UpdateManifest: set[str](),
+    ReplyManifest: set[str](),
 }
 
 
@@ -106,7 +106,7 @@ WHERE: dict[type[Message], Callable[[RoundRecord], Message]] = {
     StepManifest: lambda record: record.step,
     AssignmentManifest: lambda record: exchange(record).assignment,
     ReceiptManifest: lambda record: answer(record).receipt,
-    UpdateManifest: lambda record: answer(record).update,
+    ReplyManifest: lambda record: answer(record).reply,
 }
 
 
@@ -119,7 +119,7 @@ def test_each_field_of_each_manifest_counts_even_if_it_is_signed_again(
     stage: Stage, record: Edited, tmp_path: Path, kind: type[Message], field: str
 ) -> None:
     key = stage.served.home.signing_key
-    if kind is UpdateManifest:  # its client plays along
+    if kind is ReplyManifest:  # its client plays along
         key = stage.players[NAMES[0]].member.files.signing_key
 
     def edit(found: RoundRecord) -> None:
@@ -165,10 +165,10 @@ def test_two_clients_cannot_be_swapped(stage: Stage, record: Edited, tmp_path: P
 
     def swap(step: Message) -> None:
         assert isinstance(step, StepManifest)
-        step.updates[0], step.updates[1] = step.updates[1], step.updates[0]
+        step.replies[0], step.replies[1] = step.replies[1], step.replies[0]
 
     edited = record.with_round(LAST, lambda found: signed_again(found.step, StepManifest, key, swap))
-    assert "updates of the signed step is not what follows" in refused(edited, tmp_path)
+    assert "replies of the signed step is not what follows" in refused(edited, tmp_path)
 
 
 def test_each_blob_counts(record: Edited, tmp_path: Path) -> None:

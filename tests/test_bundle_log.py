@@ -53,7 +53,7 @@ def test_the_bundle_shows_the_entries_of_its_run_and_of_no_other(record: Edited,
         "Enroll": len(NAMES),
         "run.submitted": 1,
         "assignment.issued": 4 * len(NAMES),
-        "update.accepted": 4 * len(NAMES),
+        "reply.accepted": 4 * len(NAMES),
         "round.stepped": 2,
         "run.completed": 1,
         "bundle.exported": 1,
@@ -68,7 +68,7 @@ def test_the_bundle_shows_the_entries_of_its_run_and_of_no_other(record: Edited,
         assert run.log.end == find(log, "run.completed")
 
 
-@pytest.mark.parametrize("action", ["run.submitted", "Enroll", "update.accepted", "round.stepped", "run.completed"])
+@pytest.mark.parametrize("action", ["run.submitted", "Enroll", "reply.accepted", "round.stepped", "run.completed"])
 @pytest.mark.parametrize(
     "column", ["entry_id", "at", "times", "actor", "action", "subject", "outcome", "detail", "digest", "previous"]
 )
@@ -129,8 +129,8 @@ def _hiding(log: LogRecord) -> None:
 
 
 EDITS: dict[str, tuple[Edit, str]] = {
-    "an entry removed": (_without("update.accepted"), "nothing is known of leaf"),
-    "an entry hidden": (_without("update.accepted", hidden=True), "no entry of the audit log tells of it"),
+    "an entry removed": (_without("reply.accepted"), "nothing is known of leaf"),
+    "an entry hidden": (_without("reply.accepted", hidden=True), "no entry of the audit log tells of it"),
     "a step hidden": (_without("round.stepped", hidden=True), "the step: no entry of the audit log tells of it"),
     "a member hidden": (_without("Enroll"), "nothing is known of leaf"),
     "entries reordered": (_swapped, "comes after entry"),
@@ -205,7 +205,7 @@ def _moved(first: str, second: str) -> Edit:
 
 def _twice(log: LogRecord) -> None:
     """The entry about the end of the run tells of an accepted reply once more."""
-    entry, again = find(log, "update.accepted"), find(log, "key.set")
+    entry, again = find(log, "reply.accepted"), find(log, "key.set")
     again.action, again.subject, again.digest = entry.action, "f" * 32, entry.digest
 
 
@@ -213,13 +213,13 @@ SIGNED_AGAIN: dict[str, tuple[Edit, str]] = {
     "step": (_forget("round.stepped", 1), "round 1: the step: no entry of the audit log tells of it"),
     "another step": (_digest("round.stepped"), "round 0: the step: entry"),
     "assignment": (_forget("assignment.issued"), "round 0: the assignment of ann in phase 0: no entry"),
-    "another reply": (_digest("update.accepted"), "round 0: the accepted reply of ann in phase 0: entry"),
+    "another reply": (_digest("reply.accepted"), "round 0: the accepted reply of ann in phase 0: entry"),
     "specification": (_digest("run.submitted"), "the submission of the run: entry"),
     "end": (_forget("run.completed"), "the bundle says that the run is COMPLETED; the audit log tells of no end"),
     "a member's key": (_digest("Enroll"), "the signing key of ann: no entry of the audit log tells of it"),
-    "reply before assignment": (_moved("assignment.issued", "update.accepted"), "before its assignment"),
-    "reply after step": (_moved("update.accepted", "round.stepped"), "after the step"),
-    "a reply too many": (_twice, f"tells update.accepted of {'f' * 32}, which is not in the record"),
+    "reply before assignment": (_moved("assignment.issued", "reply.accepted"), "before its assignment"),
+    "reply after step": (_moved("reply.accepted", "round.stepped"), "after the step"),
+    "a reply too many": (_twice, f"tells reply.accepted of {'f' * 32}, which is not in the record"),
 }
 
 

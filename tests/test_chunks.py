@@ -24,7 +24,7 @@ def test_a_piece_is_written_as_protobuf_writes_it_and_read_without_a_copy(length
 
 
 CHUNK, OFFSET = SubmitRequest(chunk=b"one").SerializeToString(), SubmitRequest(offset=7).SerializeToString()
-UPDATE = SubmitRequest(update=SignedEnvelope(manifest=b"two")).SerializeToString()
+UPDATE = SubmitRequest(reply=SignedEnvelope(manifest=b"two")).SerializeToString()
 
 
 @pytest.mark.parametrize(

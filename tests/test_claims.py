@@ -15,7 +15,7 @@ from federation.envelope import unseal
 from federation.runs import RunSpec
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import ReceiptManifest, SignedEnvelope
-from storage.models import Update
+from storage.models import Reply
 from storage.states import RoundState
 
 ABSURD = 2**53
@@ -23,7 +23,7 @@ ABSURD = 2**53
 
 def receipt_of(stage: Stage, client: str) -> ReceiptManifest:
     """The receipt of a client's newest reply."""
-    rows = select(Update.receipt).where(Update.client_id == client).order_by(Update.update_id.desc()).limit(1)
+    rows = select(Reply.receipt).where(Reply.client_id == client).order_by(Reply.reply_id.desc()).limit(1)
     envelope = SignedEnvelope.FromString(stage.look(lambda session: session.scalars(rows).one()))
     return unseal(envelope, ReceiptManifest, stage.players[client].member.files.coordinator.chain.present)
 

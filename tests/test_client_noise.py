@@ -22,7 +22,7 @@ from federation.v1.admin_pb2 import (
     ExportRoundsRequest,
     GetRoundRequest,
     GetRunRequest,
-    ListUpdatesRequest,
+    ListRepliesRequest,
     RunHeader,
     SubmitRunRequest,
 )
@@ -174,7 +174,7 @@ def test_what_clients_sent_is_in_no_answer(stage: Stage) -> None:
     assert not [*shown.cosines, *shown.gram_clients, *exported.scores]
     assert shown.step_check.verified
     assert set(shown.summary.metrics) == {"step/rate", "epsilon/clients", "bytes/up", "bytes/down", "bytes/refused"}
-    for listed in admin.ListUpdates(ListUpdatesRequest(run=run)):
+    for listed in admin.ListReplies(ListRepliesRequest(run=run)):
         for one in listed.updates:
             assert (one.HasField("envelope"), one.payload, one.envelopes[0].verified) == (False, "", True)
     item = admin.GetRun(GetRunRequest(run=run)).run
@@ -254,4 +254,4 @@ def test_a_simulation_with_noise_measures_and_cannot_be_repeated() -> None:
     assert "accuracy/mean" in one.round_records[-1]
     told = [record["epsilon/clients"] for record in one.round_records]
     assert told == pytest.approx([gaussian_epsilon(0.3, steps, 1e-5) for steps in (1, 2)])
-    assert one.update_records[0]["weight"] == 0.5
+    assert one.reply_records[0]["weight"] == 0.5

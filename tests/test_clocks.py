@@ -39,7 +39,7 @@ def test_certificates_that_a_set_clock_ends_end_their_calls_with_the_reason_and_
         layout = update_layout([(row.name, row.length, row.dtype) for row in order.rows])
         payload = to_bytes(layout, vector("ann", order))
         pieces: queue.SimpleQueue[SubmitRequest | None] = queue.SimpleQueue()
-        pieces.put(SubmitRequest(update=ann.member.seal(ann.member.manifest(order, payload))))
+        pieces.put(SubmitRequest(reply=ann.member.seal(ann.member.manifest(order, payload))))
         pieces.put(SubmitRequest(chunk=payload[:10]))
         upload = Handing(ann.member.stub, iter(pieces.get, None))
         download = ben.member.stub.FetchBlob(FetchBlobRequest(digest=digest(MODEL)), timeout=60)

@@ -18,7 +18,7 @@ from coordinator.rounds.content import (
 from federation.payload_check import PayloadCheck
 from federation.refusals import Refusal
 from federation.runs import RunSpec
-from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, Row, SamplePrivacy, TrainWork, UpdateManifest
+from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, ReplyManifest, Row, SamplePrivacy, TrainWork
 from federation.v1.secure_pb2 import SecureReadyWork, SecureTerms
 from federation.work.base import Work
 from federation.work.evaluate.work import Evaluate
@@ -32,7 +32,7 @@ def document(more: str = "") -> RunSpec:
     return RunSpec.parse(f'name = "a"\ntask = "digits"\nrounds = 1\nlimits.samples = 10\nlimits.norm = 5.0\n{more}')
 
 
-def problem(manifest: UpdateManifest, kind: type[Work] = Train) -> str:
+def problem(manifest: ReplyManifest, kind: type[Work] = Train) -> str:
     found = content_problem(manifest, kind, document().limits)
     return "" if found is None else found.reason
 
@@ -74,7 +74,7 @@ def test_a_time_lies_in_the_years_1_to_9999(seconds: int, nanos: int, fits: bool
 def test_a_payload_comes_exactly_where_rows_are_asked_for(
     rows: list[Row], payload: str, size: int, reason: str
 ) -> None:
-    manifest = UpdateManifest(rows=rows, payload=payload, payload_bytes=size)
+    manifest = ReplyManifest(rows=rows, payload=payload, payload_bytes=size)
     if reason:
         with pytest.raises(Refusal) as caught:
             must_match(manifest, AssignmentManifest(rows=rows))
@@ -95,13 +95,13 @@ def test_a_payload_comes_exactly_where_rows_are_asked_for(
     ],
 )
 def test_samples_are_claimed_up_to_the_limit(kind: type[Work], samples: int, reason: str) -> None:
-    assert problem(UpdateManifest(samples=samples), kind) == reason
+    assert problem(ReplyManifest(samples=samples), kind) == reason
 
 
 def test_losses_and_metrics_are_limited_together() -> None:
     half = {f"n{i}": 0.0 for i in range(MAX_NUMBERS // 2)}
-    assert problem(UpdateManifest(samples=1, losses=half, metrics=half)) == ""
-    assert problem(UpdateManifest(samples=1, losses=half, metrics={**half, "more": 0.0})) == "limit:metrics"
+    assert problem(ReplyManifest(samples=1, losses=half, metrics=half)) == ""
+    assert problem(ReplyManifest(samples=1, losses=half, metrics={**half, "more": 0.0})) == "limit:metrics"
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_losses_and_metrics_are_limited_together() -> None:
     ],
 )
 def test_names_and_numbers_of_losses_and_metrics_are_bounded(name: str, value: float, reason: str) -> None:
-    assert problem(UpdateManifest(samples=1, losses={name: value})) == reason
-    assert problem(UpdateManifest(samples=1, metrics={name: value})) == reason
+    assert problem(ReplyManifest(samples=1, losses={name: value})) == reason
+    assert problem(ReplyManifest(samples=1, metrics={name: value})) == reason
 
 
 def ready(**work: Any) -> SecureReadyWork:
@@ -132,8 +132,8 @@ TRAINING = AssignmentManifest(kind="train", work=NOISY.SerializeToString())
 PRIVATE_ROUND = AssignmentManifest(kind="secure-ready", work=ready(train=NOISY).SerializeToString())
 
 
-def stating(**changes: float) -> UpdateManifest:
-    return UpdateManifest(samples=10, privacy=SamplePrivacy(**{**STATED, **changes}))  # type: ignore[arg-type]
+def stating(**changes: float) -> ReplyManifest:
+    return ReplyManifest(samples=10, privacy=SamplePrivacy(**{**STATED, **changes}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_statement_below_what_the_run_asks_for_is_refused(
 
 
 def test_a_run_that_asks_for_noise_is_told_nothing_less_and_one_that_does_not_takes_any_statement() -> None:
-    found = privacy_problem(UpdateManifest(samples=10), TRAINING)
+    found = privacy_problem(ReplyManifest(samples=10), TRAINING)
     assert found is not None
     assert found.message == (
         "the run asks for noise 1 and clip 2 (privacy.sample_noise) in at most 6 steps at the rate 0.5; the reply "
@@ -171,7 +171,7 @@ def test_a_run_that_asks_for_noise_is_told_nothing_less_and_one_that_does_not_ta
     open_, evaluating = TrainWork(epochs=1, learning_rate=0.1), ready(evaluate=EvaluateWork())
     for kind, work in (("train", open_), ("secure-ready", evaluating), ("evaluate", EvaluateWork())):
         order = AssignmentManifest(kind=kind, work=work.SerializeToString())
-        assert privacy_problem(UpdateManifest(samples=10), order) is None
+        assert privacy_problem(ReplyManifest(samples=10), order) is None
     assert privacy_problem(stating(noise=0.1), AssignmentManifest(kind="train", work=open_.SerializeToString())) is None
 
 

@@ -31,19 +31,19 @@ def test_the_disk_is_counted_by_models_updates_and_runs(stage: Stage) -> None:
     run = stage.submit(spec("counted", task, 3), paused=True)
     update = len(stage.blobs.read(stage.run(run).model))  # an update has the size of a model, but for its header
     [planned] = [item for item in look(stage).runs if item.run_id == run]
-    assert (planned.models, planned.updates) == (len(MODEL), 0)
+    assert (planned.models, planned.replies) == (len(MODEL), 0)
     assert planned.needed == 3 * 2 * len(MODEL)  # a model and, as far as is known, one update for each round
     stage.resume(run)
     stage.play(run, *players)
     after = look(stage)
     [found] = [item for item in after.runs if item.run_id == run]
     stage.wait_state(run, RunState.COMPLETED)
-    payloads = {row.payload for number in range(3) for row in stage.updates(run, number).values()}
+    payloads = {row.payload for number in range(3) for row in stage.replies(run, number).values()}
     assert found.needed == 0
     assert found.models == 4 * len(MODEL)
-    assert found.updates == sum(stage.blobs.stat(payload).size for payload in payloads) > 5 * (update - 200)
+    assert found.replies == sum(stage.blobs.stat(payload).size for payload in payloads) > 5 * (update - 200)
     assert after.models - before.models in (3 * len(MODEL), 4 * len(MODEL))  # other runs may begin with the same one
-    assert after.updates - before.updates == found.updates
+    assert after.replies - before.replies == found.replies
     assert after.database > 0
     assert after.free == pytest.approx(shutil.disk_usage(stage.blobs.root).free, rel=0.5)
 

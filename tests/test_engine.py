@@ -74,7 +74,7 @@ def test_over_selection_takes_the_first_answers_and_tells_the_others_to_stop(sta
         "cleo": ("CANCELLED", "not-needed"),
         "dan": ("FULFILLED", ""),
     }
-    assert {name for name, update in stage.updates(run).items() if update.weight is not None} == {"ben", "dan"}
+    assert {name for name, update in stage.replies(run).items() if update.weight is not None} == {"ben", "dan"}
     for late in ("ann", "cleo"):
         with refused("FAILED_PRECONDITION", "assignment-closed") as message:
             players[late].submit(orders[late])

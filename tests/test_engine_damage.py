@@ -53,7 +53,7 @@ def test_a_damaged_update_holds_the_run_until_it_is_repaired(
     run, (ann, ben), expected = begin(stage)
     second = ben.order()
     ann.reply(ann.order())
-    payload = stage.updates(run)["ann"].payload
+    payload = stage.replies(run)["ann"].payload
     repair = damage(blob_file(stage.blobs, payload))
     ben.reply(second)
     held = stage.wait_state(run, RunState.PAUSED)
@@ -95,7 +95,7 @@ def test_a_run_beside_a_damaged_one_goes_on(stage: Stage) -> None:
     (cleo,) = stage.cast(f"task-{stage.count}", "cleo")
     second = ben.order()
     ann.reply(ann.order())
-    repair = flip(blob_file(stage.blobs, stage.updates(run)["ann"].payload))
+    repair = flip(blob_file(stage.blobs, stage.replies(run)["ann"].payload))
     ben.reply(second)
     stage.wait_state(run, RunState.PAUSED)
     stage.play(beside, cleo)

@@ -80,7 +80,7 @@ def test_steps_are_made_and_recorded_with_the_absent_of_the_last_rounds(stage: S
     latest: dict[str, tuple[int, np.ndarray, str]] = {}
     looked_back = 0
     for round_ in stage.rounds(run):
-        t, updates = round_.number, stage.updates(run, round_.number)
+        t, updates = round_.number, stage.replies(run, round_.number)
         names = sorted(updates)
         orders = {
             name: AssignmentManifest.FromString(SignedEnvelope.FromString(assignment.envelope).manifest)
@@ -97,7 +97,7 @@ def test_steps_are_made_and_recorded_with_the_absent_of_the_last_rounds(stage: S
         manifest = step_of(stage, round_)
         np.testing.assert_allclose(list(manifest.coefficients), expected.coefficients, rtol=1e-12, atol=1e-15)
         signed = [updates[name].envelope_digest for name in names]
-        assert list(manifest.updates) == signed + [latest[name][2] for _, name in absent]
+        assert list(manifest.replies) == signed + [latest[name][2] for _, name in absent]
         told = [updates[name].coefficient for name in names]
         np.testing.assert_allclose(told, expected.coefficients[: len(names)], rtol=1e-12, atol=1e-15)
         latest |= {name: (t, U[name], updates[name].envelope_digest) for name in names}
@@ -132,7 +132,7 @@ def test_collection_keeps_what_the_window_needs_and_removes_what_has_left_it(sta
     spared = spared_rounds(stage, run)
     assert set(range(ROUNDS - 3)) - spared  # some have left the window, and nothing spares them
     for number in range(ROUNDS - 1):
-        for update in stage.updates(run, number).values():
+        for update in stage.replies(run, number).values():
             assert stage.blobs.exists(update.payload) == (update.payload in window or number in spared)
     stage.play(run, *players)
     assert models(stage, run) == undisturbed(stage, "dual-cone")
@@ -175,11 +175,11 @@ def test_what_a_revoked_client_sent_before_enters_no_later_step_and_is_forgotten
     playing = [player for player in players if player.name != gone]
     stage.play(run, *playing, until=lambda: stage.rounds(run)[2].stepped is not None)
     manifest = step_of(stage, stage.rounds(run)[2])
-    updates = stage.updates(run, 2)
+    updates = stage.replies(run, 2)
     assert list(manifest.forgotten) == [gone]
     absent = sorted(others, key=lambda name: (before[name]["round"], name))
     signed = [updates[name].envelope_digest for name in sorted(updates)]
-    assert list(manifest.updates) == signed + [before[name]["envelope"] for name in absent]
+    assert list(manifest.replies) == signed + [before[name]["envelope"] for name in absent]
     kept = {name: entry for name, entry in before.items() if name in others and entry["round"] == 1}
     kept |= {
         name: {"round": 2, "envelope": update.envelope_digest, "payload": update.payload}

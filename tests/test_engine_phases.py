@@ -307,8 +307,8 @@ def test_the_record_names_the_replies_that_the_step_was_made_of(stage: Stage) ->
     assert round_.step is not None
     key = stage.served.home.signing_key.public_key()
     step = unseal(SignedEnvelope.FromString(round_.step), StepManifest, key)
-    updates = [stage.updates(run, 0, phase) for phase in (0, 1)]
-    assert list(step.updates) == [updates[0][name].envelope_digest for name in NAMES]
+    updates = [stage.replies(run, 0, phase) for phase in (0, 1)]
+    assert list(step.replies) == [updates[0][name].envelope_digest for name in NAMES]
     for name in NAMES:
         assert updates[0][name].weight == pytest.approx(1 / 6)
         assert updates[0][name].norm == pytest.approx(np.linalg.norm(first[name].astype(np.float64)))

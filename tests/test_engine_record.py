@@ -15,7 +15,7 @@ from coordinator.aggregation.rules import Combination
 from coordinator.rounds.step import _longest
 from federation.digests import digest
 from federation.envelope import envelope_digest, unseal
-from federation.v1.common_pb2 import AssignmentManifest, SamplePrivacy, SignedEnvelope, StepManifest, UpdateManifest
+from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest, SamplePrivacy, SignedEnvelope, StepManifest
 from federation.vectors import Layout, Tensor, model_row, read_vector, to_bytes, update_layout, update_rows
 from storage.models import Round
 from storage.states import RoundState
@@ -60,14 +60,14 @@ def test_a_third_party_recomputes_every_step_from_the_signed_record(stage: Stage
         assert step.algorithm == rule.partition("\n")[0]
         # Who took part, in the order of the rows, each with its own signature over what it sent.
         envelopes = {}
-        for update in stage.updates(run, round_.number).values():
+        for update in stage.replies(run, round_.number).values():
             envelope = SignedEnvelope.FromString(update.envelope)
             assert envelope_digest(envelope) == update.envelope_digest
             envelopes[update.envelope_digest] = envelope
         manifests = []
-        for name in step.updates:
-            claimed = UpdateManifest.FromString(envelopes[name].manifest)
-            manifests.append(unseal(envelopes[name], UpdateManifest, keys[claimed.client_id]))
+        for name in step.replies:
+            claimed = ReplyManifest.FromString(envelopes[name].manifest)
+            manifests.append(unseal(envelopes[name], ReplyManifest, keys[claimed.client_id]))
         assert [manifest.client_id for manifest in manifests] == ["ann", "ben", "cleo"]
         assert all((m.run_id, m.round, m.base_model) == (run, round_.number, model) for m in manifests)
         # The Gram matrix and the new model, from the payloads.
@@ -128,7 +128,7 @@ def test_an_assignment_names_the_signed_step_that_made_its_model(stage: Stage) -
 def test_the_facts_of_a_round_are_those_of_the_submitted_vectors(stage: Stage) -> None:
     run, _ = play(stage, "fedmgda+\nalgorithm.epsilon = 0.2", rounds=1)
     round_ = stage.rounds(run)[0]
-    updates = stage.updates(run)
+    updates = stage.replies(run)
     U = np.array([vector(name, _order(stage, run, name)) for name in ("ann", "ben", "cleo")], dtype=np.float64)
     norms = np.linalg.norm(U, axis=1)
     weights = np.array([updates[name].weight for name in ("ann", "ben", "cleo")], dtype=np.float64)
@@ -162,7 +162,7 @@ def test_a_model_counts_as_traffic_once_for_each_client_that_fetches_it(stage: S
     for number, models in enumerate((2, 1)):  # the second round trains from the model that the first one evaluated
         numbers = stage.rounds(run)[number].metrics
         assert numbers["bytes/down"] == models * len(players) * len(model)
-        assert numbers["bytes/up"] == sum(update.payload_bytes for update in stage.updates(run, number).values())
+        assert numbers["bytes/up"] == sum(update.payload_bytes for update in stage.replies(run, number).values())
         assert numbers["bytes/refused"] == 0.0
 
 
@@ -244,7 +244,7 @@ def test_updates_without_a_common_descent_leave_the_model_as_it_is(stage: Stage)
     round_ = stage.rounds(run)[0]
     step = step_of(stage, round_)
     assert (round_.reason, round_.result_model, step.rate) == ("stationary", digest(MODEL), 0.0)
-    assert [update.weight for _, update in sorted(stage.updates(run).items())] == pytest.approx([0.5, 0.5])
+    assert [update.weight for _, update in sorted(stage.replies(run).items())] == pytest.approx([0.5, 0.5])
 
 
 def test_a_step_without_a_direction_counts_its_model_in_the_mean_of_the_models(stage: Stage) -> None:

@@ -116,7 +116,7 @@ def test_the_mean_of_all_models_is_what_is_evaluated_and_deployed(stage: Stage) 
     rule, state = algorithm("afl"), {}
     model, average, averages = BASE, np.zeros(LAYOUT.size, dtype=np.float32), []
     for round_ in stage.rounds(run):
-        U, updates = sent(stage, run, round_.number), stage.updates(run, round_.number)
+        U, updates = sent(stage, run, round_.number), stage.replies(run, round_.number)
         losses = np.array([updates[name].losses["loss"] for name in NAMES])
         rows = Rows(
             gram=U @ U.T, prior=np.full(3, 1 / 3), samples=np.full(3, 10.0), losses=losses, clients=NAMES, state=state
@@ -184,7 +184,7 @@ def test_a_median_has_no_coefficients_but_cosines(stage: Stage) -> None:
     direction = np.median(U, axis=0)
     assert round_.result_model == digest(to_bytes(LAYOUT, narrow(BASE - 0.5 * direction)))
     assert list(step_of(stage, round_).coefficients) == []
-    updates = stage.updates(run)
+    updates = stage.replies(run)
     cosines = U @ direction / np.linalg.norm(U, axis=1) / np.linalg.norm(direction)
     for name, cosine in zip(NAMES, cosines, strict=True):
         assert (updates[name].coefficient, updates[name].weight) == (None, pytest.approx(1 / 3))

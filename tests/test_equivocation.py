@@ -16,7 +16,7 @@ from federation.envelope import envelope_digest
 from federation.refusals import Refusal
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
-from storage.models import Assignment, AuditEntry, Update
+from storage.models import Assignment, AuditEntry, Reply
 from storage.states import AssignmentState
 
 
@@ -35,7 +35,7 @@ def different(number: int) -> np.ndarray:
     return np.full(LAYOUT.size, number + 1.0, np.float32)
 
 
-def entries(stage: Stage, assignment_id: str, action: str = "update.equivocation") -> list[AuditEntry]:
+def entries(stage: Stage, assignment_id: str, action: str = "reply.equivocation") -> list[AuditEntry]:
     rows = select(AuditEntry).where(AuditEntry.action == action, AuditEntry.subject == assignment_id)
     return stage.look(lambda session: list(session.scalars(rows)))
 
@@ -46,20 +46,20 @@ def test_two_different_replies_to_one_assignment_are_both_kept_as_evidence(stage
         with refused("ALREADY_EXISTS", "assignment-fulfilled"):
             ann.submit(order, different(0))
     stage.play(run, ann, stage.players["ben"])
-    listed = stage._admin.ListUpdates(admin.ListUpdatesRequest(run=run, client_id="ann"), timeout=SECONDS)
-    first, second, *_ = [update for page in listed for update in page.updates if update.phase == 0]
+    listed = stage._admin.ListReplies(admin.ListRepliesRequest(run=run, client_id="ann"), timeout=SECONDS)
+    first, second, *_ = [update for page in listed for update in page.replies if update.phase == 0]
     assert (first.accepted, first.reason) == (True, "")
     assert (second.accepted, second.reason) == (False, "assignment-fulfilled")
     assert first.assignment_id == second.assignment_id == order.assignment_id
     assert first.envelope_digest != second.envelope_digest == envelope_digest(second.envelope)
-    assert [(check.kind, check.reason) for check in second.envelopes] == [("update", "")]
+    assert [(check.kind, check.reason) for check in second.envelopes] == [("reply", "")]
     (entry,) = entries(stage, order.assignment_id)
     assert entry.actor == "fedpareto://test/client/ann"
-    assert [found.outcome for found in entries(stage, order.assignment_id, "update.accepted")] == [""]
+    assert [found.outcome for found in entries(stage, order.assignment_id, "reply.accepted")] == [""]
     assert first.envelope_digest in entry.detail
     assert second.envelope_digest in entry.detail
     # The first one made the step, alone.
-    assert stage.updates(run)["ann"].weight == 0.5
+    assert stage.replies(run)["ann"].weight == 0.5
 
 
 def test_the_evidence_of_one_assignment_is_bounded(stage: Stage) -> None:
@@ -67,7 +67,7 @@ def test_the_evidence_of_one_assignment_is_bounded(stage: Stage) -> None:
     for number in range(5):
         with refused("ALREADY_EXISTS", "assignment-fulfilled"):
             ann.submit(order, different(number))
-    rows = select(Update).where(Update.assignment_id == order.assignment_id)
+    rows = select(Reply).where(Reply.assignment_id == order.assignment_id)
     assert len(stage.look(lambda session: list(session.scalars(rows)))) == 1 + 3
     assert len(entries(stage, order.assignment_id)) == 3
 
@@ -85,9 +85,7 @@ def test_what_the_client_has_not_signed_is_no_evidence_against_it(stage: Stage) 
             ann.member.submit(envelope, payload)
     assert not entries(stage, order.assignment_id)
     own = SignedEnvelope.FromString(
-        stage.look(
-            lambda s: s.scalars(select(Update.envelope).where(Update.assignment_id == order.assignment_id)).one()
-        )
+        stage.look(lambda s: s.scalars(select(Reply.envelope).where(Reply.assignment_id == order.assignment_id)).one())
     )
     assert ann.member.submit(own, payload).accepted  # the very same one gets its receipt again
 
@@ -136,7 +134,7 @@ def test_a_reply_that_was_admitted_before_its_run_was_stopped_is_refused_and_no_
     stage.stop_run(run)
     with pytest.raises(Refusal, match="assignment-closed"):
         intake.record(admission, None)
-    rows = select(Update).where(Update.assignment_id == order.assignment_id)
+    rows = select(Reply).where(Reply.assignment_id == order.assignment_id)
     assert stage.look(lambda session: list(session.scalars(rows))) == []
 
 

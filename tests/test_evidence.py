@@ -14,7 +14,7 @@ from coordinator.rounds.evidence import SignatureMemory
 from federation.digests import digest
 from federation.envelope import seal
 from federation.refusals import Refusal
-from federation.v1.common_pb2 import AssignmentManifest, UpdateManifest
+from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
 from federation.vectors import to_bytes, update_layout
 from storage import models
 from storage.models import Run
@@ -29,7 +29,7 @@ class Rows:
     """The rows of ann and ben, as they are before anybody edits one."""
 
     assignments: dict[str, models.Assignment]
-    updates: dict[str, models.Update]
+    updates: dict[str, models.Reply]
     run: Run
 
 
@@ -44,16 +44,16 @@ def no_receipt(rows: Rows) -> dict[str, Any]:
 
 # What is edited in which row, and how the reason goes on after the row's name. Ann's row, where a client has one.
 EDITS: dict[str, tuple[type[models.Base], Callable[[Stage, Rows], dict[str, Any]], str]] = {
-    "samples": (models.Update, lambda *_: {"samples": 99_999}, "samples: the record says 99999, signed is 10"),
-    "losses": (models.Update, lambda *_: {"losses": {"loss": 1e6}}, "losses: the record says {'loss': 1000000.0}"),
-    "metrics": (models.Update, lambda *_: {"metrics": {"train/accuracy": 0.0}}, "metrics: the record says"),
+    "samples": (models.Reply, lambda *_: {"samples": 99_999}, "samples: the record says 99999, signed is 10"),
+    "losses": (models.Reply, lambda *_: {"losses": {"loss": 1e6}}, "losses: the record says {'loss': 1000000.0}"),
+    "metrics": (models.Reply, lambda *_: {"metrics": {"train/accuracy": 0.0}}, "metrics: the record says"),
     "payload with its digest": (
-        models.Update,
+        models.Reply,
         lambda stage, _: other_payload(stage),
         "payload: the record says 'blake3",
     ),
     "the envelope of another client": (
-        models.Update,
+        models.Reply,
         lambda _, rows: {
             name: getattr(rows.updates["ben"], name)
             for name in ("envelope", "envelope_digest", "receipt", "payload", "samples", "metrics")
@@ -61,17 +61,17 @@ EDITS: dict[str, tuple[type[models.Base], Callable[[Stage, Rows], dict[str, Any]
         "envelope: the key",
     ),
     "the receipt of another reply": (
-        models.Update,
+        models.Reply,
         lambda _, rows: {"receipt": rows.updates["ben"].receipt},
         "receipt (envelope): the record says",
     ),
-    "an envelope that is none": (models.Update, lambda *_: {"envelope": b"\xff\xff"}, "envelope: it is no signed"),
+    "an envelope that is none": (models.Reply, lambda *_: {"envelope": b"\xff\xff"}, "envelope: it is no signed"),
     "whose it is": (
-        models.Update,
+        models.Reply,
         lambda *_: {"client_id": "ben"},
         "client_id: the record says 'ben', signed is 'ann'",
     ),
-    "a reply that counts no more": (models.Update, lambda *_: {"accepted": False}, ""),
+    "a reply that counts no more": (models.Reply, lambda *_: {"accepted": False}, ""),
     "the objectives of an assignment": (
         models.Assignment,
         lambda *_: {"objectives": ["other"]},
@@ -119,9 +119,9 @@ def ready(stage: Stage, name: str) -> tuple[str, list[Player]]:
 
 def test_a_row_that_differs_from_what_was_signed_pauses_the_run_and_is_named_until_it_is_restored(stage: Stage) -> None:
     run, players = ready(stage, f"edited-{stage.count}")
-    rows = Rows(stage.assignments(run), stage.updates(run), stage.run(run))
+    rows = Rows(stage.assignments(run), stage.replies(run), stage.run(run))
     keys: dict[type[models.Base], tuple[str, object, object]] = {
-        models.Update: ("updates", rows.updates["ann"].update_id, rows.updates["ann"]),
+        models.Reply: ("replies", rows.updates["ann"].reply_id, rows.updates["ann"]),
         models.Assignment: ("assignments", rows.assignments["ann"].assignment_id, rows.assignments["ann"]),
         models.Client: ("clients", "ann", stage.look(lambda session: session.get_one(models.Client, "ann"))),
         models.Run: ("runs", run, rows.run),
@@ -155,12 +155,12 @@ def test_an_evaluation_counts_as_it_was_signed(stage: Stage) -> None:
         player.reply(player.order())
     orders = {player: player.order() for player in (ann, ben)}
     ann.reply(orders[ann])
-    scored = stage.updates(run, 0, 1)["ann"]
-    edit(stage, models.Update, scored.update_id, {"metrics": {**scored.metrics, "test/accuracy": 1.0}})
+    scored = stage.replies(run, 0, 1)["ann"]
+    edit(stage, models.Reply, scored.reply_id, {"metrics": {**scored.metrics, "test/accuracy": 1.0}})
     ben.reply(orders[ben])
     reason = stage.wait_state(run, RunState.PAUSED).reason
-    assert reason.startswith(f"record: updates {scored.update_id}: metrics: the record says")
-    edit(stage, models.Update, scored.update_id, {"metrics": scored.metrics})
+    assert reason.startswith(f"record: replies {scored.reply_id}: metrics: the record says")
+    edit(stage, models.Reply, scored.reply_id, {"metrics": scored.metrics})
     stage.resume(run)
     stage.play(run, ann, ben)
     assert stage.evaluations(run)["ann", "test"].accuracy == scored.metrics["test/accuracy"]
@@ -187,20 +187,20 @@ def test_a_round_begins_from_the_model_of_the_last_signed_step(stage: Stage) -> 
 def test_a_signature_is_verified_once() -> None:
     key, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     memory = SignatureMemory(capacity=2)
-    sealed = [seal(UpdateManifest(round=number), key) for number in range(3)]
+    sealed = [seal(ReplyManifest(round=number), key) for number in range(3)]
     for number, envelope in enumerate(sealed):
-        assert memory.open(envelope, UpdateManifest, key.public_key()).round == number
-    forged = seal(UpdateManifest(round=9), key)
+        assert memory.open(envelope, ReplyManifest, key.public_key()).round == number
+    forged = seal(ReplyManifest(round=9), key)
     forged.signature = bytes(64)
     with pytest.raises(Refusal, match="signature"):
-        memory.open(forged, UpdateManifest, key.public_key())
-    memory.note(forged, UpdateManifest, key.public_key())  # from here on it is not looked at again
-    assert memory.open(forged, UpdateManifest, key.public_key()).round == 9
+        memory.open(forged, ReplyManifest, key.public_key())
+    memory.note(forged, ReplyManifest, key.public_key())  # from here on it is not looked at again
+    assert memory.open(forged, ReplyManifest, key.public_key()).round == 9
     with pytest.raises(Refusal, match="key-unknown"):
-        memory.open(forged, UpdateManifest, other.public_key())
+        memory.open(forged, ReplyManifest, other.public_key())
     with pytest.raises(Refusal, match="signature"):
         memory.open(forged, AssignmentManifest, key.public_key())
     for envelope in sealed:  # more than it remembers
-        memory.open(envelope, UpdateManifest, key.public_key())
+        memory.open(envelope, ReplyManifest, key.public_key())
     with pytest.raises(Refusal, match="signature"):
-        memory.open(forged, UpdateManifest, key.public_key())
+        memory.open(forged, ReplyManifest, key.public_key())

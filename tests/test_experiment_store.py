@@ -239,7 +239,7 @@ def test_a_run_that_fails_says_why_its_updates_were_not_accepted_and_keeps_its_r
         event = made(store, job)
         assert (event.kind, event.done) == ("failed", 2)
         assert "the run ended FAILED: 2 rounds in a row were skipped" in event.reason
-        assert "; 8 of 8 updates not accepted: training-diverged; " in event.reason
+        assert "; 8 of 8 replies not accepted: training-diverged; " in event.reason
         assert f"its record is in {store.workspace(job)}, --anew makes it again" in event.reason
         assert (store.workspace(job) / "coordinator.db").exists()
 

@@ -28,7 +28,7 @@ from federation.work.base import Shape, WorkError
 from federation.work.computation import MeasureAlong
 from federation.work.search.work import Search
 from storage.database import Database
-from storage.models import Update
+from storage.models import Reply
 from storage.states import RoundState
 
 Vector = NDArray[np.float64]
@@ -266,7 +266,7 @@ def test_the_clients_are_sent_the_direction_and_the_step_that_they_agree_on_is_m
     assert (step.rate, metrics["step"], metrics["step/rate"]) == (0.5, 1.0, 0.5)  # the first that is good for all
     assert (metrics["agreed"], metrics["tried_by"], metrics["guided"]) == (1.0, 3.0, 0.0)
     assert metrics["steps_tried"] == len(steps_of(orders["ann"]))
-    envelopes = {name: update.envelope_digest for name, update in stage.updates(run, 0, 1).items()}
+    envelopes = {name: update.envelope_digest for name, update in stage.replies(run, 0, 1).items()}
     assert list(step.consulted) == [envelopes[name] for name in NAMES]
     (round_,) = stage.rounds(run)
     base, made = (read_vector(stage.blobs.local(str(n)))[1] for n in (round_.base_model, round_.result_model))
@@ -279,7 +279,7 @@ def test_the_clients_are_sent_the_direction_and_the_step_that_they_agree_on_is_m
 
 def read_vector_of(stage: Stage, run: str, client: str) -> Vector:
     """A client's update of the first round, from the blob store."""
-    return read_vector(stage.blobs.local(stage.updates(run)[client].payload))[1].astype(np.float64)
+    return read_vector(stage.blobs.local(stage.replies(run)[client].payload))[1].astype(np.float64)
 
 
 def test_the_members_part_in_a_round_is_that_of_its_update(stage: Stage) -> None:
@@ -302,7 +302,7 @@ def test_clients_that_leave_during_the_search_have_no_say_in_the_step_and_their_
     players["ben"].decline(orders["ben"], "failed")  # it would not have agreed
     step, metrics = finished(stage, run, players)
     assert (step.rate, metrics["tried_by"]) == (2.0, 2.0)
-    assert (len(step.updates), len(step.consulted)) == (3, 2)
+    assert (len(step.replies), len(step.consulted)) == (3, 2)
     assert stage.outcomes(run, 0, 1)["ben"] == ("DECLINED", "failed")
 
 
@@ -333,7 +333,7 @@ def test_a_loss_of_the_search_that_is_not_finite_is_refused(stage: Stage) -> Non
         players["ann"].submit(orders["ann"], metrics=losses_at(math.nan, 0.1))
     step, metrics = finished(stage, run, players)
     assert metrics["tried_by"] == 2.0
-    assert len(step.updates) == 3
+    assert len(step.replies) == 3
 
 
 def test_a_restart_during_the_search_chooses_the_same_step(stage: Stage) -> None:
@@ -368,7 +368,7 @@ def test_clients_try_the_very_model_that_is_made_and_the_step_follows_from_the_r
     fedpareto.simulate(SIMULATED, backend="loop", threads=1, home=tmp_path / "home", progress=lambda _: None)
     database = Database.open(f"sqlite:///{tmp_path / 'home' / 'coordinator.db'}")
     with database.read() as session:
-        updates = {update.envelope_digest: update for update in session.scalars(select(Update))}
+        updates = {update.envelope_digest: update for update in session.scalars(select(Reply))}
         rounds = session.execute(text("select metrics, step from rounds order by number")).all()
         evaluated = session.execute(
             text(
@@ -380,7 +380,7 @@ def test_clients_try_the_very_model_that_is_made_and_the_step_follows_from_the_r
     for number, (metrics, signed) in enumerate(rounds):
         measured = json.loads(metrics)
         step = StepManifest.FromString(SignedEnvelope.FromString(signed).manifest)
-        trained, tried = ([updates[name] for name in names] for names in (step.updates, step.consulted))
+        trained, tried = ([updates[name] for name in names] for names in (step.replies, step.consulted))
         before = np.array([update.losses["loss"] for update in trained])
         count = int(measured["steps_tried"])
         after = np.array([[update.metrics[f"step/{k}"] for update in tried] for k in range(count)])

@@ -50,7 +50,7 @@ def lead(stage: Stage, run: str, number: int, *players: Player) -> list[Assignme
 
 def kept(stage: Stage, run: str, client: str, number: int) -> bool:
     """Whether the store has what a client sent in the first phase of a round."""
-    return stage.blobs.exists(stage.updates(run, number)[client].payload)
+    return stage.blobs.exists(stage.replies(run, number)[client].payload)
 
 
 def tidy(stage: Stage) -> None:
@@ -64,8 +64,8 @@ def test_payloads_are_removed_and_signed_messages_stay(stage: Stage, tmp_path: P
     run = stage.submit(spec("forgets", task, 4))
     third = lead(stage, run, 2, ann, ben)
     ann.reply(third[0])
-    envelopes = [stage.updates(run, number)["ann"].envelope for number in range(3)]
-    size = stage.updates(run, 0)["ann"].payload_bytes
+    envelopes = [stage.replies(run, number)["ann"].envelope for number in range(3)]
+    size = stage.replies(run, 0)["ann"].payload_bytes
     assert forget(stage, "ann") == {"removed": 2, "removed_bytes": 2 * size, "kept": 1}
     assert [kept(stage, run, "ann", number) for number in range(3)] == [False, False, True]
     assert kept(stage, run, "ben", 0)
@@ -73,7 +73,7 @@ def test_payloads_are_removed_and_signed_messages_stay(stage: Stage, tmp_path: P
     assert kept(stage, run, "ann", 2), "its round is open"
     ben.reply(third[1])
     stage.play(run, ann, ben)
-    assert [stage.updates(run, number)["ann"].envelope for number in range(3)] == envelopes
+    assert [stage.replies(run, number)["ann"].envelope for number in range(3)] == envelopes
     tidy(stage)
     assert [kept(stage, run, "ann", number) for number in range(4)] == [False, False, False, True]
     assert all(kept(stage, run, "ben", number) for number in range(4))
@@ -95,7 +95,7 @@ def test_what_the_algorithm_of_a_run_still_reads_is_kept_until_the_run_ends(stag
     run = stage.submit(spec("reads", task, 3, algorithm="fedfv", more="algorithm.tau = 2"))
     third = lead(stage, run, 2, ann, ben)
     remembered = RunMemory.decode(stage.run(run).state_data).blobs
-    assert stage.updates(run, 1)["ann"].payload in remembered
+    assert stage.replies(run, 1)["ann"].payload in remembered
     forget(stage, "ann")
     tidy(stage)
     assert kept(stage, run, "ann", 1)

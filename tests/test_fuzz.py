@@ -275,7 +275,7 @@ def federation_calls(scene: Scene) -> dict[str, Say]:
             warp(envelope, rng)
         starts = range(0, len(payload), 97)
         chunks = [SubmitRequest(chunk=payload[start : start + 97], offset=start) for start in starts]
-        return stream_of([SubmitRequest(update=envelope), *chunks])(rng)
+        return stream_of([SubmitRequest(reply=envelope), *chunks])(rng)
 
     blob = FetchBlobRequest(digest=digest(MODEL), offset=5)
     csr = make_csr(new_tls_key())
@@ -332,7 +332,7 @@ def admin_calls(scene: Scene) -> dict[str, Say]:
         "ListRounds": single(admin.ListRoundsRequest(run=run)),
         "GetRound": single(admin.GetRoundRequest(run=run, round=0)),
         "ExportRounds": single(admin.ExportRoundsRequest(run=run)),
-        "ListUpdates": single(admin.ListUpdatesRequest(run=run, round=0, client_id="mallory")),
+        "ListReplies": single(admin.ListRepliesRequest(run=run, round=0, client_id="mallory")),
         "ExportModel": single(admin.ExportModelRequest(run=run, round=0)),
         "ExportBundle": single(admin.ExportBundleRequest(run=run, payloads=True)),
         "ListAudit": single(admin.ListAuditRequest(actor="mallory")),

@@ -39,11 +39,11 @@ from federation.v1.common_pb2 import (
     EvaluateWork,
     JacobianWork,
     LogHead,
+    ReplyManifest,
     ResidualWork,
     SearchWork,
     SignedEnvelope,
     TrainWork,
-    UpdateManifest,
 )
 from federation.v1.federation_pb2 import FetchBlobResponse, SubmitRequest
 from federation.work.base import Shape, WorkError
@@ -104,10 +104,10 @@ def fetched(data: bytes) -> memoryview:
     return found
 
 
-def opened(data: bytes) -> UpdateManifest:
+def opened(data: bytes) -> ReplyManifest:
     """An update that the key of the corpus has signed: one of those in the corpus, and no other."""
     envelope = message(SignedEnvelope, data)
-    found = unseal(envelope, UpdateManifest, KEY.public_key())
+    found = unseal(envelope, ReplyManifest, KEY.public_key())
     signed = [SignedEnvelope.FromString(seed).manifest for seed in corpus("envelope") if seed != b"junk"]
     assert envelope.manifest in signed
     return found
@@ -148,10 +148,10 @@ def statement(data: bytes) -> Any:
     return said
 
 
-def reply(data: bytes) -> UpdateManifest:
+def reply(data: bytes) -> ReplyManifest:
     """A reply whose client has signed it: what the coordinator checks before it looks at the payload."""
     order = AssignmentManifest.FromString((CORPUS / "assignment" / "train").read_bytes())
-    manifest = message(UpdateManifest, data)
+    manifest = message(ReplyManifest, data)
     must_be_a_time(manifest.created)
     must_match(manifest, order)
     if (problem := content_problem(manifest, Train, SPEC.limits) or privacy_problem(manifest, order)) is not None:
@@ -260,7 +260,7 @@ PARSERS: dict[str, Callable[[Path], Parser]] = {
     "submit-request": lambda path: Parser(submitted, DecodeError, None, messages(SubmitRequest)),
     "fetch-response": lambda path: Parser(fetched, DecodeError, None, messages(FetchBlobResponse)),
     "assignment": lambda path: Parser(asked, (Refusal, Declined), None, messages(AssignmentManifest)),
-    "reply": lambda path: Parser(reply, Refusal, None, messages(UpdateManifest)),
+    "reply": lambda path: Parser(reply, Refusal, None, messages(ReplyManifest)),
     "decline": lambda path: Parser(declined, Refusal, None, messages(SignedEnvelope)),
     "statement": lambda path: Parser(statement, WorkError, None, messages(secure.SecureStatement)),
     "secure-terms": lambda path: Parser(

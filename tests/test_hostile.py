@@ -203,7 +203,7 @@ def test_a_newer_upload_ends_the_older_ones_of_its_assignment_which_leave_nothin
     over = threading.Event()
 
     def trickle() -> Iterator[SubmitRequest]:
-        yield SubmitRequest(update=envelope)
+        yield SubmitRequest(reply=envelope)
         over.wait(SECONDS)
 
     calls = [Handing(slow.member.stub, trickle()) for _ in range(MAX_CONCURRENT_CALLS - 1)]  # and its attendance
@@ -231,7 +231,7 @@ def test_an_upload_ends_when_its_deadline_has_passed_whatever_is_still_to_come(s
     on, over = threading.Event(), threading.Event()
 
     def upload() -> Iterator[SubmitRequest]:
-        yield SubmitRequest(update=late.member.seal(late.member.manifest(order, payload)))
+        yield SubmitRequest(reply=late.member.seal(late.member.manifest(order, payload)))
         yield SubmitRequest(chunk=payload[:1])
         on.wait(SECONDS)
         yield SubmitRequest(chunk=payload[1:2], offset=1)
@@ -254,7 +254,7 @@ def test_uploads_that_are_given_up_at_once_leave_nothing_behind(stage: Stage) ->
     run = stage.submit(spec("given-up", task))
     order = fickle.order()
     payload = fickle.member.payload(order)
-    requests = [SubmitRequest(update=fickle.member.seal(fickle.member.manifest(order, payload)))]
+    requests = [SubmitRequest(reply=fickle.member.seal(fickle.member.manifest(order, payload)))]
     under_way = stage.served.coordinator._access._calls
     for _ in range(100):
         call = Handing(fickle.member.stub, requests)
@@ -286,7 +286,7 @@ def test_of_many_replies_at_once_one_counts_and_its_own_repetitions_get_its_rece
     assert len({end for _, end in ended if isinstance(end, bytes)}) == 1
     assert {end for i, end in ended if i in accepted and not isinstance(end, bytes)} <= {"superseded"}
     assert {end for i, end in ended if i not in accepted} <= {"assignment-fulfilled", "superseded"}
-    assert list(stage.updates(run)) == ["twin"]
+    assert list(stage.replies(run)) == ["twin"]
     stage.play(run, other, twin)
 
 
@@ -299,7 +299,7 @@ def test_a_client_that_is_revoked_while_it_uploads_is_cut_off(stage: Stage) -> N
     over = threading.Event()
 
     def upload() -> Iterator[SubmitRequest]:
-        yield SubmitRequest(update=traitor.member.seal(traitor.member.manifest(order, payload)))
+        yield SubmitRequest(reply=traitor.member.seal(traitor.member.manifest(order, payload)))
         yield SubmitRequest(chunk=payload[:-1])
         over.wait(SECONDS)
         yield SubmitRequest(chunk=payload[-1:], offset=len(payload) - 1)
@@ -313,7 +313,7 @@ def test_a_client_that_is_revoked_while_it_uploads_is_cut_off(stage: Stage) -> N
     assert stage.outcomes(run)["traitor"] == ("CANCELLED", "client-revoked")
     wait_for(lambda: not temporary(stage.served), "the upload to be swept")
     stage.play(run, loyal)
-    assert list(stage.updates(run)) == ["loyal"]
+    assert list(stage.replies(run)) == ["loyal"]
 
 
 def test_absurd_claims_about_an_evaluation_do_not_end_the_run(stage: Stage) -> None:

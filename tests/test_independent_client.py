@@ -87,7 +87,7 @@ def test_clients_written_from_the_documents_join_attend_train_and_get_receipts(t
                 (round_, kind, True) for round_ in range(ROUNDS) for kind in ("train", "evaluate")
             ]
             for round_ in range(ROUNDS):
-                update = stage.updates(run, round_)[f"site-{number}"]
+                update = stage.replies(run, round_)[f"site-{number}"]
                 assert receipts[2 * round_]["envelope"] == update.envelope_digest
             assert receipts[-1]["loss"] < 1e-3 < receipts[0]["loss"]
         path = blob_file(stage.blobs, stage.run(run).model)

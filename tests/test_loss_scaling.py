@@ -66,7 +66,7 @@ def run(attack: str, backend: str = "stacked", **changes: object) -> History:
 
 
 def norms(history: History) -> list[float]:
-    return [record["norm"] for record in history.update_records if record["client"] == ATTACKER]
+    return [record["norm"] for record in history.reply_records if record["client"] == ATTACKER]
 
 
 def test_the_loss_is_scaled_in_training_in_gradients_and_in_the_report() -> None:
@@ -100,8 +100,8 @@ def test_training_on_c_times_the_loss_is_training_at_c_times_the_rate(digits: Sp
 def test_the_two_scaling_attacks_are_the_same_in_one_step_and_not_in_several() -> None:
     one, other = run("scale=8"), run("loss-scaling:factor=8")
     np.testing.assert_allclose(other.model, one.model, atol=1e-5)
-    assert [record["loss"] for record in other.update_records if record["client"] == ATTACKER] == pytest.approx(
-        [record["loss"] for record in one.update_records if record["client"] == ATTACKER], rel=1e-4
+    assert [record["loss"] for record in other.reply_records if record["client"] == ATTACKER] == pytest.approx(
+        [record["loss"] for record in one.reply_records if record["client"] == ATTACKER], rel=1e-4
     )
     assert norms(other)[0] == pytest.approx(8 * norms(run("scale=1"))[0], rel=1e-4)
     one, other = run("scale=8", batch_size=10), run("loss-scaling:factor=8", batch_size=10)
@@ -178,7 +178,7 @@ def test_naming_nobody_changes_no_choice() -> None:
 
 def test_an_attacker_that_is_named_attacks_in_every_round_of_a_simulation() -> None:
     history = run("scale=2", rounds=6, selection=f'method = "count"\ncount = 2\nalways = ["{ATTACKER}"]')
-    asked = [{record["client"] for record in history.update_records if record["round"] == t} for t in range(6)]
+    asked = [{record["client"] for record in history.reply_records if record["round"] == t} for t in range(6)]
     assert all(ATTACKER in clients and len(clients) == 2 for clients in asked)
     with pytest.raises(
         SimulationError, match=r"always: no client 'nobody'; the 6 clients are client-000 to client-005"

@@ -31,12 +31,12 @@ def run(stage: Stage, tmp_path: Path) -> tuple[Stage, Edited, list[Receipt]]:
                 for told in (one for one in phase.exchanges if asked(one).client_id == ANN):
                     given = told.answers[0]
                     said = ReceiptManifest.FromString(given.receipt.manifest)
-                    append(file, receipt_line(given.update, told.assignment, given.receipt, said))
+                    append(file, receipt_line(given.reply, told.assignment, given.receipt, said))
         kept = read_receipts(file, stage.players[ANN].member.files.coordinator.chain)
         held = [
             Receipt(
                 assignment_id=one.assignment_id, round=one.occasion[1], phase=one.occasion[2], accepted=one.accepted,
-                assignment=one.assignment, update=one.update, receipt=one.receipt,
+                assignment=one.assignment, reply=one.reply, receipt=one.receipt,
             )
             for one in kept
         ]  # fmt: skip
@@ -68,7 +68,7 @@ def test_a_member_finds_each_reply_and_the_coefficient_of_each_update(
     ]  # fmt: skip
     for number in range(2):
         step = StepManifest.FromString(whole.round(number).step.manifest)
-        place = list(step.updates).index(held[2 * number].update)
+        place = list(step.replies).index(held[2 * number].reply)
         assert told[2 * number].coefficients == (step.coefficients[place],)
         assert told[2 * number].words == "entered the step"
 
@@ -101,15 +101,15 @@ def other_receipt(stage: Stage) -> Callable[[RoundRecord], object]:
 
 def left_out(stage: Stage) -> Callable[[RoundRecord], object]:
     def edit(record: RoundRecord) -> None:
-        name, key = envelope_digest(of_ann(record).answers[0].update), stage.served.home.signing_key
-        signed_again(record.step, StepManifest, key, lambda made: made.updates.remove(name))  # type: ignore[attr-defined]
+        name, key = envelope_digest(of_ann(record).answers[0].reply), stage.served.home.signing_key
+        signed_again(record.step, StepManifest, key, lambda made: made.replies.remove(name))  # type: ignore[attr-defined]
 
     return edit
 
 
 def replaced_reply(stage: Stage) -> Callable[[RoundRecord], object]:
     def edit(record: RoundRecord) -> None:
-        of_ann(record).answers[0].update.signature = bytes(64)
+        of_ann(record).answers[0].reply.signature = bytes(64)
 
     return edit
 

@@ -54,7 +54,7 @@ def history(**changes: Any) -> History:
         "seconds": 0.4,
         "round_records": tuple({**round_, "round": number} for number in range(5)),
         "client_records": ({"round": 0},) * 200,
-        "update_records": ({"accepted": True},) * 49 + ({"accepted": False},),
+        "reply_records": ({"accepted": True},) * 49 + ({"accepted": False},),
     }
     return History(**{**values, **changes})
 
@@ -64,8 +64,8 @@ def test_a_history_says_in_a_few_lines_how_the_run_went() -> None:
         "shards (run 5db3a138ed9c): COMPLETED",
         "  fedmgda+ on digits: 5 of 5 rounds, in 0.4 s",
         "  round 4: accuracy/mean 0.411, improved 1",
-        "  updates: 49 of 50 accepted",
-        "  tables: .rounds, .clients, .updates, .members; .model: float32 (4810,)",
+        "  replies: 49 of 50 accepted",
+        "  tables: .rounds, .clients, .replies, .members; .model: float32 (4810,)",
     ]
 
 
@@ -76,9 +76,9 @@ def test_a_history_fits_a_screen_whatever_happened() -> None:
     assert len(lines) <= 12
     assert max(map(len, lines)) <= 120
     assert "  37 more in .warnings" in lines
-    assert repr(history(round_records=(), update_records=())).splitlines()[1:3] == [
+    assert repr(history(round_records=(), reply_records=())).splitlines()[1:3] == [
         "  fedmgda+ on digits: 0 of 5 rounds, in 0.4 s",
-        "  updates: 0 of 0 accepted",
+        "  replies: 0 of 0 accepted",
     ]
 
 

@@ -94,9 +94,9 @@ def test_the_step_names_the_replies_that_its_weights_were_found_from(stage: Stag
     stage.play(run, *players.values())
     assert kinds(stage, run)[:3] == ["jacobian", "residual", "train"]
     step = step_of(stage, run)
-    replies = [stage.updates(run, 0, phase) for phase in range(3)]
+    replies = [stage.replies(run, 0, phase) for phase in range(3)]
     assert list(step.consulted) == [replies[phase][name].envelope_digest for phase in (0, 1) for name in SERVES]
-    assert list(step.updates) == [replies[2][name].envelope_digest for name in SERVES]
+    assert list(step.replies) == [replies[2][name].envelope_digest for name in SERVES]
     assert [item.objective for item in step.weights] == list(NAMES)
     assert sum(item.weight for item in step.weights) == pytest.approx(1.0)
     # What clients send of gradients has no part in the combination, and no share on record.
@@ -228,9 +228,9 @@ def test_a_client_that_dies_between_the_phases_counts_in_the_weights_alone(stage
     stage.wait_round(run, 0, RoundState.STEPPED)
     stage.play(run, players["ann"], players["cleo"])
     assert stage.outcomes(run, 0, 1)["ben"] == ("EXPIRED", "absent")
-    step, replies = step_of(stage, run), [stage.updates(run, 0, phase) for phase in (0, 1)]
+    step, replies = step_of(stage, run), [stage.replies(run, 0, phase) for phase in (0, 1)]
     assert list(step.consulted) == [replies[0][name].envelope_digest for name in SERVES]
-    assert list(step.updates) == [replies[1][name].envelope_digest for name in ("ann", "cleo")]
+    assert list(step.replies) == [replies[1][name].envelope_digest for name in ("ann", "cleo")]
     # The others' updates count such that the objectives come nearer to the weights that were found than by their mean.
     told, coefficients = weights_of(stage, run), np.array(step.coefficients)
     share = {"left": 2 / 3, "mid": 1 / 3, "right": 2 / 3}
@@ -255,7 +255,7 @@ def test_a_client_that_missed_the_gradients_trains_if_latecomers_may(stage: Stag
         players["ben"].submit(late)
     stage.play(run, *players.values())
     assert set(stage.outcomes(run, 0, 1)) == ({*players} if latecomers else {"ann", "cleo"})
-    assert {client for client, _ in stage.updates(run, 0, 0).items()} == {"ann", "cleo"}
+    assert {client for client, _ in stage.replies(run, 0, 0).items()} == {"ann", "cleo"}
     counts = stage.rounds(run)[0].objectives["clients"]
     assert counts == {"left": 2 if latecomers else 1, "mid": 1, "right": 2}
     if latecomers:  # its part of what weighs something: the mean over those who are asked is of lambda
@@ -281,7 +281,7 @@ def test_too_few_gradients_skip_the_round_and_nobody_trains(stage: Stage) -> Non
         "cleo": ("EXPIRED", "deadline"),
     }
     assert kinds(stage, run) == ["jacobian"]
-    assert skipped.metrics["bytes/up"] == stage.updates(run)["ann"].payload_bytes
+    assert skipped.metrics["bytes/up"] == stage.replies(run)["ann"].payload_bytes
     for player in players.values():
         player.orders()  # what was for the round that is over
     assert stage.run(run).model == stage.run(run).initial_model
@@ -303,7 +303,7 @@ def test_a_client_without_its_second_leg_counts_without_it(stage: Stage) -> None
     stage.pass_deadline()
     stage.play(run, *players.values())
     assert stage.outcomes(run, 0, 1)["cleo"] == ("EXPIRED", "deadline")
-    assert set(stage.updates(run, 0, 2)) == set(SERVES)  # her gradients are there, and she trains
+    assert set(stage.replies(run, 0, 2)) == set(SERVES)  # her gradients are there, and she trains
     assert len(step_of(stage, run).consulted) == 5
 
 
@@ -338,7 +338,7 @@ def test_a_client_that_is_revoked_before_the_weights_are_found_counts_in_neither
     stage.play(run, players["ann"], players["ben"])
     assert stage.outcomes(run)[name] == ("FULFILLED", "client-revoked")
     assert set(stage.outcomes(run, 0, 1)) == {"ann", "ben"}
-    gradients, step = stage.updates(run), step_of(stage, run)
+    gradients, step = stage.replies(run), step_of(stage, run)
     assert list(step.consulted) == [gradients[one].envelope_digest for one in ("ann", "ben")]
     assert list(step.revoked) == [name]
 

@@ -28,7 +28,7 @@ from federation.sketches.draws import shared_seed
 from federation.tasks import initial_model, task
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest, UpdateManifest
+from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest, SignedEnvelope, StepManifest
 from federation.vectors import model_layout, model_row, to_bytes, update_rows
 from fedpareto.notebook import simulate
 from storage.directory import DirectoryStore
@@ -192,7 +192,7 @@ def test_a_coordinator_that_is_killed_between_the_phases_goes_on_to_the_same_byt
     scene.fed.serve()
     assert scene.finished(run) == undisturbed
     rows = scene.fed.query(
-        "select a.client_id, r.number, p.number, a.state, count(u.update_id) from assignments a "
+        "select a.client_id, r.number, p.number, a.state, count(u.reply_id) from assignments a "
         "join phases p on p.phase_id = a.phase_id join rounds r on r.round_id = p.round_id "
         "left join updates u on u.assignment_id = a.assignment_id and u.accepted "
         "where r.run_id = :run group by a.client_id, r.number, p.number, a.state",
@@ -233,19 +233,19 @@ class Record:
         query = "select step from rounds where run_id = :run order by number"
         self.steps = [self._opened(envelope, StepManifest) for (envelope,) in scene.fed.query(query, run=run)]
         self.orders: dict[str, AssignmentManifest] = {}
-        self.replies: dict[str, UpdateManifest] = {}
+        self.replies: dict[str, ReplyManifest] = {}
         for order, reply, client in scene.fed.query(
             "select a.envelope, u.envelope, u.client_id from updates u join assignments a using (assignment_id)"
         ):
             sealed = SignedEnvelope.FromString(reply)
-            manifest = unseal(sealed, UpdateManifest, self.keys[client])
+            manifest = unseal(sealed, ReplyManifest, self.keys[client])
             self.replies[envelope_digest(sealed)] = manifest
             self.orders[manifest.assignment_id] = self._opened(order, AssignmentManifest)
 
     def _opened(self, envelope: bytes, kind: type[Any]) -> Any:
         return unseal(SignedEnvelope.FromString(envelope), kind, self.coordinator)
 
-    def rows(self, reply: UpdateManifest) -> Rows:
+    def rows(self, reply: ReplyManifest) -> Rows:
         """What a reply holds; its bytes have the digest that the client signed."""
         self.blobs.verify(reply.payload)
         return {name: row.read() for name, row in update_rows(self.blobs.local(reply.payload)).items()}
@@ -275,7 +275,7 @@ def model_again(record: Record, step: StepManifest) -> NDArray[np.float32]:
     """The model after a step, from the one before it and the updates that the clients signed."""
     layout = model_layout(record.blobs.local(step.base_model))
     direction = np.zeros(layout.size)
-    for name, coefficient in zip(step.updates, step.coefficients, strict=True):
+    for name, coefficient in zip(step.replies, step.coefficients, strict=True):
         direction += coefficient * record.rows(record.replies[name])["loss"].astype(np.float64)
     base = model_row(record.blobs.local(step.base_model)).read().astype(np.float64)
     return (base - step.rate * direction).astype(np.float32)
@@ -290,7 +290,7 @@ def test_a_round_can_be_recomputed_and_proven_from_what_was_signed(scene: Scene,
     for number, step in enumerate(record.steps):
         assert (step.run_id, step.round, step.base_model) == (run, number, base)
         assert step.state_before == digest(canonical(state).encode())
-        consulted, updates = ([record.replies[name] for name in names] for names in (step.consulted, step.updates))
+        consulted, updates = ([record.replies[name] for name in names] for names in (step.consulted, step.replies))
         for reply in (*consulted, *updates):  # each is of this round, and of this specification
             assert (reply.run_id, reply.round, reply.base_model) == (run, number, base)
             assert reply.spec == record.spec_digest
@@ -319,7 +319,7 @@ def test_other_sketches_would_have_given_other_weights(scene: Scene, proven: str
     """What is proven depends on what was signed: a record whose sketches differ does not lead to the same lambda."""
 
     class Altered(Record):
-        def rows(self, reply: UpdateManifest) -> Rows:
+        def rows(self, reply: ReplyManifest) -> Rows:
             scale = np.float32(3 if reply.client_id == CLIENTS[1] else 1)
             return {name: scale * row for name, row in super().rows(reply).items()}
 

@@ -145,10 +145,10 @@ def test_nobody_disappears_who_stopped_before_training(tmp_path: Path) -> None:
         first, second, _ = sorted({row.client_id for _, row in rows})
         for kind, row in rows:
             if kind == "train" and row.client_id in (first, second):
-                session.execute(delete(models.Update).where(models.Update.assignment_id == row.assignment_id))
+                session.execute(delete(models.Reply).where(models.Reply.assignment_id == row.assignment_id))
                 session.delete(row)
             elif kind == "jacobian" and row.client_id == first:
-                session.execute(delete(models.Update).where(models.Update.assignment_id == row.assignment_id))
+                session.execute(delete(models.Reply).where(models.Reply.assignment_id == row.assignment_id))
                 row.state, row.reason = states.AssignmentState.EXPIRED, "deadline"
     with seen.database.read() as session:
         found = seen.detail(session, 0)
@@ -190,7 +190,7 @@ def test_the_rows_of_the_gram_matrix_are_named_by_client_and_objective(tmp_path:
         rows = [f"{part.client_id}/{name}" for part in found.participations for name in part.objectives]
         assert list(found.gram_clients) == rows
         assert len(found.cosines) == len(rows) ** 2
-    assert len(seen.history.update_records) == 6
+    assert len(seen.history.reply_records) == 6
     seen.database.close()
 
 

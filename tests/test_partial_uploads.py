@@ -59,7 +59,7 @@ class Reply:
 
     def send(self, start: int, end: int, *, envelope: SignedEnvelope | None = None, step: int = 500) -> Handing:
         """Sends a part of the payload; the call stays open."""
-        requests = [SubmitRequest(update=envelope or self.envelope)]
+        requests = [SubmitRequest(reply=envelope or self.envelope)]
         for place in range(start, end, step):
             requests.append(SubmitRequest(chunk=self.payload[place : min(place + step, end)], offset=place))
         return Handing(self.player.member.stub, endless(requests))
@@ -149,7 +149,7 @@ def test_bytes_that_were_damaged_during_a_restart_are_refused_and_the_upload_beg
 def test_a_chunk_for_another_place_is_refused_and_harms_nothing(lines: Stage, start: int) -> None:
     run, (reply,) = begin(lines, "ann")
     reply.break_off(lines, 0, 1500)
-    wrong = [SubmitRequest(update=reply.envelope), SubmitRequest(chunk=b"wrong", offset=start)]
+    wrong = [SubmitRequest(reply=reply.envelope), SubmitRequest(chunk=b"wrong", offset=start)]
     before = recorded(lines)
     with refused("OUT_OF_RANGE", "offset") as messages:
         Handing(reply.player.member.stub, wrong).result(60)
@@ -185,7 +185,7 @@ def test_a_chunk_beyond_the_window_is_refused_and_harms_nothing(lines: Stage) ->
     model = to_bytes(layout, np.ones(layout.size, np.float32))
     run, (reply,) = begin(lines, "ann", model=model)
     chunks = [(0, 500_000), (500_000, 1_200_000)]  # the second comes before half of the window has arrived
-    requests = [SubmitRequest(update=reply.envelope)]
+    requests = [SubmitRequest(reply=reply.envelope)]
     requests += [SubmitRequest(chunk=reply.payload[start:end], offset=start) for start, end in chunks]
     with refused("RESOURCE_EXHAUSTED", "limit:window") as messages:
         Handing(reply.player.member.stub, requests).result(60)
@@ -200,7 +200,7 @@ def test_nobody_but_its_own_member_goes_on_with_an_upload(lines: Stage) -> None:
     reply.break_off(lines, 0, 1500)
     forged = seal(reply.player.member.manifest(reply.order, reply.payload), other.player.member.files.signing_key)
     with refused("PERMISSION_DENIED", "assignment-client"):
-        Handing(other.player.member.stub, [SubmitRequest(update=reply.envelope)]).result(60)
+        Handing(other.player.member.stub, [SubmitRequest(reply=reply.envelope)]).result(60)
     with refused("UNAUTHENTICATED", "key-unknown"):
         reply.send(1500, 2000, envelope=forged).result(60)
     altered = SignedEnvelope()

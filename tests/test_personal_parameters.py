@@ -25,7 +25,7 @@ from federation.tasks import Dataset, DataSource, Splits, Task, initial_model, t
 from federation.training.own import KeptState, Own, compute
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
-from federation.v1.common_pb2 import AssignmentManifest, UpdateManifest
+from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
 from federation.vectors import Layout, Tensor, Vector, read_vector, to_bytes
 from federation.work.base import WorkError
 from federation.work.computation import Ability, Descend, LocalSgd, Measure, MeasureAlong
@@ -202,7 +202,7 @@ def test_parameters_wait_beside_their_reply_and_count_only_when_it_is_accepted(t
     order = seal(AssignmentManifest(run_id="r"), key)
 
     def added(spool: Spool, name: str, wanted: bool = True) -> None:
-        reply = UpdateManifest(assignment_id=name, run_id="r", round=4)
+        reply = ReplyManifest(assignment_id=name, run_id="r", round=4)
         spool.add(reply, None, {}, order, lambda: wanted, state=content)
 
     spool = Spool(home, key, events)

@@ -11,7 +11,7 @@ from forked import completed
 from harness import Federation, federation
 
 from federation.digests import digest
-from federation.v1.common_pb2 import SignedEnvelope, StepManifest, UpdateManifest
+from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope, StepManifest
 from fedpareto.cli.code_path import VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -88,7 +88,7 @@ def test_a_sketch_of_ones_own_is_sent_by_workers_that_allow_it(running: Federati
         "join rounds r using (round_id) where r.run_id = :run and p.number = 0",
         run=run,
     )
-    manifests = [UpdateManifest.FromString(SignedEnvelope.FromString(row[0]).manifest) for row in sent]
+    manifests = [ReplyManifest.FromString(SignedEnvelope.FromString(row[0]).manifest) for row in sent]
     assert [[row.name for row in manifest.rows] for manifest in manifests] == [["products"]] * 3
 
 

@@ -26,7 +26,7 @@ from federation.secure.payloads import join_envelopes
 from federation.secure.thresholds import Mode, Thresholds
 from federation.tasks import DataSource, Part, initial_model, task
 from federation.training.trainer import Trainer
-from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, Input, JacobianWork, Row, UpdateManifest
+from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, Input, JacobianWork, ReplyManifest, Row
 from federation.v1.secure_pb2 import SecureDealWork, SecureReadyWork, SecureStatement
 from federation.vectors import to_bytes
 from federation.work.base import Shape
@@ -146,7 +146,7 @@ def colluder(name: str, terms: SessionTerms, key: Ed25519PrivateKey, secret: byt
     session = hashing.session(terms_bytes(terms))
     public = member_keys(secret + name.encode(), session).public
     said = SecureStatement(session=session, stage="secure-ready", keys=public.c + public.s)
-    reply = UpdateManifest(
+    reply = ReplyManifest(
         federation_id=FEDERATION, run_id=terms.run_id, round=terms.round, spec=terms.spec, client_id=name,
         statement=said.SerializeToString(),
     )  # fmt: skip

@@ -450,7 +450,7 @@ def test_a_member_that_signs_two_statements_leaves_both_on_record(made: Scene) -
         made.fed.wait_completed(run)
         made.workers[CHEAT].wait_for_text("the second reply was refused: StatusCode.ALREADY_EXISTS")
     assert list(made.settled(run).survivors) == list(made.clients)
-    details = made.fed.query("select detail from audit_log where action = 'update.equivocation'")
+    details = made.fed.query("select detail from audit_log where action = 'reply.equivocation'")
     assert [True for (detail,) in details if detail.startswith(f"run {run} round 0: ")] == [True]
     assert not named_by(made, run)
 

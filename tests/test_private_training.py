@@ -327,15 +327,15 @@ def test_a_simulation_with_noise_cannot_be_repeated(runs: list[Any]) -> None:
 
 
 def test_a_simulation_shows_what_each_client_spent(runs: list[Any]) -> None:
-    samples = {record["client"]: record["samples"] for record in runs[0].update_records}
-    for record in runs[0].update_records:
+    samples = {record["client"]: record["samples"] for record in runs[0].reply_records}
+    for record in runs[0].reply_records:
         count = samples[record["client"]]
         steps = (record["round"] + 1) * -(-count // 20)
         expected = epsilon([Mechanism(2.0, 20 / count, steps)], DELTA, COARSE).value
         assert record["epsilon"] == pytest.approx(expected)
         assert record["loss"] is None
     last = runs[0].round_records[-1]
-    assert last["epsilon/samples"] == max(r["epsilon"] for r in runs[0].update_records if r["round"] == 1)
+    assert last["epsilon/samples"] == max(r["epsilon"] for r in runs[0].reply_records if r["round"] == 1)
     assert "loss/train" not in last
 
 

@@ -198,7 +198,7 @@ def in_mode(mode: str, seed: int) -> str:
 def replies_of(scene: Scene, run: str) -> list[Any]:
     """How many replies each member has signed for each phase of a run."""
     return scene.fed.query(
-        "select count(updates.update_id) from assignments join phases using (phase_id) join rounds using (round_id) "
+        "select count(updates.reply_id) from assignments join phases using (phase_id) join rounds using (round_id) "
         "left join updates using (assignment_id) where run_id = :run group by assignment_id",
         run=run,
     )
@@ -373,7 +373,7 @@ STEP_FIELDS: list[tuple[str, Callable[[StepManifest], object]]] = [
     ("survivors", lambda step: step.secure[0].survivors.pop()),
     ("the sessions of the signed step do not suit", lambda step: step.ClearField("secure")),
     ("consulted", lambda step: step.consulted.append("blake3:" + "0" * 64)),
-    ("the step leaves it out", lambda step: step.updates.pop()),
+    ("the step leaves it out", lambda step: step.replies.pop()),
 ]
 
 

@@ -164,7 +164,7 @@ def filled(message: Message) -> Iterator[tuple[str, str]]:
             continue
         for one in value if field.is_repeated else [value]:
             if isinstance(one, SignedEnvelope):
-                kind = {"assignment": "Assignment", "update": "Update", "receipt": "Receipt", "step": "Step"}
+                kind = {"assignment": "Assignment", "reply": "Reply", "receipt": "Receipt", "step": "Step"}
                 kind |= {"decline": "Decline", "key": "LogKey", "checkpoints": "Checkpoint"}
                 yield from filled(getattr(common_pb2, f"{kind[field.name]}Manifest").FromString(one.manifest))
             else:

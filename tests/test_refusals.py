@@ -17,7 +17,7 @@ from federation.digests import digest
 from federation.envelope import seal
 from federation.v1.admin_pb2 import RunHeader, StopRunRequest, SubmitRunRequest
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.common_pb2 import AssignmentManifest, DeclineManifest, SignedEnvelope, UpdateManifest
+from federation.v1.common_pb2 import AssignmentManifest, DeclineManifest, ReplyManifest, SignedEnvelope
 from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Heartbeat, SubmitRequest
 from federation.vectors import Layout, Tensor, to_bytes, update_layout
 
@@ -185,7 +185,7 @@ def test_a_manifest_changed_after_signing_is_refused(scene: Scene) -> None:
     act = scene.begin()
     payload = act.alice.payload(act.order)
     envelope = sent(act, payload)
-    manifest = UpdateManifest.FromString(envelope.manifest)
+    manifest = ReplyManifest.FromString(envelope.manifest)
     manifest.samples += 1
     envelope.manifest = manifest.SerializeToString()
     with refused("UNAUTHENTICATED", "signature"):
@@ -371,7 +371,7 @@ def test_bad_content_is_refused_for_good_recorded_and_leaves_the_honest_clients_
         act.alice.submit(envelope, payload)
     stored = scene.fed.query(
         "select accepted, reason, payload from updates where payload_bytes = :n and reason = :r "
-        "order by update_id desc limit 1",
+        "order by reply_id desc limit 1",
         n=len(payload),
         r=reason,
     )[0]

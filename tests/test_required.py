@@ -139,7 +139,7 @@ def test_a_phase_with_enough_replies_waits_for_a_required_client(stage: Stage) -
     ben.reply(held)
     stage.wait_round(run, 0, RoundState.STEPPED, RoundState.COMPLETED)
     assert stage.outcomes(run)["cleo"] == ("CANCELLED", "not-needed")
-    assert set(stage.updates(run)) == {"ann", "ben"}
+    assert set(stage.replies(run)) == {"ann", "ben"}
     cleo.kept = [(envelope, order) for envelope, order in cleo.orders() if order.phase != held.phase]
     stage.play(run, ann, ben, cleo)
 

@@ -93,7 +93,7 @@ def test_after_a_restored_backup_what_is_asked_for_again_is_sent_again_and_the_r
         other._seen.clear()
         other.attend(digits=10)
         made.play(run, other)
-        assert set(made.updates(run, 0)) == {"other", "worker"}
+        assert set(made.replies(run, 0)) == {"other", "worker"}
         assert made.wait_state(run, RunState.COMPLETED).reason == ""
         assert running.events("restored")[0]["runs"] == {run: 0}
         assert running.events("log-restored")

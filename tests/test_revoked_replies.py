@@ -44,9 +44,9 @@ def test_a_member_that_is_revoked_after_its_update_was_accepted_does_not_enter_t
         stage.restart()
     stage.play(run, ann, ben)
     assert stage.outcomes(run)[gone.name] == LEFT_OUT
-    updates = stage.updates(run)
+    updates = stage.replies(run)
     step = step_of(stage, run)
-    assert list(step.updates) == [updates[name].envelope_digest for name in ("ann", "ben")]
+    assert list(step.replies) == [updates[name].envelope_digest for name in ("ann", "ben")]
     assert list(step.revoked) == [gone.name]
     assert [updates[name].weight for name in ("ann", "ben", gone.name)] == [0.5, 0.5, None]
     # Its receipt stands, and operators see why it has no weight.

@@ -71,7 +71,7 @@ PROBES: dict[str, Probe] = {
     "Admin/ListRounds": Probe(admin.ListRoundsRequest(), UNKNOWN_RUN),
     "Admin/GetRound": Probe(admin.GetRoundRequest(), UNKNOWN_RUN),
     "Admin/ExportRounds": Probe(admin.ExportRoundsRequest(), UNKNOWN_RUN),
-    "Admin/ListUpdates": Probe(admin.ListUpdatesRequest(), UNKNOWN_RUN),
+    "Admin/ListReplies": Probe(admin.ListRepliesRequest(), UNKNOWN_RUN),
     "Admin/ExportModel": Probe(admin.ExportModelRequest(), UNKNOWN_RUN),
     "Admin/ExportBundle": Probe(admin.ExportBundleRequest(), UNKNOWN_RUN),
     "Admin/ListAudit": Probe(admin.ListAuditRequest()),

@@ -65,7 +65,7 @@ def signers(fed: Federation, run: str, client: str) -> list[str]:
     rows = fed.query(
         "select u.envelope from updates u join assignments a on a.assignment_id = u.assignment_id "
         "join phases p on p.phase_id = a.phase_id join rounds r on r.round_id = p.round_id "
-        "where r.run_id = :run and u.client_id = :client and u.accepted order by u.update_id",
+        "where r.run_id = :run and u.client_id = :client and u.accepted order by u.reply_id",
         run=run,
         client=client,
     )

@@ -83,7 +83,7 @@ def raw(key: Ed25519PrivateKey) -> bytes:
 
 def signers(stage: Stage, run: str, number: int = 0) -> dict[str, bytes]:
     """The id of the key that signed each accepted reply to the first phase of a round."""
-    rows = stage.updates(run, number)
+    rows = stage.replies(run, number)
     return {name: SignedEnvelope.FromString(row.envelope).key_id for name, row in rows.items()}
 
 

@@ -13,7 +13,7 @@ from coordinator.aggregation.phases import Waiting
 from federation.envelope import seal
 from federation.secure.payloads import join_envelopes, split_envelopes
 from federation.secure.thresholds import Mode
-from federation.v1.common_pb2 import SignedEnvelope, UpdateManifest
+from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
 from federation.v1.secure_pb2 import SecureStatement
 from federation.work.base import Work, WorkError
 from federation.work.secure.ready import Ready
@@ -157,7 +157,7 @@ def test_a_worker_without_a_roster_takes_no_part() -> None:
 
 def forged(scene: Cast, signer: str, envelope: bytes, **fields: Any) -> bytes:
     """A reply to READY with other fields, signed by a member's key."""
-    manifest = UpdateManifest.FromString(SignedEnvelope.FromString(envelope).manifest)
+    manifest = ReplyManifest.FromString(SignedEnvelope.FromString(envelope).manifest)
     said = SecureStatement.FromString(manifest.statement)
     for name, value in fields.items():
         setattr(said if name in {"session", "keys", "stage"} else manifest, name, value)
@@ -178,7 +178,7 @@ def test_keys_that_a_coordinator_swaps_repeats_or_forges_are_declined() -> None:
         return changed
 
     def keys_of(envelope: bytes) -> bytes:
-        manifest = UpdateManifest.FromString(SignedEnvelope.FromString(envelope).manifest)
+        manifest = ReplyManifest.FromString(SignedEnvelope.FromString(envelope).manifest)
         return SecureStatement.FromString(manifest.statement).keys
 
     zero = bytes(32)

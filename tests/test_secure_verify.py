@@ -249,8 +249,8 @@ def test_the_step_of_a_stationary_round_names_its_session_on_record(
     step = StepManifest.FromString(SignedEnvelope.FromString(row.step or b"").manifest)
     assert step.result_model == step.base_model
     assert [(len(one.members), len(one.survivors), len(one.coefficients)) for one in step.secure] == [(5, 0, 0)]
-    assert len(step.updates) == 5
-    assert not set(step.updates) & set(step.consulted)
+    assert len(step.replies) == 5
+    assert not set(step.replies) & set(step.consulted)
 
 
 def test_a_round_that_could_move_is_not_verified_as_stationary() -> None:

@@ -53,9 +53,9 @@ def test_a_simulation_is_the_real_federation_to_the_last_digits_of_float32(tmp_p
     for backend in ("loop", "stacked"):
         history = simulate(text, backend=backend)
         close(history.model, model)
-        asked = history.updates.groupby("round")["client"].apply(list).tolist()
+        asked = history.replies.groupby("round")["client"].apply(list).tolist()
         assert asked == selected
-        for record in history.update_records:
+        for record in history.reply_records:
             assert record["loss"] == pytest.approx(losses[record["round"], record["client"]], rel=1e-4)
         assert history.rounds["accuracy/mean"].tolist() == pytest.approx(accuracy, abs=0.02)
 
@@ -66,7 +66,7 @@ def test_stacked_clients_do_what_single_ones_do(attack: str) -> None:
     one, all_at_once = (simulate(text, backend=backend) for backend in ("loop", "stacked"))
     close(all_at_once.model, one.model)
     assert one.attackers == (("client-004", "client-005") if attack else ())
-    assert [record["accepted"] for record in all_at_once.update_records] == [True] * 18
+    assert [record["accepted"] for record in all_at_once.reply_records] == [True] * 18
 
 
 def test_momentum_decay_and_proximity_are_stacked_too() -> None:
@@ -97,7 +97,7 @@ def test_compiled_steps_come_to_what_a_loop_comes_to() -> None:
 @pytest.mark.usefixtures("compiler")
 def test_a_compiled_client_that_diverges_says_at_which_step() -> None:
     history = simulate(spec(rounds=1).replace("learning_rate = 0.1", "learning_rate = 1e30"), backend="compiled")
-    told = [(record["accepted"], record["reason"]) for record in history.update_records]
+    told = [(record["accepted"], record["reason"]) for record in history.reply_records]
     assert told == [(False, "training-diverged")] * 4
 
 
@@ -139,7 +139,7 @@ def test_a_rule_that_evaluates_another_model_than_it_trains_from_tells_nothing_o
 
 def test_refused_updates_are_recorded_as_the_coordinator_would(tmp_path: Path) -> None:
     history = simulate(spec(attackers=1, attack="nan", rounds=2))
-    refused = [record for record in history.update_records if not record["accepted"]]
+    refused = [record for record in history.reply_records if not record["accepted"]]
     assert [(record["client"], record["reason"]) for record in refused] == [("client-003", "non-finite")] * 2
     assert history.state == "COMPLETED"
 
@@ -199,7 +199,7 @@ def test_a_look_into_the_record_of_a_killed_simulation_changes_nothing_that_foll
     assert (seen["state"], seen["reason"]) == ("PAUSED", "interrupted; fedpareto simulate --resume goes on")
     rest = simulate(text, home=home, resume=True)
     assert rest.model.tobytes() == whole.model.tobytes()
-    assert rest.updates.equals(whole.updates)
+    assert rest.replies.equals(whole.replies)
 
 
 def test_a_simulation_that_a_second_interrupt_ends_at_once_is_paused_in_its_record(tmp_path: Path) -> None:
@@ -220,13 +220,13 @@ def test_a_long_record_of_updates_is_read_a_piece_at_a_time(tmp_path: Path) -> N
         simulation.run()
         with simulation._database.read() as session:
             verifier = Verifier(simulation._home.federation_id, simulation._home.signing.chain)
-            whole, _ = views.updates(session, verifier, simulation.run_id, None, "", 0, 1000)
+            whole, _ = views.replies(session, verifier, simulation.run_id, None, "", 0, 1000)
             pieces: list[Update] = []
             after = 0
-            while (found := views.updates(session, verifier, simulation.run_id, None, "", after, 3))[0]:
+            while (found := views.replies(session, verifier, simulation.run_id, None, "", after, 3))[0]:
                 pieces.extend(found[0])
                 after = found[1]
-            own, _ = views.updates(session, verifier, simulation.run_id, 2, "client-001", 0, 3)
+            own, _ = views.replies(session, verifier, simulation.run_id, 2, "client-001", 0, 3)
     assert [(update.round, update.client_id) for update in whole] == [
         (t, f"client-{i:03d}") for t in range(5) for i in range(4)
     ]

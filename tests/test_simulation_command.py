@@ -105,7 +105,7 @@ def test_a_simulation_that_fails_tells_why_its_updates_were_not_accepted(tmp_pat
     done = run_cli("simulate", str(tmp_path / "run.toml"), "--home", str(tmp_path / "some [where]"))
     assert done.returncode == 1
     said = " ".join(done.stdout.split())
-    assert "updates not accepted, training-diverged: training diverged at step" in said
+    assert "replies not accepted, training-diverged: training diverged at step" in said
     assert f"--home '{tmp_path}/some [where]/admin' rounds" in said
     assert "the run ended FAILED" in done.stderr
 
@@ -205,5 +205,5 @@ def test_clients_spread_by_ray_do_what_others_do_until_ctrl_c_ends_every_process
 
     whole, resumed = simulate(text, backend="loop"), simulate(text, home=home, backend="loop", resume=True)
     assert resumed.state == "COMPLETED"
-    assert resumed.updates["client"].tolist() == whole.updates["client"].tolist()
+    assert resumed.replies["client"].tolist() == whole.replies["client"].tolist()
     close(resumed.model, whole.model)

@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from coordinator.rounds import conductor
 from simulation.simulate import Simulation
-from storage.models import Assignment, Phase, Round, Update
+from storage.models import Assignment, Phase, Reply, Round
 
 SPEC = """
 name = "small"
@@ -64,9 +64,9 @@ def test_death_beside_the_making_of_a_step_changes_nothing(
     with Simulation(text, tmp_path / "home", resume=True) as simulation:
         rest = simulation.run()
         with simulation._database.read() as session:
-            recorded = session.scalars(select(Update.envelope_digest).order_by(Update.envelope_digest)).all()
+            recorded = session.scalars(select(Reply.envelope_digest).order_by(Reply.envelope_digest)).all()
             asked = session.scalars(select(Round.selected)).all()
             told = session.scalars(select(Assignment.client_id).join(Phase)).all()
     assert rest.model.tobytes() == whole.model.tobytes()
-    assert rest.update_records == whole.update_records
+    assert rest.reply_records == whole.reply_records
     assert len(recorded) == len(set(recorded)) == len(told) == sum(map(len, asked))

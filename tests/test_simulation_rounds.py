@@ -17,7 +17,7 @@ one_thread = simulations.one_thread  # a fixture
 def test_with_over_selection_a_round_takes_as_many_replies_as_it_wants() -> None:
     text = spec(clients=6, fraction=0.5, rounds=2).replace("[simulation]", "over_selection = 2.0\n\n[simulation]")
     history = simulate(text)
-    for _, asked in history.updates.groupby("round"):
+    for _, asked in history.replies.groupby("round"):
         assert len(asked) == 6
         assert asked["accepted"].sum() == 3
         assert set(asked[~asked["accepted"]]["reason"]) == {"not-needed"}
@@ -29,8 +29,8 @@ def test_without_measuring_the_model_is_the_same_and_losses_before_a_step_are_un
     np.testing.assert_array_equal(bare.model, measured.model)
     assert measured.rounds["improved"].notna().all()
     assert "improved" not in bare.rounds
-    assert measured.updates["loss"].notna().all()
-    assert bare.updates["loss"].isna().all()
+    assert measured.replies["loss"].notna().all()
+    assert bare.replies["loss"].isna().all()
 
 
 @pytest.mark.parametrize("algorithm", ["q-fedavg", "fedfa"])
@@ -82,4 +82,4 @@ def test_gradients_that_no_sketch_can_hold_end_no_simulation(sketch: str, attack
     history = simulate(text + f'attackers = 2\nattack = "{attack}"\n')
     assert history.state == "COMPLETED", history.reason
     assert history.round_records[0]["state"] == "COMPLETED"
-    assert reason in {record["reason"] for record in history.update_records}
+    assert reason in {record["reason"] for record in history.reply_records}

@@ -267,7 +267,7 @@ def test_the_record_and_the_commands_show_what_a_reply_states(stage: Stage) -> N
     alice.reply(alice.order(), privacy=STATED)
     alice.reply(alice.order())
     stage.wait_round(run, 0)
-    [update] = stage.updates(run).values()
+    [update] = stage.replies(run).values()
     assert update.privacy == {field.name: float(value) for field, value in STATED.ListFields()}
     [first, *_] = stage.rounds(run)
     assert first.metrics["epsilon/samples"] == 1.5

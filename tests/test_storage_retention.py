@@ -14,7 +14,7 @@ from stored import blob_file, stored
 
 from storage.database import Database
 from storage.directory import DirectoryStore
-from storage.models import Assignment, Client, Evaluation, Input, Model, Phase, Round, Run, Update
+from storage.models import Assignment, Client, Evaluation, Input, Model, Phase, Reply, Round, Run
 from storage.retention import Collection, collect, is_retained
 from storage.states import AssignmentState, ClientState, PhaseState, RoundState, RunState
 
@@ -99,7 +99,7 @@ class Federation:
                 sent = self.store(f"{run_id} input {number}", at=at)
                 assignment.inputs = [Input(name="replies", digest=sent, size=1)]
             assignment.updates = [
-                Update(
+                Reply(
                     client_id="c",
                     accepted=accepted,
                     envelope=b"",
@@ -308,8 +308,6 @@ def references(federation: Federation, run_id: str, number: int) -> Iterator[str
         made = session.scalars(select(Round).where(Round.run_id == run_id, Round.number == number)).one()
         assert made.result_model is not None
         assert made.gram is not None
-        update = session.scalars(
-            select(Update).where(Update.assignment_id == f"{run_id}-{number}", Update.accepted)
-        ).one()
+        update = session.scalars(select(Reply).where(Reply.assignment_id == f"{run_id}-{number}", Reply.accepted)).one()
         assert made.deployed_model is not None
         yield from (made.base_model, made.result_model, made.deployed_model, made.gram, update.payload)

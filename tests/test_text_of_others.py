@@ -121,7 +121,7 @@ PICTURES: dict[str, tuple[type[Message], Callable[[Any], Any]]] = {
     "run": (admin_pb2.GetRunResponse, lambda found: render.run(found.run)),
     "rounds": (admin_pb2.ListRoundsResponse, lambda found: render_rounds.rounds(found.rounds)),
     "round": (admin_pb2.GetRoundResponse, render_rounds.round_),
-    "updates": (admin_pb2.ListUpdatesResponse, lambda found: render_envelopes.updates(found.updates)),
+    "replies": (admin_pb2.ListRepliesResponse, lambda found: render_envelopes.replies(found.replies)),
     "watch": (admin_pb2.WatchRunResponse, watch.status),
     "watch, a round": (admin_pb2.WatchRunResponse, lambda found: watch.row(found.ended)),
 }
@@ -140,7 +140,7 @@ def test_a_command_shows_hostile_text_as_text(command: str, data: st.DataObject)
     [
         admin_pb2.ListClientsResponse,
         admin_pb2.GetRoundResponse,
-        admin_pb2.ListUpdatesResponse,
+        admin_pb2.ListRepliesResponse,
     ],
 )
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -170,15 +170,15 @@ def test_a_page_of_hostile_text_is_html_without_a_control_character(data: st.Dat
 
 
 def test_a_time_that_is_none_and_bytes_that_are_no_manifest_are_shown_as_such() -> None:
-    update = admin_pb2.Update(round=3)
-    manifest = common_pb2.UpdateManifest(task="digits")
+    update = admin_pb2.Reply(round=3)
+    manifest = common_pb2.ReplyManifest(task="digits")
     manifest.created.seconds, manifest.created.nanos = 2**62, -1
     update.envelope.manifest = manifest.SerializeToString()
     update.received.seconds = -(2**62)
     found = json.loads(document.dumps(update))
     assert found["envelope"]["decoded"]["created"] == "not a time: 4611686018427387904 s and -1 ns"
     assert found["received"] == "not a time: -4611686018427387904 s and 0 ns"
-    assert "not a time" in shown(render_envelopes.updates([update]))
+    assert "not a time" in shown(render_envelopes.replies([update]))
     update.envelope.manifest = b"\xff\xff"
     assert json.loads(document.dumps(update))["envelope"]["decoded"] is None
 

@@ -25,7 +25,7 @@ from federation.training.plans import EvaluationPlan, TrainingPlan
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
 from federation.training.trainers import trainer_code, trainer_kind
-from federation.v1.common_pb2 import SignedEnvelope, UpdateManifest
+from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
 from federation.vectors import Array, Vector
 from federation.work.base import WorkError
 from federation.work.computation import CANNOT, Ability, Descend, Differentiate, LocalSgd, MeasureAlong, PrivateSgd
@@ -403,7 +403,7 @@ def test_members_train_one_model_with_trainers_of_their_own_and_replies_that_can
     run = running.submit("tumours", f'{text}[algorithm]\nname = "fedavg"\n[selection]\nminimum = 4\nquorum = 1.0\n')
     running.wait_completed(run)
     replies = running.query("select client_id, unrepeatable, envelope from updates where payload != ''")
-    manifests = [UpdateManifest.FromString(SignedEnvelope.FromString(row[2]).manifest) for row in replies]
+    manifests = [ReplyManifest.FromString(SignedEnvelope.FromString(row[2]).manifest) for row in replies]
     assert len(replies) == 12
     assert {(row[0], bool(row[1])) for row in replies} == {
         *(("ann", False), ("ben", False), ("dan", False), ("eve", True))

@@ -269,7 +269,7 @@ def test_the_rate_of_a_round_follows_its_schedule_at_client_and_coordinator() ->
 def test_updates_shrink_with_the_rate_of_their_round() -> None:
     train = "{ steps = 1, batch_size = 0, learning_rate = 0.01, round_schedule = 'decay', round_decay = 0.1 }"
     history = simulate(f"{RUN}train = {train}\nalgorithm.name = 'fedavg'\n")
-    norms = history.updates.groupby("round")["norm"].mean().tolist()
+    norms = history.replies.groupby("round")["norm"].mean().tolist()
     assert norms[1] / norms[0] == pytest.approx(0.1, rel=0.1)
     assert norms[2] / norms[1] == pytest.approx(0.1, rel=0.1)
 

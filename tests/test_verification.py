@@ -14,9 +14,9 @@ from stage import LAYOUT, Stage, spec
 from typer.testing import CliRunner
 
 from federation.envelope import seal
-from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest, UpdateManifest
+from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest, SignedEnvelope, StepManifest
 from fedpareto.cli.main import app
-from storage.models import Assignment, Phase, Round, Update
+from storage.models import Assignment, Phase, Reply, Round
 
 DEAD = b"\xff\xff\xff"  # no message of any type
 
@@ -58,13 +58,13 @@ class Recorded:
         with self.stage.served.database.begin() as session:
             change(session)
 
-    def update(self, session: Session, client: str) -> Update:
+    def reply(self, session: Session, client: str) -> Reply:
         found = session.scalar(
-            select(Update)
+            select(Reply)
             .join(Assignment)
             .join(Phase)
             .join(Round)
-            .where(Round.run_id == self.run, Phase.kind == "train", Update.client_id == client)
+            .where(Round.run_id == self.run, Phase.kind == "train", Reply.client_id == client)
         )
         assert found is not None
         return found
@@ -86,17 +86,17 @@ def test_what_was_signed_is_shown_as_verified(recorded: Recorded) -> None:
     assert found["step_check"]["key_id"] == found["step"]["key_id"]
     checks = [check for part in found["participations"] for check in part["envelopes"]]
     kinds = sorted((check["kind"], check["phase"], check["verified"]) for check in checks)
-    # Three were asked to train and to evaluate; the reply that was refused is an update with a receipt, too.
-    each = [(kind, phase, True) for kind in ("assignment", "update", "receipt") for phase in (0, 1)]
+    # Three were asked to train and to evaluate; the reply that was refused has a receipt, too.
+    each = [(kind, phase, True) for kind in ("assignment", "reply", "receipt") for phase in (0, 1)]
     assert kinds == sorted(each * 3)
     assert all(len(part["key_id"]) == 64 for part in found["participations"])
     text = recorded.command("round", recorded.run, "0")
     assert "step verified, signed by the coordinator's key" in text
     assert "envelopes 18 of 18 verified" in text
     assert "not verified" not in text
-    listed = recorded.document("updates", recorded.run)["updates"]
-    assert [[check["verified"] for check in update["envelopes"]] for update in listed] == [[True, True]] * 6
-    assert "✗" not in recorded.command("updates", recorded.run)
+    listed = recorded.document("replies", recorded.run)["replies"]
+    assert [[check["verified"] for check in reply["envelopes"]] for reply in listed] == [[True, True]] * 6
+    assert "✗" not in recorded.command("replies", recorded.run)
 
 
 def test_a_step_that_somebody_else_signed_or_that_was_edited_is_not_verified(recorded: Recorded) -> None:
@@ -127,26 +127,26 @@ def test_a_step_that_somebody_else_signed_or_that_was_edited_is_not_verified(rec
 
 def test_a_row_that_says_something_else_than_its_envelope_is_named(recorded: Recorded) -> None:
     def edit(session: Session) -> None:
-        recorded.update(session, "ann").samples = 1_000_000
-        recorded.update(session, "ben").losses = {"loss": 0.25}
+        recorded.reply(session, "ann").samples = 1_000_000
+        recorded.reply(session, "ben").losses = {"loss": 0.25}
         recorded.step(session).gram = "blake3:" + 64 * "0"
 
     recorded.edit(edit)
-    check = recorded.checks("ann")["update", 0]
+    check = recorded.checks("ann")["reply", 0]
     assert (check["verified"], check["reason"]) == (False, "mismatch:samples")
     assert check["message"] == "the record says 1000000, signed is 10"
     assert recorded.checks("ann")["receipt", 0]["verified"]
-    assert recorded.checks("ben")["update", 0]["reason"] == "mismatch:losses"
+    assert recorded.checks("ben")["reply", 0]["reason"] == "mismatch:losses"
     assert recorded.round()["step_check"]["reason"] == "mismatch:gram"
     text = recorded.command("round", recorded.run, "0")
-    assert "ann: update of phase 0 not verified because mismatch:samples: the record says 1000000, signed is 10" in text
+    assert "ann: reply of phase 0 not verified because mismatch:samples: the record says 1000000, signed is 10" in text
     assert "envelopes 16 of 18 verified" in text
-    assert "mismatch:samples" in recorded.command("updates", recorded.run)
+    assert "mismatch:samples" in recorded.command("replies", recorded.run)
 
 
 def test_bytes_that_are_no_envelope_are_shown_as_such_and_end_no_command(recorded: Recorded) -> None:
     def edit(session: Session) -> None:
-        ann, ben, cleo = (recorded.update(session, name) for name in ("ann", "ben", "cleo"))
+        ann, ben, cleo = (recorded.reply(session, name) for name in ("ann", "ben", "cleo"))
         ann.envelope, ann.receipt = DEAD, DEAD
         ben.assignment.envelope = b""
         cleo.envelope = SignedEnvelope(manifest=DEAD, key_id=DEAD, signature=DEAD).SerializeToString()
@@ -154,48 +154,48 @@ def test_bytes_that_are_no_envelope_are_shown_as_such_and_end_no_command(recorde
     recorded.edit(edit)
     assert {place: check["reason"] for place, check in recorded.checks("ann").items()} == {
         ("assignment", 0): "",
-        ("update", 0): "manifest",
+        ("reply", 0): "manifest",
         ("receipt", 0): "manifest",
         ("assignment", 1): "",
-        ("update", 1): "",
+        ("reply", 1): "",
         ("receipt", 1): "",
     }
     assert recorded.checks("ben")["assignment", 0]["reason"] == "key-unknown"
-    assert recorded.checks("cleo")["update", 0]["reason"] == "key-unknown"
+    assert recorded.checks("cleo")["reply", 0]["reason"] == "key-unknown"
     text = recorded.command("round", recorded.run, "0")
-    assert "ann: update of phase 0 not verified because manifest: the recorded bytes are not a signed envelope" in text
-    listed = recorded.document("updates", recorded.run, "--client", "ann")["updates"]
+    assert "ann: reply of phase 0 not verified because manifest: the recorded bytes are not a signed envelope" in text
+    listed = recorded.document("replies", recorded.run, "--client", "ann")["replies"]
     assert listed[0]["envelope"] is None
-    assert "not verified because manifest" in recorded.command("updates", recorded.run)
+    assert "not verified because manifest" in recorded.command("replies", recorded.run)
 
 
 def test_an_envelope_of_another_place_does_not_pass_for_this_one(recorded: Recorded) -> None:
     def swap(session: Session) -> None:
-        ann, ben = (recorded.update(session, name) for name in ("ann", "ben"))
+        ann, ben = (recorded.reply(session, name) for name in ("ann", "ben"))
         ann.assignment.envelope, ben.assignment.envelope = ben.assignment.envelope, ann.assignment.envelope
         evaluation = session.scalar(
-            select(Update)
+            select(Reply)
             .join(Assignment)
             .join(Phase)
             .join(Round)
-            .where(Round.run_id == recorded.run, Phase.kind == "evaluate", Update.client_id == "ann")
+            .where(Round.run_id == recorded.run, Phase.kind == "evaluate", Reply.client_id == "ann")
         )
         assert evaluation is not None
         ann.envelope, ann.envelope_digest = evaluation.envelope, evaluation.envelope_digest
 
     recorded.edit(swap)
     assert recorded.checks("ann")["assignment", 0]["reason"] == "mismatch:assignment_id"
-    assert recorded.checks("ann")["update", 0]["reason"] == "mismatch:phase"
+    assert recorded.checks("ann")["reply", 0]["reason"] == "mismatch:phase"
     assert recorded.checks("ann")["receipt", 0]["reason"] == "mismatch:envelope"
 
 
 def test_a_signature_for_another_kind_of_manifest_is_none(recorded: Recorded) -> None:
     def relabel(session: Session) -> None:
-        row = recorded.update(session, "ann")
+        row = recorded.reply(session, "ann")
         order = AssignmentManifest.FromString(SignedEnvelope.FromString(row.assignment.envelope).manifest)
         row.receipt = seal(order, recorded.stage.served.home.signing_key).SerializeToString()
 
     recorded.edit(relabel)
     assert recorded.checks("ann")["receipt", 0]["reason"] == "signature"
     with recorded.stage.served.database.read() as session:
-        assert UpdateManifest.FromString(SignedEnvelope.FromString(recorded.update(session, "ann").envelope).manifest)
+        assert ReplyManifest.FromString(SignedEnvelope.FromString(recorded.reply(session, "ann").envelope).manifest)

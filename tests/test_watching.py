@@ -17,9 +17,9 @@ from federation.v1 import admin_pb2 as messages
 from federation.v1.admin_pb2 import (
     GetRoundRequest,
     GetRunRequest,
+    ListRepliesRequest,
     ListRoundsRequest,
     ListRunsRequest,
-    ListUpdatesRequest,
     WatchRunResponse,
 )
 from federation.v1.admin_pb2_grpc import AdminStub
@@ -135,7 +135,7 @@ def must_be_known(admin: AdminStub, run: str) -> None:
     rounds = admin.ListRounds(ListRoundsRequest(run=run))
     whole = admin.GetRun(GetRunRequest(run=run))
     runs = admin.ListRuns(ListRunsRequest())
-    updates = next(admin.ListUpdates(ListUpdatesRequest(run=run)), messages.ListUpdatesResponse())
+    updates = next(admin.ListReplies(ListRepliesRequest(run=run)), messages.ListRepliesResponse())
     pictures = [
         render_rounds.round_(single),
         render_rounds.rounds(rounds.rounds),
@@ -143,7 +143,7 @@ def must_be_known(admin: AdminStub, run: str) -> None:
         render.runs(runs.runs),
     ]
     console = Console(file=io.StringIO(), width=render.WIDTH)
-    console.print(*pictures, render_envelopes.updates(updates.updates))
+    console.print(*pictures, render_envelopes.replies(updates.updates))
     texts = [console.file.getvalue(), page(RunData.read(admin, run))]  # type: ignore[attr-defined]
     texts += [dumps(message) for message in (single, rounds, whole, runs, updates)]
     assert "not over yet" in texts[0]

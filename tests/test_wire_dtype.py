@@ -19,7 +19,7 @@ from federation.envelope import seal
 from federation.objectives import joint_target
 from federation.runs import SpecError
 from federation.tasks import initial_model, task
-from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest, TrainWork, UpdateManifest
+from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest, SignedEnvelope, StepManifest, TrainWork
 from federation.vectors import narrow, payload_bytes, read_vector, update_layout, update_rows, widen
 from federation.work.base import Client, Result, RowSchema, Shape, WorkError
 from federation.work.computation import LocalSgd
@@ -135,7 +135,7 @@ def test_a_residual_counts_once_its_reply_is_accepted_and_not_after_a_refusal(tm
         order.manifest = AssignmentManifest(run_id="r", round=number)
         before = keeper.residual(order, lambda seconds: pytest.fail("nothing is awaited"))
         result = TRAIN.answer(client(before), Result({"loss": np.full(1000, 1.001, np.float32)}, {}, {}, 1))
-        reply = UpdateManifest(assignment_id=f"a{number}", run_id="r", round=number)
+        reply = ReplyManifest(assignment_id=f"a{number}", run_id="r", round=number)
         spool.add(reply, None, {}, seal(order.manifest, key), state=keeper.file(order, result))
         return np.zeros(1000) if before is None else before
 
@@ -197,7 +197,7 @@ def test_a_federation_and_a_simulation_come_to_the_same_bytes_whatever_dies(tmp_
         assert max(sizes) < initial_model(task("digits"), 0)[0].data_bytes / 2 + 1000
         for step, stored in fed.query("select step, gram from rounds"):
             signed = StepManifest.FromString(SignedEnvelope.FromString(step).manifest)
-            names = dict(zip("ab", signed.updates, strict=True))
+            names = dict(zip("ab", signed.replies, strict=True))
             found = fed.query(
                 "select payload from updates where envelope_digest in (:a, :b) order by client_id", **names
             )

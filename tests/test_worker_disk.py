@@ -18,7 +18,7 @@ from works import ask_bf16
 from federation.digests import digest
 from federation.envelope import seal
 from federation.training.trainer import Trainer
-from federation.v1.common_pb2 import AssignmentManifest, UpdateManifest
+from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
 from federation.vectors import Layout, update_layout
 from worker.events import Events
 from worker.home import Home
@@ -175,7 +175,7 @@ def test_of_a_reply_that_neither_disk_nor_memory_takes_nothing_is_left(tmp_path:
 
     def add(name: str) -> None:
         order = seal(AssignmentManifest(assignment_id=name), key)
-        spool.add(UpdateManifest(assignment_id=name), layout, rows, order, state=bytes(100))
+        spool.add(ReplyManifest(assignment_id=name), layout, rows, order, state=bytes(100))
 
     with files_of_at_most(200):
         for name in ("a", "b"):

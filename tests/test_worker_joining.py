@@ -20,7 +20,7 @@ from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import (
     AssignmentManifest,
-    UpdateManifest,
+    ReplyManifest,
 )
 from federation.vectors import read_vector, update_layout
 from worker.backoff import Backoff
@@ -111,8 +111,8 @@ KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 ASSIGNMENT = seal(AssignmentManifest(previous_step="blake3:1"), KEY)
 
 
-def _reply(name: str, payload: str = "", size: int = 0) -> UpdateManifest:
-    return UpdateManifest(assignment_id=name, payload=payload, payload_bytes=size)
+def _reply(name: str, payload: str = "", size: int = 0) -> ReplyManifest:
+    return ReplyManifest(assignment_id=name, payload=payload, payload_bytes=size)
 
 
 def test_the_spool_holds_what_was_added_and_nothing_half_made(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_the_spool_holds_what_was_added_and_nothing_half_made(tmp_path: Path) ->
     assert [entry.assignment_id for entry in again.entries()] == ["../a", "b"]
     first = again.entries()[0]
     assert (first.envelope, first.assignment) == (spool.entries()[0].envelope, ASSIGNMENT)
-    assert unseal(first.envelope, UpdateManifest, KEY.public_key()) == first.manifest
+    assert unseal(first.envelope, ReplyManifest, KEY.public_key()) == first.manifest
     assert isinstance(first.payload, Path)
     assert digest(first.payload.read_bytes()) == first.manifest.payload
     np.testing.assert_array_equal(read_vector(first.payload)[1], vector)

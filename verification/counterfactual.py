@@ -117,7 +117,7 @@ def _compared(step: StepManifest, signed: SignedRound, made: Step, made_by: str,
 def _places(step: StepManifest, signed: SignedRound) -> list[Place]:
     """The rows of a step in the order of its coefficients."""
     found: list[Place] = []
-    for name in step.updates:
+    for name in step.replies:
         reply = signed.replies.get(name)
         count = 1 if reply is None else sum(row.name != BUFFERS for row in reply.said.rows)
         found += ((name, at) for at in range(count))

@@ -13,9 +13,9 @@ from federation.v1.common_pb2 import (
     AssignmentManifest,
     DeclineManifest,
     ReceiptManifest,
+    ReplyManifest,
     SignedEnvelope,
     StepManifest,
-    UpdateManifest,
 )
 from federation.v1.record_pb2 import Answer, Exchange, PhaseRecord, RoundRecord
 from verification.errors import Wrong
@@ -39,7 +39,7 @@ class SignedReply:
     envelope: str
     signed: bytes
     order: AssignmentManifest
-    said: UpdateManifest
+    said: ReplyManifest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,14 +166,14 @@ class EnvelopeReader:
     def _answer(self, answer: Answer, order: AssignmentManifest) -> SignedReply | None:
         """The reply to an assignment; None if it was refused."""
         who = f"the reply of {order.client_id} in phase {order.phase}"
-        said = self._open(answer.update, UpdateManifest, self.keys.client(order.client_id), who)
+        said = self._open(answer.reply, ReplyManifest, self.keys.client(order.client_id), who)
         same(who, said, {"assignment_id": order.assignment_id, "client_id": order.client_id})
         if not answer.HasField("receipt"):
-            self._must_count(answer.update, order, order.created, who)
+            self._must_count(answer.reply, order, order.created, who)
             return None
-        name = envelope_digest(answer.update)
+        name = envelope_digest(answer.reply)
         receipt = self._open(answer.receipt, ReceiptManifest, self.keys.coordinator, f"the receipt for {who}")
-        self._must_count(answer.update, order, receipt.created, who)
+        self._must_count(answer.reply, order, receipt.created, who)
         same(f"the receipt for {who}", receipt, {"envelope": name, "assignment_id": order.assignment_id})
         if not receipt.accepted:
             return None
@@ -185,7 +185,7 @@ class EnvelopeReader:
         if said.payload_bytes > order.max_payload_bytes:
             raise Wrong(f"{who} has a payload of {said.payload_bytes} bytes; {order.max_payload_bytes} were allowed")
         return SignedReply(
-            envelope=name, signed=answer.update.SerializeToString(deterministic=True), order=order, said=said
+            envelope=name, signed=answer.reply.SerializeToString(deterministic=True), order=order, said=said
         )
 
     def _must_count(self, envelope: SignedEnvelope, order: AssignmentManifest, received: Timestamp, who: str) -> None:
@@ -223,7 +223,7 @@ def same(what: str, message: Message, expected: Mapping[str, object]) -> None:
 
 def _must_name_all(step: StepManifest, replies: Iterable[SignedReply]) -> None:
     """A reply with a receipt that says "accepted" is in the step, unless the step says that its client was revoked."""
-    named = {*step.updates, *step.consulted}
+    named = {*step.replies, *step.consulted}
     left_out = {reply.said.client_id for reply in replies if reply.envelope not in named}
     if unnamed := left_out - {*step.revoked}:
         raise Wrong(f"the reply of {min(unnamed)} was accepted, and the step leaves it out")

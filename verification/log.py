@@ -29,7 +29,7 @@ from verification.errors import Wrong
 from verification.keys import Keys
 
 ISSUED, DECLINED = "assignment.issued", "assignment.declined"
-ACCEPTED, REFUSED = "update.accepted", "update.refused"
+ACCEPTED, REFUSED = "reply.accepted", "reply.refused"
 STEPPED, SKIPPED = "round.stepped", "round.skipped"
 _ENDS = {f"run.{state.lower()}": state for state in ("COMPLETED", "FAILED", "STOPPED")}
 _TEXTS = ("actor", "action", "subject", "outcome", "detail", "digest")
@@ -141,7 +141,7 @@ class RunLog:
             self._must_precede(record.step, stepped, "the step")
         elif record.state == "SKIPPED":
             self._must_tell(SKIPPED, place, "", "the end of the round")
-        named = set() if signed.step is None else {*signed.step.updates, *signed.step.consulted}
+        named = set() if signed.step is None else {*signed.step.replies, *signed.step.consulted}
         for phase in record.phases:
             for exchange in phase.exchanges:
                 order = AssignmentManifest.FromString(exchange.assignment.manifest)
@@ -154,11 +154,11 @@ class RunLog:
                         DECLINED, order.assignment_id, envelope_digest(exchange.decline), f"the decline {what}"
                     )
                 for answer in exchange.answers:
-                    self._must_precede(answer.update, issued, f"the assignment {what}")
+                    self._must_precede(answer.reply, issued, f"the assignment {what}")
                     if not answer.HasField("receipt"):
                         continue
                     accepted = ReceiptManifest.FromString(answer.receipt.manifest).accepted
-                    made = envelope_digest(answer.update)
+                    made = envelope_digest(answer.reply)
                     words = f"the {'accepted' if accepted else 'refused'} reply {what}"
                     found = self._must_tell(ACCEPTED if accepted else REFUSED, order.assignment_id, made, words)
                     if found.number < issued.number:

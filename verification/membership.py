@@ -7,7 +7,7 @@ from typing import Any
 from federation.bundle import BundleReader
 from federation.envelope import envelope_digest
 from federation.sharing import BUFFERS
-from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, StepManifest, UpdateManifest
+from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, ReplyManifest, StepManifest
 from federation.v1.record_pb2 import Answer, Exchange, RoundRecord
 
 _UNIT = 2.0**-32  # of the coefficients of a private round
@@ -21,7 +21,7 @@ class Receipt:
         assignment_id: the assignment.
         round, phase: where it belongs.
         accepted: whether the reply counts.
-        assignment, update, receipt: the envelopes.
+        assignment, reply, receipt: the envelopes.
     """
 
     assignment_id: str
@@ -29,7 +29,7 @@ class Receipt:
     phase: int
     accepted: bool
     assignment: str
-    update: str
+    reply: str
     receipt: str
 
 
@@ -105,7 +105,7 @@ def _fate(
     if held.assignment != envelope_digest(exchange.assignment):
         yield Fate(**place, words="", wrong="the record has another assignment than the one that this member was sent")
         return
-    found = next((one for one in answered if envelope_digest(one.update) == held.update), None)
+    found = next((one for one in answered if envelope_digest(one.reply) == held.reply), None)
     if found is None:
         words = "an accepted reply" if held.accepted else "a refused reply"
         yield Fate(**place, words="", wrong=f"the record lacks {words} for which this member has a receipt")
@@ -134,10 +134,10 @@ def _entered(
         return Fate(**place, words="accepted; the step does not depend on it")
     if step is None:
         return Fate(**place, words=f"accepted; the round has no step: {record.reason or record.state.lower()}")
-    if held.update in step.updates:
-        found = _coefficients(step, held.update, order.client_id, rows)
+    if held.reply in step.replies:
+        found = _coefficients(step, held.reply, order.client_id, rows)
         return Fate(**place, words="entered the step", coefficients=found)
-    if held.update in step.consulted:
+    if held.reply in step.consulted:
         return Fate(**place, words="entered the weights of the step")
     if order.client_id in step.revoked:
         return Fate(**place, words="accepted; left out, since this member was revoked")
@@ -150,7 +150,7 @@ def _coefficients(step: StepManifest, update: str, client_id: str, rows: Mapping
         if session.purpose == "step" and client_id in session.members and session.coefficients:
             return (session.coefficients[list(session.members).index(client_id)] * _UNIT,)
     start = 0
-    for name in step.updates:
+    for name in step.replies:
         count = rows.get(name, 1)
         if name == update:
             return tuple(step.coefficients[start : start + count])
@@ -164,6 +164,6 @@ def _rows(record: RoundRecord) -> dict[str, int]:
     for phase in record.phases:
         for exchange in phase.exchanges:
             for answer in exchange.answers:
-                rows = UpdateManifest.FromString(answer.update.manifest).rows
-                found[envelope_digest(answer.update)] = sum(row.name != BUFFERS for row in rows)
+                rows = ReplyManifest.FromString(answer.reply.manifest).rows
+                found[envelope_digest(answer.reply)] = sum(row.name != BUFFERS for row in rows)
     return found

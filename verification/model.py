@@ -53,7 +53,7 @@ def combined_rows(run: RunFacts, signed: SignedRound, step: StepManifest, at: St
     entries = at.memory.get("rule", {}).get("history", {})
     earlier = {entry["envelope"]: entry["payload"] for entry in entries.values()}
     rows: list[RowFile] = []
-    for name in step.updates:
+    for name in step.replies:
         reply = signed.replies.get(name)
         payload = earlier.get(name, "") if reply is None else reply.said.payload
         if not payload:

@@ -32,7 +32,7 @@ def private_step(run: RunFacts, signed: SignedRound, step: StepManifest, state: 
     rows = list(run.bundle.rows(step.combined).values())
     if len(rows) != 1 or rows[0].dtype != "F32":
         raise Wrong("the signed step names no combined vector of one row")
-    named = {*step.updates, *step.consulted}
+    named = {*step.replies, *step.consulted}
     replies, asked = _stages(run, [one for one in signed.replies.values() if one.envelope in named])
     try:
         sessions = [read_session(session, run) for session in step.secure]

@@ -173,7 +173,7 @@ def round_context(run: RunFacts, number: int, model: str, state: Mapping[str, An
 def _conversation(
     run: RunFacts, signed: SignedRound, step: StepManifest, context: RoundContext, K: Matrix | None, *, asked: bool
 ) -> Step:
-    named = {*step.updates, *step.consulted}
+    named = {*step.replies, *step.consulted}
     phases: dict[int, list[Reply]] = {number: [] for number in signed.phases}
     for reply in signed.replies.values():
         if reply.envelope in named:

@@ -172,7 +172,7 @@ def _round(run: RunFacts, record: RoundRecord, signed: SignedRound, at: Standing
             words.append("the evaluation")
     except BlobAbsent as error:
         missing.append(f"the evaluation: {error}")
-    verified = f"{len(step.updates)} updates; verified: {', '.join(words)}"
+    verified = f"{len(step.replies)} updates; verified: {', '.join(words)}"
     return Verified(number=record.number, words=verified, missing=tuple(missing)), after
 
 
@@ -189,7 +189,7 @@ def _must_suit(run: RunFacts, step: StepManifest) -> None:
         raise Wrong(f'the sessions of the signed step do not suit a run with privacy.secure = "{privacy.secure}"')
     scale = 0.0
     if privacy.client_noise:
-        scale = privacy.client_noise * (run.rule.sensitivity(len(step.updates)) or math.nan)
+        scale = privacy.client_noise * (run.rule.sensitivity(len(step.replies)) or math.nan)
     if bool(step.noise) != bool(privacy.client_noise):
         raise Wrong(f"the signed step has {'' if step.noise else 'no '}noise; the specification says otherwise")
     if step.noise_scale != scale:
@@ -254,7 +254,7 @@ def _must_be_step(run: RunFacts, made: Step, step: StepManifest, memory: Mapping
     facts: dict[str, Any] = {
         "algorithm": spec.algorithm.name,
         "hyperparameters": _canonical(spec.algorithm.hyperparameters).decode(),
-        "updates": [part.envelope for part in (*made.replies, *made.history)],
+        "replies": [part.envelope for part in (*made.replies, *made.history)],
         "consulted": [reply.envelope for reply in made.consulted],
         "forgotten": list(made.forgotten),
     }

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 from federation.text import escaped
-from federation.v1.common_pb2 import AssignmentManifest, UpdateManifest
+from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
 
 MAX_MESSAGE = 4000  # characters
 LOGGER = logging.getLogger("fedpareto.worker")
@@ -29,7 +29,7 @@ class Events:
         self._tell(logging.INFO, event, message, fields)
 
     def tell_of(
-        self, of: AssignmentManifest | UpdateManifest, event: str, words: str, *, warns: bool = False, **fields: object
+        self, of: AssignmentManifest | ReplyManifest, event: str, words: str, *, warns: bool = False, **fields: object
     ) -> None:
         """Tells of an event of an assignment: words for people, behind its name and round."""
         about = {"assignment_id": of.assignment_id, "run_id": of.run_id, "round": of.round}

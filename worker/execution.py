@@ -17,7 +17,7 @@ from federation.training.own import Own, compute
 from federation.training.reasons import reason_of
 from federation.training.trainer import Trainer
 from federation.transfers import slowest_seconds
-from federation.v1.common_pb2 import AssignmentManifest, Input, SamplePrivacy, SignedEnvelope, UpdateManifest
+from federation.v1.common_pb2 import AssignmentManifest, Input, ReplyManifest, SamplePrivacy, SignedEnvelope
 from federation.v1.federation_pb2 import FetchBlobRequest
 from federation.vectors import Vector, read_vector
 from federation.work.base import Client, Lane, Origin, Result, Shows, WorkError, payload_layout
@@ -244,7 +244,7 @@ class Execution:
 
     def _reply(self, order: Order, result: Result, wanted: Callable[[], bool]) -> None:
         asked = order.manifest
-        reply = UpdateManifest(
+        reply = ReplyManifest(
             **{name: getattr(asked, name) for name in _REPEATED},
             task=asked.task,
             client_id=self.member.client_id,

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from federation.envelope import envelope_digest, from_text, to_text
 from federation.key_chain import KeyChain
 from federation.refusals import Refusal
-from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope, UpdateManifest
+from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, ReplyManifest, SignedEnvelope
 
 Occasion = tuple[str, int, int]
 """A run's id, the round and the phase."""
@@ -30,7 +30,7 @@ class Receipt:
     """One line, with the coordinator's signatures verified. An occasion is a run, round and phase.
 
     `base_model` is the digest of the model that the work started from, and `previous_step` that of the signed step
-    which made it; empty before the run's first step. `reason` says why a reply does not count. `assignment`, `update`
+    which made it; empty before the run's first step. `reason` says why a reply does not count. `assignment`, `reply`
     and `receipt` are the digests of the envelopes; `payload_bytes` is what the member sent, and nobody signed it.
     """
 
@@ -45,21 +45,21 @@ class Receipt:
     kind: str
     payload_bytes: int
     assignment: str
-    update: str
+    reply: str
     receipt: str
 
 
 def receipt_line(
-    update: SignedEnvelope, assignment: SignedEnvelope, receipt: SignedEnvelope, manifest: ReceiptManifest
+    reply: SignedEnvelope, assignment: SignedEnvelope, receipt: SignedEnvelope, manifest: ReceiptManifest
 ) -> str:
-    """The line that is kept of a receipt for an update; the assignment says on which step the work builds."""
+    """The line that is kept of a receipt for a reply; the assignment says on which step the work builds."""
     told = ("assignment_id", "run_id", "round", "phase", "accepted", "reason", "base_model", "payload")
     line = {
         **{name: getattr(manifest, name) for name in told},
         "created": _when(manifest),
         "previous_step": AssignmentManifest.FromString(assignment.manifest).previous_step,
-        "envelope": envelope_digest(update),
-        "payload_bytes": UpdateManifest.FromString(update.manifest).payload_bytes,
+        "envelope": envelope_digest(reply),
+        "payload_bytes": ReplyManifest.FromString(reply.manifest).payload_bytes,
         "assignment": to_text(assignment),
         "receipt": to_text(receipt),
     }
@@ -133,7 +133,7 @@ def _verified(line: Mapping[str, Any], coordinator: KeyChain) -> Receipt:
         kind=asked.kind,
         payload_bytes=int(line["payload_bytes"]),
         assignment=envelope_digest(from_text(line["assignment"])),
-        update=said.envelope,
+        reply=said.envelope,
         receipt=envelope_digest(from_text(line["receipt"])),
     )
 

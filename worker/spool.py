@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from federation.digests import DEFAULT_ALGORITHM, digest, hasher
 from federation.envelope import seal
-from federation.v1.common_pb2 import ReceiptManifest, SignedEnvelope, UpdateManifest
+from federation.v1.common_pb2 import ReceiptManifest, ReplyManifest, SignedEnvelope
 from federation.vectors import Array, Layout, payload_bytes
 from worker.events import Events
 from worker.home import Home, sync_directory
@@ -54,7 +54,7 @@ class Entry:
     """
 
     envelope: SignedEnvelope
-    manifest: UpdateManifest
+    manifest: ReplyManifest
     assignment: SignedEnvelope
     payload: Path | bytes | None
     state: Path | bytes | None = None
@@ -132,7 +132,7 @@ class Spool:
 
     def add(
         self,
-        reply: UpdateManifest,
+        reply: ReplyManifest,
         layout: Layout | None,
         rows: Mapping[str, Array],
         assignment: SignedEnvelope,
@@ -279,7 +279,7 @@ def _read(path: Path) -> Entry:
     try:
         envelope = SignedEnvelope.FromString(path.read_bytes())
         assignment = SignedEnvelope.FromString(path.with_suffix(_ASSIGNMENT).read_bytes())
-        manifest = UpdateManifest.FromString(envelope.manifest)
+        manifest = ReplyManifest.FromString(envelope.manifest)
         payload = path.with_suffix(_PAYLOAD) if manifest.payload else None
         if payload is not None and payload.exists() and payload.stat().st_size != manifest.payload_bytes:
             raise SpoolError(f"{payload} is not the {manifest.payload_bytes} bytes that its envelope promises")

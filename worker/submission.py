@@ -231,7 +231,7 @@ def _intact(entry: Entry) -> bool:
 
 def _requests(entry: Entry, windows: "queue.SimpleQueue[Window | None]", log_size: int) -> Iterator[bytes]:
     """The envelope, then the payload from the first window's offset on, each piece once a window allows it."""
-    yield SubmitRequest(update=entry.envelope, log_size=log_size).SerializeToString()
+    yield SubmitRequest(reply=entry.envelope, log_size=log_size).SerializeToString()
     if entry.payload is None:
         return
     with entry.payload.open("rb") if isinstance(entry.payload, Path) else io.BytesIO(entry.payload) as file:

@@ -18,7 +18,7 @@ class Rule:
 
 _ADMIN: Mapping[Role, tuple[str, ...]] = {
     Role.VIEWER: (
-        *("ListJoinStrings", "ListClients", "ListAdministrators", "ListRuns", "ListRounds", "ListUpdates"),
+        *("ListJoinStrings", "ListClients", "ListAdministrators", "ListRuns", "ListRounds", "ListReplies"),
         *("GetDisk", "GetRun", "GetRound", "WatchRun", "ExportRounds", "ExportModel"),
         *("ListAudit", "VerifyAudit", "ListRequests"),
     ),

@@ -11,7 +11,7 @@ from federation.payload_check import PayloadCheck
 from federation.refusals import Refusal
 from federation.run_sections import LimitsSpec
 from federation.text import escaped
-from federation.v1.common_pb2 import AssignmentManifest, UpdateManifest
+from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
 from federation.work.base import Work
 from federation.work.registry import noise_asked
 
@@ -30,20 +30,20 @@ def must_be_a_time(created: Timestamp) -> None:
         raise Refusal("manifest", f"created is not a time: {created.seconds} s and {created.nanos} ns")
 
 
-def must_match(manifest: UpdateManifest, order: AssignmentManifest) -> None:
-    """Raises if an update differs from its assignment.
+def must_match(manifest: ReplyManifest, order: AssignmentManifest) -> None:
+    """Raises if a reply differs from its assignment.
 
     Raises:
         Refusal: `mismatch:<field>`, or `payload-digest` for a payload that is not a digest.
     """
     for name in BOUND_FIELDS:
         if getattr(manifest, name) != getattr(order, name):
-            raise Refusal(f"mismatch:{name}", f"the update says {getattr(manifest, name)!r}, its assignment differs")
+            raise Refusal(f"mismatch:{name}", f"the reply says {getattr(manifest, name)!r}, its assignment differs")
     rows = [(row.name, row.dtype, row.length) for row in manifest.rows]
     if rows != [(row.name, row.dtype, row.length) for row in order.rows]:
-        raise Refusal("mismatch:rows", f"the update declares the rows {rows}, its assignment differs")
+        raise Refusal("mismatch:rows", f"the reply declares the rows {rows}, its assignment differs")
     if bool(manifest.payload) != bool(order.rows) or bool(manifest.payload_bytes) != bool(order.rows):
-        raise Refusal("mismatch:payload", "the update must carry a payload exactly when its assignment asks for rows")
+        raise Refusal("mismatch:payload", "the reply must carry a payload exactly when its assignment asks for rows")
     if manifest.payload:
         try:
             parse(manifest.payload)
@@ -51,7 +51,7 @@ def must_match(manifest: UpdateManifest, order: AssignmentManifest) -> None:
             raise Refusal("payload-digest", str(error)) from None
 
 
-def content_problem(manifest: UpdateManifest, kind: type[Work], limits: LimitsSpec) -> Refusal | None:
+def content_problem(manifest: ReplyManifest, kind: type[Work], limits: LimitsSpec) -> Refusal | None:
     """What is wrong with the numbers in the manifest of a reply to work of this kind; None when nothing is."""
     if manifest.samples > limits.samples or (kind.needs_samples and manifest.samples == 0):
         return Refusal(
@@ -79,7 +79,7 @@ def content_problem(manifest: UpdateManifest, kind: type[Work], limits: LimitsSp
     return None
 
 
-def privacy_problem(manifest: UpdateManifest, order: AssignmentManifest) -> Refusal | None:
+def privacy_problem(manifest: ReplyManifest, order: AssignmentManifest) -> Refusal | None:
     """What is wrong with the noise that a reply states, if its assignment asks for noise; None when nothing is.
 
     Less noise and a larger clip protect a sample less, and so do more steps and larger minibatches.

@@ -27,16 +27,16 @@ from federation.sharing import BUFFERS
 from federation.v1.common_pb2 import (
     AssignmentManifest,
     ReceiptManifest,
+    ReplyManifest,
     SignedEnvelope,
     StepManifest,
-    UpdateManifest,
 )
 from federation.vectors import update_rows
 from federation.work.registry import decode_statement
 from storage import models
 from storage.blobs import BlobStore
 from storage.database import Database
-from storage.models import Assignment, Client, Update
+from storage.models import Assignment, Client
 from storage.records import memory_digest
 from storage.states import AssignmentState
 
@@ -111,26 +111,26 @@ class Evidence:
         """
         with database.read() as session:
             accepted = session.execute(
-                select(Update, Assignment, Client)
-                .join(Assignment, Assignment.assignment_id == Update.assignment_id)
+                select(models.Reply, Assignment, Client)
+                .join(Assignment, Assignment.assignment_id == models.Reply.assignment_id)
                 .join(Client, Client.client_id == Assignment.client_id)
-                .where(Assignment.phase_id == phase_id, Update.accepted)
+                .where(Assignment.phase_id == phase_id, models.Reply.accepted)
                 .options(selectinload(Assignment.inputs))
             ).all()
             fulfilled = (Assignment.phase_id == phase_id, Assignment.state == AssignmentState.FULFILLED)
-            keys = {update.update_id: self._keys(session, update, client) for update, _, client in accepted}
+            keys = {reply.reply_id: self._keys(session, reply, client) for reply, _, client in accepted}
             unread = set(session.scalars(select(Assignment.assignment_id).where(*fulfilled)))
         replies = []
-        for update, assignment, _ in accepted:
+        for reply, assignment, _ in accepted:
             name = assignment.assignment_id
             if name not in unread:
-                raise RecordError("updates", update.update_id, "accepted", f"assignment {name} has no further reply")
+                raise RecordError("replies", reply.reply_id, "accepted", f"assignment {name} has no further reply")
             unread.remove(name)
             order = self._order(assignment, expected)
-            manifest = self._manifest(update, order, keys[update.update_id])
+            manifest = self._manifest(reply, order, keys[reply.reply_id])
             if assignment.reason == REVOKED:
                 continue
-            replies.append(_reply(update, order, manifest, blobs))
+            replies.append(_reply(reply, order, manifest, blobs))
         if unread:
             raise RecordError("assignments", min(unread), "state", "FULFILLED, and there is no accepted reply")
         return replies
@@ -148,17 +148,17 @@ class Evidence:
         _same(row, "inputs", inputs, [(one.name, one.digest, one.size) for one in order.inputs])
         return order
 
-    def _manifest(self, update: Update, order: AssignmentManifest, keys: KeyChain) -> UpdateManifest:
+    def _manifest(self, reply: models.Reply, order: AssignmentManifest, keys: KeyChain) -> ReplyManifest:
         """The signed reply of a row that counts as accepted, to a signed assignment of the client."""
-        row = ("updates", update.update_id)
-        manifest = self._open(row, "envelope", update.envelope, UpdateManifest, keys)
-        envelope = SignedEnvelope.FromString(update.envelope)
+        row = ("replies", reply.reply_id)
+        manifest = self._open(row, "envelope", reply.envelope, ReplyManifest, keys)
+        envelope = SignedEnvelope.FromString(reply.envelope)
         name = envelope_digest(envelope)
-        _same(row, "envelope_digest", update.envelope_digest, name)
+        _same(row, "envelope_digest", reply.envelope_digest, name)
         for field in ("assignment_id", *BOUND_FIELDS):
             _same(row, f"envelope ({field})", getattr(order, field), getattr(manifest, field))
         _same(row, "envelope (rows)", list(order.rows), list(manifest.rows))
-        receipt = self._open(row, "receipt", update.receipt, ReceiptManifest, self.signing.chain)
+        receipt = self._open(row, "receipt", reply.receipt, ReceiptManifest, self.signing.chain)
         try:
             keys.must_count(envelope, moment(order.created), moment(receipt.created))
         except Refusal as error:
@@ -166,10 +166,10 @@ class Evidence:
         _same(row, "receipt (envelope)", name, receipt.envelope)
         _same(row, "receipt (accepted)", True, receipt.accepted)
         for field in ("assignment_id", "client_id", "payload", "payload_bytes", "samples", "unrepeatable"):
-            _same(row, field, getattr(update, field), getattr(manifest, field))
-        _same(row, "losses", update.losses, dict(manifest.losses))
-        _same(row, "metrics", update.metrics, dict(manifest.metrics))
-        _same(row, "privacy", update.privacy, privacy_stated(manifest))
+            _same(row, field, getattr(reply, field), getattr(manifest, field))
+        _same(row, "losses", reply.losses, dict(manifest.losses))
+        _same(row, "metrics", reply.metrics, dict(manifest.metrics))
+        _same(row, "privacy", reply.privacy, privacy_stated(manifest))
         return manifest
 
     def state(self, run: models.Run, before: models.Round | None, base_model: str | None) -> dict[str, Any]:
@@ -198,14 +198,14 @@ class Evidence:
         _same(("runs", run.run_id), "state_data", memory_digest(run.state_data), step.state_after)
         return dict(run.state_data)
 
-    def _keys(self, session: Session, update: Update, client: Client) -> KeyChain:
+    def _keys(self, session: Session, reply: models.Reply, client: Client) -> KeyChain:
         """The keys of a client that a reply could be signed with."""
         try:
-            signed = SignedEnvelope.FromString(update.envelope)
+            signed = SignedEnvelope.FromString(reply.envelope)
             return self.signing.keys_of(session, client.client_id, client.signing_key, signed)
         except (Refusal, DecodeError, ValueError) as error:
             why = error.message if isinstance(error, Refusal) else "it is no signed envelope"
-            raise RecordError("updates", update.update_id, "envelope", why) from error
+            raise RecordError("replies", reply.reply_id, "envelope", why) from error
 
     def _open(
         self, row: tuple[str, object], field: str, data: bytes, kind: type[ManifestT], keys: KeyChain
@@ -221,7 +221,7 @@ class Evidence:
             raise RecordError(*row, field, why) from error
 
 
-def _reply(update: Update, order: AssignmentManifest, manifest: UpdateManifest, blobs: BlobStore) -> Reply:
+def _reply(recorded: models.Reply, order: AssignmentManifest, manifest: ReplyManifest, blobs: BlobStore) -> Reply:
     """A reply whose envelope was verified; the bytes of its payload are verified here."""
     rows = update_rows(blobs.local(manifest.payload)) if manifest.payload else {}
     buffers = rows.pop(BUFFERS, None)
@@ -234,10 +234,10 @@ def _reply(update: Update, order: AssignmentManifest, manifest: UpdateManifest, 
         names=tuple(rows),
         buffers=buffers,
         objectives=tuple(order.objectives),
-        envelope=update.envelope_digest,
+        envelope=recorded.envelope_digest,
         payload=manifest.payload,
         statement=decode_statement(order.kind, manifest.statement),
-        signed=update.envelope,
+        signed=recorded.envelope,
         signed_payload=manifest.payload,
     )
 

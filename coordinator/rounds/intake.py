@@ -29,13 +29,13 @@ from federation.key_chain import moment
 from federation.refusals import Refusal
 from federation.run_sections import LimitsSpec
 from federation.runs import RunSpec
-from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope, UpdateManifest
+from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, ReplyManifest, SignedEnvelope
 from federation.vectors import Layout, update_layout
 from federation.work.base import Work
 from federation.work.registry import kind, statement_problem
 from storage import audit
 from storage.database import Database
-from storage.models import Assignment, Client, Phase, Round, Run, Update
+from storage.models import Assignment, Client, Phase, Reply, Round, Run
 from storage.states import AssignmentState
 
 log = logging.getLogger(__name__)
@@ -56,17 +56,17 @@ _STANDING = (
         Phase.deadline,
         Run.spec,
         Client.signing_key,
-        Update.accepted,
-        Update.reason.label("refused"),
-        Update.receipt,
+        Reply.accepted,
+        Reply.reason.label("refused"),
+        Reply.receipt,
     )
     .join_from(Assignment, Phase)
     .join(Round)
     .join(Run)
     .join(Client, Client.client_id == Assignment.client_id)
     .outerjoin(
-        Update,
-        and_(Update.assignment_id == Assignment.assignment_id, Update.envelope_digest == bindparam("envelope")),
+        Reply,
+        and_(Reply.assignment_id == Assignment.assignment_id, Reply.envelope_digest == bindparam("envelope")),
     )
     .where(Assignment.assignment_id == bindparam("assignment"))
 )
@@ -75,7 +75,7 @@ _LOCKED = (  # no mutant: SQLite has one writer
     .where(Assignment.assignment_id == bindparam("assignment"))
     .with_for_update()
 )
-_INSERT = insert(Update)
+_INSERT = insert(Reply)
 # The fields of a reply that its receipt repeats.
 _REPEATED = ("federation_id", "run_id", "round", "phase", "assignment_id", "client_id", "base_model", "payload")
 
@@ -122,7 +122,7 @@ class Intake:
         self._clock = clock
 
     def admit(self, client_id: str, envelope: SignedEnvelope) -> Admission | SignedEnvelope:
-        """Checks a reply before any byte of its payload: the envelope of an UpdateManifest, sent by `client_id`.
+        """Checks a reply before any byte of its payload: the envelope of a ReplyManifest, sent by `client_id`.
 
         Returns the admission, or the stored receipt when this very envelope was accepted before.
 
@@ -157,7 +157,7 @@ class Intake:
         if closed is not None and closed.reason != FULFILLED:
             raise closed
         try:
-            manifest = self._signatures.open(envelope, UpdateManifest, keys.signer(envelope))
+            manifest = self._signatures.open(envelope, ReplyManifest, keys.signer(envelope))
             keys.must_count(envelope, moment(order.created), self._clock())
             must_match(manifest, order)
         except Refusal as refusal:
@@ -173,7 +173,7 @@ class Intake:
         return admission
 
     def record(self, admission: Admission, problem: Refusal | None) -> SignedEnvelope:
-        """Records an admitted reply: one transaction for update, assignment and receipt. Returns the signed receipt.
+        """Records an admitted reply: one transaction for reply, assignment and receipt. Returns the signed receipt.
 
         `problem` says what is wrong with its content; None when nothing is, and its payload is stored. A reply after
         which another one came first is kept as evidence.
@@ -296,21 +296,21 @@ def _foreign(assignment_id: str, *, issued: bool, client_id: str) -> Refusal:
     return Refusal("assignment-unknown", f"there is no assignment {shown!r}")
 
 
-def _parse(data: bytes) -> UpdateManifest:
+def _parse(data: bytes) -> ReplyManifest:
     try:
-        manifest = UpdateManifest.FromString(data)
+        manifest = ReplyManifest.FromString(data)
     except DecodeError:
-        raise Refusal("manifest", "the manifest is not an UpdateManifest") from None
+        raise Refusal("manifest", "the manifest is not a ReplyManifest") from None
     must_be_a_time(manifest.created)
     return manifest
 
 
 def _stored_receipt(session: Session, message: str, envelope: str) -> SignedEnvelope | None:
     """The receipt that this very envelope got before; None if it got none."""
-    update = session.scalar(select(Update).where(Update.envelope_digest == envelope))  # it names the assignment
-    if update is None or not update.receipt:
+    reply = session.scalar(select(Reply).where(Reply.envelope_digest == envelope))  # it names the assignment
+    if reply is None or not reply.receipt:
         return None
-    return _given(update.receipt, accepted=update.accepted, reason=update.reason, message=message)
+    return _given(reply.receipt, accepted=reply.accepted, reason=reply.reason, message=message)
 
 
 def _given(receipt: bytes, *, accepted: bool, reason: str, message: str) -> SignedEnvelope:

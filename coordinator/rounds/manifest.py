@@ -41,7 +41,7 @@ def step_manifest(
         round=current.number,
         base_model=current.base_model,
         result_model=stepped.model,
-        updates=[part.envelope for part in (*step.replies, *step.history)],
+        replies=[part.envelope for part in (*step.replies, *step.history)],
         coefficients=step.combination.coefficients.tolist(),
         rate=0.0 if stepped.stationary else stepped.rate,
         gram=stepped.gram,

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from federation.text import escaped
 from federation.work.train.work import Train
 from storage.database import Database
-from storage.models import Assignment, Phase, Round, Update
+from storage.models import Assignment, Phase, Reply, Round
 from storage.states import AssignmentState, RoundState
 
 log = logging.getLogger(__name__)
@@ -213,12 +213,12 @@ def read_rounds(session: Session, run_id: str, first: int = 0) -> list[EndedRoun
             Assignment.state,
             Assignment.reason,
             Assignment.message,
-            Update.cosine,
-            Update.privacy,
+            Reply.cosine,
+            Reply.privacy,
         )
         .join(Phase, Phase.round_id == Round.round_id)
         .join(Assignment, Assignment.phase_id == Phase.phase_id)
-        .outerjoin(Update, and_(Update.assignment_id == Assignment.assignment_id, Update.accepted))
+        .outerjoin(Reply, and_(Reply.assignment_id == Assignment.assignment_id, Reply.accepted))
         .where(*here)
         .order_by(Round.number, Phase.number, Assignment.client_id)
     )

@@ -22,7 +22,7 @@ from coordinator.rounds.states import move_round
 from coordinator.rounds.step import Stepped
 from federation.envelope import envelope_digest
 from storage import audit
-from storage.models import Assignment, Input, Model, Phase, Round, Update, note_model
+from storage.models import Assignment, Input, Model, Phase, Reply, Round, note_model
 from storage.records import ObjectivesRecord, memory_digest
 from storage.states import AssignmentState, RoundState
 
@@ -161,10 +161,10 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, stepped: 
 def _record_shares(session: Session, step: Step, direction: Direction) -> None:
     """Records each client's share with the reply that the step was made of; there may be replies to other phases."""
     parts, envelopes = shares(step, direction), [reply.envelope for reply in step.replies]
-    for update in session.scalars(select(Update).where(Update.envelope_digest.in_(envelopes))):
-        share = parts[update.client_id]
-        update.norm, update.weight = share.norm, share.weight
-        update.coefficient, update.cosine = share.coefficient, share.cosine
+    for reply in session.scalars(select(Reply).where(Reply.envelope_digest.in_(envelopes))):
+        share = parts[reply.client_id]
+        reply.norm, reply.weight = share.norm, share.weight
+        reply.coefficient, reply.cosine = share.coefficient, share.cosine
 
 
 def _spent_on_clients(fleet: Fleet) -> dict[str, float]:
@@ -176,8 +176,8 @@ def _spent_on_clients(fleet: Fleet) -> dict[str, float]:
 
 def _stated_of_samples(session: Session, current: Round) -> dict[str, float]:
     """The largest epsilon that an accepted reply of a round states of its client's samples."""
-    replies = select(Update.privacy).join(Assignment).join(Phase)
-    here = replies.where(Phase.round_id == current.round_id, Phase.attempt == current.attempt, Update.accepted)
+    replies = select(Reply.privacy).join(Assignment).join(Phase)
+    here = replies.where(Phase.round_id == current.round_id, Phase.attempt == current.attempt, Reply.accepted)
     stated = [privacy["epsilon"] for privacy in session.scalars(here) if "epsilon" in privacy]
     return {"epsilon/samples": max(stated)} if stated else {}
 
@@ -186,11 +186,11 @@ def traffic(session: Session, round_id: int) -> dict[str, float]:
     """The bytes of updates and models of a round that ends, by the record."""
     sent = dict(
         session.execute(
-            select(Update.accepted, func.sum(Update.payload_bytes))
+            select(Reply.accepted, func.sum(Reply.payload_bytes))
             .join(Assignment)
             .join(Phase)
             .where(Phase.round_id == round_id)
-            .group_by(Update.accepted)
+            .group_by(Reply.accepted)
         ).all()
     )
     answered = (

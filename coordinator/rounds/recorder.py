@@ -11,9 +11,9 @@ from sqlalchemy.orm import Session
 
 from federation.identity import client_uri
 from federation.refusals import Refusal
-from federation.v1.common_pb2 import SignedEnvelope, UpdateManifest
+from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
 from storage import audit
-from storage.models import Assignment, Update
+from storage.models import Assignment, Reply
 from storage.states import AssignmentState
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class Signed:
 
     envelope: SignedEnvelope  # as received
     digest: str  # of the envelope
-    manifest: UpdateManifest  # in the envelope
+    manifest: ReplyManifest  # in the envelope
 
 
 def ending(refusal: Refusal | None) -> tuple[AssignmentState, str, str]:
@@ -60,17 +60,17 @@ def record_equivocation(session: Session, assignment: Assignment, reply: Signed,
 
     Does nothing if this very reply is on record, or MAX_EQUIVOCATIONS others are.
     """
-    replies = assignment.updates
-    if len(replies) > MAX_EQUIVOCATIONS or reply.digest in {update.envelope_digest for update in replies}:
+    replies = assignment.replies
+    if len(replies) > MAX_EQUIVOCATIONS or reply.digest in {one.envelope_digest for one in replies}:
         return
-    first = next(update.envelope_digest for update in replies if update.accepted)
-    assignment.updates.append(Update(accepted=False, **_row(reply, now, FULFILLED, b"")))
+    first = next(one.envelope_digest for one in replies if one.accepted)
+    assignment.replies.append(Reply(accepted=False, **_row(reply, now, FULFILLED, b"")))
     manifest, name = reply.manifest, assignment.assignment_id
     audit.record(
         session,
         at=now,
         actor=client_uri(manifest.federation_id, assignment.client_id),
-        action="update.equivocation",
+        action="reply.equivocation",
         subject=name,
         detail=f"run {manifest.run_id} round {manifest.round}: accepted was {first}; signed too is {reply.digest}",
         digest=reply.digest,
@@ -94,7 +94,7 @@ def _row(reply: Signed, now: datetime, reason: str, receipt: bytes) -> dict[str,
     }
 
 
-def privacy_stated(manifest: UpdateManifest) -> dict[str, float]:
+def privacy_stated(manifest: ReplyManifest) -> dict[str, float]:
     """What a reply states of noise, by field; empty where it states nothing."""
     return {field.name: float(value) for field, value in manifest.privacy.ListFields()}
 

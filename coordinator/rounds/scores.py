@@ -15,7 +15,8 @@ from federation.metrics import BUILT_IN, MOST_VALUES, MetricKind, kind_of
 from federation.refusals import Refusal
 from federation.runs import RunSpec
 from federation.work.evaluate.work import Evaluate
-from storage.models import Assignment, Evaluation, Phase, Round, Run, Update
+from storage import models
+from storage.models import Assignment, Evaluation, Phase, Round, Run
 
 Measurements = Mapping[str, float]  # of one member, as a reply names them
 
@@ -179,11 +180,11 @@ def _measured(replies: Iterable[Reply], name: str) -> list[float]:
 def improved(session: Session, current: Round, replies: Replies) -> dict[str, float]:
     """The share of the round's participants whose training loss did not rise. A non-finite new loss counts as worse."""
     attempt = (Phase.round_id == current.round_id, Phase.attempt == current.attempt)
-    updates = session.scalars(
-        select(Update).join(Assignment).join(Phase).where(*attempt, Phase.decides, Update.accepted)
+    earlier = session.scalars(
+        select(models.Reply).join(Assignment).join(Phase).where(*attempt, Phase.decides, models.Reply.accepted)
     )
     name, count = "train/loss", "train/samples"
-    before = {update.client_id: update.metrics[name] for update in updates if name in update.metrics}
+    before = {reply.client_id: reply.metrics[name] for reply in earlier if name in reply.metrics}
     after = {
         reply.client_id: reply.metrics.get(name, math.inf)
         for reply in replies

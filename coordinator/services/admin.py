@@ -39,7 +39,7 @@ MAX_SPEC_BYTES = 64 << 10
 RUNS_AT_A_TIME = 100  # of a list
 SUMMARIES_AT_A_TIME = 500  # of a list of rounds
 ROUNDS_AT_A_TIME = 20  # of an export: the memory that it takes
-UPDATES_AT_A_TIME = 200  # of a list, with their envelopes
+REPLIES_AT_A_TIME = 200  # of a list, with their envelopes
 SIGN_OF_LIFE_SECONDS = 5.0  # how often watchers of a run get the time and the attending members
 
 
@@ -238,10 +238,10 @@ class AdminService(MemberCalls, AuditCalls, admin_pb2_grpc.AdminServicer):
                 yield message
             start += len(rounds)
 
-    async def ListUpdates(
-        self, request: messages.ListUpdatesRequest, context: Context
-    ) -> AsyncIterator[messages.ListUpdatesResponse]:
-        """Lists the updates of a run, refused ones included."""
+    async def ListReplies(
+        self, request: messages.ListRepliesRequest, context: Context
+    ) -> AsyncIterator[messages.ListRepliesResponse]:
+        """Lists the replies of a run, refused ones included."""
 
         def find(session: Session) -> tuple[str, int | None]:
             run = find_run(session, request.run)
@@ -249,15 +249,15 @@ class AdminService(MemberCalls, AuditCalls, admin_pb2_grpc.AdminServicer):
             return run.run_id, number
 
         run_id, number = await self._read(find)
-        await self._log_export("updates.exported", run_id if number is None else f"{run_id}/{number}")
+        await self._log_export("replies.exported", run_id if number is None else f"{run_id}/{number}")
         after = 0
         while True:
-            updates, after = await self._read(
-                views.updates, self._verifier, run_id, number, request.client_id, after, UPDATES_AT_A_TIME
+            replies, after = await self._read(
+                views.replies, self._verifier, run_id, number, request.client_id, after, REPLIES_AT_A_TIME
             )
-            if not updates:
+            if not replies:
                 return
-            yield messages.ListUpdatesResponse(updates=updates)
+            yield messages.ListRepliesResponse(replies=replies)
 
     async def _log_export(self, action: str, subject: str, digest: str = "", detail: str = "") -> None:
         by, now = self._access.caller().uri, self._clock()

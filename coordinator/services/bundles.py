@@ -21,11 +21,11 @@ from coordinator.rounds.states import ROUND_ENDED, RUN_ENDED
 from federation import bundle
 from federation.certificates import der, serial_of
 from federation.identity import parse_peer
-from federation.v1.common_pb2 import KeyRotation, Metric, SignedEnvelope, StepManifest, UpdateManifest
+from federation.v1.common_pb2 import KeyRotation, Metric, ReplyManifest, SignedEnvelope, StepManifest
 from federation.v1.record_pb2 import Answer, Bundle, Consents, Exchange, PhaseRecord, Rotations, RoundRecord
 from storage.blobs import BlobMissing, BlobStore
 from storage.database import Database
-from storage.models import Assignment, Certificate, Client, Consent, Phase, Rotation, Round, Run, Update
+from storage.models import Assignment, Certificate, Client, Consent, Phase, Reply, Rotation, Round, Run
 
 _PIECE = 1 << 18  # bytes of a blob that are copied at once
 _LOTS = 1 << 18  # bytes that are worth sending
@@ -215,7 +215,7 @@ def _round(session: Session, row: Round) -> RoundRecord:
         select(Phase)
         .where(Phase.round_id == row.round_id)
         .order_by(Phase.number)
-        .options(selectinload(Phase.assignments).selectinload(Assignment.updates))
+        .options(selectinload(Phase.assignments).selectinload(Assignment.replies))
     )
     return RoundRecord(
         number=row.number,
@@ -238,7 +238,7 @@ def _phase(row: Phase, evaluation: int | None) -> PhaseRecord:
         exchanges=[
             Exchange(
                 assignment=SignedEnvelope.FromString(one.envelope),
-                answers=[_answer(update) for update in sorted(one.updates, key=lambda update: update.update_id)],
+                answers=[_answer(reply) for reply in sorted(one.replies, key=lambda reply: reply.reply_id)],
                 decline=None if one.decline is None else SignedEnvelope.FromString(one.decline),
             )
             for one in row.assignments
@@ -246,9 +246,9 @@ def _phase(row: Phase, evaluation: int | None) -> PhaseRecord:
     )
 
 
-def _answer(row: Update) -> Answer:
+def _answer(row: Reply) -> Answer:
     receipt = SignedEnvelope.FromString(row.receipt) if row.receipt else None
-    return Answer(update=SignedEnvelope.FromString(row.envelope), receipt=receipt)
+    return Answer(reply=SignedEnvelope.FromString(row.envelope), receipt=receipt)
 
 
 def _named(record: RoundRecord, *, payloads: bool) -> Iterator[str]:
@@ -265,4 +265,4 @@ def _named(record: RoundRecord, *, payloads: bool) -> Iterator[str]:
         if phase.attempt == record.attempt:
             for exchange in phase.exchanges:
                 for answer in exchange.answers:
-                    yield UpdateManifest.FromString(answer.update.manifest).payload
+                    yield ReplyManifest.FromString(answer.reply.manifest).payload

@@ -20,7 +20,7 @@ from federation.objectives import JOINT
 from federation.sharing import BUFFERS
 from federation.v1 import admin_pb2 as messages
 from federation.v1 import common_pb2
-from federation.v1.common_pb2 import StepManifest, UpdateManifest
+from federation.v1.common_pb2 import ReplyManifest, StepManifest
 from storage import models
 from storage.blobs import BlobMissing, BlobStore
 from storage.records import ObjectivesRecord
@@ -74,7 +74,7 @@ def round_detail(
     for part in response.participations:
         for name, check in checks.get(part.client_id, ()):
             part.envelopes.append(check)
-            if check.verified and check.kind == "update" and name == part.envelope:
+            if check.verified and check.kind == "reply" and name == part.envelope:
                 part.key_id = check.key_id
     if item.step is not None:
         response.step_check.CopyFrom(verifier.step(session, item))
@@ -150,9 +150,7 @@ def _participations(session: Session, round_ids: list[int], scores: _Scores) -> 
         .options(
             contains_eager(models.Assignment.phase),
             defer(models.Assignment.envelope),
-            selectinload(models.Assignment.updates).options(
-                defer(models.Update.receipt), defer(models.Update.envelope)
-            ),
+            selectinload(models.Assignment.replies).options(defer(models.Reply.receipt), defer(models.Reply.envelope)),
         )
     )
     asked: dict[tuple[int, str], list[models.Assignment]] = {}
@@ -174,12 +172,12 @@ def _participation(
     """One client's part, from its assignments in the order of the phases.
 
     The state is that of the last phase in which the client was asked; the reason names this phase if the round went on
-    to another phase, `final`, without the client. The update is the one that entered the step, else that phase's.
+    to another phase, `final`, without the client. The reply is the one that entered the step, else that phase's.
     """
     last = assignments[-1]
-    weighed = (one for one in assignments if any(update.weight is not None for update in one.updates))
+    weighed = (one for one in assignments if any(reply.weight is not None for reply in one.replies))
     source = next(weighed, last)
-    update = _update(source)
+    reply = _reply(source)
     reason = ": ".join(filter(None, (last.reason, last.message)))
     named = {name: why for void in final.round.voided for name, why in void.named.items()}
     if last.phase.attempt < final.attempt:
@@ -191,44 +189,44 @@ def _participation(
         reason = f"{reason or f'not asked to {final.kind}'}: {where}"
     return like(
         messages.Participation,
-        update,
+        reply,
         client_id=last.client_id,
         privacy=next(filter(None, map(_privacy, reversed(assignments))), None),
-        unrepeatable=any(update.unrepeatable for one in assignments for update in one.updates),
+        unrepeatable=any(reply.unrepeatable for one in assignments for reply in one.replies),
         state=last.state,
         reason=reason,
         loss_before=next((loss for loss in map(_loss, reversed(assignments)) if math.isfinite(loss)), math.nan),
-        envelope=update.envelope_digest if update else "",
-        update_norm=_number(update, "norm"),
-        weight=_number(update, "weight"),
-        coefficient=_number(update, "coefficient"),
-        cosine=_number(update, "cosine"),
-        seconds=max(0.0, (update.received - source.created).total_seconds()) if update else math.nan,
+        envelope=reply.envelope_digest if reply else "",
+        update_norm=_number(reply, "norm"),
+        weight=_number(reply, "weight"),
+        coefficient=_number(reply, "coefficient"),
+        cosine=_number(reply, "cosine"),
+        seconds=max(0.0, (reply.received - source.created).total_seconds()) if reply else math.nan,
         evaluation=evaluation,
         objectives=last.objectives,
         answered=[one.phase.number for one in assignments if one.state in ANSWERED],
-        payload_bytes=sum(update.payload_bytes for one in assignments for update in one.updates),
+        payload_bytes=sum(reply.payload_bytes for one in assignments for reply in one.replies),
     )
 
 
 def _privacy(assignment: models.Assignment) -> common_pb2.SamplePrivacy | None:
     """What the reply to an assignment states of noise; None without noise."""
-    update = _update(assignment)
-    stated = None if update is None else SamplePrivacy.decode(update.privacy)
+    reply = _reply(assignment)
+    stated = None if reply is None else SamplePrivacy.decode(reply.privacy)
     return None if stated is None else common_pb2.SamplePrivacy(**asdict(stated))
 
 
-def _update(assignment: models.Assignment) -> models.Update | None:
+def _reply(assignment: models.Assignment) -> models.Reply | None:
     """The reply that counts; or the last one that was refused."""
-    return max(assignment.updates, key=lambda update: (update.accepted, update.received), default=None)
+    return max(assignment.replies, key=lambda reply: (reply.accepted, reply.received), default=None)
 
 
 def _loss(assignment: models.Assignment) -> float:
     """The loss of the base model that came with a reply; of several objectives, their mean."""
-    update = _update(assignment)
-    if update is None or not update.losses:
+    reply = _reply(assignment)
+    if reply is None or not reply.losses:
         return math.nan
-    return update.losses.get(JOINT, float(np.mean(list(update.losses.values()))))
+    return reply.losses.get(JOINT, float(np.mean(list(reply.losses.values()))))
 
 
 def _add_cosines(session: Session, blobs: BlobStore, item: models.Round, response: messages.GetRoundResponse) -> None:
@@ -240,11 +238,11 @@ def _add_cosines(session: Session, blobs: BlobStore, item: models.Round, respons
         return  # an old round, whose blobs are not kept any more; or damaged, or too large to be shown
     gram = np.load(io.BytesIO(stored), allow_pickle=False)
     sent = session.execute(
-        select(models.Update.envelope_digest, models.Update.client_id, models.Round.number, models.Update.envelope)
+        select(models.Reply.envelope_digest, models.Reply.client_id, models.Round.number, models.Reply.envelope)
         .join(models.Assignment)
         .join(models.Phase)
         .join(models.Round)
-        .where(models.Round.run_id == item.run_id, models.Update.envelope_digest.in_(step.updates))
+        .where(models.Round.run_id == item.run_id, models.Reply.envelope_digest.in_(step.replies))
     )
     owners: dict[str, list[str]] = {}
     for name, client, number, envelope in sent:
@@ -252,7 +250,7 @@ def _add_cosines(session: Session, blobs: BlobStore, item: models.Round, respons
             owners[name] = [f"{client}, round {number}"]
             continue
         owners[name] = [client if row == JOINT else f"{client}/{row}" for row in _rows(envelope)]
-    response.gram_clients.extend(owner for name in step.updates for owner in owners.get(name, ["?"]))
+    response.gram_clients.extend(owner for name in step.replies for owner in owners.get(name, ["?"]))
     lengths = np.sqrt(np.diag(gram))
     lengths = np.outer(lengths, lengths)
     cosines = np.divide(gram, lengths, out=np.zeros_like(gram), where=lengths > 0)
@@ -260,15 +258,15 @@ def _add_cosines(session: Session, blobs: BlobStore, item: models.Round, respons
 
 
 def _rows(envelope: bytes) -> list[str]:
-    """The rows of a recorded update that are in K; none if the bytes are not an update."""
+    """The rows of a recorded reply that are in K; none if the bytes are not a reply."""
     found = parsed(envelope)
     try:
-        rows = UpdateManifest.FromString(found.manifest if found else b"").rows
+        rows = ReplyManifest.FromString(found.manifest if found else b"").rows
         return [row.name for row in rows if row.name != BUFFERS]
     except DecodeError:
         return []
 
 
-def _number(update: models.Update | None, column: str) -> float:
-    value: float | None = getattr(update, column, None)
+def _number(reply: models.Reply | None, column: str) -> float:
+    value: float | None = getattr(reply, column, None)
     return math.nan if value is None else value

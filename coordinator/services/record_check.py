@@ -24,9 +24,9 @@ from storage.models import (
     Client,
     Consent,
     Phase,
+    Reply,
     Round,
     Run,
-    Update,
 )
 from storage.states import ClientState
 
@@ -113,11 +113,11 @@ def _replies(
             seen.add(f"decline of assignment {name}")
             if declined.missing(name, envelope_digest(refusal)):
                 yield f"round {place}: the decline of assignment {name}: no entry of the log tells of it"
-    replies = select(Update).join(Assignment).join(Phase).where(Phase.round_id == row.round_id, Update.accepted)
-    for update in session.scalars(replies):
-        name = update.assignment_id
+    replies = select(Reply).join(Assignment).join(Phase).where(Phase.round_id == row.round_id, Reply.accepted)
+    for reply in session.scalars(replies):
+        name = reply.assignment_id
         seen.add(f"accepted reply to assignment {name}")
-        if accepted.missing(name, update.envelope_digest):
+        if accepted.missing(name, reply.envelope_digest):
             yield f"round {place}: the accepted reply to assignment {name}: no entry of the log tells of it"
 
 

@@ -47,9 +47,9 @@ class ReplyCalls(Service):
         """Takes a reply in: envelope, payload, receipt."""
         caller = self._access.caller()
         first = await next_message(request_iterator, REQUEST_SECONDS)
-        if not isinstance(first, messages.SubmitRequest) or not first.HasField("update"):
-            raise Refusal("header", "a submission must begin with the signed update; the payload follows in chunks")
-        admitted, broke_off = await self._in_thread(self._admit, caller.name, first.update)
+        if not isinstance(first, messages.SubmitRequest) or not first.HasField("reply"):
+            raise Refusal("header", "a submission must begin with the signed reply; the payload follows in chunks")
+        admitted, broke_off = await self._in_thread(self._admit, caller.name, first.reply)
         if isinstance(admitted, SignedEnvelope):
             yield messages.SubmitResponse(receipt=admitted, log=await self._newer_log(first.log_size))
             return
@@ -93,9 +93,9 @@ class ReplyCalls(Service):
                         receipt = await wait_ended(recording)
         yield messages.SubmitResponse(receipt=receipt, log=await self._newer_log(first.log_size))
 
-    def _admit(self, client_id: str, update: SignedEnvelope) -> tuple[Admission | SignedEnvelope, bool]:
+    def _admit(self, client_id: str, reply: SignedEnvelope) -> tuple[Admission | SignedEnvelope, bool]:
         """What the intake says of a reply, and whether an upload of its payload broke off before."""
-        admitted = self._intake.admit(client_id, update)
+        admitted = self._intake.admit(client_id, reply)
         return admitted, isinstance(admitted, Admission) and self._uploads.broke_off(admitted)
 
     def _record_whole(self, admitted: Admission, check: PayloadCheck, chunk: Chunk) -> SignedEnvelope:
@@ -155,7 +155,7 @@ class ReplyCalls(Service):
     def _must_be_chunk(request: messages.SubmitRequest | Chunk, arrived: int, transfer: Transfer) -> Chunk:
         """The chunk that a request is. Raises a Refusal unless it is one within the bounds of the upload."""
         if not isinstance(request, Chunk):
-            raise Refusal("header", "only chunks may follow the signed update")
+            raise Refusal("header", "only chunks may follow the signed reply")
         if len(request.data) > MAX_CHUNK_BYTES:
             raise Refusal("limit:chunk", f"a chunk of {len(request.data)} bytes; at most {MAX_CHUNK_BYTES}")
         if arrived + len(request.data) > transfer.limit:

@@ -123,8 +123,8 @@ def phases_of(session: Session, round_ids: list[int]) -> dict[int, dict[int, mes
         asked[phase_id] += count
         replied[phase_id] += count if state in ANSWERED else 0
     sizes = (
-        select(models.Assignment.phase_id, func.sum(models.Update.payload_bytes))
-        .join(models.Assignment, models.Assignment.assignment_id == models.Update.assignment_id)
+        select(models.Assignment.phase_id, func.sum(models.Reply.payload_bytes))
+        .join(models.Assignment, models.Assignment.assignment_id == models.Reply.assignment_id)
         .join(models.Phase)
         .where(here)
         .group_by(models.Assignment.phase_id)

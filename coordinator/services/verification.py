@@ -29,9 +29,9 @@ from federation.v1.common_pb2 import (
     ConsentManifest,
     DeclineManifest,
     ReceiptManifest,
+    ReplyManifest,
     SignedEnvelope,
     StepManifest,
-    UpdateManifest,
 )
 from storage import models
 from storage.states import AssignmentState
@@ -113,15 +113,15 @@ class Verifier:
         return _check("consent", 0, row.envelope, ConsentManifest, keys, pairs)
 
     def reply(
-        self, session: Session, row: models.Update, place: Place, signing_key: bytes
+        self, session: Session, row: models.Reply, place: Place, signing_key: bytes
     ) -> list[messages.EnvelopeCheck]:
-        """Checks an update and its receipt; `signing_key` is the client's public key, raw."""
+        """Checks a reply and its receipt; `signing_key` is the client's public key, raw."""
         if signing_key == UNSIGNED:
             words = "its client is simulated, and signs nothing"
-            return [messages.EnvelopeCheck(kind="update", phase=place.phase, reason="unsigned", message=words)]
+            return [messages.EnvelopeCheck(kind="reply", phase=place.phase, reason="unsigned", message=words)]
         # A second reply to a fulfilled assignment is kept as evidence, and got no receipt.
         receipts = [self._receipt(row, place)] if row.accepted or row.receipt else []
-        return [self._update(session, row, place, signing_key), *receipts]
+        return [self._reply(session, row, place, signing_key), *receipts]
 
     def _times(self, row: models.Assignment, receipt: bytes = b"") -> tuple[datetime, datetime]:
         """When something was asked, and when its reply was received; the former also for what got no receipt."""
@@ -131,11 +131,11 @@ class Verifier:
         said = self.coordinator.unseal(parsed(receipt) or SignedEnvelope(), ReceiptManifest)
         return moment(asked.created), moment(said.created)
 
-    def _update(self, session: Session, row: models.Update, place: Place, signing_key: bytes) -> messages.EnvelopeCheck:
+    def _reply(self, session: Session, row: models.Reply, place: Place, signing_key: bytes) -> messages.EnvelopeCheck:
         times = partial(self._times, row.assignment, row.receipt)
         keys = _MemberKeys(self, session, row.client_id, signing_key, times)
 
-        def pairs(envelope: SignedEnvelope, signed: UpdateManifest) -> _Pairs:
+        def pairs(envelope: SignedEnvelope, signed: ReplyManifest) -> _Pairs:
             yield "envelope", row.envelope_digest, envelope_digest(envelope)
             yield from self._places(signed, place)
             yield "assignment_id", row.assignment_id, signed.assignment_id
@@ -148,9 +148,9 @@ class Verifier:
             yield "unrepeatable", row.unrepeatable, signed.unrepeatable
             yield "privacy", _finite(row.privacy), _finite(privacy_stated(signed))
 
-        return _check("update", place.phase, row.envelope, UpdateManifest, keys, pairs)
+        return _check("reply", place.phase, row.envelope, ReplyManifest, keys, pairs)
 
-    def _receipt(self, row: models.Update, place: Place) -> messages.EnvelopeCheck:
+    def _receipt(self, row: models.Reply, place: Place) -> messages.EnvelopeCheck:
         def pairs(envelope: SignedEnvelope, signed: ReceiptManifest) -> _Pairs:
             yield from self._places(signed, place)
             yield "envelope", row.envelope_digest, signed.envelope
@@ -170,35 +170,35 @@ class Verifier:
             yield "result_model", row.result_model or "", signed.result_model
             yield "gram", row.gram or "", signed.gram
             yield "noise", row.noise or "", signed.noise
-            named = {*signed.updates, *signed.consulted}
+            named = {*signed.replies, *signed.consulted}
             known = session.scalars(
-                select(models.Update.envelope_digest)
+                select(models.Reply.envelope_digest)
                 .join(models.Assignment)
                 .join(models.Phase)
                 .join(models.Round)
-                .where(models.Round.run_id == row.run_id, models.Update.envelope_digest.in_(named))
+                .where(models.Round.run_id == row.run_id, models.Reply.envelope_digest.in_(named))
             )
-            yield "updates", sorted(set(known)), sorted(named)
+            yield "replies", sorted(set(known)), sorted(named)
 
         return _check("step", 0, row.step or b"", StepManifest, self.coordinator, pairs)
 
     def of_round(self, session: Session, round_id: int) -> dict[str, list[tuple[str, messages.EnvelopeCheck]]]:
-        """Checks the envelopes of a round, by client, in the order of the phases: assignment, decline, update, receipt.
+        """Checks the envelopes of a round, by client, in the order of the phases: assignment, decline, reply, receipt.
 
-        With each comes the digest of the update that it belongs to; "" with an assignment or a decline.
+        With each comes the digest of the reply that it belongs to; "" with an assignment or a decline.
         """
         rows = session.execute(
-            select(models.Assignment, models.Update, models.Client.signing_key, models.Phase.number, models.Round)
+            select(models.Assignment, models.Reply, models.Client.signing_key, models.Phase.number, models.Round)
             .join(models.Phase, models.Phase.phase_id == models.Assignment.phase_id)
             .join(models.Round, models.Round.round_id == models.Phase.round_id)
             .join(models.Client, models.Client.client_id == models.Assignment.client_id)
-            .outerjoin(models.Update, models.Update.assignment_id == models.Assignment.assignment_id)
+            .outerjoin(models.Reply, models.Reply.assignment_id == models.Assignment.assignment_id)
             .where(models.Phase.round_id == round_id)
-            .order_by(models.Phase.number, models.Update.update_id)
+            .order_by(models.Phase.number, models.Reply.reply_id)
         )
         found: dict[str, list[tuple[str, messages.EnvelopeCheck]]] = {}
         seen: set[str] = set()
-        for assignment, update, key, phase, item in rows:
+        for assignment, reply, key, phase, item in rows:
             place = Place(item.run_id, item.number, phase)
             checks = found.setdefault(assignment.client_id, [])
             if assignment.assignment_id not in seen and key != UNSIGNED:
@@ -206,11 +206,11 @@ class Verifier:
                 checks.append(("", self.assignment(assignment, place)))
                 if assignment.state is AssignmentState.DECLINED:
                     checks.append(("", self.decline(session, assignment, place, key)))
-            if update is not None:
-                checks += [(update.envelope_digest, check) for check in self.reply(session, update, place, key)]
+            if reply is not None:
+                checks += [(reply.envelope_digest, check) for check in self.reply(session, reply, place, key)]
         return found
 
-    def _places(self, signed: AssignmentManifest | UpdateManifest | ReceiptManifest, place: Place) -> _Pairs:
+    def _places(self, signed: AssignmentManifest | ReplyManifest | ReceiptManifest, place: Place) -> _Pairs:
         yield "federation_id", self.federation_id, signed.federation_id
         yield "run_id", place.run_id, signed.run_id
         yield "round", place.round, signed.round

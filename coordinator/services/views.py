@@ -1,4 +1,4 @@
-"""Views for operators: the record of runs, rounds, updates and clients, as the messages of the Admin service.
+"""Views for operators: the record of runs, rounds, replies and clients, as the messages of the Admin service.
 
 Plain functions of a session, which only read. A number that is not known is NaN. Rounds in numbers are in `summaries`,
 one round with every client's part in `details`.
@@ -166,13 +166,13 @@ def _serving(session: Session, item: models.Run, spec: RunSpec) -> list[messages
     ]
 
 
-def updates(
+def replies(
     session: Session, verifier: Verifier, run_id: str, number: int | None, client_id: str, after: int, count: int
-) -> tuple[list[messages.Update], int]:
-    """Updates of a run as they were received, in order of arrival, refused ones included; and the last one's number.
+) -> tuple[list[messages.Reply], int]:
+    """Replies of a run as they were received, in order of arrival, refused ones included; and the last one's number.
 
     A `number` of None is all rounds, a `client_id` of "" all clients. `after` is the number, in the order of arrival,
-    of the update before them, 0 for the first; `count` is the most that are returned. Envelopes and digests of payloads
+    of the reply before them, 0 for the first; `count` is the most that are returned. Envelopes and digests of payloads
     are left out where noise protects the clients.
 
     Raises:
@@ -180,33 +180,33 @@ def updates(
     """
     hidden = concealed(session.get_one(models.Run, run_id))
     query = (
-        select(models.Update, models.Client.signing_key, models.Round.number, models.Phase.number)
-        .join(models.Client, models.Client.client_id == models.Update.client_id)
-        .join(models.Assignment, models.Assignment.assignment_id == models.Update.assignment_id)
+        select(models.Reply, models.Client.signing_key, models.Round.number, models.Phase.number)
+        .join(models.Client, models.Client.client_id == models.Reply.client_id)
+        .join(models.Assignment, models.Assignment.assignment_id == models.Reply.assignment_id)
         .join(models.Phase)
         .join(models.Round)
-        .where(models.Round.run_id == run_id, models.Update.update_id > after)
-        .order_by(models.Update.update_id)
+        .where(models.Round.run_id == run_id, models.Reply.reply_id > after)
+        .order_by(models.Reply.reply_id)
         .limit(count)
     )
     if number is not None:
         query = query.where(models.Round.number == number)
     if client_id:
         must_be_client(session, client_id)
-        query = query.where(models.Update.client_id == client_id)
+        query = query.where(models.Reply.client_id == client_id)
     found = []
-    for update, key, round_number, phase_number in session.execute(query):
+    for reply, key, round_number, phase_number in session.execute(query):
         place = Place(run_id, round_number, phase_number)
         found.append(
             like(
-                messages.Update,
-                update,
+                messages.Reply,
+                reply,
                 round=round_number,
                 phase=phase_number,
-                payload="" if hidden else update.payload,
-                envelope=None if hidden else parsed(update.envelope),
-                envelopes=verifier.reply(session, update, place, key),
+                payload="" if hidden else reply.payload,
+                envelope=None if hidden else parsed(reply.envelope),
+                envelopes=verifier.reply(session, reply, place, key),
             )
         )
-        after = update.update_id
+        after = reply.reply_id
     return found, after

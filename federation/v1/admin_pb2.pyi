@@ -1283,7 +1283,7 @@ class GetDiskResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MODELS_FIELD_NUMBER: _builtins.int
-    UPDATES_FIELD_NUMBER: _builtins.int
+    REPLIES_FIELD_NUMBER: _builtins.int
     OTHER_FIELD_NUMBER: _builtins.int
     DATABASE_FIELD_NUMBER: _builtins.int
     FREE_FIELD_NUMBER: _builtins.int
@@ -1292,7 +1292,7 @@ class GetDiskResponse(_message.Message):
     RUNS_FIELD_NUMBER: _builtins.int
     models: _builtins.int
     """Models."""
-    updates: _builtins.int
+    replies: _builtins.int
     """Payloads of members' replies."""
     other: _builtins.int
     """Other blobs, such as Gram matrices, and those that nothing refers to any more."""
@@ -1303,7 +1303,7 @@ class GetDiskResponse(_message.Message):
     needed: _builtins.int
     """An estimate of what the runs that have not ended will still take."""
     keep_rounds: _builtins.int
-    """How many of the last rounds of each run keep their models and updates; 0 keeps all."""
+    """How many of the last rounds of each run keep their models and the payloads of replies; 0 keeps all."""
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunDisk]:
         """Run by run, newest first. A blob that several runs share counts for each of them."""
@@ -1312,7 +1312,7 @@ class GetDiskResponse(_message.Message):
         self,
         *,
         models: _builtins.int = ...,
-        updates: _builtins.int = ...,
+        replies: _builtins.int = ...,
         other: _builtins.int = ...,
         database: _builtins.int = ...,
         free: _builtins.int = ...,
@@ -1322,7 +1322,7 @@ class GetDiskResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["database", b"database", "free", b"free", "keep_rounds", b"keep_rounds", "models", b"models", "needed", b"needed", "other", b"other", "runs", b"runs", "updates", b"updates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["database", b"database", "free", b"free", "keep_rounds", b"keep_rounds", "models", b"models", "needed", b"needed", "other", b"other", "replies", b"replies", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1338,7 +1338,7 @@ class RunDisk(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
-    UPDATES_FIELD_NUMBER: _builtins.int
+    REPLIES_FIELD_NUMBER: _builtins.int
     NEEDED_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Its id."""
@@ -1348,7 +1348,7 @@ class RunDisk(_message.Message):
     """Its state."""
     models: _builtins.int
     """Its models."""
-    updates: _builtins.int
+    replies: _builtins.int
     """Payloads of its members' replies."""
     needed: _builtins.int
     """An estimate of what it will take until its end; 0 when it has ended."""
@@ -1359,12 +1359,12 @@ class RunDisk(_message.Message):
         name: _builtins.str = ...,
         state: _common_pb2.RunState.ValueType = ...,
         models: _builtins.int = ...,
-        updates: _builtins.int = ...,
+        replies: _builtins.int = ...,
         needed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "name", b"name", "needed", b"needed", "run_id", b"run_id", "state", b"state", "updates", b"updates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "name", b"name", "needed", b"needed", "replies", b"replies", "run_id", b"run_id", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1781,9 +1781,9 @@ class RoundSummary(_message.Message):
     asked: _builtins.int
     """Clients asked to train."""
     accepted: _builtins.int
-    """Updates accepted."""
+    """Replies accepted."""
     refused: _builtins.int
-    """Updates refused for their content."""
+    """Replies refused for their content."""
     missing: _builtins.int
     """Clients that did not reply in time, declined or were no longer needed."""
     seconds: _builtins.float
@@ -2398,7 +2398,7 @@ class EnvelopeCheck(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     KEY_ID_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """"assignment", "update", "receipt" or "step"."""
+    """"assignment", "reply", "receipt" or "step"."""
     phase: _builtins.int
     """The phase of the round; 0 for a step."""
     verified: _builtins.bool
@@ -2517,7 +2517,7 @@ class Participation(_message.Message):
     cosine: _builtins.float
     """The cosine between its update and the step."""
     envelope: _builtins.str
-    """The digest of its update's envelope."""
+    """The digest of its reply's envelope."""
     key_id: _builtins.str
     """The id of the key that signed it, hexadecimal; empty when nothing valid arrived."""
     payload_bytes: _builtins.int
@@ -2868,7 +2868,7 @@ class ExportRoundsResponse(_message.Message):
 Global___ExportRoundsResponse: _TypeAlias = ExportRoundsResponse  # noqa: Y015
 
 @_typing.final
-class ListUpdatesRequest(_message.Message):
+class ListRepliesRequest(_message.Message):
     """Which run, which round."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -2897,11 +2897,11 @@ class ListUpdatesRequest(_message.Message):
     _WhichOneofArgType__round: _TypeAlias = _typing.Literal["_round", b"_round"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__round) -> _WhichOneofReturnType__round | None: ...
 
-Global___ListUpdatesRequest: _TypeAlias = ListUpdatesRequest  # noqa: Y015
+Global___ListRepliesRequest: _TypeAlias = ListRepliesRequest  # noqa: Y015
 
 @_typing.final
-class Update(_message.Message):
-    """An update as it was received."""
+class Reply(_message.Message):
+    """A reply as it was received."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2969,31 +2969,31 @@ class Update(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Update: _TypeAlias = Update  # noqa: Y015
+Global___Reply: _TypeAlias = Reply  # noqa: Y015
 
 @_typing.final
-class ListUpdatesResponse(_message.Message):
-    """Updates, in order of arrival."""
+class ListRepliesResponse(_message.Message):
+    """Replies, in order of arrival."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    UPDATES_FIELD_NUMBER: _builtins.int
+    REPLIES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def updates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Update]:
+    def replies(self) -> _containers.RepeatedCompositeFieldContainer[Global___Reply]:
         """The next ones."""
 
     def __init__(
         self,
         *,
-        updates: _abc.Iterable[Global___Update] | None = ...,
+        replies: _abc.Iterable[Global___Reply] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["updates", b"updates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replies", b"replies"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ListUpdatesResponse: _TypeAlias = ListUpdatesResponse  # noqa: Y015
+Global___ListRepliesResponse: _TypeAlias = ListRepliesResponse  # noqa: Y015
 
 @_typing.final
 class ExportModelRequest(_message.Message):

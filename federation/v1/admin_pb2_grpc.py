@@ -156,10 +156,10 @@ class AdminStub:
                 request_serializer=federation_dot_v1_dot_admin__pb2.ExportRoundsRequest.SerializeToString,
                 response_deserializer=federation_dot_v1_dot_admin__pb2.ExportRoundsResponse.FromString,
                 _registered_method=True)
-        self.ListUpdates = channel.unary_stream(
-                '/federation.v1.Admin/ListUpdates',
-                request_serializer=federation_dot_v1_dot_admin__pb2.ListUpdatesRequest.SerializeToString,
-                response_deserializer=federation_dot_v1_dot_admin__pb2.ListUpdatesResponse.FromString,
+        self.ListReplies = channel.unary_stream(
+                '/federation.v1.Admin/ListReplies',
+                request_serializer=federation_dot_v1_dot_admin__pb2.ListRepliesRequest.SerializeToString,
+                response_deserializer=federation_dot_v1_dot_admin__pb2.ListRepliesResponse.FromString,
                 _registered_method=True)
         self.ExportModel = channel.unary_stream(
                 '/federation.v1.Admin/ExportModel',
@@ -364,8 +364,8 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListUpdates(self, request, context):
-        """Lists the updates of a run, refused ones included, some in each message (viewer).
+    def ListReplies(self, request, context):
+        """Lists the replies of a run, refused ones included, some in each message (viewer).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -522,10 +522,10 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=federation_dot_v1_dot_admin__pb2.ExportRoundsRequest.FromString,
                     response_serializer=federation_dot_v1_dot_admin__pb2.ExportRoundsResponse.SerializeToString,
             ),
-            'ListUpdates': grpc.unary_stream_rpc_method_handler(
-                    servicer.ListUpdates,
-                    request_deserializer=federation_dot_v1_dot_admin__pb2.ListUpdatesRequest.FromString,
-                    response_serializer=federation_dot_v1_dot_admin__pb2.ListUpdatesResponse.SerializeToString,
+            'ListReplies': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListReplies,
+                    request_deserializer=federation_dot_v1_dot_admin__pb2.ListRepliesRequest.FromString,
+                    response_serializer=federation_dot_v1_dot_admin__pb2.ListRepliesResponse.SerializeToString,
             ),
             'ExportModel': grpc.unary_stream_rpc_method_handler(
                     servicer.ExportModel,
@@ -1209,7 +1209,7 @@ class Admin:
             _registered_method=True)
 
     @staticmethod
-    def ListUpdates(request,
+    def ListReplies(request,
             target,
             options=(),
             channel_credentials=None,
@@ -1222,9 +1222,9 @@ class Admin:
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/federation.v1.Admin/ListUpdates',
-            federation_dot_v1_dot_admin__pb2.ListUpdatesRequest.SerializeToString,
-            federation_dot_v1_dot_admin__pb2.ListUpdatesResponse.FromString,
+            '/federation.v1.Admin/ListReplies',
+            federation_dot_v1_dot_admin__pb2.ListRepliesRequest.SerializeToString,
+            federation_dot_v1_dot_admin__pb2.ListRepliesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -100,8 +100,8 @@ class AdminStub:
     """Shows one round with every client's part in it (viewer)."""
     ExportRounds: _grpc.UnaryStreamMultiCallable[_admin_pb2.ExportRoundsRequest, _admin_pb2.ExportRoundsResponse]
     """Streams the rounds of a run with every client's part and scores: what a report is made of (viewer)."""
-    ListUpdates: _grpc.UnaryStreamMultiCallable[_admin_pb2.ListUpdatesRequest, _admin_pb2.ListUpdatesResponse]
-    """Lists the updates of a run, refused ones included, some in each message (viewer)."""
+    ListReplies: _grpc.UnaryStreamMultiCallable[_admin_pb2.ListRepliesRequest, _admin_pb2.ListRepliesResponse]
+    """Lists the replies of a run, refused ones included, some in each message (viewer)."""
     ExportModel: _grpc.UnaryStreamMultiCallable[_admin_pb2.ExportModelRequest, _admin_pb2.ExportModelResponse]
     """Streams a model of a run as a safetensors file (viewer)."""
     ExportBundle: _grpc.UnaryStreamMultiCallable[_admin_pb2.ExportBundleRequest, _admin_pb2.ExportBundleResponse]
@@ -181,8 +181,8 @@ class AdminAsyncStub(AdminStub):
     """Shows one round with every client's part in it (viewer)."""
     ExportRounds: _aio.UnaryStreamMultiCallable[_admin_pb2.ExportRoundsRequest, _admin_pb2.ExportRoundsResponse]  # type: ignore[assignment]
     """Streams the rounds of a run with every client's part and scores: what a report is made of (viewer)."""
-    ListUpdates: _aio.UnaryStreamMultiCallable[_admin_pb2.ListUpdatesRequest, _admin_pb2.ListUpdatesResponse]  # type: ignore[assignment]
-    """Lists the updates of a run, refused ones included, some in each message (viewer)."""
+    ListReplies: _aio.UnaryStreamMultiCallable[_admin_pb2.ListRepliesRequest, _admin_pb2.ListRepliesResponse]  # type: ignore[assignment]
+    """Lists the replies of a run, refused ones included, some in each message (viewer)."""
     ExportModel: _aio.UnaryStreamMultiCallable[_admin_pb2.ExportModelRequest, _admin_pb2.ExportModelResponse]  # type: ignore[assignment]
     """Streams a model of a run as a safetensors file (viewer)."""
     ExportBundle: _aio.UnaryStreamMultiCallable[_admin_pb2.ExportBundleRequest, _admin_pb2.ExportBundleResponse]  # type: ignore[assignment]
@@ -405,12 +405,12 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         """Streams the rounds of a run with every client's part and scores: what a report is made of (viewer)."""
 
     @_abc_1.abstractmethod
-    def ListUpdates(
+    def ListReplies(
         self,
-        request: _admin_pb2.ListUpdatesRequest,
+        request: _admin_pb2.ListRepliesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_admin_pb2.ListUpdatesResponse], _abc.AsyncIterator[_admin_pb2.ListUpdatesResponse]]:
-        """Lists the updates of a run, refused ones included, some in each message (viewer)."""
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.ListRepliesResponse], _abc.AsyncIterator[_admin_pb2.ListRepliesResponse]]:
+        """Lists the replies of a run, refused ones included, some in each message (viewer)."""
 
     @_abc_1.abstractmethod
     def ExportModel(

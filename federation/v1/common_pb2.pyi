@@ -909,7 +909,7 @@ class SamplePrivacy(_message.Message):
 Global___SamplePrivacy: _TypeAlias = SamplePrivacy  # noqa: Y015
 
 @_typing.final
-class UpdateManifest(_message.Message):
+class ReplyManifest(_message.Message):
     """A client's reply to one assignment. Signed by the client; the payload travels beside it, bound by its digest."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1064,7 +1064,7 @@ class UpdateManifest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___UpdateManifest: _TypeAlias = UpdateManifest  # noqa: Y015
+Global___ReplyManifest: _TypeAlias = ReplyManifest  # noqa: Y015
 
 @_typing.final
 class DeclineManifest(_message.Message):
@@ -1116,7 +1116,7 @@ Global___DeclineManifest: _TypeAlias = DeclineManifest  # noqa: Y015
 
 @_typing.final
 class ReceiptManifest(_message.Message):
-    """The coordinator's answer to an update. Signed by the coordinator."""
+    """The coordinator's answer to a reply. Signed by the coordinator."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1150,9 +1150,9 @@ class ReceiptManifest(_message.Message):
     payload: _builtins.str
     """The digest of the payload."""
     envelope: _builtins.str
-    """The digest of the update's envelope (its serialized bytes)."""
+    """The digest of the reply's envelope (its serialized bytes)."""
     accepted: _builtins.bool
-    """True when the update counts."""
+    """True when the reply counts."""
     reason: _builtins.str
     """Why it does not count: a stable reason, empty when accepted."""
     message: _builtins.str
@@ -1188,7 +1188,7 @@ Global___ReceiptManifest: _TypeAlias = ReceiptManifest  # noqa: Y015
 
 @_typing.final
 class StepManifest(_message.Message):
-    """The step of one round: with the update envelopes it is all that a third party needs to recompute the model.
+    """The step of one round: with the envelopes of the replies it is all that a third party needs to recompute the model.
     Signed by the coordinator.
     """
 
@@ -1199,7 +1199,7 @@ class StepManifest(_message.Message):
     ROUND_FIELD_NUMBER: _builtins.int
     BASE_MODEL_FIELD_NUMBER: _builtins.int
     RESULT_MODEL_FIELD_NUMBER: _builtins.int
-    UPDATES_FIELD_NUMBER: _builtins.int
+    REPLIES_FIELD_NUMBER: _builtins.int
     COEFFICIENTS_FIELD_NUMBER: _builtins.int
     RATE_FIELD_NUMBER: _builtins.int
     GRAM_FIELD_NUMBER: _builtins.int
@@ -1243,7 +1243,7 @@ class StepManifest(_message.Message):
     """The digest of the run's state after the round."""
     combined: _builtins.str
     """The digest of the vector that was combined already (a safetensors file); empty where the rows of updates were
-    combined. Where it is set, `updates` names the replies that it was made from, and the direction is that vector.
+    combined. Where it is set, `replies` names those that it was made from, and the direction is that vector.
     """
     noise: _builtins.str
     """The digest of the noise that protects clients (a safetensors file with one row of standard normal numbers); empty
@@ -1252,8 +1252,8 @@ class StepManifest(_message.Message):
     noise_scale: _builtins.float
     """The standard deviation of that noise on each coordinate."""
     @_builtins.property
-    def updates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The digests of the update envelopes that entered the step, in the order of the rows of the Gram matrix; those of
+    def replies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The digests of the envelopes of the replies that entered the step, in the order of the rows of the Gram matrix; those of
         earlier rounds come last.
         """
 
@@ -1303,7 +1303,7 @@ class StepManifest(_message.Message):
         round: _builtins.int = ...,
         base_model: _builtins.str = ...,
         result_model: _builtins.str = ...,
-        updates: _abc.Iterable[_builtins.str] | None = ...,
+        replies: _abc.Iterable[_builtins.str] | None = ...,
         coefficients: _abc.Iterable[_builtins.float] | None = ...,
         rate: _builtins.float = ...,
         gram: _builtins.str = ...,
@@ -1324,7 +1324,7 @@ class StepManifest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "base_model", b"base_model", "code", b"code", "coefficients", b"coefficients", "combined", b"combined", "consulted", b"consulted", "created", b"created", "federation_id", b"federation_id", "forgotten", b"forgotten", "gram", b"gram", "hyperparameters", b"hyperparameters", "noise", b"noise", "noise_scale", b"noise_scale", "rate", b"rate", "result_model", b"result_model", "revoked", b"revoked", "round", b"round", "run_id", b"run_id", "secure", b"secure", "state_after", b"state_after", "state_before", b"state_before", "updates", b"updates", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "base_model", b"base_model", "code", b"code", "coefficients", b"coefficients", "combined", b"combined", "consulted", b"consulted", "created", b"created", "federation_id", b"federation_id", "forgotten", b"forgotten", "gram", b"gram", "hyperparameters", b"hyperparameters", "noise", b"noise", "noise_scale", b"noise_scale", "rate", b"rate", "replies", b"replies", "result_model", b"result_model", "revoked", b"revoked", "round", b"round", "run_id", b"run_id", "secure", b"secure", "state_after", b"state_after", "state_before", b"state_before", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

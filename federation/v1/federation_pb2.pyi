@@ -514,7 +514,7 @@ class SubmitRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    UPDATE_FIELD_NUMBER: _builtins.int
+    REPLY_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     LOG_SIZE_FIELD_NUMBER: _builtins.int
@@ -523,24 +523,24 @@ class SubmitRequest(_message.Message):
     offset: _builtins.int
     """Of a chunk: the place of its first byte in the payload."""
     log_size: _builtins.int
-    """Beside the update: as in Hello."""
+    """Beside the reply: as in Hello."""
     @_builtins.property
-    def update(self) -> _common_pb2.SignedEnvelope:
-        """A signed UpdateManifest."""
+    def reply(self) -> _common_pb2.SignedEnvelope:
+        """A signed ReplyManifest."""
 
     def __init__(
         self,
         *,
-        update: _common_pb2.SignedEnvelope | None = ...,
+        reply: _common_pb2.SignedEnvelope | None = ...,
         chunk: _builtins.bytes = ...,
         offset: _builtins.int = ...,
         log_size: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "message", b"message", "update", b"update"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "message", b"message", "reply", b"reply"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "log_size", b"log_size", "message", b"message", "offset", b"offset", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "log_size", b"log_size", "message", b"message", "offset", b"offset", "reply", b"reply"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["update", "chunk"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["reply", "chunk"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

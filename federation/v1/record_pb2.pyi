@@ -287,11 +287,11 @@ class Answer(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    UPDATE_FIELD_NUMBER: _builtins.int
+    REPLY_FIELD_NUMBER: _builtins.int
     RECEIPT_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def update(self) -> _common_pb2.SignedEnvelope:
-        """The update."""
+    def reply(self) -> _common_pb2.SignedEnvelope:
+        """The reply."""
 
     @_builtins.property
     def receipt(self) -> _common_pb2.SignedEnvelope:
@@ -300,12 +300,12 @@ class Answer(_message.Message):
     def __init__(
         self,
         *,
-        update: _common_pb2.SignedEnvelope | None = ...,
+        reply: _common_pb2.SignedEnvelope | None = ...,
         receipt: _common_pb2.SignedEnvelope | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt", "update", b"update"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt", "reply", b"reply"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt", "reply", b"reply"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

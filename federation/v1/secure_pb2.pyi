@@ -357,7 +357,7 @@ Global___SecureUnmaskWork: _TypeAlias = SecureUnmaskWork  # noqa: Y015
 
 @_typing.final
 class SecureStatement(_message.Message):
-    """What a member signs with its reply to a stage: the statement of its UpdateManifest."""
+    """What a member signs with its reply to a stage: the statement of its ReplyManifest."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 
 from federation.envelope import unseal
 from federation.refusals import Refusal
-from federation.v1.common_pb2 import SignedEnvelope, UpdateManifest
+from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
 from federation.work.base import WorkError
 from federation.work.registry import STAGES, decode_statement
 from federation.work.site import PeerReply
@@ -29,13 +29,13 @@ def open_reply(envelope: bytes, roster: Mapping[str, bytes]) -> PeerReply:
     return PeerReply(**{name: getattr(manifest, name) for name in _SAME}, statement=statement)
 
 
-def signed_reply(envelope: bytes, roster: Mapping[str, bytes]) -> UpdateManifest:
+def signed_reply(envelope: bytes, roster: Mapping[str, bytes]) -> ReplyManifest:
     """The message of the reply in an envelope. Errors are those of `open_reply`."""
     try:
         signed = SignedEnvelope.FromString(envelope)
-        claimed = UpdateManifest.FromString(signed.manifest).client_id
+        claimed = ReplyManifest.FromString(signed.manifest).client_id
         key = roster.get(claimed)
-        return unseal(signed, UpdateManifest, None if key is None else Ed25519PublicKey.from_public_bytes(key))
+        return unseal(signed, ReplyManifest, None if key is None else Ed25519PublicKey.from_public_bytes(key))
     except DecodeError:
         raise ValueError("it is not a signed envelope") from None
     except Refusal as error:

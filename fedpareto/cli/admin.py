@@ -203,10 +203,10 @@ def _follow(stub: "AdminStub", run: str, as_json: bool) -> None:
     found = v1.Run()
     try:
         if as_json:
-            updates = watching.messages(stub, run, lambda words: typer.echo(words, err=True))
-            for update in watching.changes(updates):
-                typer.echo(document.line(update))
-                found = update.run
+            told = watching.messages(stub, run, lambda words: typer.echo(words, err=True))
+            for message in watching.changes(told):
+                typer.echo(document.line(message))
+                found = message.run
         else:
             found = watching.show(stub, run, render.console())
     except KeyboardInterrupt:
@@ -277,20 +277,20 @@ def _square(values: list[float]) -> list[list[float]]:
 
 
 @command(reads=True)
-def updates(
+def replies(
     stub: "AdminStub",
     run: RunName,
     number: Annotated[int | None, typer.Option("--round", min=0, help="Only this round.")] = None,
     client: Annotated[str, typer.Option(help="Only this client.")] = "",
 ) -> Answer:
-    """List the received updates, including refused ones.
+    """List the received replies, including refused ones.
 
     --json has the signed envelopes.
     """
-    found = v1.ListUpdatesResponse()
-    for some in stub.ListUpdates(v1.ListUpdatesRequest(run=run, round=number, client_id=client)):
+    found = v1.ListRepliesResponse()
+    for some in stub.ListReplies(v1.ListRepliesRequest(run=run, round=number, client_id=client)):
         found.MergeFrom(some)
-    return found, lambda: render_envelopes.updates(found.updates)
+    return found, lambda: render_envelopes.replies(found.replies)
 
 
 @app.command()

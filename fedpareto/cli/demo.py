@@ -281,7 +281,7 @@ def _report(
         f"{admin} round {second} 0",
         f"{admin} run {last}",
         f"{admin} round {last} -1",
-        f"{admin} updates {name} --round 0",
+        f"{admin} replies {name} --round 0",
         f"{command} report {name}{home}",
         f"{command} coordinator serve --home {rehearsal.home}",
     ]

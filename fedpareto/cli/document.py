@@ -13,13 +13,13 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from federation.v1.common_pb2 import DecisionManifest, RequestManifest, StepManifest, UpdateManifest
+from federation.v1.common_pb2 import DecisionManifest, ReplyManifest, RequestManifest, StepManifest
 from fedpareto.messages import enum_name
 
 # Which manifest travels in which envelope, so that the document shows it beside the signed bytes.
 _MANIFESTS: dict[str, type[Message]] = {
     "federation.v1.GetRoundResponse.step": StepManifest,
-    "federation.v1.Update.envelope": UpdateManifest,
+    "federation.v1.Reply.envelope": ReplyManifest,
     "federation.v1.ActionRequest.request": RequestManifest,
     "federation.v1.ActionRequest.decision": DecisionManifest,
 }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from rich.table import Table
 
-from federation.v1.admin_pb2 import GetRoundRequest, GetRunRequest, ListUpdatesRequest
+from federation.v1.admin_pb2 import GetRoundRequest, GetRunRequest, ListRepliesRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.vectors import Array, model_row, update_rows
 from fedpareto.cli.rehearsal import Rehearsal
@@ -74,14 +74,14 @@ def outcome(stub: AdminStub, rehearsal: Rehearsal, run_id: str, *, private: bool
         for void in stub.GetRound(GetRoundRequest(run=run_id, round=number)).voided:
             named |= {one.client_id: one.reason for one in void.named}
     stored: dict[str, Array] = {}
-    request = ListUpdatesRequest(run=run_id, round=max(0, run.rounds_done - 1))
-    for response in stub.ListUpdates(request):
-        for update in response.updates:
-            if update.accepted and update.payload:
-                rows = list(update_rows(blobs.local(update.payload)).values())
+    request = ListRepliesRequest(run=run_id, round=max(0, run.rounds_done - 1))
+    for response in stub.ListReplies(request):
+        for reply in response.replies:
+            if reply.accepted and reply.payload:
+                rows = list(update_rows(blobs.local(reply.payload)).values())
                 content = rows[0].read()
                 if content.dtype != np.uint8:  # shares and ciphertexts
-                    stored[update.client_id] = np.array(content)
+                    stored[reply.client_id] = np.array(content)
     right = sum(guess(content) == frequent(rehearsal, name) for name, content in stored.items())
     last = stub.GetRound(GetRoundRequest(run=run_id, round=request.round)).summary
     before, after = (model_row(blobs.local(model)).read() for model in (last.base_model, last.result_model))

@@ -229,15 +229,15 @@ def disk(item: GetDiskResponse) -> RenderableType:
     """The disk space of the record, of each run and in all."""
     kept = f"the last {item.keep_rounds} rounds of each run are kept, with the first and the best one"
     summary = Text(
-        f"models {size(item.models)}, updates {size(item.updates)}, other blobs {size(item.other)}, "
+        f"models {size(item.models)}, replies {size(item.replies)}, other blobs {size(item.other)}, "
         f"database {size(item.database)}\n"
         f"free {size(item.free)}; runs that have not ended will still take about {size(item.needed)}\n"
         f"{kept if item.keep_rounds else 'every round is kept (keep_rounds = 0)'}"
     )
-    table = new_table("run", "name", "state", ">models", ">updates", ">still needed")
+    table = new_table("run", "name", "state", ">models", ">replies", ">still needed")
     for run in item.runs:
         needed = size(run.needed) if run.needed else UNKNOWN
         table.add_row(
-            run.run_id[:DIGITS], run.name, state(name_of(run, "state")), size(run.models), size(run.updates), needed
+            run.run_id[:DIGITS], run.name, state(name_of(run, "state")), size(run.models), size(run.replies), needed
         )
     return Group(summary, Text(), table) if item.runs else summary

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from federation.v1.admin_pb2 import EnvelopeCheck, GetRoundResponse, Participation, Update
+from federation.v1.admin_pb2 import EnvelopeCheck, GetRoundResponse, Participation, Reply
 from federation.v1.common_pb2 import Code
 from fedpareto.cli.render import new_table
 from fedpareto.formatting import short, size, when
 
-UNSIGNED = "unsigned"  # the reason of an update of a simulated client
+UNSIGNED = "unsigned"  # the reason of a reply of a simulated client
 
 
 def step(item: GetRoundResponse) -> Text:
@@ -34,15 +34,15 @@ def tally(parts: Iterable[Participation]) -> Text:
     if all(check.reason == UNSIGNED for check in checks):
         return Text("none is signed: the clients are simulated")
     held = sum(check.verified for check in checks)
-    words = f"{held} of {len(checks)} verified: assignments, declines, updates and receipts of the clients below"
+    words = f"{held} of {len(checks)} verified: assignments, declines, replies and receipts of the clients below"
     return Text(words, style="" if held == len(checks) else "red")
 
 
 def signed_by(part: Participation) -> str:
-    """The key under the update that is shown."""
+    """The key under the reply that is shown."""
     if part.key_id:
         return f"{part.key_id[:8]} ✓"
-    doubted = [check for check in part.envelopes if check.kind == "update" and not check.verified]
+    doubted = [check for check in part.envelopes if check.kind == "reply" and not check.verified]
     return "✗" if any(check.reason != UNSIGNED for check in doubted) else "–"
 
 
@@ -60,24 +60,24 @@ def why_not(check: EnvelopeCheck) -> str:
     return f"not verified because {check.reason}: {check.message}"
 
 
-def updates(items: Iterable[Update]) -> RenderableType:
-    """Updates as they were received; below, their envelopes that are not verified."""
+def replies(items: Iterable[Reply]) -> RenderableType:
+    """Replies as they were received; below, their envelopes that are not verified."""
     table = new_table(">round", ">phase", "client", "counts", "payload", ">bytes", "received", "envelope", "signed by")
     listed = list(items)
-    for update in listed:
-        verdict = Text("yes", style="green") if update.accepted else Text(f"no: {update.reason}", style="red")
-        own = [check for check in update.envelopes if check.kind == "update"]
-        key = f"{update.envelope.key_id.hex()[:8]} {'✓' if own and own[0].verified else '✗'}"
+    for reply in listed:
+        verdict = Text("yes", style="green") if reply.accepted else Text(f"no: {reply.reason}", style="red")
+        own = [check for check in reply.envelopes if check.kind == "reply"]
+        key = f"{reply.envelope.key_id.hex()[:8]} {'✓' if own and own[0].verified else '✗'}"
         table.add_row(
-            str(update.round),
-            str(update.phase),
-            update.client_id,
+            str(reply.round),
+            str(reply.phase),
+            reply.client_id,
             verdict,
-            short(update.payload) or "–",
-            size(update.payload_bytes),
-            when(update, "received"),
-            short(update.envelope_digest),
+            short(reply.payload) or "–",
+            size(reply.payload_bytes),
+            when(reply, "received"),
+            short(reply.envelope_digest),
             "–" if own and own[0].reason == UNSIGNED else key,
         )
-    notes = doubts([(f"round {update.round}, {update.client_id}", update.envelopes) for update in listed])
-    return Group(table, *notes) if table.row_count else Text("no updates")
+    notes = doubts([(f"round {reply.round}, {reply.client_id}", reply.envelopes) for reply in listed])
+    return Group(table, *notes) if table.row_count else Text("no replies")

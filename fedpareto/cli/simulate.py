@@ -179,10 +179,13 @@ def _run(console: "Console", simulation: "Simulation") -> "History":
 
 def _document(history: "History", directory: Path) -> dict[str, Any]:
     facts = ("run_id", "state", "reason", "seconds", "attackers", "warnings")
-    tables = ("round", "client", "update", "member", "objective")
     return {
         **{name: getattr(history, name) for name in facts},
-        **{f"{name}s": getattr(history, f"{name}_records") for name in tables},
+        "rounds": history.round_records,
+        "clients": history.client_records,
+        "replies": history.reply_records,
+        "members": history.member_records,
+        "objectives": history.objective_records,
         "home": str(directory),
     }
 
@@ -190,13 +193,13 @@ def _document(history: "History", directory: Path) -> dict[str, Any]:
 def _summarise(say: Callable[..., None], history: "History", directory: Path) -> None:
     rounds = sum(record["state"] in ("COMPLETED", "SKIPPED") for record in history.round_records)
     skipped = sum(record["state"] == "SKIPPED" for record in history.round_records)
-    missing = Counter(record["reason"] for record in history.update_records if not record["accepted"])
-    messages = {record["reason"]: record["message"] for record in history.update_records if record["message"]}
+    missing = Counter(record["reason"] for record in history.reply_records if not record["accepted"])
+    messages = {record["reason"]: record["message"] for record in history.reply_records if record["message"]}
     say(f"{rounds} rounds in {history.seconds:.1f} s" + (f", {skipped} skipped" if skipped else ""))
     for warning in history.warnings:
         say(f"warning: {warning}", style="yellow")
     for reason, count in missing.most_common():
         said = f": {messages[reason]}" if reason in messages else ""
-        say(f"{count} updates not accepted, {reason or 'without a reason'}{said}", style="yellow")
+        say(f"{count} replies not accepted, {reason or 'without a reason'}{said}", style="yellow")
     home = shlex.quote(str(directory / "admin"))
     say(f"fedpareto admin --home {home} rounds {history.run_id}", style="dim")

@@ -51,15 +51,17 @@ def row(summary: RoundSummary) -> Text:
     return line
 
 
-def status(update: WatchRunResponse, late: float = 0.0) -> Text:
-    """The state of a run and its open phase in one line, `late` seconds after the update arrived."""
-    run = update.run
+def status(message: WatchRunResponse, late: float = 0.0) -> Text:
+    """The state of a run and its open phase in one line, `late` seconds after the message arrived."""
+    run = message.run
     line = Text().append(f"{run.name}  ", style="bold")
     line.append_text(render.state(name_of(run, "state")))
     line.append(f"  {run.rounds_done}/{run.rounds_total} rounds")
-    if update.HasField("phase"):
-        left = (update.phase.deadline.ToNanoseconds() - update.now.ToNanoseconds()) / 1e9  # by the coordinator's clock
-        line.append(f"  {_phase(update.phase, left - late)}")
+    if message.HasField("phase"):
+        left = (
+            message.phase.deadline.ToNanoseconds() - message.now.ToNanoseconds()
+        ) / 1e9  # by the coordinator's clock
+        line.append(f"  {_phase(message.phase, left - late)}")
     elif run.reason:
         line.append(f"  {run.reason}")
     return line
@@ -88,7 +90,7 @@ def _clock(nanoseconds: int) -> str:
 
 
 def messages(stub: AdminStub, run: str, tell: Callable[[str], None]) -> Iterator[WatchRunResponse]:
-    """The updates of a run until it ends, across restarts of the coordinator, of which `tell` is told.
+    """The messages of a run until it ends, across restarts of the coordinator, of which `tell` is told.
 
     Raises:
         grpc.RpcError: the coordinator refuses, or it did not answer the first call.
@@ -98,13 +100,13 @@ def messages(stub: AdminStub, run: str, tell: Callable[[str], None]) -> Iterator
         why = "the coordinator ended the call"
         call = stub.WatchRun(WatchRunRequest(run=run))
         try:
-            for update in call:
+            for message in call:
                 if lost:
                     tell("the coordinator answers again")
                 begun, lost, pause = True, False, _FIRST_PAUSE
-                run = update.run.run_id
-                yield update
-                if update.run.state in _ENDED_RUNS:
+                run = message.run.run_id
+                yield message
+                if message.run.state in _ENDED_RUNS:
                     return
         except grpc.RpcError as error:
             refusal = refusal_from_rpc_error(error)
@@ -121,12 +123,12 @@ def messages(stub: AdminStub, run: str, tell: Callable[[str], None]) -> Iterator
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def changes(updates: Iterable[WatchRunResponse]) -> Iterator[WatchRunResponse]:
-    """The updates in which more than the time has changed."""
+def changes(messages: Iterable[WatchRunResponse]) -> Iterator[WatchRunResponse]:
+    """The messages in which more than the time has changed."""
     before = None
-    for update in updates:
+    for message in messages:
         told = WatchRunResponse()
-        told.CopyFrom(update)
+        told.CopyFrom(message)
         told.ClearField("now")
         for member in told.phase.outstanding if told.HasField("phase") else ():
             if member.attending:
@@ -135,7 +137,7 @@ def changes(updates: Iterable[WatchRunResponse]) -> Iterator[WatchRunResponse]:
         del told.run.members[:], told.run.warnings[:]
         if told != before:
             before = told
-            yield update
+            yield message
 
 
 class _Screen:
@@ -147,24 +149,24 @@ class _Screen:
         self._shown = -1  # the last round that has a line
         self._warned: set[tuple[int, str]] = set()
         self._said: dict[str, str] = {}  # the last failure of each member
-        self._complete = False  # whether every ended round before the next update has been looked for
+        self._complete = False  # whether every ended round before the next message has been looked for
 
     def print(self, line: Text) -> None:
         """Prints a line."""
         self._console.print(line, soft_wrap=not self._console.is_terminal)
 
     def gap(self) -> None:
-        """Notes that rounds may have ended without an update."""
+        """Notes that rounds may have ended without an message."""
         self._complete = False
 
-    def show(self, update: WatchRunResponse) -> bool:
+    def show(self, message: WatchRunResponse) -> bool:
         """Prints rounds that have ended, with failures and new warnings; True if it printed a round."""
-        run, before = update.run, self._shown
-        rounds = [update.ended] if update.HasField("ended") else []
+        run, before = message.run, self._shown
+        rounds = [message.ended] if message.HasField("ended") else []
         if not self._complete:  # asked for once the stream has begun, so that no round falls between the two
             missed = _ended_rounds(self._stub, run.run_id)
             if missed is None:
-                return False  # the coordinator has stopped again; asked for at the next update
+                return False  # the coordinator has stopped again; asked for at the next message
             rounds, self._complete = [*missed, *rounds], True
         for summary in rounds:
             if summary.round > self._shown:
@@ -213,34 +215,34 @@ def show(stub: AdminStub, run_id: str, console: Console, *, quiet_seconds: float
     return run
 
 
-def _follow_live(updates: Iterable[WatchRunResponse], screen: _Screen, console: Console, _: float) -> Run:
-    update, arrived = WatchRunResponse(), time.monotonic()
+def _follow_live(messages: Iterable[WatchRunResponse], screen: _Screen, console: Console, _: float) -> Run:
+    message, arrived = WatchRunResponse(), time.monotonic()
 
     def now() -> Text:
-        return status(update, time.monotonic() - arrived) if update.run.run_id else Text()
+        return status(message, time.monotonic() - arrived) if message.run.run_id else Text()
 
     with Live(console=console, transient=True, refresh_per_second=4, get_renderable=now):
-        for told in updates:
+        for told in messages:
             screen.show(told)
-            update, arrived = told, time.monotonic()
-    return update.run
+            message, arrived = told, time.monotonic()
+    return message.run
 
 
-def _follow_in_lines(updates: Iterable[WatchRunResponse], screen: _Screen, console: Console, quiet: float) -> Run:
-    update, printed, last = WatchRunResponse(), time.monotonic(), ""
-    for update in updates:
-        if screen.show(update):
+def _follow_in_lines(messages: Iterable[WatchRunResponse], screen: _Screen, console: Console, quiet: float) -> Run:
+    message, printed, last = WatchRunResponse(), time.monotonic(), ""
+    for message in messages:
+        if screen.show(message):
             printed = time.monotonic()
-        now = _subject(update)
+        now = _subject(message)
         if now and now != last and time.monotonic() - printed >= quiet:
-            screen.print(status(update))
+            screen.print(status(message))
             printed, last = time.monotonic(), now
-    return update.run
+    return message.run
 
 
-def _subject(update: WatchRunResponse) -> str:
+def _subject(message: WatchRunResponse) -> str:
     """The content of a line about the present, without the time."""
-    return _phase(update.phase, 0.0) if update.HasField("phase") else update.run.reason
+    return _phase(message.phase, 0.0) if message.HasField("phase") else message.run.reason
 
 
 def _ended_rounds(stub: AdminStub, run_id: str) -> list[RoundSummary] | None:

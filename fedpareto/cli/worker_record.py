@@ -131,7 +131,7 @@ def verify_command(
         held = [
             Held(
                 assignment_id=one.assignment_id, round=one.occasion[1], phase=one.occasion[2], accepted=one.accepted,
-                assignment=one.assignment, update=one.update, receipt=one.receipt,
+                assignment=one.assignment, reply=one.reply, receipt=one.receipt,
             )
             for one in receipts
             if one.occasion[0] == run_id

@@ -360,7 +360,7 @@ def _newest_step(session: Session, run_id: str) -> str:
 def known_clients(session: Session, spec: RunSpec, objectives: tuple[str, ...]) -> dict[str, Selected]:
     """Active clients that a run may ask, that offer its task and serve at least one of its objectives."""
     active = session.scalars(select(models.Client).where(models.Client.state == ClientState.ACTIVE))
-    # The samples of an offer are a claim, which nobody signed: bounded as those of an update are.
+    # The samples of an offer are a claim, which nobody signed: bounded as those of a reply are.
     offering = {
         client.client_id: Selected(
             min(int(client.tasks[spec.task]), spec.limits.samples), serves(client, spec, objectives)

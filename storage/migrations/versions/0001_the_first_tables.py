@@ -240,8 +240,8 @@ def upgrade() -> None:
         _column("size", sa.BigInteger),
     )
     op.create_table(
-        "updates",
-        _column("update_id", sa.Integer, primary_key=True),
+        "replies",
+        _column("reply_id", sa.Integer, primary_key=True),
         _column("assignment_id", sa.String(32), sa.ForeignKey("assignments.assignment_id")),
         _column("client_id", NAME, sa.ForeignKey("clients.client_id"), index=True),
         _column("accepted", sa.Boolean),
@@ -261,14 +261,14 @@ def upgrade() -> None:
         _column("coefficient", sa.Float, nullable=True),
         _column("cosine", sa.Float, nullable=True),
         _column("received", TIME),
-        sa.Index("ix_updates_assignment_accepted", "assignment_id", "accepted"),
+        sa.Index("ix_replies_assignment_accepted", "assignment_id", "accepted"),
     )
 
 
 def downgrade() -> None:
     """Takes it back."""
     for table in (
-        "updates",
+        "replies",
         "inputs",
         "assignments",
         "phases",
