@@ -225,15 +225,15 @@ def other_spec(recorded: Recorded, session: Session) -> None:
 ROUND = "(select round_id from rounds where run_id = 'RUN' and number = 0)"
 ASSIGNED = f"select assignment_id from assignments join phases using (phase_id) where round_id = {ROUND}"
 ACCEPTED = f"accepted and assignment_id in ({ASSIGNED})"
-UPDATE = f"(select min(reply_id) from updates where {ACCEPTED})"
+REPLY = f"(select min(reply_id) from replies where {ACCEPTED})"
 ADDED = """insert into audit_log (at, actor, action, subject, outcome, detail, digest, times)
 select at, actor, '{}', '{}', '', '', digest, 1 from audit_log where number = 1"""
 
 OF_THE_RECORD: dict[str, tuple[Sequence[Edit], str]] = {
-    "samples": ([f"update replies set samples = 9 where reply_id = {UPDATE}"], "round .*/0: the update of .*samples"),
-    "refused": ([f"update replies set accepted = (1 = 0) where reply_id = {UPDATE}"], "round .*/0: the .*: mismatch"),
+    "samples": ([f"update replies set samples = 9 where reply_id = {REPLY}"], "round .*/0: the reply of .*samples"),
+    "refused": ([f"update replies set accepted = (1 = 0) where reply_id = {REPLY}"], "round .*/0: the .*: mismatch"),
     "reply removed": (
-        [f"delete from updates where reply_id = {UPDATE}"],
+        [f"delete from replies where reply_id = {REPLY}"],
         "accepted reply to assignment .* not in the",
     ),
     "step by another key": ([another_step], "round .*/0: the step: key-unknown"),
