@@ -66,6 +66,8 @@ def test_the_demo_learns_beside_an_attacker_and_leaves_its_record(tmp_path: Path
     assert runs["fedavg", True]["pull"] > 0.8
     assert runs["fedavg", False]["pull"] < 0.5
 
+    assert document["private"] == []  # it needs more members
+
     served = {run["algorithm"]: run for run in document["objectives"]}
     assert document["left_only"] == "member-1"
     assert all(run["state"] == "COMPLETED" for run in served.values()), progress
@@ -125,6 +127,13 @@ def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+def test_private_rounds_need_ten_members(tmp_path: Path) -> None:
+    done = fedpareto("demo", "--dir", str(tmp_path / "demo"), "--private", "--workers", "9")
+    assert done.returncode == 2
+    assert "--private needs at least 10 members: --workers 10" in done.stderr
+    assert not (tmp_path / "demo").exists()
+
+
 def test_an_earlier_demo_gives_way_unless_it_is_still_running(tmp_path: Path) -> None:
     from fedpareto.cli.failure import Failure
     from fedpareto.cli.rehearsal import fresh_directory
@@ -144,8 +153,8 @@ def test_the_table_of_the_private_act_has_what_the_sum_tells_and_chance() -> Non
     from fedpareto.cli.private_act import Private, table
 
     one = Private(
-        run_id="r", name="n", private=False, state="COMPLETED", reason="", rounds_done=1, accuracy=0.5, guessed=10,
-        guessed_from_sum=1, members=10, named={},
+        run_id="r", name="n", algorithm="fedmgda+", model="", private=False, state="COMPLETED", reason="",
+        rounds_done=1, accuracy=0.5, guessed=10, guessed_from_sum=1, members=10, named={},
     )  # fmt: skip
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(table([one, replace(one, private=True, guessed=0, members=9)], "member-10"))
@@ -158,10 +167,10 @@ def test_the_table_of_the_private_act_has_what_the_sum_tells_and_chance() -> Non
 @pytest.mark.full
 def test_the_private_act_names_the_attacker_and_leaves_nothing_to_guess(tmp_path: Path) -> None:
     directory = tmp_path / "demo"
-    demo = start(directory, "--private", "--rounds", "2", "--json")
+    demo = start(directory, "--private", "--rounds", "12", "--json")
     out, progress = demo.communicate(timeout=SECONDS)
     assert demo.returncode == 0, progress
-    opened, private = json.loads(out)["runs"]
+    opened, private = json.loads(out)["private"]
     assert (opened["guessed"], opened["members"]) == (10, 10)
     assert private["guessed"] <= 2  # by chance one of 45 pairs
     assert private["guessed_from_sum"] <= 2

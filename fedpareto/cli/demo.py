@@ -1,16 +1,16 @@
-"""`fedpareto demo`: a federation of processes on this machine, with one attacker."""
+"""`fedpareto demo`: a federation of processes on this machine, with one attacker, in three parts."""
 
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedpareto.cli.failure import INTERRUPTED, require
+from fedpareto.cli.failure import INTERRUPTED, USAGE, Failure, require
 from fedpareto.cli.options import ProgressJsonOption
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from federation.v1.admin_pb2_grpc import AdminStub
     from fedpareto.cli.outcomes import Ended, Outcome, Served
+    from fedpareto.cli.private_act import Private
     from fedpareto.cli.rehearsal import Rehearsal
 
 ATTACK = "scale=100,bias=1000"
@@ -79,8 +80,11 @@ def demo_command(
     directory: Annotated[
         Path, typer.Option("--dir", help="Directory for all files; the files of an earlier demo in it are replaced.")
     ] = DEFAULT_DIRECTORY,
-    rounds: Annotated[int, typer.Option(min=1, max=10_000, help="Rounds of each run.")] = 30,
-    workers: Annotated[int, typer.Option(min=2, max=64, help="Number of members, including the attacker.")] = 8,
+    rounds: Annotated[
+        int,
+        typer.Option(min=1, max=10_000, help="Rounds of each run of the first part; the others have a half, a sixth."),
+    ] = 30,
+    workers: Annotated[int, typer.Option(min=2, max=64, help="Number of members, including the attacker.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the partition, the initial model and the training.")] = 1,
     objectives: Annotated[
         bool, typer.Option("--objectives", help="Only the second part: one model for two objectives, no attacker.")
@@ -100,66 +104,88 @@ def demo_command(
     honest. In the second, shorter part the members train one model for two digits, with one objective for each digit;
     one member has labels for the left digit only.
 
-    The third part runs only with --private, and alone: ten members train in open rounds, and then in private ones, in
-    which one member makes its vector five times as long as allowed.
+    In the third part the members train in open rounds, and then in private ones, in which one member makes its vector
+    five times as long as allowed. Private rounds of multi-gradient descent need ten members here; with fewer --workers
+    the third part is left out.
     """
     require("the demo trains with", "torch", "sklearn")
+    from fedpareto.cli.private_act import MEMBERS
     from fedpareto.cli.processes import Processes
     from fedpareto.cli.rehearsal import Rehearsal, fresh_directory
     from fedpareto.cli.render import console as make_console
 
+    if private and workers < MEMBERS:
+        raise Failure(f"--private needs at least {MEMBERS} members: --workers {MEMBERS}", code=USAGE)
     console = make_console(stderr=as_json)
+    parts = {"attack": not (objectives or private), "objectives": objectives or not private}
+    parts["private"] = private or (not objectives and workers >= MEMBERS)
     try:
         with fresh_directory(directory), Processes() as processes:
-            if private:
-                from fedpareto.cli.private_act import MEMBERS
-
-                rehearsal = Rehearsal(directory, processes, members=max(workers, MEMBERS), seed=seed)
-                completed = _perform_private(console, rehearsal, rounds, seed, as_json=as_json)
-                raise typer.Exit(0 if completed else 1)
             rehearsal = Rehearsal(directory, processes, members=workers, seed=seed)
-            outcomes, served = _perform(console, rehearsal, rounds, seed, attack=not objectives)
-            document = _record(rehearsal, outcomes, served, rounds, seed)
+            results = _perform(console, rehearsal, rounds, seed, [name for name, wanted in parts.items() if wanted])
+            document = _record(rehearsal, results, rounds, seed)
     except KeyboardInterrupt:
         console.print("\nstopped, and every process with it")
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
         typer.echo(document)
     else:
-        _report(console, rehearsal, outcomes, served)
+        _report(console, rehearsal, results)
     # Plain averaging under attack may break; every other run must complete.
-    must = [item.state for item in outcomes if not (item.attacked and item.algorithm == "fedavg")]
-    if any(state != "COMPLETED" for state in [*must, *(item.state for item in served)]):
+    may_fail = {item.run_id for item in results.attack if item.attacked and item.algorithm == "fedavg"}
+    if any(item.state != "COMPLETED" and item.run_id not in may_fail for item in results.ended()):
         raise typer.Exit(1)
 
 
-def _perform(
-    console: "Console", rehearsal: "Rehearsal", rounds: int, seed: int, *, attack: bool
-) -> "tuple[list[Outcome], list[Served]]":
+@dataclass
+class _Results:
+    """What the parts of the demo gave; nothing of a part that was not played."""
+
+    attack: "list[Outcome]" = field(default_factory=list)
+    objectives: "list[Served]" = field(default_factory=list)
+    private: "list[Private]" = field(default_factory=list)
+
+    def ended(self) -> "list[Ended]":
+        """All runs, in their order."""
+        return [*self.attack, *self.objectives, *self.private]
+
+
+def _perform(console: "Console", rehearsal: "Rehearsal", rounds: int, seed: int, parts: "Sequence[str]") -> "_Results":
+    from fedpareto.cli import private_act
     from fedpareto.cli.client import connect
     from fedpareto.cli.outcomes import outcome, served
 
-    count, attacker = len(rehearsal.names), rehearsal.attacker
+    results, attacker = _Results(), rehearsal.attacker
     _found(console, rehearsal)
     with connect(rehearsal.home / "admin") as stub:
         _enroll(console, rehearsal, stub)
-        malicious = f"; {attacker} is malicious: {ATTACK}" if attack else ""
-        with _step(console, f"{count} workers start", f"{count} workers attend{malicious}"):
-            for name in rehearsal.names:
-                rehearsal.work(name, ATTACK if attack and name == attacker else "")
-            rehearsal.assemble(stub)
-        outcomes: list[Outcome] = []
-        for attacked in (True, False) if attack else ():
-            if not attacked:
-                with _step(console, f"{attacker} is replaced by an honest worker", f"{attacker} is honest now"):
-                    rehearsal.rest(attacker)
-                    rehearsal.work(attacker)
-                    rehearsal.assemble(stub)
-            for run in _play(console, rehearsal, stub, _DIGITS, "attacked" if attacked else "honest", rounds, seed):
-                outcomes.append(outcome(stub, run, attacked=attacked, watched=attacker))
-        console.print(f"✓ two digits at once, an objective for each; {rehearsal.left_only} serves the left one only")
-        second = _play(console, rehearsal, stub, _TWO_DIGITS, "objectives", max(1, rounds // 2), seed)
-        return outcomes, [served(stub, run) for run in second]
+        if "attack" in parts:
+            for attack in (ATTACK, ""):
+                _cast(console, rehearsal, stub, attack)
+                suffix = "attacked" if attack else "honest"
+                for run in _play(console, rehearsal, stub, _DIGITS, suffix, rounds, seed):
+                    results.attack.append(outcome(stub, run, attacked=bool(attack), watched=attacker))
+        if "objectives" in parts:
+            _cast(console, rehearsal, stub, "")
+            console.print(
+                f"✓ two digits at once, an objective for each; {rehearsal.left_only} serves the left one only"
+            )
+            for run in _play(console, rehearsal, stub, _TWO_DIGITS, "objectives", max(1, rounds // 2), seed):
+                results.objectives.append(served(stub, run))
+        if "private" in parts:
+            _cast(console, rehearsal, stub, private_act.ATTACK)
+            for at, run in enumerate(_play(console, rehearsal, stub, _PRIVATE, "members", max(1, rounds // 6), seed)):
+                results.private.append(private_act.outcome(stub, rehearsal, run, private=at == 1))
+    return results
+
+
+def _cast(console: "Console", rehearsal: "Rehearsal", stub: "AdminStub", attack: str) -> None:
+    """Starts the workers, or only the attacker's again where its attack is another one; waits until all attend."""
+    count, attacker = len(rehearsal.names), rehearsal.attacker
+    role = f"{attacker} is malicious: {attack}" if attack else f"{attacker} is honest"
+    with _step(console, f"the workers start; {role}", f"{count} workers attend; {role}"):
+        rehearsal.cast(attack)
+        rehearsal.assemble(stub)
 
 
 def _found(console: "Console", rehearsal: "Rehearsal") -> None:
@@ -173,38 +199,10 @@ def _found(console: "Console", rehearsal: "Rehearsal") -> None:
 
 def _enroll(console: "Console", rehearsal: "Rehearsal", stub: "AdminStub") -> None:
     count = len(rehearsal.names)
-    joined = f"{count} members have their certificates, and each its own part of the data"
+    joined = f"{count} members have their certificates, each its own part of the data, and a roster of all keys"
     with _step(console, f"{count} members join, each with a join string and keys of its own", joined):
         rehearsal.enroll(stub)
-
-
-def _perform_private(console: "Console", rehearsal: "Rehearsal", rounds: int, seed: int, *, as_json: bool) -> bool:
-    """The third part; whether both runs completed."""
-    from fedpareto.cli.client import connect
-    from fedpareto.cli.document import dumps
-    from fedpareto.cli.private_act import ATTACK as STRETCH
-    from fedpareto.cli.private_act import outcome, table
-
-    _found(console, rehearsal)
-    with connect(rehearsal.home / "admin") as stub:
-        _enroll(console, rehearsal, stub)
-        with _step(console, "the owners pin a roster", "every owner has pinned the keys of all members"):
-            rehearsal.pin_rosters()
-        count, attacker = len(rehearsal.names), rehearsal.attacker
-        with _step(console, f"{count} workers start", f"{count} workers attend; {attacker} is malicious: {STRETCH}"):
-            for name in rehearsal.names:
-                rehearsal.work(name, STRETCH if name == attacker else "")
-            rehearsal.assemble(stub)
-        runs = _play(console, rehearsal, stub, _PRIVATE, "members", rounds, seed)
-        found = [outcome(stub, rehearsal, run, private=at == 1) for at, run in enumerate(runs)]
-    text = dumps({"attacker": attacker, "rounds": rounds, "seed": seed, "runs": [asdict(one) for one in found]})
-    (rehearsal.directory / "results.json").write_text(text + "\n")
-    if as_json:
-        typer.echo(text)
-    else:
-        console.print()
-        console.print(table(found, attacker))
-    return all(one.state == "COMPLETED" for one in found)
+        rehearsal.pin_rosters()
 
 
 @contextmanager
@@ -230,9 +228,7 @@ def _play(
     return ids
 
 
-def _record(
-    rehearsal: "Rehearsal", outcomes: "Sequence[Outcome]", served: "Sequence[Served]", rounds: int, seed: int
-) -> str:
+def _record(rehearsal: "Rehearsal", results: _Results, rounds: int, seed: int) -> str:
     """The results as a JSON document, which is also written into the directory."""
     from fedpareto.cli.document import dumps
 
@@ -245,30 +241,36 @@ def _record(
             "attack": ATTACK,
             "rounds": rounds,
             "seed": seed,
-            "runs": [asdict(item) for item in outcomes],
+            "runs": [asdict(item) for item in results.attack],
             "left_only": rehearsal.left_only,
-            "objectives": [asdict(item) for item in served],
+            "objectives": [asdict(item) for item in results.objectives],
+            "private": [asdict(item) for item in results.private],
         }
     )
     (rehearsal.directory / "results.json").write_text(text + "\n")
     return text
 
 
-def _report(
-    console: "Console", rehearsal: "Rehearsal", outcomes: "Sequence[Outcome]", served: "Sequence[Served]"
-) -> None:
+def _report(console: "Console", rehearsal: "Rehearsal", results: _Results) -> None:
+    from fedpareto.cli import private_act
     from fedpareto.cli.outcomes import table, table_of_objectives
     from fedpareto.formatting import percent
 
-    if outcomes:
+    if results.attack:
         console.print()
-        console.print(table(outcomes, rehearsal.attacker))
-    means = {(item.algorithm, item.attacked): percent(item.accuracy["mean"]) for item in outcomes}
-    for name in dict.fromkeys(item.algorithm for item in outcomes):
-        console.print(f"{name}: {means[name, True]} on average beside the attacker, {means[name, False]} without one")
-    console.print()
-    console.print(table_of_objectives(served))
-    ended: list[Ended] = [*outcomes, *served]
+        console.print(table(results.attack, rehearsal.attacker))
+        means = {(item.algorithm, item.attacked): percent(item.accuracy["mean"]) for item in results.attack}
+        for name in dict.fromkeys(item.algorithm for item in results.attack):
+            console.print(
+                f"{name}: {means[name, True]} on average beside the attacker, {means[name, False]} without one"
+            )
+    if results.objectives:
+        console.print()
+        console.print(table_of_objectives(results.objectives))
+    if results.private:
+        console.print()
+        console.print(private_act.table(results.private, rehearsal.attacker))
+    ended = results.ended()
     for item in ended:
         if item.state != "COMPLETED":
             console.print(f"{item.name}: {item.state} after {item.rounds_done} rounds: {item.reason}")

@@ -70,9 +70,13 @@ class Served(Ended):
 def _read(stub: AdminStub, run_id: str) -> tuple[Run, list[ExportRoundsResponse], dict[str, Any]]:
     """A run, its rounds, and the fields of `Ended`."""
     run = stub.GetRun(GetRunRequest(run=run_id)).run
+    return run, list(stub.ExportRounds(ExportRoundsRequest(run=run_id))), how_it_ended(run)
+
+
+def how_it_ended(run: Run) -> dict[str, Any]:
+    """The fields of `Ended`."""
     names = ("run_id", "name", "algorithm", "reason", "rounds_done", "model")
-    ended = {name: getattr(run, name) for name in names}
-    return run, list(stub.ExportRounds(ExportRoundsRequest(run=run_id))), {**ended, "state": name_of(run, "state")}
+    return {**{name: getattr(run, name) for name in names}, "state": name_of(run, "state")}
 
 
 def outcome(stub: AdminStub, run_id: str, *, attacked: bool, watched: str) -> Outcome:

@@ -10,9 +10,9 @@ from rich.table import Table
 from federation.v1.admin_pb2 import GetRoundRequest, GetRunRequest, ListRepliesRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.vectors import Array, model_row, update_rows
+from fedpareto.cli.outcomes import Ended, how_it_ended
 from fedpareto.cli.rehearsal import Rehearsal
 from fedpareto.formatting import percent
-from fedpareto.messages import name_of
 from fedpareto.series import metric
 from storage.directory import DirectoryStore
 
@@ -23,8 +23,8 @@ ATTACK = "scale=5"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Private:
-    """What the coordinator's record shows of one run.
+class Private(Ended):
+    """The result of an open or a private run: what the coordinator's record shows of its members.
 
     Attributes:
         private: whether its rounds were private.
@@ -36,12 +36,7 @@ class Private:
         named: members that were named as cheaters, with the reason.
     """
 
-    run_id: str
-    name: str
     private: bool
-    state: str
-    reason: str
-    rounds_done: int
     accuracy: float
     guessed: int
     guessed_from_sum: int
@@ -87,12 +82,8 @@ def outcome(stub: AdminStub, rehearsal: Rehearsal, run_id: str, *, private: bool
     before, after = (model_row(blobs.local(model)).read() for model in (last.base_model, last.result_model))
     summed = guess(before - after)
     return Private(
-        run_id=run_id,
-        name=run.name,
+        **how_it_ended(run),
         private=private,
-        state=name_of(run, "state"),
-        reason=run.reason,
-        rounds_done=run.rounds_done,
         accuracy=metric(run.latest, "accuracy/mean"),
         guessed=right,
         guessed_from_sum=sum(summed == frequent(rehearsal, name) for name in stored),

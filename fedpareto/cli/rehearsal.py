@@ -18,7 +18,7 @@ from worker.home import Home
 from worker.roster import Card, Roster
 
 MARKER = "demo.json"
-_START_SECONDS = 180.0  # of eight workers that import torch on a slow disk
+_START_SECONDS = 180.0  # of ten workers that import torch on a slow disk
 
 
 @contextmanager
@@ -72,6 +72,7 @@ class Rehearsal:
         self._seed = seed
         self._logs = directory / "logs"
         self._workers: dict[str, Child] = {}
+        self._attack = ""
 
     def found(self) -> None:
         """Makes the federation, and each member's part of the digits."""
@@ -111,8 +112,19 @@ class Rehearsal:
         """The directory of a member's data."""
         return self._member(name) / "data"
 
-    def work(self, name: str, attack: str = "") -> None:
-        """Starts a member's worker."""
+    def cast(self, attack: str) -> None:
+        """Starts every member's worker; of those that work already only the attacker's, if its attack is another one.
+
+        `attack` is the attacker's; empty if it is honest.
+        """
+        if self.attacker in self._workers and attack != self._attack:
+            self._processes.stop(self._workers.pop(self.attacker))
+        self._attack = attack
+        for name in self.names:
+            if name not in self._workers:
+                self._work(name, attack if name == self.attacker else "")
+
+    def _work(self, name: str, attack: str) -> None:
         member = self._member(name)
         arguments = ["worker", "run", "--home", str(member / "home"), "--data", str(member / "data")]
         arguments += ["--task", "digits", "--task", "two-digits", "--device", "cpu", "--threads", "1"]
@@ -121,10 +133,6 @@ class Rehearsal:
         if attack:
             arguments += ["--attack", attack]
         self._workers[name] = self._processes.start(f"the worker of {name}", arguments, self._logs / f"{name}.log")
-
-    def rest(self, name: str) -> None:
-        """Stops a member's worker."""
-        self._processes.stop(self._workers.pop(name))
 
     def assemble(self, stub: AdminStub) -> None:
         """Waits until every member attends."""
