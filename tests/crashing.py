@@ -88,7 +88,7 @@ def coordinator(point: str) -> None:
 def worker(point: str) -> None:
     from federation.training.trainer import Trainer
     from worker import renewal, rotation, submission
-    from worker.session import Session
+    from worker.attendance import Attendance
     from worker.spool import Spool
 
     def during_training() -> None:
@@ -130,7 +130,7 @@ def worker(point: str) -> None:
         # the coordinator has issued the next certificate, which is not on the disk
         "certificate-issued": lambda: before(renewal, "save"),
         # it is on the disk, and no stream has shown it
-        "certificate-saved": lambda: before(Session, "renewed"),
+        "certificate-saved": lambda: before(Attendance, "renewed"),
         # the new signing key is on the disk, and the coordinator has not heard of it
         "rotation-begun": lambda: after(rotation, "_begin"),
         # the coordinator has registered it, and the member does not know

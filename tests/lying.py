@@ -177,7 +177,7 @@ def _sign_twice(cheats: Callable[[], dict[str, list[str]]]) -> None:
     def again(self: Submitter, entry: Any, receipt: Any) -> bool:
         done = acknowledged(self, entry, receipt)
         kind = AssignmentManifest.FromString(entry.assignment.manifest).kind
-        files = self.session._files
+        files = self.attendance._files
         if "two-statements" in cheats() and kind == "secure-ready" and files is not None:
             other = ReplyManifest()
             other.CopyFrom(entry.manifest)

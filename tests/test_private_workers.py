@@ -31,7 +31,7 @@ from federation.work.evaluate.work import Evaluate
 from verification.errors import Wrong
 from verification.run import verify
 from worker.assignments import Order
-from worker.sessions import Sessions
+from worker.memory import WorkerMemory
 
 CLIENTS = tuple(f"client-{number}" for number in range(5))
 LATE = CLIENTS[-1]
@@ -106,7 +106,7 @@ class Watch:
         self._thread.start()
 
     def kept(self) -> set[tuple[Any, ...]]:
-        with closing(sqlite3.connect(f"file:{self._home / 'sessions.db'}?mode=ro", uri=True)) as database:
+        with closing(sqlite3.connect(f"file:{self._home / 'memory.db'}?mode=ro", uri=True)) as database:
             return set(database.execute("SELECT * FROM kept").fetchall())
 
     def _run(self) -> None:
@@ -120,17 +120,17 @@ class Watch:
         """
         self._ended.set()
         self._thread.join()
-        sessions = Sessions(copy, MemberFiles.load(self._home).signing_key)
+        memory = WorkerMemory(copy, MemberFiles.load(self._home).signing_key)
         with closing(sqlite3.connect(copy)) as database, database:
             database.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?, ?)", self._rows)
         for run, number, attempt, name, sealed, _ in self._rows:
             manifest = AssignmentManifest(run_id=run, round=number, attempt=attempt)
             order = Order(SignedEnvelope(), manifest, Evaluate(splits=()), SHAPE, (), datetime.now(UTC))
-            value = sessions.begin(order).get(name)
+            value = memory.begin(order).get(name)
             assert value is not None
             self.values[name] = value
             self.sealed.add(sealed)
-        sessions.close()
+        memory.close()
 
 
 def around_the_largest(vector: bytes) -> bytes:

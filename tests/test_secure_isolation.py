@@ -29,7 +29,7 @@ from federation.work.secure.wire import terms_bytes
 from federation.work.site import SecurePolicy
 from federation.work.train.work import Train
 from worker.assignments import Order
-from worker.sessions import Sessions
+from worker.memory import WorkerMemory
 
 VICTIM = "silo-02"
 STILL = Train(
@@ -123,13 +123,13 @@ def test_every_field_of_an_assignment_is_in_the_terms_or_shapes_no_vector() -> N
 
 
 @pytest.fixture
-def sessions(tmp_path: Path) -> Iterator[Sessions]:
-    made = Sessions(tmp_path / "sessions.db", Ed25519PrivateKey.generate())
+def memory(tmp_path: Path) -> Iterator[WorkerMemory]:
+    made = WorkerMemory(tmp_path / "memory.db", Ed25519PrivateKey.generate())
     yield made
     made.close()
 
 
-def test_a_session_that_is_asked_again_in_another_attempt_is_over(sessions: Sessions) -> None:
+def test_a_session_that_is_asked_again_in_another_attempt_is_over(memory: WorkerMemory) -> None:
     scene = cast(5, assumed=1)
     victim = scene.members[VICTIM]
     policy = SecurePolicy(assumed=1, sessions=1, sessions_per_model=1)
@@ -146,17 +146,17 @@ def test_a_session_that_is_asked_again_in_another_attempt_is_over(sessions: Sess
             round=0,
             attempt=attempt,
             shape=victim.shape,
-            memory=sessions.begin(order),
+            memory=memory.begin(order),
             origin=ORIGIN,
             site=site,
-            again=sessions.answered(order),
+            again=memory.answered(order),
         )
         try:
             work.computation(client)
         except WorkError as error:
             reasons.append(error.reason)
             continue
-        sessions.answer(order)
+        memory.answer(order)
         keys.append(work.answer(client, Result({"loss": victim.vector}, {}, {}, 100)).statement.keys)
         refusals.check_sessions(client, work.session.hex(), evaluation=False, count=True)  # as MASK does
     assert (len(keys), reasons) == (1, ["session-over"] * 2)

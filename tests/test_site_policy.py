@@ -244,7 +244,7 @@ def test_a_session_ends_by_a_cancel_or_a_day_after_the_worker_was_ready_and_no_o
         return asked
 
     def kept() -> set[str]:
-        with closing(sqlite3.connect(home.sessions)) as database:
+        with closing(sqlite3.connect(home.memory)) as database:
             return {name for (name,) in database.execute("SELECT DISTINCT substr(name, 1, 64) FROM kept")}
 
     running = Running(home, member, offers)

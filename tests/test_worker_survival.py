@@ -25,8 +25,8 @@ from federation.refusals import Refusal
 from federation.training.trainer import Trainer
 from federation.vectors import Layout, Vector, narrow, payload_bytes, to_bytes, update_layout
 from federation.work.computation import LocalSgd
+from worker.attendance import AttendanceError
 from worker.home import Home, HomeError
-from worker.session import SessionError
 
 # Fixtures
 offers = worker_stage.offers
@@ -194,7 +194,7 @@ def test_a_certificate_that_the_coordinator_calls_expired_ends_the_worker(
     coordinator.attend_refusals = [Refusal("stopping", "not yet"), Refusal("certificate-expired", "no")]
     running = start()
     running.thread.join(60)
-    assert isinstance(running.failure, SessionError)
+    assert isinstance(running.failure, AttendanceError)
     assert "certificate-expired" in str(running.failure)
     assert len(coordinator.hellos) == 2
 
@@ -204,7 +204,7 @@ def test_a_worker_whose_place_is_taken_ends(coordinator: ScriptedCoordinator, st
     running.wait_for("attending")
     coordinator.end_stream(Refusal("superseded", "another stream took over"))
     running.thread.join(60)
-    assert isinstance(running.failure, SessionError)
+    assert isinstance(running.failure, AttendanceError)
     assert "another worker with this client's identity" in str(running.failure)
 
 
@@ -213,7 +213,7 @@ def test_an_expired_certificate_ends_the_worker_before_it_knocks(
 ) -> None:
     running = start(member=coordinator.member(lifetime=timedelta(seconds=-1)))
     running.thread.join(60)
-    assert isinstance(running.failure, SessionError)
+    assert isinstance(running.failure, AttendanceError)
     assert "expired" in str(running.failure)
     assert coordinator.hellos == []
 

@@ -28,12 +28,12 @@ from federation.v1.common_pb2 import (
     TimeManifest,
 )
 from fedpareto.cli.main import app
+from worker.attendance import AttendanceError
 from worker.clock import CoordinatorClock, TimeRefused
 from worker.events import Events
 from worker.home import Home, HomeError
 from worker.policy import Policy
 from worker.progress import Progress, StatementError, accept_restore, pending_restore
-from worker.session import SessionError
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +234,7 @@ def test_only_a_revocation_that_the_coordinator_signed_for_this_client_ends_the_
     ]
     running = start()
     running.thread.join(60)
-    assert isinstance(running.failure, SessionError)
+    assert isinstance(running.failure, AttendanceError)
     assert r"left \x1b[2Jthe consortium" in str(running.failure)
     assert coordinator.attend_refusals == []
 
@@ -247,7 +247,7 @@ def test_a_signed_end_of_the_own_certificate_ends_the_worker(
     coordinator.attend_refusals = [Refusal("certificate-revoked", "no", signed=signed.SerializeToString())]
     running = start()
     running.thread.join(60)
-    assert isinstance(running.failure, SessionError)
+    assert isinstance(running.failure, AttendanceError)
     assert "use the directory that was renewed" in str(running.failure)
 
 
@@ -259,7 +259,7 @@ def test_a_worker_whose_stream_ends_with_its_revocation_ends_too(
     signed = seal(revocation(member), coordinator.signing_key)
     coordinator.end_stream(Refusal("certificate-revoked", "no", signed=signed.SerializeToString()))
     wait_for(lambda: running.failure, "the worker to end")
-    assert isinstance(running.failure, SessionError)
+    assert isinstance(running.failure, AttendanceError)
 
 
 # --- restored backups

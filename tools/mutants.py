@@ -100,9 +100,9 @@ SUBJECTS = {
         ("storage/directory.py", "storage/blobs.py"),
         ("tests/test_blob_contract.py", "tests/test_storage_blobs.py"),
     ),
-    "sessions": Subject(
-        ("worker/sessions.py",),
-        ("tests/test_worker_sessions.py",),
+    "memory": Subject(
+        ("worker/memory.py",),
+        ("tests/test_worker_memory.py",),
     ),
 }
 

@@ -1,4 +1,4 @@
-"""The worker: session with the coordinator, local training, spool. It opens connections and accepts none."""
+"""The worker: attendance at the coordinator, local training, spool. It opens connections and accepts none."""
 
 from importlib.metadata import version
 

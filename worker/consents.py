@@ -18,9 +18,9 @@ from federation.text import escaped
 from federation.v1.common_pb2 import AssignmentManifest, ConsentManifest, RunManifest, SignedEnvelope
 from federation.v1.federation_pb2 import FetchBlobRequest
 from worker.asked_runs import AskedRun, RunsFile, Verdict
+from worker.attendance import ANSWER_SECONDS, Attendance
 from worker.events import Events
 from worker.policy import Policy
-from worker.session import ANSWER_SECONDS, Session
 
 MAX_SPEC_BYTES = 64 << 10
 MAX_WAITING = 1000  # questions that have not been looked at, and those whose specification cannot be fetched
@@ -39,14 +39,14 @@ class Consents:
         member: MemberFiles,
         policy: Policy,
         offers: Collection[str],
-        session: Session,
+        attendance: Attendance,
         events: Events,
         withdrawn: Callable[[str, Verdict], None],
     ) -> None:
         self._member = member
         self._policy = policy
         self._offers = offers
-        self._session = session
+        self._attendance = attendance
         self._events = events
         self._withdrawn = withdrawn
         self._file = RunsFile(path)
@@ -149,7 +149,7 @@ class Consents:
 
     def _fetched(self, name: str) -> bytes | None:
         """The specification of this digest; None if it cannot be had now."""
-        files = self._session.files_now()
+        files = self._attendance.files_now()
         if files is None:
             return None
         data = b""
@@ -178,7 +178,7 @@ class Consents:
                 reason=verdict.reason,
                 message=verdict.message[:400],
             )
-            manifest.created.FromDatetime(self._session.now())
+            manifest.created.FromDatetime(self._attendance.now())
             sent = seal(manifest, self._member.signing_key)
             self._file.keep_consent(run, sent)
             if said.answer == "accepted":
@@ -193,4 +193,4 @@ class Consents:
                 )
         elif not again:
             return
-        self._session.consent(sent)
+        self._attendance.consent(sent)

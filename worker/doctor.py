@@ -30,10 +30,10 @@ from federation.v1.federation_pb2 import AttendRequest, Hello
 from federation.v1.federation_pb2_grpc import FederationStub
 from federation.work.base import Lane
 from worker import software
+from worker.attendance import NONCE_BYTES, WRONG_CLOCK_SECONDS
 from worker.cache import KEPT_MODELS
 from worker.clock import TimeRefused, signed_time
 from worker.home import Home, HomeError
-from worker.session import NONCE_BYTES, WRONG_CLOCK_SECONDS
 
 ANSWER_SECONDS = 20.0
 SHOULD_BE_RENEWED = timedelta(days=2)  # after it is due

@@ -28,13 +28,13 @@ from federation.work.site import Site
 from worker import software
 from worker.assignments import Declined, Order
 from worker.attacker import Attacker
+from worker.attendance import ANSWER_SECONDS, Attendance
 from worker.backoff import Backoff
 from worker.cache import ModelCache, ModelMismatch
 from worker.events import Events
 from worker.kept import Keeper
+from worker.memory import WorkerMemory, question_digest
 from worker.privacy import SitePrivacy
-from worker.session import ANSWER_SECONDS, Session
-from worker.sessions import Sessions, question_digest
 from worker.spool import Spool
 
 LOGGER = logging.getLogger("fedpareto.worker")
@@ -71,8 +71,8 @@ class Execution:
     attacker: Attacker | None
     caches: Mapping[Lane, ModelCache]
     spool: Spool
-    session: Session
-    sessions: Sessions
+    attendance: Attendance
+    memory: WorkerMemory
     site: Site
     privacy: SitePrivacy
     keeper: Keeper
@@ -88,17 +88,17 @@ class Execution:
             DiskFull, OSError: the disk does not take what is fetched or computed.
         """
         manifest, work, trainer = order.manifest, order.work, self.offers[order.manifest.task]
-        self.sessions.sweep(self.session.now())
+        self.memory.sweep(self.attendance.now())
         client = Client(
             client_id=self.member.client_id,
             round=manifest.round,
             attempt=manifest.attempt,
             shape=order.shape,
-            memory=self.sessions.begin(order),
+            memory=self.memory.begin(order),
             origin=_origin(manifest),
             site=self.site,
             inputs={item.name: self._input(order, item, control) for item in manifest.inputs},
-            again=self.sessions.answered(order),
+            again=self.memory.answered(order),
         )
         with _declining(manifest.assignment_id):
             computation = work.computation(client)
@@ -108,17 +108,17 @@ class Execution:
                 trainer.must_do(computation if own is None else own.widened(computation))
             client = replace(client, residual=self.keeper.residual(order, control.pause))
         base = None if computation is None else self._base_model(order, control)
-        self.sessions.answer(order)
+        self.memory.answer(order)
         privacy = None
         if computation is not None:
             try:
-                computation, privacy = self.privacy.admit(manifest, computation, trainer, self.session.now())
+                computation, privacy = self.privacy.admit(manifest, computation, trainer, self.attendance.now())
             except WorkError as error:
                 raise Declined(manifest.assignment_id, error.reason, str(error)) from error
         with _declining(manifest.assignment_id):
             self._admit(order, client)
         self.events.tell_of(manifest, work.doing, work.doing, kind=manifest.kind)
-        self.session.beat(manifest.assignment_id, 0.0)
+        self.attendance.beat(manifest.assignment_id, 0.0)
         with _declining(manifest.assignment_id):
             result = Result({}, {}, {}, trainer.samples)
             if computation is not None and base is not None:
@@ -127,7 +127,7 @@ class Execution:
         words, seconds = f"{work.doing} done in {result.seconds:.2f} s", result.seconds
         self.events.tell_of(manifest, "done", words, kind=manifest.kind, seconds=seconds)
         if work.ends_after is not None:
-            self.sessions.end_after(manifest, work.kept_under(), work.ends_after)
+            self.memory.end_after(manifest, work.kept_under(), work.ends_after)
         self._reply(order, result, control.wanted)
 
     def forget(self, assignment: SignedEnvelope, *, acknowledged: bool = False) -> None:
@@ -141,7 +141,7 @@ class Execution:
         with suppress(WorkError):
             work = None if trainer is None else decode(manifest.kind, manifest.work, trainer.shape)
             if work is not None and (work.forgets or not acknowledged):
-                self.sessions.forget(manifest, work.kept_under())
+                self.memory.forget(manifest, work.kept_under())
 
     def _admit(self, order: Order, client: Client) -> None:
         """Counts an evaluation in the clear where the owner requires private rounds, or raises WorkError."""
@@ -179,7 +179,7 @@ class Execution:
         )
         if attacker is None or isinstance(computation, Measure | MeasureAlong):
             return honest
-        return attacker.distort(manifest, honest, now=self.session.now(), pause=control.pause)
+        return attacker.distort(manifest, honest, now=self.attendance.now(), pause=control.pause)
 
     def _base_model(self, order: Order, control: Control) -> Vector:
         manifest = order.manifest
@@ -210,7 +210,7 @@ class Execution:
             if offset > reached:  # the last attempt has brought more: the next one need not wait for long
                 self.backoff.reset()
             reached = offset
-            with self.session.calling() as files:
+            with self.attendance.calling() as files:
                 if files is None:
                     raise TrainingStopped
                 timeout = ANSWER_SECONDS + slowest_seconds(size - offset)
@@ -225,8 +225,8 @@ class Execution:
                 path = self.caches[order.work.lane].get(digest, size, chunks)
             except ModelMismatch as error:
                 raise Declined(name, "base-model", str(error)) from error
-            except (grpc.RpcError, ValueError) as error:  # ValueError: the session closed the channel a moment ago
-                why = self.session.member.refusal(error) if isinstance(error, grpc.RpcError) else None
+            except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed a moment ago
+                why = self.attendance.member.refusal(error) if isinstance(error, grpc.RpcError) else None
                 if why is not None and why.reason in ("blob-not-offered", "blob-removed", "offset"):
                     raise Declined(name, "base-model", f"{why.reason}: {why.message}") from error
                 delay = max(self.backoff.delay(), why.retry_seconds if why is not None else 0.0)
@@ -257,7 +257,7 @@ class Execution:
             privacy=None if result.privacy is None else SamplePrivacy(**asdict(result.privacy)),
             unrepeatable=Ability.REPEATABLE not in self.offers[asked.task].abilities,
         )
-        reply.created.FromDatetime(self.session.now())
+        reply.created.FromDatetime(self.attendance.now())
         layout = payload_layout(order.rows) if order.rows else None
         state = self.keeper.file(order, result)
         self.spool.add(reply, layout, result.rows, order.envelope, wanted, state=state)

@@ -24,7 +24,7 @@ class Home:
         self.handed_in = directory / "handed-in"  # payloads of the last acknowledged replies; safe to delete
         self.cache = directory / "cache"  # models by digest; safe to delete
         self.kept = directory / "kept"  # personal parameters of each run, and residuals, which are never sent
-        self.sessions = directory / "sessions.db"  # values of rounds that are under way; answered questions
+        self.memory = directory / "memory.db"  # values of rounds that are under way; answered questions
         self.privacy = directory / "privacy.db"  # what training with noise has spent; never erased
         self.roster = directory / "roster.toml"  # the members and their keys, pinned by the owner
         self.rounds = directory / "private-rounds.db"  # the private rounds that count; never erased

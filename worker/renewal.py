@@ -13,10 +13,10 @@ from federation.member_files import MemberFiles, save_renewal
 from federation.proofs import prove_renewal
 from federation.v1.federation_pb2 import RenewRequest
 from federation.v1.federation_pb2_grpc import FederationStub
+from worker.attendance import Attendance
 from worker.backoff import Backoff
 from worker.events import Events
 from worker.home import Home
-from worker.session import Session
 
 RENEW_SECONDS = 60.0
 LOOK_SECONDS = 600.0  # after which the clock is looked at again
@@ -87,7 +87,7 @@ class Renewer:
     """
 
     home: Home
-    session: Session
+    attendance: Attendance
     passphrase: bytes | None
     backoff: Backoff
     events: Events
@@ -100,8 +100,8 @@ class Renewer:
         """Renews whenever it is time, until `stop`."""
         delay = 0.0
         while not self._wait(delay):
-            member = self.session.member
-            left = (renewal_due(load_certificate(member.certificate)) - self.session.now()).total_seconds()
+            member = self.attendance.member
+            left = (renewal_due(load_certificate(member.certificate)) - self.attendance.now()).total_seconds()
             if left > 0:
                 delay = min(left, LOOK_SECONDS)
                 continue
@@ -119,7 +119,7 @@ class Renewer:
                     f"this client has a new certificate, until {member.not_after:%Y-%m-%d %H:%M} UTC",
                     not_after=member.not_after.isoformat(),
                 )
-                self.session.renewed(member)
+                self.attendance.renewed(member)
 
     def stop(self) -> None:
         """Ends `run`."""
@@ -134,7 +134,7 @@ class Renewer:
 
     def _warn(self, member: MemberFiles, why: str, delay: float) -> None:
         """Says why there is no new certificate, when that is new, and once a day."""
-        now = self.session.now()
+        now = self.attendance.now()
         if self._told is not None and self._told[0] == why and now < self._told[1] + REMINDER:
             return
         self._told = (why, now)

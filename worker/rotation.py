@@ -26,8 +26,8 @@ from federation.v1.common_pb2 import KeyRotation, RotationReceiptManifest
 from federation.v1.federation_pb2 import RotateKeyRequest, RotateKeyResponse
 from federation.v1.federation_pb2_grpc import FederationStub
 from worker.home import Home
+from worker.memory import WorkerMemory
 from worker.roster import Card, Roster, pinned_roster
-from worker.sessions import Sessions
 
 ROTATE_SECONDS = 60.0
 # The coordinator has not registered the new key, and never will.
@@ -128,7 +128,7 @@ def _end(home: Home, member: MemberFiles, begun: _Begun, passphrase: bytes | Non
         files[COORDINATOR_ROTATIONS] = rotations_text(member.coordinator.rotations)
     if (roster := pinned_roster(home.roster, member)) is not None:
         files[home.roster.name] = _with_new_card(roster, Card.of(changed, rotations)).text
-    Sessions.erase_kept(home.sessions)  # the old key encrypts it
+    WorkerMemory.erase_kept(home.memory)  # the old key encrypts it
     replace_together(home.directory, files)
     home.rotating.unlink()
     return Rotated(changed, moment(receipt.until))

@@ -18,12 +18,12 @@ from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from federation.work.base import Lane
 from worker.asked_runs import Verdict
 from worker.assignments import Declined, Order, Unverified, check_assignment, check_cancel, sent_inputs
+from worker.attendance import Attendance
 from worker.consents import Consents
 from worker.events import Events
 from worker.execution import Control, Execution
 from worker.policy import Limits
 from worker.progress import Progress
-from worker.session import Session
 from worker.spool import DiskFull, Spool
 
 TIDY_SECONDS = 600.0
@@ -53,7 +53,7 @@ class Runner:
     member: MemberFiles
     execution: Execution
     spool: Spool
-    session: Session
+    attendance: Attendance
     progress: Progress
     limits: Limits
     events: Events
@@ -72,7 +72,7 @@ class Runner:
     def __post_init__(self) -> None:
         self._closed = self.closed()
 
-    # What the session's thread calls
+    # Called by the thread that attends
 
     def assigned(self, envelope: SignedEnvelope, inputs: Sequence[bytes] = ()) -> None:
         """Takes an assignment in, unless it is here already or has to be declined.
@@ -87,7 +87,7 @@ class Runner:
                 limits=self.limits,
                 site=self.execution.site,
                 newest_round=self._newest_round,
-                now=self.session.now(),
+                now=self.attendance.now(),
                 consent=self.consents.problem,
             )
             with self._changed:
@@ -190,7 +190,7 @@ class Runner:
         self._closed = closed
         words = "the site is open" if closed is None else f"the site is closed until {closed:%Y-%m-%d %H:%M} UTC"
         self.events.tell("open" if closed is None else "closed", words)
-        self.session.beat(*self.working())
+        self.attendance.beat(*self.working())
         with self._changed:
             self._changed.notify_all()
 
@@ -212,7 +212,7 @@ class Runner:
         """Does what is assigned in a lane, in order of arrival, until `stop`."""
         while (job := self._next(lane)) is not None:
             try:
-                job.began = self.session.now()
+                job.began = self.attendance.now()
                 control = self._control(job)
                 if control.stopped():
                     raise TrainingStopped
@@ -243,7 +243,7 @@ class Runner:
 
         with self._changed:
             while not self._changed.wait_for(lambda: self._stopping or of_lane() is not None, timeout=TIDY_SECONDS):
-                self.execution.sessions.sweep(self.session.now())
+                self.execution.memory.sweep(self.attendance.now())
             job = of_lane()
             if self._stopping or job is None:
                 return None
@@ -264,7 +264,7 @@ class Runner:
 
     def _late(self, job: _Job) -> Declined | None:
         """Why the time for a job is over; None when it is not."""
-        now = self.session.now()
+        now = self.attendance.now()
         if now > job.order.deadline:
             return Declined(job.name, "deadline", "its deadline passed before it was done")
         if job.began is not None and (now - job.began).total_seconds() > self.limits.hours * 3600:
@@ -283,4 +283,4 @@ class Runner:
             )
         self._told_full |= full
         if name:
-            self.session.decline(name, declined.reason, declined.message, asked)
+            self.attendance.decline(name, declined.reason, declined.message, asked)

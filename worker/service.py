@@ -21,6 +21,7 @@ from federation.work.site import Site
 from worker import software
 from worker.asked_runs import Verdict
 from worker.attacker import Attacker
+from worker.attendance import Attendance
 from worker.backoff import Backoff
 from worker.cache import ModelCache
 from worker.clock import CoordinatorClock
@@ -29,6 +30,7 @@ from worker.events import Events
 from worker.execution import Execution
 from worker.home import Home
 from worker.kept import Keeper
+from worker.memory import WorkerMemory
 from worker.policy import Policy
 from worker.privacy import Ledger, SitePrivacy
 from worker.progress import Progress
@@ -36,8 +38,6 @@ from worker.renewal import Renewer
 from worker.roster import Roster, pinned_roster
 from worker.round_ledger import RoundLedger
 from worker.runner import Runner
-from worker.session import Session
-from worker.sessions import Sessions
 from worker.spool import Spool
 from worker.submission import Submitter
 from worker.witness import Witness
@@ -157,7 +157,7 @@ class Worker:
 
         def counted(name: str) -> None:
             for beside in site.tasks_beside(name) & set(offers):
-                self._session.tell_left(left(beside))
+                self._attendance.tell_left(left(beside))
 
         self._rounds = RoundLedger(home.rounds, counted)
         site = replace(
@@ -184,7 +184,7 @@ class Worker:
         progress = Progress(
             home.progress, home.accepted_restore, member=member, ask=policy.restore == "ask", events=events
         )
-        self._session = Session(
+        self._attendance = Attendance(
             member=member,
             rotations=home.coordinator_rotations,
             hello=hello,
@@ -198,12 +198,12 @@ class Worker:
         )
         self._renewer = Renewer(
             home=home,
-            session=self._session,
+            attendance=self._attendance,
             passphrase=passphrase,
             backoff=Backoff(uniform, first=1.0, longest=3600.0),
             events=events,
         )
-        self._sessions = Sessions(home.sessions, member.signing_key)
+        self._memory = WorkerMemory(home.memory, member.signing_key)
         self._ledger = Ledger(home.privacy)
         privacy = SitePrivacy(policy.privacy, self._ledger)
         privacy.must_suit(offers)
@@ -214,8 +214,8 @@ class Worker:
             attacker=attacker,
             caches={lane: ModelCache(home.cache / lane) for lane in Lane},
             spool=spool,
-            session=self._session,
-            sessions=self._sessions,
+            attendance=self._attendance,
+            memory=self._memory,
             site=site,
             privacy=privacy,
             keeper=keeper,
@@ -226,7 +226,7 @@ class Worker:
             member=member,
             spool=spool,
             keeper=keeper,
-            session=self._session,
+            attendance=self._attendance,
             backoff=Backoff(uniform),
             events=events,
             acknowledged=partial(execution.forget, acknowledged=True),
@@ -236,7 +236,7 @@ class Worker:
             member=member,
             policy=policy,
             offers=offers,
-            session=self._session,
+            attendance=self._attendance,
             events=events,
             withdrawn=withdrawn,
         )
@@ -244,7 +244,7 @@ class Worker:
             member=member,
             execution=execution,
             spool=spool,
-            session=self._session,
+            attendance=self._attendance,
             progress=progress,
             limits=policy.limits,
             events=events,
@@ -268,14 +268,14 @@ class Worker:
         """Works until `stop`. The calling thread only waits, so that it is free for signals.
 
         Raises:
-            SessionError: the coordinator refuses this worker.
+            AttendanceError: the coordinator refuses this worker.
             HomeError: the directory of the accomplices of an attack cannot be written.
             Exception: whatever ended one of the threads: nothing is left half-running.
         """
         if self._accomplices is not None:
             self._accomplices.meet()
         threads = [
-            self._start("session", lambda: self._session.run(self._runner)),
+            self._start("attendance", lambda: self._attendance.run(self._runner)),
             self._start("submission", self._submitter.run),
             self._start("renewal", self._renewer.run),
             self._start("policy", self._look),
@@ -291,11 +291,11 @@ class Worker:
         self._runner.stop()
         self._submitter.stop()
         self._renewer.stop()
-        self._session.stop()
+        self._attendance.stop()
         for thread in threads:
             thread.join(STOP_SECONDS)
         self._consents.close()
-        self._sessions.close()
+        self._memory.close()
         self._ledger.close()
         self._rounds.close()
         for trainer in self._offers.values():

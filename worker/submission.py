@@ -21,11 +21,11 @@ from federation.refusals import Refusal
 from federation.transfers import slowest_seconds
 from federation.v1.common_pb2 import ReceiptManifest, SignedEnvelope
 from federation.v1.federation_pb2 import SubmitRequest, Window
+from worker.attendance import ANSWER_SECONDS, Attendance
 from worker.backoff import Backoff
 from worker.events import Events
 from worker.files import FileCalls
 from worker.kept import Keeper
-from worker.session import ANSWER_SECONDS, Session
 from worker.spool import Entry, Spool
 
 # No retry of the same envelope can succeed. The coordinator waits no longer, or is told that nothing will come.
@@ -47,7 +47,7 @@ class ReceiptError(Exception):
 
 @dataclass(eq=False, kw_only=True)
 class Submitter:
-    """Empties the spool over the session's channel.
+    """Empties the spool over the channel of the attendance.
 
     `acknowledged` is called with the signed assignment of a reply before it leaves the spool.
     """
@@ -55,7 +55,7 @@ class Submitter:
     member: MemberFiles
     spool: Spool
     keeper: Keeper
-    session: Session
+    attendance: Attendance
     backoff: Backoff
     events: Events
     acknowledged: Callable[[SignedEnvelope], None]
@@ -84,7 +84,7 @@ class Submitter:
             seen = self._wakes
             failed = False
             for entry in self.spool.entries():
-                with self.session.calling() as files:
+                with self.attendance.calling() as files:
                     if files is None or self._stopping:
                         return
                     failed |= not self._submit(files, entry)
@@ -102,7 +102,7 @@ class Submitter:
         self.events.tell_of(manifest, "submitting", f"submitting {size} bytes", payload_bytes=size)
         try:
             receipt = self._exchange(files, entry)
-        except (grpc.RpcError, ValueError) as error:  # ValueError: the session closed the channel a moment ago
+        except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed a moment ago
             return self._refused(entry, error)
         if receipt is None:
             text = f"assignment {entry.assignment_id}: the coordinator sent no receipt, trying again"
@@ -116,11 +116,11 @@ class Submitter:
         timeout = ANSWER_SECONDS + slowest_seconds(entry.manifest.payload_bytes)
         try:
             for number, answer in enumerate(
-                files.submit(_requests(entry, windows, self.session.log_size), timeout=timeout)
+                files.submit(_requests(entry, windows, self.attendance.log_size), timeout=timeout)
             ):
                 if answer.WhichOneof("message") == "receipt":
                     if answer.HasField("log"):
-                        self.session.saw_log(answer.log)
+                        self.attendance.saw_log(answer.log)
                     return answer.receipt
                 self._note_progress(entry, answer.window.offset, begins=number == 0)
                 windows.put(answer.window)
@@ -144,7 +144,7 @@ class Submitter:
         receipt = signed_detail(error)
         if receipt is not None:
             return self._acknowledged(entry, receipt)
-        refusal = self.session.member.refusal(error)
+        refusal = self.attendance.member.refusal(error)
         self._retry_seconds = max(self._retry_seconds, refusal.retry_seconds)
         fields = {"assignment_id": entry.assignment_id, "reason": refusal.reason, "status": refusal.status}
         text = f"{refusal.status} {refusal.reason}: {refusal.message}"
@@ -159,7 +159,7 @@ class Submitter:
             "dropped", f"assignment {entry.assignment_id}: refused for good, the work is dropped ({text})", **fields
         )
         if stem not in _CLOSED:
-            self.session.decline(entry.assignment_id, refusal.reason, refusal.message, entry.assignment)
+            self.attendance.decline(entry.assignment_id, refusal.reason, refusal.message, entry.assignment)
         self._end(entry)
         self.spool.remove(entry.assignment_id)
         return True

@@ -175,9 +175,9 @@ def run(
     from federation.sketches.base import SketchError
     from federation.tasks import DataError, DataSource, Loading, Part, PartError
     from worker.accomplices import Accomplices
+    from worker.attendance import AttendanceError
     from worker.events import Events
     from worker.policy import Policy, PolicyError
-    from worker.session import SessionError
     from worker.spool import SpoolError
 
     to_standard_error("INFO", "%(asctime)s %(levelname)s %(message)s")
@@ -237,7 +237,7 @@ def run(
             )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: worker.stop())
-        with failing(SessionError):
+        with failing(AttendanceError):
             worker.run()
         logging.getLogger("fedpareto.worker").info("stopped")
 

@@ -26,7 +26,7 @@ from federation.work.base import Shape, Work
 from federation.work.registry import decode
 from worker.assignments import Declined, Order
 from worker.home import Home, HomeError
-from worker.sessions import Sessions
+from worker.memory import WorkerMemory
 
 CODE = Path(__file__).with_name("lottery")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -39,8 +39,8 @@ def _lottery(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def sessions(tmp_path: Path) -> Iterator[Sessions]:
-    made = Sessions(tmp_path / "sessions.db", KEY)
+def memory(tmp_path: Path) -> Iterator[WorkerMemory]:
+    made = WorkerMemory(tmp_path / "memory.db", KEY)
     yield made
     made.close()
 
@@ -63,192 +63,192 @@ def order(
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_a_value_is_there_in_later_phases_of_the_attempt(sessions: Sessions, durable: bool) -> None:
-    sessions.begin(order()).put("share", b"secret", durable=durable)
-    assert sessions.begin(order(0)).get("share") == b"secret"
-    assert sessions.begin(order()).get("another") is None
+def test_a_value_is_there_in_later_phases_of_the_attempt(memory: WorkerMemory, durable: bool) -> None:
+    memory.begin(order()).put("share", b"secret", durable=durable)
+    assert memory.begin(order(0)).get("share") == b"secret"
+    assert memory.begin(order()).get("another") is None
 
 
 def test_only_durable_values_survive_a_restart_and_they_are_encrypted(tmp_path: Path) -> None:
-    path = tmp_path / "sessions.db"
-    first = Sessions(path, KEY)
-    memory = first.begin(order())
-    memory.put("kept", b"a long and secret value", durable=True)
-    memory.put("lost", b"another value")
+    path = tmp_path / "memory.db"
+    first = WorkerMemory(path, KEY)
+    values = first.begin(order())
+    values.put("kept", b"a long and secret value", durable=True)
+    values.put("lost", b"another value")
     first.close()
     assert b"a long and secret value" not in path.read_bytes()
     assert path.stat().st_mode & 0o777 == 0o600
-    second = Sessions(path, KEY)
-    memory = second.begin(order())
-    assert (memory.get("kept"), memory.get("lost")) == (b"a long and secret value", None)
+    second = WorkerMemory(path, KEY)
+    values = second.begin(order())
+    assert (values.get("kept"), values.get("lost")) == (b"a long and secret value", None)
     second.close()
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
-        memory.get("kept")
+        values.get("kept")
 
 
 @pytest.mark.parametrize("later", [{"round_": 1}, {"attempt": 1}])
 def test_values_are_erased_when_a_later_attempt_or_round_begins(
-    sessions: Sessions, tmp_path: Path, later: dict[str, int]
+    memory: WorkerMemory, tmp_path: Path, later: dict[str, int]
 ) -> None:
-    earlier = sessions.begin(order())
+    earlier = memory.begin(order())
     earlier.put("kept", b"value", durable=True)
     earlier.put("held", b"value")
-    other = sessions.begin(order(run="run-2"))
+    other = memory.begin(order(run="run-2"))
     other.put("kept", b"of another run", durable=True)
-    memory = sessions.begin(order(**later))
-    for one in (memory, earlier):
+    values = memory.begin(order(**later))
+    for one in (values, earlier):
         assert (one.get("kept"), one.get("held")) == (None, None)
     assert other.get("kept") == b"of another run"
-    with sqlite3.connect(tmp_path / "sessions.db") as database:
+    with sqlite3.connect(tmp_path / "memory.db") as database:
         assert database.execute("SELECT count(*) FROM kept").fetchone() == (1,)
 
 
-def test_an_attempt_that_was_given_up_is_declined(sessions: Sessions) -> None:
-    sessions.begin(order(attempt=1))
+def test_an_attempt_that_was_given_up_is_declined(memory: WorkerMemory) -> None:
+    memory.begin(order(attempt=1))
     with pytest.raises(Declined, match="attempt 0 at round 0; attempt 1 has begun"):
-        sessions.begin(order())
+        memory.begin(order())
 
 
-def test_values_are_erased_a_day_after_the_last_deadline(sessions: Sessions) -> None:
-    memory = sessions.begin(order(deadline=NOW))
-    memory.put("kept", b"value", durable=True)
-    sessions.begin(order(0, deadline=NOW + timedelta(hours=1)))
-    sessions.sweep(NOW + timedelta(hours=24, minutes=30))
-    assert memory.get("kept") == b"value"
-    sessions.sweep(NOW + timedelta(hours=25, minutes=30))
-    assert memory.get("kept") is None
+def test_values_are_erased_a_day_after_the_last_deadline(memory: WorkerMemory) -> None:
+    values = memory.begin(order(deadline=NOW))
+    values.put("kept", b"value", durable=True)
+    memory.begin(order(0, deadline=NOW + timedelta(hours=1)))
+    memory.sweep(NOW + timedelta(hours=24, minutes=30))
+    assert values.get("kept") == b"value"
+    memory.sweep(NOW + timedelta(hours=25, minutes=30))
+    assert values.get("kept") is None
 
 
-def test_an_attempt_that_begins_after_its_values_were_erased_has_its_new_deadline_only(sessions: Sessions) -> None:
-    sessions.begin(order(deadline=NOW + timedelta(days=10)))
-    sessions.sweep(NOW + timedelta(days=12))
-    memory = sessions.begin(order(deadline=NOW))
-    memory.put("kept", b"value", durable=True)
-    sessions.sweep(NOW + timedelta(days=2))
-    assert memory.get("kept") is None
+def test_an_attempt_that_begins_after_its_values_were_erased_has_its_new_deadline_only(memory: WorkerMemory) -> None:
+    memory.begin(order(deadline=NOW + timedelta(days=10)))
+    memory.sweep(NOW + timedelta(days=12))
+    values = memory.begin(order(deadline=NOW))
+    values.put("kept", b"value", durable=True)
+    memory.sweep(NOW + timedelta(days=2))
+    assert values.get("kept") is None
 
 
-def test_what_the_disk_does_not_take_is_an_error_and_an_erasure_is_tried_again(sessions: Sessions) -> None:
-    memory = sessions.begin(order())
-    memory.put("kept", b"value", durable=True)
+def test_what_the_disk_does_not_take_is_an_error_and_an_erasure_is_tried_again(memory: WorkerMemory) -> None:
+    values = memory.begin(order())
+    values.put("kept", b"value", durable=True)
     with files_of_at_most(100):
-        with pytest.raises(OSError, match=r"sessions\.db cannot be written: disk I/O error"):
-            memory.put("more", b"value", durable=True)
-        with pytest.raises(OSError, match=r"sessions\.db cannot be written"):
-            sessions.answer(order(7))
-        sessions.begin(order(attempt=1))
-    assert memory.get("kept") == b"value"
-    sessions.sweep(NOW)
-    assert memory.get("kept") is None
-    sessions.answer(order(8))
+        with pytest.raises(OSError, match=r"memory\.db cannot be written: disk I/O error"):
+            values.put("more", b"value", durable=True)
+        with pytest.raises(OSError, match=r"memory\.db cannot be written"):
+            memory.answer(order(7))
+        memory.begin(order(attempt=1))
+    assert values.get("kept") == b"value"
+    memory.sweep(NOW)
+    assert values.get("kept") is None
+    memory.answer(order(8))
 
 
 def test_an_erased_value_is_in_no_file_not_even_encrypted(tmp_path: Path) -> None:
-    path = tmp_path / "sessions.db"
-    sessions = Sessions(path, KEY)
-    sessions.begin(order()).put("kept", b"value", durable=True)
+    path = tmp_path / "memory.db"
+    memory = WorkerMemory(path, KEY)
+    memory.begin(order()).put("kept", b"value", durable=True)
     with sqlite3.connect(path) as database:
         (sealed,) = database.execute("SELECT value FROM kept").fetchone()
     assert sealed in path.read_bytes()
-    sessions.sweep(NOW + timedelta(days=2))
+    memory.sweep(NOW + timedelta(days=2))
     assert not [file for file in tmp_path.iterdir() if sealed in file.read_bytes()]
-    assert (tmp_path / "sessions.db-journal").read_bytes() == b""
-    sessions.close()
+    assert (tmp_path / "memory.db-journal").read_bytes() == b""
+    memory.close()
 
 
-def test_the_values_of_one_private_round_are_erased_and_no_others(sessions: Sessions, tmp_path: Path) -> None:
+def test_the_values_of_one_private_round_are_erased_and_no_others(memory: WorkerMemory, tmp_path: Path) -> None:
     made = order()
-    memory = sessions.begin(made)
+    values = memory.begin(made)
     for name in ("first/secret", "second/secret", "first"):
-        memory.put(name, name.encode(), durable=True)
-        memory.put(f"{name}/held", b"value")
-    other = sessions.begin(order(run="run-2"))
+        values.put(name, name.encode(), durable=True)
+        values.put(f"{name}/held", b"value")
+    other = memory.begin(order(run="run-2"))
     other.put("first/secret", b"of another run", durable=True)
-    sessions.forget(made.manifest, "")
-    sessions.forget(made.manifest, "first/")
-    assert [memory.get(name) for name in ("first/secret", "first/secret/held", "first/held")] == [None] * 3
-    assert [memory.get(name) for name in ("second/secret", "first")] == [b"second/secret", b"first"]
-    assert memory.get("second/secret/held") == b"value"
+    memory.forget(made.manifest, "")
+    memory.forget(made.manifest, "first/")
+    assert [values.get(name) for name in ("first/secret", "first/secret/held", "first/held")] == [None] * 3
+    assert [values.get(name) for name in ("second/secret", "first")] == [b"second/secret", b"first"]
+    assert values.get("second/secret/held") == b"value"
     assert other.get("first/secret") == b"of another run"
 
 
 def test_a_private_round_ends_a_day_after_its_reply_by_the_own_clock_whatever_its_deadline(tmp_path: Path) -> None:
-    path, made = tmp_path / "sessions.db", order(deadline=NOW + timedelta(days=1000))
-    first = Sessions(path, KEY, lambda: NOW)
-    memory = first.begin(made)
+    path, made = tmp_path / "memory.db", order(deadline=NOW + timedelta(days=1000))
+    first = WorkerMemory(path, KEY, lambda: NOW)
+    values = first.begin(made)
     for name in ("first/secret", "second/secret"):
-        memory.put(name, b"value", durable=True)
+        values.put(name, b"value", durable=True)
     first.end_after(made.manifest, "first/", timedelta(days=1))
     first.sweep(NOW)
-    assert memory.get("first/secret") == b"value"
+    assert values.get("first/secret") == b"value"
     first.clock = lambda: NOW + timedelta(hours=20)
     first.end_after(made.manifest, "first/", timedelta(days=1))  # the same reply once more
     first.close()
-    second = Sessions(path, KEY, lambda: NOW + timedelta(hours=25))
+    second = WorkerMemory(path, KEY, lambda: NOW + timedelta(hours=25))
     second.sweep(NOW)
-    memory = second.begin(made)
-    assert (memory.get("first/secret"), memory.get("second/secret")) == (None, b"value")
-    memory.put("first/secret", b"of a later step", durable=True)
+    values = second.begin(made)
+    assert (values.get("first/secret"), values.get("second/secret")) == (None, b"value")
+    values.put("first/secret", b"of a later step", durable=True)
     second.sweep(NOW)
-    assert memory.get("first/secret") == b"of a later step", "it ends once"
+    assert values.get("first/secret") == b"of a later step", "it ends once"
     second.close()
 
 
-def test_a_private_round_that_the_disk_does_not_let_go_is_erased_later(sessions: Sessions, tmp_path: Path) -> None:
+def test_a_private_round_that_the_disk_does_not_let_go_is_erased_later(memory: WorkerMemory, tmp_path: Path) -> None:
     made = order()
-    memory = sessions.begin(made)
-    memory.put("first/secret", b"value", durable=True)
-    sessions._connection.execute("PRAGMA busy_timeout = 0")
-    with closing(sqlite3.connect(tmp_path / "sessions.db", isolation_level=None)) as another:
+    values = memory.begin(made)
+    values.put("first/secret", b"value", durable=True)
+    memory._connection.execute("PRAGMA busy_timeout = 0")
+    with closing(sqlite3.connect(tmp_path / "memory.db", isolation_level=None)) as another:
         another.execute("BEGIN IMMEDIATE")
-        sessions.forget(made.manifest, "first/")
-        assert memory.get("first/secret") == b"value"
-    sessions.sweep(NOW)
-    assert memory.get("first/secret") is None
-    memory.put("first/secret", b"of a later step", durable=True)
-    sessions.sweep(NOW)
-    assert memory.get("first/secret") == b"of a later step", "it is erased once"
+        memory.forget(made.manifest, "first/")
+        assert values.get("first/secret") == b"value"
+    memory.sweep(NOW)
+    assert values.get("first/secret") is None
+    values.put("first/secret", b"of a later step", durable=True)
+    memory.sweep(NOW)
+    assert values.get("first/secret") == b"of a later step", "it is erased once"
 
 
 def test_a_value_of_another_key_or_place_is_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "sessions.db"
-    first = Sessions(path, KEY)
+    path = tmp_path / "memory.db"
+    first = WorkerMemory(path, KEY)
     first.begin(order()).put("kept", b"value", durable=True)
     first.close()
     with sqlite3.connect(path) as database:
         database.execute("UPDATE kept SET name = 'moved'")
     for key in (KEY, Ed25519PrivateKey.generate()):
-        second = Sessions(path, key)
+        second = WorkerMemory(path, key)
         with pytest.raises(HomeError, match="damaged"):
             second.begin(order()).get("moved")
         second.close()
 
 
 def test_a_damaged_database_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "sessions.db"
+    path = tmp_path / "memory.db"
     path.write_bytes(b"no database" * 100)
-    with pytest.raises(HomeError, match=r"sessions\.db is damaged"):
-        Sessions(path, KEY)
+    with pytest.raises(HomeError, match=r"memory\.db is damaged"):
+        WorkerMemory(path, KEY)
 
 
-def test_a_database_that_is_damaged_later_is_named(sessions: Sessions, tmp_path: Path) -> None:
-    sessions.answer(order(7))
-    (tmp_path / "sessions.db").write_bytes(b"no database" * 1000)
-    with pytest.raises(HomeError, match=r"sessions\.db is damaged"):
-        sessions.answer(order(0))
+def test_a_database_that_is_damaged_later_is_named(memory: WorkerMemory, tmp_path: Path) -> None:
+    memory.answer(order(7))
+    (tmp_path / "memory.db").write_bytes(b"no database" * 1000)
+    with pytest.raises(HomeError, match=r"memory\.db is damaged"):
+        memory.answer(order(0))
 
 
 # --- what was answered
 
 
 def test_a_question_is_answered_once_in_an_attempt_also_after_a_restart(tmp_path: Path) -> None:
-    path = tmp_path / "sessions.db"
-    first = Sessions(path, KEY)
+    path = tmp_path / "memory.db"
+    first = WorkerMemory(path, KEY)
     first.answer(order(7))
     first.answer(order(7))  # the same question gets the same answer
     first.answer(order(0))  # another question of the attempt
     first.close()
-    second = Sessions(path, KEY)
+    second = WorkerMemory(path, KEY)
     second.answer(order(7))
     frozen = UnsharedParameters(frozen=["head.*"])
     changed = [{"base_model": digest(b"another")}, {"inputs": [Input(name="note")]}, {"seed": 1}, {"unshared": frozen}]

@@ -45,7 +45,7 @@ CREATE TABLE IF NOT EXISTS answered (
 Key = tuple[str, int, int]  # run, round, attempt
 
 
-class Sessions:
+class WorkerMemory:
     """The rounds that are under way. Any thread may call.
 
     The database at `path` is made when it is missing. The key that encrypts values is derived from the member's signing
@@ -60,7 +60,7 @@ class Sessions:
     ) -> None:
         self._path = path
         self.clock = clock
-        derived = HKDF(SHA256(), 32, salt=None, info=b"fedpareto/v1/worker/sessions")
+        derived = HKDF(SHA256(), 32, salt=None, info=b"fedpareto/v1/worker/memory")
         self._cipher = ChaCha20Poly1305(derived.derive(signing_key.private_bytes_raw()))
         self._lock = threading.RLock()
         self._values: dict[Key, dict[str, bytes]] = {}
@@ -95,7 +95,7 @@ class Sessions:
                 if other != key:
                     self._erase(other)
             self._deadlines[key] = max(order.deadline, self._deadlines.get(key, order.deadline))
-        return _Session(self, key)
+        return _AttemptMemory(self, key)
 
     def answered(self, order: Order) -> bool:
         """Whether the question is on record as one that was answered, or was about to be."""
@@ -233,42 +233,42 @@ class Sessions:
         )
 
 
-class _Session(Memory):
+class _AttemptMemory(Memory):
     """The memory of one attempt."""
 
-    def __init__(self, sessions: Sessions, key: Key) -> None:
-        self._sessions = sessions
+    def __init__(self, whole: WorkerMemory, key: Key) -> None:
+        self._whole = whole
         self._key = key
 
     def get(self, name: str) -> bytes | None:
         """A value; None if there is none. Raises HomeError if another key encrypted it."""
-        sessions = self._sessions
-        with sessions._lock:
-            value = sessions._values.get(self._key, {}).get(name)
+        whole = self._whole
+        with whole._lock:
+            value = whole._values.get(self._key, {}).get(name)
             if value is not None:
                 return value
-            row = sessions._connection.execute(
+            row = whole._connection.execute(
                 "SELECT value FROM kept WHERE run = ? AND round = ? AND attempt = ? AND name = ?", (*self._key, name)
             ).fetchone()
         if row is None:
             return None
         (value,) = row
         try:
-            return sessions._cipher.decrypt(value[:_NONCE_BYTES], value[_NONCE_BYTES:], _bound(self._key, name))
+            return whole._cipher.decrypt(value[:_NONCE_BYTES], value[_NONCE_BYTES:], _bound(self._key, name))
         except InvalidTag as error:
-            raise sessions._damaged(error) from error
+            raise whole._damaged(error) from error
 
     def put(self, name: str, value: bytes, *, durable: bool = False) -> None:
         """Keeps a value, encrypted on the disk if it is durable. Raises OSError if the disk does not take it."""
-        sessions, key = self._sessions, self._key
-        with sessions._lock:
+        whole, key = self._whole, self._key
+        with whole._lock:
             if not durable:
-                sessions._values.setdefault(key, {})[name] = value
+                whole._values.setdefault(key, {})[name] = value
                 return
             nonce = os.urandom(_NONCE_BYTES)
-            sealed = nonce + sessions._cipher.encrypt(nonce, value, _bound(key, name))
-            row = (*key, name, sealed, sessions._deadlines[key].isoformat())
-            with sessions._writing() as connection:
+            sealed = nonce + whole._cipher.encrypt(nonce, value, _bound(key, name))
+            row = (*key, name, sealed, whole._deadlines[key].isoformat())
+            with whole._writing() as connection:
                 connection.execute("INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?, ?)", row)
 
 

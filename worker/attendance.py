@@ -1,4 +1,4 @@
-"""The session: one attendance stream for as long as the worker is up, made again whenever it breaks.
+"""The attendance of a worker: one stream to the coordinator, which is made again each time that it breaks.
 
 The worker dials out and says hello; the coordinator's assignments arrive on the same stream at once. After a
 reconnection the coordinator sends again whatever is still open, so nothing that matters is kept here.
@@ -72,7 +72,7 @@ WRONG_CLOCK_SECONDS = 60.0
 ANSWER_SECONDS = 120.0
 
 
-class SessionError(Exception):
+class AttendanceError(Exception):
     """The coordinator refuses this worker for good; the message says what to do."""
 
 
@@ -80,7 +80,7 @@ class WelcomeRefused(Exception):
     """A first message that this worker does not accept; the message says why."""
 
 
-class Session:
+class Attendance:
     """Attends, and lends its channel to those who fetch and submit.
 
     `rotations` is the file of those of the coordinator's keys; `hello` makes the first message, without its nonce;
@@ -126,11 +126,11 @@ class Session:
         """Attends until `stop`; assignments go to the runner.
 
         Raises:
-            SessionError: the client was revoked, its place is taken, or its certificate has expired.
+            AttendanceError: the client was revoked, its place is taken, or its certificate has expired.
         """
         while not self._stopping:
             if (now := datetime.now(UTC)) >= (not_after := self._member.not_after):
-                raise SessionError(
+                raise AttendanceError(
                     f"this client's certificate expired on {not_after:%Y-%m-%d %H:%M} UTC, and this machine's "
                     f"clock says {now:%Y-%m-%d %H:%M} UTC: set the clock if it is wrong, or else "
                     f"{FINAL_REASONS['certificate-expired']}"
@@ -147,7 +147,7 @@ class Session:
                 continue
             message = escaped(refusal.message)
             if refusal.reason in FINAL_REASONS:
-                raise SessionError(f"{refusal.reason}: {message}; {FINAL_REASONS[refusal.reason]}")
+                raise AttendanceError(f"{refusal.reason}: {message}; {FINAL_REASONS[refusal.reason]}")
             if welcomed:
                 self._patience.reset()
             if welcomed and time.monotonic() - began >= SETTLED_SECONDS:
@@ -328,7 +328,7 @@ class Session:
             channel.close()
 
     def _must_not_be_revoked(self, error: grpc.RpcError) -> None:
-        """Raises SessionError if a refusal carries the coordinator's signed statement that this client was revoked."""
+        """Raises AttendanceError if a refusal carries the coordinator's signed statement of a revocation."""
         envelope = signed_detail(error)
         if envelope is None:
             return
@@ -343,7 +343,7 @@ class Session:
         if manifest.serial:
             what, advice = "this certificate has ended", "use the directory that was renewed, not a copy from before"
         reason = f" ({escaped(manifest.reason)})" if manifest.reason else ""
-        raise SessionError(f"certificate-revoked: {what}{reason}; the coordinator signed it: {advice}")
+        raise AttendanceError(f"certificate-revoked: {what}{reason}; the coordinator signed it: {advice}")
 
     def _requests(
         self, hello: Hello, outbox: "queue.SimpleQueue[AttendRequest | None]", runner: "Runner"
