@@ -1,4 +1,4 @@
-"""Options: the numbers and words that a rule, a stage, an optimiser or an attack takes, as fields of a dataclass."""
+"""Options: numbers and words of a rule, a stage before it, an optimiser or an attack, as fields of a dataclass."""
 
 import dataclasses
 from typing import Any, ClassVar

@@ -219,7 +219,7 @@ class PrivacySpec(Section):
         (), description="numbers that members also show, for rules that read them; their owners must allow it"
     )
     clip: NotNegative = Field(0.0, description="C of fedavg in a sum: updates longer than C are shortened to it")
-    stage_seconds: Seconds = Field(120.0, description="seconds for each stage after the training")
+    stage_seconds: Seconds = Field(120.0, description="seconds for each stage of a session after the training")
     sample_noise: NotNegative = Field(
         0.0,
         description="noise on the gradients of every client's samples (DP-SGD): its standard deviation in units of "

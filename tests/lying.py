@@ -56,7 +56,7 @@ def _garbled(work: StageWork, client: Client, row: Array, values: list[str]) -> 
 
 def _raised(elements: Array, work: Any, client: Client, values: list[str]) -> Array:
     """Adds a number to entries of the Gram matrix: "own", those of this member with others, or "all" of two members."""
-    if work.attempt == 0:
+    if work.opening == 0:
         return elements
     amount, which = values
     first, second = np.triu_indices(len(work.members))
@@ -83,7 +83,7 @@ def _lower_norms(elements: Array, work: Any, client: Client, values: list[str]) 
 
 def _accusing(work: Any, client: Client, result: Result, values: list[str]) -> Result:
     """Accuses the first other members of bad ciphertexts: as many as the value says."""
-    if work.attempt:
+    if work.opening:
         return result
     others = [name for name in work.members if name != client.client_id]
     return replace(result, statement=replace(result.statement, complaints=tuple(others[: int(values[0])])))

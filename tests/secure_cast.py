@@ -148,7 +148,7 @@ class Cast:
         """The replies to a phase, as a fleet gives them."""
         self.phases.append(phase)
         stage = phase.kind.name
-        attempt = getattr(phase, "attempt", 0)
+        opening = getattr(phase, "opening", 0)
         replies, declines = [], {}
         shared = phase.inputs()
         for name in phase.clients or ():
@@ -170,7 +170,7 @@ class Cast:
                 continue
             if self.lie is not None and result is not None:
                 result = self.lie(stage, member, work, result)
-            if result is None or name in self.lost.get((stage, attempt), ()):
+            if result is None or name in self.lost.get((stage, opening), ()):
                 continue
             asked = encode(phase.work(Asked(name, member.objectives, SPEC, 0)))
             if statement_problem(stage, asked, encode_statement(stage, result.statement)):
@@ -179,8 +179,8 @@ class Cast:
                 replies.append(self.reply(member, phase, result))
                 if stage == Stage.READY:
                     self.asked[replies[-1].envelope] = decode(stage, asked, member.shape)
-        self.sent[stage, attempt] = Replies(replies, declines=declines)
-        return self.sent[stage, attempt]
+        self.sent[stage, opening] = Replies(replies, declines=declines)
+        return self.sent[stage, opening]
 
     def reply(self, member: Member, phase: Phase, result: Result) -> Reply:
         """The signed reply."""

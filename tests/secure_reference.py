@@ -213,13 +213,13 @@ def vectors() -> dict[str, Any]:
     }
 
     # OPEN
-    out["view_open"] = [H(b"open", view1, number(attempt), *names(IDS)).hex() for attempt in range(3)]
+    out["view_open"] = [H(b"open", view1, number(opening), *names(IDS)).hex() for opening in range(3)]
     pairs = [(a, b) for i, a in enumerate(IDS) for b in IDS[i:]]
     bound = math.isqrt(3 * 2**52 // (ROWS * len(IDS)))
     out["noise bound"] = bound
     out["open"], total = {}, [[0] * len(pairs), [0] * len(pairs)]
-    for attempt in (1, 2):
-        view = H(b"open", view1, number(attempt), *names(IDS))
+    for opening in (1, 2):
+        view = H(b"open", view1, number(opening), *names(IDS))
         for i, name in enumerate(IDS):
             factor, noise = weight(P, list(x.values()), i), Bytes(kdf(SECRETS[name], "noise", view))
             elements = []
@@ -233,8 +233,8 @@ def vectors() -> dict[str, Any]:
                     sign = 1 if name.encode() == smaller else -1
                     elements = [element + sign * stream.element(P) for element in elements]
             elements = [element % P for element in elements]
-            out["open"][f"{name} {attempt}"] = packed(P, elements).hex()
-            total[attempt - 1] = [(a + b) % P for a, b in zip(total[attempt - 1], elements, strict=True)]
+            out["open"][f"{name} {opening}"] = packed(P, elements).hex()
+            total[opening - 1] = [(a + b) % P for a, b in zip(total[opening - 1], elements, strict=True)]
     out["gram"] = [[value - P if value > P // 2 else value for value in elements] for elements in total]
 
     # MASK

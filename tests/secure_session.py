@@ -112,8 +112,8 @@ class Session:
 
     # --- OPEN
 
-    def opening(self, name: str, W: Sequence[str], attempt: int) -> Elements:
-        view = hashing.view_open(self.view1, attempt, W)
+    def opening(self, name: str, W: Sequence[str], opening: int) -> Elements:
+        view = hashing.view_open(self.view1, opening, W)
         return openings.opening(
             np.stack([self.held[name][dealer].sketch for dealer in W]),
             {other: self.points[other] for other in W},
@@ -122,8 +122,8 @@ class Session:
             openings.open_masks(name, self.keys[name].c, {other: self.keys[other].public.c for other in W}, view),
         )
 
-    def gram(self, W: Sequence[str], attempt: int = 1) -> Reals:
-        return openings.gram((self.opening(name, W, attempt) for name in W), len(W))
+    def gram(self, W: Sequence[str], opening: int = 1) -> Reals:
+        return openings.gram((self.opening(name, W, opening) for name in W), len(W))
 
     # --- MASK
 

@@ -29,7 +29,7 @@ def scaled(factor: float, *stages: Stage) -> Callable[..., Result]:
     """A member whose vector is longer by a factor, from the end of the first stage to the end of the second."""
 
     def lie(stage: str, member: Member, work: Work, result: Result) -> Result:
-        if member.name == CHEAT and getattr(work, "attempt", 0) == 0:
+        if member.name == CHEAT and getattr(work, "opening", 0) == 0:
             for place, change in zip(stages, (1 / factor, factor), strict=False):
                 if stage == place.value:
                     (name,) = [name for name in member.memory.values if name.endswith("/divisor")]
@@ -40,11 +40,11 @@ def scaled(factor: float, *stages: Stage) -> Callable[..., Result]:
     return lie
 
 
-def rows(stage: Stage, change: Callable[[Array], Array], *who: str, attempt: int = 0) -> Callable[..., Result]:
+def rows(stage: Stage, change: Callable[[Array], Array], *who: str, opening: int = 0) -> Callable[..., Result]:
     """Members that change the payload of a stage."""
 
     def lie(at: str, member: Member, work: Work, result: Result) -> Result:
-        if at == stage.value and member.name in (who or (CHEAT,)) and getattr(work, "attempt", 0) == attempt:
+        if at == stage.value and member.name in (who or (CHEAT,)) and getattr(work, "opening", 0) == opening:
             return replace(result, rows={name: change(row.copy()) for name, row in result.rows.items()})
         return result
 
@@ -126,15 +126,15 @@ def test_too_many_wrong_shares_void_the_session_and_name_nobody(mode: Mode) -> N
 
 
 def test_entries_of_the_gram_matrix_can_be_shifted_a_little() -> None:
-    assert outcome(cast(M, assumed=2, lie=rows(Stage.OPEN, shifted(0.1), attempt=1)), Mode.PRIVATE)[0] == "passes"
-    assert outcome(cast(M, assumed=2, lie=rows(Stage.OPEN, shifted(3.0), attempt=1)), Mode.PRIVATE)[0] == "void"
+    assert outcome(cast(M, assumed=2, lie=rows(Stage.OPEN, shifted(0.1), opening=1)), Mode.PRIVATE)[0] == "passes"
+    assert outcome(cast(M, assumed=2, lie=rows(Stage.OPEN, shifted(3.0), opening=1)), Mode.PRIVATE)[0] == "void"
 
 
 def accusing(who: Mapping[str, tuple[str, ...]]) -> Callable[..., Result]:
     """Members that accuse others of bad ciphertexts."""
 
     def lie(stage: str, member: Member, work: Work, result: Result) -> Result:
-        if stage == Stage.OPEN.value and getattr(work, "attempt", 0) == 0 and member.name in who:
+        if stage == Stage.OPEN.value and getattr(work, "opening", 0) == 0 and member.name in who:
             return replace(result, statement=replace(result.statement, complaints=who[member.name]))
         return result
 

@@ -92,10 +92,10 @@ def test_masked_vectors_have_the_distribution_of_any_vectors_with_the_same_sum(a
     assert same_distribution(pairs(bare, 8), pairs(high[1], 8)) < 1e-9, "without masks it would show"
 
 
-def known_elements(played: Session, name: str, attempt: int) -> Elements:
+def known_elements(played: Session, name: str, opening: int) -> Elements:
     """A member's elements of an opening without the masks that the spy knows."""
-    view, spy = hashing.view_open(played.view1, attempt, played.ids), played.ids[SPY]
-    elements = played.opening(name, played.ids, attempt)
+    view, spy = hashing.view_open(played.view1, opening, played.ids), played.ids[SPY]
+    elements = played.opening(name, played.ids, opening)
     for mask in openings.open_masks(name, played.keys[name].c, {spy: played.keys[spy].public.c}, view):
         words = Stream(mask.key).elements(F_P, len(elements))
         elements = F_P.sub(elements, words) if mask.sign > 0 else F_P.add(elements, words)
@@ -122,7 +122,7 @@ def test_a_malformed_dealer_learns_one_number_of_each_member_in_an_opening_with_
     """Its shares lie on no polynomial. The answers add up to a linear functional of each honest sketch, and noise."""
     played = session(5, Mode.PRIVATE, 300)
     names = played.ids
-    honest = {attempt: played.gram(W, attempt) for attempt, W in ((1, names), (2, names[:4]))}
+    honest = {opening: played.gram(W, opening) for opening, W in ((1, names), (2, names[:4]))}
     rng = np.random.default_rng(2)
     spy = names[SPY]
     forged = {name: rng.integers(0, F_P.modulus, played.k, dtype=np.uint64) for name in names}
@@ -130,9 +130,9 @@ def test_a_malformed_dealer_learns_one_number_of_each_member_in_an_opening_with_
         held = played.held[name][spy]
         played.held[name][spy] = DealShares(held.sigma_b, held.sigma_s, forged[name])
     left: dict[int, list[int]] = {}
-    for attempt, W in ((1, names), (2, names[:4])):
-        view, m = hashing.view_open(played.view1, attempt, W), len(W)
-        total = sum((played.opening(name, W, attempt) for name in W), start=np.zeros(m * (m + 1) // 2, np.uint64))
+    for opening, W in ((1, names), (2, names[:4])):
+        view, m = hashing.view_open(played.view1, opening, W), len(W)
+        total = sum((played.opening(name, W, opening) for name in W), start=np.zeros(m * (m + 1) // 2, np.uint64))
         opened = np.zeros((m, m), np.uint64)
         opened[np.triu_indices(m)] = total % np.uint64(F_P.modulus)
         L = weights(F_P, [played.points[name] for name in W])
@@ -145,12 +145,12 @@ def test_a_malformed_dealer_learns_one_number_of_each_member_in_an_opening_with_
                 product = sum(int(x) * int(y) for x, y in zip(forged[name], shares, strict=True))
                 functional += int(L[i]) * product
             assert (int(opened[0, j]) - functional - int(added[0, j])) % F_P.modulus == 0
-        left[attempt] = added[0, 1:4].tolist()
+        left[opening] = added[0, 1:4].tolist()
         rest = np.ldexp(F_P.decode(opened[np.triu_indices(m)]).astype(np.float64), -28)
         mine = np.zeros((m, m))
         mine[np.triu_indices(m)] = rest
         upper = np.triu_indices(m - 1)
-        assert (mine[1:, 1:][upper] == honest[attempt][1:, 1:][upper]).all(), "nothing more of the others"
+        assert (mine[1:, 1:][upper] == honest[opening][1:, 1:][upper]).all(), "nothing more of the others"
     assert not set(left[1]) & set(left[2])
 
 
@@ -167,7 +167,7 @@ def test_of_no_member_do_the_replies_hold_enough_shares_of_both_mask_secrets(mod
     # both losses would void the session
     fatal = {(Stage.OPEN, 2), *([(Stage.CONFIRM, 0)] if mode is Mode.VERIFIED else [])}
     stages = [place for place in STAGES if place not in fatal]
-    late = {(stage.value, attempt): [f"silo-{i:02}"] for i, (stage, attempt) in enumerate(stages)}
+    late = {(stage.value, opening): [f"silo-{i:02}"] for i, (stage, opening) in enumerate(stages)}
     scene = cast(20, lost=late, lie=keep)
     told = play(scene, mode).record
     on_record = b"".join(replies)

@@ -221,14 +221,14 @@ def private() -> Session:
 
 
 def test_openings_add_up_to_the_exact_products_and_the_noise(private: Session) -> None:
-    for attempt, W in ((1, private.ids), (2, private.ids[1:])):
-        view = hashing.view_open(private.view1, attempt, W)
+    for opening, W in ((1, private.ids), (2, private.ids[1:])):
+        view = hashing.view_open(private.view1, opening, W)
         total = np.zeros(len(W) * (len(W) + 1) // 2, np.int64)
         for name in W:
             total += noise(private.secrets[name], view, private.k, len(W))
         q = np.stack([F_P.decode(private.sketches[name]) for name in W])
         total += (q @ q.T)[np.triu_indices(len(W))]
-        G = private.gram(W, attempt)
+        G = private.gram(W, opening)
         assert np.ldexp(G[np.triu_indices(len(W))], 28).tolist() == total.tolist()
         assert (G == G.T).all()
         U = np.stack([private.updates[name] for name in W])
@@ -237,7 +237,7 @@ def test_openings_add_up_to_the_exact_products_and_the_noise(private: Session) -
 
 
 def test_members_with_different_views_open_nothing(private: Session) -> None:
-    """One of five is told another W, or another attempt."""
+    """One of five is told another W, or another opening."""
     W = private.ids
     answers = {name: private.opening(name, W, 1) for name in W}
     honest = sum(answers.values(), start=np.zeros(15, np.uint64)) % np.uint64(F_P.modulus)
@@ -254,8 +254,8 @@ def test_noise_is_bounded_and_differs_between_pairs_attempts_and_members() -> No
             assert noise_bound(k, W) == math.floor(2**28 * math.sqrt(3 / (k * W)) / 4)
     draws = []
     for secret in (b"a" * 32, b"b" * 32):
-        for attempt in (1, 2):
-            view = hashing.view_open(b"view1", attempt, [str(i) for i in range(10, 60)])
+        for opening in (1, 2):
+            view = hashing.view_open(b"view1", opening, [str(i) for i in range(10, 60)])
             draws.append(noise(secret, view, 1600, 50))
     bound = noise_bound(1600, 50)
     for drawn in draws:

@@ -49,7 +49,7 @@ class Liar:
         self.reasons: dict[str, dict[str, str]] = {}
 
     def change(self, stage: str, member: Member, work: Work, inputs: Inputs) -> Question:
-        name = f"{stage}/{getattr(work, 'attempt', 0)}"
+        name = f"{stage}/{getattr(work, 'opening', 0)}"
         if member.name == VICTIM:
             self.questions[name] = (work, inputs)
             for what, wrong in self.tries.get(name, {}).items():
@@ -225,7 +225,7 @@ def test_lists_coefficients_and_digests_that_a_coordinator_changes_are_declined(
         secure_open__1={
             "grown": of(lambda work: {"members": (*work.members, "silo-99")}),
             "too few": of(lambda work: {"members": work.members[:3]}),
-            "attempt 2 first": but(attempt=2),
+            "opening 2 first": but(opening=2),
         },
         secure_mask__0={
             "other members": of(lambda work: {"members": work.members[:-1], "coefficients": work.coefficients[:-1]}),
@@ -253,7 +253,7 @@ def test_lists_coefficients_and_digests_that_a_coordinator_changes_are_declined(
         },
     )
     assert reasons["secure-open/0"] == dict.fromkeys(("too few", "unsorted", "without me"), "members")
-    assert reasons["secure-open/1"] == {"grown": "members", "too few": "members", "attempt 2 first": "stage"}
+    assert reasons["secure-open/1"] == {"grown": "members", "too few": "members", "opening 2 first": "stage"}
     assert reasons["secure-mask/0"] == {
         "other members": "members",
         "my share": "share-rule",
@@ -324,7 +324,7 @@ def test_a_stage_that_is_asked_again_gets_the_same_bytes_and_another_question_no
                 earlier = next(iter(first.values()))[0]
                 assert tried(member, earlier) == "stage"
             member.memory.values, member.asked = state
-            first[f"{stage}/{getattr(work, 'attempt', 0)}"] = ((work, inputs), result)
+            first[f"{stage}/{getattr(work, 'opening', 0)}"] = ((work, inputs), result)
         return work, inputs
 
     scene.change = change
@@ -401,8 +401,8 @@ def test_a_member_killed_at_any_write_gives_the_same_bytes_or_drops_out(mode: Mo
     play(undisturbed, mode)
     writes = undisturbed.members[VICTIM].memory.writes
     expected = {
-        (stage, attempt, reply.client_id): (reply.statement, [row.tobytes() for row in reply.rows])
-        for (stage, attempt), replies in undisturbed.sent.items()
+        (stage, opening, reply.client_id): (reply.statement, [row.tobytes() for row in reply.rows])
+        for (stage, opening), replies in undisturbed.sent.items()
         for reply in replies
     }
     assert writes > 8
@@ -422,10 +422,10 @@ def test_a_member_killed_at_any_write_gives_the_same_bytes_or_drops_out(mode: Mo
         victim.do = restarted  # type: ignore[method-assign]
         total = play(scene, mode)
         if VICTIM in total.record.survivors:
-            for (stage, attempt), replies in scene.sent.items():
+            for (stage, opening), replies in scene.sent.items():
                 for reply in replies:
                     same = (reply.statement, [row.tobytes() for row in reply.rows])
-                    assert same == expected[stage, attempt, reply.client_id], (place, stage)
+                    assert same == expected[stage, opening, reply.client_id], (place, stage)
         else:
             assert scene.declined
 

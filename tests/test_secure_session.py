@@ -39,17 +39,17 @@ def test_the_gram_matrix_is_close_to_that_of_the_unit_updates(mode: Mode) -> Non
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("stage", "attempt"), STAGES)
-def test_a_member_that_is_lost_at_a_stage_costs_nothing_but_its_update(mode: Mode, stage: Stage, attempt: int) -> None:
+@pytest.mark.parametrize(("stage", "opening"), STAGES)
+def test_a_member_that_is_lost_at_a_stage_costs_nothing_but_its_update(mode: Mode, stage: Stage, opening: int) -> None:
     gone = names([2])
-    scene = cast(8, assumed=1, lost={(stage.value, attempt): gone})
+    scene = cast(8, assumed=1, lost={(stage.value, opening): gone})
     if (mode, stage) == (Mode.VERIFIED, Stage.CONFIRM):
         with pytest.raises(Voided, match="lost before the second sketch was shared: silo-02"):
             play(scene, mode)
         return
     total = play(scene, mode)
     assert np.array_equal(total.words, exact(scene, total))
-    unused = (mode is Mode.SUM and attempt > 0) or (stage, attempt) == (Stage.OPEN, 2)
+    unused = (mode is Mode.SUM and opening > 0) or (stage, opening) == (Stage.OPEN, 2)
     counts = unused or stage in (Stage.CONFIRM, Stage.UNMASK)
     assert (gone[0] in total.record.survivors) == counts
 

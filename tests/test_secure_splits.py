@@ -93,11 +93,11 @@ def test_of_one_list_the_same_question_is_answered() -> None:
 def test_openings_come_in_order_and_there_are_two() -> None:
     liar = Liar(Mode.PRIVATE)
 
-    def opening(attempt: int, of_members: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Any:
+    def opening(opening: int, of_members: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Any:
         def changed(work: Any, inputs: Inputs) -> Question:
             first = liar.questions["secure-open/1"][0]
             members = of_members(first.members)  # type: ignore[attr-defined]
-            return replace(first, attempt=attempt, members=members), {}  # type: ignore[call-arg]
+            return replace(first, opening=opening, members=members), {}  # type: ignore[call-arg]
 
         return changed
 

@@ -59,7 +59,7 @@ def test_rules_over_the_gram_matrix_are_accepted(name: str, secure: str) -> None
         (spec("fedmgda+", "sum"), 'fedmgda\\+ needs the Gram matrix: use "private" or "verified"'),
         (spec("fedavg", "sum"), "privacy.clip: fedavg needs the length"),
         (spec("fedavg-n", "sum", privacy="clip = 1.0"), "privacy.clip"),
-        (spec("fedavg-n", "sum", algorithm='pre = ["nnm"]'), "leave the stages out"),
+        (spec("fedavg-n", "sum", algorithm='pre = ["nnm"]'), "leave out the stages before the rule"),
         (spec("fedmgda+", "private", algorithm='pre = ["arc"]'), "arc clips by the lengths"),
         (spec("dual-cone", "private", algorithm="tau = 2"), "leave tau out"),
         (spec("afl", "sum"), 'privacy.disclose: afl needs "loss"'),

@@ -1,4 +1,4 @@
-"""The numbers of a cohort, the share rule, and who is left after attempt 0 of OPEN."""
+"""The numbers of a cohort, the share rule, and who is left after opening 0."""
 
 from collections.abc import Collection, Mapping
 from itertools import combinations

@@ -44,14 +44,14 @@ def computed() -> dict[str, Any]:
     out["commitments"] = {name: hashing.commitment(key.sigma_b).hex() for name, key in keys.items()}
     out["sketches"] = {name: F_P.decode(values).tolist() for name, values in session.sketches.items()}
     out["deal"] = {name: payload.hex() for name, payload in session.dealt.items()}
-    out["view_open"] = [hashing.view_open(session.view1, attempt, IDS).hex() for attempt in range(3)]
+    out["view_open"] = [hashing.view_open(session.view1, opening, IDS).hex() for opening in range(3)]
     out["noise bound"] = openings.noise_bound(reference.ROWS, len(IDS))
     out["open"] = {
-        f"{name} {attempt}": payloads.pack_open(session.opening(name, IDS, attempt)).hex()
-        for attempt in (1, 2)
+        f"{name} {opening}": payloads.pack_open(session.opening(name, IDS, opening)).hex()
+        for opening in (1, 2)
         for name in IDS
     }
-    out["gram"] = [triangle(session.gram(IDS, attempt)) for attempt in (1, 2)]
+    out["gram"] = [triangle(session.gram(IDS, opening)) for opening in (1, 2)]
     view_mask = session.view_mask(COEFFICIENTS)
     out["view_mask"] = view_mask.hex()
     words = {name: session.masked(name, COEFFICIENTS) for name in IDS}

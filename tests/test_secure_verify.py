@@ -69,12 +69,12 @@ Edit = Callable[[SecureEvidence], SecureEvidence]
 READY, DEAL, OPEN, MASK, CONFIRM, UNMASK = Stage
 
 
-def reply_of(stage: Stage, attempt: int = 0, session: int = 0, **fields: Any) -> Edit:
+def reply_of(stage: Stage, opening: int = 0, session: int = 0, **fields: Any) -> Edit:
     """Another first reply to a stage of a session."""
 
     def edited(found: SecureEvidence) -> SecureEvidence:
         replies = list(found.replies)
-        place = next(i for i, one in enumerate(replies) if _is(one, found, stage, attempt, session))
+        place = next(i for i, one in enumerate(replies) if _is(one, found, stage, opening, session))
         one: Reply = replies[place]
         if "rows" in fields:
             row = one.rows[0].copy()  # type: ignore[union-attr]
@@ -89,9 +89,9 @@ def reply_of(stage: Stage, attempt: int = 0, session: int = 0, **fields: Any) ->
     return edited
 
 
-def _is(reply: Reply, found: SecureEvidence, stage: Stage, attempt: int, session: int) -> bool:
+def _is(reply: Reply, found: SecureEvidence, stage: Stage, opening: int, session: int) -> bool:
     said = reply.statement
-    return (said.session, said.stage, said.attempt) == (found.sessions[session].session, stage, attempt)
+    return (said.session, said.stage, said.opening) == (found.sessions[session].session, stage, opening)
 
 
 def of_record(function: Callable[[Any], dict[str, Any]], place: int = 0) -> Edit:
@@ -117,7 +117,7 @@ def without(stage: Stage, session: int = 0) -> Edit:
     """Without the first reply to a stage."""
 
     def edited(found: SecureEvidence) -> SecureEvidence:
-        gone = next(one for one in found.replies if _is(one, found, stage, one.statement.attempt, session))
+        gone = next(one for one in found.replies if _is(one, found, stage, one.statement.opening, session))
         return replace(found, replies=[one for one in found.replies if one is not gone])
 
     return edited

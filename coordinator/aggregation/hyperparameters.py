@@ -1,4 +1,4 @@
-"""Hyper-parameters: the options of a rule or of a stage, and the values that a run specification gives them."""
+"""Hyper-parameters: the options of a rule, or of a stage before it, and their values in a run specification."""
 
 import dataclasses
 from types import UnionType

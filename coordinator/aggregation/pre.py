@@ -1,4 +1,4 @@
-"""Stages: operations on the updates before the rule is applied, in Gram space.
+"""Stages before the rule: operations on the updates, in Gram space.
 
 Each stage replaces the rows U by W U, with W from K alone. The rule then answers for W U, and c W is the answer for U.
 """

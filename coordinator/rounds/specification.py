@@ -92,7 +92,8 @@ def must_suit_private_rounds(spec: RunSpec, rule: Algorithm) -> None:
     mixing = [stage.name for stage in rule.stages if stage.name not in ("normalise", "clip")]
     require(
         not (rule.stages and rule.private == "sum"),
-        f"secure: algorithm.pre: {rule.name} sums updates of length 1 in a private round; leave the stages out",
+        f"secure: algorithm.pre: {rule.name} sums updates of length 1 in a private round; "
+        "leave out the stages before the rule",
     )
     require("arc" not in mixing, "secure: algorithm.pre: arc clips by the lengths of updates, which stay hidden")
     require(

@@ -99,7 +99,7 @@ def private_round(
         session: its digest.
         targets: the members that are attacked.
         probes: the vectors that colluders deal in place of their sketches, (2 t, k), each of length 1: the first t are
-            opened in attempt 1, the others, by malformed shares, in attempt 2. None without colluders.
+            opened in opening 1, the others, by malformed shares, in opening 2. None without colluders.
     """
     m = len(units)
     X = sketches(S, units)
@@ -109,11 +109,11 @@ def private_round(
         return PrivateRound(gram, a, weighted_sum(units, a), np.empty((targets, 0)))
     probed = []
     gram = np.empty((m, m))
-    for attempt, dealt in enumerate(np.split(probes, 2)):
+    for opening, dealt in enumerate(np.split(probes, 2)):
         members = np.vstack([X[:targets], dealt])
-        noise = opening_noise(secrets[:targets], session + bytes([attempt]), len(S), m)
+        noise = opening_noise(secrets[:targets], session + bytes([opening]), len(S), m)
         opened = members @ members.T + noise
         probed.append(opened[:targets, targets:])
-        gram = gram if attempt else opened
+        gram = gram if opening else opened
     a = coefficients(gram, m)
     return PrivateRound(gram, a, weighted_sum(units[:targets], a[:targets]), np.hstack(probed))

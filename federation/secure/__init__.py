@@ -1,9 +1,9 @@
 """Private rounds: arithmetic and byte formats that the coordinator and its members share.
 
 In a private round, the coordinator learns the Gram matrix of sketches of unit updates and one weighted sum of the
-updates, and nothing else of them. The stages are READY, DEAL, OPEN (attempts 0, 1, 2), MASK, CONFIRM and UNMASK. The
-modules hold pure functions and frozen dataclasses; they know no messages, no network and no storage. Sections are those
-of docs/private-protocol.md.
+updates, and nothing else of them. The stages of a session are READY, DEAL, OPEN (openings 0 to 2), MASK, CONFIRM and
+UNMASK. The modules hold pure functions and frozen dataclasses, without messages, network and storage. Sections are
+those of docs/private-protocol.md.
 
 The primitives are those of `cryptography`, and BLAKE3. No random generator is used: all randomness is derived from a
 member's secret (`derivation`). Python and NumPy do not compute in constant time: integers of Python take a time that

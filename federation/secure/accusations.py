@@ -1,4 +1,4 @@
-"""The members that are left in W after attempt 0 of OPEN (section 2.4): a pure function of answers and accusations.
+"""The members that are left in W after opening 0 (section 2.4): a pure function of answers and accusations.
 
 Members leave in this order: those that did not answer; those accused by more than t; those that accuse more than t;
 then, through the remaining pairs (accuser, accused) in sorted order, both of a pair if both are still in. So each of at
@@ -45,7 +45,7 @@ def check(dealt: Collection[str], accuser: str, accused: Collection[str]) -> Non
 
 
 def shrink(dealt: Collection[str], answers: Mapping[str, Collection[str]], t: int) -> Left:
-    """W after attempt 0.
+    """W after opening 0.
 
     Args:
         dealt: the ids of the members that dealt.

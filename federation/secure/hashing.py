@@ -3,7 +3,7 @@
     H(parts)  = BLAKE3 of, for each part, its length (8 bytes, big-endian) and its bytes
     session   = H("session", terms)
     view1     = H("view1", session, list of ids, then c, s of each)
-    view_open = H("open", view1, attempt, list W)
+    view_open = H("open", view1, opening, list W)
     view_mask = H("mask", view1, list W, list a)
     final     = H("final", view_mask, list V, list of digests of y, tau1, BLAKE3(tau2))
 
@@ -97,13 +97,13 @@ def view1(session: bytes, keys: Mapping[str, PublicKeys]) -> bytes:
     return hash_parts(b"view1", session, *members(ids), *shown)
 
 
-def view_open(view1: bytes, attempt: int, W: Sequence[str]) -> bytes:
-    """The view of an attempt at OPEN, 0 to 2, over the members W.
+def view_open(view1: bytes, opening: int, W: Sequence[str]) -> bytes:
+    """The view of an opening, 0 to 2, over the members W.
 
     Raises:
         Malformed: W is not sorted.
     """
-    return hash_parts(b"open", view1, integer(attempt), *members(W))
+    return hash_parts(b"open", view1, integer(opening), *members(W))
 
 
 def view_mask(view1: bytes, W: Sequence[str], coefficients: Sequence[int]) -> bytes:

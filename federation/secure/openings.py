@@ -4,8 +4,8 @@
 
 X_w(i) are the shares that i holds of w's sketch, L_i is the Lagrange weight at 0 over all of W, PRG_ij comes from
 DH(c_i, c_j) and view_open. The answers of all of W add up to 2^28 G + noise. The noise is uniform on the integers
-[-B, B], independent for each pair (a, b) and each attempt, derived from the member's secret under view_open; equal
-noise in both attempts would open a colluder's number exactly. B = floor(2^28 sqrt(3 / (k |W|)) / 4), computed in
+[-B, B], independent for each pair (a, b) and each opening, derived from the member's secret under view_open; equal
+noise in both openings would open a colluder's number exactly. B = floor(2^28 sqrt(3 / (k |W|)) / 4), computed in
 integers: the noise of all is a quarter of the sketch's own error.
 """
 
@@ -31,11 +31,11 @@ def noise_bound(rows: int, members: int) -> int:
 
 
 def noise(secret: bytes, view_open: bytes, rows: int, members: int) -> Integers:
-    """The noise of a member in one attempt, for each pair, (|W| (|W| + 1) / 2,).
+    """The noise of a member in one opening, for each pair, (|W| (|W| + 1) / 2,).
 
     Args:
         secret: the member's own secret of the session.
-        view_open: the view of the attempt.
+        view_open: the view of the opening.
         rows: k of the sketch.
         members: |W|.
     """
@@ -50,7 +50,7 @@ def open_masks(me: str, private: X25519PrivateKey, publics: Mapping[str, bytes],
         me: the member's id.
         private: its c_i.
         publics: c_j of each member of W, by id; the member's own is not used.
-        view_open: the view of the attempt.
+        view_open: the view of the opening.
 
     Raises:
         Malformed: a public key is refused.
@@ -69,8 +69,8 @@ def opening(shares: Elements, points: Mapping[str, int], me: str, noise: Integer
         shares: X_w(i) for each w of W in order, (|W|, k).
         points: x_j of each member of W.
         me: the member's id.
-        noise: its noise in this attempt.
-        masks: its masks in this attempt.
+        noise: its noise in this opening.
+        masks: its masks in this opening.
     """
     ids = sorted(points)
     weight = weights(F_P, [points[name] for name in ids])[ids.index(me)]

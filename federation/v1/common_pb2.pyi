@@ -1287,7 +1287,9 @@ class StepManifest(_message.Message):
 
     @_builtins.property
     def code(self) -> _containers.RepeatedCompositeFieldContainer[Global___Code]:
-        """The code that made the step: first that of the algorithm, then that of each stage and sketch of another package."""
+        """The code that made the step: first that of the algorithm, then that of each stage before the rule, and of each
+        sketch, of another package.
+        """
 
     @_builtins.property
     def secure(self) -> _containers.RepeatedCompositeFieldContainer[Global___SecureSession]:
@@ -1402,7 +1404,7 @@ Global___SecureSession: _TypeAlias = SecureSession  # noqa: Y015
 
 @_typing.final
 class Code(_message.Message):
-    """The code of an algorithm, a stage or a sketch."""
+    """The code of an algorithm, a stage before the rule or a sketch."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

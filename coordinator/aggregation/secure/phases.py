@@ -1,4 +1,4 @@
-"""The stages of a private round as phases: whom each asks, for what, and how many replies it needs."""
+"""The stages of a session as phases: whom each asks, for what, and how many replies it needs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from federation.work.secure.terms import SessionTerms
 
 @dataclass(frozen=True, kw_only=True)
 class StagePhase(Phase):
-    """A stage. All that are asked may reply; with fewer than `needed` replies the round is skipped."""
+    """A stage of a session. All that are asked may reply; with fewer than `needed` replies the round is skipped."""
 
     needed: int = 0
 
@@ -72,15 +72,15 @@ class Dealing(_Later):
 
 @dataclass(frozen=True, kw_only=True)
 class Opening(_Later):
-    """An attempt at OPEN over W."""
+    """OPEN over the members W; `opening` is its number, 0 to 2."""
 
     kind = Open
 
-    attempt: int
+    opening: int
     members: tuple[str, ...]
 
     def work(self, asked: Asked) -> Open:
-        return Open(session=self.session, attempt=self.attempt, members=self.members)
+        return Open(session=self.session, opening=self.opening, members=self.members)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -130,9 +130,9 @@ class _Session:
         self.gram: Reals | None = None
         if self.mode is Mode.SUM:
             return
-        for attempt in (1, 2):
-            replies = yield Opening(session=self.digest, attempt=attempt, members=self.W, clients=self.W)
-            view = hashing.view_open(self.view1, attempt, self.W)
+        for opening in (1, 2):
+            replies = yield Opening(session=self.digest, opening=opening, members=self.W, clients=self.W)
+            view = hashing.view_open(self.view1, opening, self.W)
             answers = self._unpacked(self._agreeing(replies, view))
             self.consulted += [reply for reply in replies if reply.client_id in answers]
             if len(answers) == len(self.W):
@@ -148,7 +148,7 @@ class _Session:
         senders = self.W
         replies = yield Opening(
             session=self.digest,
-            attempt=0,
+            opening=0,
             members=senders,
             clients=senders,
             ciphertexts=_inbox(self.dealt, self.ids, deal_bytes(self.cohort.k)),

@@ -195,12 +195,12 @@ class _Answers:
 
     def to(self, phase: Phase) -> Replies:
         """The replies to a phase."""
-        stage, attempt = Stage(phase.kind.name), int(getattr(phase, "attempt", 0))
+        stage, opening = Stage(phase.kind.name), int(getattr(phase, "opening", 0))
         session = hashing.session(phase.terms_bytes) if isinstance(phase, Readying) else getattr(phase, "session", b"")
         found = []
         for reply in self.replies:
             said = reply.statement
-            if (said.session, said.stage, said.attempt) == (session, stage, attempt):
+            if (said.session, said.stage, said.opening) == (session, stage, opening):
                 if phase.clients is not None and reply.client_id not in phase.clients:
                     raise Unverified(f"{reply.client_id} replied to {stage.value}, and was not asked")
                 work = phase.work(Asked(reply.client_id, reply.objectives, self.spec, self.context.number))

@@ -1,4 +1,4 @@
-"""The kinds "secure-...": the stages of a private round, from the member's side.
+"""The kinds "secure-...": the stages of a session, from the member's side.
 
 | module | what it holds |
 |---|---|

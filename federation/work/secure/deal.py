@@ -68,49 +68,49 @@ class Deal(StageWork):
 
 @dataclass(frozen=True, kw_only=True)
 class Open(StageWork):
-    """OPEN: attempt 0 says whose ciphertexts are bad, attempts 1 and 2 open the Gram matrix over the members W."""
+    """OPEN: opening 0 says whose ciphertexts are bad, openings 1 and 2 open the Gram matrix over the members W."""
 
     name: ClassVar[str] = Stage.OPEN.value
     doing: ClassVar[str] = "opening the Gram matrix"
     stage: ClassVar[Stage] = Stage.OPEN
 
-    attempt: int
+    opening: int
     members: tuple[str, ...]
 
     @property
     def place(self) -> int:
-        return self.attempt
+        return self.opening
 
     def rows(self, shape: Shape) -> tuple[RowSchema, ...]:
-        if not 0 <= self.attempt <= 2:
-            raise WorkError(f"there is no attempt {self.attempt} at {self.name}")
-        if self.attempt == 0:
+        if not 0 <= self.opening <= 2:
+            raise WorkError(f"{self.name} has the openings 0 to 2, and no opening {self.opening}")
+        if self.opening == 0:
             return ()
         return (RowSchema("elements", 4 * payloads.pair_count(len(self.members)), "U8"),)
 
     def input_sizes(self, shape: Shape) -> Mapping[str, int]:
-        return {} if self.attempt else {CIPHERTEXTS: LARGEST * deal_bytes(32 * LARGEST)}
+        return {} if self.opening else {CIPHERTEXTS: LARGEST * deal_bytes(32 * LARGEST)}
 
     def reply(self, client: Client, journal: Journal) -> tuple[dict[str, Array], Statement]:
         me, cohort = client.client_id, journal.thresholds
-        if self.attempt == 0:
+        if self.opening == 0:
             refusals.check_members(self.members, journal.ids, me, cohort.n_min)
             held, bad = self._received(client, journal)
             journal.keep_shares(held)
             journal.agree(Stage.OPEN, 0, {"W": list(self.members), "held": sorted(held)})
             return {}, self.said(view=hashing.view_open(journal.view1, 0, self.members), complaints=tuple(bad))
         require(cohort.mode is not Mode.SUM, "stage", "a session of the mode sum opens no Gram matrix")
-        before = journal.agreed(Stage.OPEN, self.attempt - 1)["W"]
+        before = journal.agreed(Stage.OPEN, self.opening - 1)["W"]
         refusals.check_members(self.members, before, me, cohort.n_min)
         require(
-            self.attempt == 1 or len(self.members) < len(before), "members", "the second opening needs fewer members"
+            self.opening == 1 or len(self.members) < len(before), "members", "the second opening needs fewer members"
         )
         shares = np.stack([one.sketch for one in journal.shares(self.members)])
         evaluation = journal.agreed(Stage.READY)["evaluation"]
         refusals.check_sessions(client, self.session.hex(), evaluation=evaluation, count=True)
-        journal.agree(Stage.OPEN, self.attempt, {"W": list(self.members)})
+        journal.agree(Stage.OPEN, self.opening, {"W": list(self.members)})
         view, publics, points = (
-            hashing.view_open(journal.view1, self.attempt, self.members),
+            hashing.view_open(journal.view1, self.opening, self.members),
             journal.publics,
             journal.points,
         )

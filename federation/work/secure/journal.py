@@ -89,28 +89,28 @@ class Journal:
 
     # --- what was agreed, stage by stage
 
-    def facts(self, stage: Stage, attempt: int = 0) -> dict[str, Any] | None:
+    def facts(self, stage: Stage, opening: int = 0) -> dict[str, Any] | None:
         """What was agreed at a stage; None when it has not been reached."""
-        value = self._get(f"facts/{stage.place(attempt)}")
+        value = self._get(f"facts/{stage.place(opening)}")
         if value is None:
             return None
         found: dict[str, Any] = json.loads(value)
         return found
 
-    def agreed(self, stage: Stage, attempt: int = 0) -> dict[str, Any]:
+    def agreed(self, stage: Stage, opening: int = 0) -> dict[str, Any]:
         """What was agreed at a stage. Raises WorkError when it has not been reached."""
-        found = self.facts(stage, attempt)
+        found = self.facts(stage, opening)
         if found is None:
-            raise WorkError(f"this member has not answered {stage.value}, attempt {attempt}", reason="stage")
+            raise WorkError(f"this member has not answered {stage.value}, opening {opening}", reason="stage")
         return found
 
-    def agree(self, stage: Stage, attempt: int, facts: Mapping[str, Any]) -> None:
+    def agree(self, stage: Stage, opening: int, facts: Mapping[str, Any]) -> None:
         """Keeps what is agreed at a stage, before it is answered."""
-        self._put(f"facts/{stage.place(attempt)}", json.dumps(dict(facts), sort_keys=True).encode())
+        self._put(f"facts/{stage.place(opening)}", json.dumps(dict(facts), sort_keys=True).encode())
 
     def reached(self) -> int:
         """The place of the last stage that was answered; -1 before the first."""
-        places = (stage.place(attempt) for stage in Stage for attempt in range(3))
+        places = (stage.place(opening) for stage in Stage for opening in range(3))
         return max((place for place in places if self._get(f"facts/{place}") is not None), default=-1)
 
     # --- the cohort

@@ -114,9 +114,9 @@ def check_sessions(client: Client, session: str, *, evaluation: bool, count: boo
             site.ledger.add(SessionEntry(session, origin.run_id, origin.task, origin.base_model, evaluation))
 
 
-def check_order(journal: Journal, stage: Stage, attempt: int, *, again: bool) -> None:
+def check_order(journal: Journal, stage: Stage, opening: int, *, again: bool) -> None:
     """Stages only go forward; the last one may be asked again."""
-    reached, place = journal.reached(), stage.place(attempt)
+    reached, place = journal.reached(), stage.place(opening)
     require(
         place > reached or (place == reached and again),
         "stage",

@@ -1,4 +1,4 @@
-"""What the stages after READY have in common."""
+"""What the stages of a session after READY have in common."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ class StageWork(Work):
 
     @property
     def place(self) -> int:
-        """The attempt at the stage; only OPEN has several."""
+        """The number of the opening; 0 at stages other than OPEN."""
         return 0
 
     def once(self) -> str:
@@ -70,7 +70,7 @@ class StageWork(Work):
 
     def said(self, **fields: object) -> Statement:
         """A statement of this stage."""
-        return Statement(session=self.session, stage=self.stage, attempt=self.place, **fields)  # type: ignore[arg-type]
+        return Statement(session=self.session, stage=self.stage, opening=self.place, **fields)  # type: ignore[arg-type]
 
 
 def channel(journal: Journal, other: str) -> bytes:

@@ -42,7 +42,7 @@ class Mask(StageWork):
     def reply(self, client: Client, journal: Journal) -> tuple[dict[str, Array], Statement]:
         me, cohort, ready = client.client_id, journal.thresholds, journal.agreed(Stage.READY)
         require(self.length == ready["length"], "terms", f"the terms say {ready['length']} coordinates")
-        last = next((found for attempt in (2, 1, 0) if (found := journal.facts(Stage.OPEN, attempt))), None)
+        last = next((found for opening in (2, 1, 0) if (found := journal.facts(Stage.OPEN, opening))), None)
         require(last is not None, "stage", "nothing was opened")
         before = (last or {})["W"]
         refusals.check_members(self.members, before, me, cohort.n_min)

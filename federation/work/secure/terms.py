@@ -8,7 +8,7 @@ from federation.work.base import Work
 
 
 class Stage(StrEnum):
-    """The stages in their order; the value is the name of the kind of work."""
+    """The stages of a session in their order; the value is the name of the kind of work."""
 
     READY = "secure-ready"
     DEAL = "secure-deal"
@@ -17,9 +17,9 @@ class Stage(StrEnum):
     CONFIRM = "secure-confirm"
     UNMASK = "secure-unmask"
 
-    def place(self, attempt: int = 0) -> int:
-        """Where an attempt at a stage stands in the order of all; only OPEN has attempts, 0 to 2."""
-        return 3 * list(Stage).index(self) + attempt
+    def place(self, opening: int = 0) -> int:
+        """The place of a stage in the order of all; OPEN has three places, one for each opening."""
+        return 3 * list(Stage).index(self) + opening
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Statement:
 
     session: bytes
     stage: Stage
-    attempt: int = 0
+    opening: int = 0
     keys: bytes = b""
     commitment: bytes = b""
     view: bytes = b""

@@ -1,4 +1,4 @@
-"""The stages of a private round as messages, and back."""
+"""The stages of a session as messages, and back."""
 
 from typing import Any
 
@@ -81,7 +81,7 @@ def statement_to_proto(said: Statement) -> SecureStatement:
     return SecureStatement(
         session=said.session,
         stage=said.stage.value,
-        attempt=said.attempt,
+        opening=said.opening,
         keys=said.keys,
         commitment=said.commitment,
         view=said.view,
@@ -94,7 +94,7 @@ def statement_from_proto(message: SecureStatement) -> Statement:
     return Statement(
         session=message.session,
         stage=Stage(message.stage),
-        attempt=message.attempt,
+        opening=message.opening,
         keys=message.keys,
         commitment=message.commitment,
         view=message.view,
@@ -126,11 +126,11 @@ def _deal_from_proto(message: SecureDealWork, shape: Shape) -> Deal:
 
 
 def _open_to_proto(work: Open) -> SecureOpenWork:
-    return SecureOpenWork(session=work.session, attempt=work.attempt, members=work.members)
+    return SecureOpenWork(session=work.session, opening=work.opening, members=work.members)
 
 
 def _open_from_proto(message: SecureOpenWork, shape: Shape) -> Open:
-    return Open(session=message.session, attempt=message.attempt, members=tuple(message.members))
+    return Open(session=message.session, opening=message.opening, members=tuple(message.members))
 
 
 def _mask_to_proto(work: Mask) -> SecureMaskWork:
@@ -176,13 +176,13 @@ def problem(asked: Any, said: Statement) -> str:
     """What is wrong with a statement as the answer to the message of a stage; empty when nothing is."""
     session = hashing.session(asked.terms) if isinstance(asked, SecureReadyWork) else asked.session
     stage = next(stage for stage, kind in KINDS.items() if kind.message is type(asked))
-    if (said.session, said.stage, said.attempt) != (session, stage, getattr(asked, "attempt", 0)):
-        return "the statement is of another session, stage or attempt"
+    if (said.session, said.stage, said.opening) != (session, stage, getattr(asked, "opening", 0)):
+        return "the statement is of another session, stage or opening"
     if len(said.view) != (0 if said.stage is Stage.READY else hashing.DIGEST):
         return f"the view has {len(said.view)} bytes"
     if len(said.commitment) != (hashing.DIGEST if said.stage is Stage.DEAL else 0):
         return f"the commitment has {len(said.commitment)} bytes"
-    if said.complaints and (said.stage, said.attempt) != (Stage.OPEN, 0):
+    if said.complaints and (said.stage, said.opening) != (Stage.OPEN, 0):
         return "there are complaints at a stage that takes none"
     if len(said.keys) != (2 * hashing.KEY if said.stage is Stage.READY else 0):
         return f"the keys have {len(said.keys)} bytes"
