@@ -159,6 +159,9 @@ def _perform(console: "Console", rehearsal: "Rehearsal", rounds: int, seed: int,
     _found(console, rehearsal)
     with connect(rehearsal.home / "admin") as stub:
         _enroll(console, rehearsal, stub)
+        if "private" in parts:  # workers read the roster when they start
+            with _step(console, "the owners pin a roster", "every owner has pinned the keys of all members"):
+                rehearsal.pin_rosters()
         if "attack" in parts:
             for attack in (ATTACK, ""):
                 _cast(console, rehearsal, stub, attack)
@@ -199,10 +202,9 @@ def _found(console: "Console", rehearsal: "Rehearsal") -> None:
 
 def _enroll(console: "Console", rehearsal: "Rehearsal", stub: "AdminStub") -> None:
     count = len(rehearsal.names)
-    joined = f"{count} members have their certificates, each its own part of the data, and a roster of all keys"
+    joined = f"{count} members have their certificates, and each its own part of the data"
     with _step(console, f"{count} members join, each with a join string and keys of its own", joined):
         rehearsal.enroll(stub)
-        rehearsal.pin_rosters()
 
 
 @contextmanager
