@@ -84,17 +84,78 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_release_check_compares_versions_and_wants_entries_in_the_changelog(release_check: Any, tree: Path) -> None:
+def test_the_release_check_compares_versions(release_check: Any, tree: Path) -> None:
     release = release_check.Release(tree, tree / "out")
     assert release_check.check_version(release) == release.version
-    assert "entries under [Unreleased]" in release_check.check_changelog(release)
     compose = tree / "compose.yaml"
     compose.write_text(compose.read_text().replace(f"fedpareto:{release.version}", "fedpareto:9.9.9"))
     with pytest.raises(release_check.StepError, match=r"compose\.yaml names the images \['9\.9\.9'"):
         release_check.check_version(release)
-    (tree / "CHANGELOG.md").write_text("## [Unreleased]\n")
-    with pytest.raises(release_check.StepError, match=r"no entry under"):
-        release_check.check_changelog(release)
+
+
+@pytest.mark.parametrize(
+    ("changelog", "error", "message"),
+    [
+        (
+            "## [Unreleased]\n\n### Added\n\n- a\n- b\n",
+            "ToDoError",
+            "rename [Unreleased], with 2 entries, to [VERSION]",
+        ),
+        ("## [Unreleased]\n", "StepError", "no entry under [VERSION] or [Unreleased]"),
+        (
+            "## [Unreleased]\n\n- a\n\n## [VERSION] - 2026-11-23\n\n- b\n",
+            "StepError",
+            "has 1 entries under [Unreleased]",
+        ),
+        ("## [VERSION] - 2026-11-23\n\n- b\n", "StepError", "begin a new [Unreleased]"),
+        ("## [Unreleased]\n\n## [VERSION]\n\n- b\n", "StepError", "lacks the date"),
+        ("## [Unreleased]\n\n## [VERSION] - 2026-11-23\n", "StepError", "no entry under [VERSION]"),
+        ("## [Unreleased]\n\n## [VERSION] - 2026-11-23\n\n- b\n- c\n\n## [0.0.1] - 2026-01-01\n\n- d\n", "", ""),
+    ],
+)
+def test_the_release_check_wants_all_entries_of_the_changelog_under_the_version_with_its_date(
+    release_check: Any, tree: Path, changelog: str, error: str, message: str
+) -> None:
+    release = release_check.Release(tree, tree / "out")
+    (tree / "CHANGELOG.md").write_text(changelog.replace("VERSION", release.version))
+    if error:
+        with pytest.raises(getattr(release_check, error), match=re.escape(message.replace("VERSION", release.version))):
+            release_check.check_changelog(release)
+    else:
+        assert release_check.check_changelog(release) == f"2 entries under [{release.version}] - 2026-11-23"
+
+
+def test_a_step_that_is_still_to_do_is_not_ok_and_fails_the_release_check(
+    release_check: Any, tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tree / "CHANGELOG.md").write_text("## [Unreleased]\n\n- a\n")
+    monkeypatch.setattr(sys, "argv", ["release_check", "--root", str(tree), "--only", "changelog"])
+    with pytest.raises(SystemExit) as end:
+        release_check.main()
+    assert end.value.code == 1
+    assert capsys.readouterr().out.startswith("changelog    to do at release: rename [Unreleased]")
+
+
+@pytest.mark.parametrize("builder", ["", "docker"])
+def test_both_images_are_built_where_a_builder_runs(
+    release_check: Any, tree: Path, monkeypatch: pytest.MonkeyPatch, builder: str
+) -> None:
+    release, tools = release_check.Release(tree, tree / "out"), tree / "tools"
+    tools.mkdir()
+    monkeypatch.setenv("PATH", str(tools))
+    if builder:  # it writes down what it is asked
+        (tools / builder).write_text('#!/bin/sh\necho "$@" >> asked\n')
+        (tools / builder).chmod(0o755)
+        monkeypatch.chdir(tree)
+    for name, extras in (("image", ""), ("image-torch", "torch")):
+        tag = f"fedpareto:{release.version}" + (f"-{extras}" if extras else "")
+        if builder:
+            assert release_check.STEPS[name](release) == f"{tag} by docker"
+            asked = (tree / "asked").read_text().splitlines()
+            assert asked[-1] == f"build --tag {tag} --build-arg EXTRAS={extras} ."
+        else:
+            with pytest.raises(release_check.ImpossibleError, match="neither docker nor podman"):
+                release_check.STEPS[name](release)
 
 
 def test_the_release_check_says_what_is_not_possible_here_and_why(release_check: Any, tree: Path) -> None:
@@ -111,12 +172,15 @@ def test_the_release_check_says_what_is_not_possible_here_and_why(release_check:
     }
 
 
-def test_a_tag_that_exists_fails_the_release_check(release_check: Any, tree: Path) -> None:
+def test_a_tag_that_exists_and_uncommitted_changes_fail_the_release_check(release_check: Any, tree: Path) -> None:
     release = release_check.Release(tree, tree / "out")
     author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
     for command in (["init", "--quiet"], ["add", "."], [*author, "commit", "--quiet", "-m", "x"]):
         subprocess.run(["git", *command], cwd=tree, check=True)
     assert f"`git tag --sign v{release.version}` would tag " in release_check.check_tag(release)
+    (tree / "Dockerfile").write_text("")
+    with pytest.raises(release_check.StepError, match="uncommitted changes in Dockerfile"):
+        release_check.check_tag(release)
     subprocess.run(["git", *author, "tag", f"v{release.version}"], cwd=tree, check=True)
     with pytest.raises(release_check.StepError, match="exists; set a new version"):
         release_check.check_tag(release)
@@ -148,5 +212,5 @@ def test_a_bill_of_materials_is_written_as_cyclonedx(release_check: Any, tmp_pat
 
 
 def test_the_checklist_for_releases_has_each_step_of_the_check(release_check: Any) -> None:
-    listed = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/releasing.md").read_text(), re.MULTILINE)
+    listed = re.findall(r"^\| `([\w-]+)` \|", (ROOT / "docs/releasing.md").read_text(), re.MULTILINE)
     assert listed == list(release_check.STEPS)

@@ -2,8 +2,8 @@
 
     python tools/release_check.py [--only STEP ...]
 
-Each step prints `ok`, `failed`, or `not possible here`, with the reason. The wheel and the list of its parts are
-written to build/release. The exit code is 1 if a step failed.
+Each step prints `ok`, `failed`, `to do at release`, or `not possible here`, with the reason. The wheel and the list of
+its parts are written to build/release. The exit code is 1 if a step failed or is still to do.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import tomllib
 import venv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -28,6 +29,10 @@ PIP = ["-m", "pip", "--quiet", "--no-input", "--disable-pip-version-check"]
 
 class StepError(Exception):
     """A step failed; the message says what was found and what to do."""
+
+
+class ToDoError(Exception):
+    """A step that is done only when a version is released; the message says what to do."""
 
 
 class ImpossibleError(Exception):
@@ -99,17 +104,27 @@ def check_version(release: Release) -> str:
 
 
 def check_changelog(release: Release) -> str:
-    """The changelog has entries for this version, under its number or still under Unreleased."""
+    """The changelog has dated entries for this version, and none that would miss the release."""
     text = (release.root / "CHANGELOG.md").read_text()
-    sections = re.split(r"^## \[([^\]]+)\].*$", text, flags=re.MULTILINE)[1:]
     entries = {
-        title: len(re.findall(r"^- ", body, re.MULTILINE))
-        for title, body in zip(sections[::2], sections[1::2], strict=True)
+        heading: len(re.findall(r"^- ", body, re.MULTILINE))
+        for heading, body in re.findall(r"^## (.+)\n((?:(?!## ).*\n?)*)", text, re.MULTILINE)
     }
-    for title in (release.version, "Unreleased"):
-        if entries.get(title):
-            return f"{entries[title]} entries under [{title}]"
-    raise StepError(f"CHANGELOG.md has no entry under [{release.version}] or [Unreleased]")
+    new, version = entries.get("[Unreleased]"), release.version
+    heading = next((heading for heading in entries if heading.startswith(f"[{version}]")), "")
+    if not heading:
+        if new:
+            raise ToDoError(f"rename [Unreleased], with {new} entries, to [{version}] - YYYY-MM-DD")
+        raise StepError(f"CHANGELOG.md has no entry under [{version}] or [Unreleased]")
+    if new is None:
+        raise StepError("CHANGELOG.md: begin a new [Unreleased] for the changes after the release")
+    if new:
+        raise StepError(f"CHANGELOG.md has {new} entries under [Unreleased]: move them to [{version}]")
+    if not re.fullmatch(r"\[[^]]+\] - \d{4}-\d{2}-\d{2}", heading):
+        raise StepError(f"CHANGELOG.md: the heading {heading!r} lacks the date: [{version}] - YYYY-MM-DD")
+    if not entries[heading]:
+        raise StepError(f"CHANGELOG.md has no entry under [{version}]")
+    return f"{entries[heading]} entries under {heading}"
 
 
 def build_wheel(release: Release) -> str:
@@ -141,15 +156,15 @@ def install_wheel(release: Release) -> str:
     return answer
 
 
-def build_image(release: Release) -> str:
-    """Builds the container image, if a builder runs here."""
+def build_image(release: Release, extras: str = "") -> str:
+    """Builds one container image of the Dockerfile, with these extras, if a builder runs here."""
     for builder in ("docker", "podman"):
         if shutil.which(builder):
             info = subprocess.run([builder, "info"], capture_output=True, check=False, stdin=subprocess.DEVNULL)
             if info.returncode:
                 raise ImpossibleError(f"{builder} is installed, but `{builder} info` fails: does its service run?")
-            tag = f"fedpareto:{release.version}"
-            run([builder, "build", "--tag", tag, "."], cwd=release.root)
+            tag = f"fedpareto:{release.version}" + (f"-{extras}" if extras else "")
+            run([builder, "build", "--tag", tag, "--build-arg", f"EXTRAS={extras}", "."], cwd=release.root)
             return f"{tag} by {builder}"
     raise ImpossibleError("neither docker nor podman is installed")
 
@@ -183,7 +198,7 @@ def check_tag(release: Release) -> str:
         raise StepError(f"the tag {tag} exists; set a new version in pyproject.toml")
     changed = run(["git", "status", "--porcelain"], cwd=release.root).splitlines()
     if changed:
-        raise ImpossibleError(f"{len(changed)} files have uncommitted changes, the first is {changed[0][3:]}")
+        raise StepError(f"uncommitted changes in {', '.join(line[3:] for line in changed[:3])}: commit them first")
     return f"`git tag --sign {tag}` would tag {run(['git', 'rev-parse', '--short', 'HEAD'], cwd=release.root).strip()}"
 
 
@@ -193,6 +208,7 @@ STEPS: dict[str, Callable[[Release], str]] = {
     "wheel": build_wheel,
     "install": install_wheel,
     "image": build_image,
+    "image-torch": partial(build_image, extras="torch"),
     "sbom": list_parts,
     "audit": audit,
     "tag": check_tag,
@@ -212,9 +228,11 @@ def main() -> None:
             outcome = f"ok: {STEPS[name](release)}"
         except ImpossibleError as error:
             outcome = f"not possible here: {error}"
+        except ToDoError as error:
+            outcome, failed = f"to do at release: {error}", True
         except StepError as error:
             outcome, failed = f"failed: {error}", True
-        print(f"{name:<10} {outcome}", flush=True)
+        print(f"{name:<12} {outcome}", flush=True)
     sys.exit(failed)
 
 
