@@ -28,7 +28,7 @@ from federation.work.registry import BUILT_IN, STAGES, decode, kind
 from federation.work.secure.terms import Invited, SessionTerms
 from federation.work.secure.wire import terms_bytes
 from federation.work.site import SecurePolicy, SessionEntry, Site
-from worker.home import Home, HomeError
+from worker.home import DiskFull, Home, HomeError
 from worker.policy import Policy, PolicyError
 from worker.roster import Card, Roster
 from worker.round_ledger import RoundLedger
@@ -114,7 +114,7 @@ def test_a_ledger_that_the_disk_does_not_take_or_that_is_damaged_is_an_error(tmp
     with closing(sqlite3.connect(path, isolation_level=None)) as another:
         another.execute("BEGIN EXCLUSIVE")
         ledger._connection.execute("PRAGMA busy_timeout = 0")
-        with pytest.raises(OSError, match=r"private-rounds.db cannot be used: database is locked"):
+        with pytest.raises(DiskFull, match=r"private-rounds.db cannot be used: database is locked"):
             ledger.add(entry("a"))
     ledger.close()
     path.write_bytes(b"no database" * 1000)

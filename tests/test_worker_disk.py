@@ -21,11 +21,11 @@ from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
 from federation.vectors import Layout, update_layout
 from worker.events import Events
-from worker.home import Home
+from worker.home import DiskFull, Home
 from worker.kept import kept_state
 from worker.policy import Policy
 from worker.receipts import append, read_receipts
-from worker.spool import DiskFull, Spool
+from worker.spool import Spool
 
 offers = worker_stage.offers
 model = worker_stage.model

@@ -25,7 +25,7 @@ from federation.vectors import Array, Layout, Vector, to_bytes, update_rows
 from federation.work.base import Shape, Work
 from federation.work.registry import decode
 from worker.assignments import Declined, Order
-from worker.home import Home, HomeError
+from worker.home import DiskFull, Home, HomeError
 from worker.memory import WorkerMemory
 
 CODE = Path(__file__).with_name("lottery")
@@ -132,9 +132,9 @@ def test_what_the_disk_does_not_take_is_an_error_and_an_erasure_is_tried_again(m
     values = memory.begin(order())
     values.put("kept", b"value", durable=True)
     with files_of_at_most(100):
-        with pytest.raises(OSError, match=r"memory\.db cannot be written: disk I/O error"):
+        with pytest.raises(DiskFull, match=r"memory\.db cannot be written: disk I/O error"):
             values.put("more", b"value", durable=True)
-        with pytest.raises(OSError, match=r"memory\.db cannot be written"):
+        with pytest.raises(DiskFull, match=r"memory\.db cannot be written"):
             memory.answer(order(7))
         memory.begin(order(attempt=1))
     assert values.get("kept") == b"value"
@@ -318,3 +318,25 @@ def test_a_message_of_a_protocol_is_answered_while_a_training_goes_on(
     finally:
         trainer.may_go_on.set()
         running.stop()
+
+
+def test_work_whose_memory_the_disk_does_not_take_is_declined(
+    coordinator: ScriptedCoordinator, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    layout, vector = initial_model(task("digits"), seed=0)
+    model = to_bytes(layout, vector)
+    trainer = TorchTrainer(task("digits"), task("digits").load(DataSource()), threads=1)
+    running = Running(Home(tmp_path / "worker"), coordinator.member(), {"digits": trainer})
+    try:
+        running.wait_for("attending")
+        with files_of_at_most(running.home.memory.stat().st_size + 4096):
+            coordinator.assign(ticket(coordinator, layout, model, 1))
+            declined = running.wait_for("declined")[0]
+        assert declined["reason"] == "disk"
+        assert "make room on this worker's disk" in declined["message"]
+        assert "memory.db cannot be written: disk I/O error" in declined["message"]
+        coordinator.assign(ticket(coordinator, layout, model, 2))
+        running.wait_for("receipt")
+    finally:
+        running.stop()
+    assert all(record.exc_info is None for record in caplog.records)

@@ -32,6 +32,7 @@ from worker.attendance import ANSWER_SECONDS, Attendance
 from worker.backoff import Backoff
 from worker.cache import ModelCache, ModelMismatch
 from worker.events import Events
+from worker.home import DiskFull
 from worker.kept import Keeper
 from worker.memory import WorkerMemory, question_digest
 from worker.privacy import SitePrivacy
@@ -85,7 +86,7 @@ class Execution:
         Raises:
             Declined: the work cannot be done.
             TrainingStopped: it was stopped.
-            DiskFull, OSError: the disk does not take what is fetched or computed.
+            OSError: the disk does not take what is fetched, computed or kept.
         """
         manifest, work, trainer = order.manifest, order.work, self.offers[order.manifest.task]
         self.memory.sweep(self.attendance.now())
@@ -270,10 +271,13 @@ def _origin(manifest: AssignmentManifest) -> Origin:
 
 @contextmanager
 def _declining(assignment_id: str) -> Iterator[None]:
-    """Declines an assignment whose work raises an exception, and logs one that is not expected."""
+    """Declines an assignment whose work raises an exception, and logs one that is not expected.
+
+    An OSError is of the owner's own code, and not expected, unless it is a DiskFull.
+    """
     try:
         yield
-    except (TrainingStopped, Declined):
+    except (TrainingStopped, Declined, DiskFull):
         raise
     except Exception as error:
         if reason := reason_of(error):

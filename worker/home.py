@@ -15,6 +15,10 @@ class HomeError(Exception):
     """A directory that cannot be used; the message says why and what to do."""
 
 
+class DiskFull(OSError):
+    """The disk does not take what this worker has to write; the message says what, and why."""
+
+
 class Home:
     """The directory of a worker, made by `fedpareto worker join` with mode 0700, and the paths in it."""
 

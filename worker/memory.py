@@ -24,7 +24,7 @@ from federation.digests import digest
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.work.base import Memory
 from worker.assignments import Declined, Order
-from worker.home import HomeError
+from worker.home import DiskFull, HomeError
 
 KEPT_AFTER_DEADLINE = timedelta(days=1)
 EARLIEST = datetime.min.replace(tzinfo=UTC)
@@ -222,7 +222,7 @@ class WorkerMemory:
         try:
             yield self._connection
         except sqlite3.OperationalError as error:  # a full disk, one that cannot be read or written
-            raise OSError(f"{self._path} cannot be written: {error}") from error
+            raise DiskFull(f"{self._path} cannot be written: {error}") from error
         except sqlite3.DatabaseError as error:
             raise self._damaged(error) from error
 

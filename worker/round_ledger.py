@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from federation.work.site import SessionEntry, SessionLedger
-from worker.home import HomeError, sync_directory
+from worker.home import DiskFull, HomeError, sync_directory
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS sessions (
@@ -74,7 +74,7 @@ class RoundLedger(SessionLedger):
             with self.lock:
                 yield self._connection
         except sqlite3.OperationalError as error:  # a full disk, one that cannot be read or written
-            raise OSError(f"{self._path} cannot be used: {error}") from error
+            raise DiskFull(f"{self._path} cannot be used: {error}") from error
         except sqlite3.DatabaseError as error:
             raise HomeError(
                 f"{self._path} is damaged ({error}): it counts the private rounds of this site, so put back a copy of "

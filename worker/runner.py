@@ -24,7 +24,7 @@ from worker.events import Events
 from worker.execution import Control, Execution
 from worker.policy import Limits
 from worker.progress import Progress
-from worker.spool import DiskFull, Spool
+from worker.spool import Spool
 
 TIDY_SECONDS = 600.0
 
@@ -220,7 +220,7 @@ class Runner:
                 self.finished()
             except Declined as declined:
                 self._decline(declined, job.order.envelope)
-            except (DiskFull, OSError) as error:  # what the owner's own code raises does not get here
+            except OSError as error:  # what the owner's own code raises does not get here
                 full = Declined(job.name, "disk", f"make room on this worker's disk: {error}")
                 self._decline(full, job.order.envelope)
             except TrainingStopped:

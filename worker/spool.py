@@ -22,7 +22,7 @@ from federation.envelope import seal
 from federation.v1.common_pb2 import ReceiptManifest, ReplyManifest, SignedEnvelope
 from federation.vectors import Array, Layout, payload_bytes
 from worker.events import Events
-from worker.home import Home, sync_directory
+from worker.home import DiskFull, Home, sync_directory
 from worker.receipts import append, receipt_line
 
 _ENVELOPE = ".envelope"
@@ -39,10 +39,6 @@ _UNRECORDED = 1000  # receipts
 
 class SpoolError(Exception):
     """A spool that cannot be read; the message names the file."""
-
-
-class DiskFull(Exception):
-    """A reply that neither the disk nor the memory may hold; the message says why."""
 
 
 @dataclass(frozen=True)
