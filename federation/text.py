@@ -1,10 +1,15 @@
-"""Text from outside, made safe to show on a terminal, in a log line or in a table.
+"""Text for people: counts in words, and text from outside, made safe for a terminal, a log line or a table.
 
 A control character can move the cursor or change colours; a bidirectional control can reverse the order of letters; a
 line break can forge a further line of a log.
 """
 
 LIMIT = 1000
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number and its noun: "1 round", "2 rounds"; `plural` is for nouns that take more than an s."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def escaped(text: str, limit: int = LIMIT) -> str:

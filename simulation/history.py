@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session, aliased
 
 from coordinator.rounds.participation import MemberSummary, Outcome, Participation, read_rounds
 from federation.runs import RunSpec
+from federation.text import counted
 from federation.vectors import model_row
 from storage.blobs import BlobStore
 from storage.models import Assignment, Evaluation, Phase, Reply, Round, Run
@@ -65,7 +66,7 @@ class History:
         ended = [record for record in self.round_records if record["state"] in ("COMPLETED", "SKIPPED")]
         skipped = sum(record["state"] == "SKIPPED" for record in ended)
         yield f"{self.spec.name} (run {self.run_id}): {self.state}" + (f", {self.reason}" if self.reason else "")
-        rounds = f"{len(ended)} of {self.spec.rounds} rounds" + (f", {skipped} skipped" if skipped else "")
+        rounds = f"{len(ended)} of {counted(self.spec.rounds, 'round')}" + (f", {skipped} skipped" if skipped else "")
         yield f"  {self.spec.algorithm.name} on {self.spec.task}: {rounds}, in {self.seconds:.1f} s"
         if self.attackers:
             yield f"  attackers: {', '.join(self.attackers)}"

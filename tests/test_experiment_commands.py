@@ -76,7 +76,7 @@ def test_nothing_of_another_specification_is_replaced_unasked_and_no_table_is_em
     )
     code, said = command("compare", "tiny", "--out", out)
     assert code == 2
-    assert "1 finished runs in results/tiny-1-rounds, none of this specification: was it --quick, --rounds N?" in said
+    assert "1 finished run in results/tiny-1-rounds, none of this specification: was it --quick, --rounds N?" in said
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     assert command("compare", "tiny", "--rounds", 1)[0] == 0
     assert command("compare", "tiny", "--quick", "--rounds", 1)[1].startswith(

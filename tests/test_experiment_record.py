@@ -88,7 +88,7 @@ def test_a_table_keeps_the_rows_of_earlier_runs_whose_files_are_gone(out: Path) 
     calls = listed(out)
     shutil.rmtree(out / "runs")
     said = run("small", "--seeds", 2, "--methods", "FedAvg", "--out", out)
-    assert "1 runs, 0 of them done before" in said
+    assert "1 run, 0 of them done before" in said
     for name, own in before.items():
         now = rows(out, name)
         assert [row for row in now if row["seed"] == "1"] == own
@@ -150,7 +150,7 @@ def test_a_run_that_is_made_anew_is_not_restored_after_the_call_was_killed(
     with monkeypatch.context() as patch:
         patch.setattr("experiments.runner.Runner.run", killed)
         assert "killed" in run(*again, "--anew", code=1)
-    assert "1 runs, 0 of them done before" in run(*again)
+    assert "1 run, 0 of them done before" in run(*again)
     assert [len(runs) for _, runs in listed(out)] == [1, 1]
 
 

@@ -14,9 +14,9 @@ from running import refused
 from stage import LAYOUT, Player, Stage, spec
 
 from coordinator.rounds.participation import EndedRound, MemberRound, Outcome, Participation, WarningKind, read_rounds
-from federation.v1.admin_pb2 import GetRunRequest, ListRunsRequest, MemberOutcome
+from federation.v1.admin_pb2 import GetRunRequest, ListRunsRequest, MemberOutcome, MemberSummary
 from federation.v1.common_pb2 import AssignmentManifest
-from fedpareto.cli import admin, render
+from fedpareto.cli import admin, participation, render
 from fedpareto.cli.document import document
 from fedpareto.cli.failure import Failure
 
@@ -147,6 +147,13 @@ def refused_for_zeros(player: Player) -> Callable[[AssignmentManifest], object]:
             player.submit(order, np.zeros(LAYOUT.size, dtype=np.float32))
 
     return send
+
+
+def test_a_single_missed_evaluation_is_told_in_the_singular() -> None:
+    one = MemberSummary(client_id="ann", asked=1, replied=1, evaluations_missed=1, last_reason="slow")
+    assert participation.tally(one) == "ann replied in 1 of 1 round, 1 evaluation missed; round 0: slow"
+    many = MemberSummary(client_id="ben", asked=3, declined=1, evaluations_missed=2)
+    assert "ben replied in 0 of 3 rounds, 1 declined, 2 evaluations missed; " in participation.tally(many)
 
 
 def test_members_that_fail_or_oppose_are_seen_wherever_a_run_is_shown(

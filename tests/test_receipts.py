@@ -107,7 +107,10 @@ def test_the_command_verifies_lists_and_compares(tmp_path: Path) -> None:
     assert "a run run-1 round 1 phase 0: base model m1, previous step s0, accepted" in listed
     assert r"base model m\x1b2" in listed
     assert json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)[0]["base_model"] == "m1"
-    assert "1 occasions compared, 0 disagree" in CliRunner().invoke(app, [*arguments, "--compare", str(same)]).output
+    assert (
+        "1 occasion compared, with 0 disagreements"
+        in CliRunner().invoke(app, [*arguments, "--compare", str(same)]).output
+    )
     result = CliRunner().invoke(app, [*arguments, "--compare", str(other), "--json"])
     assert result.exit_code == 1
     assert json.loads(result.stdout)["disagreements"][0]["theirs"]["base_model"] == "mx"

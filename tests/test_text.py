@@ -2,7 +2,7 @@
 
 import pytest
 
-from federation.text import escaped
+from federation.text import counted, escaped
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,8 @@ def test_letters_of_all_scripts_stay_as_they_are() -> None:
 def test_a_long_text_is_cut_and_says_how_long_it_was() -> None:
     assert escaped("x" * 2000, limit=5) == "xxxxx... (2000 characters)"
     assert escaped("x" * 5, limit=5) == "xxxxx"
+
+
+def test_a_count_of_one_takes_the_singular() -> None:
+    assert [counted(number, "round") for number in range(3)] == ["0 rounds", "1 round", "2 rounds"]
+    assert [counted(number, "reply", "replies") for number in (1, 2)] == ["1 reply", "2 replies"]

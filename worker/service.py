@@ -12,6 +12,7 @@ from functools import partial
 from federation.attacks import Attack, AttackError, attack_seed
 from federation.member_files import MemberFiles
 from federation.tasks import Dataset, DataSource, Splits, task, task_code
+from federation.text import counted
 from federation.training.trainer import Trainer
 from federation.training.trainers import TrainerChoice, trainer_code
 from federation.v1.federation_pb2 import Hello, SessionsLeft, TaskOffer
@@ -155,11 +156,11 @@ class Worker:
         self._offers = offers
         self.clock: Callable[[], datetime] = lambda: datetime.now(UTC)  # of the owner's own machine
 
-        def counted(name: str) -> None:
+        def tell_left(name: str) -> None:
             for beside in site.tasks_beside(name) & set(offers):
                 self._attendance.tell_left(left(beside))
 
-        self._rounds = RoundLedger(home.rounds, counted)
+        self._rounds = RoundLedger(home.rounds, tell_left)
         site = replace(
             _site(pinned_roster(home.roster, member), policy, offers, self._rounds, events),
             stretch=1.0 if attacker is None else attacker.attack.stretch,
@@ -262,7 +263,11 @@ class Worker:
         if attacker is not None:
             events.warn("attack", attacker.warning, attack=str(attacker.attack))
         if waiting := len(spool.entries()):
-            events.tell("spool", f"{waiting} finished replies from before are handed in again", waiting=waiting)
+            events.tell(
+                "spool",
+                f"handed in again: {counted(waiting, 'finished reply', 'finished replies')} from before",
+                waiting=waiting,
+            )
 
     def run(self) -> None:
         """Works until `stop`. The calling thread only waits, so that it is free for signals.

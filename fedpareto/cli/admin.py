@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from federation.text import counted
 from fedpareto.cli import audit, members, officers
 from fedpareto.cli.admin_app import Answer, Home, Late, Reason, RunName, Yes, app, command, confirm, connected, show
 from fedpareto.cli.failure import INTERRUPTED, USAGE, Failure
@@ -111,7 +112,9 @@ def submit(
         else:
             for warning in response.warnings:
                 typer.echo(f"warning: {warning}", err=True)
-            typer.echo(f"run {run.run_id} ({run.name}): {run.parameters:,} parameters, {run.rounds_total} rounds")
+            typer.echo(
+                f"run {run.run_id} ({run.name}): {run.parameters:,} parameters, {counted(run.rounds_total, 'round')}"
+            )
             for next_command in () if watch_it else [*(["resume"] if paused else []), "watch", "rounds"]:
                 typer.echo(f"    fedpareto admin {next_command} {run.run_id}", err=True)
         if watch_it:
@@ -174,7 +177,7 @@ def stop(stub: "AdminStub", run: RunName, reason: Reason = "", yes: Yes = False)
 
     def question() -> str:
         found = stub.GetRun(v1.GetRunRequest(run=run)).run
-        done = f"{found.rounds_done} of {found.rounds_total} rounds done"
+        done = f"{found.rounds_done} of {counted(found.rounds_total, 'round')} done"
         return f"End {found.name} ({found.run_id}), {done}? It cannot go on afterwards."
 
     confirm(yes, question)
@@ -219,9 +222,8 @@ def _follow(stub: "AdminStub", run: str, as_json: bool) -> None:
         typer.echo(f"completed; its model: fedpareto admin export {found.run_id} --out model.safetensors", err=True)
     if silent := participation.silent(found):
         who = "; ".join(map(participation.said, silent))
-        raise Failure(
-            f"{len(silent)} of {len(participation.asked_last(found))} members failed in the last round: {who}"
-        )
+        asked = counted(len(participation.asked_last(found)), "member")
+        raise Failure(f"{len(silent)} of {asked} failed in the last round: {who}")
 
 
 @command(reads=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from federation.text import counted
 from fedpareto.cli.admin_app import Home, Late, app, connected
 from fedpareto.cli.failure import USAGE, Failure
 from fedpareto.cli.options import JsonOption
@@ -119,9 +120,10 @@ def verify(
         checkpoint = {"size": newest.size, "root": newest.root.hex(), "created": newest.created.ToJsonString()}
         typer.echo(document.dumps({**counts, "problems": problems, "checkpoint": checkpoint}))
     else:
-        blobs = "no blobs" if skip_blobs else f"{verified.blobs} blobs"
+        blobs = "no blobs" if skip_blobs else counted(verified.blobs, "blob")
+        entries, rounds = counted(verified.entries, "entry", "entries"), counted(verified.rounds, "round")
         typer.echo(
-            f"{verified.entries} entries, {verified.rounds} rounds and {blobs} verified; the newest checkpoint covers "
+            f"{entries}, {rounds} and {blobs} verified; the newest checkpoint covers "
             f"{newest.size} entries, with root {newest.root.hex()}"
         )
     if problems:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from federation.text import counted
 from fedpareto.cli.coordinator import DEFAULT_HOME, HomeOption, explained, settled
 from fedpareto.cli.failure import Failure, answer, failing
 from fedpareto.cli.options import PassphraseOption, ProgressJsonOption
@@ -35,13 +36,13 @@ def backup_command(
     answer(
         as_json,
         {**content.model_dump(mode="json"), "lost": lost},
-        f"{directory}: {content.runs} runs, {content.log_entries} entries of the audit log, "
-        f"{content.blobs} blobs, {content.bytes / 1e6:.1f} MB",
+        f"{directory}: {counted(content.runs, 'run')}, {content.log_entries} entries of the audit log, "
+        f"{counted(content.blobs, 'blob')}, {content.bytes / 1e6:.1f} MB",
     )
     if lost:
         raise Failure(
-            f"the backup lacks {len(lost)} blobs that the coordinator cannot read, the first one {lost[0]}: see "
-            "`fedpareto admin audit verify`"
+            f"the backup lacks {counted(len(lost), 'blob')} that the coordinator cannot read, the first one {lost[0]}: "
+            "see `fedpareto admin audit verify`"
         )
 
 
@@ -83,7 +84,8 @@ def restore_command(
     answer(
         as_json,
         {"made": content.made.isoformat(), "blobs": content.blobs, "runs": runs, "aside": aside},
-        f"The record is as of {content.made:%Y-%m-%d %H:%M} UTC: {content.runs} runs, {content.blobs} blobs.",
+        f"The record is as of {content.made:%Y-%m-%d %H:%M} UTC: {counted(content.runs, 'run')}, "
+        f"{counted(content.blobs, 'blob')}.",
         *([f"The database that was there is now {aside}."] if aside else []),
         *(f"run {run} goes on with round {number}" for run, number in runs.items()),
         f"Now start the coordinator: fedpareto coordinator serve --home {home}",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from federation.text import counted
 from fedpareto.cli.admin_app import Home, RunName, app, connected, show
 from fedpareto.cli.completion import algorithms
 from fedpareto.cli.failure import USAGE, Failure, answer, failing
@@ -58,7 +59,7 @@ def bundle_command(
         digest = OpenedRun.of(bundle).log.record
         found = {"file": str(out), "record": digest, "size": size, "rounds": bundle.about.rounds}
     words = f"digest of the record {digest}" if digest else "the run has not ended, so its record has no digest yet"
-    show(as_json, found, f"{out}: {size:,} bytes, {found['rounds']} rounds, {words}")
+    show(as_json, found, f"{out}: {size:,} bytes, {counted(found['rounds'], 'round')}, {words}")
 
 
 @app.command("replay")
@@ -197,7 +198,7 @@ def verify_command(
             run = OpenedRun.of(bundle, ca)
             document["members"] = {name: keys.raw[-1].hex() for name, keys in sorted(run.keys.clients.items())}
             trusted = "as you named it" if ca else "which the file itself names; compare it with a member's"
-            say(f"run {about.name} ({about.run_id}) of {about.federation_id}, {about.rounds} rounds")
+            say(f"run {about.name} ({about.run_id}) of {about.federation_id}, {counted(about.rounds, 'round')}")
             say(f"CA {run.keys.ca_fingerprint}, {trusted}")
             for found in _with_progress(run.verify(), about.rounds):
                 rounds.append({"round": found.number, "words": found.words, "missing": list(found.missing)})
@@ -236,7 +237,8 @@ def _of_the_log(log: "RunLog", say: "Callable[[str], None]") -> dict[str, Any]:
     """What is told of a verified log, and the digest of the record."""
     newest = log.newest
     at = newest.created.ToDatetime(tzinfo=UTC)
-    say(f"audit log: {len(log.entries)} entries, under a checkpoint of {newest.size} entries, signed at {at:%F %T} UTC")
+    entries = counted(len(log.entries), "entry", "entries")
+    say(f"audit log: {entries}, under a checkpoint of {newest.size} entries, signed at {at:%F %T} UTC")
     told: dict[str, Any] = {"log": {"entries": len(log.entries), "checkpoint": newest.size, "signed": at.isoformat()}}
     say(f"digest of the record: {log.record or 'none, since the run has not ended'}")
     return told | {"record": log.record}

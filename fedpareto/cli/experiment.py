@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from federation.text import counted
 from fedpareto.cli import completion
 from fedpareto.cli.failure import INTERRUPTED, USAGE, Failure, require
 from fedpareto.cli.options import CodeOption, ProgressJsonOption
@@ -120,7 +121,7 @@ def run_command(
     seconds = experiment.core_seconds([job.cell for job in left], 1)
     estimate = f"; the others take a core about {span(seconds)}" if seconds else ""
     done = len(wanted) - len(left)
-    results.say(console, f"{experiment.title}: {len(wanted)} runs, {done} of them done before{estimate}")
+    results.say(console, f"{experiment.title}: {counted(len(wanted), 'run')}, {done} of them done before{estimate}")
     settings = Settings(data if experiment.data else None, device, backend, experiment.exclude_attackers, jobs)
     finished, failed = runs.make(console, store, settings, left)
     with results.usable(store.directory):
@@ -160,6 +161,6 @@ def compare_command(
         jobs = results.jobs(experiment, experiment.seeds, [], [])
         results.tell_damage(console, store, jobs, "left out")
         if not any(store.find(job) for job in jobs):
-            many = f"{len(store.names())} finished runs in {store.directory}"
+            many = f"{counted(len(store.names()), 'finished run')} in {store.directory}"
             raise Failure(f"{many}, none of this specification: was it --quick, --rounds N?", code=USAGE)
         results.show(console, experiment, store, {}, as_json=as_json)

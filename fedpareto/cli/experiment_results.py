@@ -13,6 +13,7 @@ from experiments import loading, plots, record, tables
 from experiments.definition import Experiment, ExperimentError, slug
 from experiments.derived import derived
 from experiments.results import DamagedError, Job, Store
+from federation.text import counted
 from fedpareto.cli.document import dumps
 from fedpareto.cli.failure import USAGE, Failure
 
@@ -118,7 +119,10 @@ def show(console: Console, experiment: Experiment, store: Store, failed: Mapping
         for table in filter(lambda item: item.rows, shown):
             wide = table.title == experiment.title  # the published columns do not fit into a terminal
             console.print(_rich(tables.comparison(experiment, results, narrow=True) if wide else table))
-        say(console, f"in {store.directory}: table.md, results.csv, curves.csv, run.json, {len(figures)} figures")
+        say(
+            console,
+            f"in {store.directory}: table.md, results.csv, curves.csv, run.json, {counted(len(figures), 'figure')}",
+        )
 
 
 def _rich(table: tables.Table) -> RichTable:

@@ -1,5 +1,6 @@
 """The members' parts in a run: replies, failures and their reasons."""
 
+from federation.text import counted
 from federation.v1.admin_pb2 import MemberOutcome, MemberSummary, Run
 from fedpareto.messages import name_of
 
@@ -41,9 +42,13 @@ def said(member: MemberSummary) -> str:
 
 def tally(member: MemberSummary) -> str:
     """A member's replies and failures in one sentence."""
-    counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name in _FAILURES if (count := getattr(member, name)))
+    counts = ", ".join(
+        f"{counted(count, 'evaluation')} missed" if name == "evaluations_missed" else f"{count} {name}"
+        for name in _FAILURES
+        if (count := getattr(member, name))
+    )
     return (
-        f"{member.client_id} replied in {member.replied} of {member.asked} rounds, {counts}; "
+        f"{member.client_id} replied in {member.replied} of {counted(member.asked, 'round')}, {counts}; "
         f"round {member.last_reason_round}: {reason(member)}"
     )
 

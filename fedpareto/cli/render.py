@@ -6,6 +6,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from federation.text import counted
 from federation.v1.admin_pb2 import (
     Consent,
     GetDiskResponse,
@@ -93,9 +94,8 @@ def _notes(items: Iterable[Run]) -> Iterator[Text]:
         ]
         lines += [Text(f"{run.name}: {participation.tally(member)}", style="yellow") for member in failing[:LISTED]]
         if more := failing[LISTED:]:
-            lines.append(
-                Text(f"{run.name}: {len(more)} more members with failures, see `fedpareto admin run {run.run_id}`")
-            )
+            others = counted(len(more), "more member")
+            lines.append(Text(f"{run.name}: {others} with failures, see `fedpareto admin run {run.run_id}`"))
         yield from lines
 
 
@@ -227,7 +227,7 @@ def indicator(objectives: Sequence[str], serving: Sequence[Serving]) -> Renderab
 
 def disk(item: GetDiskResponse) -> RenderableType:
     """The disk space of the record, of each run and in all."""
-    kept = f"the last {item.keep_rounds} rounds of each run are kept, with the first and the best one"
+    kept = f"each run keeps the last {counted(item.keep_rounds, 'round')}, with the first and the best one"
     summary = Text(
         f"models {size(item.models)}, replies {size(item.replies)}, other blobs {size(item.other)}, "
         f"database {size(item.database)}\n"

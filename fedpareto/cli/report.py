@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from federation.text import counted
 from fedpareto.cli.admin_app import DEFAULT_HOME, AdminHome, RunName
 from fedpareto.cli.failure import USAGE, Failure, failing
 from fedpareto.cli.options import AdminPassphraseOption, ForceOption
@@ -63,7 +64,7 @@ def report_command(
         raise Failure(f"{target} exists: give --force to overwrite it", code=USAGE)
     with failing(OSError, what=f"cannot write {target}"):
         target.write_text(page(data, list(others.values())), encoding="utf-8")
-    typer.echo(f"{target}: {len(data.rounds)} rounds, {len(data.clients)} clients")
+    typer.echo(f"{target}: {counted(len(data.rounds), 'round')}, {counted(len(data.clients), 'client')}")
 
 
 def _must_compare(data: "RunData", other: "RunData") -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from federation.text import counted
 from fedpareto.cli.failure import INTERRUPTED, USAGE, Failure, failing, require
 from fedpareto.cli.options import CodeOption, DataOption, DownloadOption, ProgressJsonOption
 
@@ -135,14 +136,14 @@ def _first_line(error: Exception) -> str:
 def _announce(say: Callable[..., None], simulation: "Simulation", directory: Path) -> None:
     backend = simulation.backend
     why = f" ({backend.why})" if backend.why else ""
-    say(f"{simulation.spec.name}: {simulation.spec.simulation.clients} clients, {backend.name}{why}")
+    say(f"{simulation.spec.name}: {counted(simulation.spec.simulation.clients, 'client')}, {backend.name}{why}")
     for caution in simulation.cautions:
         say(f"caution: {caution}", style="yellow")
     if simulation.attackers:
         first, last = simulation.attackers[0], simulation.attackers[-1]
         who = first if first == last else f"{first} to {last}"
         say(f"{who}: {simulation.spec.simulation.attack}", style="red")
-    done = f", {simulation.done} of {simulation.spec.rounds} rounds done" if simulation.done else ""
+    done = f", {simulation.done} of {counted(simulation.spec.rounds, 'round')} done" if simulation.done else ""
     say(f"run {simulation.run_id} in {directory}{done}")
 
 
@@ -195,11 +196,11 @@ def _summarise(say: Callable[..., None], history: "History", directory: Path) ->
     skipped = sum(record["state"] == "SKIPPED" for record in history.round_records)
     missing = Counter(record["reason"] for record in history.reply_records if not record["accepted"])
     messages = {record["reason"]: record["message"] for record in history.reply_records if record["message"]}
-    say(f"{rounds} rounds in {history.seconds:.1f} s" + (f", {skipped} skipped" if skipped else ""))
+    say(f"{counted(rounds, 'round')} in {history.seconds:.1f} s" + (f", {skipped} skipped" if skipped else ""))
     for warning in history.warnings:
         say(f"warning: {warning}", style="yellow")
     for reason, count in missing.most_common():
         said = f": {messages[reason]}" if reason in messages else ""
-        say(f"{count} replies not accepted, {reason or 'without a reason'}{said}", style="yellow")
+        say(f"{counted(count, 'reply', 'replies')} not accepted, {reason or 'without a reason'}{said}", style="yellow")
     home = shlex.quote(str(directory / "admin"))
     say(f"fedpareto admin --home {home} rounds {history.run_id}", style="dim")

@@ -14,6 +14,7 @@ from federation.plugins import PluginError
 from federation.refusals import Refusal
 from federation.run_sections import ParametersSpec
 from federation.runs import RunSpec, SpecError
+from federation.text import counted
 from federation.v1.admin_pb2 import RunHeader, SubmitRunRequest, SubmitRunResponse
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import Metric
@@ -184,7 +185,7 @@ def show_prospects(response: SubmitRunResponse, as_json: bool) -> None:
         typer.echo(f"disk: about {size(response.disk_needed)} for all rounds; {free} are free for it")
     if len(response.members) < response.minimum:
         raise Failure(
-            f"the run would wait: {len(response.members)} members could be asked, and selection.minimum is "
+            f"the run would wait: {counted(len(response.members), 'member')} could be asked, and selection.minimum is "
             f"{response.minimum}"
         )
     if response.disk_needed > response.disk_free:

@@ -281,7 +281,7 @@ def restored(
 def privacy(home: HomeOption = DEFAULT_HOME, as_json: JsonOption = False) -> None:
     """Show what training with noise has spent of each data set."""
     from federation.accounting import AccountingError
-    from federation.text import escaped
+    from federation.text import counted, escaped
     from worker.home import Home, HomeError
     from worker.policy import Policy, PolicyError
     from worker.privacy import spent
@@ -295,10 +295,12 @@ def privacy(home: HomeOption = DEFAULT_HOME, as_json: JsonOption = False) -> Non
         budget = f" of {one.budget:g}" if one.budget is not None else ", without a budget"
         lines.append(
             f"{one.data_set}: epsilon = {one.epsilon:.4g}{budget} (delta = {one.delta:g}; at most {one.bound:.4g} by "
-            f"Renyi differential privacy) in {len(one.entries)} trainings"
+            f"Renyi differential privacy) in {counted(len(one.entries), 'training')}"
         )
         for part in one.by_run:
-            lines.append(escaped(f"  run {part.run}: {part.steps} steps, noise {part.noise:g}, rate {part.rate:.4g}"))
+            lines.append(
+                escaped(f"  run {part.run}: {counted(part.steps, 'step')}, noise {part.noise:g}, rate {part.rate:.4g}")
+            )
     answer(as_json, [asdict(one) for one in accounts], *lines or ["no training with noise is on record"])
 
 

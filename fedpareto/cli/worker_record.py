@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from federation.text import escaped
+from federation.text import counted, escaped
 from fedpareto.cli.bundle import NOT_VERIFIED
 from fedpareto.cli.failure import Failure, answer, failing
 from fedpareto.cli.options import JsonOption, PassphraseOption
@@ -42,7 +42,7 @@ def receipts_command(
         as_json,
         {"compared": len(both), "disagreements": [{"ours": asdict(a), "theirs": asdict(b)} for a, b in found]},
         *_lines([receipt for pair in found for receipt in pair]),
-        f"{len(both)} occasions compared, {len(found)} disagree",
+        f"{counted(len(both), 'occasion')} compared, with {counted(len(found), 'disagreement')}",
     )
     if found:
         raise Failure(
@@ -157,7 +157,7 @@ def verify_command(
         raise Failure("\n".join(escaped(problem) for problem in problems))
     words = "nothing is wrong; the record could not be verified in full" if missing else "all of it was verified"
     if not as_json:
-        typer.echo(f"{len(held)} receipts of run {escaped(run_id)} compared with {file}: {words}")
+        typer.echo(f"{counted(len(held), 'receipt')} of run {escaped(run_id)} compared with {file}: {words}")
     if missing:
         raise typer.Exit(NOT_VERIFIED)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from coordinator.rounds.metrics import SCORED, delta_m
+from federation.text import counted
 from fedpareto.formatting import number, percent
 from fedpareto.report import charts
 from fedpareto.report.charts import ACCURACY, COLOURS, COSINE, Axis, Format, Series, general
@@ -161,7 +162,7 @@ def _weights(data: RunData) -> Html:
     results = (result for item in data.rounds for result in item.objectives.results)
     left_out = Counter(result.name for result in results if result.left_out)
     how = ", ".join(f"{mode} in {count}" for mode, count in modes.items())
-    without = "".join(f" {name} was left out of {count} rounds." for name, count in left_out.items())
+    without = "".join(f" {name} was left out of {counted(count, 'round')}." for name, count in left_out.items())
     caption = (
         "How much each objective counts in a step. Multi-gradient descent gives weight to an objective "
         "that the others would leave behind: the one whose gradients are short, or stand against the rest. How they "

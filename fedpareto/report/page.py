@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 from coordinator.rounds.metrics import DEFINITIONS
+from federation.text import counted
 from fedpareto.formatting import PERSONALISED, UNKNOWN, number, percent, short, size, when
 from fedpareto.messages import epsilon_of_clients, name_of
 from fedpareto.report.data import RunData
@@ -55,7 +56,7 @@ def page(data: RunData, beside: Sequence[RunData] = ()) -> Html:
 def _state(data: RunData) -> str:
     run = data.run
     reason = f" ({run.reason})" if run.reason else ""
-    return f"{name_of(run, 'state').lower()}{reason}, {run.rounds_done} of {run.rounds_total} rounds"
+    return f"{name_of(run, 'state').lower()}{reason}, {run.rounds_done} of {counted(run.rounds_total, 'round')}"
 
 
 def _beside(runs: Sequence[RunData]) -> str:
