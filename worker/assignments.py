@@ -1,6 +1,6 @@
 """The checks of an assignment: the coordinator signed it, it is for this worker, and the owner allows it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -13,7 +13,7 @@ from federation.sharing import Sharing, SharingError
 from federation.training.own import run_shape
 from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest, CancelManifest, SignedEnvelope
-from federation.work.base import Demand, RowSchema, Shape, Shows, Work, WorkError, payload_layout
+from federation.work.base import RowSchema, Shape, Shows, Work, WorkError, payload_layout
 from federation.work.registry import decode
 from federation.work.site import SecurePolicy, Site
 from worker.policy import Limits
@@ -21,6 +21,9 @@ from worker.policy import Limits
 # A task of a thousand objectives with names of sixty letters takes about 200 KiB.
 MAX_MANIFEST_BYTES = 512 << 10
 MAX_ROUND = 2**31 - 1  # what the coordinator's tables hold
+
+# Why nothing is done for an assignment: the reason and its words; None where its run is accepted.
+Consent = Callable[[AssignmentManifest], tuple[str, str] | None]
 
 
 class Declined(Exception):
@@ -68,7 +71,7 @@ def check_assignment(
     site: Site,
     newest_round: Callable[[str], int | None],
     now: datetime,
-    consent: Callable[[AssignmentManifest], tuple[str, str] | None] = lambda _: None,
+    consent: Consent = lambda _: None,
 ) -> Order:
     """Verifies an assignment against the coordinator's key, then every field that says what to do.
 
@@ -76,85 +79,27 @@ def check_assignment(
     that its owner named, from a model of that task's layout, within the bounds that its owner set.
 
     `newest_round` returns the newest round of a run in which this worker accepted work; `now` is by the coordinator's
-    clock; `consent` says why nothing is done for the run, with a reason, and None where it is accepted.
+    clock.
 
     Raises:
         Declined: with the reason of the first check that failed.
     """
-    if (size := len(envelope.manifest)) > MAX_MANIFEST_BYTES:
-        message = f"an assignment of {size} bytes; at most {MAX_MANIFEST_BYTES}"
-        raise Unverified(_claimed_id(envelope), "limit:manifest", message)
-    try:
-        manifest = member.coordinator.unseal(envelope, AssignmentManifest)
-    except Refusal as refusal:
-        reason = "manifest" if refusal.reason == "manifest" else "signature"
-        message = f"not signed with the key of the coordinator that this client enrolled with ({refusal.message})"
-        raise Unverified(_claimed_id(envelope), reason, message) from None
-
-    def require(holds: bool, reason: str, message: str) -> None:
-        if not holds:
-            raise Declined(manifest.assignment_id, reason, message[:500])
-
-    def require_digest(text: str, reason: str, what: str = "") -> None:
-        try:
-            parse(text)
-        except ValueError as error:
-            require(False, reason, f"{what}{error}")
-
-    require(manifest.federation_id == member.federation_id, "mismatch:federation_id", "of another federation")
-    require(manifest.client_id == member.client_id, "mismatch:client_id", "issued to another client")
-    deadline = _deadline(manifest)
-    require(now <= deadline, "deadline", "its deadline has passed")
-    require(manifest.round <= MAX_ROUND, "round", f"it is of round {manifest.round}, which no run reaches")
+    manifest = _opened(envelope, member)
     newest = newest_round(manifest.run_id) if limits.rounds_forward else None
-    require(
-        newest is None or manifest.round >= newest,
-        "round",
-        f"it is of round {manifest.round}; this worker has worked in round {newest} of the run. After a backup was "
-        "restored, the coordinator's operator runs `fedpareto coordinator restored`",
-    )
-    require(manifest.task in offers, "task-not-allowed", "the owner of this worker did not allow this task")
-    if (problem := consent(manifest)) is not None:
-        require(False, *problem)
-    message = f"{manifest.members} clients are asked; this worker takes part with at least {limits.members}"
-    require(manifest.members >= limits.members or limits.members == 1, "limit:members", message)
-    trainer = offers[manifest.task]
-    samples = trainer.samples
     try:
+        _check_address(manifest, member)
+        deadline = _check_time(manifest, newest, now)
+        trainer = _check_consent(manifest, offers, limits, consent)
         shape, sharing = run_shape(trainer, manifest.unshared)
+        _check_model(manifest, shape)
+        work = decode(manifest.kind, manifest.work, shape)
+        _check_clear(manifest, work, site.policy(manifest.task))
+        _check_demand(manifest, work, trainer.samples, shape, limits)
+        rows = _check_transfers(manifest, work, shape, limits)
     except SharingError as error:
         raise Declined(manifest.assignment_id, "parameters", str(error)[:500]) from None
-    require_digest(manifest.base_model, "base-model")
-    require(
-        manifest.base_model_bytes == shape.layout.file_bytes,
-        "layout",
-        f"the base model has {manifest.base_model_bytes} bytes; a model of this task has {shape.layout.file_bytes}: "
-        "compare the versions of the task",
-    )
-    try:
-        work = decode(manifest.kind, manifest.work, shape)
-        for holds, message in _clear(work, site.policy(manifest.task)):
-            require(holds, "policy:required", message)
-        for holds, reason, message in _bounds(work.demand(samples), samples, shape, limits):
-            require(holds, reason, message)
-        rows = work.rows(shape)
-        largest = work.input_sizes(shape)
     except WorkError as error:
         raise Declined(manifest.assignment_id, "work", str(error)[:500]) from None
-    asked = tuple(RowSchema(row.name, row.length, row.dtype) for row in manifest.rows)
-    require(asked == rows, "rows", f"this work gives {_described(rows)}; asked for is {_described(asked)}")
-    size = payload_layout(rows).file_bytes if rows else 0
-    require(manifest.max_payload_bytes >= size, "limit:payload", f"what this work gives takes {size} bytes")
-    offered = [item.name for item in manifest.inputs]
-    message = f"the work needs the inputs {sorted(largest)}; offered are {offered}"
-    require(sorted(offered) == sorted(largest), "inputs", message)
-    for item in manifest.inputs:
-        most = largest[item.name]
-        require(item.size <= most, "inputs", f"input {item.name!r} has {item.size} bytes; at most {most} are taken")
-        require_digest(item.digest, "inputs", f"input {item.name!r}: ")
-    moved = manifest.base_model_bytes + sum(item.size for item in manifest.inputs) + size
-    message = f"{moved} bytes would be moved; this worker moves at most {limits.max_bytes} for an assignment"
-    require(not limits.max_bytes or moved <= limits.max_bytes, "limit:bytes", message)
     return Order(envelope, manifest, work, shape, rows, deadline, sharing)
 
 
@@ -180,44 +125,140 @@ def check_cancel(envelope: SignedEnvelope, member: MemberFiles) -> CancelManifes
     return manifest
 
 
-def _deadline(manifest: AssignmentManifest) -> datetime:
+def _require(holds: bool, manifest: AssignmentManifest, reason: str, message: str) -> None:
+    """Declines an assignment unless a check holds."""
+    if not holds:
+        raise Declined(manifest.assignment_id, reason, message[:500])
+
+
+def _require_digest(text: str, manifest: AssignmentManifest, reason: str, what: str = "") -> None:
     try:
-        return manifest.deadline.ToDatetime(tzinfo=UTC)
+        parse(text)
+    except ValueError as error:
+        _require(False, manifest, reason, f"{what}{error}")
+
+
+# The checks, in their order. Each raises Declined.
+
+
+def _opened(envelope: SignedEnvelope, member: MemberFiles) -> AssignmentManifest:
+    """The assignment in an envelope. Raises Unverified unless the coordinator signed it."""
+    if (size := len(envelope.manifest)) > MAX_MANIFEST_BYTES:
+        message = f"an assignment of {size} bytes; at most {MAX_MANIFEST_BYTES}"
+        raise Unverified(_claimed_id(envelope), "limit:manifest", message)
+    try:
+        return member.coordinator.unseal(envelope, AssignmentManifest)
+    except Refusal as refusal:
+        reason = "manifest" if refusal.reason == "manifest" else "signature"
+        message = f"not signed with the key of the coordinator that this client enrolled with ({refusal.message})"
+        raise Unverified(_claimed_id(envelope), reason, message) from None
+
+
+def _check_address(manifest: AssignmentManifest, member: MemberFiles) -> None:
+    _require(
+        manifest.federation_id == member.federation_id, manifest, "mismatch:federation_id", "of another federation"
+    )
+    _require(manifest.client_id == member.client_id, manifest, "mismatch:client_id", "issued to another client")
+
+
+def _check_time(manifest: AssignmentManifest, newest: int | None, now: datetime) -> datetime:
+    """Returns the deadline."""
+    try:
+        deadline = manifest.deadline.ToDatetime(tzinfo=UTC)
     except (ValueError, OverflowError) as error:
         raise Declined(manifest.assignment_id, "deadline", f"its deadline does not exist: {error}") from None
+    _require(now <= deadline, manifest, "deadline", "its deadline has passed")
+    _require(manifest.round <= MAX_ROUND, manifest, "round", f"it is of round {manifest.round}, which no run reaches")
+    _require(
+        newest is None or manifest.round >= newest,
+        manifest,
+        "round",
+        f"it is of round {manifest.round}; this worker has worked in round {newest} of the run. After a backup was "
+        "restored, the coordinator's operator runs `fedpareto coordinator restored`",
+    )
+    return deadline
 
 
-def _clear(work: Work, policy: SecurePolicy) -> Iterator[tuple[bool, str]]:
-    """What an owner who requires private rounds refuses to show in the clear: whether it is kept, and why if not."""
+def _check_consent(
+    manifest: AssignmentManifest, offers: Mapping[str, Trainer], limits: Limits, consent: Consent
+) -> Trainer:
+    """Returns what trains the task."""
+    _require(manifest.task in offers, manifest, "task-not-allowed", "the owner of this worker did not allow this task")
+    if (problem := consent(manifest)) is not None:
+        _require(False, manifest, *problem)
+    message = f"{manifest.members} clients are asked; this worker takes part with at least {limits.members}"
+    _require(manifest.members >= limits.members or limits.members == 1, manifest, "limit:members", message)
+    return offers[manifest.task]
+
+
+def _check_model(manifest: AssignmentManifest, shape: Shape) -> None:
+    _require_digest(manifest.base_model, manifest, "base-model")
+    _require(
+        manifest.base_model_bytes == shape.layout.file_bytes,
+        manifest,
+        "layout",
+        f"the base model has {manifest.base_model_bytes} bytes; a model of this task has {shape.layout.file_bytes}: "
+        "compare the versions of the task",
+    )
+
+
+def _check_clear(manifest: AssignmentManifest, work: Work, policy: SecurePolicy) -> None:
+    """An owner who requires private rounds refuses to show some results in the clear."""
     if policy.required:
-        yield (
+        _require(
             work.shows is not Shows.UPDATE,
+            manifest,
+            "policy:required",
             f"the owner requires private rounds, and {work.name!r} shows an update or a gradient in the clear",
         )
-        yield (
+        _require(
             work.shows is not Shows.METRICS or "evaluation" in policy.disclose,
+            manifest,
+            "policy:required",
             "the owner requires private rounds, and does not disclose evaluations in the clear",
         )
 
 
-def _bounds(demand: Demand | None, samples: int, shape: Shape, limits: Limits) -> Iterator[tuple[bool, str, str]]:
-    """Each bound of the owner: whether the work keeps it, the reason to decline if not, and the reason in words."""
-    if demand is None:
+def _check_demand(manifest: AssignmentManifest, work: Work, samples: int, shape: Shape, limits: Limits) -> None:
+    """The bounds of the owner on what the work asks of `samples` samples."""
+    if (demand := work.demand(samples)) is None:
         return
     rows, steps = limits.rows or len(shape.serves), f"{demand.steps} steps are asked for; this worker does at"
-    yield demand.rows <= rows, "limit:rows", f"{demand.rows} rows are asked for; this worker gives at most {rows}"
-    yield demand.steps <= limits.max_steps, "limit:steps", f"{steps} most {limits.max_steps}"
-    yield (
-        not limits.max_epochs or demand.epochs <= limits.max_epochs,
-        "limit:epochs",
-        f"{demand.epochs:g} passes over the samples are asked for; this worker makes at most {limits.max_epochs:g}",
+    message = f"{demand.rows} rows are asked for; this worker gives at most {rows}"
+    _require(demand.rows <= rows, manifest, "limit:rows", message)
+    _require(demand.steps <= limits.max_steps, manifest, "limit:steps", f"{steps} most {limits.max_steps}")
+    message = (
+        f"{demand.epochs:g} passes over the samples are asked for; this worker makes at most {limits.max_epochs:g}"
     )
-    yield not demand.rows or demand.steps >= limits.steps, "limit:steps", f"{steps} least {limits.steps}"
-    yield (
-        demand.samples >= limits.samples,
-        "limit:samples",
-        f"it would be made from {demand.samples} of {samples} samples; this worker uses at least {limits.samples}",
-    )
+    _require(not limits.max_epochs or demand.epochs <= limits.max_epochs, manifest, "limit:epochs", message)
+    _require(not demand.rows or demand.steps >= limits.steps, manifest, "limit:steps", f"{steps} least {limits.steps}")
+    message = f"it would be made from {demand.samples} of {samples} samples; this worker uses at least {limits.samples}"
+    _require(demand.samples >= limits.samples, manifest, "limit:samples", message)
+
+
+def _check_transfers(manifest: AssignmentManifest, work: Work, shape: Shape, limits: Limits) -> tuple[RowSchema, ...]:
+    """The reply and the inputs, and the bytes of all. Returns the rows of the reply."""
+    rows, largest = work.rows(shape), work.input_sizes(shape)
+    asked = tuple(RowSchema(row.name, row.length, row.dtype) for row in manifest.rows)
+    _require(asked == rows, manifest, "rows", f"this work gives {_described(rows)}; asked for is {_described(asked)}")
+    size = payload_layout(rows).file_bytes if rows else 0
+    _require(manifest.max_payload_bytes >= size, manifest, "limit:payload", f"what this work gives takes {size} bytes")
+    offered = [item.name for item in manifest.inputs]
+    message = f"the work needs the inputs {sorted(largest)}; offered are {offered}"
+    _require(sorted(offered) == sorted(largest), manifest, "inputs", message)
+    for item in manifest.inputs:
+        most = largest[item.name]
+        _require(
+            item.size <= most,
+            manifest,
+            "inputs",
+            f"input {item.name!r} has {item.size} bytes; at most {most} are taken",
+        )
+        _require_digest(item.digest, manifest, "inputs", f"input {item.name!r}: ")
+    moved = manifest.base_model_bytes + sum(item.size for item in manifest.inputs) + size
+    message = f"{moved} bytes would be moved; this worker moves at most {limits.max_bytes} for an assignment"
+    _require(not limits.max_bytes or moved <= limits.max_bytes, manifest, "limit:bytes", message)
+    return rows
 
 
 def _described(rows: tuple[RowSchema, ...]) -> str:

@@ -12,7 +12,6 @@ import grpc
 
 from federation.digests import digest, parse
 from federation.envelope import key_id, seal
-from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.text import escaped
 from federation.v1.common_pb2 import AssignmentManifest, ConsentManifest, RunManifest, SignedEnvelope
@@ -35,15 +34,12 @@ class Consents:
     def __init__(
         self,
         path: Path,
-        *,
-        member: MemberFiles,
         policy: Policy,
         offers: Collection[str],
         attendance: Attendance,
         events: Events,
         withdrawn: Callable[[str, Verdict], None],
     ) -> None:
-        self._member = member
         self._policy = policy
         self._offers = offers
         self._attendance = attendance
@@ -110,12 +106,12 @@ class Consents:
 
     def _take(self, envelope: SignedEnvelope) -> None:
         try:
-            manifest = self._member.coordinator.unseal(envelope, RunManifest)
+            manifest = self._attendance.member.coordinator.unseal(envelope, RunManifest)
             parse(manifest.spec)
         except (Refusal, ValueError) as error:
             self._events.warn("run-invalid", f"a run that the coordinator did not sign asks to take part: {error}")
             return
-        if manifest.federation_id != self._member.federation_id or manifest.task not in self._offers:
+        if manifest.federation_id != self._attendance.member.federation_id or manifest.task not in self._offers:
             return
         known = self._file.get(manifest.run_id, manifest.spec)
         if known is not None:
@@ -164,14 +160,14 @@ class Consents:
 
     def _answer(self, run: AskedRun, *, again: bool) -> None:
         """Sends the answer to a run if it has changed; the one that was sent before also if it is asked `again`."""
-        verdict, sent = run.verdict(self._policy), self._file.consent(run)
+        member, verdict, sent = self._attendance.member, run.verdict(self._policy), self._file.consent(run)
         said = ConsentManifest() if sent is None else ConsentManifest.FromString(sent.manifest)
         changed = (said.answer, said.reason, said.message) != (verdict.answer, verdict.reason, verdict.message[:400])
-        changed |= sent is not None and sent.key_id != key_id(self._member.signing_key.public_key())
+        changed |= sent is not None and sent.key_id != key_id(member.signing_key.public_key())
         if sent is None or changed:
             manifest = ConsentManifest(
-                federation_id=self._member.federation_id,
-                client_id=self._member.client_id,
+                federation_id=member.federation_id,
+                client_id=member.client_id,
                 run_id=run.run,
                 spec=run.spec,
                 answer=verdict.answer,
@@ -179,7 +175,7 @@ class Consents:
                 message=verdict.message[:400],
             )
             manifest.created.FromDatetime(self._attendance.now())
-            sent = seal(manifest, self._member.signing_key)
+            sent = seal(manifest, member.signing_key)
             self._file.keep_consent(run, sent)
             if said.answer == "accepted":
                 self._withdrawn(run.run, verdict)

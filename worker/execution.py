@@ -9,7 +9,6 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from federation.member_files import MemberFiles
 from federation.owners_code import described, owners_frame
 from federation.refusals import Refusal
 from federation.training import TrainingStopped
@@ -67,12 +66,11 @@ class Execution:
     `offers` are the trainers of the tasks that the owner allowed, by name; an honest member has no attacker.
     """
 
-    member: MemberFiles
+    attendance: Attendance
     offers: Mapping[str, Trainer]
     attacker: Attacker | None
     caches: Mapping[Lane, ModelCache]
     spool: Spool
-    attendance: Attendance
     memory: WorkerMemory
     site: Site
     privacy: SitePrivacy
@@ -91,7 +89,7 @@ class Execution:
         manifest, work, trainer = order.manifest, order.work, self.offers[order.manifest.task]
         self.memory.sweep(self.attendance.now())
         client = Client(
-            client_id=self.member.client_id,
+            client_id=self.attendance.member.client_id,
             round=manifest.round,
             attempt=manifest.attempt,
             shape=order.shape,
@@ -174,7 +172,7 @@ class Execution:
             own,
             seed=manifest.seed,
             round=manifest.round,
-            client_id=self.member.client_id,
+            client_id=self.attendance.member.client_id,
             progress=control.progress,
             stopped=control.stopped,
         )
@@ -248,7 +246,7 @@ class Execution:
         reply = ReplyManifest(
             **{name: getattr(asked, name) for name in _REPEATED},
             task=asked.task,
-            client_id=self.member.client_id,
+            client_id=self.attendance.member.client_id,
             samples=result.samples,
             losses=dict(result.losses),
             metrics=dict(result.metrics),

@@ -78,7 +78,7 @@ def save(home: Home, member: MemberFiles, passphrase: bytes | None = None) -> No
         ) from error
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class Renewer:
     """Renews the certificate of a running worker in the last third of its life.
 

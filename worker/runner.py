@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 
-from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.training import TrainingStopped
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
@@ -50,7 +49,6 @@ class Runner:
     `closed` says until when the site is closed, aware, and None while it is open.
     """
 
-    member: MemberFiles
     execution: Execution
     spool: Spool
     attendance: Attendance
@@ -82,7 +80,7 @@ class Runner:
         try:
             order = check_assignment(
                 envelope,
-                member=self.member,
+                member=self.attendance.member,
                 offers=self.execution.offers,
                 limits=self.limits,
                 site=self.execution.site,
@@ -139,7 +137,7 @@ class Runner:
         Only if the coordinator has signed it: another party on the channel cannot end this member's part in a round.
         """
         try:
-            manifest = check_cancel(envelope, self.member)
+            manifest = check_cancel(envelope, self.attendance.member)
         except Refusal as refusal:
             message = f"a cancelled assignment goes on: {refusal.message}"
             self.events.warn("cancel-refused", message, reason=refusal.reason)

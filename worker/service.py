@@ -1,10 +1,6 @@
 """The worker as a whole: threads that attend, that work in each lane, and that submit the replies in the spool."""
 
-import logging
-import queue
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -12,14 +8,11 @@ from functools import partial
 from federation.attacks import Attack, AttackError, attack_seed
 from federation.member_files import MemberFiles
 from federation.tasks import Dataset, DataSource, Splits, task, task_code
-from federation.text import counted
 from federation.training.trainer import Trainer
 from federation.training.trainers import TrainerChoice, trainer_code
-from federation.v1.federation_pb2 import Hello, SessionsLeft, TaskOffer
 from federation.work.base import Lane
 from federation.work.peers import open_reply
 from federation.work.site import Site
-from worker import software
 from worker.asked_runs import Verdict
 from worker.attacker import Attacker
 from worker.attendance import Attendance
@@ -30,6 +23,7 @@ from worker.consents import Consents
 from worker.events import Events
 from worker.execution import Execution
 from worker.home import Home
+from worker.introduction import Introduction
 from worker.kept import Keeper
 from worker.memory import WorkerMemory
 from worker.policy import Policy
@@ -41,12 +35,8 @@ from worker.round_ledger import RoundLedger
 from worker.runner import Runner
 from worker.spool import Spool
 from worker.submission import Submitter
+from worker.threads import LOOK_SECONDS, Threads
 from worker.witness import Witness
-
-LOGGER = logging.getLogger("fedpareto.worker")
-# How long a stop waits for a step of training or a call to notice; what is dropped then is asked for again.
-STOP_SECONDS = 10.0
-LOOK_SECONDS = 1.0
 
 
 def prepare_offers(
@@ -144,78 +134,44 @@ class Worker:
         policy: Policy = Policy(),  # noqa: B008 - frozen
         passphrase: bytes | None = None,
     ) -> None:
-        tasks = [
-            TaskOffer(
-                task=name,
-                samples=trainer.samples,
-                objectives=trainer.objectives,
-                abilities=sorted(trainer.abilities),
-            )
-            for name, trainer in offers.items()
-        ]
+        self._threads = Threads()
         self._offers = offers
+        self._accomplices = None if attacker is None else attacker.accomplices
         self.clock: Callable[[], datetime] = lambda: datetime.now(UTC)  # of the owner's own machine
-
-        def tell_left(name: str) -> None:
-            for beside in site.tasks_beside(name) & set(offers):
-                self._attendance.tell_left(left(beside))
-
-        self._rounds = RoundLedger(home.rounds, tell_left)
-        site = replace(
-            _site(pinned_roster(home.roster, member), policy, offers, self._rounds, events),
-            stretch=1.0 if attacker is None else attacker.attack.stretch,
-        )
-
-        def left(name: str) -> SessionsLeft:
-            training, evaluation = (site.sessions_left(name, evaluation=kind) for kind in (False, True))
-            return SessionsLeft(task=name, training=training, evaluation=evaluation)
-
-        def hello() -> Hello:
-            answers = policy.decides
-            told = map(left, offers)
-            return Hello(software=software(), device=device, tasks=tasks, sessions_left=told, consents=answers)
-
-        def withdrawn(run_id: str, verdict: Verdict) -> None:
-            self._runner.withdrawn(run_id, verdict)
-
-        def closed() -> datetime | None:
-            return policy.open.closed_until(self.clock())
-
-        spool = Spool(home, member.signing_key, events)
+        self._rounds = RoundLedger(home.rounds, self._counted)
+        site = _site(pinned_roster(home.roster, member), policy, offers, self._rounds, events)
+        if attacker is not None:
+            site = replace(site, stretch=attacker.attack.stretch)
+            events.warn("attack", attacker.warning, attack=str(attacker.attack))
+        self._introduction = Introduction(offers, device, site, policy)
         progress = Progress(
             home.progress, home.accepted_restore, member=member, ask=policy.restore == "ask", events=events
         )
         self._attendance = Attendance(
             member=member,
             rotations=home.coordinator_rotations,
-            hello=hello,
+            hello=self._introduction.hello,
             clock=CoordinatorClock(member, progress),
             progress=progress,
             witness=Witness(home.log, home.forked_log, member=member, events=events),
             backoff=Backoff(uniform),
             patience=Backoff(uniform, first=1.0, longest=600.0),
             events=events,
-            closed=closed,
+            closed=self._closed,
         )
-        self._renewer = Renewer(
-            home=home,
-            attendance=self._attendance,
-            passphrase=passphrase,
-            backoff=Backoff(uniform, first=1.0, longest=3600.0),
-            events=events,
-        )
+        self._renewer = Renewer(home, self._attendance, passphrase, Backoff(uniform, first=1.0, longest=3600.0), events)
         self._memory = WorkerMemory(home.memory, member.signing_key)
         self._ledger = Ledger(home.privacy)
+        spool = Spool(home, member.signing_key, events)
+        keeper = Keeper(home.kept, spool, events)
         privacy = SitePrivacy(policy.privacy, self._ledger)
         privacy.must_suit(offers)
-        keeper = Keeper(home.kept, spool, events)
         execution = Execution(
-            member=member,
+            attendance=self._attendance,
             offers=offers,
             attacker=attacker,
             caches={lane: ModelCache(home.cache / lane) for lane in Lane},
             spool=spool,
-            attendance=self._attendance,
             memory=self._memory,
             site=site,
             privacy=privacy,
@@ -224,25 +180,10 @@ class Worker:
             events=events,
         )
         self._submitter = Submitter(
-            member=member,
-            spool=spool,
-            keeper=keeper,
-            attendance=self._attendance,
-            backoff=Backoff(uniform),
-            events=events,
-            acknowledged=partial(execution.forget, acknowledged=True),
+            self._attendance, spool, keeper, Backoff(uniform), events, partial(execution.forget, acknowledged=True)
         )
-        self._consents = Consents(
-            home.runs,
-            member=member,
-            policy=policy,
-            offers=offers,
-            attendance=self._attendance,
-            events=events,
-            withdrawn=withdrawn,
-        )
+        self._consents = Consents(home.runs, policy, offers, self._attendance, events, self._withdrawn)
         self._runner = Runner(
-            member=member,
             execution=execution,
             spool=spool,
             attendance=self._attendance,
@@ -251,23 +192,8 @@ class Worker:
             events=events,
             finished=self._submitter.wake,
             consents=self._consents,
-            closed=closed,
+            closed=self._closed,
         )
-        self._accomplices = attacker.accomplices if attacker is not None else None
-        # A signal handler may put into a SimpleQueue at any moment; the lock of an Event could be held by the very
-        # thread that the handler interrupts.
-        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._ending = False
-        self._stopping = threading.Event()
-        self._failure: Exception | None = None
-        if attacker is not None:
-            events.warn("attack", attacker.warning, attack=str(attacker.attack))
-        if waiting := len(spool.entries()):
-            events.tell(
-                "spool",
-                f"handed in again: {counted(waiting, 'finished reply', 'finished replies')} from before",
-                waiting=waiting,
-            )
 
     def run(self) -> None:
         """Works until `stop`. The calling thread only waits, so that it is free for signals.
@@ -279,60 +205,43 @@ class Worker:
         """
         if self._accomplices is not None:
             self._accomplices.meet()
-        threads = [
-            self._start("attendance", lambda: self._attendance.run(self._runner)),
-            self._start("submission", self._submitter.run),
-            self._start("renewal", self._renewer.run),
-            self._start("policy", self._look),
-            *(self._start(lane, partial(self._runner.run, lane)) for lane in Lane),
-        ]
-        # The wait is short, since Python runs a signal's handler in this thread only between two waits.
-        while True:
-            with suppress(queue.Empty):
-                self._ended.get(timeout=LOOK_SECONDS)
-                break
-        self._ending = True
-        self._stopping.set()
-        self._runner.stop()
-        self._submitter.stop()
-        self._renewer.stop()
-        self._attendance.stop()
-        for thread in threads:
-            thread.join(STOP_SECONDS)
-        self._consents.close()
-        self._memory.close()
-        self._ledger.close()
-        self._rounds.close()
+        threads = self._threads
+        threads.start("attendance", lambda: self._attendance.run(self._runner))
+        threads.start("submission", self._submitter.run)
+        threads.start("renewal", self._renewer.run)
+        threads.start("policy", self._look)
+        for lane in Lane:
+            threads.start(lane, partial(self._runner.run, lane))
+        threads.wait()
+        for part in (self._runner, self._submitter, self._renewer, self._attendance):
+            part.stop()
+        threads.join()
+        for file in (self._consents, self._memory, self._ledger, self._rounds):
+            file.close()
         for trainer in self._offers.values():
             trainer.close()
         if self._accomplices is not None:
             self._accomplices.leave()
-        if self._failure is not None:
-            raise self._failure
+        if threads.failure is not None:
+            raise threads.failure
 
     def stop(self) -> None:
         """Makes `run` return; safe in a signal handler."""
-        self._ended.put(None)
+        self._threads.stop()
 
     def _look(self) -> None:
         """Looks once a second at what the owner has decided about runs, and whether the site has opened or closed."""
-        while not self._stopping.wait(LOOK_SECONDS):
+        while not self._threads.ending.wait(LOOK_SECONDS):
             self._consents.look()
             self._runner.look()
 
-    def _start(self, name: str, work: Callable[[], None]) -> threading.Thread:
-        def run() -> None:
-            try:
-                work()
-            except Exception as error:
-                if self._failure is None and not self._ending:
-                    self._failure = error
-                else:
-                    LOGGER.exception("the %s thread failed while stopping", name)
-            finally:
-                self._ended.put(None)
+    def _counted(self, task: str) -> None:
+        """Tells the coordinator that a private round has counted for the data set of a task."""
+        for left in self._introduction.left_beside(task):
+            self._attendance.tell_left(left)
 
-        # Daemons: a step of training that takes longer than the owner's patience does not keep the process alive.
-        thread = threading.Thread(target=run, name=f"worker-{name}", daemon=True)
-        thread.start()
-        return thread
+    def _withdrawn(self, run_id: str, verdict: Verdict) -> None:
+        self._runner.withdrawn(run_id, verdict)
+
+    def _closed(self) -> datetime | None:
+        return self._introduction.closed(self.clock())

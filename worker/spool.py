@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from federation.digests import DEFAULT_ALGORITHM, digest, hasher
 from federation.envelope import seal
+from federation.text import counted
 from federation.v1.common_pb2 import ReceiptManifest, ReplyManifest, SignedEnvelope
 from federation.vectors import Array, Layout, payload_bytes
 from worker.events import Events
@@ -97,6 +98,9 @@ class Spool:
         for path in directory.iterdir():
             if path.suffix in (*_SUFFIXES, _TEMPORARY) and path not in whole:
                 path.unlink()
+        if waiting := len(self._entries):
+            replies = counted(waiting, "finished reply", "finished replies")
+            events.tell("spool", f"handed in again: {replies} from before", waiting=waiting)
 
     def _write_file(
         self, assignment_id: str, suffix: str, pieces: Sequence[bytes | memoryview], what: str

@@ -45,17 +45,16 @@ class ReceiptError(Exception):
     """A receipt that the coordinator did not sign, or that is for something else."""
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class Submitter:
     """Empties the spool over the channel of the attendance.
 
     `acknowledged` is called with the signed assignment of a reply before it leaves the spool.
     """
 
-    member: MemberFiles
+    attendance: Attendance
     spool: Spool
     keeper: Keeper
-    attendance: Attendance
     backoff: Backoff
     events: Events
     acknowledged: Callable[[SignedEnvelope], None]
@@ -166,7 +165,7 @@ class Submitter:
 
     def _acknowledged(self, entry: Entry, receipt: SignedEnvelope) -> bool:
         try:
-            manifest = verify_receipt(receipt, entry, self.member)
+            manifest = verify_receipt(receipt, entry, self.attendance.member)
         except ReceiptError as error:
             self.events.warn(
                 "receipt-invalid",

@@ -1,0 +1,65 @@
+"""The threads of a worker, which end together."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+LOGGER = logging.getLogger("fedpareto.worker")
+# How long a stop waits for a step of training or a call to notice; what is dropped then is asked for again.
+STOP_SECONDS = 10.0
+LOOK_SECONDS = 1.0
+
+
+class Threads:
+    """Threads that end together: when one returns or fails, or when `stop` is called.
+
+    Attributes:
+        ending: set once they are to end.
+        failure: what ended the first of them, if it was an exception.
+    """
+
+    def __init__(self) -> None:
+        self.ending = threading.Event()
+        self.failure: Exception | None = None
+        self._threads: list[threading.Thread] = []
+        # A signal handler may put into a SimpleQueue at any moment; the lock of an Event could be held by the very
+        # thread that the handler interrupts.
+        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def start(self, name: str, work: Callable[[], None]) -> None:
+        """Starts one."""
+
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:
+                if self.failure is None and not self.ending.is_set():
+                    self.failure = error
+                else:
+                    LOGGER.exception("the %s thread failed while stopping", name)
+            finally:
+                self._ended.put(None)
+
+        # Daemons: a step of training that takes longer than the owner's patience does not keep the process alive.
+        thread = threading.Thread(target=run, name=f"worker-{name}", daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def wait(self) -> None:
+        """Waits until they are to end."""
+        # The wait is short, since Python runs a signal's handler in this thread only between two waits.
+        while not self.ending.is_set():
+            with suppress(queue.Empty):
+                self._ended.get(timeout=LOOK_SECONDS)
+                self.ending.set()
+
+    def stop(self) -> None:
+        """Makes `wait` return; safe in a signal handler."""
+        self._ended.put(None)
+
+    def join(self) -> None:
+        """Waits until they have ended, up to `STOP_SECONDS` for each."""
+        for thread in self._threads:
+            thread.join(STOP_SECONDS)
