@@ -57,9 +57,10 @@ def bundle_command(
 
     with failing(BundleError, Wrong), BundleReader(out) as bundle:
         digest = OpenedRun.of(bundle).log.record
-        found = {"file": str(out), "record": digest, "size": size, "rounds": bundle.about.rounds}
+        rounds = bundle.about.rounds
     words = f"digest of the record {digest}" if digest else "the run has not ended, so its record has no digest yet"
-    show(as_json, found, f"{out}: {size:,} bytes, {counted(found['rounds'], 'round')}, {words}")
+    found = {"file": str(out), "record": digest, "size": size, "rounds": rounds}
+    show(as_json, found, f"{out}: {size:,} bytes, {counted(rounds, 'round')}, {words}")
 
 
 @app.command("replay")
