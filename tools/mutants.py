@@ -86,7 +86,8 @@ SUBJECTS = {
     ),
     "scores": Subject(
         (f"{ROUNDS}/scores.py", f"{ROUNDS}/metrics.py"),
-        ("tests/test_metrics.py", "tests/test_task_metrics.py", "tests/test_private_evaluation.py"),
+        tuple(f"tests/test_{name}.py" for name in ("metrics", "task_metrics", "private_evaluation", "best_models")),
+        ("loop]", "documented_example", "regression", "evaluation_fails", "commands_export", "shows_each"),
     ),
     "intake": Subject(
         tuple(f"{ROUNDS}/{name}.py" for name in ("intake", "content", "recorder")),

@@ -242,6 +242,6 @@ def delta_m(values: Sequence[float], baselines: Sequence[float], higher_is_bette
         raise ValueError(f"delta_m takes one of each for every objective; got {counts}")
     if 0 in baselines:
         raise ValueError(f"delta_m is relative to the baselines, and one of them is 0: {list(baselines)}")
-    changes = [(a - b) / b for a, b in zip(values, baselines, strict=True)]
-    worse = [-change if higher else change for change, higher in zip(changes, higher_is_better, strict=True)]
+    each = zip(values, baselines, higher_is_better, strict=True)  # no mutant: there are as many of each
+    worse = [(b - a) / b if higher else (a - b) / b for a, b, higher in each]
     return 100.0 * math.fsum(worse) / len(worse)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -252,14 +253,14 @@ def best_round(session: Session, run: Run, metric: str, of: str, split: str) -> 
     if kind is None:
         names = ", ".join(kind.name for kind in (*BUILT_IN, *run.metrics))
         raise Refusal("metric-unknown", f"run {run.run_id} has no metric {metric[:80]!r}; there are {names}")
+    of_member = of not in ("mean", "weighted", "worst")
     claims: dict[int, list[tuple[float, int]]] = {}
     query = select(Round.number, Evaluation).join(Round, Round.round_id == Evaluation.round_id)
     for number, row in session.execute(query.where(Round.run_id == run.run_id, Evaluation.split == split)):
-        of_member = of not in ("mean", "weighted", "worst")
         value = {"loss": row.loss, "accuracy": row.accuracy, **row.others}.get(metric)
         if value is not None and (not of_member or row.client_id == of):
             claims.setdefault(number, []).append((value, row.samples))
-    chosen = of if of in ("weighted", "worst") else "mean"  # of one member, the mean is its value
+    chosen = "mean" if of_member else of  # of one member, the mean is its value
     values = {number: summary(round_claims, chosen, higher=kind.higher) for number, round_claims in claims.items()}
     if not values and of == "mean":
         values = _means_on_record(session, run, metric, split)
@@ -270,9 +271,8 @@ def best_round(session: Session, run: Run, metric: str, of: str, split: str) -> 
             f"no model of run {run.run_id} has a {split} {metric} ({of}) on record; `fedpareto admin round "
             f"{run.run_id} -1` shows what was measured",
         )
-    sign = -1.0 if kind.higher else 1.0
-    number = min(known_values, key=lambda number: (sign * known_values[number], number))
-    return number, known_values[number]
+    rounds, by_value = sorted(known_values.items()), operator.itemgetter(1)
+    return max(rounds, key=by_value) if kind.higher else min(rounds, key=by_value)
 
 
 def _means_on_record(session: Session, run: Run, metric: str, split: str) -> dict[int, float]:
