@@ -28,6 +28,8 @@ from storage import models
 from storage.models import Assignment, Evaluation, Phase, Round, Run
 from storage.states import AssignmentState, PhaseState, RoundState, RunState
 
+NOW = datetime(2026, 5, 4, tzinfo=UTC)
+KINDS = (MetricKind("auc"), MetricKind("rmse", better="lower"))
 REFERENCE = Path(__file__).resolve().parents[2] / "shared/vectors/metrics.json"
 
 
@@ -293,9 +295,9 @@ def test_an_accuracy_that_is_no_share_is_left_out_and_losses_stand_in_where_ther
     rows = np.eye(3)
     measured = {"test_accuracy": [0.5, 7.0, 1.0], "test_loss": [1.0, 2.0, 3.0], "train_accuracy": [0.25] * 3}
     measured |= {"test_accuracy_loss": [0.5, 0.5, 0.5], "test_loss_loss": [1.0, 1.0, 1.0]}
-    found = scores.scores(replies(rows, **measured), ("loss",))
+    found = scores.scores(replies(rows, **measured), ("loss",), KINDS)
     assert (found["accuracy/mean"], found["accuracy/worst"], found["loss/test"]) == (0.75, 0.5, 2.0)
-    assert not {"loss/worst", "accuracy/objective/loss", "loss/test/loss"} & found.keys()
+    assert not {"loss/worst", "accuracy/objective/loss", "loss/test/loss", "metric/auc/mean"} & found.keys()
     found = scores.scores(replies(rows, test_loss=[1.0, 1.0, 4.0], train_loss=[1.0, 2.0, 3.0]), ("loss",))
     assert (found["loss/worst"], found["loss/jain"]) == (4.0, pytest.approx(36 / 54))
     assert not any(name.startswith("accuracy") for name in found)
@@ -341,10 +343,6 @@ def test_an_update_is_d_floats_and_a_header_as_the_reference_counts() -> None:
         layout = update_layout([("loss", given["d"])])
         up = case["expected"]["per_client_up"]["fedavg"]  # type: ignore[index]
         assert layout.file_bytes - len(layout.header) == up
-
-
-NOW = datetime(2026, 5, 4, tzinfo=UTC)
-KINDS = (MetricKind("auc"), MetricKind("rmse", better="lower"))
 
 
 @pytest.fixture

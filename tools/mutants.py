@@ -63,6 +63,7 @@ SUBJECTS = {
         ),
         (
             "tests/test_attempts.py",
+            "tests/test_required.py",
             "tests/test_revoked_replies.py",
             "tests/test_engine_record.py",
             "tests/test_engine_phases.py",
@@ -72,6 +73,8 @@ SUBJECTS = {
         ),
         (
             "before[sqlite-2]",
+            "simulation_honours",
+            "cannot_be_a_tag",
             "seeded",
             "client_that_declines",
             "stragglers",

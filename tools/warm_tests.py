@@ -23,12 +23,16 @@ PRELOADED = [
     "hypothesis",
     "piqp",
     "psycopg",
+    "pydantic",
     "pytest",
     "rich.progress",
     "scipy.optimize",
     "sklearn.datasets",
     "sqlalchemy.dialects.postgresql.psycopg",
+    "sqlalchemy.dialects.sqlite",
+    "sqlalchemy.orm",
     "torch",
+    "torchmetrics.classification",
     "typer",
 ]
 LATE = "late"

@@ -182,7 +182,7 @@ def accuracies(values: Sequence[float], name: str = "accuracy") -> dict[str, flo
 def jain(values: Sequence[float]) -> float:
     """Jain's index (sum x)² / (N sum x²) of numbers that are not negative: 1 when all are equal, also to zero."""
     x = np.asarray(values, dtype=np.float64)
-    largest = x.max(initial=0.0)
+    largest = x.max()
     if largest == 0:
         return 1.0
     x = x / largest  # so that squares neither overflow nor vanish
