@@ -2,17 +2,12 @@
 
 import dataclasses
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sqlalchemy import create_engine
-from sqlalchemy.orm import Session
 
 from coordinator.aggregation.base import conflicts
 from coordinator.aggregation.direction import Direction
@@ -21,15 +16,9 @@ from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.rules import Combination, Coordinates, Objectives
 from coordinator.rounds import metrics, record, scores
 from federation.metrics import MetricKind
-from federation.refusals import Refusal
 from federation.vectors import update_layout
 from federation.work.evaluate.work import Evaluate
-from storage import models
-from storage.models import Assignment, Evaluation, Phase, Round, Run
-from storage.states import AssignmentState, PhaseState, RoundState, RunState
 
-NOW = datetime(2026, 5, 4, tzinfo=UTC)
-KINDS = (MetricKind("auc"), MetricKind("rmse", better="lower"))
 REFERENCE = Path(__file__).resolve().parents[2] / "shared/vectors/metrics.json"
 
 
@@ -125,6 +114,7 @@ def test_stationarity_is_the_distance_of_the_origin_from_the_hull() -> None:
     assert metrics.stationarity(U @ U.T)["stationarity"] == pytest.approx(3)
     opposed = np.vstack([U, [-1.0, 0.0]])
     assert metrics.stationarity(opposed @ opposed.T)["stationarity"] == pytest.approx(0, abs=1e-7)
+    assert metrics.stationarity(np.eye(2) / 16)["stationarity/relative"] == pytest.approx(np.sqrt(0.5))
     assert metrics.stationarity(np.zeros((2, 2))) == {"stationarity": 0.0, "stationarity/relative": 0.0}
     assert metrics.stationarity(np.zeros((0, 0))) == {}
     assert metrics.stationarity(np.ones((metrics.LARGEST_PROGRAM,) * 2))["stationarity"] == pytest.approx(1)
@@ -295,7 +285,7 @@ def test_an_accuracy_that_is_no_share_is_left_out_and_losses_stand_in_where_ther
     rows = np.eye(3)
     measured = {"test_accuracy": [0.5, 7.0, 1.0], "test_loss": [1.0, 2.0, 3.0], "train_accuracy": [0.25] * 3}
     measured |= {"test_accuracy_loss": [0.5, 0.5, 0.5], "test_loss_loss": [1.0, 1.0, 1.0]}
-    found = scores.scores(replies(rows, **measured), ("loss",), KINDS)
+    found = scores.scores(replies(rows, **measured), ("loss",), (MetricKind("auc"),))
     assert (found["accuracy/mean"], found["accuracy/worst"], found["loss/test"]) == (0.75, 0.5, 2.0)
     assert not {"loss/worst", "accuracy/objective/loss", "loss/test/loss", "metric/auc/mean"} & found.keys()
     found = scores.scores(replies(rows, test_loss=[1.0, 1.0, 4.0], train_loss=[1.0, 2.0, 3.0]), ("loss",))
@@ -343,155 +333,3 @@ def test_an_update_is_d_floats_and_a_header_as_the_reference_counts() -> None:
         layout = update_layout([("loss", given["d"])])
         up = case["expected"]["per_client_up"]["fedavg"]  # type: ignore[index]
         assert layout.file_bytes - len(layout.header) == up
-
-
-@pytest.fixture
-def session() -> Iterator[Session]:
-    """The tables without the rows that foreign keys refer to."""
-    engine = create_engine("sqlite://")
-    models.Base.metadata.create_all(engine)
-    with Session(engine) as opened:
-        yield opened
-    engine.dispose()
-
-
-def a_run(session: Session, recorded: Sequence[Mapping[str, float]], spec: str = "", name: str = "run") -> list[Round]:
-    """The rounds of a run with these metrics on record."""
-    run = Run(
-        run_id=name,
-        name=name,
-        state=RunState.RUNNING,
-        spec=f'name = "x"\ntask = "digits"\nrounds = 9\n{spec}'.encode(),
-        spec_digest="",
-        initial_model="model",
-        model="model",
-        metrics=KINDS,
-        submitted_by="",
-        created=NOW,
-    )
-    rounds = [
-        Round(
-            run=run,
-            number=number,
-            state=RoundState.COMPLETED,
-            base_model="model",
-            wanted=2,
-            metrics=dict(numbers),
-            started=NOW,
-        )
-        for number, numbers in enumerate(recorded)
-    ]
-    session.add_all(rounds)
-    session.flush()
-    return rounds
-
-
-def measure(session: Session, of: Round, client: str, samples: int = 10, split: str = "test", **values: float) -> None:
-    loss, accuracy = values.pop("loss", None), values.pop("accuracy", None)
-    row = Evaluation(client_id=client, model="model", split=split, samples=samples, others=values)
-    row.round_id, row.loss, row.accuracy = of.round_id, loss, accuracy
-    session.add(row)
-    session.flush()
-
-
-def test_the_best_round_is_the_first_of_those_with_the_best_value(session: Session) -> None:
-    rounds = a_run(session, [{}] * 4)
-    for round_, (a, b) in zip(rounds, [(0.25, 0.5), (0.625, 0.125), (0.375, 0.375), (0.375, 0.375)], strict=True):
-        measure(session, round_, "a", samples=30, accuracy=a, loss=a, auc=a, rmse=a)
-        measure(session, round_, "b", accuracy=b, loss=b, auc=b, rmse=b)
-        measure(session, round_, "c", split="validation", samples=0, loss=-a)
-    (other,) = a_run(session, [{}], name="other")
-    measure(session, other, "a", accuracy=0.9, loss=0.0)
-    run = rounds[0].run
-    best = {
-        (metric, of): scores.best_round(session, run, metric, of, "test")
-        for metric in ("accuracy", "auc", "loss", "rmse")
-        for of in ("", "mean", "weighted", "worst", "a", "b")
-    }
-    for higher, lower in (("accuracy", "loss"), ("auc", "rmse")):
-        for metric in (higher, lower):
-            assert best[metric, ""] == best[metric, "mean"] == (0, 0.375)
-            assert best[metric, "worst"] == (2, 0.375)
-        assert (best[higher, "weighted"], best[lower, "weighted"]) == ((1, 0.5), (0, 0.3125))
-        assert (best[higher, "a"], best[lower, "a"]) == ((1, 0.625), (0, 0.25))
-        assert (best[higher, "b"], best[lower, "b"]) == ((0, 0.5), (1, 0.125))
-    assert scores.best_round(session, run, "loss", "", "") == (1, -0.625), "of the validation split"
-    nowhere = r"run run has a validation loss \(weighted\) on record; `fedpareto admin round run -1` shows"
-    for metric, of, split, why in (
-        ("loss", "weighted", "", nowhere),  # without samples
-        ("loss", "c", "test", r"has a test loss \(c\) on record"),
-        ("auc", "c", "validation", r"has a validation auc \(c\) on record"),
-        ("dice", "", "", "run run has no metric 'dice'; there are accuracy, loss, auc, rmse"),
-    ):
-        with pytest.raises(Refusal, match=why) as refusal:
-            scores.best_round(session, run, metric, of, split)
-        assert refusal.value.reason == "metric-unknown"
-
-
-def test_of_private_evaluations_the_best_round_is_that_of_the_best_mean_on_record(session: Session) -> None:
-    recorded = [{}, {"loss/test": 2.0, "accuracy/mean": 0.5, "metric/auc/mean": 0.9}]
-    recorded += [{"loss/test": 1.0, "loss/validation": 3.0, "accuracy/mean": math.nan, "metric/auc/mean": 0.8}]
-    run = a_run(session, recorded, 'evaluate.splits = ["train", "test", "validation"]')[0].run
-    a_run(session, [{"loss/test": 0.0}], name="other")
-    assert scores.best_round(session, run, "loss", "", "test") == (2, 1.0)
-    assert scores.best_round(session, run, "loss", "mean", "") == (2, 3.0)
-    assert scores.best_round(session, run, "accuracy", "mean", "test") == (1, 0.5)
-    assert scores.best_round(session, run, "auc", "mean", "test") == (1, 0.9)
-    for metric, of, split in (
-        ("loss", "worst", "test"),
-        ("loss", "a", "test"),
-        ("loss", "", "train"),
-        ("accuracy", "", "validation"),  # the accuracy on record is that of the first split
-        ("rmse", "", "test"),
-    ):
-        with pytest.raises(Refusal, match=rf"has a {split} {metric} \({of or 'mean'}\) on record"):
-            scores.best_round(session, run, metric, of, split)
-
-
-def test_the_share_that_improved_is_of_the_deciding_replies_of_the_last_attempt(session: Session) -> None:
-    def reply(client: str, **measured: float) -> Reply:
-        numbers = {f"train/{name}": value for name, value in measured.items()}
-        return Reply(client_id=client, samples=1, losses={}, metrics=numbers)
-
-    current, other = a_run(session, [{}] * 2)
-    current.attempt = 1
-    for number, (round_, attempt, decides, accepted, loss) in enumerate(
-        [
-            (current, 0, True, True, 0.0),
-            (current, 1, False, True, 0.0),
-            (current, 1, True, True, 2.0),
-            (current, 1, True, False, 0.0),
-            (other, 1, True, True, 0.0),
-        ]
-    ):
-        phase = Phase(
-            round_id=round_.round_id,
-            number=number,
-            attempt=attempt,
-            kind="train",
-            decides=decides,
-            state=PhaseState.CLOSED,
-            wanted=2,
-            started=NOW,
-            deadline=NOW,
-        )
-        for client in "abc":
-            assignment = Assignment(
-                assignment_id=f"{client}-{number}",
-                client_id=client,
-                state=AssignmentState.FULFILLED,
-                base_model="model",
-                envelope=b"",
-                created=NOW,
-            )
-            phase.assignments.append(assignment)
-            told = models.Reply(client_id=client, accepted=accepted, envelope=b"", envelope_digest="", receipt=b"")
-            told.received, told.metrics = NOW, {} if client == "c" else {"train/loss": loss}
-            assignment.replies.append(told)
-        session.add(phase)
-    session.flush()
-    told_after = Replies([reply("a", loss=1.0), reply("b", samples=5), reply("c", loss=1.0)])
-    assert scores.improved(session, current, told_after) == {"improved": 0.5}, "b's loss is no finite number"
-    told_after = Replies([reply("a", loss=2.5, samples=5), reply("b", samples=0)])
-    assert scores.improved(session, current, told_after) == {"improved": 0.0}, "b measured nothing"
-    assert scores.improved(session, current, Replies([reply("c", loss=1.0)])) == {}

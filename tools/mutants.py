@@ -89,7 +89,10 @@ SUBJECTS = {
     ),
     "scores": Subject(
         (f"{ROUNDS}/scores.py", f"{ROUNDS}/metrics.py"),
-        tuple(f"tests/test_{name}.py" for name in ("metrics", "task_metrics", "private_evaluation", "best_models")),
+        tuple(
+            f"tests/test_{name}.py"
+            for name in ("metrics", "scores", "task_metrics", "private_evaluation", "best_models")
+        ),
         ("loop]", "documented_example", "regression", "evaluation_fails", "commands_export", "shows_each"),
     ),
     "intake": Subject(
