@@ -89,11 +89,7 @@ SUBJECTS = {
     ),
     "scores": Subject(
         (f"{ROUNDS}/scores.py", f"{ROUNDS}/metrics.py"),
-        tuple(
-            f"tests/test_{name}.py"
-            for name in ("metrics", "scores", "task_metrics", "private_evaluation", "best_models")
-        ),
-        ("loop]", "documented_example", "regression", "evaluation_fails", "commands_export", "shows_each"),
+        ("tests/test_metrics.py", "tests/test_scores.py"),
     ),
     "intake": Subject(
         tuple(f"{ROUNDS}/{name}.py" for name in ("intake", "content", "recorder")),

@@ -32,7 +32,6 @@ PRELOADED = [
     "sqlalchemy.dialects.sqlite",
     "sqlalchemy.orm",
     "torch",
-    "torchmetrics.classification",
     "typer",
 ]
 LATE = "late"
