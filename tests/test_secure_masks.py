@@ -92,6 +92,8 @@ def test_repeated_non_canonical_and_short_keys_are_refused() -> None:
     for repeated in (PublicKeys(keys(1).c, keys(2).s), PublicKeys(keys(2).s, keys(1).s), PublicKeys(*[keys(3).c] * 2)):
         with refused(Fault.KEY_REPEATED):
             check_keys([keys(1), repeated])
+        with refused(Fault.KEY_REPEATED):
+            check_keys([repeated], [keys(1).c, keys(1).s])
     again = int.from_bytes(keys(1).c, "little") | 2**255  # X25519 ignores the highest bit: the same point
     for bad in (again, 2**255 - 19, 2**255 - 18, 2**256 - 1):
         with refused(Fault.KEY_FORM):

@@ -6,7 +6,7 @@ X25519 with them gives zero, when one occurs twice among the 2 m of a session, a
 (below 2^255 - 19): the same point in two encodings would not be seen as a repetition.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -75,8 +75,8 @@ def shared_secret(private: X25519PrivateKey, public: bytes) -> bytes:
         raise Malformed(Fault.KEY_ZERO, f"X25519 with {public.hex()} gives zero") from error
 
 
-def check_keys(keys: Iterable[PublicKeys]) -> None:
-    """Checks all public keys of a session.
+def check_keys(keys: Iterable[PublicKeys], known: Collection[bytes] = ()) -> None:
+    """Checks public keys of a session; `known` are those that were checked before.
 
     Every private key is a multiple of 8 after clamping, so X25519 with a key of low order gives zero for every private
     key: a fixed one shows it.
@@ -84,7 +84,7 @@ def check_keys(keys: Iterable[PublicKeys]) -> None:
     Raises:
         Malformed: a key has another length, is not canonical, gives zero, or occurs twice.
     """
-    private, seen = X25519PrivateKey.from_private_bytes(bytes(KEY)), set()
+    private, seen = X25519PrivateKey.from_private_bytes(bytes(KEY)), set(known)
     for public in (key for both in keys for key in (both.c, both.s)):
         shared_secret(private, public)
         if public in seen:

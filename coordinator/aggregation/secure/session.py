@@ -87,7 +87,7 @@ class _Session:
         for reply in replies:
             shown = PublicKeys(reply.statement.keys[: hashing.KEY], reply.statement.keys[hashing.KEY :])
             try:
-                check_keys([*keys.values(), shown])
+                check_keys([shown], {key for both in keys.values() for key in (both.c, both.s)})
             except Malformed as error:  # a key that another member has shown; the later sender is a dropout
                 self._alarm(reply.client_id, str(error))
                 continue
