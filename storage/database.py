@@ -19,6 +19,7 @@ from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, SQLA
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
+MAX_CONNECTIONS = 32  # of an engine at a time
 BUSY_SECONDS = 30.0  # how long a SQLite transaction waits for the one before it
 ENTRY_KEY = "entry_key"  # in the `info` of a session: the key that tags entries of the audit log, or None
 LOCK_KEY = 0x66656470617265  # "fedpare": our advisory locks in a PostgreSQL database; +1 serialises migrations
@@ -58,14 +59,11 @@ class Database:
         entry_key: with which entries of the audit log are tagged, see `storage.audit`; None leaves them untagged.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, reader: Engine) -> None:
         self.entry_key: bytes | None = None
         self._engine = engine
+        self._reader = reader  # its transactions only read
         self._sqlite = engine.dialect.name == "sqlite"
-        options: dict[str, Any] = {"fedpareto_read_only": True}
-        if not self._sqlite:
-            options |= {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
-        self._reader = engine.execution_options(**options)
         # SQLite's own queue is a poll with growing pauses; writers of this process queue here instead.
         self._writers = threading.Lock()
         self._writing_thread: int | None = None
@@ -93,9 +91,9 @@ class Database:
             raise ValueError(f"not a database URL: {url!r}; expected sqlite:///FILE or postgresql://...") from error
         backend = parsed.get_backend_name()
         if backend == "sqlite":
-            return cls(_open_sqlite(parsed, durable, create))
+            return cls(*_open_sqlite(parsed, durable, create))
         if backend in {"postgresql", "postgres"}:
-            return cls(_open_postgresql(parsed.set(drivername="postgresql+psycopg")))
+            return cls(*_open_postgresql(parsed.set(drivername="postgresql+psycopg")))
         raise ValueError(f"no support for {backend!r} databases; use sqlite:///FILE or postgresql://...")
 
     @property
@@ -194,6 +192,7 @@ class Database:
             with suppress(SQLAlchemyError):  # at once, not when the server notices: the next coordinator may start
                 self._lock_connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": LOCK_KEY})
             self._drop_lock_connection()
+        self._reader.dispose()
         self._engine.dispose()
         if self._lock_file is not None:
             os.close(self._lock_file)
@@ -267,7 +266,8 @@ class Database:
         )
 
 
-def _open_sqlite(url: URL, durable: bool, create: bool) -> Engine:
+def _open_sqlite(url: URL, durable: bool, create: bool) -> tuple[Engine, Engine]:
+    """An engine that writes and one that only reads, each with connections of its own."""
     if not url.database or url.database == ":memory:" or url.query:
         raise ValueError(f"a SQLite database must be a plain file here: sqlite:///FILE, not {str(url)!r}")
     # Without symbolic links: the lock file, like SQLite's own files, lies beside the file itself.
@@ -280,15 +280,20 @@ def _open_sqlite(url: URL, durable: bool, create: bool) -> Engine:
     # SQLite keeps its log beside the name that it was given: by two names of one file, it would be damaged.
     if (names := path.stat().st_nlink) > 1:
         raise ValueError(f"the database file {path} has {names} names (hard links): remove all of them but one")
+    return _sqlite_engine(path, durable, read_only=False), _sqlite_engine(path, durable, read_only=True)
+
+
+def _sqlite_engine(path: Path, durable: bool, *, read_only: bool) -> Engine:
     engine = create_engine(
-        url.set(drivername="sqlite+pysqlite", database=str(path)),
+        URL.create("sqlite+pysqlite", database=str(path)),
         creator=partial(_connect_sqlite, path),
         json_serializer=_json,
-        pool_size=8,
-        max_overflow=24,
+        pool_size=MAX_CONNECTIONS,
+        max_overflow=0,
+        pool_use_lifo=True,  # the connection that was used last has its statements and pages at hand
     )
-    event.listen(engine, "connect", partial(_prepare, durable))
-    event.listen(engine, "begin", _begin)
+    event.listen(engine, "connect", partial(_prepare, durable, read_only))
+    event.listen(engine, "begin", partial(_begin, read_only))
     return engine
 
 
@@ -299,24 +304,25 @@ def _connect_sqlite(path: Path) -> sqlite3.Connection:
     )
 
 
-def _prepare(durable: bool, connection: Any, record: object) -> None:
+def _prepare(durable: bool, read_only: bool, connection: Any, record: object) -> None:
     for pragma in ("journal_mode=WAL", f"synchronous={'FULL' if durable else 'OFF'}", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
+    # Once for each connection: SQLite compiles all statements of a connection anew after such a PRAGMA.
+    connection.execute(f"PRAGMA query_only={'ON' if read_only else 'OFF'}")
 
 
-def _begin(connection: Connection) -> None:
-    read_only = connection.get_execution_options().get("fedpareto_read_only", False)
-    # By the driver, which is ten times cheaper: neither this nor BEGIN touches the file, so that neither can fail.
-    driver: Any = connection.connection.driver_connection
-    driver.execute(f"PRAGMA query_only={'ON' if read_only else 'OFF'}")
+def _begin(read_only: bool, connection: Connection) -> None:
     if read_only:
+        # By the driver, which is ten times cheaper: this does not touch the file, so that it cannot fail.
+        driver: Any = connection.connection.driver_connection
         driver.execute("BEGIN")
     else:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
-def _open_postgresql(url: URL) -> Engine:
-    return create_engine(
+def _open_postgresql(url: URL) -> tuple[Engine, Engine]:
+    """An engine that writes and one that only reads, on the same connections."""
+    engine = create_engine(
         url,
         # A dead connection, which may carry the lock, is noticed within two minutes, and a connection attempt is
         # given up after 10 seconds, since a caller waits.
@@ -330,8 +336,9 @@ def _open_postgresql(url: URL) -> Engine:
         json_serializer=_json,
         pool_pre_ping=True,
         pool_size=8,
-        max_overflow=24,
+        max_overflow=MAX_CONNECTIONS - 8,
     )
+    return engine, engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
 
 # NaN and infinity are not JSON: PostgreSQL would refuse them, so they are refused everywhere.

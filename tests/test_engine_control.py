@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 from running import refused, wait_for
-from sqlalchemy import event
+from sqlalchemy import Engine, event
 from stage import Player, Stage, spec
 from stage import stage as make_stage
 
@@ -163,11 +163,10 @@ def test_a_run_that_waits_for_clients_sleeps(stage: Stage) -> None:
         if threading.current_thread().name == f"run-{run}" and sql.startswith("SELECT runs"):
             looks.append(sql)
 
-    engine = stage.served.coordinator._database.engine
-    event.listen(engine, "before_cursor_execute", listen)
+    event.listen(Engine, "before_cursor_execute", listen)
     for _ in range(20):
         stage.nudge()  # wakes it
-    event.remove(engine, "before_cursor_execute", listen)
+    event.remove(Engine, "before_cursor_execute", listen)
     unwatch()
     # A conductor that woke itself would announce thousands, and one that did not wait would look all the time.
     assert changes.count(run) < 100, f"{changes.count(run)} changes were announced"

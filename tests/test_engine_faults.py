@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 import pytest
 from running import wait_for
-from sqlalchemy import event, select, text
+from sqlalchemy import Engine, event, select, text
 from sqlalchemy.exc import OperationalError
 from stage import LAYOUT, MODEL, Player, Stage, spec, vector
 from stored import blob_file
@@ -32,18 +32,17 @@ BOTH_DATABASES = True
 def at(stage: Stage, run: str, statement: str, do: Callable[[], object]) -> Iterator[list[str]]:
     """Calls `do` when the run's conductor sends a statement that begins so; yields the statements that did."""
     seen: list[str] = []
-    engine = stage.served.coordinator._database.engine
 
     def listen(_c: object, _cursor: object, sql: str, *_: object) -> None:
         if threading.current_thread().name == f"run-{run}" and sql.startswith(statement):
             seen.append(sql)
             do()
 
-    event.listen(engine, "before_cursor_execute", listen)
+    event.listen(Engine, "before_cursor_execute", listen)
     try:
         yield seen
     finally:
-        event.remove(engine, "before_cursor_execute", listen)
+        event.remove(Engine, "before_cursor_execute", listen)
 
 
 def once(action: Callable[[], object]) -> Callable[[], None]:
@@ -97,9 +96,9 @@ def nothing_open(stage: Stage, run: str) -> bool:
 LOOKS = {
     "before the first round": ("SELECT clients", 0, "reply"),
     "while clients train": ("SELECT phases", 1, "reply"),
-    "when enough replies are read": ("SELECT updates", 0, "reply"),
-    "when too few replies are read": ("SELECT updates", 0, "decline"),
-    "when the evaluation is read": ("SELECT updates", 3, "reply"),
+    "when enough replies are read": ("SELECT replies", 0, "reply"),
+    "when too few replies are read": ("SELECT replies", 0, "decline"),
+    "when the evaluation is read": ("SELECT replies", 3, "reply"),
 }
 
 

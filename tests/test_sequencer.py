@@ -40,8 +40,6 @@ def act(database: Database, count: int = 1, action: str = "act") -> None:
 def edit(database: Database, statement: str) -> None:
     """Changes the database behind the coordinator's back."""
     with database.engine.begin() as connection:
-        if database.engine.dialect.name == "sqlite":
-            connection.exec_driver_sql("PRAGMA query_only=OFF")
         assert connection.execute(text(statement)).rowcount > 0
 
 
