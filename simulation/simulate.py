@@ -211,7 +211,7 @@ class Simulation(AbstractContextManager["Simulation"]):
                 session, self._blobs, run, attackers=self.attackers, seconds=time.perf_counter() - began
             )
 
-    def _wait(self, seconds: float | None) -> None:
+    def _wait(self, seconds: float | None, replies: int = 1) -> None:
         if self._stopping:
             raise Held
 

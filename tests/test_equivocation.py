@@ -95,7 +95,14 @@ def test_what_the_client_has_not_signed_is_no_evidence_against_it(stage: Stage) 
 
 def intake_of(stage: Stage, changed: Callable[[str], None] = lambda _: None) -> Intake:
     signing = stage.served.home.signing
-    return Intake(stage.served.database, signing, changed=changed, clock=stage.clock, signatures=SignatureMemory())
+    return Intake(
+        stage.served.database,
+        signing,
+        changed=changed,
+        replied=changed,
+        clock=stage.clock,
+        signatures=SignatureMemory(),
+    )
 
 
 def admitted(stage: Stage, player: Player, order: AssignmentManifest, *seeds: int) -> tuple[Intake, list[Admission]]:

@@ -101,7 +101,8 @@ class Intake:
     Args:
         database: where they are recorded.
         signing: the coordinator's keys; the present one signs receipts.
-        changed: called with the run's id after a reply was recorded.
+        changed: called with the run's id after an assignment was declined.
+        replied: likewise after a reply was recorded.
         clock: the time, aware.
         signatures: those that this process has verified or made.
     """
@@ -112,6 +113,7 @@ class Intake:
         signing: Signing,
         *,
         changed: Callable[[str], None],
+        replied: Callable[[str], None],
         clock: Callable[[], datetime],
         signatures: SignatureMemory,
     ) -> None:
@@ -119,6 +121,7 @@ class Intake:
         self._signing = signing
         self._signatures = signatures
         self._changed = changed
+        self._replied = replied
         self._clock = clock
 
     def admit(self, client_id: str, envelope: SignedEnvelope) -> Admission | SignedEnvelope:
@@ -201,7 +204,7 @@ class Intake:
                 record_equivocation(session, session.get_one(Assignment, name), admission, now)
         if closed is not None:
             raise closed
-        self._changed(admission.manifest.run_id)
+        self._replied(admission.manifest.run_id)
         if problem is not None:
             raise Refusal(problem.reason, problem.message, signed=receipt.SerializeToString())
         return receipt

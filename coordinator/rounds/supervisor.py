@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from coordinator.aggregation.rules import HyperparameterError
 from coordinator.clock import utc_now
 from coordinator.condition import Condition
+from coordinator.rounds.bell import Bell
 from coordinator.rounds.conductor import Conductor
 from coordinator.rounds.evidence import RecordError, SignatureMemory
 from coordinator.rounds.fleets.base import Held, RunFacts, Surroundings
@@ -96,7 +97,7 @@ class Supervisor:
         self.signatures = SignatureMemory()  # those that this process has verified or made
         self._lock = threading.Lock()
         self._submitting = threading.Lock()  # while a name is looked for and taken
-        self._signals: dict[str, threading.Event] = {}
+        self._bells: dict[str, Bell] = {}
         self._threads: dict[str, threading.Thread] = {}
         self._watchers: list[Callable[[str], None]] = []
         self._stopping = threading.Event()
@@ -239,7 +240,12 @@ class Supervisor:
 
     def notify(self, run_id: str) -> None:
         """Tells the run's conductor and its watchers that something changed. Callable from any thread."""
-        self._signal(run_id).set()
+        self._bell(run_id).ring()
+        self._tell_watchers(run_id)
+
+    def count_reply(self, run_id: str) -> None:
+        """Tells them that a reply was recorded. Callable from any thread."""
+        self._bell(run_id).count_reply()
         self._tell_watchers(run_id)
 
     def _tell_watchers(self, run_id: str) -> None:
@@ -341,13 +347,12 @@ class Supervisor:
             log.info("run %s: had ended meanwhile", run_id)
 
     def _surroundings(self, run_id: str) -> Surroundings:
-        signal = self._signal(run_id)
+        bell = self._bell(run_id)
 
-        def wait(seconds: float | None) -> None:
+        def wait(seconds: float | None, replies: int = 1) -> None:
             if self._stopping.is_set():
                 raise Held
-            signal.wait(seconds)
-            signal.clear()
+            bell.wait(seconds, replies)
             if self._stopping.is_set():
                 raise Held
 
@@ -358,19 +363,19 @@ class Supervisor:
             device=self._device,
             clock=self._clock,
             wait=wait,
-            changed=lambda: self._tell_watchers(run_id),  # not its own signal: a conductor would wake itself
+            changed=lambda: self._tell_watchers(run_id),  # not its own bell: a conductor would wake itself
             signatures=self.signatures,
         )
 
-    def _signal(self, run_id: str) -> threading.Event:
+    def _bell(self, run_id: str) -> Bell:
         with self._lock:
-            return self._signals.setdefault(run_id, threading.Event())
+            return self._bells.setdefault(run_id, Bell())
 
     def _wake_all(self) -> None:
         with self._lock:
-            signals = list(self._signals.values())
-        for signal in signals:
-            signal.set()
+            bells = list(self._bells.values())
+        for bell in bells:
+            bell.ring()
 
     def _recently_attending(self, session: Session) -> frozenset[str]:
         active = select(Client.client_id, Client.last_seen).where(Client.state == ClientState.ACTIVE)

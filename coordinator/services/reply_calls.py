@@ -33,6 +33,7 @@ class ReplyCalls(Service):
             parts.threads.database,
             self._home.signing,
             changed=self._supervisor.notify,
+            replied=self._supervisor.count_reply,
             clock=self._clock,
             signatures=self._supervisor.signatures,
         )

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -120,6 +120,17 @@ class RunFacts:
         return run
 
 
+class Wait(Protocol):
+    """Waits in a conductor's thread."""
+
+    def __call__(self, seconds: float | None, replies: int = 1) -> None:
+        """Returns when the run has changed, this number of replies has come, or these seconds are over.
+
+        Raises:
+            Held: the coordinator is stopping.
+        """
+
+
 @dataclass(frozen=True)
 class Surroundings:
     """What conducting a run needs of the coordinator."""
@@ -129,7 +140,7 @@ class Surroundings:
     signing: Signing  # the coordinator's keys
     device: str  # where updates are aggregated, "cpu" or "cuda"
     clock: Callable[[], datetime]  # the time, aware
-    wait: Callable[[float | None], None]  # until the run changes or these seconds are over; raises Held when stopping
+    wait: Wait
     changed: Callable[[], None]  # announces a change to those that watch the run
     signatures: SignatureMemory = field(default_factory=SignatureMemory)  # those that this process has verified or made
 

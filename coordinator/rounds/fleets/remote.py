@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from sqlalchemy import bindparam, insert, select
 from sqlalchemy.orm import Session
@@ -67,6 +68,16 @@ class _Issued:
     digest: str  # of the envelope
     message: Assigned
     inputs: Sequence[models.Input]
+
+
+class _Left(NamedTuple):
+    """How long a phase waits, unless this number of replies comes before."""
+
+    seconds: float
+    replies: int
+
+
+_NOTHING = _Left(0.0, 0)
 
 
 class RemoteFleet(Fleet):
@@ -134,9 +145,9 @@ class RemoteFleet(Fleet):
             self._presence.say(client_id, message)
         self.around.changed()
         while True:
-            while (left := self._time_left(phase_id)) > 0:
+            while (left := self._left(phase_id)).seconds > 0:
                 # Not longer, since the clock may be set meanwhile.
-                self.around.wait(min(left, LOOK_SECONDS))
+                self.around.wait(min(left.seconds, LOOK_SECONDS), left.replies)
             if self._close_phase(phase_id):
                 break
         self._leave_out_revoked(question, phase_id)
@@ -208,8 +219,8 @@ class RemoteFleet(Fleet):
             submitted_by=self.run.submitted_by,
         )
 
-    def _time_left(self, phase_id: int) -> float:
-        """Seconds to wait for further replies: 0 when enough are in, or nobody is left to wait for.
+    def _left(self, phase_id: int) -> _Left:
+        """What a phase waits for: nothing when enough replies are in, or nobody is left to wait for.
 
         Nobody waits for a client after the deadline, or when it has been absent for the grace that the run gives.
         """
@@ -218,14 +229,18 @@ class RemoteFleet(Fleet):
             if phase.run is not RunState.RUNNING:
                 raise Held
             if phase.state is PhaseState.CLOSED:
-                return 0.0
+                return _NOTHING
             enough = phase.replied >= phase.wanted
             if enough and not self._spec.selection.required:
-                return 0.0
+                return _NOTHING
             ends = self._waits(session, phase_id, phase.started, phase.deadline, enough=enough)
         if not ends:
-            return 0.0
-        return max(0.0, (max(ends.values()) - self.around.clock()).total_seconds())
+            return _NOTHING
+        last = max(ends.values())
+        replies = list(ends.values()).count(last)  # with fewer, the phase still waits for one of these clients
+        if not enough:
+            replies = min(replies, phase.wanted - phase.replied)
+        return _Left((last - self.around.clock()).total_seconds(), replies)
 
     def _waits(
         self, session: Session, phase_id: int, started: datetime, deadline: datetime, *, enough: bool

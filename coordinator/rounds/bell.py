@@ -1,0 +1,33 @@
+"""The bell of a run: wakes its conductor when something has changed, or when enough replies have come."""
+
+import threading
+
+
+class Bell:
+    """What a conductor sleeps on. Any thread may ring; one waits."""
+
+    def __init__(self) -> None:
+        self._heard = threading.Condition()
+        self._rung = False
+        self._replies = 0  # since the last wait
+        self._enough = 1  # of them, to end the wait
+
+    def ring(self) -> None:
+        """Ends the wait, or the next one."""
+        with self._heard:
+            self._rung = True
+            self._heard.notify()
+
+    def count_reply(self) -> None:
+        """Ends the wait if it is for no more replies than have come."""
+        with self._heard:
+            self._replies += 1
+            if self._replies >= self._enough:
+                self._heard.notify()
+
+    def wait(self, seconds: float | None, replies: int) -> None:
+        """Returns after a ring, after this number of replies since the last wait ended, or after these seconds."""
+        with self._heard:
+            self._enough = replies
+            self._heard.wait_for(lambda: self._rung or self._replies >= replies, seconds)
+            self._rung, self._replies = False, 0
