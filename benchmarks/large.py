@@ -145,7 +145,7 @@ def measure(fed: Federation, members: int, parameters: int) -> dict[str, Any]:
         return fed.query("select started, stepped from rounds where run_id = :run and stepped is not null", run=run)
 
     started, ended = map(datetime.fromisoformat, wait_for(stepped, "the step", LONGEST_SECONDS)[0])
-    last = datetime.fromisoformat(fed.query("select max(received) from updates")[0][0])
+    last = datetime.fromisoformat(fed.query("select max(received) from replies")[0][0])
     blobs = sum(path.stat().st_size for path in (fed.home / "blobs").rglob("*") if path.is_file())
     return {
         "members": members,

@@ -284,7 +284,7 @@ class Scene:
 
     def rows(self, envelope: str) -> dict[str, Vector]:
         """The rows of an update by the digest of its envelope."""
-        ((payload,),) = self.fed.query("select payload from updates where envelope_digest = :name", name=envelope)
+        ((payload,),) = self.fed.query("select payload from replies where envelope_digest = :name", name=envelope)
         return {name: np.array(row.read()) for name, row in update_rows(self.blob(payload)).items()}
 
     def exported(self, client: str, run: str) -> bytes:

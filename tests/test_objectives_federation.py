@@ -194,7 +194,7 @@ def test_a_coordinator_that_is_killed_between_the_phases_goes_on_to_the_same_byt
     rows = scene.fed.query(
         "select a.client_id, r.number, p.number, a.state, count(u.reply_id) from assignments a "
         "join phases p on p.phase_id = a.phase_id join rounds r on r.round_id = p.round_id "
-        "left join updates u on u.assignment_id = a.assignment_id and u.accepted "
+        "left join replies u on u.assignment_id = a.assignment_id and u.accepted "
         "where r.run_id = :run group by a.client_id, r.number, p.number, a.state",
         run=run,
     )
@@ -235,7 +235,7 @@ class Record:
         self.orders: dict[str, AssignmentManifest] = {}
         self.replies: dict[str, ReplyManifest] = {}
         for order, reply, client in scene.fed.query(
-            "select a.envelope, u.envelope, u.client_id from updates u join assignments a using (assignment_id)"
+            "select a.envelope, u.envelope, u.client_id from replies u join assignments a using (assignment_id)"
         ):
             sealed = SignedEnvelope.FromString(reply)
             manifest = unseal(sealed, ReplyManifest, self.keys[client])

@@ -84,7 +84,7 @@ def test_a_sketch_of_ones_own_is_sent_by_workers_that_allow_it(running: Federati
         ("sketch", SKETCH, "", ""),
     ]
     sent = running.query(
-        "select u.envelope from updates u join assignments a using (assignment_id) join phases p using (phase_id) "
+        "select u.envelope from replies u join assignments a using (assignment_id) join phases p using (phase_id) "
         "join rounds r using (round_id) where r.run_id = :run and p.number = 0",
         run=run,
     )

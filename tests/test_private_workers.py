@@ -198,8 +198,8 @@ def in_mode(mode: str, seed: int) -> str:
 def replies_of(scene: Scene, run: str) -> list[Any]:
     """How many replies each member has signed for each phase of a run."""
     return scene.fed.query(
-        "select count(updates.reply_id) from assignments join phases using (phase_id) join rounds using (round_id) "
-        "left join updates using (assignment_id) where run_id = :run group by assignment_id",
+        "select count(replies.reply_id) from assignments join phases using (phase_id) join rounds using (round_id) "
+        "left join replies using (assignment_id) where run_id = :run group by assignment_id",
         run=run,
     )
 

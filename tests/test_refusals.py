@@ -243,7 +243,7 @@ def test_the_same_update_again_gets_the_same_receipt_and_counts_once(scene: Scen
     assert first.accepted
     assert act.alice.submit(envelope, payload) == first
     assert act.alice.submit(envelope) == first  # without the payload: the receipt is what is asked for
-    counted = scene.fed.query("select count(*) from updates where assignment_id = :name", name=act.order.assignment_id)
+    counted = scene.fed.query("select count(*) from replies where assignment_id = :name", name=act.order.assignment_id)
     assert counted[0][0] == 1
     assert act.alice.answer(scene.streams[0].assignment()).accepted
     scene.fed.wait_completed(act.run)
@@ -370,7 +370,7 @@ def test_bad_content_is_refused_for_good_recorded_and_leaves_the_honest_clients_
     with refused(status, reason):  # the same again: the same answer
         act.alice.submit(envelope, payload)
     stored = scene.fed.query(
-        "select accepted, reason, payload from updates where payload_bytes = :n and reason = :r "
+        "select accepted, reason, payload from replies where payload_bytes = :n and reason = :r "
         "order by reply_id desc limit 1",
         n=len(payload),
         r=reason,

@@ -63,7 +63,7 @@ def on_record(fed: Federation, client: str) -> str:
 def signers(fed: Federation, run: str, client: str) -> list[str]:
     """The ids of the keys that signed the accepted replies of a client, in their order."""
     rows = fed.query(
-        "select u.envelope from updates u join assignments a on a.assignment_id = u.assignment_id "
+        "select u.envelope from replies u join assignments a on a.assignment_id = u.assignment_id "
         "join phases p on p.phase_id = a.phase_id join rounds r on r.round_id = p.round_id "
         "where r.run_id = :run and u.client_id = :client and u.accepted order by u.reply_id",
         run=run,

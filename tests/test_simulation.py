@@ -41,7 +41,7 @@ def test_a_simulation_is_the_real_federation_to_the_last_digits_of_float32(tmp_p
         losses = {
             (number, client): json.loads(told)["loss"]
             for number, client, told in real.query(
-                "SELECT r.number, u.client_id, u.losses FROM updates u JOIN assignments USING (assignment_id) "
+                "SELECT r.number, u.client_id, u.losses FROM replies u JOIN assignments USING (assignment_id) "
                 "JOIN phases p USING (phase_id) JOIN rounds r USING (round_id) WHERE p.kind = 'train'"
             )
         }

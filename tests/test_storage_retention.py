@@ -98,7 +98,7 @@ class Federation:
             if kind != "train":
                 sent = self.store(f"{run_id} input {number}", at=at)
                 assignment.inputs = [Input(name="replies", digest=sent, size=1)]
-            assignment.updates = [
+            assignment.replies = [
                 Reply(
                     client_id="c",
                     accepted=accepted,

@@ -72,7 +72,7 @@ class Scene:
         rows = self.fed.query(
             "select a.client_id, r.number, p.number, a.state, count(u.reply_id) from assignments a "
             "join phases p on p.phase_id = a.phase_id join rounds r on r.round_id = p.round_id "
-            "left join updates u on u.assignment_id = a.assignment_id and u.accepted "
+            "left join replies u on u.assignment_id = a.assignment_id and u.accepted "
             "where r.run_id = :run group by a.client_id, r.number, p.number, a.state",
             run=run,
         )

@@ -192,14 +192,14 @@ def test_a_federation_and_a_simulation_come_to_the_same_bytes_whatever_dies(tmp_
         for name in CLIENTS:
             kept = kept_state(fed.directory / name / "kept", run).path(2)
             assert kept.read_bytes() == (tmp_path / "home" / "kept" / name / "2.safetensors").read_bytes()
-        sizes = [row[0] for row in fed.query("select payload_bytes from updates where payload_bytes > 0")]
+        sizes = [row[0] for row in fed.query("select payload_bytes from replies where payload_bytes > 0")]
         assert len(sizes) == 6
         assert max(sizes) < initial_model(task("digits"), 0)[0].data_bytes / 2 + 1000
         for step, stored in fed.query("select step, gram from rounds"):
             signed = StepManifest.FromString(SignedEnvelope.FromString(step).manifest)
             names = dict(zip("ab", signed.replies, strict=True))
             found = fed.query(
-                "select payload from updates where envelope_digest in (:a, :b) order by client_id", **names
+                "select payload from replies where envelope_digest in (:a, :b) order by client_id", **names
             )
             rows = [update_rows(blob(payload))["loss"].read().astype(np.float64) for (payload,) in found]
             np.testing.assert_allclose(np.load(blob(stored)), np.array(rows) @ np.array(rows).T, rtol=1e-12)

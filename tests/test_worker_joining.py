@@ -250,7 +250,7 @@ def test_attackers_of_a_real_federation_collude_or_are_refused_and_the_run_goes_
         made.wait_completed(run)
         for name in options:
             assert "REHEARSAL OF AN ATTACK" in workers[name].text
-        found = made.query("select client_id, accepted, reason, payload from updates where payload_bytes > 0")
+        found = made.query("select client_id, accepted, reason, payload from replies where payload_bytes > 0")
         for client_id, accepted, reason, _ in found:
             assert (bool(accepted), reason) == ((False, "non-finite") if client_id == "c" else (True, ""))
         digests = {name: {row.payload for row in found if row.client_id == name} for name in "ab"}
