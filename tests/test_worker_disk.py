@@ -73,16 +73,14 @@ def full_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[], None]]]:
         subprocess.run(["umount", "--lazy", str(where)], check=True)
 
 
-def no_traceback(caplog: pytest.LogCaptureFixture) -> bool:
-    return all(record.exc_info is None for record in caplog.records)
+@pytest.fixture(autouse=True)
+def no_traceback(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    yield
+    assert all(record.exc_info is None for record in caplog.get_records("call"))
 
 
 def test_a_model_that_the_disk_does_not_take_is_declined(
-    coordinator: ScriptedCoordinator,
-    start: Start,
-    model: tuple[Layout, bytes],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], tmp_path: Path
 ) -> None:
     running = start(tmp_path / "home")
     with files_of_at_most(5000):
@@ -92,15 +90,10 @@ def test_a_model_that_the_disk_does_not_take_is_declined(
         assert "make room" in declined["message"]
     coordinator.assign(coordinator.assignment(*model, 1))
     running.wait_for("receipt")
-    assert no_traceback(caplog)
 
 
 def test_an_update_that_the_disk_does_not_take_is_handed_in_from_memory_and_its_receipt_is_written_later(
-    coordinator: ScriptedCoordinator,
-    start: Start,
-    model: tuple[Layout, bytes],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], tmp_path: Path
 ) -> None:
     running = start(tmp_path / "home")
     coordinator.assign(coordinator.assignment(*model, 0))
@@ -118,15 +111,10 @@ def test_an_update_that_the_disk_does_not_take_is_handed_in_from_memory_and_its_
     running.wait_for("receipt", 3)
     receipts = read_receipts(running.home.receipts, running.member.coordinator.chain)
     assert [receipt.assignment_id for receipt in receipts] == [f"assignment-{number}" for number in range(3)]
-    assert no_traceback(caplog)
 
 
 def test_few_updates_are_kept_in_memory_and_further_work_is_declined(
-    coordinator: ScriptedCoordinator,
-    start: Start,
-    model: tuple[Layout, bytes],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], tmp_path: Path
 ) -> None:
     running = start(tmp_path / "home")
     coordinator.assign(coordinator.assignment(*model, 0))
@@ -139,15 +127,10 @@ def test_few_updates_are_kept_in_memory_and_further_work_is_declined(
     coordinator.hold_submissions.set()
     running.wait_for("receipt", 3)
     assert (declined["assignment_id"], declined["reason"]) == ("assignment-3", "disk")
-    assert no_traceback(caplog)
 
 
 def test_what_is_kept_of_a_run_waits_in_memory_with_its_reply_and_is_written_later(
-    coordinator: ScriptedCoordinator,
-    start: Start,
-    model: tuple[Layout, bytes],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], tmp_path: Path
 ) -> None:
     running = start(tmp_path / "home")
     coordinator.assign(ask_bf16(coordinator.assignment(*model, 0)))
@@ -165,7 +148,6 @@ def test_what_is_kept_of_a_run_waits_in_memory_with_its_reply_and_is_written_lat
     told = " ".join(event["message"] for event in running.events("disk"))
     assert "the state of the run for assignment assignment-1 is kept in memory" in told
     assert len(running.events("training")) == 2
-    assert no_traceback(caplog)
 
 
 def test_of_a_reply_that_neither_disk_nor_memory_takes_nothing_is_left(tmp_path: Path) -> None:
@@ -192,7 +174,6 @@ def test_a_worker_goes_on_with_a_disk_that_is_really_full(
     start: Start,
     model: tuple[Layout, bytes],
     full_disk: tuple[Path, Callable[[], None]],
-    caplog: pytest.LogCaptureFixture,
 ) -> None:
     where, fill = full_disk
     running = start(where / "home")
@@ -206,7 +187,6 @@ def test_a_worker_goes_on_with_a_disk_that_is_really_full(
     coordinator.assign(coordinator.assignment(*model, 2))
     running.wait_for("receipt", 3)
     assert len(read_receipts(running.home.receipts, running.member.coordinator.chain)) == 3
-    assert no_traceback(caplog)
 
 
 def test_lines_are_appended_whole_or_not_at_all(tmp_path: Path) -> None:
