@@ -185,7 +185,7 @@ def _sign_twice(cheats: Callable[[], dict[str, list[str]]]) -> None:
             statement.keys = statement.keys[::-1]
             other.statement = statement.SerializeToString()
             try:
-                request = SubmitRequest(reply=seal(other, self.member.signing_key)).SerializeToString()
+                request = SubmitRequest(reply=seal(other, self.attendance.member.signing_key)).SerializeToString()
                 list(files.submit(iter([request]), timeout=60))
             except grpc.RpcError as error:
                 print(f"the second reply was refused: {error.code()}")

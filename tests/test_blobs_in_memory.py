@@ -72,7 +72,7 @@ def test_a_federation_stores_serves_aggregates_and_collects_without_a_directory(
     np.testing.assert_allclose(made, base - mean, rtol=1e-5, atol=1e-6)
     assert digest(export(remote, run)) == remote.run(run).model
     found = remote._admin.GetDisk(admin.GetDiskRequest(), timeout=SECONDS)
-    assert found.models + found.updates + found.other == sum(map(len, store.contents.values()))
+    assert found.models + found.replies + found.other == sum(map(len, store.contents.values()))
     assert found.free == store.free_bytes()
 
     store.put(b"nobody refers to this")

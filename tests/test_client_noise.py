@@ -175,7 +175,7 @@ def test_what_clients_sent_is_in_no_answer(stage: Stage) -> None:
     assert shown.step_check.verified
     assert set(shown.summary.metrics) == {"step/rate", "epsilon/clients", "bytes/up", "bytes/down", "bytes/refused"}
     for listed in admin.ListReplies(ListRepliesRequest(run=run)):
-        for one in listed.updates:
+        for one in listed.replies:
             assert (one.HasField("envelope"), one.payload, one.envelopes[0].verified) == (False, "", True)
     item = admin.GetRun(GetRunRequest(run=run)).run
     expected = gaussian_epsilon(2.0, 1, 1e-5)

@@ -14,7 +14,7 @@ from coordinator.services import views
 from coordinator.services.verification import Verifier
 from federation.runs import SpecError
 from federation.tasks import task
-from federation.v1.admin_pb2 import Update
+from federation.v1.admin_pb2 import Reply
 from federation.vectors import read_vector
 from federation.work.computation import LocalSgd
 from fedpareto.notebook import simulate
@@ -221,7 +221,7 @@ def test_a_long_record_of_updates_is_read_a_piece_at_a_time(tmp_path: Path) -> N
         with simulation._database.read() as session:
             verifier = Verifier(simulation._home.federation_id, simulation._home.signing.chain)
             whole, _ = views.replies(session, verifier, simulation.run_id, None, "", 0, 1000)
-            pieces: list[Update] = []
+            pieces: list[Reply] = []
             after = 0
             while (found := views.replies(session, verifier, simulation.run_id, None, "", after, 3))[0]:
                 pieces.extend(found[0])

@@ -260,12 +260,12 @@ def test_a_session_ends_by_a_cancel_or_a_day_after_the_worker_was_ready_and_no_o
     wait_for(lambda: not kept(), "the second session to be erased")
     coordinator.assign(ready(2, steps=1))
     running.wait_for("receipt")
-    sessions = running.worker._sessions
-    sessions.clock = lambda: datetime.now(UTC) + timedelta(hours=23, minutes=59)
-    sessions.sweep(datetime.now(UTC))
+    memory = running.worker._memory
+    memory.clock = lambda: datetime.now(UTC) + timedelta(hours=23, minutes=59)
+    memory.sweep(datetime.now(UTC))
     assert len(kept()) == 1
-    sessions.clock = lambda: datetime.now(UTC) + timedelta(hours=24, minutes=1)
-    sessions.sweep(datetime.now(UTC))
+    memory.clock = lambda: datetime.now(UTC) + timedelta(hours=24, minutes=1)
+    memory.sweep(datetime.now(UTC))
     assert not kept()
     for gone in ({"kind": "gone"}, {"task": "gone"}):
         running.worker._runner.execution.forget(seal(coordinator.assignment(*model, **gone), coordinator.signing_key))

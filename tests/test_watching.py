@@ -143,7 +143,7 @@ def must_be_known(admin: AdminStub, run: str) -> None:
         render.runs(runs.runs),
     ]
     console = Console(file=io.StringIO(), width=render.WIDTH)
-    console.print(*pictures, render_envelopes.replies(updates.updates))
+    console.print(*pictures, render_envelopes.replies(updates.replies))
     texts = [console.file.getvalue(), page(RunData.read(admin, run))]  # type: ignore[attr-defined]
     texts += [dumps(message) for message in (single, rounds, whole, runs, updates)]
     assert "not over yet" in texts[0]
