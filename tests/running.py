@@ -18,17 +18,21 @@ from coordinator.home import Home
 from coordinator.members.certificates import register
 from coordinator.server import Coordinator
 from coordinator.settings import Settings
-from federation.certificates import issue_certificate, make_csr, pem
+from federation.certificates import fingerprint, issue_certificate, make_csr, pem
 from federation.channels import mutual_channel, refusal_from_rpc_error, server_verified_channel
 from federation.identity import Role, client_uri
-from federation.join_string import secret_hash
+from federation.join_string import JoinString, secret_hash
 from federation.keys import new_tls_key, private_key_pem
+from federation.member_files import MemberFiles
 from federation.proofs import prove_possession
 from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from storage.database import Database
-from storage.models import AuditEntry, Client, JoinString
+from storage.models import AuditEntry, Client
+from storage.models import JoinString as JoinRow
 from storage.states import ClientState
+from worker.enroll import enroll
+from worker.home import Home as WorkerHome
 
 T = TypeVar("T")
 SECONDS = 60.0  # how long anything may take before the test fails
@@ -125,12 +129,23 @@ class Running:
         """A channel to the enrollment port."""
         return server_verified_channel(self.enrollment_address, pem(self.home.ca))
 
+    def join_string(self, client_id: str) -> JoinString:
+        return JoinString(self.enrollment_address, fingerprint(self.home.ca), self.join_secret(client_id), client_id)
+
+    def joined(self, directory: Path, name: str, *, ago: timedelta, passphrase: bytes | None = None) -> MemberFiles:
+        """A member that joined some time ago."""
+        self.clock.ahead = -ago
+        try:
+            return enroll(WorkerHome(directory), self.join_string(name), passphrase=passphrase).member
+        finally:
+            self.clock.ahead = timedelta()
+
     def join_secret(self, client_id: str, lifetime: timedelta = timedelta(hours=1)) -> bytes:
         secret = secrets.token_bytes(32)
         with self.database.begin() as session:
             now = self.clock()
             session.add(
-                JoinString(
+                JoinRow(
                     secret_hash=secret_hash(secret),
                     client_id=client_id,
                     created_by="test",

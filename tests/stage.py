@@ -20,12 +20,10 @@ from sqlalchemy.orm import Session
 
 from coordinator.home import Home
 from coordinator.settings import Settings
-from federation.certificates import fingerprint
 from federation.channels import MAX_CHUNK_BYTES
 from federation.digests import digest
 from federation.envelope import unseal
 from federation.identity import Role
-from federation.join_string import JoinString
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import AssignmentManifest, CancelManifest, ReceiptManifest, SignedEnvelope
@@ -214,7 +212,7 @@ class Stage:
         """The client of that name, enrolled at first use."""
         if name not in self.players:
             served = self.served
-            join = JoinString(served.enrollment_address, fingerprint(served.home.ca), served.join_secret(name), name)
+            join = served.join_string(name)
             with self._now():
                 self.players[name] = Player(Member.enroll(join))
         return self.players[name]

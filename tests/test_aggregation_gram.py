@@ -1,6 +1,5 @@
 """The operations on d numbers: exact, reproducible, and small."""
 
-import json
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from peak_memory import must_not_grow
 
 from coordinator.aggregation.gram import apply_step, combine, gram
 from coordinator.aggregation.streaming import Row
@@ -161,38 +161,14 @@ def test_an_unknown_device_is_refused() -> None:
         gram([np.zeros(3, np.float32)], device="tpu")
 
 
-MEASURE = """
-import json, sys
-from pathlib import Path
-import numpy as np
-from coordinator.aggregation.gram import apply_step, combine, gram
-from federation.vectors import RowFile
-
-def peak():
-    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) * 1024
-
-m, d = int(sys.argv[1]), int(sys.argv[2])
-rows = [RowFile(Path(sys.argv[3]) / str(i), 0, d) for i in range(m)]
-before = peak()
+COMPUTATION = """
 gram(rows)
 apply_step(rows[0], 1.0, combine(np.ones(m), rows), len)
-print(json.dumps(peak() - before))
 """
 
 
 def test_memory_grows_neither_with_rows_nor_with_their_length(tmp_path: Path) -> None:
-    peaks = {}
-    for m, d in ((10, 250_000), (10, 2_000_000), (50, 2_000_000)):
-        for i in range(m):
-            with (tmp_path / str(i)).open("wb") as file:
-                file.truncate(4 * d)  # holes read as zeros
-        done = subprocess.run(
-            [sys.executable, "-c", MEASURE, str(m), str(d), str(tmp_path)], capture_output=True, check=True
-        )
-        peaks[m, d] = json.loads(done.stdout)
-    # 50 x 2,000,000 are 400 MB; what is in use is a few panels of 8 MiB for each thread.
-    assert max(peaks.values()) < 150e6, peaks
-    assert abs(peaks[50, 2_000_000] - peaks[10, 2_000_000]) < 60e6, peaks
+    must_not_grow(COMPUTATION, tmp_path)
 
 
 def test_the_gpu_agrees_with_the_cpu(tmp_path: Path) -> None:

@@ -67,11 +67,12 @@ def test_mgda_gives_a_direction_that_no_client_opposes(U: Matrix, name: str) -> 
         assert result.diagnostics["descent_share"] == 1
 
 
+@pytest.mark.parametrize("name", ["fedmgda", "fedmgda+"])
 @settings(deadline=None)
 @given(zoo, st.floats(0, 1), st.integers(0, 99))
-def test_the_box_holds_every_weight(U: Matrix, epsilon: float, seed: int) -> None:
+def test_the_box_holds_every_weight(name: str, U: Matrix, epsilon: float, seed: int) -> None:
     prior = np.random.default_rng(seed).dirichlet(np.ones(len(U)))
-    weights = aggregate("fedmgda+", U, prior=prior, epsilon=epsilon).weights
+    weights = aggregate(name, U, prior=prior, epsilon=epsilon).weights
     assert (np.abs(weights - prior) <= epsilon + 1e-12).all()
 
 

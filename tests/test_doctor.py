@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 from federation.certificates import fingerprint, pem
 from federation.findings import Outcome
 from federation.identity import Role
-from federation.join_string import JoinString
 from federation.keys import new_tls_key, write_private_key
 from federation.v1.admin_pb2 import RevokeClientRequest
 from federation.v1.admin_pb2_grpc import AdminStub
@@ -42,7 +41,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def home(served: Running) -> Path:
-    join = JoinString(served.enrollment_address, fingerprint(served.home.ca), served.join_secret("ann"), "ann")
+    join = served.join_string("ann")
     enroll(Home(served.home.directory.parent / "ann"), join)
     return served.home.directory.parent / "ann"
 
@@ -98,7 +97,7 @@ def test_a_site_whose_clock_is_an_hour_behind_joins_a_new_federation_and_one_fur
     tmp_path: Path,
 ) -> None:
     with running(tmp_path / "hour" / "coordinator", timedelta(hours=1), hosts=["localhost"]) as made:
-        join = JoinString(made.enrollment_address, fingerprint(made.home.ca), made.join_secret("ann"), "ann")
+        join = made.join_string("ann")
         enroll(Home(tmp_path / "ann"), join)
         found, code = doctor("--home", str(tmp_path / "ann"))
         assert [found[name][0] for name in NETWORK] == [OK, OK, OK, OK, OK, FAILED]
@@ -111,7 +110,7 @@ def test_a_site_whose_clock_is_an_hour_behind_joins_a_new_federation_and_one_fur
 
 
 def test_a_revoked_client_is_told_by_the_coordinator(served: Running) -> None:
-    join = JoinString(served.enrollment_address, fingerprint(served.home.ca), served.join_secret("eve"), "eve")
+    join = served.join_string("eve")
     place = served.home.directory.parent / "eve"
     enroll(Home(place), join)
     with served.administrator(Role.SECURITY_OFFICER) as officer:

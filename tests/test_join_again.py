@@ -11,7 +11,6 @@ from test_renewal import attends, certificates, knocks
 from typer.testing import CliRunner, Result
 
 from coordinator.members.membership import revoke
-from federation.certificates import fingerprint
 from federation.identity import Role
 from federation.join_string import JoinString, secret_hash
 from federation.member_files import MemberFiles
@@ -22,7 +21,6 @@ from fedpareto.cli.main import app
 from storage.models import AuditEntry, Client
 from storage.models import JoinString as JoinRow
 from storage.states import ClientState
-from worker.enroll import enroll
 from worker.home import Home
 
 LONG_AGO = timedelta(days=100)  # longer than a certificate lasts
@@ -32,19 +30,6 @@ LONG_AGO = timedelta(days=100)  # longer than a certificate lasts
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with running(tmp_path_factory.mktemp("again") / "home") as served:
         yield served
-
-
-def joined(served: Running, directory: Path, name: str, passphrase: bytes | None = None) -> MemberFiles:
-    """A member whose certificate has ended."""
-    served.clock.ahead = -LONG_AGO
-    try:
-        return enroll(Home(directory), join_string(served, name), passphrase=passphrase).member
-    finally:
-        served.clock.ahead = timedelta()
-
-
-def join_string(served: Running, name: str) -> JoinString:
-    return JoinString(served.enrollment_address, fingerprint(served.home.ca), served.join_secret(name), name)
 
 
 def join_again(join: JoinString, home: Path, *options: str) -> Result:
@@ -69,7 +54,7 @@ def test_a_member_joins_again_with_its_signing_key_and_stays_who_it_was(
     secret = tmp_path / "passphrase"
     secret.write_text("correct horse\n")
     name = f"late-{len(lost)}"
-    old = joined(served, tmp_path / "h", name, b"correct horse")
+    old = served.joined(tmp_path / "h", name, ago=LONG_AGO, passphrase=b"correct horse")
     with served.database.begin() as session:
         session.get_one(Client, name).state = ClientState.PENDING
     before = client(served, name)
@@ -77,7 +62,7 @@ def test_a_member_joins_again_with_its_signing_key_and_stays_who_it_was(
         knocks(old)
     for file in lost:
         (tmp_path / "h" / file).unlink()
-    result = join_again(join_string(served, name), tmp_path / "h", "--passphrase-file", str(secret))
+    result = join_again(served.join_string(name), tmp_path / "h", "--passphrase-file", str(secret))
     assert result.exit_code == 0, result.output
     assert f"{name} is a member of test" in result.output
     assert f"fedpareto admin approve {name}" in result.output, "who waited for approval still does"
@@ -96,8 +81,8 @@ def test_a_member_joins_again_with_its_signing_key_and_stays_who_it_was(
 def test_without_the_signing_key_nobody_joins_again_and_the_reason_says_what_to_do(
     served: Running, tmp_path: Path
 ) -> None:
-    member = joined(served, tmp_path / "h", "robbed")
-    join = join_string(served, "robbed")
+    member = served.joined(tmp_path / "h", "robbed", ago=LONG_AGO)
+    join = served.join_string("robbed")
     with served.newcomer() as channel, refused("ALREADY_EXISTS", "client-exists") as messages:
         EnrollmentStub(channel).Enroll(Applicant().request(join.secret), timeout=SECONDS)
     assert "have robbed revoked, and join under a new name" in messages[0]
@@ -121,8 +106,8 @@ def test_a_signing_key_joins_again_under_its_own_name_only(served: Running, tmp_
 
 
 def test_a_revoked_member_does_not_join_again(served: Running, tmp_path: Path) -> None:
-    joined(served, tmp_path / "h", "gone")
-    join = join_string(served, "gone")
+    served.joined(tmp_path / "h", "gone", ago=LONG_AGO)
+    join = served.join_string("gone")
     with served.database.begin() as session:
         revoke(session, "gone", "left", by="test", now=served.clock())
     result = join_again(join, tmp_path / "h")
@@ -152,21 +137,21 @@ def test_a_join_string_for_a_member_is_made_on_purpose_and_not_for_a_revoked_one
 
 
 def test_a_directory_is_that_of_the_name_and_federation_in_the_join_string(served: Running, tmp_path: Path) -> None:
-    joined(served, tmp_path / "h", "ann")
-    elsewhere = join_string(served, "bob")
+    served.joined(tmp_path / "h", "ann", ago=LONG_AGO)
+    elsewhere = served.join_string("bob")
     result = join_again(elsewhere, tmp_path / "h")
     assert "holds the membership of ann, and the join string is for bob" in str(result.exception)
     with running(tmp_path / "other", federation_id="other") as other:
-        result = join_again(join_string(other, "ann"), tmp_path / "h")
+        result = join_again(other.join_string("ann"), tmp_path / "h")
     assert "is of another federation than test" in str(result.exception)
     (tmp_path / "h" / "signing.key").unlink()
-    result = join_again(join_string(served, "ann"), tmp_path / "h")
+    result = join_again(served.join_string("ann"), tmp_path / "h")
     assert "without the signing key, have ann revoked, and join under a new name" in str(result.exception)
     assert len(certificates(served, "ann")) == 1
 
 
 def test_a_worker_that_runs_is_not_replaced_behind_its_back(served: Running, tmp_path: Path) -> None:
-    joined(served, tmp_path / "h", "busy")
+    served.joined(tmp_path / "h", "busy", ago=LONG_AGO)
     with Home(tmp_path / "h").lock():
-        result = join_again(join_string(served, "busy"), tmp_path / "h")
+        result = join_again(served.join_string("busy"), tmp_path / "h")
     assert "stop it first" in str(result.exception)

@@ -1,15 +1,17 @@
 """A worker and work on several objectives: what it declines, what it fetches, and the bytes that it makes again."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import trained
+import worker_stage
 from harness import wait_for
-from scripted import ScriptedCoordinator, Submission, scripted
+from scripted import ScriptedCoordinator, Submission
+from worker_stage import Start
 from working import Running
 from works import set_train, set_work
 
@@ -46,13 +48,7 @@ def model() -> tuple[Layout, bytes]:
     return layout, to_bytes(layout, vector)
 
 
-@pytest.fixture
-def coordinator() -> Iterator[ScriptedCoordinator]:
-    with scripted() as made:
-        yield made
-
-
-Start = Callable[..., Running]
+coordinator = worker_stage.coordinator
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from matrices import Matrix, zoo
 
 from coordinator.aggregation import HyperparameterError, aggregate
@@ -23,14 +22,6 @@ def test_weights_of_raw_updates_go_as_far_from_the_prior_as_epsilon_allows(epsil
 def test_the_centre_of_the_box_is_the_prior() -> None:
     found = aggregate("fedmgda", ORTHOGONAL, samples=[1, 3], epsilon=0.2)
     np.testing.assert_allclose(found.weights, [0.45, 0.55], atol=1e-12)
-
-
-@settings(deadline=None)
-@given(zoo, st.floats(0, 1), st.integers(0, 99))
-def test_the_box_on_raw_updates_holds_every_weight(U: Matrix, epsilon: float, seed: int) -> None:
-    prior = np.random.default_rng(seed).dirichlet(np.ones(len(U)))
-    weights = aggregate("fedmgda", U, prior=prior, epsilon=epsilon).weights
-    assert (np.abs(weights - prior) <= epsilon + 1e-12).all()
 
 
 @settings(deadline=None)

@@ -11,8 +11,7 @@ from running import SECONDS, Running, refused, running
 from sqlalchemy import select
 from typer.testing import CliRunner
 
-from federation.certificates import CLIENT_LIFETIME, fingerprint, load_certificate, make_csr
-from federation.join_string import JoinString
+from federation.certificates import CLIENT_LIFETIME, load_certificate, make_csr
 from federation.keys import new_tls_key, private_key_pem, replace_private
 from federation.member_files import MemberFiles
 from federation.proofs import prove_renewal
@@ -20,7 +19,6 @@ from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Hello,
 from federation.v1.federation_pb2_grpc import FederationStub
 from fedpareto.cli.main import app
 from storage.models import AuditEntry, Certificate
-from worker.enroll import enroll
 from worker.home import Home
 
 AGE = timedelta(days=80)  # of the certificates that are to be renewed
@@ -30,16 +28,6 @@ AGE = timedelta(days=80)  # of the certificates that are to be renewed
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with running(tmp_path_factory.mktemp("renewal") / "home") as served:
         yield served
-
-
-def joined(served: Running, directory: Path, name: str, passphrase: bytes | None = None) -> MemberFiles:
-    """A member that joined 80 days ago."""
-    served.clock.ahead = -AGE
-    try:
-        join = JoinString(served.enrollment_address, fingerprint(served.home.ca), served.join_secret(name), name)
-        return enroll(Home(directory), join, passphrase=passphrase).member
-    finally:
-        served.clock.ahead = timedelta()
 
 
 def attends(member: MemberFiles) -> None:
@@ -66,7 +54,7 @@ def test_the_command_renews_and_the_old_certificate_ends_when_the_new_one_attend
 ) -> None:
     secret = tmp_path / "passphrase"
     secret.write_text("correct horse\n")
-    old = joined(served, tmp_path / "h", "hospital", b"correct horse")
+    old = served.joined(tmp_path / "h", "hospital", ago=AGE, passphrase=b"correct horse")
     result = CliRunner().invoke(
         app, ["worker", "renew", "--home", str(tmp_path / "h"), "--passphrase-file", str(secret)]
     )
@@ -99,7 +87,7 @@ def test_the_command_renews_and_the_old_certificate_ends_when_the_new_one_attend
 def test_a_stolen_tls_key_renews_nothing_and_neither_does_a_request_that_is_none(
     served: Running, tmp_path: Path, reason: str
 ) -> None:
-    member = joined(served, tmp_path / "h", f"robbed-{reason}")
+    member = served.joined(tmp_path / "h", f"robbed-{reason}", ago=AGE)
     csr = make_csr(new_tls_key()) if reason == "proof" else b"no request"
     thief = Ed25519PrivateKey.generate()
     with member.channel() as channel, refused("INVALID_ARGUMENT", reason):
@@ -109,7 +97,7 @@ def test_a_stolen_tls_key_renews_nothing_and_neither_does_a_request_that_is_none
 
 
 def test_a_running_worker_is_not_renewed_behind_its_back(served: Running, tmp_path: Path) -> None:
-    joined(served, tmp_path / "h", "busy")
+    served.joined(tmp_path / "h", "busy", ago=AGE)
     with Home(tmp_path / "h").lock():
         result = CliRunner().invoke(app, ["worker", "renew", "--home", str(tmp_path / "h")])
     assert result.exit_code == 1
@@ -118,7 +106,7 @@ def test_a_running_worker_is_not_renewed_behind_its_back(served: Running, tmp_pa
 
 
 def test_a_revoked_member_renews_nothing(served: Running, tmp_path: Path) -> None:
-    member = joined(served, tmp_path / "h", "gone")
+    member = served.joined(tmp_path / "h", "gone", ago=AGE)
     with served.database.begin() as session:
         session.get_one(Certificate, certificates(served, "gone")[0].serial).revoked = datetime.now(UTC)
     before = (tmp_path / "h" / "certificate.pem").read_bytes()
@@ -132,7 +120,7 @@ def test_a_revoked_member_renews_nothing(served: Running, tmp_path: Path) -> Non
 def test_key_and_certificate_change_together_wherever_the_machine_dies(
     served: Running, tmp_path: Path, written: tuple[str, ...]
 ) -> None:
-    old = joined(served, tmp_path / "h", f"crash-{len(written)}")
+    old = served.joined(tmp_path / "h", f"crash-{len(written)}", ago=AGE)
     applicant, answer = served.enroll(f"other-{len(written)}")
     files = {"tls.key": private_key_pem(applicant.tls_key), "certificate.pem": answer.certificate}
     journal = json.dumps({name: data.decode() for name, data in files.items()})

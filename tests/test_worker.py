@@ -11,8 +11,7 @@ import worker_stage
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from harness import wait_for
 from scripted import CLIENT, ScriptedCoordinator, Submission, files_in, opened
-from trained import train
-from worker_stage import SOURCE, Start
+from worker_stage import SOURCE, Start, trained
 from working import Running
 from works import set_train, set_work
 
@@ -25,7 +24,6 @@ from federation.v1.common_pb2 import (
     EvaluateWork,
 )
 from federation.vectors import Layout, parse_header, to_bytes, update_layout
-from federation.work.computation import LocalSgd
 from worker.accomplices import Accomplices
 from worker.attacker import Attacker
 from worker.home import Home
@@ -68,14 +66,7 @@ def test_an_assignment_is_trained_and_its_reply_is_bound_to_it_and_acknowledged(
         assert getattr(reply, name) == getattr(asked, name), name
     assert list(reply.rows) == list(asked.rows)
     assert (reply.payload, reply.payload_bytes) == (digest(submission.payload), len(submission.payload))
-    expected = train(
-        offers["digits"],
-        np.frombuffer(data[len(layout.header) :], dtype=np.float32),
-        LocalSgd(steps=1, batch_size=10, learning_rate=0.1),
-        seed=7,
-        round=5,
-        client_id=CLIENT,
-    )
+    expected = trained(offers["digits"], model, round_=5)
     assert submission.payload == to_bytes(update_layout([("loss", layout.size)]), expected.rows["loss"])
     assert dict(reply.losses) == dict(expected.losses)
     assert dict(reply.metrics) == dict(expected.metrics)
@@ -187,14 +178,7 @@ def test_a_rehearsed_attack_changes_the_update_and_the_reported_loss_alone(
     running = start(attacker=Attacker(parse_attack("scale=100,bias=1000"), CLIENT))
     running.wait_for("receipt")
     assert running.events("attack")
-    honest = train(
-        offers["digits"],
-        np.frombuffer(data[len(layout.header) :], dtype=np.float32),
-        LocalSgd(steps=1, batch_size=10, learning_rate=0.1),
-        seed=7,
-        round=0,
-        client_id=CLIENT,
-    )
+    honest = trained(offers["digits"], model)
     [submission] = coordinator.submissions
     _, offset = parse_header(submission.payload)
     sent = np.frombuffer(submission.payload[offset:], dtype=np.float32)
@@ -217,15 +201,7 @@ def test_a_worker_that_scales_its_loss_trains_on_the_scaled_loss(
     coordinator.assign(asked)
     running = start(attacker=Attacker(parse_attack("loss-scaling:factor=10"), CLIENT))
     running.wait_for("receipt")
-    scaled = train(
-        offers["digits"],
-        np.frombuffer(data[len(layout.header) :], dtype=np.float32),
-        LocalSgd(steps=3, batch_size=10, learning_rate=0.1),
-        seed=7,
-        round=0,
-        client_id=CLIENT,
-        targets={"loss": {"loss": 10.0}},
-    )
+    scaled = trained(offers["digits"], model, steps=3, targets={"loss": {"loss": 10.0}})
     np.testing.assert_array_equal(_sent(coordinator.submissions[0]), scaled.rows["loss"])
     assert coordinator.submissions[0].manifest.losses["loss"] == 10 * scaled.losses["loss"]
 
@@ -244,14 +220,7 @@ def test_an_attack_on_the_data_is_honest_training_on_the_wrong_labels(
         running.stop()
     splits = task("digits").load(SOURCE)
     wrong = replace(splits, train=replace(splits.train, y=9 - splits.train.y))
-    expected = train(
-        TorchTrainer(task("digits"), wrong, "cpu", 1),
-        np.frombuffer(data[len(layout.header) :], dtype=np.float32),
-        LocalSgd(steps=1, batch_size=10, learning_rate=0.1),
-        seed=7,
-        round=0,
-        client_id=CLIENT,
-    )
+    expected = trained(TorchTrainer(task("digits"), wrong, "cpu", 1), model)
     np.testing.assert_array_equal(_sent(coordinator.submissions[0]), expected.rows["loss"])
     assert dict(coordinator.submissions[0].manifest.losses) == dict(expected.losses)
 

@@ -10,21 +10,18 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import worker_stage
 from forked import completed
 from harness import Process, wait_for
-from scripted import CLIENT, FEDERATION, HungUp, ScriptedCoordinator, files_in
-from trained import train
-from worker_stage import Start
+from scripted import FEDERATION, HungUp, ScriptedCoordinator, files_in
+from worker_stage import Start, trained
 from works import ask_bf16, set_train
 
 from federation.envelope import seal
 from federation.refusals import Refusal
 from federation.training.trainer import Trainer
-from federation.vectors import Layout, Vector, narrow, payload_bytes, to_bytes, update_layout
-from federation.work.computation import LocalSgd
+from federation.vectors import Layout, narrow, payload_bytes, to_bytes, update_layout
 from worker.attendance import AttendanceError
 from worker.home import Home, HomeError
 
@@ -33,20 +30,6 @@ offers = worker_stage.offers
 model = worker_stage.model
 coordinator = worker_stage.coordinator
 start = worker_stage.start
-
-
-def trained(offers: dict[str, Trainer], model: tuple[Layout, bytes], *, steps: int, round_: int) -> Vector:
-    """The row that a worker's training in a round gives."""
-    layout, data = model
-    result = train(
-        offers["digits"],
-        np.frombuffer(data[len(layout.header) :], dtype=np.float32),
-        LocalSgd(steps=steps, batch_size=10, learning_rate=0.1),
-        seed=7,
-        round=round_,
-        client_id=CLIENT,
-    )
-    return result.rows["loss"]
 
 
 # Surviving
@@ -165,7 +148,8 @@ def test_a_signed_receipt_that_comes_with_a_refusal_ends_the_matter_and_nothing_
     assert running.wait_for("receipt", 2)[1]["accepted"]
     [run] = running.home.kept.iterdir()
     assert files_in(run) == ["1.safetensors"]
-    rows = {"loss": narrow(trained(offers, model, steps=1, round_=1))[0]}  # nothing is left of the refused reply
+    # Nothing is left of the refused reply.
+    rows = {"loss": narrow(trained(offers["digits"], model, round_=1).rows["loss"])[0]}
     layout = update_layout([("loss", model[0].size, "BF16")])
     assert coordinator.submissions[-1].payload == b"".join(payload_bytes(layout, rows))
 
@@ -294,7 +278,7 @@ def test_training_that_sigkill_cut_short_is_done_again_to_the_same_bytes(
     assert files_in(member_home / "spool") == []
     with _process(member_home) as process:
         process.wait_for_text("receipt accepted")
-    expected = trained(offers, model, steps=3000, round_=0)
+    expected = trained(offers["digits"], model, steps=3000).rows["loss"]
     [submission] = coordinator.submissions
     assert submission.payload == to_bytes(update_layout([("loss", layout.size)]), expected)
 

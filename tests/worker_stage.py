@@ -4,13 +4,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from scripted import ScriptedCoordinator, scripted
+from scripted import CLIENT, ScriptedCoordinator, scripted
+from trained import train
 from working import Running
 
+from federation.objectives import Targets
 from federation.tasks import DataSource, Part, initial_model, task
 from federation.training.trainer import Trainer
 from federation.vectors import Layout, to_bytes
+from federation.work.base import Result
+from federation.work.computation import LocalSgd
 from worker.home import Home
 from worker.service import prepare_offers
 
@@ -51,3 +56,18 @@ def start(coordinator: ScriptedCoordinator, offers: dict[str, Trainer], tmp_path
     yield run
     for running in started:
         running.stop()
+
+
+def trained(
+    trainer: Trainer,
+    model: tuple[Layout, bytes],
+    *,
+    steps: int = 1,
+    round_: int = 0,
+    targets: Targets | None = None,
+) -> Result:
+    """What a worker's training on the scripted coordinator's assignment gives."""
+    layout, data = model
+    base = np.frombuffer(data[len(layout.header) :], dtype=np.float32)
+    work = LocalSgd(steps=steps, batch_size=10, learning_rate=0.1)
+    return train(trainer, base, work, seed=7, round=round_, client_id=CLIENT, targets=targets)
