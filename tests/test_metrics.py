@@ -312,8 +312,10 @@ def test_each_objective_is_the_mean_over_the_clients_that_serve_it() -> None:
 def test_means_over_the_members_alone_give_the_metrics_that_need_no_more() -> None:
     means = {"train/loss": 1.0, "train/accuracy": 0.9, "test/accuracy": 0.5, "test/accuracy/left": 0.25}
     means |= {"train/accuracy/right": 0.75, "test/loss/left": 3.0, "train/loss/right": 4.0}
-    found = scores.scores_of_means(means, 3, ("left", "right"))
+    means |= {"train/auc": 0.75, "test/auc": 0.5}
+    found = scores.scores_of_means(means, 3, ("left", "right"), (MetricKind("auc"), MetricKind("dice")))
     assert found == {
+        "metric/auc/mean": 0.5,
         "loss/train": 1.0,
         "accuracy/mean": 0.5,
         "accuracy/objective/left": 0.25,

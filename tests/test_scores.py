@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from coordinator.aggregation.phases import Replies, Reply
 from coordinator.rounds import scores
 from coordinator.rounds.fleets.base import RunFacts
-from federation.metrics import MetricKind
+from federation.metrics import MOST_VALUES, MetricKind
 from federation.refusals import Refusal
 from federation.runs import RunSpec
 from storage import models
@@ -21,6 +21,42 @@ from storage.states import AssignmentState, PhaseState, RoundState, RunState
 NOW = datetime(2026, 5, 4, tzinfo=UTC)
 KINDS = (MetricKind("auc"), MetricKind("rmse", better="lower"))
 SPEC = 'name = "x"\ntask = "digits"\nrounds = 9\n'
+
+
+def told(*claims: dict[str, float]) -> Replies:
+    return Replies([Reply(client_id=f"c{i}", samples=1, losses={}, metrics=claim) for i, claim in enumerate(claims)])
+
+
+def test_a_round_records_mean_weighted_worst_and_best() -> None:
+    replies = told(
+        {"test/auc": 0.9, "test/rmse": 1.0, "test/samples": 1.0},
+        {"test/auc": 0.5, "test/rmse": 3.0, "test/samples": 3.0, "test/other": 1.0},
+        {"train/auc": 0.1},
+    )
+    found = scores.scores(replies, ("loss",), KINDS)
+    assert {name: value for name, value in found.items() if name.startswith("metric/")} == pytest.approx(
+        {
+            "metric/auc/mean": 0.7,
+            "metric/auc/weighted": 0.6,
+            "metric/auc/worst": 0.5,
+            "metric/auc/best": 0.9,
+            "metric/rmse/mean": 2.0,
+            "metric/rmse/weighted": 2.5,
+            "metric/rmse/worst": 3.0,
+            "metric/rmse/best": 1.0,
+        }
+    )
+    assert math.isnan(scores.summary([(0.5, 0)], "weighted", higher=True)), "nobody has samples"
+    with pytest.raises(ValueError, match="no summary 'median'"):
+        scores.summary([(0.5, 1)], "median", higher=True)
+
+
+def test_a_member_that_claims_many_values_does_not_fill_the_record() -> None:
+    many = {f"test/auc/{number}": 1.0 for number in range(1000)}
+    found = scores.scores(told(many, {"test/auc/z": 0.5}, {"test/auc/z": 0.7}), ("loss",), KINDS)
+    recorded = {name for name in found if name.startswith("metric/")}
+    assert len(recorded) == 4 * MOST_VALUES
+    assert "metric/auc/z/mean" in recorded, "what most members report comes first"
 
 
 @pytest.fixture
@@ -126,7 +162,7 @@ def test_of_private_evaluations_the_best_round_is_that_of_the_best_mean_on_recor
             scores.best_round(session, run, metric, of, split)
 
 
-def test_the_share_that_improved_is_of_the_deciding_replies_of_the_last_attempt(session: Session) -> None:
+def test_the_share_that_improved_is_of_the_deciding_replies_of_the_present_attempt(session: Session) -> None:
     def reply(client: str, **measured: float) -> Reply:
         numbers = {f"train/{name}": value for name, value in measured.items()}
         return Reply(client_id=client, samples=1, losses={}, metrics=numbers)
@@ -136,6 +172,7 @@ def test_the_share_that_improved_is_of_the_deciding_replies_of_the_last_attempt(
     for number, (round_, attempt, decides, accepted, loss) in enumerate(
         [
             (current, 0, True, True, 0.0),
+            (current, 2, True, True, 0.0),
             (current, 1, False, True, 0.0),
             (current, 1, True, True, 2.0),
             (current, 1, True, False, 0.0),
@@ -168,7 +205,7 @@ def test_the_share_that_improved_is_of_the_deciding_replies_of_the_last_attempt(
             assignment.replies.append(told)
         session.add(phase)
     session.flush()
-    told_after = Replies([reply("a", loss=1.0), reply("b", samples=5), reply("c", loss=1.0)])
+    told_after = Replies([reply("a", loss=1.0), reply("b", samples=1), reply("c", loss=1.0)])
     assert scores.improved(session, current, told_after) == {"improved": 0.5}, "b's loss is no finite number"
     told_after = Replies([reply("a", loss=2.5, samples=5), reply("b", samples=0)])
     assert scores.improved(session, current, told_after) == {"improved": 0.0}, "b measured nothing"
@@ -197,6 +234,8 @@ def test_a_value_counts_as_better_if_it_exceeds_the_last_one_that_counted(
     found = watched(2, samples=1, **{metric: sign * 1.75})
     assert found == {"stop/value": sign * 1.75, "stop/best": sign * 1.75, "stop/since": 0.0}
     assert watched(5, **{metric: 1.0}) == watched(5, samples=1) == {}, "no samples, no value"
+    for other in (stopped(f'metric = "{metric}", of = "worst", patience = 2'), stopped("")):
+        assert scores.watched(session, rounds[5], other, [{"validation/": 1.0}]) == {}
 
 
 @pytest.mark.parametrize(("metric", "sign"), [("auc", 1.0), ("rmse", -1.0)])

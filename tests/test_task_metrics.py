@@ -11,8 +11,7 @@ import pytest
 import torch
 from torchmetrics.classification import MulticlassAUROC
 
-from coordinator.aggregation.phases import Replies, Reply
-from coordinator.rounds.scores import scores, scores_of_means, summary
+from coordinator.rounds.scores import scores_of_means
 from coordinator.rounds.submission import Submission
 from federation.metrics import MOST_METRICS, MOST_VALUES, MetricKind, must_be_metrics, values
 from federation.refusals import Refusal
@@ -109,40 +108,6 @@ def test_a_task_whose_metrics_cannot_be_used_says_so() -> None:
 
     with pytest.raises(TaskError, match="cannot be the name of a metric"):
         metrics_of(Wrong())
-
-
-def told(*claims: dict[str, float]) -> Replies:
-    return Replies([Reply(client_id=f"c{i}", samples=1, losses={}, metrics=claim) for i, claim in enumerate(claims)])
-
-
-def test_a_round_records_mean_weighted_worst_and_best() -> None:
-    replies = told(
-        {"test/auc": 0.9, "test/error": 1.0, "test/samples": 1.0},
-        {"test/auc": 0.5, "test/error": 3.0, "test/samples": 3.0, "test/other": 1.0},
-        {"train/auc": 0.1},
-    )
-    found = scores(replies, ("loss",), (AUC, ERROR))
-    assert {name: value for name, value in found.items() if name.startswith("metric/")} == pytest.approx(
-        {
-            "metric/auc/mean": 0.7,
-            "metric/auc/weighted": 0.6,
-            "metric/auc/worst": 0.5,
-            "metric/auc/best": 0.9,
-            "metric/error/mean": 2.0,
-            "metric/error/weighted": 2.5,
-            "metric/error/worst": 3.0,
-            "metric/error/best": 1.0,
-        }
-    )
-    assert math.isnan(summary([(0.5, 0)], "weighted", higher=True)), "nobody has samples"
-
-
-def test_a_member_that_claims_many_values_does_not_fill_the_record() -> None:
-    many = {f"test/auc/{number}": 1.0 for number in range(1000)}
-    found = scores(told(many, {"test/auc/z": 0.5}, {"test/auc/z": 0.7}), ("loss",), (AUC,))
-    recorded = {name for name in found if name.startswith("metric/")}
-    assert len(recorded) == 4 * MOST_VALUES
-    assert "metric/auc/z/mean" in recorded, "what most members report comes first"
 
 
 def test_a_private_evaluation_opens_the_mean_of_clipped_values() -> None:

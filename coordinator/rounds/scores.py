@@ -213,8 +213,8 @@ def watched(session: Session, current: Round, run: RunFacts, measured: Sequence[
     earlier = session.scalars(query.order_by(Round.number))
     values = [*(numbers["stop/value"] for numbers in earlier if "stop/value" in numbers), value]
     sign = 1.0 if kind.higher else -1.0
-    bar, since = -math.inf, 0
-    for latest in values:
+    bar, since = sign * values[0], 0
+    for latest in values[1:]:
         better = sign * latest > bar + stop.improvement
         bar, since = (sign * latest, 0) if better else (bar, since + 1)
     best = max(values) if kind.higher else min(values)
