@@ -74,7 +74,7 @@ def scores(replies: Replies, names: tuple[str, ...], kinds: Sequence[MetricKind]
     Several objectives have their own metrics, and so do the metrics of the task.
     """
     numbers: dict[str, float] = {}
-    several = names if len(names) > 1 else ()  # no mutant: != is the same, as there is at least one
+    several = _several(names)
     for split in metrics.SCORED:
         if values := _accuracies(replies, split):
             numbers |= metrics.accuracies(values)
@@ -153,7 +153,7 @@ def scores_of_means(
             several = {name: f"{split}/accuracy/{name}" for name in names}
             numbers |= {f"accuracy/objective/{name}": means[key] for name, key in several.items() if key in means}
             break
-    for name in names if len(names) > 1 else ():
+    for name in _several(names):
         for split in metrics.SCORED:
             if f"{split}/loss/{name}" in means:
                 numbers[f"loss/{split}/{name}"] = means[f"{split}/loss/{name}"]
@@ -167,6 +167,11 @@ def _accuracies(replies: Iterable[Reply], split: str, objective: str = "") -> li
     """The accuracies that clients claim."""
     claims = (_accuracy(reply, split, objective) for reply in replies)
     return [claim for claim in claims if claim is not None]
+
+
+def _several(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The objectives with metrics of their own: none where there is only one."""
+    return names if len(names) > 1 else ()  # no mutant: != is the same, as there is at least one
 
 
 def _serving(replies: Replies, objective: str) -> list[Reply]:
@@ -252,7 +257,8 @@ def best_round(session: Session, run: Run, metric: str, of: str, split: str) -> 
     kind = kind_of(metric, run.metrics)
     if kind is None:
         names = ", ".join(kind.name for kind in (*BUILT_IN, *run.metrics))
-        raise Refusal("metric-unknown", f"run {run.run_id} has no metric {metric[:80]!r}; there are {names}")
+        shown = metric[:80]  # no mutant: any length that is easy to read
+        raise Refusal("metric-unknown", f"run {run.run_id} has no metric {shown!r}; there are {names}")
     of_member = of not in ("mean", "weighted", "worst")
     claims: dict[int, list[tuple[float, int]]] = {}
     query = select(Round.number, Evaluation).join(Round, Round.round_id == Evaluation.round_id)
