@@ -19,6 +19,7 @@ from storage.models import Assignment, Evaluation, Phase, Round, Run
 from storage.states import AssignmentState, PhaseState, RoundState, RunState
 
 NOW = datetime(2026, 5, 4, tzinfo=UTC)
+OTHERS = ("before", "the one after")  # the names of further runs, on either side of "run"
 KINDS = (MetricKind("auc"), MetricKind("rmse", better="lower"))
 SPEC = 'name = "x"\ntask = "digits"\nrounds = 9\n'
 
@@ -114,8 +115,9 @@ def test_the_best_round_is_the_first_of_those_with_the_best_value(session: Sessi
         measure(session, round_, "a", samples=30, accuracy=a, loss=a, auc=a, rmse=a)
         measure(session, round_, "b", accuracy=b, loss=b, auc=b, rmse=b)
         measure(session, round_, "c", split="validation", samples=0, loss=-a)
-    (other,) = a_run(session, [{}], name="other")
-    measure(session, other, "a", accuracy=0.9, loss=0.0)
+    for name in OTHERS:
+        (other,) = a_run(session, [{}], name=name)
+        measure(session, other, "a", accuracy=0.9, loss=0.0)
     run = rounds[0].run
     best = {
         (metric, of): scores.best_round(session, run, metric, of, "test")
@@ -146,7 +148,8 @@ def test_of_private_evaluations_the_best_round_is_that_of_the_best_mean_on_recor
     recorded = [{}, {"loss/test": 2.0, "accuracy/mean": 0.5, "metric/auc/mean": 0.9}]
     recorded += [{"loss/test": 1.0, "loss/validation": 3.0, "accuracy/mean": math.nan, "metric/auc/mean": 0.8}]
     run = a_run(session, recorded, 'evaluate.splits = ["train", "test", "validation"]')[0].run
-    a_run(session, [{"loss/test": 0.0}], name="other")
+    for name in OTHERS:
+        a_run(session, [{"loss/test": 0.0}], name=name)
     assert scores.best_round(session, run, "loss", "", "test") == (2, 1.0)
     assert scores.best_round(session, run, "loss", "mean", "") == (2, 3.0)
     assert scores.best_round(session, run, "accuracy", "mean", "test") == (1, 0.5)
@@ -223,7 +226,8 @@ def test_a_value_counts_as_better_if_it_exceeds_the_last_one_that_counted(
     run = stopped(f'metric = "{metric}", of = "weighted", patience = 2, improvement = 0.5')
     values = (1.0, 1.5, 1.75, None, 2.0, None, 9.0)
     rounds = a_run(session, [{} if value is None else {"stop/value": sign * value} for value in values])
-    a_run(session, [{"stop/value": sign * 9}], name="other")
+    for name in OTHERS:
+        a_run(session, [{"stop/value": sign * 9}], name=name)
 
     def watched(number: int, **measured: float) -> dict[str, float]:
         told = {f"validation/{name}": value for name, value in measured.items()}
