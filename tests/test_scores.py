@@ -170,7 +170,7 @@ def test_the_share_that_improved_is_of_the_deciding_replies_of_the_present_attem
         numbers = {f"train/{name}": value for name, value in measured.items()}
         return Reply(client_id=client, samples=1, losses={}, metrics=numbers)
 
-    current, other = a_run(session, [{}] * 2)
+    before, current, after = a_run(session, [{}] * 3)
     current.attempt = 1
     for number, (round_, attempt, decides, accepted, loss) in enumerate(
         [
@@ -179,7 +179,8 @@ def test_the_share_that_improved_is_of_the_deciding_replies_of_the_present_attem
             (current, 1, False, True, 0.0),
             (current, 1, True, True, 2.0),
             (current, 1, True, False, 0.0),
-            (other, 1, True, True, 0.0),
+            (before, 1, True, True, 0.0),
+            (after, 1, True, True, 0.0),
         ]
     ):
         phase = Phase(
