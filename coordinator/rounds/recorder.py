@@ -42,7 +42,7 @@ def ending(refusal: Refusal | None) -> tuple[AssignmentState, str, str]:
 def reply_row(
     reply: Signed, refusal: Refusal | None, now: datetime, *, receipt: bytes, stored: bool = True
 ) -> dict[str, Any]:
-    """The columns of the row in `updates` for the reply that ends an open assignment.
+    """The columns of the row in `replies` for the reply that ends an open assignment.
 
     `refusal` says why its content is refused; None when it is accepted. The receipt is empty where nothing is signed.
     `stored` says whether the payload is in the blob store.
