@@ -24,8 +24,6 @@ _VARIATION = 1e-3  # tv
 _RATE = 0.05
 _BEST = 1e-5  # the least mean square error that counts: 50 dB
 
-Gradient = Callable[[Tensor], Tensor]  # x (..., n, 64) of one problem to its gradient (d,) or sketch (k,)
-
 
 def gradients(network: Network, w: Tensor, x: Tensor, y: Tensor, clip: float | None = None) -> Tensor:
     """The mean gradient of a batch, (d,); with a norm, gradients of single samples are clipped to it first."""

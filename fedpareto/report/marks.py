@@ -6,7 +6,6 @@ from fedpareto.report.html import Html, join, points, tag
 
 GLYPHS = "●■▲◆▼★"  # the shapes in the order of the colours
 HOLLOW = "○□△◇▽☆"  # the same for dashed lines
-FILLS = 4  # ways to fill a bar: solid, outlined, half, dashed; classes q0 to q3 of the page
 
 
 def mark(shape: int, x: float, y: float, size: float, title: str, *, hollow: bool = False) -> Html:
