@@ -75,7 +75,7 @@ class Setting:
     def case(self) -> Case:
         """The same work without a run specification."""
         learned, spec = task(self.task), RunSpec.parse(self.spec().encode())
-        population = populate(learned, spec.simulation, DataSource(), seed=spec.seed)
+        population = populate(learned, spec, DataSource())
         return Case(
             task=self.task,
             steps=spec.train.steps,

@@ -1,12 +1,13 @@
 """Chooses the backend that trains the simulated clients, by name or automatically."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 
 import torch
 
-from federation.tasks import Splits, Task
+from federation.runs import RunSpec
+from federation.tasks import Task
 from federation.tasks import parameters as flat
 from federation.training.precision import must_suit as must_suit_device
 from federation.training.private import must_suit
@@ -14,7 +15,8 @@ from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
 from federation.work.computation import LocalSgd
 from simulation import SimulationError
-from simulation.local import LocalWork, Loop, Serves
+from simulation.local import LocalWork, Loop
+from simulation.population import Population
 from simulation.stacked import Stacked, why_not_stacked
 
 BACKENDS = ("auto", "stacked", "loop", "compiled", "ray")
@@ -33,28 +35,28 @@ class Backend:
 def pick_backend(
     name: str,
     task: Task,
-    splits: Mapping[str, Splits],
+    population: Population,
+    spec: RunSpec,
+    trainer: type[Trainer] = TorchTrainer,
     *,
     device: str,
-    serves: Serves | None = None,
-    sgd: LocalSgd,
-    private: bool = False,
-    shares_all: bool = True,
     ray_address: str | None = None,
-    trainer: type[Trainer] = TorchTrainer,
 ) -> Backend:
     """A backend by name; "auto" is "stacked" where clients can be trained together, else "loop".
 
-    `serves` names the objectives of clients that do not serve all; `sgd` says how they train. `private`
-    clients train with noise, which only a worker's own code does; so do clients with parameters that the run does not
-    share (`shares_all` is False). `trainer` is the class that trains the clients; only
-    the built-in one can be stacked or compiled.
+    Training with noise, and parameters that the run does not share, need a worker's own code, which is not stacked.
+    `trainer` is the class that trains the clients; only the built-in one can be stacked or compiled.
 
     Raises:
         ValueError: no such backend, or a task that the one asked for cannot train.
         WorkError: the task's model cannot be trained with noise, or the device lacks the precision.
         SimulationError: "ray" without Ray, a cluster that cannot be used, or "compiled" without a compiler.
     """
+    splits, serves, sgd = population.splits, population.serves, LocalSgd.of(spec.train)
+
+    def loop(why: str = "") -> Backend:
+        return Backend("loop", why, Loop(task, splits, device, serves, trainer))
+
     if name not in BACKENDS:
         raise ValueError(f"no backend {name!r}: there are {', '.join(BACKENDS)}")
     if ray_address is not None and name != "ray":
@@ -62,18 +64,9 @@ def pick_backend(
     if trainer is not TorchTrainer:
         if name not in ("auto", "loop"):
             raise ValueError(f"{task.name} cannot be trained by the backend {name}: its trainer is {trainer.__name__}")
-        return Backend("loop", f"its trainer is {trainer.__name__}", Loop(task, splits, device, serves, trainer))
+        return loop(f"its trainer is {trainer.__name__}")
     must_suit_device(sgd.precision, torch.device(device))
-    if not shares_all and name not in ("auto", "loop"):
-        raise ValueError(
-            f"{task.name} cannot be trained by the backend {name} with personal or frozen parameters; use auto or loop"
-        )
-    if private:
-        if name in ("stacked", "compiled"):
-            raise ValueError(
-                f"{task.name} cannot be trained {name} with noise (privacy.sample_noise); use auto or loop"
-            )
-        must_suit(flat.build(task), task, next(own.train for own in splits.values() if len(own.train)))
+    why = _why_loop(name, task, population, spec)
     if name == "ray":
         if find_spec("ray") is None:
             raise SimulationError("the backend ray needs Ray, not installed here: install fedpareto[ray]")
@@ -82,7 +75,7 @@ def pick_backend(
         work = RayWork(task.name, splits, device, ray_address, serves)
         return Backend("ray", "", work, work.close)
     if name == "loop":
-        return Backend("loop", "", Loop(task, splits, device, serves))
+        return loop()
     if name == "compiled":
         from simulation.compiled import CompiledTrainer, must_compile, why_not_compiled  # noqa: PLC0415 - seconds
 
@@ -90,16 +83,28 @@ def pick_backend(
             raise ValueError(f"{task.name} cannot be trained compiled: {why}; use --backend loop")
         must_compile()
         return Backend("compiled", "", Loop(task, splits, device, serves, CompiledTrainer))
-    if private:
-        return Backend(
-            "loop", "each sample's gradient gets noise of its own client", Loop(task, splits, device, serves)
-        )
-    if not shares_all:
-        why = "the run does not share all parameters"
-        return Backend("loop", why, Loop(task, splits, device, serves))
-    why = why_not_stacked(task, splits, device, sgd, strict=name == "stacked")
-    if why and name == "stacked":
-        raise ValueError(f"{task.name} cannot be trained stacked: {why}; use --backend loop")
-    if why:
-        return Backend("loop", why, Loop(task, splits, device, serves))
+    if why := why or why_not_stacked(task, splits, device, sgd, strict=name == "stacked"):
+        if name == "stacked":
+            raise ValueError(f"{task.name} cannot be trained stacked: {why}; use --backend loop")
+        return loop(why)
     return Backend("stacked", "", Stacked(task, splits, device, serves))
+
+
+def _why_loop(name: str, task: Task, population: Population, spec: RunSpec) -> str:
+    """Why a run needs a worker's own code; empty where it does not. Raises ValueError if the backend lacks it."""
+    why = ""
+    if not spec.parameters.shares_all:
+        if name not in ("auto", "loop"):
+            raise ValueError(
+                f"{task.name} cannot be trained by the backend {name} with personal or frozen parameters; use auto or "
+                "loop"
+            )
+        why = "the run does not share all parameters"
+    if spec.privacy.of_samples is not None:
+        if name in ("stacked", "compiled"):
+            raise ValueError(
+                f"{task.name} cannot be trained {name} with noise (privacy.sample_noise); use auto or loop"
+            )
+        must_suit(flat.build(task), task, next(own.train for own in population.splits.values() if len(own.train)))
+        why = "each sample's gradient gets noise of its own client"
+    return why

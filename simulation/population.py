@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from federation.attacks import Attack, AttackError, attack_seed, parse_attack
 from federation.run_sections import SimulationSpec
+from federation.runs import RunSpec
 from federation.tasks import Dataset, DataSource, Part, Splits, Task, task_code
 from federation.tasks.partition import deal_all
 
@@ -23,21 +24,15 @@ class Population:
         return {name: len(splits.train) for name, splits in self.splits.items()}
 
 
-def populate(
-    task: Task,
-    spec: SimulationSpec,
-    source: DataSource,
-    *,
-    seed: int,
-    serve: Mapping[str, tuple[str, ...]] | None = None,
-) -> Population:
-    """Deals a task's data to the clients of a specification. Clients in `serve` have the objectives given there.
+def populate(task: Task, run: RunSpec, source: DataSource) -> Population:
+    """Deals a task's data to the clients of a specification.
 
     Raises:
         DataError: missing or malformed data, or too little of it for all clients.
         AttackError: no such attack.
         PartError: no such partition.
     """
+    spec, serve = run.simulation, run.objectives.serve
     names = client_names(spec.clients)
     splits = dict(zip(names, _deal(task, spec, source), strict=True))
     attackers: dict[str, Attack] = {}
@@ -46,8 +41,8 @@ def populate(
     for name, attack in attackers.items():
         if not isinstance(splits[name].train, Dataset) and type(attack).poison is not Attack.poison:
             raise AttackError(f"{attack} changes training data, and that of {task.name} is not in memory")
-        splits[name] = attack.poison(splits[name], task, seed=attack_seed(seed, 0, name))
-    serves = {name: (serve or {}).get(name, own) for name, own in zip(names, _served(task, spec), strict=True)}
+        splits[name] = attack.poison(splits[name], task, seed=attack_seed(run.seed, 0, name))
+    serves = {name: serve.get(name, own) for name, own in zip(names, _served(task, spec), strict=True)}
     return Population(splits, attackers, serves)
 
 

@@ -35,7 +35,7 @@ from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
 from federation.training.trainers import trainer_kind
 from federation.vectors import to_bytes
-from federation.work.computation import CANNOT, Ability, LocalSgd
+from federation.work.computation import CANNOT, Ability
 from simulation import SimulationError
 from simulation.backends import Backend, pick_backend
 from simulation.fleet import SimulatedFleet, enroll
@@ -101,13 +101,7 @@ class Simulation(AbstractContextManager["Simulation"]):
             torch.set_num_threads(threads)
         self._task = learned = task(self.spec.task)
         self._trainer = trainer_kind(learned, trainer)
-        self._population = populate(
-            learned,
-            self.spec.simulation,
-            DataSource(data, download=download),
-            seed=self.spec.seed,
-            serve=self.spec.objectives.serve,
-        )
+        self._population = populate(learned, self.spec, DataSource(data, download=download))
         self._objectives = fitting_objectives(self.spec, self._algorithm, learned.objectives)
         self._metrics = fitting_metrics(self.spec, metrics_of(learned))
         needed = needed_abilities(self.spec, self._algorithm, self._objectives)
@@ -118,22 +112,12 @@ class Simulation(AbstractContextManager["Simulation"]):
         self._stopping = False
         with ExitStack() as stack:
             self.backend: Backend = pick_backend(
-                backend,
-                learned,
-                self._population.splits,
-                device=chosen,
-                serves=self._population.serves,
-                sgd=LocalSgd.of(self.spec.train),
-                private=self.spec.privacy.of_samples is not None,
-                shares_all=self.spec.parameters.shares_all,
-                ray_address=ray_address,
-                trainer=self._trainer,
+                backend, learned, self._population, self.spec, self._trainer, device=chosen, ray_address=ray_address
             )
             stack.callback(self.backend.close)
             self._probe = _probe(learned, self._trainer, self._population, chosen)
-            self._home = existing or Home.init(
-                home, Settings(federation_id=_FEDERATION, keep_rounds=_KEEP_ROUNDS), now=utc_now()
-            )
+            settings = Settings(federation_id=_FEDERATION, keep_rounds=_KEEP_ROUNDS)
+            self._home = existing or Home.init(home, settings, now=utc_now())
             self._database = self._home.open_database(durable=False)
             stack.callback(self._database.close)
             self._database.lock_exclusive()

@@ -3,12 +3,15 @@
     python -m tests.digests record   # writes tests/digests.json
     python -m tests.digests check    # computes everything again and names the first difference of each run
 
-Eleven specifications run on simulated clients ("loop", "stacked", one of them "compiled"), and some of them on a real
+Twelve specifications run on simulated clients ("loop", "stacked", one of them "compiled"), and some of them on a real
 federation ("remote": a coordinator and three workers, processes that talk TLS on loopback). Together they contain every
-kind of work but the stages of private rounds, whose masks and sketches are random: train, evaluate, jacobian, residual
-and search. Of every round the record has the digests of the model, of
-the deployed model, of the Gram matrix and of the clients' scores. A remote run and the simulation by "loop" of the same
-specification must agree in all of them.
+kind of work. Of every round the record has the digests of the model, of the deployed model, of the Gram matrix and of
+the clients' scores. A remote run and the simulation by "loop" of the same specification must agree in all of them.
+
+The private run is simulated only. There the members' secrets, the coordinator's keys and the nonces of sessions follow
+from the run's seed, so each sketch, share, mask and model is the same each time. Real members draw their secrets at
+random, and so does a coordinator its key, because nobody else may know them. Training and the estimate of K are seeded
+by these secrets, so the model of a real private run differs each time by design.
 
 The bytes hold for one kind of processor and one version of PyTorch, NumPy and SciPy only, so pytest does not collect
 this file. It keeps one record for each; on a machine without one, make it before the change.
@@ -101,6 +104,15 @@ SPECIFICATIONS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "fedcmoo-svd-two-way": (
         ("loop", "stacked", "remote"),
         TWO_DIGITS + EVERYBODY + ALL_THREE + 'algorithm = { name = "fedcmoo", sketch = "svd-two-way", budget = 0.5 }\n',
+    ),
+    "fedmgda-plus-verified": (
+        ("loop", "stacked"),
+        DIGITS
+        + MORE_CLIENTS.replace("epochs = 1", "steps = 4")
+        + 'algorithm = { name = "fedmgda+", epsilon = 0.1 }\n'
+        + 'selection = { minimum = 8, pool = "enrolled" }\n'
+        + 'privacy = { secure = "verified", disclose = ["evaluation"] }\n'
+        + 'simulation = { clients = 8, partition = "iid" }\n',
     ),
     "fedcmoo-pref": (
         ("loop", "stacked"),

@@ -15,7 +15,7 @@ from trained import jacobian, train
 from typer.testing import CliRunner
 
 from federation.attacks import AttackError, parse_attack
-from federation.run_sections import SimulationSpec
+from federation.runs import RunSpec
 from federation.tasks import DataError, Dataset, DataSource, Loading, Part, Splits, Task, TaskError, initial_model, task
 from federation.tasks.census import census
 from federation.tasks.digits import Digits
@@ -239,9 +239,9 @@ def test_a_simulation_of_such_data_is_that_of_data_in_memory_and_is_not_stacked(
     assert held.model.tobytes() == stored.model.tobytes()
     with pytest.raises(ValueError, match="cannot be trained stacked: its data is not in memory"):
         simulate(f"{SPEC}task = '{__name__}:StoredPool'\n", backend="stacked")
-    flipped = SimulationSpec(clients=3, attackers=1, attack="label-flip")
+    flipped = f"{SPEC}task = 'digits'\nsimulation.attackers = 1\nsimulation.attack = 'label-flip'\n"
     with pytest.raises(AttackError, match=r"label-flip changes training data, and that of .* is not in memory"):
-        populate(StoredPool(), flipped, DataSource(), seed=0)
+        populate(StoredPool(), RunSpec.parse(flipped.encode()), DataSource())
 
 
 class StoredPool(Task):

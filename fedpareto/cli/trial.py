@@ -1,7 +1,7 @@
 """The trial round of `fedpareto worker run --rehearse`."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,23 +11,16 @@ import typer
 from fedpareto.cli.failure import failing
 
 if TYPE_CHECKING:
-    from federation.tasks import DataSource
-    from federation.training.trainers import TrainerChoice
+    from federation.training.trainer import Trainer
     from worker.trial import TrialRound
 
 
-def rehearse(
-    tasks: Sequence[str],
-    source: "DataSource",
-    spec: Path | None,
-    *,
-    device: str,
-    threads: int | None,
-    objectives: Mapping[str, Sequence[str]],
-    trainers: "Mapping[str, TrainerChoice]",
-    as_json: bool,
+def rehearse_round(
+    prepare: "Callable[[], tuple[dict[str, Trainer], str]]", spec: Path | None, *, as_json: bool
 ) -> None:
     """Trains and evaluates one round of each task, and prints what it took. No membership is needed.
+
+    `prepare` is `worker.service.prepare_offers` with its arguments.
 
     Raises:
         Failure: the specification, the task or the data cannot be used, a trainer cannot do what it asks for, or the
@@ -36,20 +29,12 @@ def rehearse(
     from federation.runs import RunSpec, SpecError
     from federation.tasks import DataError
     from federation.training import TrainingDiverged
-    from worker.service import prepare_offers
     from worker.trial import try_round
 
     with failing(SpecError, OSError):
         run = None if spec is None else RunSpec.parse(spec.read_bytes())
     with failing(DataError, ValueError, TrainingDiverged):
-        offers, _ = prepare_offers(
-            list(dict.fromkeys(tasks)),
-            source,
-            device=device,
-            threads=threads,
-            objectives=objectives,
-            trainers=trainers,
-        )
+        offers, _ = prepare()
         for trainer in offers.values():
             found = try_round(trainer, run)
             for line in [json.dumps(asdict(found))] if as_json else lines(found):

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,10 +33,12 @@ from fedpareto.cli.secret_input import (
     proxy_for,
     read_join_string,
 )
+from fedpareto.cli.trial import rehearse_round
 
 if TYPE_CHECKING:
     from federation.member_files import MemberFiles
     from worker.home import Home
+    from worker.service import Worker
 
 app = typer.Typer(help="A member's worker: join a federation, and train for it.", no_args_is_help=True)
 
@@ -175,9 +178,12 @@ def run(
     from federation.sketches.base import SketchError
     from federation.tasks import DataError, DataSource, Loading, Part, PartError
     from worker.accomplices import Accomplices
-    from worker.attendance import AttendanceError
+    from worker.attacker import Attacker
     from worker.events import Events
     from worker.policy import Policy, PolicyError
+    from worker.roster import RosterError
+    from worker.rotation import RotationError, end_rotation
+    from worker.service import Worker, prepare_offers
     from worker.spool import SpoolError
 
     to_standard_error("INFO", "%(asctime)s %(levelname)s %(message)s")
@@ -191,55 +197,46 @@ def run(
             load(name)
     known = served(objectives, task)
     trainers = choices(trainer, trainer_command, trainer_silence, task, processes=processes, code=code or ())
+    tasks = list(dict.fromkeys(task))
+    offered = partial(
+        prepare_offers, tasks, source, device=device, threads=threads, objectives=known, trainers=trainers
+    )
     if rehearse:
-        from fedpareto.cli.trial import rehearse as rehearse_round
-
-        rehearse_round(
-            task, source, spec, device=device, threads=threads, objectives=known, trainers=trainers, as_json=as_json
-        )
+        rehearse_round(offered, spec, as_json=as_json)
         return
     with failing(PolicyError), connecting(home, passphrase_file, proxy) as (place, held, passphrase):
         policy = Policy.load(place.policy)
         policy.must_allow(task)
-        from worker import rotation
-        from worker.roster import RosterError
-
-        with failing(rotation.RotationError, RosterError):
-            member = rotation.end_rotation(place, held, passphrase=passphrase)
-        from worker.attacker import Attacker
-        from worker.service import Worker, prepare_offers
-
+        with failing(RotationError, RosterError):
+            member = end_rotation(place, held, passphrase=passphrase)
         with failing(DataError, SpoolError, ValueError):
             attacker = None
             if rehearsal is not None:
                 met = Accomplices(accomplices, member.client_id) if accomplices is not None else None
                 attacker = Attacker(rehearsal, member.client_id, met)
-            offers, device_words = prepare_offers(
-                list(dict.fromkeys(task)),
-                source,
-                device=device,
-                threads=threads,
-                attack=rehearsal,
-                client_id=member.client_id,
-                objectives=known,
-                trainers=trainers,
-            )
+            offers, words = offered(attack=rehearsal, client_id=member.client_id)
             worker = Worker(
                 home=place,
                 member=member,
                 offers=offers,
-                device=device_words,
+                device=words,
                 events=Events(sys.stdout if as_json else None),
                 uniform=random.SystemRandom().uniform,
                 attacker=attacker,
                 policy=policy,
                 passphrase=passphrase,
             )
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: worker.stop())
-        with failing(AttendanceError):
-            worker.run()
-        logging.getLogger("fedpareto.worker").info("stopped")
+        _run_until_stopped(worker)
+
+
+def _run_until_stopped(worker: "Worker") -> None:
+    from worker.attendance import AttendanceError
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: worker.stop())
+    with failing(AttendanceError):
+        worker.run()
+    logging.getLogger("fedpareto.worker").info("stopped")
 
 
 @app.command()
