@@ -11,7 +11,7 @@ import pytest
 import running
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from harness import Federation, Process, federation, wait_for
-from test_renewal import certificates, joined
+from test_renewal import AGE, certificates
 from working import Running as Worker
 
 from coordinator.home import Home as CoordinatorHome
@@ -122,7 +122,7 @@ def test_a_worker_that_dies_between_renewal_and_saving_goes_on(fed: Federation, 
 def test_a_certificate_that_cannot_be_written_is_told_of_and_not_used_until_it_is(
     served: running.Running, tmp_path: Path
 ) -> None:
-    member = joined(served, tmp_path / "h", "read-only", b"secret")
+    member = served.joined(tmp_path / "h", "read-only", ago=AGE, passphrase=b"secret")
     (tmp_path / "h" / "replacing.json").mkdir()  # nothing can be written in its place, not even by root
     worker = Worker(Home(tmp_path / "h"), member, {}, passphrase=b"secret", uniform=lambda *_: 0.05)
     try:
@@ -145,7 +145,7 @@ def test_a_certificate_that_cannot_be_written_is_told_of_and_not_used_until_it_i
 
 
 def test_a_worker_that_is_refused_a_certificate_says_so_and_works_on(served: running.Running, tmp_path: Path) -> None:
-    member = joined(served, tmp_path / "h", "mixed-up")
+    member = served.joined(tmp_path / "h", "mixed-up", ago=AGE)
     mixed = {**vars(member), "signing_key": Ed25519PrivateKey.generate()}
     worker = Worker(Home(tmp_path / "h"), MemberFiles(**mixed), {}, uniform=lambda *_: 0.05)
     try:
