@@ -148,18 +148,7 @@ class Coordinator:
         """
         home, database, settings = self._home, self._database, self._home.settings
         newcomers = settings.enrollment_host or settings.hosts[0]
-        database.lock_exclusive()
-        reserve = self._reserve()
-        home.ports_file.unlink(missing_ok=True)
-        database.migrate()
-        coordinator = secrets.token_hex(16)
-        take_office(database, coordinator)
-        home.record_what_holds(database, by="coordinator", now=self._clock())
-        with database.read() as session:
-            if (caution := officers_caution(session, settings)) is not None:
-                log.warning("%s", caution)
-        if self._conduct:
-            self._record_start()
+        reserve, coordinator = self._take_database()
         self._sequencer.start()
         blobs = home.open_blobs()
         blobs.sweep_temporary()
@@ -247,10 +236,24 @@ class Coordinator:
         if self._monitoring is not None:
             await asyncio.shield(self._monitoring)
 
-    def _record_start(self) -> None:
-        detail, now = f"fedpareto {version('fedpareto')}", self._clock()
-        with self._database.begin() as session:
-            audit.record(session, at=now, actor="coordinator", action="coordinator.started", detail=detail)
+    def _take_database(self) -> tuple[Reserve, str]:
+        """Locks and migrates the database, and records who holds it. Returns the reserve, and this process's name."""
+        home, database = self._home, self._database
+        database.lock_exclusive()
+        reserve = self._reserve()
+        home.ports_file.unlink(missing_ok=True)
+        database.migrate()
+        coordinator, now = secrets.token_hex(16), self._clock()
+        take_office(database, coordinator)
+        home.record_what_holds(database, by="coordinator", now=now)
+        with database.read() as session:
+            if (caution := officers_caution(session, home.settings)) is not None:
+                log.warning("%s", caution)
+        if self._conduct:
+            detail = f"fedpareto {version('fedpareto')}"
+            with database.begin() as session:
+                audit.record(session, at=now, actor="coordinator", action="coordinator.started", detail=detail)
+        return reserve, coordinator
 
     def _reserve(self) -> Reserve:
         """The reserve on the disks of the database and the blobs; on a disk that is full already, it is released."""

@@ -90,15 +90,12 @@ def aggregate(
     m = len(rows)
     if m == 0:
         raise ValueError("updates has no rows: there is nothing to aggregate")
-    counts = np.ones(m) if samples is None else _per_row("samples", samples, m)
-    lambda0 = counts if prior is None else _per_row("prior", prior, m)
+    counts = np.ones(m) if samples is None else _weights("samples", samples, m)
+    lambda0 = counts if prior is None else _weights("prior", prior, m)
     elapsed = np.zeros(m, dtype=np.int64) if ages is None else _per_row("ages", ages, m).astype(np.int64)
     names = [str(i) for i in range(m)] if clients is None else list(clients)
     if len(names) != m:
         raise ValueError(f"clients has {len(names)} names; one for each of the {m} rows is needed")
-    for label, values in (("samples", counts), ("prior", lambda0)):
-        if not (np.isfinite(values) & (values >= 0)).all() or values.sum() <= 0:
-            raise ValueError(f"{label} must be finite, not negative, and not all zero; got {values.tolist()}"[:300])
     with np.errstate(over="ignore", invalid="ignore"):
         K = gram(rows)
         kept = np.isfinite(np.diag(K))
@@ -164,6 +161,13 @@ def _row(values: Any) -> Row:
     if not len(row):
         raise ValueError("an update must have at least one element")
     return row if row.dtype == np.float32 else row.astype(np.float64, copy=False)
+
+
+def _weights(name: str, values: ArrayLike, m: int) -> NDArray[np.float64]:
+    array = _per_row(name, values, m)
+    if not (np.isfinite(array) & (array >= 0)).all() or array.sum() <= 0:
+        raise ValueError(f"{name} must be finite, not negative, and not all zero; got {array.tolist()}"[:300])
+    return array
 
 
 def _per_row(name: str, values: ArrayLike, m: int) -> NDArray[np.float64]:
