@@ -62,6 +62,7 @@ SUBJECTS = {
             for name in ("conductor", "conversation", "opening", "finish", "step", "record", "manifest")
         ),
         (
+            "tests/test_metrics.py",
             "tests/test_attempts.py",
             "tests/test_required.py",
             "tests/test_revoked_replies.py",
