@@ -248,6 +248,9 @@ def test_the_weights_of_objectives_and_what_their_gradients_say_are_on_record() 
         "objective/stationarity": 0.5,
     }
     assert record.objectives(objective_step(weighed), NAMES[:2])[1] == numbers
+    short, _ = record.objectives(objective_step(replace(weighed, gram=gram / 16)), NAMES)
+    assert short is not None
+    assert short.cosines == known.cosines
     zero = replace(weighed, gram=np.diag([1.0, 0.0]), exact=np.eye(2), divergence=None)
     known, numbers = record.objectives(objective_step(zero), NAMES)
     assert known is not None
