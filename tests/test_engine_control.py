@@ -150,13 +150,17 @@ def test_a_name_is_given_once_at_a_time_however_many_ask_for_it(stage: Stage) ->
     assert sorted(reasons) == [""] + ["run-exists"] * 7
 
 
-def test_a_run_that_waits_for_clients_sleeps(stage: Stage) -> None:
+@pytest.mark.parametrize(
+    "more", ["", 'selection.required = ["ann"]\nselection.patience_seconds = 600'], ids=["minimum", "after-patience"]
+)
+def test_a_run_that_waits_for_clients_sleeps(stage: Stage, more: str) -> None:
     task = stage.task()
     (ann,) = stage.cast(task, "ann")
     changes: list[str] = []
     unwatch = stage.served.coordinator._supervisor.watch(changes.append)
-    run = stage.submit(document("patient", task, 2))
+    run = stage.submit(spec("patient", task, 2, seed=23, more=f"selection.minimum = 2\n{more}"))
     wait_for(lambda: stage.run(run).reason, "a reason")
+    stage.pass_deadline()  # absent required clients would be given up now; too few clients are waited for
     looks = []
 
     def listen(_c: object, _cursor: object, sql: str, *_: object) -> None:
