@@ -169,7 +169,8 @@ def _perform(console: "Console", rehearsal: "Rehearsal", rounds: int, seed: int,
                 for run in _play(console, rehearsal, stub, _DIGITS, suffix, rounds, seed):
                     results.attack.append(outcome(stub, run, attacked=bool(attack), watched=attacker))
         if "objectives" in parts:
-            _cast(console, rehearsal, stub, "")
+            if "attack" not in parts:  # after it, all are honest
+                _cast(console, rehearsal, stub, "")
             console.print(
                 f"✓ two digits at once, an objective for each; {rehearsal.left_only} serves the left one only"
             )
