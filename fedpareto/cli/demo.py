@@ -117,12 +117,17 @@ def demo_command(
     if private and workers < MEMBERS:
         raise Failure(f"--private needs at least {MEMBERS} members: --workers {MEMBERS}", code=USAGE)
     console = make_console(stderr=as_json)
-    parts = {"attack": not (objectives or private), "objectives": objectives or not private}
-    parts["private"] = private or (not objectives and workers >= MEMBERS)
+    parts = [name for name, wanted in (("objectives", objectives), ("private", private)) if wanted]
+    if not parts:
+        parts = ["attack", "objectives"]
+        if workers >= MEMBERS:
+            parts.append("private")
+        else:
+            console.print(f"The third part, private rounds, is left out: it needs {MEMBERS} members.")
     try:
         with fresh_directory(directory), Processes() as processes:
             rehearsal = Rehearsal(directory, processes, members=workers, seed=seed)
-            results = _perform(console, rehearsal, rounds, seed, [name for name, wanted in parts.items() if wanted])
+            results = _perform(console, rehearsal, rounds, seed, parts)
             document = _record(rehearsal, results, rounds, seed)
     except KeyboardInterrupt:
         console.print("\nstopped, and every process with it")

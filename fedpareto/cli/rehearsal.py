@@ -113,9 +113,9 @@ class Rehearsal:
         return self._member(name) / "data"
 
     def cast(self, attack: str) -> None:
-        """Starts every member's worker; of those that work already only the attacker's, if its attack is another one.
+        """Starts each worker that does not run yet, and restarts the attacker's if its attack changes.
 
-        `attack` is the attacker's; empty if it is honest.
+        An empty `attack` makes the attacker honest.
         """
         if self.attacker in self._workers and attack != self._attack:
             self._processes.stop(self._workers.pop(self.attacker))
