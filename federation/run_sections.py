@@ -220,6 +220,13 @@ class PrivacySpec(Section):
     )
     clip: NotNegative = Field(0.0, description="C of fedavg in a sum: updates longer than C are shortened to it")
     stage_seconds: Seconds = Field(120.0, description="seconds for each stage of a session after the training")
+    effective_members: float = Field(
+        0.0,
+        ge=0,
+        le=100,
+        description="the least cover of every member's vector in a sum; 0 is the members' default. Members whose "
+        "owners require more decline",
+    )
     sample_noise: NotNegative = Field(
         0.0,
         description="noise on the gradients of every client's samples (DP-SGD): its standard deviation in units of "
@@ -240,8 +247,10 @@ class PrivacySpec(Section):
 
     @model_validator(mode="after")
     def _of_private_rounds(self) -> "PrivacySpec":
-        if self.secure == "off" and (self.disclose or self.clip):
-            raise ValueError('disclose and clip are for private rounds; secure is "off"')
+        if self.secure == "off" and (self.disclose or self.clip or self.effective_members):
+            raise ValueError('disclose, clip and effective_members are for private rounds; secure is "off"')
+        if 0 < self.effective_members < 1:
+            raise ValueError("effective_members is 0, or at least 1: a member covers itself")
         return self
 
     @field_validator("sample_noise", "client_noise")

@@ -48,6 +48,7 @@ class Members:
             sessions=_ENDLESS,
             evaluations=_ENDLESS,
             sessions_per_model=_ENDLESS,
+            sums_per_model=_ENDLESS,
             evaluations_ahead=_ENDLESS,
         )
         return {

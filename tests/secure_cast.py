@@ -4,8 +4,10 @@ The members are those of a worker: `Work.computation` and `Work.answer`, from me
 signed envelopes and a durable memory. Only training is left out: each member has a vector.
 """
 
+import json
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 
 from coordinator.aggregation.phases import Asked, Phase, Private, Replies, Reply, RoundContext, Selected, Step
 from coordinator.aggregation.registry import algorithm
+from coordinator.aggregation.secure.covered import run_bounds
 from coordinator.aggregation.secure.session import secure_sum
 from coordinator.aggregation.secure.settled import Cohort, Setting, Sum, invitation
 from federation.digests import digest
@@ -20,22 +23,55 @@ from federation.envelope import seal
 from federation.objectives import joint_target
 from federation.runs import RunSpec
 from federation.secure.derivation import taus
-from federation.secure.thresholds import Mode, truncated
+from federation.secure.thresholds import Mode
 from federation.v1.common_pb2 import ReplyManifest
 from federation.vectors import payload_bytes, update_layout
 from federation.work.base import Client, Memory, Origin, Result, Shape, Work, WorkError, payload_layout
-from federation.work.computation import LocalSgd
 from federation.work.registry import decode, encode, encode_statement, statement_problem
 from federation.work.secure.terms import SessionTerms, Stage
 from federation.work.secure.wire import terms_bytes
 from federation.work.train.work import Train
 from simulation.members import Members
 
-SPEC = RunSpec.parse('name = "cast"\ntask = "digits"\nrounds = 1\nprivacy.secure = "sum"')
-ORIGIN = Origin(
-    federation_id="cast", run_id="run", task="digits", spec="spec", base_model="model-0", seed=0, unshared=b""
-)
-TRAIN = Train(sgd=LocalSgd(steps=1, batch_size=10, learning_rate=0.1), targets=joint_target(("loss",)))
+FREE = "cast:Rule"
+"""An algorithm of which members know nothing: they rely on the cover of the sum."""
+
+
+def document(
+    mode: Mode,
+    algorithm: str = FREE,
+    values: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    clip: float = 0.0,
+    disclose: Sequence[str] = (),
+) -> bytes:
+    """The specification of a run with private rounds."""
+    keys = {
+        "algorithm.name": algorithm,
+        **{f"algorithm.{key}": value for key, value in values.items()},
+        "privacy.secure": mode.value,
+        "privacy.clip": clip,
+        "privacy.disclose": list(disclose),
+    }
+    lines = [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
+    return "\n".join(['name = "cast"\ntask = "digits"\nrounds = 1\ntrain.steps = 1', *lines]).encode()
+
+
+def origin(specification: bytes) -> Origin:
+    """Where work of a run with this specification comes from."""
+    return Origin(
+        federation_id="cast",
+        run_id="run",
+        task="digits",
+        spec=digest(specification),
+        base_model="model-0",
+        seed=0,
+        unshared=b"",
+    )
+
+
+ORIGIN = origin(document(Mode.SUM))
+TRAIN = Train.of(RunSpec.parse(document(Mode.SUM)), 0, joint_target(("loss",)))
 
 
 class Kept(Memory):
@@ -133,9 +169,11 @@ class Cast:
         declined: the reasons of those that declined, by stage.
         sent: the replies of each stage that was answered.
         asked: the work that members were asked for at READY, by the envelope of the reply.
+        specification: of the run.
     """
 
     members: dict[str, Member]
+    specification: bytes = document(Mode.SUM)
     lost: Mapping[tuple[str, int], Sequence[str]] = field(default_factory=dict)
     change: Change | None = None
     lie: Lie | None = None
@@ -143,6 +181,14 @@ class Cast:
     sent: dict[tuple[str, int], Replies] = field(default_factory=dict)
     asked: dict[str, Work] = field(default_factory=dict)
     phases: list[Phase] = field(default_factory=list)
+
+    @property
+    def spec(self) -> RunSpec:
+        return RunSpec.parse(self.specification)
+
+    @property
+    def origin(self) -> Origin:
+        return origin(self.specification)
 
     def ask(self, phase: Phase) -> Replies:
         """The replies to a phase, as a fleet gives them."""
@@ -153,7 +199,7 @@ class Cast:
         shared = phase.inputs()
         for name in phase.clients or ():
             member = self.members[name]
-            work: Work = phase.work(Asked(name, member.objectives, SPEC, 0))
+            work: Work = phase.work(Asked(name, member.objectives, self.spec, 0))
             inputs: Mapping[str, bytes] = {**shared, **phase.own_inputs(name)}
             if self.change is not None:
                 changed = self.change(stage, member, work, inputs)
@@ -161,7 +207,7 @@ class Cast:
                     continue
                 work, inputs = changed
             try:
-                result: Result | None = member.do(work, inputs)
+                result: Result | None = member.do(work, inputs, origin=self.origin)
             except WorkError as error:
                 declines[name] = self.declined[stage, name] = error.reason
                 continue
@@ -172,7 +218,7 @@ class Cast:
                 result = self.lie(stage, member, work, result)
             if result is None or name in self.lost.get((stage, opening), ()):
                 continue
-            asked = encode(phase.work(Asked(name, member.objectives, SPEC, 0)))
+            asked = encode(phase.work(Asked(name, member.objectives, self.spec, 0)))
             if statement_problem(stage, asked, encode_statement(stage, result.statement)):
                 declines[name] = self.declined[stage, name] = "statement"
             else:
@@ -184,7 +230,7 @@ class Cast:
 
     def reply(self, member: Member, phase: Phase, result: Result) -> Reply:
         """The signed reply."""
-        work = phase.work(Asked(member.name, member.objectives, SPEC, 0))
+        work = phase.work(Asked(member.name, member.objectives, self.spec, 0))
         rows = work.rows(member.shape)
         payload = ""
         if rows:
@@ -195,7 +241,7 @@ class Cast:
             round=0,
             client_id=member.name,
             base_model=ORIGIN.base_model,
-            spec=ORIGIN.spec,
+            spec=self.origin.spec,
             task=ORIGIN.task,
             payload=payload,
             samples=result.samples,
@@ -230,8 +276,9 @@ def cast(m: int, d: int = 40, *, seed: int = 0, assumed: int | None = None, **fi
 def setting(cast: Cast, mode: Mode, **changed: Any) -> Setting:
     """The setting of a session with all members."""
     first = next(iter(cast.members.values()))
+    cast.specification = document(mode, clip=changed.get("clip", 0.0), disclose=changed.get("disclose", ()))
     fields: dict[str, Any] = {
-        **asdict(ORIGIN),
+        **asdict(cast.origin),
         "nonce": bytes(16),
         "round": 0,
         "mode": mode,
@@ -242,7 +289,7 @@ def setting(cast: Cast, mode: Mode, **changed: Any) -> Setting:
         "invited": invitation({name: first.members.key_ids()[name] for name in cast.members}),
     }
     agreed = SessionTerms(**{**fields, **changed})
-    return _set("step", agreed)
+    return replace(_set("step", agreed), specification=cast.specification, bounds=run_bounds(cast.spec))
 
 
 def settle(purpose: str, terms: SessionTerms) -> Setting:
@@ -259,15 +306,15 @@ def _set(purpose: str, agreed: SessionTerms) -> Setting:
     )
 
 
-def equal(cohort: Cohort) -> list[int]:
+def equal(cohort: Cohort) -> NDArray[np.float64]:
     """Equal coefficients."""
-    return truncated([1 / len(cohort.members)] * len(cohort.members))
+    return np.full(len(cohort.members), 1 / len(cohort.members))
 
 
 def play(
     cast: Cast,
     mode: Mode,
-    decide: Callable[[Cohort], Sequence[int]] = equal,
+    decide: Callable[[Cohort], NDArray[np.float64] | None] = equal,
     setting_: Setting | None = None,
 ) -> Sum:
     """A session. Raises what `secure_sum` raises."""
@@ -315,8 +362,9 @@ def context(scene: Cast, mode: Mode, **changed: Any) -> RoundContext:
         mode=mode,
         disclose=(),
         clip=0.0,
-        spec=SPEC,
-        origin=ORIGIN,
+        spec=scene.spec,
+        document=scene.specification,
+        origin=scene.origin,
         keys=first.members.key_ids(),
         named=frozenset(),
         blind=0,
@@ -334,6 +382,9 @@ def context(scene: Cast, mode: Mode, **changed: Any) -> RoundContext:
 
 def round_of(scene: Cast, mode: Mode, name: str, *, values: Mapping[str, Any] = _NONE, **changed: Any) -> Step:
     """One round of a rule with these members, and these hyper-parameters."""
+    scene.specification = document(
+        mode, name, values, clip=changed.get("clip", 0.0), disclose=changed.get("disclose", ())
+    )
     step: Step = held(scene, algorithm(name, values).round(context(scene, mode, **changed)))
     return step
 

@@ -11,7 +11,8 @@ from sqlalchemy import select
 from stage import Player, Stage, spec
 
 from coordinator.aggregation import registry
-from coordinator.aggregation.base import Algorithm, Opened, describe
+from coordinator.aggregation.base import Algorithm, Opened
+from coordinator.aggregation.diagnostics import describe
 from coordinator.aggregation.phase_kinds import Training
 from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step, Voided, Waiting
 from coordinator.aggregation.rules import Combination, Rows

@@ -13,7 +13,8 @@ from stage import MODEL, Player, Stage, spec, vector
 from works import work_of
 
 from coordinator.aggregation import registry
-from coordinator.aggregation.base import Algorithm, describe
+from coordinator.aggregation.base import Algorithm
+from coordinator.aggregation.diagnostics import describe
 from coordinator.aggregation.phase_kinds import Evaluation, Training
 from coordinator.aggregation.phases import Replies, RoundContext, RoundGenerator, Step, Voided
 from coordinator.aggregation.qp import UnsolvedError

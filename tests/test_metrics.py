@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from coordinator.aggregation.base import conflicts
+from coordinator.aggregation.diagnostics import conflicts
 from coordinator.aggregation.direction import Direction
 from coordinator.aggregation.phases import Past, Replies, Reply, RoundContext, Step
 from coordinator.aggregation.registry import algorithm

@@ -217,7 +217,7 @@ def test_the_share_that_improved_is_of_the_deciding_replies_of_the_present_attem
 
 
 def stopped(keys: str) -> RunFacts:
-    return RunFacts("run", RunSpec.parse(f"{SPEC}stop = {{ {keys} }}"), "", 1, ("loss",), KINDS)
+    return RunFacts("run", RunSpec.parse(f"{SPEC}stop = {{ {keys} }}"), b"", "", 1, ("loss",), KINDS)
 
 
 @pytest.mark.parametrize(("metric", "sign"), [("auc", 1.0), ("rmse", -1.0)])

@@ -88,6 +88,7 @@ def _private(run: RunFacts, model: str, terms: Iterable[SessionTerms]) -> Privat
         disclose=tuple(name for name in privacy.disclose if name != "evaluation"),
         clip=privacy.clip,
         spec=run.spec,
+        document=run.bundle.specification,
         origin=Origin(
             federation_id=about.federation_id,
             run_id=about.run_id,

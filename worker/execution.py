@@ -23,7 +23,7 @@ from federation.work.base import Client, Lane, Origin, Result, Shows, WorkError,
 from federation.work.computation import Ability, Computation, Descend, Measure, MeasureAlong
 from federation.work.registry import decode, encode_statement
 from federation.work.secure.refusals import check_sessions
-from federation.work.site import Site
+from federation.work.site import EVALUATE, Site
 from worker import software
 from worker.assignments import Declined, Order
 from worker.attacker import Attacker
@@ -147,7 +147,7 @@ class Execution:
         task = order.manifest.task
         if order.work.shows is Shows.METRICS and self.site.policy(task).required:
             name = f"{task}/{question_digest(order.manifest)}"  # the same question is answered again
-            check_sessions(client, name, evaluation=True, count=True)
+            check_sessions(client, name, work=EVALUATE, count=True)
 
     def _compute(
         self,

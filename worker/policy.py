@@ -142,6 +142,16 @@ class PrivateRounds(Section):
     sessions: int = Field(1000, ge=0, description="private rounds of training, over all runs")
     evaluations: int = Field(1000, ge=0, description="private evaluations, over all runs")
     sessions_per_model: int = Field(4, ge=0, description="private rounds of training that may start from one model")
+    sums_per_model: int = Field(
+        1, ge=0, description="sums of one kind of work that may be unmasked for one model: two differ by one member"
+    )
+    effective_members: float | None = Field(
+        None,
+        ge=1,
+        le=LARGEST,
+        description="the least cover of this member's vector by the others' in a sum; none is (n_min - t) / 2 of the "
+        "round, at least 2",
+    )
 
 
 class SecureSection(PrivateRounds):

@@ -15,10 +15,11 @@ from worker.home import DiskFull, HomeError, sync_directory
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS sessions (
-    session TEXT PRIMARY KEY, run TEXT NOT NULL, task TEXT NOT NULL, base_model TEXT NOT NULL,
-    evaluation INTEGER NOT NULL
+    session TEXT PRIMARY KEY, run TEXT NOT NULL, task TEXT NOT NULL, base_model TEXT NOT NULL, work TEXT NOT NULL,
+    unmasked INTEGER NOT NULL
 ) WITHOUT ROWID;
 """
+_COLUMNS = "session, run, task, base_model, work, unmasked"
 
 
 class RoundLedger(SessionLedger):
@@ -48,20 +49,25 @@ class RoundLedger(SessionLedger):
     def entries(self, tasks: Collection[str]) -> Sequence[SessionEntry]:
         """Those of some tasks."""
         with self._using() as connection:
-            rows = connection.execute("SELECT session, run, task, base_model, evaluation FROM sessions").fetchall()
+            rows = connection.execute(f"SELECT {_COLUMNS} FROM sessions").fetchall()  # noqa: S608 - a constant
         return [
-            SessionEntry(session, run, task, base, bool(kind))
-            for session, run, task, base, kind in rows
+            SessionEntry(session, run, task, base, work, bool(unmasked))
+            for session, run, task, base, work, unmasked in rows
             if task in tasks
         ]
 
     def add(self, entry: SessionEntry) -> None:
         """Records one durably; a second time changes nothing. Raises OSError if the disk does not take it."""
-        values = (entry.session, entry.run_id, entry.task, entry.base_model, entry.evaluation)
+        values = (entry.session, entry.run_id, entry.task, entry.base_model, entry.work, entry.unmasked)
         with self._using() as connection:
-            new = connection.execute("INSERT OR IGNORE INTO sessions VALUES (?, ?, ?, ?, ?)", values).rowcount
+            new = connection.execute("INSERT OR IGNORE INTO sessions VALUES (?, ?, ?, ?, ?, ?)", values).rowcount
         if new and self._added is not None:
             self._added(entry.task)
+
+    def unmask(self, session: str) -> None:
+        """Records durably that UNMASK was answered in a session. Raises OSError if the disk does not take it."""
+        with self._using() as connection:
+            connection.execute("UPDATE sessions SET unmasked = 1 WHERE session = ?", (session,))
 
     def close(self) -> None:
         """Closes the file."""

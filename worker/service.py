@@ -94,7 +94,8 @@ def _site(
     """What the owner has decided about private rounds; warns of decisions that cannot work as they were meant."""
     for name in sorted(set(policy.secure.tasks) - set(offers)):
         events.warn("policy", f"policy.toml has a section secure.tasks for {name!r}, which this worker does not offer")
-    policies = {name: policy.secure.of(name) for name in offers}
+    algorithms = frozenset(policy.algorithms)
+    policies = {name: replace(policy.secure.of(name), algorithms=algorithms) for name in offers}
     if roster is None:
         for name in (name for name, chosen in policies.items() if chosen.required):
             events.warn(

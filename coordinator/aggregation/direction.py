@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from coordinator.aggregation.base import measure
+from coordinator.aggregation.diagnostics import measure
 from coordinator.aggregation.gram import combine, trimmed_mean
 from coordinator.aggregation.qp import STATIONARY_TOLERANCE
 from coordinator.aggregation.rules import Combination, Coordinates, Matrix, Vector

@@ -8,7 +8,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.base import Opened, conclude, describe
+from coordinator.aggregation.base import Opened, conclude
+from coordinator.aggregation.diagnostics import describe
 from coordinator.aggregation.objectives import (
     RAW,
     SCOPE,

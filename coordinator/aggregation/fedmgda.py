@@ -6,7 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-from coordinator.aggregation.base import Rule, describe
+from coordinator.aggregation.base import Rule
+from coordinator.aggregation.diagnostics import describe
 from coordinator.aggregation.geometry import inverse_norms, unit_gram
 from coordinator.aggregation.qp import RESIDUAL_TOLERANCE, Solution, box, min_norm
 from coordinator.aggregation.rules import Combination, Matrix, Rows, TooFewUpdatesError, Vector

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.aggregation.base import describe
+from coordinator.aggregation.diagnostics import describe
 from coordinator.aggregation.fedmgda import combination, solve
 from coordinator.aggregation.gram import gram
 from coordinator.aggregation.objectives import ObjectiveRule, Service, exact_gradients

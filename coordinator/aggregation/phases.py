@@ -178,6 +178,7 @@ class Private:
         disclose: the numbers that members show besides.
         clip: C of fedavg; 0 where vectors are divided by their length.
         spec: of the run, from which members are asked for work.
+        document: the same as it was submitted, which members read.
         origin: the run and the model.
         keys: the ids of the signing keys of all members that may be asked, 32 bytes each, by client id.
         named: the members that were named as cheaters in this run.
@@ -190,6 +191,7 @@ class Private:
     disclose: tuple[str, ...]
     clip: float
     spec: "RunSpec"
+    document: bytes
     origin: Origin
     keys: Mapping[str, bytes]
     named: frozenset[str]

@@ -61,6 +61,7 @@ def bare_private(run: RunFacts, federation_id: str, base_model: str, keys: Mappi
         disclose=tuple(name for name in privacy.disclose if name != "evaluation"),
         clip=privacy.clip,
         spec=run.spec,
+        document=run.document,
         origin=run.origin(federation_id, base_model),
         keys=keys,
         named=frozenset(),

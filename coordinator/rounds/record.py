@@ -9,7 +9,7 @@ import numpy as np
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.base import conflicts
+from coordinator.aggregation.diagnostics import conflicts
 from coordinator.aggregation.direction import Direction
 from coordinator.aggregation.phases import Step
 from coordinator.rounds import metrics

@@ -8,6 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.base import Algorithm
+from coordinator.aggregation.secure.covered import least_cover, refusal, run_bounds
 from coordinator.rounds.fleets.remote import known_clients
 from coordinator.rounds.selection import asked
 from coordinator.rounds.specification import (
@@ -30,7 +31,6 @@ from federation.secure.thresholds import (
     Mode,
     Thresholds,
     assumed,
-    share_rule,
     smallest_cohort,
     truncated,
 )
@@ -100,19 +100,19 @@ class Submission:
         Raises:
             Refusal: `spec`: a round with this member would be skipped.
         """
-        if self.spec.privacy.secure == "off" or self.spec.algorithm.prior != "samples" or self.rule.private != "sum":
+        if self.spec.privacy.secure == "off" or self.spec.algorithm.prior != "samples":
             return
         samples = {name: one.samples for name, one in known_clients(session, self.spec, self.objectives).items()}
         if not SMALLEST <= len(samples) <= LARGEST:
             return
-        total, t = sum(samples.values()), Thresholds(len(samples), Mode(self.spec.privacy.secure)).t
+        total, numbers = sum(samples.values()), Thresholds(len(samples), Mode(self.spec.privacy.secure))
         parts = dict(zip(samples, truncated([count / total for count in samples.values()]), strict=True))
-        if large := [name for name in sorted(parts) if not share_rule(parts, name, t)]:
+        least = least_cover(self.spec.privacy.effective_members, numbers)
+        if why := refusal(run_bounds(self.spec), least, numbers, parts, samples):
             raise Refusal(
                 "spec",
-                f'algorithm.prior = "samples": {large[0]} has {samples[large[0]]} of {total} samples, too large a part '
-                "for a private round: colluding members could subtract what they know from the sum. Use "
-                '"uniform", or a smaller limits.samples, or leave this member out (selection.exclude)',
+                f'algorithm.prior = "samples": {why}. Use "uniform", or a smaller limits.samples, or leave the members '
+                "with the most samples out (selection.exclude)",
             )
 
     def sessions_caution(self, session: Session) -> str:

@@ -1,8 +1,9 @@
-"""The numbers of a cohort, and the share rule (sections 1 and 3.5)."""
+"""The numbers of a cohort (section 1)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from fractions import Fraction
 
 from federation.secure.errors import Fault, Malformed
 
@@ -28,7 +29,6 @@ COEFFICIENT_BITS = 32
 """Fractional bits of coefficients."""
 ONE = 2**COEFFICIENT_BITS
 """The coefficient 1."""
-_SLACK = 2**12  # of the share rule: 2^-20
 
 
 class Mode(StrEnum):
@@ -75,8 +75,21 @@ class Thresholds:
 
     @property
     def cap(self) -> float:
-        """The largest coefficient, so that the share rule holds although floor(m / 10) members are lost after it."""
-        return 1 / (self.t + 3 + self.m // 10)
+        """The largest weight of multi-gradient descent."""
+        return 1 / (self.t + 3 + self.losses)
+
+    @property
+    def losses(self) -> int:
+        """Members that may be lost after MASK: the coordinator chooses coefficients that still cover the others."""
+        return self.m // 10
+
+    @property
+    def effective_members(self) -> Fraction:
+        """E*, the least cover of a member, unless its owner chooses another: max(2, (n_min - t) / 2).
+
+        Equal coefficients of n_min members have twice that cover.
+        """
+        return max(Fraction(2), Fraction(self.n_min - self.t, 2))
 
     @property
     def epsilon(self) -> float:
@@ -102,17 +115,3 @@ def smallest_cohort(mode: Mode, assumed: int) -> int:
 def truncated(coefficients: Sequence[float]) -> list[int]:
     """Coefficients a as integers A = 2^32 a, truncated towards zero."""
     return [int(a * ONE) for a in coefficients]
-
-
-def share_rule(coefficients: Mapping[str, int], me: str, t: int) -> bool:
-    """Whether a member may take part in a sum with these coefficients, A = 2^32 a, among them its own.
-
-    2 |A_i| <= the sum of the others' |A_j| without the t largest + 2^12, and sum |A| <= 2^32. So no member is more than
-    a third of what t colluders cannot subtract.
-
-    Raises:
-        KeyError: the member has no coefficient.
-    """
-    own = abs(coefficients[me])
-    others = sorted(abs(a) for name, a in coefficients.items() if name != me)
-    return 2 * own <= sum(others[: max(0, len(others) - t)]) + _SLACK and own + sum(others) <= ONE

@@ -12,7 +12,7 @@ from federation.work.base import WorkError
 from federation.work.registry import STAGES, decode_statement
 from federation.work.site import PeerReply
 
-_SAME = ("client_id", "federation_id", "run_id", "round", "attempt", "base_model", "spec", "task")
+_SAME = ("client_id", "federation_id", "run_id", "round", "attempt", "base_model", "spec", "task", "samples")
 
 
 def open_reply(envelope: bytes, roster: Mapping[str, bytes]) -> PeerReply:

@@ -3,7 +3,7 @@
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -11,6 +11,8 @@ from blake3 import blake3
 
 from federation.secure.thresholds import SMALLEST, Mode, assumed
 
+EVALUATE = "evaluate"
+"""The kind of work whose vectors are metrics."""
 SCALARS = ("accuracy", "evaluation", "loss", "norm")
 """What an owner may let members show besides sums: numbers of the training split, an evaluation, an update's length."""
 
@@ -22,6 +24,7 @@ class PeerReply:
     Attributes:
         client_id: who signed it.
         federation_id, run_id, round, attempt, base_model, spec, task: as in its assignment.
+        samples: training samples that it claims.
         statement: what it says besides; None where there is none.
     """
 
@@ -33,6 +36,7 @@ class PeerReply:
     base_model: str
     spec: str
     task: str
+    samples: int
     statement: Any
 
 
@@ -49,6 +53,9 @@ class SecurePolicy:
         sessions: of training that this data set may take part in, over all runs.
         evaluations: likewise of evaluation.
         sessions_per_model: sessions of training that may start from one model.
+        sums_per_model: sums of one kind of work that may be unmasked for one model.
+        effective_members: E*, the least cover of this member in a sum; None for that of the cohort.
+        algorithms: the names of algorithms that the owner allows by name, whether this worker knows them or not.
         evaluations_ahead: evaluations in a run beyond its sessions of training that count. Only a simulation has any,
             since its ledger ends with its process.
     """
@@ -61,6 +68,9 @@ class SecurePolicy:
     sessions: int = 1000
     evaluations: int = 1000
     sessions_per_model: int = 4
+    sums_per_model: int = 1
+    effective_members: float | None = None
+    algorithms: frozenset[str] = frozenset()
     evaluations_ahead: int = 0
 
 
@@ -68,15 +78,26 @@ class SecurePolicy:
 class SessionEntry:
     """A session that counts: this site answered OPEN 1 or MASK in it, or showed numbers at READY.
 
-    An evaluation in the clear, where the owner requires private rounds, is an entry too. `session` is the hexadecimal
-    digest of the session, or names the question of the evaluation.
+    An evaluation in the clear, where the owner requires private rounds, is an entry too.
+
+    Attributes:
+        session: the hexadecimal digest of the session, or the name of the question of the evaluation.
+        run_id, task, base_model: of the work.
+        work: the kind of work that the members' vectors were made of.
+        unmasked: whether this site has answered UNMASK.
     """
 
     session: str
     run_id: str
     task: str
     base_model: str
-    evaluation: bool
+    work: str
+    unmasked: bool = False
+
+    @property
+    def evaluation(self) -> bool:
+        """Whether metrics were summed, or shown."""
+        return self.work == EVALUATE
 
 
 class SessionLedger(ABC):
@@ -96,6 +117,10 @@ class SessionLedger(ABC):
     def add(self, entry: SessionEntry) -> None:
         """Records one durably before this returns; a second time changes nothing. Raises OSError if it cannot."""
 
+    @abstractmethod
+    def unmask(self, session: str) -> None:
+        """Records durably that this site answers UNMASK in a session that counts. Raises OSError if it cannot."""
+
 
 class MemoryLedger(SessionLedger):
     """A ledger that ends with its process, for simulations."""
@@ -111,6 +136,10 @@ class MemoryLedger(SessionLedger):
     def add(self, entry: SessionEntry) -> None:
         """Records one; a second time changes nothing."""
         self._entries.setdefault(entry.session, entry)
+
+    def unmask(self, session: str) -> None:
+        """Records that UNMASK was answered in a session that counts."""
+        self._entries[session] = replace(self._entries[session], unmasked=True)
 
 
 def _no_peers(envelope: bytes, roster: Mapping[str, bytes]) -> PeerReply:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from google.protobuf.wrappers_pb2 import UInt64Value
 
-from coordinator.aggregation.base import Algorithm, describe
+from coordinator.aggregation.base import Algorithm
+from coordinator.aggregation.diagnostics import describe
 from coordinator.aggregation.phase_kinds import Training
 from coordinator.aggregation.phases import Asked, Closing, Phase, Replies, RoundContext, RoundGenerator, Step
 from coordinator.aggregation.rules import Combination, Rows

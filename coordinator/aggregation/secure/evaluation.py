@@ -4,12 +4,14 @@ import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from coordinator.aggregation.phases import Phase, Replies, RoundContext
-from coordinator.aggregation.rules import TooFewUpdatesError
+from coordinator.aggregation.rules import TooFewUpdatesError, Vector
 from coordinator.aggregation.secure.session import secure_sum
 from coordinator.aggregation.secure.settled import Cohort
 from coordinator.aggregation.secure.step import drawn, make_setting
-from federation.secure.thresholds import Mode, truncated
+from federation.secure.thresholds import Mode
 from federation.work.evaluate.work import Evaluate
 from federation.work.secure.vector import metric_means, metric_names
 
@@ -41,8 +43,8 @@ def evaluation(context: RoundContext, asked: Evaluate, clients: Sequence[str]) -
     quiet = replace(private, disclose=())  # no member shows a number of its own
     setting = make_setting(context, quiet, Mode.SUM, lambda _: asked, length, clip=clip, purpose="evaluation", who=who)
 
-    def equal(cohort: Cohort) -> list[int]:
-        return truncated([1 / len(cohort.members)] * len(cohort.members))
+    def equal(cohort: Cohort) -> Vector:
+        return np.full(len(cohort.members), 1 / len(cohort.members))
 
     total = yield from secure_sum(setting, equal)
     members = len(total.record.survivors)

@@ -14,7 +14,7 @@ from coordinator.aggregation.rules import Combination, Vector
 from coordinator.aggregation.secure.session import secure_sum
 from coordinator.aggregation.secure.settled import Cohort, Sum
 from coordinator.aggregation.secure.step import invited, make_setting
-from federation.secure.thresholds import Mode, truncated
+from federation.secure.thresholds import Mode
 from federation.work.base import Work
 
 
@@ -29,8 +29,8 @@ def mean_of(
         Voided, Waiting, TooFewUpdatesError: as `secure_sum` and `invited`.
     """
 
-    def prior(cohort: Cohort) -> Sequence[int]:
-        return truncated(cohort.replies.prior(context.prior).tolist())
+    def prior(cohort: Cohort) -> Vector:
+        return cohort.replies.prior(context.prior)
 
     who = invited(context, private)
     setting = make_setting(context, private, Mode.SUM, inner, length, clip=private.clip, purpose=purpose, who=who)

@@ -7,7 +7,7 @@ from coordinator.aggregation.phases import Asked, Closing, Phase
 from federation.secure.thresholds import Mode
 from federation.transfers import slowest_seconds
 from federation.work.secure.deal import Deal, Open
-from federation.work.secure.ready import Ready
+from federation.work.secure.ready import SPECIFICATION, Ready
 from federation.work.secure.stage import CIPHERTEXTS, REPLIES
 from federation.work.secure.sum import Confirm, Mask, Unmask
 from federation.work.secure.terms import SessionTerms
@@ -31,6 +31,10 @@ class Readying(StagePhase):
 
     agreed: SessionTerms
     terms_bytes: bytes
+    specification: bytes
+
+    def inputs(self) -> Mapping[str, bytes]:
+        return {SPECIFICATION: self.specification}
 
     def work(self, asked: Asked) -> Ready:
         return Ready(agreed=self.agreed, terms_bytes=self.terms_bytes)

@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregation.phases import Phase, Replies, Reply, Voided, Waiting
-from coordinator.aggregation.rules import TooFewUpdatesError
+from coordinator.aggregation.rules import TooFewUpdatesError, Vector
+from coordinator.aggregation.secure.covered import Covered, covered, least_cover
+from coordinator.aggregation.secure.gram import positive
 from coordinator.aggregation.secure.phases import Confirming, Dealing, Masking, Opening, Readying, Unmasking
 from coordinator.aggregation.secure.settled import Cohort, Record, Setting, Sum
 from federation.digests import parse
-from federation.secure import accusations, checks, hashing, masks, openings, sketch, unmasking, verification
+from federation.secure import accusations, bounds, checks, hashing, masks, openings, sketch, unmasking, verification
 from federation.secure.blocks import blocks
 from federation.secure.checks import Failure
 from federation.secure.dealing import deal_bytes
@@ -25,15 +27,20 @@ from federation.secure.hashing import PublicKeys
 from federation.secure.keys import check_keys, pair_private_key
 from federation.secure.payloads import Unmasking as Shares
 from federation.secure.payloads import join_envelopes, unpack_open
-from federation.secure.thresholds import ONE, SMALLEST, Mode, Thresholds, share_rule
+from federation.secure.thresholds import ONE, SMALLEST, Mode, Thresholds
 from federation.secure.verification import confirm_bytes
 from federation.secure.wire import Words
 from federation.vectors import RowFile
 
-Decide = Callable[[Cohort], Sequence[int]]
-"""The coefficients of W in units of 2^-32; none where there is nothing to sum. May raise TooFewUpdatesError."""
+Decide = Callable[[Cohort], Vector | None]
+"""The rule's coefficients of W, (|W|,), of any scale; None where there is nothing to sum.
 
-_SPENT = ("sessions", "model-sessions")  # reasons of members whose owners allow no further session
+May raise TooFewUpdatesError.
+"""
+TOLERANCE = 2.0**-24
+"""The largest distance of two directions of unit vectors that count as the same: processors round differently."""
+
+_SPENT = ("sessions", "model-sessions", "model-sums")  # reasons of members whose owners allow no further session
 
 Conversation = Generator[Phase, Replies, Any]
 
@@ -43,10 +50,10 @@ def secure_sum(setting: Setting, decide: Decide) -> Generator[Phase, Replies, Su
 
     Args:
         setting: the terms, and the challenges.
-        decide: the coefficients.
+        decide: the coefficients of the rule; members get those of `covered`.
 
     Raises:
-        TooFewUpdatesError: too few members are left, or their coefficients break the share rule.
+        TooFewUpdatesError: too few members are left, or not even plain averaging covers them.
         Voided: a check failed, or members were lost where the session cannot go on without them.
     """
     made = _Session(setting)
@@ -81,7 +88,12 @@ class _Session:
 
     def ready(self) -> Conversation:
         agreed = self.setting.agreed
-        replies = yield Readying(agreed=agreed, terms_bytes=self.setting.terms_bytes, clients=agreed.ids)
+        replies = yield Readying(
+            agreed=agreed,
+            terms_bytes=self.setting.terms_bytes,
+            specification=self.setting.specification,
+            clients=agreed.ids,
+        )
         kept: dict[str, Reply] = {}
         keys: dict[str, PublicKeys] = {}
         for reply in replies:
@@ -188,11 +200,35 @@ class _Session:
         """Whether there is something to sum."""
         ready = Replies([self.replies[name] for name in self.W])
         self.final_cohort = Cohort(thresholds=self.cohort, replies=ready, gram=self.gram)
-        self.coefficients = tuple(decide(self.final_cohort))
+        least = least_cover(self.setting.effective_members, self.cohort)
+        wanted = decide(self.final_cohort)
+        made = Covered((), 1.0)
+        if wanted is not None:
+            made = covered(self.setting.bounds, least, self.final_cohort, wanted)
+        self.coefficients, self.share, self.least = made.coefficients, made.share, least
+        if self.setting.asked is not None:
+            self._must_suit(self.setting.asked)
+            self.coefficients = self.setting.asked
         return bool(self.coefficients)
 
+    def _must_suit(self, asked: Sequence[int]) -> None:
+        """The coefficients that members were asked with make the direction that follows here, and suit the members."""
+        zeros = (0,) * len(self.W)
+        if asked and len(asked) != len(self.W):
+            raise Voided(f"{len(self.W)} members were asked with {len(asked)} coefficients")
+        off = (np.array(asked or zeros, float) - np.array(self.coefficients or zeros, float)) / ONE
+        G = np.eye(len(self.W)) if self.gram is None else positive(self.gram)
+        if off @ G @ off > TOLERANCE**2:
+            raise Voided("the coefficients that members were asked with make another direction than the rule")
+        if not asked:
+            return
+        given = dict(zip(self.W, asked, strict=True))
+        samples = {reply.client_id: reply.samples for reply in self.final_cohort.replies}
+        wrong = bounds.problem(self.setting.bounds, given, samples, self.cohort)
+        if wrong := wrong or bounds.uncovered(given, self.cohort.t, self.least):
+            raise Voided(f"members were asked with coefficients that they refuse: {wrong}")
+
     def mask(self) -> Conversation:
-        self._share_rule(self.W, "the coefficients")
         length = self.setting.agreed.length
         replies = yield Masking(
             session=self.digest,
@@ -206,7 +242,9 @@ class _Session:
         self.masked = self._agreeing(replies, self.view_mask)
         self.V = tuple(reply.client_id for reply in self.masked)
         self._enough(len(self.V), "have sent their masked vectors")
-        self._share_rule(self.V, "the coefficients of the members that are left")
+        given = dict(zip(self.W, self.coefficients, strict=True))
+        if wrong := bounds.uncovered({name: given[name] for name in self.V}, self.cohort.t, self.least):
+            raise Voided(f"without the members that were lost, {wrong}")
         self.lost = tuple(name for name in self.W if name not in self.V)
 
     def confirm(self) -> Conversation:
@@ -341,6 +379,7 @@ class _Session:
             consulted=tuple(self.consulted),
             record=record,
             named=self.named,
+            share=self.share,
         )
 
     # --- what stages share
@@ -359,15 +398,6 @@ class _Session:
     def _enough(self, members: int, what: str) -> None:
         if members < self.cohort.n_min:
             raise TooFewUpdatesError(f"{members} of {self.cohort.m} members {what}; {self.cohort.n_min} are needed")
-
-    def _share_rule(self, members: Sequence[str], what: str) -> None:
-        given = dict(zip(self.W, self.coefficients, strict=True))
-        among = {name: given[name] for name in members}
-        if large := [name for name in members if not share_rule(among, name, self.cohort.t)]:
-            raise TooFewUpdatesError(
-                f"{what} give {large[0]} too large a share ({among[large[0]] / ONE:.3f}): {self.cohort.t} colluding "
-                "members could subtract what they know from the sum"
-            )
 
     def _check(self, failures: Sequence[Failure], named: Mapping[str, str] | None = None) -> None:
         if failures:

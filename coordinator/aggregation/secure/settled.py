@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from coordinator.aggregation.phases import Replies, Reply
 from federation.secure import masks
 from federation.secure.blocks import blocks
+from federation.secure.bounds import EVALUATION, Bounds
 from federation.secure.fields import Reals
 from federation.secure.thresholds import ONE, Thresholds
 from federation.secure.wire import Words
@@ -25,12 +26,21 @@ class Setting:
         agreed: the terms.
         terms_bytes: as they are sent.
         taus: tau1 and tau2 from the view of MASK, V and the digests of their masked vectors.
+        specification: of the run, as it was submitted.
+        bounds: what members allow of coefficients.
+        effective_members: E*, as of `privacy.effective_members`.
+        asked: the coefficients of W with which members have been asked for their masked vectors, in units of 2^-32;
+            None where they have not been asked yet. Another processor may round the Gram matrix's solution otherwise.
     """
 
     purpose: str
     agreed: SessionTerms
     terms_bytes: bytes
     taus: Callable[[bytes, Sequence[str], Sequence[bytes]], tuple[bytes, bytes]]
+    specification: bytes = b""
+    bounds: Bounds = EVALUATION
+    effective_members: float = 0.0
+    asked: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +104,7 @@ class Sum:
         consulted: the replies to all other stages that entered.
         record: what was settled.
         named: members whose answers were wrong and were corrected, with the reason.
+        share: how much of the rule is left in the coefficients, from 0, plain averaging, to 1.
     """
 
     words: Words
@@ -102,6 +113,7 @@ class Sum:
     consulted: tuple[Reply, ...]
     record: Record
     named: Mapping[str, str]
+    share: float
 
     @cached_property
     def weights(self) -> Reals:

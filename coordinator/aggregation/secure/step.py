@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from coordinator.aggregation.diagnostics import describe
 from coordinator.aggregation.phase_kinds import Training
 from coordinator.aggregation.phases import Asked, Private, RoundContext, RoundGenerator, Step, Waiting
 from coordinator.aggregation.rules import Combination, Matrix, TooFewUpdatesError, Vector
+from coordinator.aggregation.secure.covered import run_bounds
+from coordinator.aggregation.secure.gram import positive
 from coordinator.aggregation.secure.session import secure_sum
 from coordinator.aggregation.secure.settled import Cohort, Setting, Sum, invitation
 from federation.digests import derived_seed
-from federation.secure.thresholds import LARGEST, SMALLEST_MGDA, Mode, assumed, smallest_cohort, truncated
+from federation.secure.bounds import EVALUATION
+from federation.secure.thresholds import LARGEST, ONE, SMALLEST_MGDA, Mode, assumed, smallest_cohort
 from federation.work.base import Work
 from federation.work.secure.terms import SessionTerms
 
@@ -34,8 +38,10 @@ def private_round(rule: "Rule", context: RoundContext, private: Private) -> Roun
     """
     found: dict[str, Any] = {}
 
-    def decide(cohort: Cohort) -> Sequence[int]:
-        norms = np.array([reply.metrics.get("norm", 1.0) for reply in cohort.replies])
+    def decide(cohort: Cohort) -> Vector | None:
+        norms = np.ones(len(cohort.replies))
+        if not private.clip:  # a vector that is only shortened to the clip has its own length
+            norms = np.array([reply.metrics.get("norm", 1.0) for reply in cohort.replies])
         usable = rule.usable(cohort.replies)
         if len(usable) < len(cohort.replies):
             raise TooFewUpdatesError(f"{rule.name} needs the numbers of all {len(cohort.replies)} members")
@@ -43,9 +49,7 @@ def private_round(rule: "Rule", context: RoundContext, private: Private) -> Roun
         factors = combination.coefficients * norms
         size = float(np.abs(factors).sum())
         found.update(combination=combination, size=size)
-        if not size > 0 or combination.diagnostics.get("stationary"):
-            return ()
-        return truncated((factors / size).tolist())
+        return None if not size > 0 or combination.diagnostics.get("stationary") else factors
 
     who = invited(context, private)
     setting = make_setting(
@@ -65,17 +69,21 @@ def private_round(rule: "Rule", context: RoundContext, private: Private) -> Roun
 
 
 def _step(total: Sum, combination: Combination, size: float) -> Step:
-    """The step that the sum becomes, over the members V whose vectors are in it."""
-    members, survivors = total.cohort.members, total.record.survivors
-    kept = [members.index(name) for name in survivors]
-    weights = combination.weights[kept]
-    share = float(np.abs(total.weights).sum())
-    vector = total.vector(size / share)
-    measured = {"direction_norm": float(np.linalg.norm(vector)), "private/members": float(len(survivors))}
+    """The step that the sum becomes, over the members V whose vectors are in it.
+
+    The weight of a member is its part of the coefficients, which all members have signed.
+    """
+    parts = np.abs(total.weights)
+    vector = total.vector(size / float(parts.sum()))
+    measured = {
+        "direction_norm": float(np.linalg.norm(vector)),
+        "private/members": float(len(total.record.survivors)),
+        "private/rule_share": total.share,
+    }
     answer = replace(
         combination,
         coefficients=np.ones(1),
-        weights=weights / weights.sum() if weights.sum() > 0 else weights,
+        weights=parts / parts.sum(),
         diagnostics=_known(total, combination) | measured,
     )
     return Step(
@@ -103,12 +111,15 @@ def _no_step(total: Sum, combination: Combination) -> Step:
 
 
 def _known(total: Sum, combination: Combination) -> dict[str, float]:
-    """The diagnostics of a rule, without those of inner products that it did not see."""
-    if total.cohort.gram is not None:
+    """The diagnostics of a rule and of its coefficients, without those of inner products that it did not see."""
+    if total.cohort.gram is None:
+        hidden = ("conflict", "descent")
+        return {name: value for name, value in combination.diagnostics.items() if not name.startswith(hidden)}
+    if not total.record.coefficients:
         return combination.diagnostics
-    return {
-        name: value for name, value in combination.diagnostics.items() if not name.startswith(("conflict", "descent"))
-    }
+    coefficients = np.array(total.record.coefficients, np.float64) / ONE
+    parts = np.abs(coefficients) / np.abs(coefficients).sum()
+    return combination.diagnostics | describe(positive(total.cohort.gram), coefficients, parts)
 
 
 def _seen(rule: "Rule", cohort: Cohort, norms: Vector) -> tuple[Matrix, float | None]:
@@ -118,15 +129,6 @@ def _seen(rule: "Rule", cohort: Cohort, norms: Vector) -> tuple[Matrix, float | 
     if len(cohort.members) < SMALLEST_MGDA:
         raise TooFewUpdatesError(f"a private round of {rule.name} needs {SMALLEST_MGDA} members")
     return positive(cohort.gram) * np.outer(norms, norms), cohort.thresholds.cap
-
-
-def positive(G: Matrix) -> Matrix:
-    """The nearest positive semi-definite matrix, with ones on its diagonal: what noise has taken from G, (m, m)."""
-    values, vectors = np.linalg.eigh((G + G.T) / 2)
-    nearest = (vectors * np.maximum(values, 0.0)) @ vectors.T
-    lengths = np.sqrt(np.maximum(np.diag(nearest), 1e-12))
-    scaled: Matrix = nearest / np.outer(lengths, lengths)
-    return scaled
 
 
 def make_setting(
@@ -163,7 +165,12 @@ def make_setting(
         disclose=tuple(sorted(private.disclose)),
         invited=invitation({name: private.keys[name] for name in who}),
     )
-    return private.settle(purpose, terms)
+    return replace(
+        private.settle(purpose, terms),
+        specification=private.document,
+        bounds=EVALUATION if purpose == "evaluation" else run_bounds(private.spec),
+        effective_members=private.spec.privacy.effective_members,
+    )
 
 
 def invited(context: RoundContext, private: Private) -> tuple[str, ...]:

@@ -55,7 +55,8 @@ class RunFacts:
 
     run_id: str
     spec: RunSpec  # what was submitted, parsed
-    spec_digest: str  # the digest of what was submitted
+    document: bytes  # the same, as it was submitted
+    spec_digest: str  # its digest
     parameters: int  # d, the number of the model's trainable parameters
     objectives: tuple[str, ...]  # of the task, in its order
     metrics: tuple[MetricKind, ...]  # of the task, beside loss and accuracy
@@ -75,7 +76,7 @@ class RunFacts:
             parameters = session.get_one(Model, run.initial_model).parameters
             spec = RunSpec.parse(run.spec)
             by = run.submitted_by.rpartition("/")[2]
-            return cls(run_id, spec, run.spec_digest, parameters, tuple(run.objectives), run.metrics, by)
+            return cls(run_id, spec, run.spec, run.spec_digest, parameters, tuple(run.objectives), run.metrics, by)
 
     @property
     def evaluation(self) -> Evaluate:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 from federation.metrics import MetricKind, must_be_metrics
 from federation.work.base import Client, RowSchema, Shape, Shows, Terms, Work, WorkError
 from federation.work.computation import SPLITS, Measure
+from federation.work.site import EVALUATE
 
 if TYPE_CHECKING:
     from federation.runs import RunSpec
@@ -19,7 +20,7 @@ class Evaluate(Work):
     have is left out.
     """
 
-    name: ClassVar[str] = "evaluate"
+    name: ClassVar[str] = EVALUATE
     doing: ClassVar[str] = "evaluating"
     decides: ClassVar[bool] = False
     needs_samples: ClassVar[bool] = False

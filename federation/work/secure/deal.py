@@ -53,7 +53,11 @@ class Deal(StageWork):
         keys = {name: PublicKeys(one.statement.keys[:32], one.statement.keys[32:]) for name, one in shown.items()}
         refusals.check_public_keys(client.client_id, journal.keys.public, keys)
         refusals.check_cohort(client, self.mode, len(keys), "are ready")
-        journal.agree(Stage.DEAL, 0, {"keys": {name: (key.c + key.s).hex() for name, key in keys.items()}})
+        facts = {
+            "keys": {name: (key.c + key.s).hex() for name, key in keys.items()},
+            "samples": {name: reply.samples for name, reply in shown.items()},
+        }
+        journal.agree(Stage.DEAL, 0, facts)
         view1 = journal.view1
         dealt = dict(zip(journal.ids, _dealt(journal), strict=True))
         journal.keep_own(self.name, dealt.pop(client.client_id).to_bytes())
@@ -106,8 +110,7 @@ class Open(StageWork):
             self.opening == 1 or len(self.members) < len(before), "members", "the second opening needs fewer members"
         )
         shares = np.stack([one.sketch for one in journal.shares(self.members)])
-        evaluation = journal.agreed(Stage.READY)["evaluation"]
-        refusals.check_sessions(client, self.session.hex(), evaluation=evaluation, count=True)
+        refusals.check_sessions(client, self.session.hex(), work=journal.agreed(Stage.READY)["work"], count=True)
         journal.agree(Stage.OPEN, self.opening, {"W": list(self.members)})
         view, publics, points = (
             hashing.view_open(journal.view1, self.opening, self.members),

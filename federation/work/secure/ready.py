@@ -1,7 +1,8 @@
 """READY: make the vector that the session sums, and keys for the session."""
 
 import secrets
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,6 +17,10 @@ from federation.work.secure.terms import SessionTerms, Stage, Statement
 
 if TYPE_CHECKING:
     from federation.runs import RunSpec
+
+SPECIFICATION = "specification"
+"""The input of READY: the specification of the run, as it was submitted."""
+MAX_SPECIFICATION = 64 << 10  # bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +71,9 @@ class Ready(Work):
     def demand(self, samples: int) -> Demand | None:
         return self.inner.demand(samples)
 
+    def input_sizes(self, shape: Shape) -> Mapping[str, int]:
+        return {SPECIFICATION: MAX_SPECIFICATION}
+
     def rows(self, shape: Shape) -> tuple[RowSchema, ...]:
         """None: the vector stays here. Errors are those of the work."""
         if any(row.dtype != "F32" for row in self.inner.rows(shape)):
@@ -82,7 +90,10 @@ class Ready(Work):
         """That of the inner work, seeded by the session's secret."""
         evaluates = self.evaluates
         refusals.check_terms(client, self.agreed, self.length(client.shape), evaluation=evaluates)
-        refusals.check_sessions(client, self.session.hex(), evaluation=evaluates, count=False)
+        spec = refusals.specification(client, bytes(client.inputs[SPECIFICATION]))
+        refusals.check_asked(spec, self.agreed, evaluation=evaluates)
+        refusals.check_algorithm(client, spec, evaluation=evaluates)
+        refusals.check_sessions(client, self.session.hex(), work=self.inner.name, count=False)
         journal = Journal(client.memory, self.session)
         if not journal.known:
             if client.again:
@@ -99,7 +110,7 @@ class Ready(Work):
         journal, agreed = Journal(client.memory, self.session), self.agreed
         refusals.check_order(journal, Stage.READY, 0, again=client.again)
         if agreed.disclose:  # the reply shows numbers of this member
-            refusals.check_sessions(client, self.session.hex(), evaluation=self.evaluates, count=True)
+            refusals.check_sessions(client, self.session.hex(), work=self.inner.name, count=True)
         found = self.inner.answer(client, computed)
         if isinstance(self.inner, Evaluate):
             made = vector.of_metrics(found.metrics, self.inner, client.shape.objectives)
@@ -107,6 +118,8 @@ class Ready(Work):
             made = vector.joined([found.rows[row.name] for row in self.inner.rows(client.shape)])
         divisor = vector.divisor(made, agreed.clip) / client.site.stretch
         kept = journal.keep_vector(made, divisor)
+        spec = refusals.specification(client, bytes(client.inputs[SPECIFICATION]))
+        allowed = refusals.check_algorithm(client, spec, evaluation=self.evaluates)
         journal.agree(
             Stage.READY,
             0,
@@ -118,7 +131,8 @@ class Ready(Work):
                 "round": agreed.round,
                 "spec": agreed.spec,
                 "invited": list(agreed.ids),
-                "evaluation": self.evaluates,
+                "work": self.inner.name,
+                "bounds": asdict(allowed),
                 "vector": kept,
             },
         )

@@ -1,16 +1,25 @@
 """What a member refuses (section 3 of the protocol): each check raises WorkError with a stable reason."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
+from fractions import Fraction
 
+from federation.digests import digest, parse
+from federation.runs import RunSpec, SpecError
+from federation.secure import bounds
+from federation.secure.bounds import Bounds
+from federation.secure.cover import cover, covers
 from federation.secure.errors import Malformed
 from federation.secure.hashing import PublicKeys
 from federation.secure.keys import check_keys
-from federation.secure.thresholds import ONE, Mode, Thresholds, share_rule, smallest_cohort
+from federation.secure.thresholds import ONE, Mode, smallest_cohort
 from federation.work.base import Client, Origin, WorkError
+from federation.work.evaluate.work import Evaluate
 from federation.work.secure.journal import Journal
 from federation.work.secure.terms import SessionTerms, Stage
-from federation.work.site import PeerReply, SessionEntry
+from federation.work.site import EVALUATE, PeerReply, SessionEntry
+from federation.work.train.work import Train
 
 
 def require(holds: bool, reason: str, message: str) -> None:
@@ -69,7 +78,67 @@ def check_cohort(client: Client, mode: Mode, members: int, doing: str) -> None:
     )
 
 
-def check_sessions(client: Client, session: str, *, evaluation: bool, count: bool) -> None:
+def specification(client: Client, document: bytes) -> RunSpec:
+    """The specification of the run, from which the member knows what the coordinator may ask.
+
+    Nothing that it names is imported.
+    """
+    name = client.origin.spec
+    require(digest(document, parse(name)[0]) == name, "terms", "the specification is not the one of the assignment")
+    try:
+        return RunSpec.parse(document)
+    except SpecError as error:
+        message = f"this worker cannot read the specification of the run: {error}"
+        raise WorkError(message[:400], reason="policy:algorithm") from error
+
+
+def check_asked(spec: RunSpec, terms: SessionTerms, *, evaluation: bool) -> None:
+    """The terms against the specification of the run."""
+    require(spec.privacy.secure != "off", "terms", "the specification asks for no private rounds")
+    require(spec.task == terms.task, "terms", f"the specification is for the task {spec.task}")
+    require(spec.seed == terms.seed, "terms", "the specification has another seed")
+    shown = () if evaluation else tuple(sorted(set(spec.privacy.disclose) - {"evaluation"}))
+    mode = Mode.SUM if evaluation else Mode(spec.privacy.secure)
+    clip = math.sqrt(terms.length) if evaluation else spec.privacy.clip
+    require(terms.mode is mode, "terms", f"the specification asks for the mode {mode}, the terms for {terms.mode}")
+    require(terms.clip == clip, "terms", f"vectors are clipped to {clip}; the terms say {terms.clip}")
+    require(terms.disclose == shown, "terms", f"the specification discloses {list(shown)}")
+    _check_work(spec, terms)
+
+
+def _check_work(spec: RunSpec, terms: SessionTerms) -> None:
+    """The work of the session is what the specification asks for; a sketch of gradients is the algorithm's."""
+    work = terms.work
+    if isinstance(work, Evaluate):
+        require(work.splits == spec.evaluated, "terms", f"the specification evaluates {list(spec.evaluated)}")
+    if isinstance(work, Train):
+        asked = Train.of(spec, terms.round, work.targets)
+        asked = replace(asked, from_jacobian=work.from_jacobian, measure=work.measure)  # these are the algorithm's
+        require(work == asked, "terms", "the specification asks for another training")
+
+
+def check_algorithm(client: Client, spec: RunSpec, *, evaluation: bool) -> Bounds:
+    """What the run's algorithm allows of coefficients, which must be known here."""
+    if evaluation:
+        return bounds.EVALUATION
+    algorithm = spec.algorithm
+    values = algorithm.hyperparameters
+    try:
+        known = bounds.bounds(algorithm.name, algorithm.prior, values.get("epsilon"), values.get("pre", ()))
+    except (TypeError, ValueError) as error:
+        raise WorkError(f"algorithm.epsilon: {error}", reason="policy:algorithm") from error
+    if known is None and algorithm.name in client.site.policy(client.origin.task).algorithms:
+        return Bounds(kind=bounds.Kind.NONE, signed=True)
+    if known is None:
+        raise WorkError(
+            f"this worker does not know the algorithm {algorithm.name}, so it cannot tell which coefficients suit it: "
+            "compare versions, or name it in `algorithms` of policy.toml to rely on the cover of the sum alone",
+            reason="policy:algorithm",
+        )
+    return known
+
+
+def check_sessions(client: Client, session: str, *, work: str, count: bool) -> None:
     """Whether the owner's limits allow one more session; `count` makes it count, durably.
 
     An evaluation is deterministic: two of one model, the second without one member, would show what this member
@@ -78,10 +147,10 @@ def check_sessions(client: Client, session: str, *, evaluation: bool, count: boo
     Args:
         client: the member.
         session: as the ledger names it; once it counts, it is allowed again.
-        evaluation: whether metrics are summed, or shown in the clear.
+        work: the kind of work that the vectors are made of; an evaluation may be shown in the clear.
         count: whether it counts from now on.
     """
-    origin, site = client.origin, client.site
+    origin, site, evaluation = client.origin, client.site, work == EVALUATE
     policy = site.policy(origin.task)
     what, most = ("evaluation", policy.evaluations) if evaluation else ("training", policy.sessions)
     with site.ledger.lock:
@@ -110,8 +179,31 @@ def check_sessions(client: Client, session: str, *, evaluation: bool, count: boo
                 "model-sessions",
                 f"{here} sessions have begun from this model; {policy.sessions_per_model} are allowed",
             )
+            _check_sums(client, alike, work)
         if count:
-            site.ledger.add(SessionEntry(session, origin.run_id, origin.task, origin.base_model, evaluation))
+            site.ledger.add(SessionEntry(session, origin.run_id, origin.task, origin.base_model, work))
+
+
+def unmask(client: Client, session: str, *, work: str) -> None:
+    """Records that the sum of a session is unmasked, if the owner's limits allow one more.
+
+    Two sums from one model, of which one lacks a member, show its vector: see `docs/privacy.md`.
+    """
+    ledger = client.site.ledger
+    with ledger.lock:
+        entries = client.site.counted(client.origin.task)
+        _check_sums(client, [entry for entry in entries if entry.session != session], work)
+        ledger.unmask(session)
+
+
+def _check_sums(client: Client, others: Sequence[SessionEntry], work: str) -> None:
+    most, model = client.site.policy(client.origin.task).sums_per_model, client.origin.base_model
+    sums = sum(other.unmasked and other.work == work and other.base_model == model for other in others)
+    require(
+        sums < most,
+        "model-sums",
+        f"{sums} sums of {work} from this model have been unmasked; {most} are allowed (secure.sums_per_model)",
+    )
 
 
 def check_order(journal: Journal, stage: Stage, opening: int, *, again: bool) -> None:
@@ -163,12 +255,23 @@ def check_members(members: Sequence[str], within: Sequence[str], me: str, least:
     require(len(members) >= least, "members", f"{len(members)} members; at least {least} are needed")
 
 
-def check_shares(coefficients: Mapping[str, int], me: str, thresholds: Thresholds) -> None:
-    """The share rule (section 3.5)."""
-    own, total = coefficients[me], sum(abs(a) for a in coefficients.values())
+def check_coefficients(client: Client, journal: Journal, coefficients: Mapping[str, int]) -> None:
+    """The coefficients of W at MASK: what the algorithm allows, and the cover of this member (section 3.5)."""
+    ready, deal = journal.agreed(Stage.READY), journal.agreed(Stage.DEAL)
+    rule = Bounds(**{**ready["bounds"], "kind": bounds.Kind(ready["bounds"]["kind"])})
+    wrong = bounds.problem(rule, coefficients, deal["samples"], journal.thresholds)
+    require(not wrong, "coefficients", wrong)
+    check_cover(client, journal, coefficients)
+
+
+def check_cover(client: Client, journal: Journal, coefficients: Mapping[str, int]) -> None:
+    """The cover of this member among W at MASK, and among V at CONFIRM (section 3.5)."""
+    me, cohort = client.client_id, journal.thresholds
+    chosen = client.site.policy(client.origin.task).effective_members
+    least = cohort.effective_members if chosen is None else Fraction(chosen)
     require(
-        share_rule(coefficients, me, thresholds.t),
-        "share-rule",
-        f"this member's share {own / ONE:.4f} of {total / ONE:.4f} is too large: {thresholds.t} colluding members "
-        "could subtract what they know",
+        covers(coefficients, me, cohort.t, least),
+        "cover",
+        f"with this member's coefficient {coefficients[me] / ONE:.4f}, {cohort.t} colluding members would leave "
+        f"{float(cover(coefficients, me, cohort.t)):.2f} effective members in the sum; {float(least):g} are needed",
     )

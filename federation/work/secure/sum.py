@@ -53,8 +53,8 @@ class Mask(StageWork):
         )
         journal.shares(self.members)
         coefficients = dict(zip(self.members, self.coefficients, strict=True))
-        refusals.check_shares(coefficients, me, cohort)
-        refusals.check_sessions(client, self.session.hex(), evaluation=ready["evaluation"], count=True)
+        refusals.check_coefficients(client, journal, coefficients)
+        refusals.check_sessions(client, self.session.hex(), work=ready["work"], count=True)
         view = hashing.view_mask(journal.view1, self.members, self.coefficients)
         publics = {name: journal.publics[name].s for name in self.members}
         keys = journal.keys
@@ -103,7 +103,7 @@ class Confirm(StageWork):
         lengths = (32, 32) if verified else (0, 0)
         require((len(self.tau1), len(self.commitment)) == lengths, "terms", "the challenge does not fit the mode")
         coefficients = dict(zip(mask["W"], mask["a"], strict=True))
-        refusals.check_shares({name: coefficients[name] for name in self.members}, me, cohort)
+        refusals.check_cover(client, journal, {name: coefficients[name] for name in self.members})
         view = hashing.view_mask(journal.view1, mask["W"], mask["a"])
         final = hashing.final(view, self.members, self.masked, self.tau1, self.commitment)
         journal.agree(
@@ -176,6 +176,7 @@ class Unmask(StageWork):
             require(not self.tau2, "terms", "the challenge does not fit the mode")
         sigma_b = _stacked([shares.sigma_b for shares in journal.shares(self.members)])
         sigma_s = _stacked([shares.sigma_s for shares in journal.shares(self.lost)])
+        refusals.unmask(client, self.session.hex(), work=journal.agreed(Stage.READY)["work"])
         journal.agree(Stage.UNMASK, 0, {})
         payload = payloads.Unmasking(sigma_b, sigma_s, answers).to_bytes()
         return bytes_row("shares", payload), self.said(view=final)

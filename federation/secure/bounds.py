@@ -1,0 +1,137 @@
+"""The coefficients that a member accepts of a run, as far as it can know them before the sum (section 3.5).
+
+Members, the coordinator and the verifier use the functions of this file. Coefficients are integers A = 2^32 a.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+from typing import Literal
+
+from federation.secure.cover import least_covered
+from federation.secure.thresholds import ONE, Thresholds
+
+SOLVER_TOLERANCE = 2**6
+"""Units by which a weight of multi-gradient descent may leave its bounds: 2^-26, what its solver promises."""
+_PLUGGED_IN = ("torchjd:",)  # beginnings of names; so is a name with a colon, "module:Class"
+
+
+class Kind(StrEnum):
+    """What bounds a single coefficient, besides the cover of every member."""
+
+    EQUAL = "equal"  # all are floor(2^32 / |W|)
+    FIXED = "fixed"  # lambda0, plus or minus one unit
+    BOX = "box"  # within epsilon of lambda0, and at most the cap
+    CAP = "cap"  # at most the cap
+    NONE = "none"  # nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What a run's algorithm allows of coefficients.
+
+    Attributes:
+        kind: of the bounds.
+        prior: how lambda0 is made: 1 / |W|, or in proportion to the training samples.
+        epsilon: of BOX; None for 0.5 / |W|.
+        signed: whether coefficients may be negative.
+    """
+
+    kind: Kind
+    prior: Literal["uniform", "samples"] = "uniform"
+    epsilon: float | None = None
+    signed: bool = False
+
+
+EVALUATION = Bounds(kind=Kind.EQUAL)
+"""The coefficients of a private evaluation."""
+
+_KINDS = {
+    **dict.fromkeys(("fedavg", "fedavg-n", "scalarised", "fsmgda", "fedcmoo", "fedcmoo-pref"), Kind.FIXED),
+    **dict.fromkeys(("fedmgda", "fedmgda+auto"), Kind.CAP),
+    "fedmgda+": Kind.BOX,
+    **dict.fromkeys(("afl", "fedfa", "q-fedavg", "adafed", "fedfv", "dual-cone", "nash-mtl", "multi-krum"), Kind.NONE),
+    **dict.fromkeys(("geometric-median", "centred-clipping"), Kind.NONE),
+}
+_SIGNED = frozenset({"adafed", "fedfv"})
+
+
+def bounds(
+    algorithm: str, prior: Literal["uniform", "samples"], epsilon: object, stages: Sequence[object]
+) -> Bounds | None:
+    """What an algorithm allows of coefficients; None for one that is not known here.
+
+    Args:
+        algorithm: its name in the run's specification. Nothing that it names is imported.
+        prior: of the specification.
+        epsilon: of the specification; None or "auto" for the default.
+        stages: before the rule. With stages, weights of the rule are not those of the members.
+    """
+    if algorithm.startswith(_PLUGGED_IN) or ":" in algorithm:
+        return Bounds(kind=Kind.NONE, prior=prior, signed=True)
+    kind = _KINDS.get(algorithm)
+    if kind is None:
+        return None
+    width = None if epsilon in (None, "auto") else float(epsilon)  # type: ignore[arg-type] # a number of a specification
+    if stages:
+        kind = Kind.NONE
+    return Bounds(kind=kind, prior=prior, epsilon=width if kind is Kind.BOX else None, signed=algorithm in _SIGNED)
+
+
+def problem(rule: Bounds, coefficients: Mapping[str, int], samples: Mapping[str, int], cohort: Thresholds) -> str:
+    """What is wrong with the coefficients of W at MASK, besides the cover of members; empty when nothing is.
+
+    Args:
+        rule: what the run's algorithm allows.
+        coefficients: of all members of W.
+        samples: training samples that the members have claimed at READY; read where the prior needs them.
+        cohort: the numbers of U1.
+    """
+    total, members = sum(map(abs, coefficients.values())), len(coefficients)
+    if not ONE - members <= total <= ONE:
+        return f"the coefficients add up to {total / ONE:.9f}, not to 1"
+    if not rule.signed and (below := [name for name, a in coefficients.items() if a < 0]):
+        return f"the coefficient of {below[0]} is negative; this algorithm has none that are"
+    if rule.kind is Kind.NONE:
+        return ""
+    prior = _prior(rule, coefficients, samples)
+    for name, a in coefficients.items():
+        low, high = _interval(rule, prior[name], members, cohort)
+        if not low <= a <= high:
+            between = f"{float(low) / ONE:.9f} and {float(high) / ONE:.9f}"
+            return f"the coefficient of {name} is {a / ONE:.9f}; this algorithm's are between {between}"
+    return ""
+
+
+def uncovered(coefficients: Mapping[str, int], t: int, least: Fraction) -> str:
+    """Which member's vector is not hidden by the others', in words; empty when all are."""
+    name = least_covered(coefficients, t, least)
+    if name is None:
+        return ""
+    share = abs(coefficients[name]) / max(1, sum(map(abs, coefficients.values())))
+    return (
+        f"{name} has {share:.3f} of the coefficients, too large a part: {t} colluding members could subtract what they "
+        f"know from the sum, and fewer than {float(least):g} effective members would be left"
+    )
+
+
+def _prior(rule: Bounds, coefficients: Mapping[str, int], samples: Mapping[str, int]) -> dict[str, Fraction]:
+    """lambda0 of each member, in units of 2^-32."""
+    if rule.kind is Kind.EQUAL or rule.prior == "uniform":
+        return dict.fromkeys(coefficients, Fraction(ONE, len(coefficients)))
+    total = sum(samples[name] for name in coefficients)
+    return {name: Fraction(ONE * samples[name], total) for name in coefficients}
+
+
+def _interval(rule: Bounds, prior: Fraction, members: int, cohort: Thresholds) -> tuple[Fraction, Fraction]:
+    """The smallest and the largest coefficient of a member with this lambda0."""
+    if rule.kind is Kind.EQUAL:
+        return Fraction(prior // 1), Fraction(prior // 1)
+    if rule.kind is Kind.FIXED:
+        return Fraction(prior // 1 - 1), Fraction(prior // 1 + 1)
+    cap = Fraction(cohort.cap) * ONE
+    if rule.kind is Kind.CAP:
+        return Fraction(0), cap + SOLVER_TOLERANCE
+    epsilon = (Fraction(1, 2 * members) if rule.epsilon is None else Fraction(rule.epsilon)) * ONE
+    return min(prior - epsilon, cap) - SOLVER_TOLERANCE, min(prior + epsilon, cap) + SOLVER_TOLERANCE
