@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from coordinator.aggregation.phases import Asked, Phase, Private, Replies, Reply, RoundContext, Selected, Step
 from coordinator.aggregation.registry import algorithm
-from coordinator.aggregation.secure.covered import run_bounds
 from coordinator.aggregation.secure.session import secure_sum
 from coordinator.aggregation.secure.settled import Cohort, Setting, Sum, invitation
 from federation.digests import digest
@@ -28,6 +27,7 @@ from federation.v1.common_pb2 import ReplyManifest
 from federation.vectors import payload_bytes, update_layout
 from federation.work.base import Client, Memory, Origin, Result, Shape, Work, WorkError, payload_layout
 from federation.work.registry import decode, encode, encode_statement, statement_problem
+from federation.work.secure.allowed import run_bounds
 from federation.work.secure.terms import SessionTerms, Stage
 from federation.work.secure.wire import terms_bytes
 from federation.work.train.work import Train

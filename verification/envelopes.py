@@ -1,6 +1,6 @@
 """The envelopes of a round: signers, and the bindings of reply to assignment, receipt to reply, step to replies."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError, Message
@@ -54,6 +54,8 @@ class SignedRound:
         replies: the accepted replies to these phases, by the digests of their envelopes.
         evaluations: those to the later phases, which measure the new model.
         envelopes: how many signatures were verified.
+        orders: the assignments of all attempts and of evaluations.
+        answers: the accepted replies to them.
     """
 
     step: StepManifest | None
@@ -63,6 +65,8 @@ class SignedRound:
     replies: Mapping[str, SignedReply]
     evaluations: Mapping[str, SignedReply]
     envelopes: int
+    orders: Sequence[AssignmentManifest]
+    answers: Sequence[ReplyManifest]
 
 
 @dataclass
@@ -102,10 +106,14 @@ class EnvelopeReader:
         replies: dict[str, SignedReply] = {}
         evaluations: dict[str, SignedReply] = {}
         asked: dict[tuple[int, str], AssignmentManifest] = {}
+        every: list[AssignmentManifest] = []
+        answers: list[ReplyManifest] = []
         for phase in record.phases:
             deciding = phase.decides and phase.attempt == record.attempt
             expected = {"base_model": base_model, "previous_step": previous_step} if phase.decides else {}
             orders, found = self._phase(record, phase, expected)
+            every += orders
+            answers += (reply.said for reply in found.values())
             if deciding:
                 phases.append(phase.number)
                 replies |= found
@@ -122,6 +130,8 @@ class EnvelopeReader:
             replies=replies,
             evaluations=evaluations,
             envelopes=self._count,
+            orders=every,
+            answers=answers,
         )
 
     def _phase(

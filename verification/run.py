@@ -19,6 +19,7 @@ from federation.runs import RunSpec, SpecError
 from federation.unshared import unshared_parameters
 from federation.v1.common_pb2 import StepManifest
 from federation.v1.record_pb2 import RoundRecord
+from federation.work.secure.orders import order_problems
 from verification.arithmetic import Matrix, gram, must_be_gram
 from verification.envelopes import EnvelopeReader, SignedRound
 from verification.errors import Verified, Wrong
@@ -126,6 +127,9 @@ def _facts(bundle: BundleReader, keys: Keys) -> RunFacts:
 def _round(run: RunFacts, record: RoundRecord, signed: SignedRound, at: Standing) -> tuple[Verified, Standing]:
     """What was verified of a round, and where it has left the run."""
     count = f"{signed.envelopes} signatures"
+    if run.spec.privacy.secure != "off":
+        for problem in order_problems(run.spec, signed.orders, signed.answers):
+            raise Wrong(problem)
     if signed.step is None:
         if record.state not in ("SKIPPED", "OPEN"):
             raise Wrong(f"it is {record.state}, and has no step")

@@ -11,12 +11,14 @@ from sqlalchemy.orm import Session
 from coordinator.aggregation.phases import Private
 from coordinator.aggregation.secure.settled import Setting
 from coordinator.rounds.fleets.base import Fleet, RunFacts
+from federation.secure import hashing
 from federation.secure.derivation import taus
 from federation.secure.thresholds import Mode
-from federation.work.secure.terms import SessionTerms
+from federation.work.secure.orders import asked_coefficients
+from federation.work.secure.terms import SessionTerms, Stage
 from federation.work.secure.wire import terms_bytes
 from storage import audit
-from storage.models import Round
+from storage.models import Assignment, Phase, Round
 from storage.records import VoidRecord
 
 
@@ -49,8 +51,23 @@ def private_facts(session: Session, fleet: Fleet, current: Round, base_model: st
             for name in named
         ),
         blind=sum(void.blind for void in since_pause(current)),
-        settle=partial(_settle, fleet, f"{fleet.run.run_id}\0{current.number}\0{current.attempt}"),
+        settle=partial(
+            _settle,
+            fleet,
+            f"{fleet.run.run_id}\0{current.number}\0{current.attempt}",
+            _coefficients(session, current),
+        ),
     )
+
+
+def _coefficients(session: Session, current: Round) -> dict[bytes, tuple[int, ...]]:
+    """The coefficients with which members have been asked for masked vectors in this attempt, by session."""
+    rows = session.scalars(
+        select(Assignment.envelope)
+        .join(Phase)
+        .where(Phase.round_id == current.round_id, Phase.attempt == current.attempt, Phase.kind == Stage.MASK.value)
+    )
+    return asked_coefficients(rows)
 
 
 def bare_private(run: RunFacts, federation_id: str, base_model: str, keys: Mapping[str, bytes]) -> Private:
@@ -74,13 +91,17 @@ def _unsettled(purpose: str, terms: SessionTerms) -> Setting:
     raise LookupError(f"no session can be settled for {purpose!r}")
 
 
-def _settle(fleet: Fleet, attempt: str, purpose: str, terms: SessionTerms) -> Setting:
+def _settle(
+    fleet: Fleet, attempt: str, asked: Mapping[bytes, tuple[int, ...]], purpose: str, terms: SessionTerms
+) -> Setting:
     """The setting of a session in an attempt at a round; nobody else can derive its nonce and its challenge key."""
     place = f"{attempt}\0{purpose}".encode()
     agreed = replace(terms, nonce=fleet.derive("nonce", place)[:16])
+    sent = terms_bytes(agreed)
     return Setting(
         purpose=purpose,
         agreed=agreed,
-        terms_bytes=terms_bytes(agreed),
+        terms_bytes=sent,
         taus=partial(taus, fleet.derive("challenge", place)),
+        asked=asked.get(hashing.session(sent)),
     )

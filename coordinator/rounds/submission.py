@@ -8,7 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.base import Algorithm
-from coordinator.aggregation.secure.covered import least_cover, refusal, run_bounds
+from coordinator.aggregation.secure.covered import refusal
 from coordinator.rounds.fleets.remote import known_clients
 from coordinator.rounds.selection import asked
 from coordinator.rounds.specification import (
@@ -35,6 +35,7 @@ from federation.secure.thresholds import (
     truncated,
 )
 from federation.work.computation import CANNOT
+from federation.work.secure.allowed import least_cover, run_bounds
 from storage.models import Client, Run
 from storage.states import ClientState, RunState
 

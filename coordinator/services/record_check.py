@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from google.protobuf.message import DecodeError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -14,6 +15,9 @@ from federation.digests import digest
 from federation.envelope import envelope_digest
 from federation.proofs import UNSIGNED
 from federation.refusals import Refusal
+from federation.runs import RunSpec, SpecError
+from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
+from federation.work.secure.orders import order_problems
 from storage import audit
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
 from storage.models import (
@@ -76,6 +80,7 @@ def record_problems(session: Session, verifier: Verifier) -> Iterator[str | int]
                     words = f"{check.reason}: {check.message}"
                     yield f"round {place}: the {check.kind} of {client} in phase {check.phase}: {words}"
         yield from _replies(session, row, place, issued, accepted, declined, seen)
+        yield from _private(session, row, place)
         yield count
         session.expunge_all()
     for told, what in ((steps, "step of round"), (issued, "assignment"), *replies):
@@ -119,6 +124,28 @@ def _replies(
         seen.add(f"accepted reply to assignment {name}")
         if accepted.missing(name, reply.envelope_digest):
             yield f"round {place}: the accepted reply to assignment {name}: no entry of the log tells of it"
+
+
+def _private(session: Session, row: Round, place: str) -> Iterator[str]:
+    """What members of private rounds should have refused, in any attempt."""
+    try:
+        spec = RunSpec.parse(session.scalars(select(Run.spec).where(Run.run_id == row.run_id)).one())
+    except SpecError as error:
+        yield f"round {place}: the specification of its run: {error}"
+        return
+    if spec.privacy.secure == "off":
+        return
+    assignments = select(Assignment).join(Phase).where(Phase.round_id == row.round_id)
+    orders = [parsed(assignment.envelope) for assignment in session.scalars(assignments)]
+    replies = select(Reply).join(Assignment).join(Phase).where(Phase.round_id == row.round_id, Reply.accepted)
+    answers = [parsed(reply.envelope) for reply in session.scalars(replies)]
+    try:
+        asked = [AssignmentManifest.FromString(order.manifest) for order in orders if order is not None]
+        said = [ReplyManifest.FromString(answer.manifest) for answer in answers if answer is not None]
+    except DecodeError:
+        return  # such an envelope has been named above
+    for problem in order_problems(spec, asked, said):
+        yield f"round {place}: {problem}"
 
 
 def _runs(session: Session) -> Iterator[str]:

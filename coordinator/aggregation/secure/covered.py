@@ -12,7 +12,6 @@ import numpy as np
 
 from coordinator.aggregation.rules import TooFewUpdatesError, Vector
 from coordinator.aggregation.secure.settled import Cohort
-from federation.runs import RunSpec
 from federation.secure import bounds
 from federation.secure.bounds import Bounds
 from federation.secure.thresholds import Thresholds, truncated
@@ -32,19 +31,6 @@ class Covered:
 
     coefficients: tuple[int, ...]
     share: float
-
-
-def run_bounds(spec: RunSpec) -> Bounds:
-    """What the members of a run allow of coefficients; the cover alone where they do not know its algorithm."""
-    rule = spec.algorithm
-    values = rule.hyperparameters
-    known = bounds.bounds(rule.name, rule.prior, values.get("epsilon"), values.get("pre", ()))
-    return known or Bounds(kind=bounds.Kind.NONE, prior=rule.prior, signed=True)
-
-
-def least_cover(chosen: float, cohort: Thresholds) -> Fraction:
-    """E* of a run: what its specification has chosen, or what members require by default."""
-    return Fraction(chosen) if chosen else cohort.effective_members
 
 
 def covered(rule: Bounds, least: Fraction, cohort: Cohort, coefficients: Vector) -> Covered:

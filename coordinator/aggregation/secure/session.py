@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from coordinator.aggregation.phases import Phase, Replies, Reply, Voided, Waiting
 from coordinator.aggregation.rules import TooFewUpdatesError, Vector
-from coordinator.aggregation.secure.covered import Covered, covered, least_cover
+from coordinator.aggregation.secure.covered import Covered, covered
 from coordinator.aggregation.secure.gram import positive
 from coordinator.aggregation.secure.phases import Confirming, Dealing, Masking, Opening, Readying, Unmasking
 from coordinator.aggregation.secure.settled import Cohort, Record, Setting, Sum
@@ -31,6 +31,7 @@ from federation.secure.thresholds import ONE, SMALLEST, Mode, Thresholds
 from federation.secure.verification import confirm_bytes
 from federation.secure.wire import Words
 from federation.vectors import RowFile
+from federation.work.secure.allowed import least_cover
 
 Decide = Callable[[Cohort], Vector | None]
 """The rule's coefficients of W, (|W|,), of any scale; None where there is nothing to sum.

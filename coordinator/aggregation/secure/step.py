@@ -15,7 +15,6 @@ from coordinator.aggregation.diagnostics import describe
 from coordinator.aggregation.phase_kinds import Training
 from coordinator.aggregation.phases import Asked, Private, RoundContext, RoundGenerator, Step, Waiting
 from coordinator.aggregation.rules import Combination, Matrix, TooFewUpdatesError, Vector
-from coordinator.aggregation.secure.covered import run_bounds
 from coordinator.aggregation.secure.gram import positive
 from coordinator.aggregation.secure.session import secure_sum
 from coordinator.aggregation.secure.settled import Cohort, Setting, Sum, invitation
@@ -23,6 +22,7 @@ from federation.digests import derived_seed
 from federation.secure.bounds import EVALUATION
 from federation.secure.thresholds import LARGEST, ONE, SMALLEST_MGDA, Mode, assumed, smallest_cohort
 from federation.work.base import Work
+from federation.work.secure.allowed import run_bounds
 from federation.work.secure.terms import SessionTerms
 
 if TYPE_CHECKING:

@@ -1,9 +1,10 @@
 """Verifies private rounds: an outsider repeats the conversation with the signed replies on record.
 
-The replay recomputes the lists of members, the Gram matrix from the openings, the coefficients from the Gram matrix
-with cap and share rule, the mask secrets from the shares against commitments and keys, the sum, and the checks of
-section 4; of a rule over objectives also their Gram matrix and their weights. It opens no update, and does not show of
-one that it was honest. It cannot know that the coordinator had all masked vectors before it drew the challenges.
+The replay recomputes the lists of members, the Gram matrix from the openings, the direction from the Gram matrix, the
+mask secrets from the shares against commitments and keys, the sum, and the checks of section 4; of a rule over
+objectives also their Gram matrix and their weights. Everything else uses the coefficients as they were signed. It opens
+no update, and does not show of one that it was honest. It cannot know that the coordinator had all masked vectors
+before it drew the challenges.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from federation.runs import RunSpec
 
 Ending = TypeVar("Ending")
+_FACTOR = 1e-6  # by which another processor's factor of a sum, or weights of a step that was not made, may differ
 
 
 class Unverified(Exception):
@@ -117,6 +119,7 @@ def _recorded(record: Record) -> Setting:
         agreed=record.agreed,
         terms_bytes=record.terms,
         taus=lambda view, V, inputs: (record.tau1, record.tau2),
+        asked=record.coefficients,
     )
 
 
@@ -177,10 +180,11 @@ def _must_be_same(step: Step, evidence: SecureEvidence) -> None:
     for reply in evidence.replies:
         if reply.envelope not in entered:
             raise Unverified(f"a reply of {reply.client_id} at {reply.statement.stage.value} entered no session")
-    if not np.array_equal(step.combined, evidence.combined):
+    vector, signed = step.combined, evidence.combined
+    if vector.shape != signed.shape or not np.allclose(vector, signed, rtol=_FACTOR, atol=0):
         raise Unverified("the sum does not follow from the signed replies")
     weights = evidence.weights
-    if weights is not None and not np.allclose(step.combination.weights, weights, atol=1e-12):
+    if weights is not None and not np.allclose(step.combination.weights, weights, atol=_FACTOR):
         raise Unverified("the weights do not follow from the signed replies")
 
 

@@ -16,6 +16,7 @@ from federation.secure.keys import check_keys
 from federation.secure.thresholds import ONE, Mode, smallest_cohort
 from federation.work.base import Client, Origin, WorkError
 from federation.work.evaluate.work import Evaluate
+from federation.work.secure.allowed import known_bounds
 from federation.work.secure.journal import Journal
 from federation.work.secure.terms import SessionTerms, Stage
 from federation.work.site import EVALUATE, PeerReply, SessionEntry
@@ -122,13 +123,12 @@ def check_algorithm(client: Client, spec: RunSpec, *, evaluation: bool) -> Bound
     if evaluation:
         return bounds.EVALUATION
     algorithm = spec.algorithm
-    values = algorithm.hyperparameters
     try:
-        known = bounds.bounds(algorithm.name, algorithm.prior, values.get("epsilon"), values.get("pre", ()))
+        known = known_bounds(spec)
     except (TypeError, ValueError) as error:
         raise WorkError(f"algorithm.epsilon: {error}", reason="policy:algorithm") from error
     if known is None and algorithm.name in client.site.policy(client.origin.task).algorithms:
-        return Bounds(kind=bounds.Kind.NONE, signed=True)
+        return Bounds(kind=bounds.Kind.NONE, prior=algorithm.prior, signed=True)
     if known is None:
         raise WorkError(
             f"this worker does not know the algorithm {algorithm.name}, so it cannot tell which coefficients suit it: "

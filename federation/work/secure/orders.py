@@ -1,0 +1,141 @@
+"""The members' rules, applied to what the coordinator has asked in private rounds, those of voided attempts too.
+
+An outsider, an auditor and a member check with it what every honest member should have refused.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from google.protobuf.message import DecodeError
+
+from federation.runs import RunSpec
+from federation.secure import hashing
+from federation.secure.bounds import EVALUATION, Bounds, problem, uncovered
+from federation.secure.errors import Malformed
+from federation.secure.thresholds import Mode, Thresholds
+from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest, SignedEnvelope
+from federation.v1.secure_pb2 import (
+    SecureConfirmWork,
+    SecureDealWork,
+    SecureMaskWork,
+    SecureReadyWork,
+    SecureStatement,
+    SecureTerms,
+)
+from federation.work.secure.allowed import least_cover, run_bounds
+from federation.work.secure.terms import Stage
+
+Coefficients = tuple[tuple[str, int], ...]
+
+
+@dataclass(eq=False)
+class _Asked:
+    """What the members of one session were asked: each value that any of them got."""
+
+    terms: SecureTerms | None = None
+    cohorts: set[tuple[str, ...]] = field(default_factory=set)
+    coefficients: set[Coefficients] = field(default_factory=set)
+    survivors: set[tuple[str, ...]] = field(default_factory=set)
+    samples: dict[str, int] = field(default_factory=dict)
+
+
+def order_problems(
+    spec: RunSpec,
+    orders: Iterable[AssignmentManifest],
+    replies: Iterable[ReplyManifest],
+    effective_members: float | None = None,
+) -> Iterator[str]:
+    """What members should have refused, in words.
+
+    Args:
+        spec: of the run.
+        orders: all assignments of a round, of every attempt and of evaluations.
+        replies: the accepted replies to them, for the samples that members claimed.
+        effective_members: E* of the owner who asks; None for that of the run.
+    """
+    sessions: dict[bytes, _Asked] = {}
+    for order in orders:
+        try:
+            _read(order, sessions)
+        except (DecodeError, ValueError) as error:
+            yield f"the work of an assignment of {order.client_id} in phase {order.phase} is malformed: {error}"
+    for reply in replies:
+        if reply.statement:
+            try:
+                said = SecureStatement.FromString(reply.statement)
+            except DecodeError:
+                continue  # a reply to another kind of work
+            if said.stage == Stage.READY and said.session in sessions:
+                sessions[said.session].samples[reply.client_id] = reply.samples
+    for session, asked in sessions.items():
+        for wrong in _problems(spec, asked, effective_members):
+            yield f"session {session.hex()[:16]}: {wrong}"
+
+
+def asked_coefficients(envelopes: Iterable[bytes]) -> dict[bytes, tuple[int, ...]]:
+    """The coefficients of W with which members were asked for masked vectors, by session.
+
+    `envelopes` are signed assignments of MASK, serialized.
+    """
+    orders = (AssignmentManifest.FromString(SignedEnvelope.FromString(data).manifest) for data in envelopes)
+    asked = (SecureMaskWork.FromString(order.work) for order in orders)
+    return {mask.session: tuple(mask.coefficients) for mask in asked}
+
+
+def _read(order: AssignmentManifest, sessions: dict[bytes, _Asked]) -> None:
+    """Adds what one member was asked."""
+    if order.kind == Stage.READY:
+        terms = SecureReadyWork.FromString(order.work).terms
+        sessions.setdefault(hashing.session(terms), _Asked()).terms = SecureTerms.FromString(terms)
+    elif order.kind == Stage.DEAL:
+        deal = SecureDealWork.FromString(order.work)
+        sessions.setdefault(deal.session, _Asked()).cohorts.add(tuple(deal.members))
+    elif order.kind == Stage.MASK:
+        mask = SecureMaskWork.FromString(order.work)
+        given = tuple(zip(mask.members, mask.coefficients, strict=True))
+        sessions.setdefault(mask.session, _Asked()).coefficients.add(given)
+    elif order.kind == Stage.CONFIRM:
+        confirm = SecureConfirmWork.FromString(order.work)
+        sessions.setdefault(confirm.session, _Asked()).survivors.add(tuple(confirm.members))
+
+
+def _problems(spec: RunSpec, asked: _Asked, effective_members: float | None) -> Iterator[str]:
+    if not asked.coefficients and not asked.survivors:
+        return
+    for what, values in (
+        ("cohorts", asked.cohorts),
+        ("lists of coefficients", asked.coefficients),
+        ("lists of members whose vectors arrived", asked.survivors),
+    ):
+        if len(values) > 1:
+            yield f"members were given {len(values)} different {what}"
+    if asked.terms is None or not asked.cohorts or not asked.coefficients:
+        yield "members were asked for masked vectors, and not for what comes before"
+        return
+    try:
+        cohort = Thresholds(len(min(asked.cohorts)), Mode(asked.terms.mode))
+        rule = EVALUATION if asked.terms.WhichOneof("work") == "evaluate" else run_bounds(spec)
+        chosen = spec.privacy.effective_members if effective_members is None else effective_members
+        least = least_cover(chosen, cohort)
+    except (Malformed, ValueError) as error:
+        yield str(error)
+        return
+    for given in asked.coefficients:
+        yield from _of_coefficients(rule, least, cohort, dict(given), asked)
+
+
+def _of_coefficients(
+    rule: Bounds, least: Fraction, cohort: Thresholds, given: Mapping[str, int], asked: _Asked
+) -> Iterator[str]:
+    if unknown := sorted(given.keys() - asked.samples.keys()):
+        yield f"{unknown[0]} has a coefficient, and no accepted reply to {Stage.READY.value}"
+        return
+    if wrong := problem(rule, given, asked.samples, cohort) or uncovered(given, cohort.t, least):
+        yield f"{Stage.MASK.value}: {wrong}"
+    for names in asked.survivors:
+        left = {name: given[name] for name in names if name in given}
+        if len(left) < len(names):
+            yield f"{Stage.CONFIRM.value}: a member has no coefficient"
+        elif wrong := uncovered(left, cohort.t, least):
+            yield f"{Stage.CONFIRM.value}: {wrong}"
