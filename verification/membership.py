@@ -6,10 +6,14 @@ from typing import Any
 
 from federation.bundle import BundleReader
 from federation.envelope import envelope_digest
+from federation.runs import RunSpec
 from federation.sharing import BUFFERS
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, ReplyManifest, StepManifest
 from federation.v1.record_pb2 import Answer, Exchange, RoundRecord
+from federation.work.secure.orders import Owner, order_problems, session_of
+from federation.work.site import SessionEntry
 
+_ENDED = ("COMPLETED", "FAILED", "STOPPED")
 _UNIT = 2.0**-32  # of the coefficients of a private round
 
 
@@ -76,12 +80,49 @@ def fates(bundle: BundleReader, client_id: str, receipts: Iterable[Receipt]) -> 
                 if order.client_id == client_id:
                     deciding = phase.decides and phase.attempt == record.attempt
                     yield from _fate(exchange, order, held.pop(order.assignment_id, None), record, step, rows, deciding)
-    goes_on = bundle.about.state not in ("COMPLETED", "FAILED", "STOPPED")
+    goes_on = bundle.about.state not in _ENDED
     for lost in sorted(held.values(), key=lambda one: (one.round, one.phase)):
         later = goes_on and lost.round >= bundle.about.rounds
         wrong = f"the record does not know assignment {lost.assignment_id}, for which this member has a receipt"
         words = "of a later round than the bundle has" if later else ""
         yield Fate(round=lost.round, phase=lost.phase, kind="", words=words, wrong="" if later else wrong)
+
+
+def private_problems(
+    bundle: BundleReader, sessions: Iterable[SessionEntry], owner: Owner, spec: RunSpec
+) -> Iterator[str]:
+    """What a member's own ledger and its owner's policy say of the private rounds in the record of a run.
+
+    Args:
+        bundle: the record of the run, verified before.
+        sessions: those that count at this member's site.
+        owner: the member, and what its owner requires.
+        spec: of the run.
+
+    Raises:
+        BundleError: the file is damaged.
+    """
+    named: set[str] = set()
+    for record in bundle.rounds():
+        exchanges = [exchange for phase in record.phases for exchange in phase.exchanges]
+        orders = [AssignmentManifest.FromString(exchange.assignment.manifest) for exchange in exchanges]
+        answers = [
+            ReplyManifest.FromString(answer.reply.manifest)
+            for exchange in exchanges
+            for answer in exchange.answers
+            if answer.HasField("receipt") and ReceiptManifest.FromString(answer.receipt.manifest).accepted
+        ]
+        named |= {session_of(order) for order in orders if order.client_id == owner.client_id}
+        for problem in order_problems(spec, orders, answers, owner):
+            yield f"round {record.number}: {problem}"
+    of_run = [entry for entry in sessions if entry.run_id == bundle.about.run_id and "/" not in entry.session]
+    for entry in of_run:
+        if entry.session not in named:
+            yield (
+                f"this member answered in the private session {entry.session[:16]} of {entry.work}, which the record "
+                "lacks"
+                + ("" if bundle.about.state in _ENDED else "; if a round has begun since, ask for a newer bundle")
+            )
 
 
 def _fate(

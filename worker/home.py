@@ -34,6 +34,7 @@ class Home:
         self.rounds = directory / "private-rounds.db"  # the private rounds that count; never erased
         self.receipts = directory / "receipts.jsonl"  # the coordinator's signed receipts
         self.runs = directory / "runs.db"  # the runs that asked to take part, and what the owner decided about each
+        self.evidence = directory / "evidence"  # signed orders that were refused because they attack this member
         self.policy = directory / "policy.toml"  # what the owner allows; written by hand, may be missing
         self.progress = directory / "progress.json"  # the coordinator's newest signed time and rounds
         self.log = directory / "log.json"  # the newest checkpoints of the coordinator's audit log

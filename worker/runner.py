@@ -20,6 +20,7 @@ from worker.assignments import Declined, Order, Unverified, check_assignment, ch
 from worker.attendance import Attendance
 from worker.consents import Consents
 from worker.events import Events
+from worker.evidence import ATTACKS, Evidence
 from worker.execution import Control, Execution
 from worker.policy import Limits
 from worker.progress import Progress
@@ -58,6 +59,7 @@ class Runner:
     finished: Callable[[], None]
     consents: Consents
     closed: Callable[[], datetime | None]
+    evidence: Evidence
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
     _waiting: deque[_Job] = field(default_factory=deque, init=False)
     # By assignment, until the owner has accepted a restore.
@@ -280,5 +282,7 @@ class Runner:
                 reason=declined.reason,
             )
         self._told_full |= full
+        if asked is not None and declined.reason in ATTACKS:
+            self.evidence.alert(asked, declined.reason, declined.message)
         if name:
             self.attendance.decline(name, declined.reason, declined.message, asked)

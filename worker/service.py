@@ -21,6 +21,7 @@ from worker.cache import ModelCache
 from worker.clock import CoordinatorClock
 from worker.consents import Consents
 from worker.events import Events
+from worker.evidence import Evidence
 from worker.execution import Execution
 from worker.home import Home
 from worker.introduction import Introduction
@@ -194,6 +195,7 @@ class Worker:
             finished=self._submitter.wake,
             consents=self._consents,
             closed=self._closed,
+            evidence=Evidence(home.evidence, events),
         )
 
     def run(self) -> None:

@@ -14,7 +14,12 @@ from fedpareto.cli.options import JsonOption, PassphraseOption
 from fedpareto.cli.worker import DEFAULT_HOME, HomeOption, membership
 
 if TYPE_CHECKING:
+    from federation.member_files import MemberFiles
+    from federation.runs import RunSpec
+    from federation.work.secure.orders import Owner
+    from federation.work.site import SessionEntry
     from verification.membership import Fate
+    from worker.home import Home
     from worker.receipts import Receipt
 
 
@@ -110,7 +115,8 @@ def verify_command(
 
     First the record itself, as `fedpareto verify` does, with this member's CA. Then each receipt of this site: that the
     record has the same assignment, reply and receipt, and that an accepted update entered the step. It shows the
-    coefficients with which the updates entered.
+    coefficients with which the updates entered. Of private rounds it also verifies that each one that this site
+    counts is in the record, and that this member's update was covered as policy.toml requires.
 
     Exit codes: 0 all was verified; 1 something is missing or differs, and is named; 3 nothing is wrong, and
     something could not be verified, such as models in a file without payloads.
@@ -119,14 +125,16 @@ def verify_command(
     from federation.certificates import fingerprint, load_certificate
     from verification.errors import Wrong
     from verification.membership import Receipt as Held
-    from verification.membership import fates
+    from verification.membership import fates, private_problems
     from verification.run import OpenedRun
+    from worker.home import HomeError
+    from worker.policy import PolicyError
     from worker.receipts import ReceiptsError, read_receipts
 
     problems, missing = [], 0
     with failing(ReceiptsError), membership(home, passphrase_file) as (place, member, _):
         receipts = read_receipts(place.receipts, member.coordinator.chain) if place.receipts.exists() else []
-    with failing(OSError, BundleError), BundleReader(file) as bundle:
+    with failing(OSError, BundleError, HomeError, PolicyError), BundleReader(file) as bundle:
         run_id = bundle.about.run_id
         held = [
             Held(
@@ -139,8 +147,11 @@ def verify_command(
         found = list(fates(bundle, member.client_id, held))
         problems += [f"round {one.round} phase {one.phase}: {one.wrong}" for one in found if one.wrong]
         try:
-            for verified in OpenedRun.of(bundle, fingerprint(load_certificate(member.ca))).verify():
+            opened = OpenedRun.of(bundle, fingerprint(load_certificate(member.ca)))
+            for verified in opened.verify():
                 missing += len(verified.missing)
+            if place.rounds.exists():
+                problems += private_problems(bundle, *_private_facts(place, member, opened.facts.spec))
         except Wrong as error:
             problems.append(f"the record does not verify: {error}")
     document = {
@@ -160,6 +171,22 @@ def verify_command(
         typer.echo(f"{counted(len(held), 'receipt')} of run {escaped(run_id)} compared with {file}: {words}")
     if missing:
         raise typer.Exit(NOT_VERIFIED)
+
+
+def _private_facts(
+    place: "Home", member: "MemberFiles", spec: "RunSpec"
+) -> "tuple[Sequence[SessionEntry], Owner, RunSpec]":
+    """The private rounds that count at this site, and what its owner requires of them."""
+    from federation.work.secure.orders import Owner
+    from worker.policy import Policy
+    from worker.round_ledger import RoundLedger
+
+    policy, ledger = Policy.load(place.policy), RoundLedger(place.rounds)
+    try:
+        entries = ledger.entries(ledger.tasks())
+    finally:
+        ledger.close()
+    return entries, Owner(member.client_id, policy.secure.of(spec.task).effective_members or 0.0), spec
 
 
 def _fate_lines(found: "Sequence[Fate]") -> Iterator[str]:

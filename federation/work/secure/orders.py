@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from federation.runs import RunSpec
 from federation.secure import hashing
 from federation.secure.bounds import EVALUATION, Bounds, problem, uncovered
+from federation.secure.cover import cover, covers
 from federation.secure.errors import Malformed
 from federation.secure.thresholds import Mode, Thresholds
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest, SignedEnvelope
@@ -19,6 +20,7 @@ from federation.v1.secure_pb2 import (
     SecureConfirmWork,
     SecureDealWork,
     SecureMaskWork,
+    SecureOpenWork,
     SecureReadyWork,
     SecureStatement,
     SecureTerms,
@@ -27,6 +29,14 @@ from federation.work.secure.allowed import least_cover, run_bounds
 from federation.work.secure.terms import Stage
 
 Coefficients = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Owner:
+    """What the owner of a member requires: E*, 0 for the default of each cohort."""
+
+    client_id: str
+    effective_members: float = 0.0
 
 
 @dataclass(eq=False)
@@ -44,7 +54,7 @@ def order_problems(
     spec: RunSpec,
     orders: Iterable[AssignmentManifest],
     replies: Iterable[ReplyManifest],
-    effective_members: float | None = None,
+    owner: Owner | None = None,
 ) -> Iterator[str]:
     """What members should have refused, in words.
 
@@ -52,7 +62,7 @@ def order_problems(
         spec: of the run.
         orders: all assignments of a round, of every attempt and of evaluations.
         replies: the accepted replies to them, for the samples that members claimed.
-        effective_members: E* of the owner who asks; None for that of the run.
+        owner: checks the cover of one member, by what its owner requires; None checks that of all, by the run's.
     """
     sessions: dict[bytes, _Asked] = {}
     for order in orders:
@@ -69,7 +79,7 @@ def order_problems(
             if said.stage == Stage.READY and said.session in sessions:
                 sessions[said.session].samples[reply.client_id] = reply.samples
     for session, asked in sessions.items():
-        for wrong in _problems(spec, asked, effective_members):
+        for wrong in _problems(spec, asked, owner):
             yield f"session {session.hex()[:16]}: {wrong}"
 
 
@@ -81,6 +91,17 @@ def asked_coefficients(envelopes: Iterable[bytes]) -> dict[bytes, tuple[int, ...
     orders = (AssignmentManifest.FromString(SignedEnvelope.FromString(data).manifest) for data in envelopes)
     asked = (SecureMaskWork.FromString(order.work) for order in orders)
     return {mask.session: tuple(mask.coefficients) for mask in asked}
+
+
+def session_of(order: AssignmentManifest) -> str:
+    """The session of an assignment of OPEN or MASK, hexadecimal; empty for another kind of work.
+
+    Raises:
+        DecodeError: the work is malformed.
+    """
+    if order.kind == Stage.OPEN:
+        return SecureOpenWork.FromString(order.work).session.hex()
+    return SecureMaskWork.FromString(order.work).session.hex() if order.kind == Stage.MASK else ""
 
 
 def _read(order: AssignmentManifest, sessions: dict[bytes, _Asked]) -> None:
@@ -100,7 +121,7 @@ def _read(order: AssignmentManifest, sessions: dict[bytes, _Asked]) -> None:
         sessions.setdefault(confirm.session, _Asked()).survivors.add(tuple(confirm.members))
 
 
-def _problems(spec: RunSpec, asked: _Asked, effective_members: float | None) -> Iterator[str]:
+def _problems(spec: RunSpec, asked: _Asked, owner: Owner | None) -> Iterator[str]:
     if not asked.coefficients and not asked.survivors:
         return
     for what, values in (
@@ -116,26 +137,34 @@ def _problems(spec: RunSpec, asked: _Asked, effective_members: float | None) -> 
     try:
         cohort = Thresholds(len(min(asked.cohorts)), Mode(asked.terms.mode))
         rule = EVALUATION if asked.terms.WhichOneof("work") == "evaluate" else run_bounds(spec)
-        chosen = spec.privacy.effective_members if effective_members is None else effective_members
-        least = least_cover(chosen, cohort)
+        least = least_cover(spec.privacy.effective_members if owner is None else owner.effective_members, cohort)
     except (Malformed, ValueError) as error:
         yield str(error)
         return
     for given in asked.coefficients:
-        yield from _of_coefficients(rule, least, cohort, dict(given), asked)
+        yield from _of_coefficients(rule, least, cohort, dict(given), asked, owner)
 
 
 def _of_coefficients(
-    rule: Bounds, least: Fraction, cohort: Thresholds, given: Mapping[str, int], asked: _Asked
+    rule: Bounds, least: Fraction, cohort: Thresholds, given: Mapping[str, int], asked: _Asked, owner: Owner | None
 ) -> Iterator[str]:
     if unknown := sorted(given.keys() - asked.samples.keys()):
         yield f"{unknown[0]} has a coefficient, and no accepted reply to {Stage.READY.value}"
         return
-    if wrong := problem(rule, given, asked.samples, cohort) or uncovered(given, cohort.t, least):
+    if wrong := problem(rule, given, asked.samples, cohort) or _uncovered(given, cohort.t, least, owner):
         yield f"{Stage.MASK.value}: {wrong}"
     for names in asked.survivors:
         left = {name: given[name] for name in names if name in given}
         if len(left) < len(names):
             yield f"{Stage.CONFIRM.value}: a member has no coefficient"
-        elif wrong := uncovered(left, cohort.t, least):
+        elif wrong := _uncovered(left, cohort.t, least, owner):
             yield f"{Stage.CONFIRM.value}: {wrong}"
+
+
+def _uncovered(given: Mapping[str, int], t: int, least: Fraction, owner: Owner | None) -> str:
+    if owner is None:
+        return uncovered(given, t, least)
+    if owner.client_id not in given or covers(given, owner.client_id, t, least):
+        return ""
+    found = float(cover(given, owner.client_id, t))
+    return f"the cover of {owner.client_id} was {found:.2f} effective members; its owner requires {float(least):g}"
