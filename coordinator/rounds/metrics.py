@@ -133,6 +133,11 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
         ),
         "step/rate": ("the server's learning rate of the round, times the step size that a line search chose", _OURS),
         "private/members": ("members whose updates are in the sum of a private round", _OURS),
+        "private/rule_share": (
+            "how much of the rule is left in the coefficients of a private round, from 0, plain averaging, to 1: they "
+            "move towards plain averaging until every member's update is covered",
+            _OURS,
+        ),
         "bytes/up": (
             "bytes of the payloads that clients sent, accepted or refused (a refused one with its declared "
             "size); without the signed envelopes, about 1 kB each, and without TLS",

@@ -261,7 +261,7 @@ def private_cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
         )
     if spec.algorithm.prior == "samples":
         found += (
-            'algorithm.prior = "samples": a member that holds much more than the others breaks the share rule, and '
+            'algorithm.prior = "samples": a member that holds much more than the others is not covered by them, and '
             "every round is skipped",
         )
     return found

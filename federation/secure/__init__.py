@@ -19,5 +19,6 @@ shares that the coordinator has received.
 | `sketch`, `openings` | 2.3, 2.4: sketches, the Gram matrix |
 | `keys`, `dealing`, `blocks`, `masks`, `unmasking` | 2.2, 2.3, 2.5, 2.6: keys, shares, masked updates, their sum |
 | `verification`, `checks` | 2.7, 2.8, 4: what the coordinator checks |
-| `thresholds`, `accusations` | 1, 2.4, 3.5: numbers of a cohort, the share rule, who is left out |
+| `thresholds`, `accusations` | 1, 2.4: numbers of a cohort, who is left out |
+| `cover`, `bounds` | 3.5: the coefficients that a member accepts |
 """
