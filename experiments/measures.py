@@ -49,6 +49,8 @@ def final(history: "History", *, exclude: Collection[str] = ()) -> Measures:
         last tenth of these; `backdoor`, the success of a backdoor at the end (%); `uploaded`, the bytes that each
         participant sent (MB); `upload/d`, the same as floats per round and parameter of the model; `agreement`, the
         mean over the rounds; `rate/first` and `rate/last`, the server's learning rate in the first and the last step;
+        `moved`, the share of private steps whose coefficients were moved towards plain averaging (%), and
+        `rule_share`, the mean of s (%);
         `rounds`, `skipped`, `stationary` rounds; `refusals` of updates; `seconds`.
     """
     evaluated = rounds(history, exclude=exclude)
@@ -59,6 +61,7 @@ def final(history: "History", *, exclude: Collection[str] = ()) -> Measures:
     last = evaluated[-1] if evaluated else {}
     uploads, agreements = _uploads(history).values(), _agreements(history).values()
     rates = [float(record["step/rate"]) for record in records if _known(record.get("step/rate"))]
+    shares = [record["private/rule_share"] for record in records if _known(record.get("private/rule_share"))]
     optional = {
         "improved": _mean(improved),
         "improved_late": _mean(improved[-math.ceil(len(improved) / 10) :]),
@@ -67,6 +70,8 @@ def final(history: "History", *, exclude: Collection[str] = ()) -> Measures:
         "agreement": _mean(agreements),
         "rate/first": rates[0] if rates else math.nan,
         "rate/last": rates[-1] if rates else math.nan,
+        "moved": _mean([100.0 * (share < 1) for share in shares]),
+        "rule_share": 100 * _mean(shares),
     }
     return {
         **{key: value for key, value in last.items() if re.fullmatch(_OF_THE_LAST_ROUND, key)},

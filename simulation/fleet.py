@@ -120,7 +120,8 @@ class SimulatedFleet(Fleet):
         self._repeatable = repeatable
         self._keeper = keeper
         self._stopped = stopped
-        self._members = Members(run.spec.seed, population.samples, run.spec.task)
+        chosen = run.spec.privacy.effective_members or None  # owners require what the run asks for
+        self._members = Members(run.spec.seed, population.samples, run.spec.task, effective_members=chosen)
         self._attempt = (-1, -1)
         self._memories: dict[str, _ClientMemory] = {}  # of that attempt, by client
         self._spending = Spending(run.run_id, around.database, population.samples)

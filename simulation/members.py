@@ -26,10 +26,19 @@ class Members:
         names: the clients.
         task: of the run.
         assumed: the colluding members that every owner assumes; None as many as owners do by default.
+        effective_members: E* that every owner requires; None as much as owners do by default.
     """
 
-    def __init__(self, seed: int, names: Iterable[str], task: str, assumed: int | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        names: Iterable[str],
+        task: str,
+        assumed: int | None = None,
+        effective_members: float | None = None,
+    ) -> None:
         self._seed, self._names, self._task, self._assumed = seed, tuple(names), task, assumed
+        self._effective_members = effective_members
 
     @cached_property
     def keys(self) -> dict[str, Ed25519PrivateKey]:
@@ -44,6 +53,7 @@ class Members:
     def _sites(self) -> dict[str, Site]:
         endless = SecurePolicy(
             assumed=self._assumed,
+            effective_members=self._effective_members,
             disclose=frozenset(SCALARS),
             sessions=_ENDLESS,
             evaluations=_ENDLESS,
