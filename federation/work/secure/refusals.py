@@ -261,17 +261,26 @@ def check_coefficients(client: Client, journal: Journal, coefficients: Mapping[s
     rule = Bounds(**{**ready["bounds"], "kind": bounds.Kind(ready["bounds"]["kind"])})
     wrong = bounds.problem(rule, coefficients, deal["samples"], journal.thresholds)
     require(not wrong, "coefficients", wrong)
-    check_cover(client, journal, coefficients)
-
-
-def check_cover(client: Client, journal: Journal, coefficients: Mapping[str, int]) -> None:
-    """The cover of this member among W at MASK, and among V at CONFIRM (section 3.5)."""
-    me, cohort = client.client_id, journal.thresholds
-    chosen = client.site.policy(client.origin.task).effective_members
-    least = cohort.effective_members if chosen is None else Fraction(chosen)
+    me, cohort, least = client.client_id, journal.thresholds, _least_cover(client, journal)
     require(
         covers(coefficients, me, cohort.t, least),
         "cover",
         f"with this member's coefficient {coefficients[me] / ONE:.4f}, {cohort.t} colluding members would leave "
         f"{float(cover(coefficients, me, cohort.t)):.2f} effective members in the sum; {float(least):g} are needed",
     )
+
+
+def check_survivors(client: Client, journal: Journal, coefficients: Mapping[str, int]) -> None:
+    """The cover of every member of V at CONFIRM (section 3.5).
+
+    The masked vectors of V have been sent, and t_mask members can unmask their sum without the others. So a member
+    whose cover has become too small cannot prevent the sum alone: each member requires the cover of all.
+    """
+    wrong = bounds.uncovered(coefficients, journal.thresholds.t, _least_cover(client, journal))
+    require(not wrong, "cover", wrong)
+
+
+def _least_cover(client: Client, journal: Journal) -> Fraction:
+    """E* of this member's owner."""
+    chosen = client.site.policy(client.origin.task).effective_members
+    return journal.thresholds.effective_members if chosen is None else Fraction(chosen)

@@ -103,7 +103,7 @@ class Confirm(StageWork):
         lengths = (32, 32) if verified else (0, 0)
         require((len(self.tau1), len(self.commitment)) == lengths, "terms", "the challenge does not fit the mode")
         coefficients = dict(zip(mask["W"], mask["a"], strict=True))
-        refusals.check_cover(client, journal, {name: coefficients[name] for name in self.members})
+        refusals.check_survivors(client, journal, {name: coefficients[name] for name in self.members})
         view = hashing.view_mask(journal.view1, mask["W"], mask["a"])
         final = hashing.final(view, self.members, self.masked, self.tau1, self.commitment)
         journal.agree(
