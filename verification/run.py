@@ -26,6 +26,7 @@ from verification.errors import Verified, Wrong
 from verification.keys import Keys, read_keys
 from verification.log import RunLog, read_log
 from verification.model import AVERAGE, Standing, combined_rows, must_make
+from verification.noise import CHOSEN, must_be_noise
 from verification.private import private_means, private_step
 from verification.replay import RunFacts, open_step, read_gram
 
@@ -104,6 +105,8 @@ class OpenedRun:
             gone = log.forgotten({client for _, client in signed.asked}) if about.payloads else []
             if gone:
                 found = replace(found, missing=tuple(f"{why} (forgotten: {', '.join(gone)})" for why in found.missing))
+            if signed.step is not None and signed.step.noise:
+                found = replace(found, missing=(*found.missing, CHOSEN))
             yield found
         if about.model != at.model:
             raise Wrong(
@@ -156,6 +159,12 @@ def _round(run: RunFacts, record: RoundRecord, signed: SignedRound, at: Standing
         words.append(f"the rule's {len(step.coefficients)} coefficients" if step.coefficients else "the rule")
     except BlobAbsent as error:
         missing.append(f"the coefficients: {error}")
+    if step.noise:
+        try:
+            must_be_noise(run.bundle, step.noise)
+            words.append("the length and the extremes of the noise")
+        except BlobAbsent as error:
+            missing.append(f"the noise: {error}")
     try:
         rows = combined_rows(run, signed, step, at)
         K: Matrix | None = None
@@ -164,7 +173,7 @@ def _round(run: RunFacts, record: RoundRecord, signed: SignedRound, at: Standing
                 missing.append("the model: the rule was not evaluated")
             else:
                 compared, K = must_make(run, step, made, rows, at, after)
-                words.append(f"the model, {compared:,} numbers")
+                words.append(f"the model{' from its noise' if step.noise else ''}, {compared:,} numbers")
         except BlobAbsent as error:
             missing.append(f"the model: {error}")
         must_be_gram(read_gram(run.bundle, step.gram), gram(rows) if K is None else K)

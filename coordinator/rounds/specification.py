@@ -216,6 +216,8 @@ def cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
             "privacy.client_noise: the direction of a step is at most 1 long. The noise on it, in square roots of the "
             f"number of parameters, is {short:.2g} long with 1000 replies and {long:.2g} with 10: it is meant for "
             "thousands of clients",
+            "privacy.client_noise: the coordinator chooses the noise, and with it the models; `fedpareto verify` "
+            "bounds how far each step moves, and cannot verify the models",
         )
         if (rounds := affordable(spec.privacy, spec.rounds)) < spec.rounds:
             found += (

@@ -10,7 +10,7 @@ from coordinator.audit.verification import log_problems
 from coordinator.members.messages import Context
 from coordinator.services.base import Parts, Service
 from coordinator.services.messages import like
-from coordinator.services.record_check import blob_problems, record_problems
+from coordinator.services.record_check import blob_problems, noise_problems, record_problems
 from coordinator.services.verification import Verifier
 from federation.refusals import Refusal
 from federation.v1 import admin_pb2 as messages
@@ -81,4 +81,5 @@ class AuditCalls(Service):
     def _blob_problems(self) -> Iterator[str | int]:
         with self._database.read() as session:
             needed = {*session.scalars(select(Run.model)), *session.scalars(select(Run.initial_model))}
+            yield from noise_problems(session, self._blobs)
         yield from blob_problems(self._blobs, needed)

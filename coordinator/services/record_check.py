@@ -13,10 +13,12 @@ from coordinator.services.officers_check import request_problems
 from coordinator.services.verification import Verifier, parsed
 from federation.digests import digest
 from federation.envelope import envelope_digest
+from federation.noise_rows import noise_defect
 from federation.proofs import UNSIGNED
 from federation.refusals import Refusal
 from federation.runs import RunSpec, SpecError
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
+from federation.vectors import update_rows
 from federation.work.secure.orders import order_problems
 from storage import audit
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
@@ -248,3 +250,19 @@ def blob_problems(blobs: BlobStore, needed: set[str]) -> Iterator[str | int]:
     for digest_ in sorted(needed - stored):
         yield f"blob {digest_}: it is missing, and a run needs it"
     yield count
+
+
+def noise_problems(session: Session, blobs: BlobStore) -> Iterator[str]:
+    """Which rounds have noise for clients that is too long or too large, as far as it is kept."""
+    rounds = select(Round.run_id, Round.number, Round.noise).order_by(Round.run_id, Round.number)
+    for run_id, number, noise in session.execute(rounds):
+        if noise is None:
+            continue
+        try:
+            defect = noise_defect(update_rows(blobs.local(noise)).values())
+        except (BlobMissing, BlobCorrupt):
+            continue  # it is kept no longer, or is named with the blobs
+        except Refusal as refusal:
+            defect = refusal.message
+        if defect:
+            yield f"round {run_id}/{number}: the noise {noise}: {defect}"

@@ -98,7 +98,8 @@ def verify(
     """Verify the audit log, and the record against it.
 
     Every entry, leaf and checkpoint is computed anew. Signed envelopes, runs, members and administrators are compared
-    with the entries that tell of them, and blobs with their digests. The exit code is 1 when something is wrong.
+    with the entries that tell of them, and blobs with their digests. Noise that protects clients must have the length
+    and the extremes of noise. The exit code is 1 when something is wrong.
     """
     problems, verified = list[str](), v1.AuditVerified()
     with connected(context, home, reads=True) as stub:

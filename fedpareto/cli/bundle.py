@@ -178,7 +178,8 @@ def verify_command(
     record.
 
     Exit codes: 0 all was verified; 1 there is an error, and the first one is named; 3 there is no error, but
-    something could not be verified, such as models in a file without payloads.
+    something could not be verified, such as models in a file without payloads, or with noise that the coordinator
+    chose.
     """
     from federation.bundle import BundleError, BundleReader
     from verification.errors import Wrong

@@ -131,7 +131,7 @@ def verify_command(
     from worker.policy import PolicyError
     from worker.receipts import ReceiptsError, read_receipts
 
-    problems, missing = [], 0
+    problems, missing = [], list[str]()
     with failing(ReceiptsError), membership(home, passphrase_file) as (place, member, _):
         receipts = read_receipts(place.receipts, member.coordinator.chain) if place.receipts.exists() else []
     with failing(OSError, BundleError, HomeError, PolicyError), BundleReader(file) as bundle:
@@ -149,7 +149,7 @@ def verify_command(
         try:
             opened = OpenedRun.of(bundle, fingerprint(load_certificate(member.ca)))
             for verified in opened.verify():
-                missing += len(verified.missing)
+                missing += [f"round {verified.number}: not verified, because {why}" for why in verified.missing]
             if place.rounds.exists():
                 problems += private_problems(bundle, *_private_facts(place, member, opened.facts.spec))
         except Wrong as error:
@@ -161,9 +161,10 @@ def verify_command(
         "receipts": len(held),
         "replies": [asdict(one) for one in found],
         "problems": problems,
+        "missing": missing,
         "verified": not problems and not missing,
     }
-    answer(as_json, document, *_fate_lines(found))
+    answer(as_json, document, *_fate_lines(found), *map(escaped, missing))
     if problems:
         raise Failure("\n".join(escaped(problem) for problem in problems))
     words = "nothing is wrong; the record could not be verified in full" if missing else "all of it was verified"
