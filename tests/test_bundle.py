@@ -15,6 +15,7 @@ from federation.vectors import Layout, Tensor, to_bytes, update_rows
 from storage.states import RunState
 from verification.counterfactual import Replayed, counterfactual
 from verification.errors import Verified, Wrong
+from verification.noise import CHOSEN
 from verification.run import verify
 
 RULES = {
@@ -126,9 +127,14 @@ def test_rules_over_objectives_are_verified(stage: Stage, tmp_path: Path, name: 
     assert len(verified(stage, run, tmp_path)) == 2
 
 
-def test_noise_for_clients_is_verified(stage: Stage, tmp_path: Path) -> None:
+def test_of_noise_for_clients_all_is_verified_but_who_chose_it(stage: Stage, tmp_path: Path) -> None:
     run = played(stage, "fedmgda+", "privacy.client_noise = 2.0\nalgorithm.epsilon = 0.05")
-    assert len(verified(stage, run, tmp_path)) == 3
+    for payloads in (True, False):
+        with BundleReader(exported(stage, run, tmp_path / "run.fedpareto", payloads=payloads)) as bundle:
+            found = list(verify(bundle))
+        assert [one.missing[-1] for one in found] == [CHOSEN] * 3
+        assert [len(one.missing) == 1 for one in found] == [payloads] * 3
+        assert ["the model from its noise, 45 numbers, K" in one.words for one in found] == [payloads] * 3
 
 
 def test_averaged_buffers_are_verified(stage: Stage, tmp_path: Path) -> None:
