@@ -54,7 +54,8 @@ def document(
         "privacy.disclose": list(disclose),
     }
     lines = [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
-    return "\n".join(['name = "cast"\ntask = "digits"\nrounds = 1\ntrain.steps = 1', *lines]).encode()
+    head = 'name = "cast"\ntask = "digits"\nrounds = 1\ntrain.steps = 1\nevaluate.splits = ["test"]'
+    return "\n".join([head, *lines]).encode()
 
 
 def origin(specification: bytes) -> Origin:
@@ -101,7 +102,8 @@ class Killed(Exception):
 class Member:
     """One member: what it keeps, and which questions it has answered.
 
-    Its update is `vector`; of a task with several objectives, `gradients` has one vector for each.
+    Its update is `vector`; of a task with several objectives, `gradients` has one vector for each. `origin` is that of
+    the work that it is asked for.
     """
 
     name: str
@@ -112,12 +114,13 @@ class Member:
     asked: dict[str, bytes] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     gradients: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    origin: Origin = ORIGIN
 
     @property
     def site(self) -> Any:
         return self.members.site(self.name)
 
-    def do(self, work: Work, inputs: Mapping[str, bytes], *, round_: int = 0, origin: Origin = ORIGIN) -> Result:
+    def do(self, work: Work, inputs: Mapping[str, bytes], *, round_: int = 0) -> Result:
         """What a worker does with an assignment. Raises WorkError where it declines."""
         message = encode(work)
         work = decode(work.name, message, self.shape)
@@ -129,7 +132,7 @@ class Member:
             attempt=0,
             shape=self.shape,
             memory=self.memory,
-            origin=origin,
+            origin=self.origin,
             site=self.site,
             inputs=inputs,
             again=again,
@@ -199,6 +202,7 @@ class Cast:
         shared = phase.inputs()
         for name in phase.clients or ():
             member = self.members[name]
+            member.origin = self.origin
             work: Work = phase.work(Asked(name, member.objectives, self.spec, 0))
             inputs: Mapping[str, bytes] = {**shared, **phase.own_inputs(name)}
             if self.change is not None:
@@ -207,7 +211,7 @@ class Cast:
                     continue
                 work, inputs = changed
             try:
-                result: Result | None = member.do(work, inputs, origin=self.origin)
+                result: Result | None = member.do(work, inputs)
             except WorkError as error:
                 declines[name] = self.declined[stage, name] = error.reason
                 continue

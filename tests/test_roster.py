@@ -269,7 +269,7 @@ def test_the_private_rounds_of_a_data_set_are_shown_for_each_of_its_tasks(member
     )
     with closing(RoundLedger(Home(home).rounds)) as ledger:
         for number, task in enumerate(("length", "mortality", "mortality", "other")):
-            ledger.add(SessionEntry(str(number), "run", task, "model", evaluation=number == 2))
+            ledger.add(SessionEntry(str(number), "run", task, "model", "evaluate" if number == 2 else "train"))
     assert command("show", home).splitlines()[1:] == [
         "length: 2 of 5 private rounds, 1 of 1000 evaluations",
         "mortality: 2 of 1000 private rounds, 1 of 1000 evaluations",

@@ -13,6 +13,7 @@ ALLOWED = {
     "dataclasses",
     "enum",
     "federation",
+    "fractions",
     "itertools",
     "math",
     "numpy",

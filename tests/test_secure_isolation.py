@@ -1,7 +1,7 @@
 """A coordinator that wants a sum to show one member: it tells members different things, or asks a session again."""
 
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,20 @@ from secure_cast import ORIGIN, TRAIN, Cast, Member, cast, setting
 
 from coordinator.aggregation.secure.phases import Readying
 from coordinator.aggregation.secure.settled import Setting
+from federation.digests import digest
 from federation.objectives import joint_target
+from federation.runs import RunSpec
 from federation.secure import hashing
 from federation.secure.payloads import join_envelopes
 from federation.secure.thresholds import Mode
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, UnsharedParameters
 from federation.v1.secure_pb2 import SecureReadyWork, SecureTerms
 from federation.work.base import Client, Origin, Result, WorkError
-from federation.work.computation import LocalSgd
 from federation.work.evaluate.work import Evaluate
 from federation.work.registry import encode
 from federation.work.secure import refusals
 from federation.work.secure.deal import Deal
-from federation.work.secure.ready import Ready
+from federation.work.secure.ready import SPECIFICATION, Ready
 from federation.work.secure.wire import terms_bytes
 from federation.work.site import SecurePolicy
 from federation.work.train.work import Train
@@ -32,9 +33,6 @@ from worker.assignments import Order
 from worker.memory import WorkerMemory
 
 VICTIM = "silo-02"
-STILL = Train(
-    sgd=LocalSgd(steps=1, batch_size=10, learning_rate=0.0, weight_decay=1e6), targets=joint_target(("loss",))
-)
 UNSHARED = UnsharedParameters(frozen=["w"]).SerializeToString(deterministic=True)
 
 
@@ -42,30 +40,43 @@ def ready(made: Setting) -> Ready:
     return Ready(agreed=made.agreed, terms_bytes=made.terms_bytes)
 
 
-def replied(scene: Cast, member: Member, made: Setting, origin: Origin = ORIGIN) -> bytes:
+def told(scene: Cast, lines: str = "", **changed: Any) -> Setting:
+    """What a member is told, from a specification with these lines; `changed` are fields of the terms."""
+    document = b"\n".join([setting(scene, Mode.SUM).specification, lines.encode()])
+    spec = RunSpec.parse(document)
+    fields = {"spec": digest(document), "work": Train.of(spec, 0, joint_target(("loss",))), "seed": spec.seed}
+    agreed = replace(setting(scene, Mode.SUM).agreed, **fields | changed)
+    return replace(setting(scene, Mode.SUM), agreed=agreed, terms_bytes=terms_bytes(agreed), specification=document)
+
+
+def replied(scene: Cast, member: Member, made: Setting) -> bytes:
     """A member's signed reply to READY."""
-    phase = Readying(agreed=made.agreed, terms_bytes=made.terms_bytes, clients=made.agreed.ids)
-    return scene.reply(member, phase, member.do(ready(made), {}, origin=origin)).signed
+    agreed, document = made.agreed, made.specification
+    phase = Readying(agreed=agreed, terms_bytes=made.terms_bytes, specification=document, clients=agreed.ids)
+    member.origin = Origin(**{item.name: getattr(agreed, item.name) for item in fields(Origin)})
+    return scene.reply(member, phase, member.do(ready(made), {SPECIFICATION: document})).signed
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("lines", "changed"),
     [
-        ("work", STILL),
-        ("work", replace(TRAIN, targets={"loss": {"loss": 0.5}})),
-        ("seed", 1),
-        ("unshared", UNSHARED),
-        ("base_model", "model-1"),
+        ("train.learning_rate = 0.5", {}),
+        ("algorithm.prior = 'samples'", {}),
+        ("", {"work": replace(TRAIN, targets={"loss": {"loss": 0.5}})}),
+        ("seed = 1", {}),
+        ("", {"unshared": UNSHARED}),
+        ("", {"base_model": "model-1"}),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=["training", "algorithm", "work", "seed", "unshared", "base_model"],
 )
-def test_a_member_that_is_told_something_else_of_its_work_is_in_another_session(name: str, value: Any) -> None:
+def test_a_member_that_is_told_something_else_of_its_work_is_in_another_session(
+    lines: str, changed: Mapping[str, Any]
+) -> None:
     scene = cast(5, assumed=1)
-    mine, theirs = setting(scene, Mode.SUM), setting(scene, Mode.SUM, **{name: value})
-    origin = replace(ORIGIN, **{name: value} if name in asdict(ORIGIN) else {})
+    mine, theirs = told(scene), told(scene, lines, **changed)
     others = [member for who, member in scene.members.items() if who != VICTIM]
     victim = scene.members[VICTIM]
-    envelopes = [replied(scene, victim, mine), *(replied(scene, member, theirs, origin) for member in others)]
+    envelopes = [replied(scene, victim, mine), *(replied(scene, member, theirs) for member in others)]
     deal = Deal(session=ready(mine).session, mode=Mode.SUM, members=tuple(scene.members))
     with pytest.raises(WorkError, match="is of another session or stage"):
         victim.do(deal, {"replies": join_envelopes(envelopes)})
@@ -77,8 +88,9 @@ def test_a_member_makes_its_vector_of_the_work_in_the_terms_alone() -> None:
     victim, made = scene.members[VICTIM], setting(scene, Mode.SUM)
     assert [field.name for field in SecureReadyWork.DESCRIPTOR.fields] == ["terms"]
     for name, value in (("seed", 1), ("unshared", UNSHARED)):
+        victim.origin = replace(scene.origin, **{name: value})
         with pytest.raises(WorkError, match=f"the terms are for another {name} than the work") as declined:
-            victim.do(ready(made), {}, origin=replace(ORIGIN, **{name: value}))
+            victim.do(ready(made), {SPECIFICATION: made.specification})
         assert declined.value.reason == "terms"
 
 
@@ -147,8 +159,9 @@ def test_a_session_that_is_asked_again_in_another_attempt_is_over(memory: Worker
             attempt=attempt,
             shape=victim.shape,
             memory=memory.begin(order),
-            origin=ORIGIN,
+            origin=scene.origin,
             site=site,
+            inputs={SPECIFICATION: scene.specification},
             again=memory.answered(order),
         )
         try:
@@ -158,5 +171,5 @@ def test_a_session_that_is_asked_again_in_another_attempt_is_over(memory: Worker
             continue
         memory.answer(order)
         keys.append(work.answer(client, Result({"loss": victim.vector}, {}, {}, 100)).statement.keys)
-        refusals.check_sessions(client, work.session.hex(), evaluation=False, count=True)  # as MASK does
+        refusals.check_sessions(client, work.session.hex(), work="train", count=True)  # as MASK does
     assert (len(keys), reasons) == (1, ["session-over"] * 2)

@@ -18,7 +18,7 @@ from federation.work.base import Client, Shape, Work, WorkError
 from federation.work.evaluate.work import Evaluate
 from federation.work.secure.refusals import check_sessions
 from federation.work.secure.terms import Stage
-from federation.work.site import MemoryLedger, SecurePolicy, SessionEntry, SessionLedger, Site
+from federation.work.site import EVALUATE, MemoryLedger, SecurePolicy, SessionEntry, SessionLedger, Site
 from worker.policy import Policy
 from worker.round_ledger import RoundLedger
 
@@ -64,7 +64,7 @@ def test_a_second_session_for_a_model_is_declined_at_mask_too() -> None:
 
     def change(stage: str, member: Member, work: Work, inputs: Mapping[str, bytes]) -> tuple[Work, Mapping[str, bytes]]:
         if stage == Stage.MASK and member.name == VICTIM:
-            other = SessionEntry("00", ORIGIN.run_id, ORIGIN.task, ORIGIN.base_model, evaluation=True)
+            other = SessionEntry("00", ORIGIN.run_id, ORIGIN.task, ORIGIN.base_model, EVALUATE)
             member.site.ledger.add(other)
         elif stage == Stage.MASK:
             member.do(work, inputs)  # asked again, as after a crash of the coordinator, it answers
@@ -114,7 +114,7 @@ def asked(ledger: SessionLedger) -> Ask:
             site=Site(ledger=ledger, data_sets=dict.fromkeys(together, together)),
         )
         try:
-            check_sessions(client, session, evaluation=not training, count=True)
+            check_sessions(client, session, work="train" if training else EVALUATE, count=True)
         except WorkError as error:
             return error.reason
         return ""

@@ -74,6 +74,11 @@ def of(function: Any) -> Any:
     return lambda work, inputs: (replace(work, **function(work)), inputs)
 
 
+def alone(mine: int, others: int) -> tuple[int, ...]:
+    """The victim's coefficient, and that of each of the other seven."""
+    return (others, others, mine, *[others] * 5)
+
+
 def terms(**fields: Any) -> Any:
     """READY with other terms."""
 
@@ -229,8 +234,11 @@ def test_lists_coefficients_and_digests_that_a_coordinator_changes_are_declined(
         },
         secure_mask__0={
             "other members": of(lambda work: {"members": work.members[:-1], "coefficients": work.coefficients[:-1]}),
-            "my share": of(lambda work: {"coefficients": (1, 1, 2**31, *work.coefficients[3:])}),
+            "my share": of(lambda work: {"coefficients": alone(2**31, 2**31 // 7)}),
+            "me alone": of(lambda work: {"coefficients": alone(2**32, 0)}),
+            "me alone, at a tiny scale": of(lambda work: {"coefficients": alone(2**11, 0)}),
             "more than 1": of(lambda work: {"coefficients": tuple(2 * a for a in work.coefficients)}),
+            "less than 1": of(lambda work: {"coefficients": tuple(a // 2 for a in work.coefficients)}),
             "one fewer": of(lambda work: {"coefficients": work.coefficients[:-1]}),
             "length": but(length=41),
         },
@@ -256,8 +264,11 @@ def test_lists_coefficients_and_digests_that_a_coordinator_changes_are_declined(
     assert reasons["secure-open/1"] == {"grown": "members", "too few": "members", "opening 2 first": "stage"}
     assert reasons["secure-mask/0"] == {
         "other members": "members",
-        "my share": "share-rule",
-        "more than 1": "share-rule",
+        "my share": "cover",
+        "me alone": "cover",
+        "me alone, at a tiny scale": "coefficients",
+        "more than 1": "coefficients",
+        "less than 1": "coefficients",
         "one fewer": "",
         "length": "terms",
     }
@@ -388,7 +399,7 @@ def test_sessions_from_one_model_are_counted_from_the_first_opening() -> None:
             play(scene, Mode.PRIVATE, setting_=chosen)
         assert len(ledger.entries({ORIGIN.task})) == min(number + 1, 2)
     assert scene.declined == {(Stage.READY.value, VICTIM): "model-sessions"}
-    ledger.add(SessionEntry("00", ORIGIN.run_id, ORIGIN.task, "another model", evaluation=False))
+    ledger.add(SessionEntry("00", ORIGIN.run_id, ORIGIN.task, "another model", "train"))
     assert len(ledger.entries({ORIGIN.task})) == 3
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from secure_cast import STAGES, cast, context, exact, held, names, play, round_of
+from secure_cast import STAGES, cast, context, document, exact, held, names, play, round_of
 
 from coordinator.aggregation.phases import Voided
 from coordinator.aggregation.registry import ALGORITHMS, algorithm
@@ -71,9 +71,17 @@ def test_members_lost_in_both_openings_void_the_session() -> None:
         play(scene, Mode.PRIVATE)
 
 
-def test_a_large_coefficient_breaks_the_share_rule() -> None:
-    with pytest.raises(TooFewUpdatesError, match="silo-00 too large a share"):
-        play(cast(8), Mode.PRIVATE, lambda cohort: [2**31, *[2**31 // 7] * 7])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_large_coefficient_is_moved_towards_plain_averaging_until_all_members_accept_it(mode: Mode) -> None:
+    scene = cast(8)
+    total = play(scene, mode, lambda cohort: np.array([7.0, *[1.0] * 7]))
+    assert not scene.declined
+    assert np.array_equal(total.words, exact(scene, total))
+    first, *others = total.record.coefficients
+    assert 2**29 < first < 2**31
+    assert len(set(others)) == 1
+    assert 0 < total.share < 1
+    assert play(cast(8), mode).share == 1
 
 
 @pytest.mark.parametrize(
@@ -117,6 +125,7 @@ def test_afl_gives_the_share_of_a_revoked_member_to_the_others() -> None:
     for member in scene.members.values():
         member.losses = {"loss": 1.0}
     shares = {**dict.fromkeys(scene.members, 0.1), "gone": 0.2}
+    scene.specification = document(Mode.SUM, "afl", disclose=("loss",))
     before = context(scene, Mode.SUM, disclose=("loss",))
     before = replace(before, state={"lambda": shares}, revoked=lambda: frozenset({"gone"}))
     step = held(scene, algorithm("afl").round(before))

@@ -158,7 +158,7 @@ def test_after_an_answer_every_other_question_of_the_stage_is_refused(mode: Mode
             assert tried(member, (other, inputs)) != "answers", (stage, field.name)
             asked.append(f"{stage}: {field.name}")
         if isinstance(work, Ready):
-            agreed = replace(work.agreed, clip=1.0)
+            agreed = replace(work.agreed, nonce=b"another session!")
             other = replace(work, agreed=agreed, terms_bytes=terms_bytes(agreed))
             answer = tried(member, (other, inputs))
             assert answer == "answers"  # another session, which shows nothing of this one

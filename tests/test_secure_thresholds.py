@@ -1,16 +1,13 @@
-"""The numbers of a cohort, the share rule, and who is left after opening 0."""
+"""The numbers of a cohort, and who is left after opening 0."""
 
 from collections.abc import Collection, Mapping
-from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from federation.secure.accusations import Left, shrink
 from federation.secure.errors import Fault, Malformed
-from federation.secure.thresholds import ONE, Mode, Thresholds, assumed, share_rule, smallest_cohort, truncated
+from federation.secure.thresholds import ONE, Mode, Thresholds, assumed, smallest_cohort, truncated
 
 SIZES = range(5, 101)
 
@@ -65,96 +62,6 @@ def test_a_cohort_bears_as_many_colluders_as_owners_assume() -> None:
 
 def test_coefficients_are_truncated_towards_zero() -> None:
     assert truncated([0.0, 1.0, -1.0, 1.5 / ONE, -1.5 / ONE, 0.1]) == [0, ONE, -ONE, 1, -1, 429496729]
-
-
-# --- section 3.5
-
-
-def by_definition(coefficients: Mapping[str, int], me: str, t: int) -> bool:
-    """The others without any t of them still hold twice as much, and the whole is at most 1."""
-    others = [abs(a) for name, a in coefficients.items() if name != me]
-    rests = [sum(others) - sum(gone) for gone in combinations(others, min(t, len(others)))]
-    whole = sum(others) + abs(coefficients[me])
-    return whole <= 2**32 and all(2 * abs(coefficients[me]) <= rest + 4096 for rest in rests)
-
-
-NAMES = "abcdefg"
-NEAR = st.sampled_from([0, 1, 2**12, 2**30, 2**31, 2**32])
-COEFFICIENT = st.one_of(st.integers(-(2**32), 2**32), st.integers(-(2**30), 2**30), st.builds(int.__add__, NEAR, NEAR))
-
-
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(st.lists(COEFFICIENT, min_size=1, max_size=7), st.integers(0, 4))
-def test_the_share_rule_is_its_definition(values: list[int], t: int) -> None:
-    a = dict(zip(NAMES, values, strict=False))
-    assert [share_rule(a, me, t) for me in a] == [by_definition(a, me, t) for me in a]
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(st.integers(3, 7), st.integers(0, 2), st.integers(-4097, 4097), st.integers(0, 2**28))
-def test_the_share_rule_turns_at_its_limit(m: int, t: int, by: int, rest: int) -> None:
-    """All others hold the same, so the limit of a member is half of what m - 1 - t of them hold."""
-    a = dict.fromkeys(NAMES[:m], rest)
-    a["a"] = (max(0, m - 1 - t) * rest) // 2 + by
-    assert share_rule(a, "a", t) == by_definition(a, "a", t)
-
-
-def test_no_sum_of_one_member_of_a_few_or_above_one_is_allowed() -> None:
-    names = [f"silo-{i:02}" for i in range(10)]
-    equal = dict.fromkeys(names, ONE // 10)
-    assert share_rule(equal, names[0], 3)
-    assert share_rule({name: -a for name, a in equal.items()}, names[0], 3)
-    assert share_rule(equal | {names[0]: 0}, names[0], 3)
-    assert not share_rule(dict.fromkeys(names, 0) | {names[0]: ONE}, names[0], 3)
-    assert not share_rule(dict.fromkeys(names, 0) | {names[0]: 4096}, names[0], 3)
-    assert share_rule(dict.fromkeys(names, 0) | {names[0]: 2048}, names[0], 3)
-    five = dict.fromkeys(names, 0) | dict.fromkeys(
-        names[:5], ONE // 5
-    )  # three colluders know all but one of the others
-    assert not share_rule(five, names[0], 3)
-    assert share_rule(five, names[9], 3)
-    assert not share_rule(dict.fromkeys(names, ONE // 10 + 1), names[0], 3)
-    assert not share_rule({"a": 4096, "b": 2**20, "c": 2**20}, "a", 3), "there are fewer others than colluders"
-    assert [share_rule({"a": own, "b": 20_001}, "a", 0) for own in (12_048, 12_049)] == [True, False]
-    with pytest.raises(KeyError):
-        share_rule(equal, "nobody", 3)
-
-
-def capped(weights: list[int], cap: float) -> list[float]:
-    """Weights with sum 1, none above the cap."""
-    a, free = [0.0] * len(weights), set(range(len(weights)))
-    while True:
-        left, total = 1 - sum(a[i] for i in range(len(a)) if i not in free), sum(weights[i] for i in free)
-        over = [i for i in free if weights[i] / total * left > cap]
-        for i in free:
-            a[i] = cap if i in over else weights[i] / total * left
-        if not over:
-            return a
-        free -= set(over)
-
-
-@pytest.mark.parametrize("mode", Mode)
-@pytest.mark.parametrize("m", [5, 7, 10, 13, 20, 33, 50, 100])
-def test_under_the_cap_the_share_rule_survives_late_dropouts(m: int, mode: Mode) -> None:
-    n = Thresholds(m, mode)
-    for seed in range(10):
-        rng = np.random.default_rng(seed)
-        weights = [int(weight) for weight in rng.choice([1, 2, 50, 10_000], m)]
-        a = {f"{i:03}": value for i, value in enumerate(truncated(capped(weights, n.cap)))}
-        largest = sorted(a, key=lambda name: -a[name])
-        for lost in (largest[: m // 10], largest[1 : 1 + m // 10], [str(x) for x in rng.choice(largest, m // 10)]):
-            V = {name: value for name, value in a.items() if name not in lost}
-            assert all(share_rule(V, me, n.t) for me in V)
-
-
-def test_above_the_cap_it_may_not_survive() -> None:
-    n = Thresholds(20, Mode.PRIVATE)
-    count = 1 + n.t + 20 // 10  # one, its t colluding neighbours, and two that are lost, as large as the cap allows
-    for above, allowed in ((0.0, True), (1e-3, False)):
-        large = n.cap + above
-        a = truncated([large] * count + [(1 - count * large) / (20 - count)] * (20 - count))
-        V = {f"{i:03}": value for i, value in enumerate(a) if i not in (1, 2)}
-        assert share_rule(V, "000", n.t) == allowed
 
 
 # --- section 2.4: who is left

@@ -1,24 +1,24 @@
 """An outsider verifies the step of a private round, and finds each thing that was edited."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from secure_cast import SPEC, TRAIN, Cast, cast, context, held, round_of
+from secure_cast import TRAIN, Cast, cast, context, document, held, round_of
 from sqlalchemy import select
 
+from coordinator.aggregation.base import Rule, conclude
 from coordinator.aggregation.fedmgda import FedMGDAPlus
 from coordinator.aggregation.phases import Reply, RoundContext, Selected, Step, Waiting
 from coordinator.aggregation.registry import algorithm
-from coordinator.aggregation.rules import TooFewUpdatesError
+from coordinator.aggregation.rules import Combination, Rows, TooFewUpdatesError
 from coordinator.aggregation.secure.evaluation import evaluation
 from coordinator.aggregation.secure.step import invited
 from coordinator.aggregation.secure.verify import SecureEvidence, Unverified, verify_evaluation, verify_secure_step
-from federation.runs import RunSpec
 from federation.secure.thresholds import Mode
 from federation.v1.common_pb2 import SignedEnvelope, StepManifest
 from federation.work.evaluate.work import Evaluate
@@ -56,7 +56,7 @@ def test_the_step_of_a_rule_is_near_the_open_one_and_is_verified(mode: Mode, nam
     scene = cast(9, d=300, assumed=1, lost={(Stage.MASK.value, 0): ["silo-04"]} if mode is Mode.PRIVATE else {})
     step = round_of(scene, mode, name)
     assert step.combined is not None
-    again = verify_secure_step(algorithm(name), SPEC, context(scene, mode), evidence(scene, step))
+    again = verify_secure_step(algorithm(name), scene.spec, context(scene, mode), evidence(scene, step))
     assert again.combination.weights.tolist() == step.combination.weights.tolist()
     U = np.stack([member.vector / np.linalg.norm(member.vector) for member in scene.members.values()])
     mean = U.mean(axis=0)
@@ -140,7 +140,7 @@ LISTS: list[tuple[Edit, str]] = [
     (terms(clip=2.0), "for 'step' have another clip"),
     (terms(seed=1), "for 'step' have another seed"),
     (terms(unshared=b"1"), "for 'step' have another unshared"),
-    (terms(work=TRAIN), "for 'step' have another work"),
+    (terms(work=replace(TRAIN, measure=not TRAIN.measure)), "for 'step' have another work"),
     (lambda found: replace(found, sessions=[]), "names no session"),
     (lambda found: replace(found, sessions=[*found.sessions] * 2), "the record has 2 sessions for 'step'"),
     (foreign, "a reply of silo-00 at secure-(ready|deal) entered no session"),
@@ -168,14 +168,16 @@ OPENED: list[tuple[Edit, str]] = [
 @cache
 def verified_round() -> tuple[RoundContext, SecureEvidence]:
     scene = cast(9, assumed=1)
-    return context(scene, Mode.VERIFIED), evidence(scene, round_of(scene, Mode.VERIFIED, "fedmgda+"))
+    found = evidence(scene, round_of(scene, Mode.VERIFIED, "fedmgda+"))
+    return context(scene, Mode.VERIFIED), found
 
 
 @pytest.mark.parametrize(("edit", "named"), [*SUMMED, *OPENED, (record(tau2=bytes(32)), "nothing follows")])
 def test_what_was_edited_is_named(edit: Edit, named: str) -> None:
     around, found = verified_round()
+    assert around.private is not None
     with pytest.raises(Unverified, match=named):
-        verify_secure_step(algorithm("fedmgda+"), SPEC, around, edit(found))
+        verify_secure_step(algorithm("fedmgda+"), around.private.spec, around, edit(found))
 
 
 def test_a_member_that_was_invited_with_another_key_is_named() -> None:
@@ -184,26 +186,27 @@ def test_a_member_that_was_invited_with_another_key_is_named() -> None:
     assert around.private is not None
     strange = replace(around.private, keys={**around.private.keys, "silo-03": bytes(32)})
     with pytest.raises(Unverified, match="silo-03 was invited with a key that is not its own"):
-        verify_secure_step(algorithm("fedavg-n"), SPEC, replace(around, private=strange), found)
+        verify_secure_step(algorithm("fedavg-n"), scene.spec, replace(around, private=strange), found)
 
 
-def opposed() -> Cast:
-    """Eight members whose updates cancel in pairs; with this seed the Gram matrix says so in spite of its noise."""
-    scene = cast(8, seed=4, assumed=1)
-    members = list(scene.members.values())
-    for one, other in zip(members[::2], members[1::2], strict=True):
-        other.vector = -one.vector
-    return scene
+@dataclass(frozen=True, kw_only=True)
+class Standstill(Rule):
+    """A rule over the Gram matrix that takes no step."""
+
+    private = "gram"
+
+    def combine(self, rows: Rows) -> Combination:
+        return conclude(rows.gram, np.zeros(len(rows.prior)), rows.prior)
 
 
 def test_a_stationary_round_signs_a_session_without_a_sum_and_each_edit_is_named() -> None:
-    rule, scene = algorithm("fedmgda"), opposed()
+    rule, scene = Standstill(), cast(8, assumed=1, specification=document(Mode.PRIVATE))
     step: Step = held(scene, rule.round(context(scene, Mode.PRIVATE)))
     (session,) = step.sessions
     assert step.combination.diagnostics["stationary"] == 1.0
     assert (session.survivors, session.coefficients, session.members) == ((), (), tuple(scene.members))
     assert not any(phase.kind.name == MASK for phase in scene.phases)
-    verify_secure_step(rule, SPEC, context(scene, Mode.PRIVATE), evidence(scene, step))
+    verify_secure_step(rule, scene.spec, context(scene, Mode.PRIVATE), evidence(scene, step))
     edits: list[tuple[Edit, str]] = [
         *LISTS,
         *OPENED,
@@ -213,7 +216,7 @@ def test_a_stationary_round_signs_a_session_without_a_sum_and_each_edit_is_named
     ]
     for edit, named in edits:
         with pytest.raises(Unverified, match=named):
-            verify_secure_step(rule, SPEC, context(scene, Mode.PRIVATE), edit(evidence(scene, step)))
+            verify_secure_step(rule, scene.spec, context(scene, Mode.PRIVATE), edit(evidence(scene, step)))
 
 
 STILL = """
@@ -264,7 +267,7 @@ def test_a_round_that_could_move_is_not_verified_as_stationary() -> None:
         weights=None,
     )
     with pytest.raises(Unverified, match="have sent their masked vectors"):
-        verify_secure_step(FedMGDAPlus(), SPEC, context(scene, Mode.PRIVATE), still)
+        verify_secure_step(FedMGDAPlus(), scene.spec, context(scene, Mode.PRIVATE), still)
 
 
 def with_objectives() -> Cast:
@@ -291,13 +294,14 @@ def test_every_session_of_a_rule_over_objectives_is_signed_and_each_edit_is_name
     name: str, values: Mapping[str, Any], purposes: list[str], disclose: tuple[str, ...]
 ) -> None:
     scene, rule = with_objectives(), algorithm(name, values)
+    scene.specification = document(Mode.SUM, name, values, clip=100.0, disclose=disclose)
 
     def around(**changed: Any) -> RoundContext:
         return context(scene, Mode.SUM, clip=100.0, disclose=disclose, **changed)
 
     step: Step = held(scene, rule.round(around()))
     assert [session.purpose for session in step.sessions] == purposes
-    again = verify_secure_step(rule, SPEC, around(), evidence(scene, step))
+    again = verify_secure_step(rule, scene.spec, around(), evidence(scene, step))
     objectives, expected = again.combination.objectives, step.combination.objectives
     assert objectives is not None
     assert expected is not None
@@ -329,15 +333,14 @@ def test_every_session_of_a_rule_over_objectives_is_signed_and_each_edit_is_name
         )
     for edit, named in edits:
         with pytest.raises(Unverified, match=named):
-            verify_secure_step(rule, SPEC, around(), edit(evidence(scene, step)))
+            verify_secure_step(rule, scene.spec, around(), edit(evidence(scene, step)))
 
 
 def test_an_evaluation_is_verified_from_its_replies() -> None:
     scene = cast(8, assumed=1)
     for place, member in enumerate(scene.members.values()):
         member.metrics = {"test/loss": 0.1 * place, "test/accuracy": 0.5, "test/samples": 10.0}
-    around = context(scene, Mode.SUM)
-    spec = RunSpec.parse('name = "cast"\ntask = "digits"\nrounds = 1\nevaluate.splits = ["test"]')
+    around, spec = context(scene, Mode.SUM), scene.spec
     wanted = Evaluate(splits=spec.evaluated)
     means = held(scene, evaluation(around, wanted, tuple(scene.members)))
     replies = [reply for part in scene.sent.values() for reply in part]
@@ -362,7 +365,7 @@ def test_an_evaluation_is_verified_from_its_replies() -> None:
             scene.asked,
         )
     with pytest.raises(Unverified, match="another length than the round"):
-        verify_evaluation(SPEC, Evaluate(splits=SPEC.evaluated), around, replies, scene.asked)
+        verify_evaluation(spec, Evaluate(splits=("train", "test")), around, replies, scene.asked)
     assert around.private is not None
     of_other = replace(around.private, origin=replace(around.private.origin, base_model="other"))
     with pytest.raises(Unverified, match="another base_model than the round"):

@@ -27,7 +27,7 @@ from federation.work.base import Shape, Shows, Work
 from federation.work.registry import BUILT_IN, STAGES, decode, kind
 from federation.work.secure.terms import Invited, SessionTerms
 from federation.work.secure.wire import terms_bytes
-from federation.work.site import SecurePolicy, SessionEntry, Site
+from federation.work.site import EVALUATE, SecurePolicy, SessionEntry, Site
 from worker.home import DiskFull, Home, HomeError
 from worker.policy import Policy, PolicyError
 from worker.roster import Card, Roster
@@ -92,18 +92,19 @@ def test_a_section_that_cannot_be_used_is_refused_with_its_key(tmp_path: Path, t
 BASE = "blake3:base"
 
 
-def entry(session: str, *, evaluation: bool = False) -> SessionEntry:
-    return SessionEntry(session, "run", "digits", BASE, evaluation)
+def entry(session: str, work: str = "train", *, unmasked: bool = False) -> SessionEntry:
+    return SessionEntry(session, "run", "digits", BASE, work, unmasked)
 
 
 def test_sessions_are_counted_once_and_survive_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "private-rounds.db"
     first = RoundLedger(path)
-    for made in (entry("a"), entry("b", evaluation=True), entry("a")):
+    for made in (entry("a"), entry("b", EVALUATE), entry("a")):
         first.add(made)
-    first.add(SessionEntry("c", "run", "mnist", BASE, False))
+    first.add(SessionEntry("c", "run", "mnist", BASE, "train"))
+    first.unmask("a")
     other_process = RoundLedger(path)
-    assert list(other_process.entries({"digits"})) == [entry("a"), entry("b", evaluation=True)]
+    assert list(other_process.entries({"digits"})) == [entry("a", unmasked=True), entry("b", EVALUATE)]
     assert other_process.tasks() == ["digits", "mnist"]
     assert path.stat().st_mode & 0o777 == 0o600
 
@@ -207,7 +208,7 @@ def test_a_worker_evaluates_in_the_clear_what_the_ledger_allows_and_declines_the
     running.wait_for("declined")
     with closing(RoundLedger(home.rounds)) as ledger:
         for session in "ab":
-            ledger.add(SessionEntry(session, "run", "mnist", BASE, evaluation=False))
+            ledger.add(SessionEntry(session, "run", "mnist", BASE, "train"))
     for times in (1, 2):
         evaluate("train")
         running.wait_for("receipt", times)
