@@ -170,6 +170,15 @@ def _entropy(data: RunData) -> Html:
         "one has all the weight. The further below the dashed line, the more selective the algorithm was."
     )
     columns = [("entropy", entropy, number), ("effective", effective, number), ("accepted", present, whole)]
+    shares = data.metric("private/rule_share")
+    if known(shares):
+        moved = sum(share < 1 for share in known(shares))
+        caption += (
+            f" In {moved} of {len(known(shares))} private steps the coefficients were moved towards plain averaging, so "
+            "that the others cover each member's update; on average "
+            f"{percent(mean(known(shares)))} of the algorithm's own coefficients was left."
+        )
+        columns.append(("rule's share", shares, percent))
     return line_figure(data, title, _NO_STEP, series, Axis("clients", general, low=0.0), caption, columns)
 
 
