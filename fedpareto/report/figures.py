@@ -174,8 +174,8 @@ def _entropy(data: RunData) -> Html:
     if known(shares):
         moved = sum(share < 1 for share in known(shares))
         caption += (
-            f" In {moved} of {len(known(shares))} private steps the coefficients were moved towards plain averaging, so "
-            "that the others cover each member's update; on average "
+            f" In {moved} of {len(known(shares))} private steps the coefficients were moved towards plain averaging, "
+            "so that the others cover each member's update; on average "
             f"{percent(mean(known(shares)))} of the algorithm's own coefficients was left."
         )
         columns.append(("rule's share", shares, percent))
