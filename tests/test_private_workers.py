@@ -4,6 +4,7 @@ The record that the runs leave is verified, and each fact of it that is edited i
 """
 
 import json
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -28,10 +29,12 @@ from federation.v1.record_pb2 import RoundRecord
 from federation.vectors import Layout, Tensor
 from federation.work.base import Shape
 from federation.work.evaluate.work import Evaluate
+from federation.work.site import SessionEntry
 from verification.errors import Wrong
 from verification.run import verify
 from worker.assignments import Order
 from worker.memory import WorkerMemory
+from worker.round_ledger import RoundLedger
 
 CLIENTS = tuple(f"client-{number}" for number in range(5))
 LATE = CLIENTS[-1]
@@ -421,3 +424,30 @@ def test_a_run_over_objectives_is_verified_round_by_round(scene: Scene) -> None:
     assert [session.purpose for session in step.secure] == ["jacobian", "step"]
     with pytest.raises(Wrong, match=r"round 0: .*weights"):
         record.step(lambda step: setattr(step.weights[0], "weight", 0.5)).verify()
+
+
+def test_a_member_finds_its_private_rounds_in_the_record_and_what_its_owner_requires(
+    scene: Scene, tmp_path: Path
+) -> None:
+    run = scene.fed.query("select run_id from runs where name = 'private'")[0][0]
+    bundle = str(record_of(scene, "private").path)
+    home = shutil.copytree(scene.home(CLIENTS[0]), tmp_path / "home")
+
+    def problems(code: int) -> list[str]:
+        shown = scene.fed.fedpareto("worker", "verify", bundle, "--home", str(home), "--json", code=code)
+        found: list[str] = json.loads(shown)["problems"]
+        return found
+
+    assert not problems(0)
+    (home / "policy.toml").write_text("[secure]\neffective_members = 4.5\n")
+    uncovered = problems(1)  # at MASK and at CONFIRM, of the training and of the evaluation
+    assert len(uncovered) == 4
+    assert all("was 4.00 effective members; its owner requires 4.5" in problem for problem in uncovered)
+    (home / "policy.toml").write_text("[secure]\neffective_members = 4\n")
+    assert not problems(0)
+    ledger = RoundLedger(home / "private-rounds.db")
+    ledger.add(SessionEntry("ab" * 32, run, "digits", "blake3:00", "train"))
+    ledger.add(SessionEntry("cd" * 32, "another-run", "digits", "blake3:00", "train"))
+    ledger.close()
+    (problem,) = problems(1)
+    assert f"answered in the private session {'ab' * 8} of train, which the record lacks" in problem
