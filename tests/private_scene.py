@@ -19,6 +19,7 @@ POLICY = """\
 [secure]
 disclose = ["accuracy", "evaluation", "loss", "norm"]
 sessions_per_model = 1000
+sums_per_model = 1000
 """
 TASK = "two-digits"
 STAGES = ["secure-ready", "secure-deal", "secure-open", "secure-mask", "secure-confirm", "secure-unmask"]

@@ -14,11 +14,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from harness import wait_for
 from scripted import CLIENT, FEDERATION, ScriptedCoordinator, scripted
 from working import Running
-from works import set_train, set_work
+from works import offer_input, set_work
 
 from federation.digests import digest
 from federation.envelope import key_id, seal
 from federation.member_files import MemberFiles
+from federation.objectives import joint_target
+from federation.runs import RunSpec
 from federation.secure import hashing
 from federation.secure.dealing import deal_bytes
 from federation.secure.keys import member_keys
@@ -29,10 +31,10 @@ from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, Input, JacobianWork, ReplyManifest, Row
 from federation.v1.secure_pb2 import SecureDealWork, SecureReadyWork, SecureStatement
 from federation.vectors import to_bytes
-from federation.work.base import Shape
-from federation.work.registry import decode
+from federation.work.secure.ready import SPECIFICATION
 from federation.work.secure.terms import Invited, SessionTerms
 from federation.work.secure.wire import terms_bytes
+from federation.work.train.work import Train
 from worker.home import Home
 from worker.roster import Card, Roster
 from worker.service import prepare_offers
@@ -40,6 +42,17 @@ from worker.service import prepare_offers
 OTHERS = [f"hospital-{name}" for name in "bcde"]
 LAYOUT, VECTOR = initial_model(task("digits"), 3)
 MODEL = to_bytes(LAYOUT, VECTOR)
+DOCUMENT = b"""
+name = "run"
+task = "digits"
+rounds = 1
+seed = 7
+algorithm.name = "fedavg-n"
+privacy.secure = "sum"
+train.steps = 1
+"""
+"""The specification of the run."""
+SPEC = RunSpec.parse(DOCUMENT)
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +73,7 @@ class Liar:
 
     def __post_init__(self) -> None:
         self.member = self.coordinator.member()
+        self.coordinator.blobs[digest(DOCUMENT)] = DOCUMENT
         self.keys = {CLIENT: self.member.signing_key} | {name: Ed25519PrivateKey.generate() for name in OTHERS}
         cards = [Card(FEDERATION, name, key.public_key().public_bytes_raw()) for name, key in self.keys.items()]
         self.home.directory.mkdir()
@@ -77,26 +91,27 @@ class Liar:
     def assignment(self, **changes: Any) -> AssignmentManifest:
         """To train in the clear; `changes` are fields of the assignment."""
         self.asked += 1
-        fields = {"run_id": "run", "round": 0, "assignment_id": f"assignment-{self.asked}", **changes}
+        fields = {"run_id": "run", "round": 0, "assignment_id": f"assignment-{self.asked}"}
+        fields |= {"spec": digest(DOCUMENT), **changes}
         return self.coordinator.assignment(LAYOUT, MODEL, **fields)
 
     def terms(self, nonce: bytes = bytes(16), **changes: Any) -> SessionTerms:
         """What the five members of the roster agree on."""
-        asked = self.coordinator.assignment(LAYOUT, MODEL)
-        set_train(asked, steps=1)
+        asked, work = self.coordinator.assignment(LAYOUT, MODEL), Train.of(SPEC, 0, joint_target(("loss",)))
         fields: dict[str, Any] = {
             "nonce": nonce, "federation_id": FEDERATION, "run_id": "run", "round": 0, "mode": Mode.SUM,
-            "base_model": asked.base_model, "spec": asked.spec, "task": "digits", "length": LAYOUT.size, "clip": 0.0,
-            "disclose": (), "invited": invited(self.keys), "seed": asked.seed, "unshared": b"",
-            "work": decode("train", asked.work, Shape(LAYOUT, ("loss",), ("loss",))),
+            "base_model": asked.base_model, "spec": digest(DOCUMENT), "task": "digits", "length": LAYOUT.size,
+            "clip": 0.0, "disclose": (), "invited": invited(self.keys), "seed": asked.seed, "unshared": b"", "work": work,
         }  # fmt: skip
         return SessionTerms(**{**fields, **changes})
 
-    def ready(self, terms: SessionTerms, **changes: Any) -> AssignmentManifest:
-        """To become ready for a session."""
+    def ready(self, terms: SessionTerms, document: bytes = DOCUMENT, **changes: Any) -> AssignmentManifest:
+        """To become ready for a session of a run with this specification."""
+        self.coordinator.blobs[digest(document)] = document
         asked = self.assignment(**changes)
         del asked.rows[:]
         asked.kind, asked.work = "secure-ready", SecureReadyWork(terms=terms_bytes(terms)).SerializeToString()
+        offer_input(asked, SPECIFICATION, document)
         return asked
 
     def deal(self, replies: list[bytes], terms: SessionTerms, members: list[str], **changes: Any) -> AssignmentManifest:
@@ -223,7 +238,7 @@ def test_terms_that_differ_after_ready_are_declined_or_make_a_session_with_other
         assert liar.declined(liar.ready(first, seed=8)) == "terms"
         _, again, _ = liar.answered(liar.ready(first))
         assert again == said, "the same question has the same answer"
-        _, other, _ = liar.answered(liar.ready(replace(first, clip=1.0)))
+        _, other, _ = liar.answered(liar.ready(replace(first, nonce=b"another session!")))
         assert other.session != said.session
         assert other.keys[:32] != said.keys[:32]
         assert other.keys[32:] != said.keys[32:]

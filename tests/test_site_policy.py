@@ -15,19 +15,23 @@ from harness import wait_for
 from scripted import CLIENT, FEDERATION, ScriptedCoordinator
 from test_worker_limits import gradients, manifest, reason
 from working import Running
-from works import set_train, set_work
+from works import offer_input, set_work
 
+from federation.digests import digest
 from federation.envelope import key_id, seal
+from federation.objectives import joint_target
+from federation.runs import RunSpec
 from federation.secure.thresholds import Mode
 from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, SearchWork
 from federation.v1.secure_pb2 import SecureReadyWork
 from federation.vectors import Layout
-from federation.work.base import Shape, Shows, Work
-from federation.work.registry import BUILT_IN, STAGES, decode, kind
+from federation.work.base import Shows, Work
+from federation.work.registry import BUILT_IN, STAGES, kind
 from federation.work.secure.terms import Invited, SessionTerms
 from federation.work.secure.wire import terms_bytes
 from federation.work.site import EVALUATE, SecurePolicy, SessionEntry, Site
+from federation.work.train.work import Train
 from worker.home import DiskFull, Home, HomeError
 from worker.policy import Policy, PolicyError
 from worker.roster import Card, Roster
@@ -231,9 +235,13 @@ def test_a_session_ends_by_a_cancel_or_a_day_after_the_worker_was_ready_and_no_o
     Roster.parse(cards, member).pin(home.roster)
 
     def ready(number: int, steps: int = 1_000_000) -> AssignmentManifest:
-        asked = coordinator.assignment(*model, number, run_id="run", round=0)
-        set_train(asked, steps=steps)
-        work = decode("train", asked.work, Shape(model[0], ("loss",), ("loss",)))
+        document = (
+            'name = "run"\ntask = "digits"\nrounds = 1\nseed = 7\nalgorithm.name = "fedavg-n"\nprivacy.secure = "sum"\n'
+            f"train.steps = {steps}"
+        ).encode()
+        coordinator.blobs[digest(document)] = document
+        asked = coordinator.assignment(*model, number, run_id="run", round=0, spec=digest(document))
+        work = Train.of(RunSpec.parse(document), 0, joint_target(("loss",)))
         terms = SessionTerms(
             nonce=secrets.token_bytes(16), federation_id=FEDERATION, run_id="run", round=0, mode=Mode.SUM,
             base_model=asked.base_model, spec=asked.spec, task="digits", length=model[0].size, clip=0.0, disclose=(),
@@ -242,6 +250,7 @@ def test_a_session_ends_by_a_cancel_or_a_day_after_the_worker_was_ready_and_no_o
         )  # fmt: skip
         del asked.rows[:]
         asked.kind, asked.work = "secure-ready", SecureReadyWork(terms=terms_bytes(terms)).SerializeToString()
+        offer_input(asked, "specification", document)
         return asked
 
     def kept() -> set[str]:

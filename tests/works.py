@@ -4,7 +4,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, JacobianWork, ResidualWork, SearchWork, TrainWork
+from federation.digests import digest
+from federation.v1.common_pb2 import (
+    AssignmentManifest,
+    EvaluateWork,
+    Input,
+    JacobianWork,
+    ResidualWork,
+    SearchWork,
+    TrainWork,
+)
 
 MESSAGES: dict[str, type[Any]] = {
     "train": TrainWork,
@@ -40,6 +49,11 @@ def ask_bf16(order: AssignmentManifest) -> AssignmentManifest:
         row.dtype = "BF16"
     set_train(order, dtype="BF16")
     return order
+
+
+def offer_input(order: AssignmentManifest, name: str, content: bytes) -> None:
+    """Names an input of the work, and its digest and size."""
+    order.inputs.append(Input(name=name, digest=digest(content), size=len(content)))
 
 
 def set_train(order: AssignmentManifest, **fields: Any) -> None:
