@@ -33,6 +33,7 @@ from federation.work.secure.wire import terms_bytes
 from federation.work.train.work import Train
 from simulation.members import Members
 
+_NONE: Mapping[str, Any] = MappingProxyType({})
 FREE = "cast:Rule"
 """An algorithm of which members know nothing: they rely on the cover of the sum."""
 
@@ -40,7 +41,7 @@ FREE = "cast:Rule"
 def document(
     mode: Mode,
     algorithm: str = FREE,
-    values: Mapping[str, Any] = MappingProxyType({}),
+    values: Mapping[str, Any] = _NONE,
     *,
     clip: float = 0.0,
     disclose: Sequence[str] = (),
@@ -115,6 +116,7 @@ class Member:
     metrics: Mapping[str, float] = field(default_factory=dict)
     gradients: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     origin: Origin = ORIGIN
+    samples: int = 100
 
     @property
     def site(self) -> Any:
@@ -145,7 +147,7 @@ class Member:
         if self.asked.setdefault(question, asked) != asked:
             raise WorkError("another question was answered", reason="answered")
         rows = {"loss": self.vector, **self.gradients} if work.name == Stage.READY else {}
-        return work.answer(client, Result(rows, dict(self.losses), dict(self.metrics), 100))
+        return work.answer(client, Result(rows, dict(self.losses), dict(self.metrics), self.samples))
 
     @property
     def shape(self) -> Shape:
@@ -277,10 +279,13 @@ def cast(m: int, d: int = 40, *, seed: int = 0, assumed: int | None = None, **fi
     return Cast({name: Member(name, members, vectors[name]) for name in names}, **fields)
 
 
-def setting(cast: Cast, mode: Mode, **changed: Any) -> Setting:
-    """The setting of a session with all members."""
+def setting(
+    cast: Cast, mode: Mode, algorithm: str = FREE, values: Mapping[str, Any] = _NONE, **changed: Any
+) -> Setting:
+    """The setting of a session with all members, in a run of this algorithm; `changed` are fields of the terms."""
     first = next(iter(cast.members.values()))
-    cast.specification = document(mode, clip=changed.get("clip", 0.0), disclose=changed.get("disclose", ()))
+    shown = {key: changed[key] for key in ("clip", "disclose") if key in changed}
+    cast.specification = document(mode, algorithm, values, **shown)
     fields: dict[str, Any] = {
         **asdict(cast.origin),
         "nonce": bytes(16),
@@ -354,9 +359,6 @@ STAGES = [
 def names(members: Iterable[int]) -> list[str]:
     """The ids of members by their places."""
     return [f"silo-{i:02}" for i in members]
-
-
-_NONE: Mapping[str, Any] = {}
 
 
 def context(scene: Cast, mode: Mode, **changed: Any) -> RoundContext:

@@ -101,7 +101,8 @@ class Liar:
         fields: dict[str, Any] = {
             "nonce": nonce, "federation_id": FEDERATION, "run_id": "run", "round": 0, "mode": Mode.SUM,
             "base_model": asked.base_model, "spec": digest(DOCUMENT), "task": "digits", "length": LAYOUT.size,
-            "clip": 0.0, "disclose": (), "invited": invited(self.keys), "seed": asked.seed, "unshared": b"", "work": work,
+            "clip": 0.0, "disclose": (), "invited": invited(self.keys), "seed": asked.seed, "unshared": b"",
+            "work": work,
         }  # fmt: skip
         return SessionTerms(**{**fields, **changes})
 

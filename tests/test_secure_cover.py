@@ -132,7 +132,7 @@ UNSIGNED = [name for name, kind in bounds._KINDS.items() if kind is Kind.NONE an
     ("name", "accepted"),
     [
         *((name, False) for name in UNSIGNED),
-        *((name, True) for name in ("fedfv", "adafed", "a:Rule", "torchjd:UPGrad")),
+        *((name, True) for name in ("adafed", "a:Rule", "torchjd:upgrad")),
     ],
 )
 def test_only_algorithms_with_signed_coefficients_may_have_negative_ones(name: str, accepted: bool) -> None:

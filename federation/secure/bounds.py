@@ -54,7 +54,7 @@ _KINDS = {
     **dict.fromkeys(("afl", "fedfa", "q-fedavg", "adafed", "fedfv", "dual-cone", "nash-mtl", "multi-krum"), Kind.NONE),
     **dict.fromkeys(("geometric-median", "centred-clipping"), Kind.NONE),
 }
-_SIGNED = frozenset({"adafed", "fedfv"})
+_SIGNED = frozenset({"adafed"})
 
 
 def bounds(

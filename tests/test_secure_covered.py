@@ -1,0 +1,182 @@
+"""The coordinator moves the coefficients of every rule until all members accept them, also after losses."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import combinations
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.aggregation.base import Rule
+from coordinator.aggregation.phases import Replies, Reply
+from coordinator.aggregation.registry import ALGORITHMS, algorithm
+from coordinator.aggregation.rules import Rows, TooFewUpdatesError, Vector
+from coordinator.aggregation.secure.covered import covered, refusal
+from coordinator.aggregation.secure.settled import Cohort
+from federation.secure import bounds
+from federation.secure.bounds import Bounds, Kind
+from federation.secure.cover import least_covered
+from federation.secure.thresholds import Mode, Thresholds, truncated
+from federation.work.secure.allowed import least_cover
+
+
+def cohort(m: int, W: int, mode: Mode, samples: Sequence[int] | None = None) -> Cohort:
+    """W of m members that are ready, with their samples."""
+    counts = samples or [100] * W
+    replies = [Reply(client_id=f"silo-{i:03}", samples=counts[i], losses={}, metrics={}) for i in range(W)]
+    return Cohort(thresholds=Thresholds(m, mode), replies=Replies(replies), gram=None)
+
+
+def losses(names: Sequence[str], most: int, rng: np.random.Generator) -> list[tuple[str, ...]]:
+    """All sets of at most so many members for few members, and some for many."""
+    if len(names) <= 12:
+        return [lost for count in range(most + 1) for lost in combinations(names, count)]
+    return [tuple(rng.choice(names, rng.integers(0, most + 1), replace=False)) for _ in range(20)]
+
+
+def accepted(rule: Bounds, least: Fraction, W: Cohort, A: Sequence[int], rng: np.random.Generator) -> bool:
+    """Whether all members accept coefficients of W, and of what is left after every loss of floor(m / 10) members."""
+    a = dict(zip(W.members, A, strict=True))
+    samples = {reply.client_id: reply.samples for reply in W.replies}
+    if bounds.problem(rule, a, samples, W.thresholds):
+        return False
+    largest = sorted(a, key=lambda name: -abs(a[name]))[: W.thresholds.losses]
+    return all(
+        least_covered({name: a[name] for name in a if name not in lost}, W.thresholds.t, least) is None
+        for lost in [tuple(largest), tuple(largest[1:]), *losses(W.members, W.thresholds.losses, rng)]
+    )
+
+
+def coefficients(how: str, count: int, rng: np.random.Generator) -> Vector:
+    """What a rule may come up with."""
+    made: Vector = {
+        "even": lambda: rng.uniform(0.5, 1.5, count),
+        "heavy": lambda: rng.dirichlet([0.1] * count),
+        "one": lambda: np.eye(count)[rng.integers(count)] + rng.choice([0.0, 1e-9, 0.01], count),
+        "few": lambda: rng.choice([0.0, 1.0], count, p=[0.8, 0.2]),
+        "signed": lambda: rng.standard_normal(count),
+        "opposed": lambda: np.where(np.arange(count) % 2, 1.0, -1.0),
+        "tiny": lambda: 1e-12 * rng.uniform(0.0, 1.0, count),
+    }[how]()
+    return made if np.any(made) else np.ones(count)
+
+
+HOW = ["even", "heavy", "one", "few", "signed", "opposed", "tiny"]
+KINDS = [kind for kind in Kind if kind is not Kind.EQUAL]
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    st.sampled_from([5, 7, 8, 10, 11, 12, 20, 33, 50, 100]),
+    st.sampled_from(list(Mode)),
+    st.sampled_from(KINDS),
+    st.sampled_from(HOW),
+    st.sampled_from(["uniform", "samples"]),
+    st.booleans(),
+    st.integers(0, 2**32),
+)
+def test_all_members_accept_the_coefficients_that_the_coordinator_makes_of_any_rules(
+    m: int, mode: Mode, kind: Kind, how: str, prior: Literal["uniform", "samples"], signed: bool, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(Thresholds(m, mode).n_min, m + 1))
+    W = cohort(m, count, mode, rng.integers(50, 150, count).tolist())
+    rule = Bounds(kind=kind, prior=prior, signed=signed and kind is Kind.NONE, epsilon=rng.choice([0.01, 0.3]))
+    least = W.thresholds.effective_members
+    c = coefficients(how, count, rng)
+    try:
+        made = covered(rule, least, W, c)
+    except TooFewUpdatesError:
+        plain = truncated(W.replies.prior(prior).tolist())
+        assert prior == "samples"
+        assert not accepted(rule, least, W, plain, rng)
+        return
+    assert accepted(rule, least, W, made.coefficients, rng)
+    own = truncated((c / np.abs(c).sum()).tolist())
+    assert (made.share == 1) == accepted(rule, least, W, own, rng)
+    assert 0 <= made.share <= 1
+    if made.share == 1:
+        assert list(made.coefficients) == own
+
+
+def heavy(weight: float) -> Vector:
+    return np.array([weight, *[1.0] * 9])
+
+
+def test_the_heavier_one_member_is_the_less_of_the_rule_is_left() -> None:
+    W, rule = cohort(10, 10, Mode.PRIVATE), Bounds(kind=Kind.NONE)
+    least = W.thresholds.effective_members
+    shares = [covered(rule, least, W, heavy(weight)).share for weight in (1, 2, 2.2, 2.3, 4, 10, 1e3, 1e6)]
+    assert shares[:3] == [1.0, 1.0, 1.0], "up to the square root of 5"
+    assert shares == sorted(shares, reverse=True)
+    assert 0 < shares[-1] < shares[3] < 1
+    # The largest weight is where the cover is E*: (E* - 1) A^2 = 5 B^2 with 10 - 1 - t - 1 others left.
+    A, B = (covered(rule, least, W, heavy(1e6)).coefficients[place] for place in (0, 9))
+    assert 1 - 1e-6 < float(Fraction(A**2, 5 * B**2)) <= 1
+
+
+def test_the_more_cover_a_run_asks_for_the_less_of_the_rule_is_left() -> None:
+    W, rule = cohort(10, 10, Mode.PRIVATE), Bounds(kind=Kind.NONE)
+    shares = [covered(rule, Fraction(least), W, heavy(100)).share for least in (1, 1.01, 1.5, 2, 3, 5, 6)]
+    assert shares[0] == 1.0
+    assert shares == sorted(shares, reverse=True)
+    assert len(set(shares)) == len(shares)
+    assert covered(rule, Fraction(6), W, heavy(1)).share == 1, "10 - t - 1 of equal weight"
+    with pytest.raises(TooFewUpdatesError, match=r"fewer than 6\.1 effective members would be left"):
+        covered(rule, Fraction(6.1), W, heavy(1))
+    assert least_cover(0.0, W.thresholds) == 2
+    assert least_cover(3.5, W.thresholds) == Fraction(7, 2)
+
+
+def test_where_one_member_has_most_samples_not_even_plain_averaging_is_accepted() -> None:
+    W = cohort(10, 10, Mode.SUM, [10_000, *[100] * 9])
+    with pytest.raises(TooFewUpdatesError, match=r"silo-000 has 0\.917 of the coefficients, too large a part"):
+        covered(Bounds(kind=Kind.FIXED, prior="samples"), Fraction(2), W, W.replies.prior("samples"))
+    free = covered(Bounds(kind=Kind.NONE, prior="samples"), Fraction(2), W, np.ones(10))
+    assert free.share == 1, "the rule's own coefficients are accepted"
+
+
+def test_the_worst_loss_is_that_of_the_members_with_the_largest_coefficients() -> None:
+    numbers = Thresholds(12, Mode.PRIVATE)
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        W = cohort(12, 12, Mode.PRIVATE)
+        A = truncated(rng.dirichlet([rng.choice([1, 5, 20])] * 12).tolist())
+        least = Fraction(int(rng.integers(2, 6)))
+        given = dict(zip(W.members, A, strict=True))
+        expected = accepted(Bounds(kind=Kind.NONE), least, W, A, rng)
+        assert (not refusal(Bounds(kind=Kind.NONE), least, numbers, given, {})) == expected
+
+
+# --- the rules of the registry
+
+VALUES: dict[str, dict[str, Any]] = {"scalarised": {}, "fsmgda": {"bound": "none"}}
+RULES = sorted(name for name, kind in ALGORITHMS.items() if kind.private is not None and issubclass(kind, Rule))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_coefficients_are_negative_only_where_members_expect_it(name: str) -> None:
+    rule, negative = algorithm(name, VALUES.get(name, {})), False
+    assert isinstance(rule, Rule)
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        U = rng.standard_normal((10, 12)) + rng.choice([-0.5, 0.0, 2.0])
+        U /= np.linalg.norm(U, axis=1)[:, None]
+        rows = Rows(
+            gram=U @ U.T,
+            prior=np.full(10, 0.1),
+            samples=np.full(10, 100.0),
+            losses=rng.uniform(0.1, 3.0, 10),
+            accuracies=rng.uniform(0.1, 0.9, 10),
+            clients=tuple(f"silo-{i:02}" for i in range(10)),
+            rounds=2,
+        )
+        if rule.private == "gram":
+            rows = replace(rows, cap=Thresholds(10, Mode.PRIVATE).cap)
+        c = rule.decide(rows).coefficients
+        negative |= bool((c < 0).any())
+    assert negative == (name in bounds._SIGNED)
