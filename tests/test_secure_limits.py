@@ -1,13 +1,13 @@
 """The owner's limits on private rounds and evaluations hold, even if a coordinator asks for more."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from secure_cast import ORIGIN, Cast, Kept, Member, cast, context, equal, held, names, play, setting
 
-from coordinator.aggregation.phases import Waiting
+from coordinator.aggregation.phases import Phase, Replies, Waiting
 from coordinator.aggregation.rules import TooFewUpdatesError
 from coordinator.aggregation.secure.evaluation import evaluation
 from coordinator.aggregation.secure.session import secure_sum
@@ -189,3 +189,110 @@ def test_a_mean_over_fewer_than_t_and_three_members_is_not_available(reporters: 
         member.metrics = {"test/loss": 1.0} | ({"test/accuracy": 0.5} if place < reporters else {})
     found = held(scene, evaluation(context(scene, Mode.SUM), TEST, tuple(scene.members)))
     assert found.metrics == pytest.approx({"test/loss": 1.0} | ({"test/accuracy": 0.5} if known else {}))
+
+
+# --- sums of one model
+
+
+def summing(scene: Cast, nonce: bytes, *, until: Stage | None = None) -> Callable[[], Sum]:
+    """Holds a session up to a stage; what is given holds the rest."""
+    conversation = secure_sum(setting(scene, Mode.SUM, nonce=nonce * 16), equal)
+    phase = next(conversation)
+    while phase.kind.name != until:
+        try:
+            phase = conversation.send(scene.ask(phase))
+        except StopIteration as end:
+            total: Sum = end.value
+            return lambda: total
+
+    def rest() -> Sum:
+        total: Sum = held(scene, resumed(conversation, phase))
+        return total
+
+    return rest
+
+
+def resumed(conversation: Generator[Phase, Replies, Sum], phase: Phase) -> Generator[Phase, Replies, Sum]:
+    """A conversation whose last phase has not been asked yet."""
+    while True:
+        replies = yield phase
+        try:
+            phase = conversation.send(replies)
+        except StopIteration as end:
+            total: Sum = end.value
+            return total
+
+
+def test_of_two_sessions_from_one_model_members_unmask_one_sum() -> None:
+    scene = limited()
+    first, second = (summing(scene, nonce, until=Stage.UNMASK) for nonce in (b"1", b"2"))
+    assert not scene.declined
+    assert second().record.survivors == tuple(names(range(6)))
+    with pytest.raises(TooFewUpdatesError, match="0 of 6 members have sent their shares"):
+        first()
+    assert scene.declined == {(Stage.UNMASK.value, name): "model-sums" for name in scene.members}
+
+
+def test_after_a_sum_a_session_from_the_same_model_waits_until_owners_raise_the_limit() -> None:
+    scene = limited()
+    summing(scene, b"1")
+    with pytest.raises(Waiting, match=r"the owners may raise the limits in policy\.toml; then resume the run"):
+        summing(scene, b"2")
+    assert scene.declined == {(Stage.READY.value, name): "model-sums" for name in scene.members}
+    for name, member in scene.members.items():
+        policy = SecurePolicy(assumed=1, sums_per_model=2)
+        member.members._sites[name] = replace(member.site, policies={ORIGIN.task: policy})
+    summing(scene, b"2")
+    with pytest.raises(Waiting):
+        summing(scene, b"3")
+
+
+def test_a_sum_that_was_not_unmasked_does_not_count() -> None:
+    scene = limited()
+    for number in range(3):
+        summing(scene, bytes([number]), until=Stage.UNMASK)
+    assert summing(scene, b"4")().record.survivors == tuple(names(range(6)))
+    assert not scene.declined
+
+
+def test_a_member_that_unmasks_again_after_a_crash_counts_one_sum() -> None:
+    scene = limited()
+
+    def twice(stage: str, member: Member, work: Work, inputs: Mapping[str, bytes]) -> tuple[Work, Mapping[str, bytes]]:
+        if stage == Stage.UNMASK:
+            member.do(work, inputs)
+        return work, inputs
+
+    scene.change = twice
+    assert summing(scene, b"1")().record.survivors == tuple(names(range(6)))
+    assert [entry.unmasked for entry in scene.members[VICTIM].site.counted(ORIGIN.task)] == [True]
+
+
+def test_an_evaluation_is_another_kind_of_work_than_the_training_from_its_model() -> None:
+    scene = limited()
+    summing(scene, b"1")
+    assert evaluate(scene, b"e").record.survivors == tuple(names(range(6)))
+
+
+def test_a_sum_that_was_unmasked_is_known_after_a_restart(tmp_path: Path) -> None:
+    scene, victim = limited(), names([2])[0]
+
+    def restarted() -> RoundLedger:
+        ledger = RoundLedger(tmp_path / "private-rounds.db")
+        member = scene.members[victim]
+        member.members._sites[victim] = replace(member.site, ledger=ledger)
+        return ledger
+
+    ledgers = [restarted()]
+    first, second = (summing(scene, nonce, until=Stage.UNMASK) for nonce in (b"1", b"2"))
+    first()
+    for ledger in ledgers:
+        ledger.close()
+    ledgers = [restarted()]
+    with pytest.raises(TooFewUpdatesError):
+        second()
+    assert scene.declined[Stage.UNMASK.value, victim] == "model-sums"
+    with pytest.raises(Waiting):
+        summing(scene, b"3")
+    assert scene.declined[Stage.READY.value, victim] == "model-sums"
+    ledgers[0].close()
