@@ -16,12 +16,18 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from experiments.leakage.specification import Specification
 from experiments.published import CATALOGUE, PublishedCurves, PublishedTable
+from experiments.search.specification import Specification as Search
 from federation.problems import explain
 from federation.run_sections import ServerSpec
 from federation.runs import RunSpec
 
 Overrides = dict[str, Any]
-Kind = Literal["simulation", "leakage"]
+Kind = Literal["simulation", "leakage", "search"]
+_SPECIFICATIONS: dict[Kind, type[RunSpec] | type[Specification] | type[Search]] = {
+    "simulation": RunSpec,
+    "leakage": Specification,
+    "search": Search,
+}
 
 
 class ExperimentError(ValueError):
@@ -146,15 +152,14 @@ class Cell:
         """The specification of one run as it is written, without defaults."""
         return {"name": f"{self.slug}-{seed}", "seed": seed, **self.document}
 
-    def spec(self, seed: int) -> RunSpec | Specification:
+    def spec(self, seed: int) -> RunSpec | Specification | Search:
         """The specification of one run.
 
         Raises:
             ExperimentError: it is not valid; the message names each wrong key.
         """
         try:
-            model = RunSpec if self.kind == "simulation" else Specification
-            return model.model_validate(self.given(seed))
+            return _SPECIFICATIONS[self.kind].model_validate(self.given(seed))
         except ValidationError as error:
             page = "docs/run-spec.md" if self.kind == "simulation" else "docs/experiments.md"
             problems = "\n".join(explain(problem, f"see {page}") for problem in error.errors())

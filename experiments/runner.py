@@ -28,8 +28,11 @@ from experiments import measures, record
 from experiments.leakage.laboratory import Laboratory
 from experiments.leakage.specification import Specification
 from experiments.results import Job, Store, difference
+from experiments.search import laboratory as search
+from experiments.search.specification import Specification as Search
 from federation.keys import IdentityError
 from federation.refusals import Refusal
+from federation.runs import RunSpec
 from simulation.history import History
 from simulation.simulate import Simulation
 from storage.blobs import BlobCorrupt, BlobMissing
@@ -104,7 +107,7 @@ class Runner:
     def run_one(self, job: Job, tell: Tell) -> Event:
         """Makes one run in this process, and returns its last event."""
         specification = job.cell.spec(job.seed)
-        if isinstance(specification, Specification):
+        if not isinstance(specification, RunSpec):
             return self._attack(job, specification)
         workspace = self._store.workspace(job)
         resume = _is_under_way(workspace)
@@ -119,9 +122,12 @@ class Runner:
         finally:
             self._current = None
 
-    def _attack(self, job: Job, specification: Specification) -> Event:
+    def _attack(self, job: Job, specification: Specification | Search) -> Event:
         try:
-            self._store.keep(job, *self._laboratory.measure(specification))
+            if isinstance(specification, Search):
+                self._store.keep(job, search.measure(specification), [])
+            else:
+                self._store.keep(job, *self._laboratory.measure(specification))
         except Exception as error:  # the other runs continue
             return Event(job, "failed", reason=f"{type(error).__name__}: {error}")
         return Event(job, "finished", specification.rounds)

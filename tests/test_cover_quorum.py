@@ -1,7 +1,7 @@
 """A coordinator that loses members on purpose: the others do not unmask a sum that shows one member.
 
-The victim accepts the coefficients at MASK, since two members cover it. Both are then lost. Eight are left, and the
-other seven can unmask the sum without the victim.
+The victim accepts the coefficients at MASK, since two members cover it. Both are then lost. Eight are left, of whom
+seven can unmask the sum without the victim.
 """
 
 from dataclasses import replace

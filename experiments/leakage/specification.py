@@ -61,7 +61,7 @@ class Specification(BaseModel):
     rounds: int = Field(10, ge=1)
     trained: bool = False
     sessions: int = Field(1, ge=1, le=4)
-    members: int = Field(10, ge=8, le=100)
+    members: int = Field(10, ge=5, le=100)
     colluders_at_most: int = Field(3, ge=0)
     alpha: float = Field(0.3, gt=0)
     shadow: int = Field(360, ge=20)

@@ -1,0 +1,100 @@
+"""Makes runs: the largest cosines that a search finds."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from experiments.leakage.federation import Federation
+from experiments.leakage.specification import Specification as Attack
+from experiments.results import Measures
+from experiments.search.members import Members, Reals
+from experiments.search.optimiser import Search
+from experiments.search.specification import Specification
+from experiments.search.target import Target, individual_parts
+from federation.secure.bounds import EVALUATION, Bounds, bounds
+from federation.secure.thresholds import Thresholds
+
+_DRAWS = 200
+
+
+def measure(specification: Specification) -> Measures:
+    """The measures of a run.
+
+    Returns:
+        `bound`, 1 / sqrt(E*); `cosine`, the largest found of what is left of the sum with the attacked member's update;
+        `individual`, the largest found of individual parts: from each update the mean of the other members' is
+        projected out; `equal` and `equal/individual`, the same with equal weights, where the coordinator chooses
+        members and losses only. A coordinator that knows nothing chooses for uncorrelated updates, and cosines are
+        means over random members. `effective` is E*, `correlation` the mean cosine of two members' updates; `seconds`
+        of processor time that the four searches took.
+    """
+    random = np.random.default_rng([specification.seed, specification.members])
+    m = specification.members
+    cohort = Thresholds(m, specification.mode)
+    members, level = Members.of(_rule(specification), cohort), Members.of(EVALUATION, cohort)
+    visits = _updates(specification)
+    began = time.process_time()
+    gram, parts = _inner(visits), _inner([individual_parts(visit) for visit in visits])
+    largest = {
+        "cosine": Target(members, gram),
+        "individual": Target(members, parts),
+        "equal": Target(level, gram),
+        "equal/individual": Target(level, parts),
+    }
+    lengths = np.sqrt(np.diag(gram)[:m])
+    correlation = ((gram[:m, :m] / np.outer(lengths, lengths)).sum() - m) / (m * (m - 1))
+    return {
+        "effective": float(members.least),
+        "bound": members.bound,
+        **{name: _largest(specification, target, random) for name, target in largest.items()},
+        "correlation": float(correlation),
+        "seconds": time.process_time() - began,
+    }
+
+
+def _largest(specification: Specification, target: Target, random: np.random.Generator) -> float:
+    members, sums, trials = target.members, specification.sums, specification.trials
+    if members.fixed:  # nothing but members and losses: cheap to try
+        trials *= 2
+    if specification.knows == "gram":
+        return target.cosine(Search(target, sums, trials, random).best())
+    plan = Search(Target(members, np.eye(len(target.gram))), sums, trials, random).best()
+    draws = (replace(plan, places=random.permutation(len(plan.places))) for _ in range(_DRAWS))
+    return float(np.mean([target.cosine(draw) for draw in draws]))
+
+
+def _rule(specification: Specification) -> Bounds:
+    if specification.algorithm == "evaluation":
+        return EVALUATION
+    rule = bounds(specification.algorithm, "uniform", specification.epsilon, ())
+    if rule is None:
+        raise ValueError(f"algorithm: {specification.algorithm} is not known")
+    return rule
+
+
+def _updates(specification: Specification) -> list[Reals]:
+    """The members' updates in each sum, (m, d)."""
+    if specification.updates == "ideal":
+        return [np.eye(specification.members)]
+    federation = Federation(
+        Attack(
+            name=specification.name,
+            seed=specification.seed,
+            attack="labels",
+            view="update",
+            members=specification.members,
+            colluders_at_most=0,
+            alpha=specification.alpha,
+            shadow=20,
+            train=specification.train,
+        )
+    )
+    visits = [federation.updates(specification.rounds, visit) for visit in range(specification.sums)]
+    return [visit.raw if specification.raw else visit.units for visit in visits]
+
+
+def _inner(visits: Sequence[Reals]) -> Reals:
+    rows = np.vstack(visits)
+    return rows @ rows.T

@@ -1,0 +1,80 @@
+"""What the honest members of a private round accept, by the functions that they use themselves."""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from federation.secure import bounds
+from federation.secure.bounds import Bounds, Kind
+from federation.secure.cover import covers
+from federation.secure.thresholds import Thresholds, truncated
+
+Reals = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Members:
+    """The members of a session, of which the slots 1 to t collude.
+
+    Attributes:
+        rule: what their algorithm allows of coefficients.
+        cohort: its numbers. All members have finished READY and are in W.
+        least: E*.
+    """
+
+    rule: Bounds
+    cohort: Thresholds
+    least: Fraction
+
+    @classmethod
+    def of(cls, rule: Bounds, cohort: Thresholds) -> "Members":
+        """Members whose owners have chosen no E*."""
+        return cls(rule, cohort, cohort.effective_members)
+
+    @property
+    def bound(self) -> float:
+        """The largest cosine with uncorrelated updates of length 1: 1 / sqrt(E*)."""
+        return math.sqrt(1 / self.least)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the algorithm leaves no choice of coefficients."""
+        return self.rule.kind in (Kind.EQUAL, Kind.FIXED)
+
+    def accept(self, weights: Reals, survivors: Mask) -> bool:
+        """Whether the honest members of V answer MASK over W, and CONFIRM over V.
+
+        Args:
+            weights: of W, of any scale, (m,).
+            survivors: the members of V, (m,).
+        """
+        if survivors.sum() < self.cohort.n_min or not np.abs(weights).sum() > 0:
+            return False
+        given = dict(zip(self._names, truncated(self.normed(weights).tolist()), strict=True))
+        samples = dict.fromkeys(self._names, 100)
+        if bounds.problem(self.rule, given, samples, self.cohort):
+            return False
+        honest = [name for name, kept in zip(self._names, survivors, strict=True) if kept and name not in self._collude]
+        largest = max(honest, key=lambda name: abs(given[name]))  # the others have at least its cover
+        left = {name: given[name] for name, kept in zip(self._names, survivors, strict=True) if kept}
+        return covers(given, largest, self.cohort.t, self.least) and not bounds.uncovered(
+            left, self.cohort.t, self.least
+        )
+
+    def normed(self, weights: Reals) -> Reals:
+        """The coefficients a of these weights; equal ones for a private evaluation, whatever the weights are."""
+        own = np.ones(len(weights)) if self.fixed else weights
+        a: Reals = own / np.abs(own).sum()
+        return a
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(f"{slot:03}" for slot in range(self.cohort.m))
+
+    @property
+    def _collude(self) -> frozenset[str]:
+        return frozenset(self._names[1 : 1 + self.cohort.t])

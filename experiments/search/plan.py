@@ -1,0 +1,101 @@
+"""What a coordinator chooses, and small changes of it."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from experiments.search.members import Mask, Members, Reals
+
+_HALVINGS = 8
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One attack. Slot 0 is the member that is attacked, slots 1 to t collude.
+
+    Attributes:
+        places: which member is in which slot, (m,).
+        weights: of each sum, (sums, m), of any scale.
+        survivors: the slots in V of each sum, (sums, m).
+    """
+
+    places: np.ndarray[tuple[int], np.dtype[np.int64]]
+    weights: Reals
+    survivors: Mask
+
+    def accepted(self, members: Members) -> bool:
+        """Whether members accept all sums, and the attacked member is in the first one."""
+        return bool(self.survivors[0, 0]) and all(map(members.accept, self.weights, self.survivors))
+
+
+def extremal(members: Members, sums: int, random: np.random.Generator) -> list[Plan]:
+    """Plans at the corners of what members accept: equal weights, one heavy member, two levels, zeros, many lost."""
+    m, t, n_min = members.cohort.m, members.cohort.t, members.cohort.n_min
+    plans = []
+    for kept in {n_min, (n_min + m) // 2, m}:
+        for others in {1, 2, (n_min - t) // 2, kept - t - 1}:
+            survivors = np.zeros((sums, m), bool)
+            survivors[:, :kept] = True
+            weights = np.zeros((sums, m))
+            covering = slice(t + 1, t + 1 + max(1, others))
+            weights[:, covering] = 1.0
+            heavy = np.sqrt(max(float(members.least) - 1, 1e-9) * max(1, min(others, kept - t - 1)))
+            weights[:, : t + 1] = heavy
+            weights[1:, 0] = 0.0  # a second sum without the attacked member
+            survivors[1:, 0] = kept == n_min or not members.fixed
+            if members.fixed and kept < m:
+                survivors[1:, 0], survivors[1:, kept] = False, True
+            elif members.fixed:
+                survivors[1:, 0] = False
+            plans.append(Plan(random.permutation(m), weights, survivors))
+    level = np.ones((sums, m))
+    plans.append(replace(plans[0], weights=level))
+    return [plan for plan in (within(plan, members) for plan in plans) if plan is not None]
+
+
+def within(plan: Plan, members: Members) -> Plan | None:
+    """The plan, moved towards equal weights as little as members require; None if they refuse those, too."""
+    if plan.accepted(members):
+        return plan
+    size = np.abs(plan.weights).sum(1, keepdims=True)
+    own, level = plan.weights / np.where(size > 0, size, 1.0), 1 / plan.weights.shape[1]
+
+    def moved(share: float) -> Plan:
+        return replace(plan, weights=level + share * (own - level))
+
+    low, high = 0.0, 1.0
+    if not moved(low).accepted(members):
+        return None
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if moved(middle).accepted(members) else (low, middle)
+    return moved(low)
+
+
+def changed(plan: Plan, members: Members, random: np.random.Generator) -> Plan:
+    """A small change: some weights, one made equal to another, zero or negative, members lost, or members exchanged."""
+    sums, m = plan.weights.shape
+    t = members.cohort.t
+    places, weights, survivors = plan.places.copy(), plan.weights.copy(), plan.survivors.copy()
+    which, kind = random.integers(sums), random.integers(6)
+    if members.fixed:
+        kind = random.integers(4, 6)
+    slots = random.choice(m, size=1 + random.integers(max(1, m // 4)), replace=False)
+    if kind <= 1:
+        weights[which, slots] *= np.exp(random.normal(0.0, 10.0 ** random.uniform(-3, 0), len(slots)))
+    elif kind == 2:
+        weights[which, slots] = random.choice([0.0, weights[which, random.integers(m)], np.abs(weights[which]).max()])
+    elif kind == 3 and members.rule.signed:
+        weights[which, slots[0]] *= -1
+    elif kind == 4:
+        slot = random.integers(t + 1, m)
+        survivors[which, slot] = not survivors[which, slot]
+        if random.random() < 0.5:  # lose another one instead
+            other = random.integers(t + 1, m)
+            survivors[which, other] = not survivors[which, slot]
+        if which and random.random() < 0.1:
+            survivors[which, 0] = not survivors[which, 0]
+    else:
+        pair = random.choice(m, 2, replace=False)
+        places[pair] = places[pair[::-1]]
+    return Plan(places, weights, survivors)
