@@ -16,8 +16,10 @@ from pydantic import (
 )
 
 from federation.accounting import DELTA, LEAST_NOISE
+from federation.metrics import MetricKind
 from federation.objectives import OBJECTIVE
 from federation.problems import Section
+from federation.secure.thresholds import EVALUATION_NOISE
 from federation.sharing import BUFFER_NAMES, MAX_PATTERNS, PATTERN, parameters_of
 from federation.tasks.data import Part
 
@@ -165,6 +167,11 @@ class EvaluateSpec(Section):
         {}, description="metrics of the task that are measured; empty: all, as the submitting machine has the task"
     )
 
+    @property
+    def kinds(self) -> tuple[MetricKind, ...]:
+        """The metrics that are named."""
+        return tuple(MetricKind(name, one.better, one.largest) for name, one in self.metrics.items())
+
 
 class StopSpec(Section):
     """The end of a run before its last round, by what members measured of its models."""
@@ -226,6 +233,13 @@ class PrivacySpec(Section):
         le=100,
         description="the least cover of every member's vector in a sum; 0 is the members' default. Members whose "
         "owners require more decline",
+    )
+    evaluation_noise: float = Field(
+        EVALUATION_NOISE,
+        ge=0,
+        le=10,
+        description="sigma of private evaluations: the standard deviation of the noise on the sum of each metric, which "
+        "is a number from 0 to 1 of every member. Members whose owners require more decline",
     )
     sample_noise: NotNegative = Field(
         0.0,

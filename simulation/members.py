@@ -60,6 +60,7 @@ class Members:
             sessions_per_model=_ENDLESS,
             sums_per_model=_ENDLESS,
             evaluations_ahead=_ENDLESS,
+            evaluation_noise=0.0,
         )
         return {
             name: Site(

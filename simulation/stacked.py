@@ -114,7 +114,8 @@ class Stacked(LocalWork):
         if isinstance(computation, Measure):
             metrics: dict[str, float] = {}
             for split in computation.splits:
-                metrics |= split_metrics(split, measured[split].samples, measured[split].scores())
+                scores, size = measured[split].scores(), measured[split].samples
+                metrics |= split_metrics(split, size, scores, undefined=computation.undefined)
             return Result({}, {}, metrics, samples, seconds)
         before = measured.get("train", Measured({}, {}, samples))
         idle = isinstance(computation, Descend) and computation.idle

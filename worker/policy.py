@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from federation.accounting import DELTA, LEAST_NOISE
 from federation.problems import Section, explain
-from federation.secure.thresholds import LARGEST, SMALLEST, Mode
+from federation.secure.thresholds import EVALUATION_NOISE, LARGEST, SMALLEST, Mode
 from federation.work.computation import PrivateSgd
 from federation.work.site import SecurePolicy
 
@@ -151,6 +151,9 @@ class PrivateRounds(Section):
         le=LARGEST,
         description="the least cover of this member's vector by the others' in a sum; none is (n_min - t) / 2 of the "
         "round, at least 2",
+    )
+    evaluation_noise: float = Field(
+        EVALUATION_NOISE, ge=0, description="the least sigma of the noise on a private evaluation"
     )
 
 

@@ -28,7 +28,7 @@ class Findings:
         metrics: of the round.
         measured: what each member measured, or the means of all members, by the names of replies.
         evaluations: each member's values as rows of the database; empty in runs with private rounds.
-        why_not: why there are no metrics, if the evaluation failed.
+        why_not: why there are no metrics, or why some are left out.
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -99,7 +99,10 @@ def evaluate_privately(fleet: Fleet, current: models.Round, model: str, phase: i
     except RevokedMeanwhile:
         return Findings(metrics=fleet.observe(model), why_not="evaluation: a member of the round was revoked")
     numbers = scores.scores_of_means(means.metrics, means.members, fleet.run.objectives, fleet.run.metrics)
-    return Findings(metrics=numbers | fleet.observe(model), measured=[means.metrics])
+    if means.noise:
+        numbers["evaluation/noise"] = means.noise
+    why = means.left_out and f"evaluation: {means.left_out}"
+    return Findings(metrics=numbers | fleet.observe(model), measured=[means.metrics], why_not=why)
 
 
 def _evaluated_before(fleet: Fleet, current: models.Round, model: str) -> models.Round | None:

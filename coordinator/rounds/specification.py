@@ -302,7 +302,7 @@ def fitting_metrics(spec: RunSpec, metrics: tuple[MetricKind, ...]) -> tuple[Met
     Raises:
         SpecError: they are not the task's or cannot be used, or `stop` or `privacy` does not suit them.
     """
-    named = tuple(MetricKind(name, one.better, one.largest) for name, one in spec.evaluate.metrics.items())
+    named = spec.evaluate.kinds
     if metrics and (strange := [kind for kind in named if kind not in metrics]):
         raise SpecError(
             f"evaluate.metrics.{strange[0].name}: the metrics of {spec.task} are "

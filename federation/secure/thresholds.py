@@ -29,6 +29,8 @@ COEFFICIENT_BITS = 32
 """Fractional bits of coefficients."""
 ONE = 2**COEFFICIENT_BITS
 """The coefficient 1."""
+EVALUATION_NOISE = 0.1
+"""sigma of private evaluations, unless chosen: the noise on a sum of values in [0, 1]."""
 
 
 class Mode(StrEnum):

@@ -44,7 +44,9 @@ def reported_losses(scores: Mapping[str, float], objectives: Sequence[str]) -> d
     return {**{name: scores.get(f"loss/{name}", scores["loss"]) for name in objectives}, JOINT: scores["loss"]}
 
 
-def split_metrics(split: str, samples: int, scores: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of a split as a reply names them; those that are not finite are left out."""
-    found = {f"{split}/{name}": value for name, value in scores.items() if math.isfinite(value)}
+def split_metrics(
+    split: str, samples: int, scores: Mapping[str, float], *, undefined: bool = False
+) -> dict[str, float]:
+    """The metrics of a split as a reply names them; those that are not finite only if `undefined` says so."""
+    found = {f"{split}/{name}": value for name, value in scores.items() if undefined or math.isfinite(value)}
     return {f"{split}/samples": float(samples), **found}

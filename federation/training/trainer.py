@@ -206,7 +206,9 @@ class Trainer(ABC):
             raise ValueError(f"the model has {self.layout.size} trainable parameters, the base {base.shape}")
         match computation:
             case Measure():
-                metrics = self.measure(base, computation.splits, computation.metrics, stopped=stopped)
+                metrics = self.measure(
+                    base, computation.splits, computation.metrics, undefined=computation.undefined, stopped=stopped
+                )
                 result = Result({}, {}, metrics, self.samples)
             case MeasureAlong():
                 found = {}
@@ -228,6 +230,7 @@ class Trainer(ABC):
         splits: tuple[str, ...] = SPLITS,
         metrics: tuple[str, ...] = (),
         *,
+        undefined: bool = False,
         stopped: Callable[[], bool] = lambda: False,
     ) -> dict[str, float]:
         """Measures a model (d,) on some of the client's splits.
@@ -236,7 +239,7 @@ class Trainer(ABC):
 
         Returns:
             "<split>/samples", and what `evaluate` returns with "<split>/" in front; for an empty split only the former.
-            What is not finite is left out.
+            What is not finite is left out, unless `undefined` asks for it.
 
         Raises:
             TrainingStopped: `stopped` returned True.
@@ -245,7 +248,7 @@ class Trainer(ABC):
         found: dict[str, float] = {}
         for split in splits:
             scores = self._scores(model, EvaluationPlan(split=split, metrics=metrics, stopped=stopped))
-            found |= split_metrics(split, self.sizes[split], scores)
+            found |= split_metrics(split, self.sizes[split], scores, undefined=undefined)
         return found
 
     # --- the rest

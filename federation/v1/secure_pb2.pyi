@@ -368,6 +368,7 @@ class SecureStatement(_message.Message):
     COMMITMENT_FIELD_NUMBER: _builtins.int
     VIEW_FIELD_NUMBER: _builtins.int
     COMPLAINTS_FIELD_NUMBER: _builtins.int
+    MEASURED_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     """The digest of the session."""
     stage: _builtins.str
@@ -380,6 +381,10 @@ class SecureStatement(_message.Message):
     """Of "secure-deal": the commitment to the first mask secret, 32 bytes."""
     view: _builtins.bytes
     """The digest of all that was agreed so far, 32 bytes; empty at "secure-ready"."""
+    measured: _builtins.bytes
+    """Of "secure-ready" for an evaluation: a byte for each entry of the vector, 1 if this member computes the metric,
+    otherwise 0.
+    """
     @_builtins.property
     def complaints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Of opening 0: the members whose ciphertexts are bad, sorted."""
@@ -394,10 +399,11 @@ class SecureStatement(_message.Message):
         commitment: _builtins.bytes = ...,
         view: _builtins.bytes = ...,
         complaints: _abc.Iterable[_builtins.str] | None = ...,
+        measured: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commitment", b"commitment", "complaints", b"complaints", "keys", b"keys", "opening", b"opening", "session", b"session", "stage", b"stage", "view", b"view"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commitment", b"commitment", "complaints", b"complaints", "keys", b"keys", "measured", b"measured", "opening", b"opening", "session", b"session", "stage", b"stage", "view", b"view"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -256,10 +256,14 @@ class Differentiate:
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """Loss, accuracy and these metrics of the task of the base model on some of the client's splits; no rows."""
+    """Loss, accuracy and these metrics of the task of the base model on some of the client's splits; no rows.
+
+    `undefined` asks also for values that are not finite.
+    """
 
     splits: tuple[str, ...]
     metrics: tuple[str, ...] = ()
+    undefined: bool = False
 
     def needs(self) -> frozenset[Ability]:
         """None: every trainer can evaluate."""

@@ -1,6 +1,5 @@
 """An evaluation as a session of the mode `sum`: the mean of each metric over the members, and no member's own."""
 
-import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,26 +10,36 @@ from coordinator.aggregation.rules import TooFewUpdatesError, Vector
 from coordinator.aggregation.secure.session import secure_sum
 from coordinator.aggregation.secure.settled import Cohort
 from coordinator.aggregation.secure.step import drawn, make_setting
+from federation.secure.evaluation import clip, common, deviation_of_mean
 from federation.secure.thresholds import Mode
 from federation.work.evaluate.work import Evaluate
-from federation.work.secure.vector import metric_means, metric_names
+from federation.work.secure.vector import entries, metric_means
 
 
 @dataclass(frozen=True)
 class Means:
-    """The mean of each metric over the members that report it, and how many members took part."""
+    """The mean of each metric that all members compute.
+
+    Attributes:
+        metrics: the means.
+        members: how many took part.
+        noise: the standard deviation of the noise on a mean, relative to the largest value of the metric.
+        left_out: the metrics that some members compute and others do not, in words; empty where there are none.
+    """
 
     metrics: dict[str, float]
     members: int
+    noise: float
+    left_out: str = ""
 
 
 def evaluation(context: RoundContext, asked: Evaluate, clients: Sequence[str]) -> Generator[Phase, Replies, Means]:
     """One evaluation of the model that `context.private` names.
 
-    A metric is known only if t + 3 members report it: the mean over fewer would say too much of one of them.
+    Members sum the metrics that all members of W compute, and no others: a metric of few members is theirs alone.
 
     Raises:
-        Voided, TooFewUpdatesError: as `secure_sum`.
+        Voided, TooFewUpdatesError: as `secure_sum`; also if there is no metric that all members compute.
     """
     private = context.private
     if private is None:
@@ -38,15 +47,40 @@ def evaluation(context: RoundContext, asked: Evaluate, clients: Sequence[str]) -
     who = drawn(context, (name for name in clients if name in private.keys and name not in private.named))
     if not who:
         raise TooFewUpdatesError("no member can evaluate")
-    length = 2 * len(metric_names(asked, context.objectives))
-    clip = math.sqrt(length)  # no vector of entries in [0, 1] is longer
+    names = [kind.name for kind in entries(asked, context.objectives)]
+    sigma = private.spec.privacy.evaluation_noise
+    bound = clip(len(names), sigma)
     quiet = replace(private, disclose=())  # no member shows a number of its own
-    setting = make_setting(context, quiet, Mode.SUM, lambda _: asked, length, clip=clip, purpose="evaluation", who=who)
+    setting = make_setting(
+        context, quiet, Mode.SUM, lambda _: asked, len(names), clip=bound, purpose="evaluation", who=who
+    )
 
     def equal(cohort: Cohort) -> Vector:
+        if not any(_summed(cohort)):
+            raise TooFewUpdatesError(f"every metric lacks a member. {_left_out(names, cohort)}")
         return np.full(len(cohort.members), 1 / len(cohort.members))
 
     total = yield from secure_sum(setting, equal)
-    members = len(total.record.survivors)
-    sums = total.vector(clip * members / float(total.weights.sum())).astype(float)
-    return Means(metric_means(sums, asked, context.objectives, total.cohort.thresholds.t + 3), members)
+    members, cohort = len(total.record.survivors), total.cohort
+    sums = total.vector(bound * members / float(total.weights.sum())).astype(float)
+    return Means(
+        metric_means(sums, members, _summed(cohort), asked, context.objectives),
+        members,
+        deviation_of_mean(sigma, cohort.thresholds, members),
+        _left_out(names, cohort),
+    )
+
+
+def _summed(cohort: Cohort) -> bytes:
+    """A byte for each metric: 1 if all members of W compute it."""
+    return common([reply.statement.measured for reply in cohort.replies])
+
+
+def _left_out(names: Sequence[str], cohort: Cohort) -> str:
+    measured = {reply.client_id: reply.statement.measured for reply in cohort.replies}
+    some = [place for place, there in enumerate(zip(*measured.values(), strict=True)) if 0 < sum(there) < len(there)]
+    lacking = [name for name, there in measured.items() if not all(there[place] for place in some)]
+    if not some:
+        return ""
+    metrics = ", ".join(names[place] for place in some)
+    return f"left out are {metrics}: not every one is computed by {', '.join(lacking)}"

@@ -50,12 +50,14 @@ class Deal(StageWork):
         require(tuple(sorted(shown)) == self.members, "members", "the members are not those of the replies")
         require(self.mode.value == journal.agreed(Stage.READY)["mode"], "terms", "the terms have another mode")
         require(all(len(one.statement.keys) == 64 for one in shown.values()), "keys", "keys are 64 bytes")
+        refusals.check_measured(journal, {name: one.statement.measured for name, one in shown.items()})
         keys = {name: PublicKeys(one.statement.keys[:32], one.statement.keys[32:]) for name, one in shown.items()}
         refusals.check_public_keys(client.client_id, journal.keys.public, keys)
         refusals.check_cohort(client, self.mode, len(keys), "are ready")
         facts = {
             "keys": {name: (key.c + key.s).hex() for name, key in keys.items()},
             "samples": {name: reply.samples for name, reply in shown.items()},
+            "measured": {name: reply.statement.measured.hex() for name, reply in shown.items()},
         }
         journal.agree(Stage.DEAL, 0, facts)
         view1 = journal.view1

@@ -83,7 +83,7 @@ class Ready(Work):
     def length(self, shape: Shape) -> int:
         """Coordinates of the vector."""
         if isinstance(self.inner, Evaluate):
-            return 2 * len(vector.metric_names(self.inner, shape.objectives))
+            return len(vector.entries(self.inner, shape.objectives))
         return sum(row.length for row in self.inner.rows(shape))
 
     def computation(self, client: Client) -> Computation | None:
@@ -93,6 +93,8 @@ class Ready(Work):
         spec = refusals.specification(client, bytes(client.inputs[SPECIFICATION]))
         refusals.check_asked(spec, self.agreed, evaluation=evaluates)
         refusals.check_algorithm(client, spec, evaluation=evaluates)
+        if evaluates:
+            refusals.check_noise(client, spec)
         refusals.check_sessions(client, self.session.hex(), work=self.inner.name, count=False)
         journal = Journal(client.memory, self.session)
         if not journal.known:
@@ -101,8 +103,10 @@ class Ready(Work):
             make = client.site.new_secret
             journal.begin(secrets.token_bytes(32) if make is None else make(self.session.hex()))
         computation = self.inner.computation(client)
-        if computation is None or isinstance(computation, Measure):
-            return computation
+        if isinstance(computation, Measure):
+            return replace(computation, undefined=True)
+        if computation is None:
+            return None
         seed = int.from_bytes(own(journal.secret, Purpose.TRAINING, self.session)[:8], "big") >> 1
         return replace(computation, secret_seed=seed) if isinstance(computation, AtBase) else computation
 
@@ -113,8 +117,9 @@ class Ready(Work):
             refusals.check_sessions(client, self.session.hex(), work=self.inner.name, count=True)
         found = self.inner.answer(client, computed)
         if isinstance(self.inner, Evaluate):
-            made = vector.of_metrics(found.metrics, self.inner, client.shape.objectives)
+            made, measured = vector.of_metrics(found.metrics, self.inner, client.shape.objectives)
         else:
+            measured = b""
             made = vector.joined([found.rows[row.name] for row in self.inner.rows(client.shape)])
         divisor = vector.divisor(made, agreed.clip) / client.site.stretch
         kept = journal.keep_vector(made, divisor)
@@ -133,6 +138,8 @@ class Ready(Work):
                 "invited": list(agreed.ids),
                 "work": self.inner.name,
                 "bounds": asdict(allowed),
+                "noise": spec.privacy.evaluation_noise if self.evaluates else 0.0,
+                "clip": agreed.clip,
                 "vector": kept,
             },
         )
@@ -146,5 +153,7 @@ class Ready(Work):
             rows={},
             losses=found.losses if "loss" in agreed.disclose else {},
             metrics=metrics,
-            statement=Statement(session=self.session, stage=Stage.READY, keys=public.c + public.s),
+            statement=Statement(
+                session=self.session, stage=Stage.READY, keys=public.c + public.s, measured=measured
+            ),
         )

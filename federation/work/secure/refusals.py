@@ -1,6 +1,5 @@
 """What a member refuses (section 3 of the protocol): each check raises WorkError with a stable reason."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from fractions import Fraction
@@ -8,6 +7,7 @@ from fractions import Fraction
 from federation.digests import digest, parse
 from federation.runs import RunSpec, SpecError
 from federation.secure import bounds
+from federation.secure import evaluation as evaluations
 from federation.secure.bounds import Bounds
 from federation.secure.cover import cover, covers
 from federation.secure.errors import Malformed
@@ -100,7 +100,7 @@ def check_asked(spec: RunSpec, terms: SessionTerms, *, evaluation: bool) -> None
     require(spec.seed == terms.seed, "terms", "the specification has another seed")
     shown = () if evaluation else tuple(sorted(set(spec.privacy.disclose) - {"evaluation"}))
     mode = Mode.SUM if evaluation else Mode(spec.privacy.secure)
-    clip = math.sqrt(terms.length) if evaluation else spec.privacy.clip
+    clip = evaluations.clip(terms.length, spec.privacy.evaluation_noise) if evaluation else spec.privacy.clip
     require(terms.mode is mode, "terms", f"the specification asks for the mode {mode}, the terms for {terms.mode}")
     require(terms.clip == clip, "terms", f"vectors are clipped to {clip}; the terms say {terms.clip}")
     require(terms.disclose == shown, "terms", f"the specification discloses {list(shown)}")
@@ -112,10 +112,22 @@ def _check_work(spec: RunSpec, terms: SessionTerms) -> None:
     work = terms.work
     if isinstance(work, Evaluate):
         require(work.splits == spec.evaluated, "terms", f"the specification evaluates {list(spec.evaluated)}")
+        named = spec.evaluate.kinds
+        require(not named or work.metrics == named, "terms", "the specification names other metrics")
     if isinstance(work, Train):
         asked = Train.of(spec, terms.round, work.targets)
         asked = replace(asked, from_jacobian=work.from_jacobian, measure=work.measure)  # these are the algorithm's
         require(work == asked, "terms", "the specification asks for another training")
+
+
+def check_noise(client: Client, spec: RunSpec) -> None:
+    """The noise on an evaluation is at least what the owner asks for."""
+    least, sigma = client.site.policy(client.origin.task).evaluation_noise, spec.privacy.evaluation_noise
+    require(
+        sigma >= least,
+        "policy:evaluation-noise",
+        f"privacy.evaluation_noise is {sigma:g}; the owner asks for {least:g} (secure.evaluation_noise)",
+    )
 
 
 def check_algorithm(client: Client, spec: RunSpec, *, evaluation: bool) -> Bounds:
@@ -236,6 +248,14 @@ def peers(client: Client, journal: Journal, envelopes: Sequence[bytes], stage: S
         require(name not in found, "envelope", f"{name} is named twice")
         found[name] = reply
     return found
+
+
+def check_measured(journal: Journal, measured: Mapping[str, bytes]) -> None:
+    """Every member of an evaluation has signed which of the metrics it computes."""
+    ready = journal.agreed(Stage.READY)
+    length = ready["length"] if ready["work"] == EVALUATE else 0
+    wrong = [name for name, entries in measured.items() if len(entries) != length or not set(entries) <= {0, 1}]
+    require(not wrong, "metrics", f"{', '.join(wrong)}: there is not one byte, 0 or 1, for each metric")
 
 
 def check_public_keys(me: str, own: PublicKeys, shown: Mapping[str, PublicKeys]) -> None:

@@ -7,7 +7,8 @@ from typing import ClassVar
 import numpy as np
 
 from federation.digests import digest, parse
-from federation.secure import hashing, masks, payloads, sealing, sketch, verification
+from federation.secure import evaluation, hashing, masks, payloads, sealing, sketch, verification
+from federation.secure.blocks import Blocks, blocks
 from federation.secure.derivation import confirm_key
 from federation.secure.errors import Malformed
 from federation.secure.fields import Elements
@@ -20,6 +21,7 @@ from federation.work.secure.journal import Journal
 from federation.work.secure.refusals import require
 from federation.work.secure.stage import CIPHERTEXTS, MAX_ENVELOPES, REPLIES, StageWork, bytes_row, channel
 from federation.work.secure.terms import Stage, Statement
+from federation.work.site import EVALUATE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,8 @@ class Mask(StageWork):
         publics = {name: journal.publics[name].s for name in self.members}
         keys = journal.keys
         streams = masks.member_masks(me, keys.s, publics, keys.sigma_b, view)
-        row = np.concatenate(list(masks.masked(journal.vector(), coefficients[me], streams)))
+        vector = journal.vector() if ready["work"] != EVALUATE else _with_noise(journal, self.members, view)
+        row = np.concatenate(list(masks.masked(vector, coefficients[me], streams)))
         file = payload_bytes(payload_layout(self.rows(client.shape)), {"masked": row})
         journal.agree(
             Stage.MASK,
@@ -193,6 +196,15 @@ class Unmask(StageWork):
             except Malformed as error:
                 raise WorkError(f"the shares of {name}: {error}", reason=f"bad-share:{name}") from error
         return [held[name] for name in self.members]
+
+
+def _with_noise(journal: Journal, members: Sequence[str], view_mask: bytes) -> Blocks:
+    """The metrics that all members of W compute, with this member's noise; 0 elsewhere."""
+    ready, measured = journal.agreed(Stage.READY), journal.agreed(Stage.DEAL)["measured"]
+    summed = np.frombuffer(evaluation.common([bytes.fromhex(measured[name]) for name in members]), np.uint8)
+    size = evaluation.deviation(ready["noise"], journal.thresholds) / ready["clip"]
+    metrics = np.concatenate(list(journal.vector()))
+    return blocks(summed * (metrics + size * evaluation.noise(journal.secret, view_mask, len(metrics))))
 
 
 def _dealt(journal: Journal) -> tuple[CheckShares, ...]:

@@ -73,3 +73,4 @@ class Statement:
     commitment: bytes = b""
     view: bytes = b""
     complaints: tuple[str, ...] = ()
+    measured: bytes = b""

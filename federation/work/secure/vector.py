@@ -5,18 +5,16 @@ A vector (n,) is divided by max(||v||, clip): with clip 0 it becomes a unit vect
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from federation.metrics import BUILT_IN, MetricKind
 from federation.secure.blocks import blocks, norm
 from federation.vectors import Array
 from federation.work.base import WorkError
 from federation.work.evaluate.work import Evaluate
-
-LARGEST_LOSS = 10.0
-"""Losses of an evaluation are clipped to [0, LARGEST_LOSS]."""
-_KINDS = (("loss", LARGEST_LOSS), ("accuracy", 1.0))
 
 
 def joined(rows: Sequence[Array]) -> NDArray[np.float32]:
@@ -38,37 +36,53 @@ def divisor(vector: NDArray[np.float32], clip: float) -> float:
     return max(length, clip)
 
 
-def metric_names(evaluation: Evaluate, objectives: Sequence[str]) -> list[tuple[str, float]]:
-    """The metrics of an evaluation in the order of its vector, each with its largest value.
+def entries(evaluation: Evaluate, objectives: Sequence[str]) -> list[MetricKind]:
+    """The metrics of an evaluation in the order of its vector: for each split the built-in ones, then the task's own.
 
     Of a task's own metric with several values none is summed.
     """
     suffixes = ("", *(f"/{name}" for name in objectives if len(objectives) > 1))
-    names = [(kind + suffix, largest) for suffix in suffixes for kind, largest in _KINDS]
-    names += [(own.name, own.largest) for own in evaluation.metrics]
-    return [(f"{split}/{name}", largest) for split in evaluation.splits for name, largest in names]
+    built_in = sorted(BUILT_IN, key=lambda kind: kind.higher)  # loss, accuracy
+    kinds = [replace(kind, name=kind.name + suffix) for suffix in suffixes for kind in built_in]
+    return [
+        replace(kind, name=f"{split}/{kind.name}") for split in evaluation.splits for kind in (*kinds, *evaluation.metrics)
+    ]
 
 
-def of_metrics(metrics: Mapping[str, float], evaluation: Evaluate, objectives: Sequence[str]) -> NDArray[np.float32]:
-    """Two entries in [0, 1] for each metric, (2 n,): 1 where it is reported, and its value over the largest value."""
-    entries = []
-    for name, largest in metric_names(evaluation, objectives):
-        value = metrics.get(name, math.nan)
-        there = math.isfinite(value)
-        entries += [float(there), min(max(value, 0.0), largest) / largest if there else 0.0]
-    return np.array(entries, np.float32)
+def of_metrics(
+    metrics: Mapping[str, float], evaluation: Evaluate, objectives: Sequence[str]
+) -> tuple[NDArray[np.float32], bytes]:
+    """An entry in [0, 1] for each metric, (n,), its value over the largest value; and a byte: 1 if it was computed.
+
+    A value that is not finite counts as the worst. So it depends on this member's task and data which metrics it
+    computes, and not on the model, which a coordinator may choose.
+    """
+    values, measured = [], []
+    for kind in entries(evaluation, objectives):
+        value = metrics.get(kind.name)
+        measured.append(value is not None)
+        if value is None or not math.isfinite(value):
+            value = 0.0 if kind.higher or value is None else kind.largest
+        values.append(min(max(value, 0.0), kind.largest) / kind.largest)
+    return np.array(values, np.float32), bytes(measured)
 
 
 def metric_means(
-    total: NDArray[np.float64], evaluation: Evaluate, objectives: Sequence[str], fewest: int
+    total: NDArray[np.float64], members: int, summed: bytes, evaluation: Evaluate, objectives: Sequence[str]
 ) -> dict[str, float]:
-    """The mean of each metric over the clients that report it, from the sum of vectors, (2 n,).
+    """The mean of each metric that all members compute, from the sum of their vectors, (n,).
 
-    A metric that fewer than `fewest` clients report is left out.
+    Noise can move a mean out of the range of its metric; it is then put onto the end of the range.
+
+    Args:
+        total: the sum.
+        members: that are in it.
+        summed: a byte for each metric: 1 if all members compute it.
+        evaluation: what was asked.
+        objectives: of the task.
     """
-    pairs = total.reshape(-1, 2)
     return {
-        name: float(value / there) * largest
-        for (name, largest), (there, value) in zip(metric_names(evaluation, objectives), pairs, strict=True)
-        if there > fewest - 0.5
+        kind.name: min(max(float(value) / members, 0.0), 1.0) * kind.largest
+        for kind, value, there in zip(entries(evaluation, objectives), total, summed, strict=True)
+        if there
     }

@@ -30,6 +30,7 @@ from federation.work.secure.deal import Deal, Open
 from federation.work.secure.ready import Ready
 from federation.work.secure.sum import Confirm, Mask, Unmask
 from federation.work.secure.terms import SessionTerms, Stage, Statement
+from federation.work.site import EVALUATE
 from federation.work.train import wire as train
 
 _INNER = {kind.KIND.work.name: kind.KIND for kind in (train, jacobian, evaluate)}
@@ -86,6 +87,7 @@ def statement_to_proto(said: Statement) -> SecureStatement:
         commitment=said.commitment,
         view=said.view,
         complaints=said.complaints,
+        measured=said.measured,
     )
 
 
@@ -99,6 +101,7 @@ def statement_from_proto(message: SecureStatement) -> Statement:
         commitment=message.commitment,
         view=message.view,
         complaints=tuple(message.complaints),
+        measured=message.measured,
     )
 
 
@@ -186,12 +189,22 @@ def problem(asked: Any, said: Statement) -> str:
         return "there are complaints at a stage that takes none"
     if len(said.keys) != (2 * hashing.KEY if said.stage is Stage.READY else 0):
         return f"the keys have {len(said.keys)} bytes"
+    if len(said.measured) != _entries(asked) or not set(said.measured) <= {0, 1}:
+        return "there is not one byte, 0 or 1, for each metric of an evaluation"
     if said.keys:
         try:
             check_keys([PublicKeys(said.keys[: hashing.KEY], said.keys[hashing.KEY :])])
         except Malformed as error:
             return str(error)
     return ""
+
+
+def _entries(asked: Any) -> int:
+    """How many metrics the message of a stage asks for: those of READY for an evaluation, otherwise 0."""
+    if not isinstance(asked, SecureReadyWork):
+        return 0
+    agreed = SecureTerms.FromString(asked.terms)
+    return agreed.length if agreed.WhichOneof("work") == EVALUATE else 0
 
 
 _SAID = Statements(SecureStatement, statement_to_proto, statement_from_proto, problem)
