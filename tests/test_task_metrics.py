@@ -15,6 +15,7 @@ from coordinator.rounds.scores import scores_of_means
 from coordinator.rounds.submission import Submission
 from federation.metrics import MOST_METRICS, MOST_VALUES, MetricKind, must_be_metrics, values
 from federation.refusals import Refusal
+from federation.secure.evaluation import common
 from federation.tasks import TaskError, metrics_of, task
 from federation.tasks.digits import Digits
 from federation.work.evaluate.work import Evaluate
@@ -112,14 +113,17 @@ def test_a_task_whose_metrics_cannot_be_used_says_so() -> None:
 
 def test_a_private_evaluation_opens_the_mean_of_clipped_values() -> None:
     asked = Evaluate(splits=("test",), metrics=(AUC, ERROR))
-    claims = [{"test/auc": 0.5, "test/error": 9.0}, {"test/auc": 1.0}, {"test/auc/0": 1.0}]
-    total = np.sum([of_metrics(claim, asked, ("loss",)) for claim in claims], axis=0, dtype=np.float64)
-    assert metric_means(total, asked, ("loss",), 2) == {"test/auc": 0.75}, "one reports the other"
-    means = metric_means(total, asked, ("loss",), 1)
-    assert means == {"test/auc": 0.75, "test/error": 4.0}, "9 is clipped to 4; values by class are not summed"
+    claims = [{"test/auc": 0.5, "test/error": 9.0, "test/loss": 0.1}, {"test/auc": 1.0, "test/error": 2.0}]
+    vectors, measured = zip(*(of_metrics(claim, asked, ("loss",)) for claim in claims), strict=True)
+    assert common(measured) == b"\0\0\1\1", "one member computes no loss"
+    total = np.sum(vectors, axis=0, dtype=np.float64)
+    means = metric_means(total, 2, common(measured), asked, ("loss",))
+    assert means == {"test/auc": 0.75, "test/error": 3.0}, "9 is clipped to 4"
+    assert of_metrics({"test/auc/0": 1.0}, asked, ("loss",))[1] == bytes(4), "values by class are not summed"
+    assert metric_means(total - 2, 2, common(measured), asked, ("loss",))["test/auc"] == 0.0, "noise leaves no range"
     assert scores_of_means(means, 3, ("loss",), (AUC, ERROR)) == {
         "metric/auc/mean": 0.75,
-        "metric/error/mean": 4.0,
+        "metric/error/mean": 3.0,
         "evaluated": 3.0,
     }
 

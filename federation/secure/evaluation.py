@@ -42,7 +42,7 @@ def common(measured: Collection[bytes]) -> bytes:
 
 
 def noise(secret: bytes, view_mask: bytes, length: int) -> Reals:
-    """z of a member, (n,): standard normal.
+    """The noise z of a member, (n,): standard normal.
 
     The same session and the same view give the same noise, so a repeated question shows nothing more.
 

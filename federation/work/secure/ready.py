@@ -153,7 +153,5 @@ class Ready(Work):
             rows={},
             losses=found.losses if "loss" in agreed.disclose else {},
             metrics=metrics,
-            statement=Statement(
-                session=self.session, stage=Stage.READY, keys=public.c + public.s, measured=measured
-            ),
+            statement=Statement(session=self.session, stage=Stage.READY, keys=public.c + public.s, measured=measured),
         )

@@ -45,7 +45,9 @@ def entries(evaluation: Evaluate, objectives: Sequence[str]) -> list[MetricKind]
     built_in = sorted(BUILT_IN, key=lambda kind: kind.higher)  # loss, accuracy
     kinds = [replace(kind, name=kind.name + suffix) for suffix in suffixes for kind in built_in]
     return [
-        replace(kind, name=f"{split}/{kind.name}") for split in evaluation.splits for kind in (*kinds, *evaluation.metrics)
+        replace(kind, name=f"{split}/{kind.name}")
+        for split in evaluation.splits
+        for kind in (*kinds, *evaluation.metrics)
     ]
 
 
