@@ -238,8 +238,8 @@ class PrivacySpec(Section):
         EVALUATION_NOISE,
         ge=0,
         le=10,
-        description="sigma of private evaluations: the standard deviation of the noise on a sum of the members' values, "
-        "which are divided by the largest value. Members whose owners require more decline",
+        description="sigma of private evaluations: the standard deviation of the noise on a sum of the members' "
+        "values, each over its largest value. Members whose owners require more decline",
     )
     sample_noise: NotNegative = Field(
         0.0,

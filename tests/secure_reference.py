@@ -61,6 +61,19 @@ def kdf(secret: bytes, label: str, *context: bytes) -> bytes:
     return hmac.new(key, info + b"\x01", hashlib.sha256).digest()
 
 
+def evaluation_noise(secret: bytes, view_mask: bytes) -> list[int]:
+    """Four values of a member's noise on an evaluation, in units of 2^-28; quantiles are found by halving."""
+    stream, found = Bytes(kdf(secret, "evaluation", view_mask)), []
+    for _ in range(4):
+        share = (stream.word(8) % 2**52 + 0.5) / 2**52
+        low, high = -40.0, 40.0
+        for _ in range(200):
+            middle = (low + high) / 2
+            low, high = (middle, high) if math.erfc(-middle / math.sqrt(2)) / 2 < share else (low, middle)
+        found.append(round(low * 2**28))
+    return found
+
+
 class Bytes:
     """AES-256-CTR from a zero counter block."""
 
@@ -253,6 +266,7 @@ def vectors() -> dict[str, Any]:
                 words = [word + sign * stream.word(4) for word in words]
         y[name] = b"".join((word % 2**32).to_bytes(4, "little") for word in words)
     out["mask"] = {name: data.hex() for name, data in y.items()}
+    out["evaluation noise"] = {name: evaluation_noise(SECRETS[name], view_mask) for name in IDS}
 
     # CONFIRM
     V = [name for name in IDS if name != LOST]

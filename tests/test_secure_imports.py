@@ -17,6 +17,7 @@ ALLOWED = {
     "itertools",
     "math",
     "numpy",
+    "statistics",
     "typing",
 }
 PRIMITIVES = {

@@ -13,6 +13,7 @@ from secure_session import Session, triangle
 from federation.secure import hashing, openings, payloads, verification
 from federation.secure.blocks import blocks
 from federation.secure.derivation import Purpose, own, taus
+from federation.secure.evaluation import noise
 from federation.secure.fields import F_P, F_Q
 from federation.secure.sketch import second_elements
 from federation.secure.thresholds import Mode
@@ -57,6 +58,8 @@ def computed() -> dict[str, Any]:
     words = {name: session.masked(name, COEFFICIENTS) for name in IDS}
     y = {name: values.astype("<u4").tobytes() for name, values in words.items()}
     out["mask"] = {name: data.hex() for name, data in y.items()}
+    noises = {name: noise(reference.SECRETS[name], view_mask, 4) for name in IDS}
+    out["evaluation noise"] = {name: np.rint(np.ldexp(z, 28)).astype(int).tolist() for name, z in noises.items()}
     V = [name for name in IDS if name != reference.LOST]
     inputs = [hashing.digest(y[name]) for name in V]
     tau1, tau2 = taus(reference.CHALLENGE, view_mask, V, inputs)

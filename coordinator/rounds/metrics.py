@@ -158,8 +158,8 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
         ),
         "evaluated": ("number of clients that evaluated the new model", _OURS),
         "evaluation/noise": (
-            "of a private evaluation: the standard deviation of the noise on its accuracy; on a loss it is 10 times, on "
-            "another metric `largest` times as large (`privacy.evaluation_noise`)",
+            "of a private evaluation: the standard deviation of the noise on the mean accuracy; of a loss it is 10 "
+            "times, of another metric `largest` times as large (`privacy.evaluation_noise`)",
             "[private rounds](privacy.md)",
         ),
     }

@@ -12,6 +12,8 @@ from coordinator.rounds.client_noise import affordable
 from federation.metrics import BUILT_IN, MetricKind, must_be_metrics
 from federation.objectives import JOINT
 from federation.runs import RunSpec, SpecError
+from federation.secure.evaluation import deviation_of_mean
+from federation.secure.thresholds import Mode, Thresholds
 from federation.work.computation import Ability, LocalSgd
 
 _LARGE_FOR_ADAM = 0.05
@@ -255,6 +257,13 @@ def private_cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
         "private rounds are experimental until an outside cryptographer has reviewed them",
         f"the run needs {asks} of the sessions that every member's owner allows its data set (policy.toml)",
     )
+    if needs["evaluation"]:
+        ten, twenty = (deviation_of_mean(spec.privacy.evaluation_noise, Thresholds(m, Mode.SUM), m) for m in (10, 20))
+        found += (
+            f"privacy.evaluation_noise = {spec.privacy.evaluation_noise:g}: the mean accuracy of 10 members has noise "
+            f"of {ten:.2g}, of 20 members {twenty:.2g}, and a mean loss 10 times as much. Metrics that not every member "
+            "computes are left out, and those on splits that not every member has",
+        )
     if spec.train.batch_size == 0 and not spec.privacy.sample_noise:
         found += (
             "train.batch_size = 0: a member that trains on all its samples at a time makes the same update again from "

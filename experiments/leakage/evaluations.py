@@ -12,7 +12,6 @@ Vectors, noise, coefficients and rounding are those of `federation.secure`; mask
 """
 
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,14 +89,14 @@ def measured(made: Federation, sigma: float, pairs: int) -> Row:
     """The guesses from this number of pairs of evaluations."""
     values, m = vectors(made), made.specification.members
     whole, less = Thresholds(m, Mode.SUM), Thresholds(m - 1, Mode.SUM)
-    secrets = iter(np.random.default_rng([made.specification.seed, m, pairs]).bytes(32) for _ in iter(int, 1))
+    random = np.random.default_rng([made.specification.seed, m, pairs])
     errors, histograms, costs = [], [], []
     spread, mean = values.std(0), values.mean(0)
     for victim in range(made.targets):
         others = [member for member in range(m) if member != victim]
         differences = []
         for _ in range(pairs):
-            first, second = _draws(m, secrets), _draws(m - 1, secrets)
+            first, second = _draws(m, random), _draws(m - 1, random)
             costs.append(total(values, whole, sigma, first) / m - mean)
             first[made.targets :] = second[made.targets - 1 :] = 0  # colluders subtract their own
             both = (total(values, whole, sigma, first), total(values[others], less, sigma, second))
@@ -120,8 +119,8 @@ def measured(made: Federation, sigma: float, pairs: int) -> Row:
     )
 
 
-def _draws(members: int, secrets: Iterator[bytes]) -> Reals:
-    return np.array([noise(next(secrets), bytes(32), ENTRIES) for _ in range(members)])
+def _draws(members: int, random: np.random.Generator) -> Reals:
+    return np.array([noise(random.bytes(32), bytes(32), ENTRIES) for _ in range(members)])
 
 
 def main() -> None:
