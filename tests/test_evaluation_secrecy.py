@@ -33,7 +33,7 @@ Reals = NDArray[np.float64]
 
 def specification(sigma: float = EVALUATION_NOISE) -> bytes:
     """Of a run that evaluates on the test split."""
-    return document(Mode.SUM) + f'\nprivacy.evaluation_noise = {sigma}'.encode()
+    return document(Mode.SUM) + f"\nprivacy.evaluation_noise = {sigma}".encode()
 
 
 def ten(sigma: float = EVALUATION_NOISE, metrics: Mapping[str, Mapping[str, float]] | None = None) -> Cast:

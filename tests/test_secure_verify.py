@@ -345,7 +345,7 @@ def test_an_evaluation_is_verified_from_its_replies() -> None:
     means = held(scene, evaluation(around, wanted, tuple(scene.members)))
     replies = [reply for part in scene.sent.values() for reply in part]
     assert verify_evaluation(spec, wanted, around, replies, scene.asked) == means
-    assert abs(means.metrics["test/loss"] - 0.35) < 1e-6
+    assert abs(means.metrics["test/loss"] - 0.35) < 5 * 10 * means.noise
 
     def other_metrics(reply: Reply) -> Reply:
         row = reply.rows[0].copy()  # type: ignore[union-attr]
