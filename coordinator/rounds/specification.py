@@ -261,8 +261,8 @@ def private_cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
         ten, twenty = (deviation_of_mean(spec.privacy.evaluation_noise, Thresholds(m, Mode.SUM), m) for m in (10, 20))
         found += (
             f"privacy.evaluation_noise = {spec.privacy.evaluation_noise:g}: the mean accuracy of 10 members has noise "
-            f"of {ten:.2g}, of 20 members {twenty:.2g}, and a mean loss 10 times as much. Metrics that not every member "
-            "computes are left out, and those on splits that not every member has",
+            f"of {ten:.2g}, of 20 members {twenty:.2g}, and a mean loss 10 times as much. Metrics that not every "
+            "member computes are left out, and those on splits that not every member has",
         )
     if spec.train.batch_size == 0 and not spec.privacy.sample_noise:
         found += (
