@@ -37,7 +37,7 @@ class Scene:
         self.cheats = {name: fed.directory / f"{name}.cheats" for name in cheats}
         self.workers: dict[str, Process] = {}
 
-    def enrol(self) -> None:
+    def enrol(self, policy: str) -> None:
         """Enrols all members, who then pin the roster of all."""
         with self.fed.administrator() as channel:
             stub = AdminStub(channel)
@@ -53,7 +53,7 @@ class Scene:
         cards = "\n".join(Card.of(member).text() for member in members.values())
         for name, home in homes.items():
             Roster.parse(cards, members[name]).pin(home.roster)
-            home.policy.write_text(POLICY)
+            home.policy.write_text(policy)
 
     def work(self, client: str) -> None:
         """Starts a member's worker."""
@@ -86,12 +86,17 @@ class Scene:
 
 
 @contextmanager
-def scene(directory: Path, members: int, *, cheats: Sequence[str] = ()) -> Iterator[Scene]:
-    """A federation with this many members, m0 to m9 at most, whose workers attend."""
+def scene(
+    directory: Path, members: int, *, cheats: Sequence[str] = (), program: str = "", policy: str = POLICY
+) -> Iterator[Scene]:
+    """A federation with this many members, m0 to m9 at most, whose workers attend and whose owners have this policy.
+
+    `program` is a Python program that runs the coordinator, in place of it.
+    """
     with federation(directory) as fed:
-        fed.serve()
+        fed.serve(program=program)
         made = Scene(fed, [f"m{number}" for number in range(members)], cheats)
-        made.enrol()
+        made.enrol(policy)
         for client in made.clients:
             made.work(client)
         fed.attending(*made.clients)

@@ -80,7 +80,7 @@ def test_an_operator_is_told_what_private_rounds_need() -> None:
     told = "; ".join(cautions(*parse_run(spec("fedmgda+", "private", algorithm='prior = "samples"'))))
     assert "experimental until an outside cryptographer" in told
     assert "the run needs 7 of training and 4 of evaluation" in told
-    assert "breaks the share rule" in told
+    assert "is not covered by them" in told
     shown = spec("fedmgda+", "private", privacy='disclose = ["evaluation"]')
     assert "the run needs 7 of training of the sessions" in "; ".join(cautions(*parse_run(shown)))
 

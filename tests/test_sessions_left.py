@@ -2,14 +2,20 @@
 
 import json
 import re
+from fractions import Fraction
 
 import grpc
 import pytest
 from harness import wait_for
 from stage import Player, Stage, spec
+from test_secure_covered import cohort
 from typer.testing import CliRunner
 
+from coordinator.aggregation.rules import TooFewUpdatesError
+from coordinator.aggregation.secure.covered import covered
 from federation.channels import refusal_from_rpc_error
+from federation.secure.bounds import Bounds, Kind
+from federation.secure.thresholds import Mode
 from federation.v1 import admin_pb2 as admin
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse, SessionsLeft
 from fedpareto.cli.main import app
@@ -66,19 +72,25 @@ def test_a_run_is_refused_when_too_few_members_allow_as_many_private_rounds(
     assert "missing" not in warnings(stage, run(7, "evaluate.every = 2")), "an open run needs none"
 
 
-@pytest.mark.parametrize(("large", "refused"), [(21, True), (15, False)])
+@pytest.mark.parametrize(("large", "refused"), [(18, True), (17, False)])
 def test_a_run_is_refused_in_which_one_member_has_too_large_a_part(stage: Stage, large: int, refused: bool) -> None:
-    """Of five members one may collude: twice a member's part is at most that of the three smallest others."""
+    """Of five members one may collude, and three of 10 samples are left: 3 * 10^2 is above 17^2 and below 18^2."""
     stage.cast("digits", *NAMES[:5], samples=[large, 10, 10, 10, 10])
     by_samples = run(1, f'{PRIVATE}\nalgorithm.prior = "samples"')
+    W = cohort(5, 5, Mode.SUM, [large, 10, 10, 10, 10])
+    rule = Bounds(kind=Kind.FIXED, prior="samples")
     if not refused:
         assert "experimental" in warnings(stage, by_samples)
+        assert covered(rule, Fraction(2), W, W.replies.prior("samples")).share == 1
         return
     with pytest.raises(grpc.RpcError) as caught:
         warnings(stage, by_samples)
     refusal = refusal_from_rpc_error(caught.value)
     assert (refusal.status, refusal.reason) == ("INVALID_ARGUMENT", "spec")
-    assert "ann has 21 of 61 samples, too large a part for a private round: colluding members" in refusal.message
+    assert "ann has 0.310 of the coefficients, too large a part: 1 colluding members could subtract" in refusal.message
+    with pytest.raises(TooFewUpdatesError) as skipped:  # as the round would be, if the run began
+        covered(rule, Fraction(2), W, W.replies.prior("samples"))
+    assert str(skipped.value).replace("silo-000", "ann") in refusal.message
     assert "experimental" in warnings(stage, by_samples.replace(b'"samples"', b'"uniform"'))
     left_out = by_samples + b'selection.exclude = ["ann"]'
     assert "experimental" in warnings(stage, left_out)
