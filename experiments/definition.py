@@ -102,6 +102,7 @@ class Derived(_Section):
     targets: tuple[Target, ...] = ()
     delta_m: dict[str, str] = {}
     front: tuple[str, str] | None = None
+    groups: dict[str, tuple[int, ...]] = {}
 
 
 class Quick(_Section):

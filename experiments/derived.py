@@ -21,7 +21,8 @@ def derived(experiment: Experiment, results: Sequence[Result]) -> list[Result]:
     a preference: `front/wanted` and `front/place`, the ranks by preference and by result, from 1, where the first
     objective counts most; `front/tau`, Kendall's tau-b of the two ranks, the same for all methods and NaN for a single
     one; `front/divergence`, mu of the last losses and the preference; `front/spread`, the largest r_k F_k divided by
-    the smallest.
+    the smallest. For each group of clients, by their numbers from 0: `group/NAME`, the mean of their accuracies (%); it
+    needs `client/...`, so there are at most ten clients.
     """
     wanted = experiment.derived
     extended = []
@@ -31,6 +32,7 @@ def derived(experiment: Experiment, results: Sequence[Result]) -> list[Result]:
         for target in wanted.targets:
             final |= _reached(target, item.rounds)
         final |= _against_baselines(wanted, final, {other.method: other.final for other in together})
+        final |= _of_groups(wanted.groups, final)
         if wanted.front is not None:
             final |= _on_the_front(wanted.front, item, together)
         extended.append(replace(item, final=final))
@@ -55,6 +57,16 @@ def _against_baselines(wanted: Derived, final: Measures, by_method: Mapping[str,
     if not names or not np.isfinite([*values, *baselines]).all():
         return {}
     return {"delta_m": delta_m(values, baselines, [_higher_is_better(name) for name in names])}
+
+
+def _of_groups(groups: Mapping[str, Sequence[int]], final: Measures) -> Measures:
+    """The mean accuracy of each group whose clients were all measured; clients are ordered by name."""
+    clients = [final[name] for name in sorted(final) if name.startswith("client/")]
+    return {
+        f"group/{name}": float(np.mean([clients[number] for number in numbers]))
+        for name, numbers in groups.items()
+        if numbers and max(numbers) < len(clients)
+    }
 
 
 def _on_the_front(front: tuple[str, str], item: Result, together: Iterable[Result]) -> Measures:

@@ -62,6 +62,7 @@ _BUILT_IN = {
     "qm9": "federation.tasks.qm9:Qm9",
     "river-flow": "federation.tasks.river_flow:RiverFlow",
     "river-flow-whole": "federation.tasks.river_flow:RiverFlowWhole",
+    "scanners": "federation.tasks.scanners:Scanners",
     "shakespeare": "federation.tasks.shakespeare:Shakespeare",
     "two-digits": "federation.tasks.pairs:TwoDigits",
 }

@@ -4,7 +4,9 @@ Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UC
 """
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +27,10 @@ class Digits(Published):
 
     def pool(self, source: DataSource) -> Pool:
         """Pixels in [0, 1], (n, 64), with labels (n,)."""
-        return _pool(*(_bundled() if source.directory is None else _read(source.directory / FILE)))
+        import torch  # noqa: PLC0415
+
+        x, y = bundled() if source.directory is None else _read(source.directory / FILE)
+        return Pool(torch.from_numpy(inputs(x)), torch.from_numpy(y))
 
 
 def write_parts(directories: Sequence[Path], *, scheme: str = "shards:2", seed: int = 0) -> tuple[Path, ...]:
@@ -34,9 +39,9 @@ def write_parts(directories: Sequence[Path], *, scheme: str = "shards:2", seed: 
     Raises:
         PartError: more parts than digits, or an unknown scheme.
     """
-    x, y = _bundled()
+    x, y = bundled()
     written = []
-    parts = partition(_pool(x, y), Part(0, len(directories), scheme, seed))
+    parts = partition(Pool(x, y), Part(0, len(directories), scheme, seed))
     for directory, own in zip(directories, parts, strict=True):
         directory.mkdir(parents=True, exist_ok=True)
         np.savez(directory / FILE, x=x[own], y=y[own])
@@ -44,30 +49,49 @@ def write_parts(directories: Sequence[Path], *, scheme: str = "shards:2", seed: 
     return tuple(written)
 
 
-def _pool(x: NDArray[np.uint8], y: NDArray[np.int64]) -> Pool:
-    import torch  # noqa: PLC0415
-
-    return Pool(torch.from_numpy(x.astype(np.float32) / _INK), torch.from_numpy(y))
-
-
-def _bundled() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    from sklearn.datasets import load_digits  # noqa: PLC0415
-
-    x, y = load_digits(return_X_y=True)
-    return np.asarray(x, dtype=np.uint8), np.asarray(y, dtype=np.int64)
+def inputs(x: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Images (n, 64) as inputs of a model: pixels in [0, 1]."""
+    return x.astype(np.float32) / np.float32(_INK)
 
 
-def _read(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    wanted = f"expected an .npz with x, (n, 64) numbers from 0 to {_INK}, and y, (n,) labels from 0 to 9"
+def bundled() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The digits that scikit-learn brings, images (n, 64) and labels (n,), without importing it, which takes seconds.
+
+    Raises:
+        DataError: scikit-learn is not installed, or brings no digits.
+    """
+    spec = find_spec("sklearn")
+    if spec is None or spec.origin is None:
+        raise DataError("the digits come with scikit-learn, which is not installed here: install fedpareto[torch]")
+    file = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    try:
+        table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
+    except OSError as error:
+        raise DataError(f"cannot read the digits of scikit-learn: {error}") from error
+    return np.ascontiguousarray(table[:, :-1]), table[:, -1].astype(np.int64)
+
+
+def read_arrays(
+    path: Path, maker: str, *more: str
+) -> tuple[NDArray[np.uint8], NDArray[np.int64], list[NDArray[Any]]]:
+    """Images (n, 64) and labels (n,) from an .npz file, and its arrays of the names `more`.
+
+    `maker` is the function that the message about a missing file names.
+
+    Raises:
+        DataError: it is missing, or malformed.
+    """
+    names = "".join(f", {name}" for name in more)
+    wanted = f"expected an .npz with x, (n, 64) numbers from 0 to {_INK}, and y, (n,) labels from 0 to 9{names}"
     if not path.is_file():
         raise DataError(
-            f"no file {path}; {wanted}. federation.tasks.digits.write_parts makes one; "
-            "without --data the digits that scikit-learn brings are used"
+            f"no file {path}; {wanted}. {maker} makes one; without --data the digits that scikit-learn brings are used"
         )
     try:
         # Never unpickle: a data file is data.
         with np.load(path, allow_pickle=False) as arrays:
             x, y = arrays["x"], arrays["y"]
+            others = [arrays[name] for name in more]
     except NOT_NPZ as error:
         raise DataError(f"cannot read {path} ({error}); {wanted}") from error
     numbers = all(array.dtype.kind in "uif" for array in (x, y))
@@ -76,4 +100,9 @@ def _read(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     for name, values, top in (("x", x, _INK), ("y", y, 9)):
         if not np.isin(values, np.arange(top + 1)).all():
             raise DataError(f"{path}: {name} holds a value that is no integer from 0 to {top}; {wanted}")
-    return x.astype(np.uint8), y.astype(np.int64)
+    return x.astype(np.uint8), y.astype(np.int64), others
+
+
+def _read(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    x, y, _ = read_arrays(path, "federation.tasks.digits.write_parts")
+    return x, y

@@ -105,6 +105,11 @@ def digits_mlp() -> nn.Module:
     return layers(hidden=nn.Linear(64, 64), relu=nn.ReLU(), out=nn.Linear(64, 10))
 
 
+def digits_linear() -> nn.Module:
+    """8 x 8 digits, (n, 64) -> (n, 10): logistic regression; 650 parameters."""
+    return layers(out=nn.Linear(64, 10))
+
+
 def mnist_cnn() -> nn.Module:
     """28 x 28 digits, uint8 (n, 1, 28, 28) -> (n, 10): FedMGDA+ table 3; 21,840 parameters."""
     return _grey_cnn(Pixels(GREY_MEAN, GREY_DEVIATION))
