@@ -118,7 +118,7 @@ def measure(
     if mode != "off":
         pin_roster(homes)
     more = ["fresh"] if fresh else []
-    workers = [fed._spawn([str(WORKER), str(home), str(parameters), *more], home.name) for home in homes]
+    workers = [fed.spawn(home.name, [str(WORKER), str(home), str(parameters), *more]) for home in homes]
     model = fed.directory / "model.safetensors"
     model.write_bytes(to_bytes(Layout((Tensor("weight", (parameters,)),)), np.zeros(parameters, np.float32)))
     total = rounds + WARM_UP

@@ -77,7 +77,7 @@ def measure(fed: Federation, port: int, parameters: int, line: Line, number: int
     with slow_line(port, delay=line.delay, rate=line.rate, cut_after=line.cut_after) as proxy:
         (home / "member.toml").write_text(description.replace(f":{port}", f":{proxy.port}"))
         run = fed.submit(f"wan-{number}", SPEC, "--model", str(model))
-        worker = fed._spawn([str(WORKER), str(home), str(parameters)], client)
+        worker = fed.spawn(client, [str(WORKER), str(home), str(parameters)])
         # In its log, which costs less than looks into the database.
         wait_for(lambda: '"event": "receipt"' in worker.text, f"a receipt: {worker.log}", seconds=LONGEST_SECONDS)
         fed.wait_completed(run)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forked import completed
+from fedpareto.processes.forked import completed
 from harness import Attending, Federation, Member, federation
 
 from federation.digests import digest

@@ -1,11 +1,7 @@
 """A real federation for tests: the coordinator and its workers as processes, TLS, database and blobs as shipped."""
 
-import json
-import os
 import queue
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +11,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-import forked
 import grpc
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1
@@ -51,6 +46,7 @@ from federation.v1.federation_pb2 import (
 from federation.v1.federation_pb2_grpc import FederationStub
 from federation.vectors import to_bytes, update_layout
 from federation.work.computation import Ability
+from fedpareto.processes import federation as federations
 from storage.database import Database
 
 T = TypeVar("T")
@@ -69,40 +65,11 @@ def wait_for(condition: Callable[[], T | None], what: str, seconds: float = SECO
     raise AssertionError(f"waited {seconds:.0f} s for {what}")
 
 
-class Process:
-    """A child process with its output in a file, and SIGKILL as the last word.
-
-    It is a fork of a server that has imported everything; with `forks` False, a process of its own, whose memory holds
-    what it has imported itself.
-    """
+class Process(federations.Process):
+    """A process whose output a test waits for."""
 
     def __init__(self, arguments: Sequence[str], log: Path, *, forks: bool = True) -> None:
-        self.log = log
-        log.touch()
-        env = {**os.environ, "COLUMNS": "100"}
-        self.popen: forked.Forked | subprocess.Popen[bytes]
-        if forks:
-            self.popen = forked.Forked(arguments, log, cwd=TESTS.parent, env=env)
-        else:
-            with log.open("ab") as file:
-                self.popen = subprocess.Popen(
-                    [sys.executable, *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    cwd=TESTS.parent,
-                    env=env,
-                )
-
-    def _send(self, what: signal.Signals) -> None:
-        if isinstance(self.popen, forked.Forked):
-            self.popen.send(what)
-        else:
-            self.popen.send_signal(what)
-
-    @property
-    def text(self) -> str:
-        return self.log.read_text(errors="replace")
+        super().__init__(log.stem, arguments, log, forks=forks, cwd=TESTS.parent)
 
     def wait_for_text(self, text: str, count: int = 1) -> None:
         def there() -> bool:
@@ -113,50 +80,30 @@ class Process:
 
         wait_for(there, f"{text!r} in {self.log}:\n{self.text[-2000:]}")
 
-    def kill(self) -> None:
-        self._send(signal.SIGKILL)
-        self.popen.wait()
-
     def wait_killed(self) -> None:
         """Waits until it has killed itself, as a crash test tells it to."""
         self.popen.wait(SECONDS)
         assert self.popen.returncode == -signal.SIGKILL, f"{self.popen.returncode}:\n{self.text[-3000:]}"
 
     def stop(self) -> int:
-        self._send(signal.SIGTERM)
+        self.send(signal.SIGTERM)
         return self.popen.wait(SECONDS)
 
 
-class Federation:
-    """One federation in a directory."""
+class Federation(federations.Federation):
+    """A federation whose processes a test crashes, and whose database it reads."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.home = directory / "coordinator"
-        self.processes: list[Process] = []
-        self.coordinator: Process | None = None
-        self.forks = True  # see Process
+    coordinator: Process | None = None
 
-    def fedpareto(self, *arguments: str, code: int | None = 0, standard_input: str = "") -> str:
-        """Runs the command to its end, which must have this exit code; returns its standard output."""
-        done = forked.completed(
-            ["-m", "fedpareto", *arguments], cwd=self.directory, text=standard_input, timeout=SECONDS
-        )
-        assert code in (None, done.returncode), f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
-
-    def init(self, *options: str) -> None:
-        self.fedpareto("coordinator", "init", "--home", str(self.home), *options)
-
-    def serve(self, *, crash: str = "", program: str = "") -> Process:
+    def serve(self, *, crash: str = "", program: str = "") -> Process:  # type: ignore[override]
         """Starts the coordinator and waits until it serves.
 
         `crash` names a point of tests/crashing.py. `program` is a Python program that runs the command, in place of it.
         """
         ports = self.home / "ports.json"
         ports.unlink(missing_ok=True)
-        command = [str(TESTS / "crashing.py"), crash] if crash else ["-c", program] if program else ["-m", "fedpareto"]
-        process = self._spawn([*command, "coordinator", "serve", "--home", str(self.home)], "coordinator")
+        command = [str(TESTS / "crashing.py"), crash] if crash else ["-c", program] if program else federations.COMMAND
+        process = self.spawn("coordinator", [*command, "coordinator", "serve", "--home", str(self.home)])
         self.coordinator = process
 
         def ready() -> bool:
@@ -166,14 +113,6 @@ class Federation:
         if not crash:
             assert process.popen.poll() is None, process.text[-3000:]
         return process
-
-    def admin(self, *arguments: str, code: int | None = 0) -> Any:
-        """An admin command's JSON document."""
-        text = self.fedpareto("admin", *arguments, "--home", str(self.home / "admin"), "--json", code=code)
-        return json.loads(text) if text.strip() else None
-
-    def join_string(self, client_id: str) -> str:
-        return str(self.admin("join-string", client_id)["join_string"])
 
     def submit(self, name: str, spec: str, *options: str, crash: bool = False) -> str:
         """Submits a run; returns its id. `crash`: the coordinator may die before it has answered."""
@@ -207,22 +146,17 @@ class Federation:
         finally:
             database.close()
 
-    def join(self, client_id: str) -> Path:
-        """Enrolls a worker process's home."""
-        home = self.directory / client_id
-        self.fedpareto("worker", "join", "--home", str(home), standard_input=self.join_string(client_id))
-        return home
-
-    def work(
+    def work(  # type: ignore[override]
         self, client_id: str, *options: str, task: str = "digits", crash: str = "", program: Sequence[str] = ()
     ) -> Process:
         """Starts a worker.
 
         `crash` names a point of tests/crashing.py. `program` runs the command, in place of `-m fedpareto`.
         """
-        program = [str(TESTS / "crashing.py"), crash] if crash else program or ["-m", "fedpareto"]
-        arguments = ["worker", "run", "--home", str(self.directory / client_id), "--task", task, "--threads", "1"]
-        return self._spawn([*program, *arguments, *options], client_id)
+        program = [str(TESTS / "crashing.py"), crash] if crash else program or federations.COMMAND
+        process = super().work(client_id, "--task", task, *options, program=program)
+        assert isinstance(process, Process)
+        return process
 
     def attending(self, *clients: str) -> None:
         """Waits until these clients attend."""
@@ -241,20 +175,19 @@ class Federation:
     def administrator(self) -> grpc.Channel:
         return AdminFiles.load(self.home / "admin").channel()
 
-    def close(self) -> None:
-        for process in reversed(self.processes):
-            process.kill()
-
-    def _spawn(self, arguments: list[str], name: str) -> Process:
-        process = Process(arguments, self.directory / f"{name}.log", forks=self.forks)
-        self.processes.append(process)
+    def spawn(self, name: str, arguments: Sequence[str]) -> Process:
+        process = super().spawn(name, arguments)
+        assert isinstance(process, Process)
         return process
+
+    def process(self, name: str, arguments: Sequence[str]) -> Process:
+        return Process(arguments, self.directory / f"{name}.log", forks=self.forks)
 
 
 @contextmanager
 def federation(directory: Path, *options: str) -> Iterator[Federation]:
     """A federation whose coordinator is initialised; every process is killed at the end."""
-    made = Federation(directory)
+    made = Federation(directory, seconds=SECONDS)
     try:
         made.init(*options)
         yield made

@@ -5,7 +5,7 @@ import subprocess
 import numpy as np
 import pytest
 import torch
-from forked import completed
+from fedpareto.processes.forked import completed
 
 SPEC = """
 name = "small"

@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 import pytest
-from forked import Forked, completed
+from fedpareto.processes.forked import Forked, completed
 from google.protobuf.descriptor import MethodDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from admin_stage import LAYOUT, SPEC, command, good_model, requests
 from bundles import Edited
-from forked import completed
+from fedpareto.processes.forked import completed
 from harness import Federation, refused
 
 from coordinator.rounds.metrics import DEFINITIONS

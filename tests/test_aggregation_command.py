@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forked import completed
+from fedpareto.processes.forked import completed
 
 from coordinator.aggregation import aggregate
 from coordinator.aggregation.registry import ALGORITHMS, common_hyperparameters

@@ -27,7 +27,7 @@ CONNECTION_BYTES = 40_000  # a handshake, a hello, heartbeats and the envelope o
 
 
 def work(fed: Federation, home: Path, layout: Layout = LAYOUT) -> Process:
-    return fed._spawn([str(WORKER), str(home), str(layout.size)], home.name)
+    return fed.spawn(home.name, [str(WORKER), str(home), str(layout.size)])
 
 
 def begin(fed: Federation, line: SlowLine, home: Path, port: int, layout: Layout = LAYOUT) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import typer.main
-from forked import completed
+from fedpareto.processes.forked import completed
 from rich.console import Console
 from typer.testing import CliRunner
 

@@ -14,7 +14,7 @@ from federation.tasks import TaskError, task
 from fedpareto.cli import code_path
 from fedpareto.cli.failure import Failure
 from fedpareto.cli.main import app
-from fedpareto.cli.processes import Processes, wait_for_all
+from fedpareto.processes.federation import Federation
 
 ROOT = Path(__file__).resolve().parent.parent
 TASK = "from federation.tasks.digits import Digits\n\n\nclass Own(Digits):\n    ...\n"
@@ -67,11 +67,12 @@ def test_a_started_command_finds_the_owners_task_and_our_packages_whatever_lies_
 ) -> None:
     monkeypatch.chdir(code)  # where `python -m` would look first
     code_path.append([code])
-    with Processes() as processes:
-        arguments = ["data", "show", "own_task:Own", "--clients", "2"]
-        child = processes.start("the command", arguments, tmp_path / "log")
-        wait_for_all([child], 120)
-    said = child.log.read_text()
+    with Federation(tmp_path) as federation:
+        federation.forks = False
+        arguments = ["-m", "fedpareto", "data", "show", "own_task:Own", "--clients", "2"]
+        command = federation.spawn("command", arguments)
+        assert command.popen.wait(120) == 0
+    said = command.text
     assert "2 clients, 1,797 samples" in said
     assert f"warning: {code / 'storage'} is hidden: `import storage` gives {ROOT / 'storage'}." in said
     assert f"warning: {code / 'worker.py'} is hidden: `import worker` gives {ROOT / 'worker'}." in said

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from forked import completed
+from fedpareto.processes.forked import completed
 from harness import wait_for
 
 SECONDS = 240.0

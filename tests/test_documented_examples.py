@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from forked import completed
+from fedpareto.processes.forked import completed
 from safetensors import safe_open
 from typer.testing import CliRunner
 

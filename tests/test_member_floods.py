@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-import forked
+from fedpareto.processes import forked
 import pytest
 from harness import TESTS, federation
 from test_strangers import goes_on, rounds, submit, work
@@ -58,7 +58,7 @@ def test_a_members_flood_leaves_more_than_half_of_the_rounds(tmp_path: Path, kin
         undisturbed = pace()
         join_string = made.join_string("flooder")
         program = f"import sys; sys.path.insert(0, {str(TESTS)!r})\n{FLOOD}"
-        flooder = made._spawn(["-c", program, join_string, kind], "flooder")
+        flooder = made.spawn("flooder", ["-c", program, join_string, kind])
         assert isinstance(flooder.popen, forked.Forked)
         goes_on(made, 20)
         disturbed = pace()

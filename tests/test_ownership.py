@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from forked import completed
+from fedpareto.processes.forked import completed
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from forked import completed
+from fedpareto.processes.forked import completed
 from harness import Federation, Process, federation
 from trained import train
 

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from forked import completed
+from fedpareto.processes.forked import completed
 from harness import Federation, federation
 
 from federation.digests import digest

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from forked import completed
+from fedpareto.processes.forked import completed
 from stage import Stage, spec
 
 from coordinator.aggregation import HyperparameterError, aggregate

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import forked
+from fedpareto.processes import forked
 import grpc
 import pytest
 from connect_proxy import connect_proxy

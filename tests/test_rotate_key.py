@@ -112,7 +112,7 @@ def test_a_rotation_that_was_interrupted_is_ended_before_the_worker_works_on(fed
     home = fed.join(point)
     old = own_key(fed, point)
     crashing = ["tests/crashing.py", point, "worker", "rotate-key", "--home", str(home)]
-    fed._spawn(crashing, point).wait_killed()
+    fed.spawn(point, crashing).wait_killed()
     assert (home / "rotating.json").exists()
     run = fed.submit(point, SPEC.format(rounds=1, epochs=1))
     worker = work(fed, point)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import simulations
-from forked import completed
+from fedpareto.processes.forked import completed
 from harness import federation
 from simulations import close, run_cli, spec
 

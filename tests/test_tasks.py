@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from forked import completed
+from fedpareto.processes.forked import completed
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn.utils import vector_to_parameters
@@ -34,7 +34,8 @@ ROOT = Path(__file__).parents[1]
 BUILT_IN = {
     *("digits", "mnist", "fashion-mnist", "cifar10", "emnist", "femnist", "adult", "shakespeare"),
     *("fashion-mnist-3", "cifar10-fedfv", "mnist-fedfv"),
-    *("two-digits", "multi-mnist", "mnist-fashion", "cifar10-mnist"),
+    "scanners",
+    *("two-digits", "two-digits-scaled", "multi-mnist", "mnist-fashion", "cifar10-mnist"),
     *("multi-mnist-l1", "multi-mnist-fmol", "multi-mnist-fmol-256"),
     *("river-flow", "river-flow-whole", "celeba", "celeba-5", "qm9"),
 }

@@ -385,7 +385,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
         command = shlex.join([sys.executable, "-S", str(EXAMPLES / "plain_trainer.py")])
         run = ["-m", "fedpareto", "worker", "run", "--home", str(directory / "dan"), "--task", "scikit:Tumours"]
         data = ["--data", str(directory), "--trainer-command", command]
-        made._spawn([*run, "--code", str(EXAMPLES), *data], "dan")
+        made.spawn("dan", [*run, "--code", str(EXAMPLES), *data])
         made.attending("ann", "ben", "dan", "eve")
         yield made
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from forked import completed
+from fedpareto.processes.forked import completed
 from lines import BASE, DEVICES, SGD, Both, Line, Noisy, _train, _trainer
 from torch import Tensor, nn
 from torch.nn import functional

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import worker_stage
-from forked import completed
+from fedpareto.processes.forked import completed
 from harness import Process, wait_for
 from scripted import FEDERATION, HungUp, ScriptedCoordinator, files_in
 from worker_stage import Start, trained

@@ -65,6 +65,7 @@ _BUILT_IN = {
     "scanners": "federation.tasks.scanners:Scanners",
     "shakespeare": "federation.tasks.shakespeare:Shakespeare",
     "two-digits": "federation.tasks.pairs:TwoDigits",
+    "two-digits-scaled": "federation.tasks.pairs:TwoDigitsScaled",
 }
 
 

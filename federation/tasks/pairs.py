@@ -6,7 +6,7 @@ part to train on is made of official training images alone, the test part of tes
 
 from abc import abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,20 @@ class TwoDigits(Classification):
         other = _another(len(single))
         labels = single.y.numpy()
         return _pool(torch.cat([images, images[torch.from_numpy(other)]], dim=2), labels, labels[other])
+
+
+class TwoDigitsScaled(TwoDigits):
+    """`two-digits` with losses of two scales: the right one is a mean over the ten classes, so a tenth as large.
+
+    Attributes:
+        scales: of each objective: its loss is the cross-entropy times its scale.
+    """
+
+    scales: ClassVar[dict[str, float]] = {"left": 1.0, "right": 0.1}
+
+    def losses(self, output: Any, y: "torch.Tensor") -> "dict[str, torch.Tensor]":
+        """Cross-entropies times the objectives' scales."""
+        return {name: loss * self.scales[name] for name, loss in super().losses(output, y).items()}
 
 
 class _Composed(Classification):

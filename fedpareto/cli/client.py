@@ -1,7 +1,9 @@
 """Calls to the coordinator: the administrator's directory, the channel, and errors in words."""
 
 import json
+import os
 import socket
+import tempfile
 import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,10 +19,11 @@ from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.cli.admin_line import Line, Local, Way
 from fedpareto.cli.escaping import escaping_stub
 from fedpareto.cli.failure import USAGE, Failure, failing
-from fedpareto.cli.processes import short_lived_coordinator
+from fedpareto.processes.federation import Federation, ProcessError, leaving_on_signals
 
 SETTINGS = "coordinator.toml"
 _ANSWER_SECONDS = 2.0
+_SERVE_SECONDS = 60.0  # for the start of a coordinator
 
 
 def find_home(given: Path) -> Path:
@@ -80,6 +83,20 @@ def way_to(
             stack.enter_context(short_lived_coordinator(centre, passphrase_file))
             account, local = _load(home), _local(centre)  # it has noted its addresses
         yield Way(home, account, local, passphrase_file, proxy)
+
+
+@contextmanager
+def short_lived_coordinator(home: Path, passphrase_file: Path | None = None) -> Iterator[None]:
+    """Serves the coordinator's directory for reading while the block runs: no run advances meanwhile."""
+    options = ["--hold", *(["--passphrase-file", str(passphrase_file)] if passphrase_file else [])]
+    with ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="fedpareto-"))
+        stack.enter_context(leaving_on_signals())
+        process = stack.enter_context(Federation(Path(directory), seconds=_SERVE_SECONDS))
+        process.home, process.forks = home.absolute(), False
+        with failing(ProcessError):
+            process.serve(*options, program=["-m", "fedpareto.processes.child", str(os.getpid())])
+        yield
 
 
 def _load(home: Path) -> Account:

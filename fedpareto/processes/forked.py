@@ -1,7 +1,8 @@
 """Child processes that need not import anything: forks of a server that has imported PyTorch, gRPC and the rest once.
 
 A process made here is a real one: its own memory, session, signals and exit code; only its start is quick (0.05 CPU
-seconds in place of 4 for a worker). Where the start itself is what a test is about, it uses `subprocess`.
+seconds in place of 4 for a worker). It ends when its parent ends, however that happens. The server itself never talks
+gRPC and starts no thread, so that forking it is safe.
 """
 
 import atexit
@@ -12,35 +13,57 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from multiprocessing import forkserver, parent_process
 from pathlib import Path
 
-# What coordinators, workers and commands import. Nothing of it may start a thread, or talk gRPC, before the fork.
 from federation.tls import require_tls13
 
+# What coordinators, workers and commands import. None of it may start a thread, or talk gRPC, at its import.
 PRELOADED = [
     "alembic.command",
     "coordinator.server",
     "federation.tasks.digits",
     "federation.tasks.models",
+    "federation.training.torch_trainer",
     "fedpareto.cli.main",
     "fedpareto.cli.client",
     "fedpareto.cli.document",
     "fedpareto.cli.render",
-    "fedpareto.cli.processes",
     "fedpareto.cli.upload",
     "fedpareto.cli.watch",
     "psycopg",
     "rich.progress",
-    "sklearn.datasets",
     "sqlalchemy.dialects.postgresql.psycopg",
     "sqlite3",
     "storage.migrations",
     "torch",
+    "verification.run",
     "worker.enroll",
     "worker.service",
 ]
+
+
+def start_server() -> None:
+    """Starts the server of forks, which then imports what it needs while this process does other work.
+
+    The first process that is forked starts it otherwise. It imports nothing from the current directory, and does not
+    notice Ctrl-C.
+    """
+    require_tls13()  # gRPC reads these settings once, when the server loads it
+    settings = {"GRPC_ENABLE_FORK_SUPPORT": "0", "PYTHONSAFEPATH": "1"}
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.set_forkserver_preload(PRELOADED)
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
 class Forked:
@@ -65,11 +88,9 @@ class Forked:
         cwd: Path,
         env: Mapping[str, str],
     ) -> None:
-        require_tls13()  # the server of forks loads gRPC, which reads these settings once
-        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
+        start_server()
         files = (str(text or os.devnull), str(output), str(errors or output))
+        context = multiprocessing.get_context("forkserver")
         self._process = context.Process(target=run, args=([*arguments], files, str(cwd), dict(env)))
         self._process.start()
         assert self._process.pid is not None
@@ -81,9 +102,15 @@ class Forked:
         return self._process.exitcode
 
     def poll(self) -> int | None:
+        """The exit code, as `returncode`."""
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
+        """Waits until it ends, for at most `timeout` seconds; returns the exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs.
+        """
         self._process.join(timeout)
         if self.returncode is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
@@ -107,14 +134,18 @@ def completed(
     text: str = "",
     timeout: float = 120.0,
 ) -> "subprocess.CompletedProcess[str]":
-    """`subprocess.run([sys.executable, *arguments], capture_output=True, text=True)`, forked."""
+    """`subprocess.run([sys.executable, *arguments], capture_output=True, text=True)`, forked.
+
+    Raises:
+        subprocess.TimeoutExpired: it runs longer than `timeout` seconds, and was killed.
+    """
     with tempfile.TemporaryDirectory() as directory:
         given, out, err = (Path(directory, name) for name in ("in", "out", "err"))
         given.write_text(text)
         process = Forked(arguments, out, err, text=given, cwd=cwd or Path.cwd(), env=os.environ if env is None else env)
         try:
             code = process.wait(timeout)
-        except subprocess.TimeoutExpired:
+        except BaseException:
             process.send(signal.SIGKILL)
             raise
         return subprocess.CompletedProcess([*arguments], code, out.read_text(), err.read_text())
@@ -123,22 +154,24 @@ def completed(
 def run(arguments: list[str], files: tuple[str, str, str], cwd: str, env: dict[str, str]) -> None:
     """In the new process: runs what the arguments name, as the interpreter does."""
     os.setsid()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for number, file in enumerate(files):
         opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND if number else os.O_RDONLY, 0o644)
         os.dup2(opened, number)
         os.close(opened)
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - multiprocessing has closed it
-    sys.stdout.reconfigure(line_buffering=True)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] - a text file, not any TextIO
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
     try:
-        if arguments[0] == "-m":  # the path is pytest's: the working directory is not on it
+        if arguments[0] == "-m":  # the path is the parent's: the working directory is not on it
             sys.argv = arguments[1:]
             runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         elif arguments[0] == "-c":
             sys.argv = ["-c", *arguments[2:]]
-            exec(compile(arguments[1], "-c", "exec"), {"__name__": "__main__"})
+            exec(compile(arguments[1], "-c", "exec"), {"__name__": "__main__"})  # noqa: S102 - as python -c
         else:
             sys.path[0] = str(Path(arguments[0]).parent)
             sys.argv = arguments
@@ -146,3 +179,11 @@ def run(arguments: list[str], files: tuple[str, str, str], cwd: str, env: dict[s
     finally:
         sys.stdout.flush()
         atexit._run_exitfuncs()
+
+
+def _end_with_parent() -> None:
+    """Kills this process and its children when the parent has ended."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os.killpg(0, signal.SIGKILL)

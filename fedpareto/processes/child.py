@@ -1,4 +1,4 @@
-"""The `fedpareto` command as a child that does not outlive its parent: `python -m fedpareto.cli.child PARENT_PID ...`.
+"""The `fedpareto` command as a child that does not outlive its parent: `python -m fedpareto.processes.child PID ...`.
 
 On Linux the kernel kills it when the parent dies, however that happens (elsewhere the parent's own clean-up must do).
 """
@@ -13,7 +13,7 @@ _PR_SET_PDEATHSIG = 1
 def die_with(parent: int) -> None:
     """Lets the kernel kill this process when the parent dies; ends it now if the parent is dead already."""
     if sys.platform == "linux":
-        import ctypes
+        import ctypes  # noqa: PLC0415 - nothing else needs it
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
