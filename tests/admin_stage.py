@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fedpareto.processes.forked import completed
 from harness import Attending, Federation, Member, federation
 
 from federation.digests import digest
@@ -17,6 +16,7 @@ from federation.v1.admin_pb2 import (
 )
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.vectors import Layout, Tensor, to_bytes
+from fedpareto.processes.forked import completed
 
 LAYOUT = Layout((Tensor("a", (3, 4)), Tensor("b", (5,))))
 SPEC = 'task = "digits"\nrounds = 2\n[algorithm]\nname = "fedmgda+"\n[selection]\nminimum = 3\n'

@@ -5,6 +5,7 @@ import subprocess
 import numpy as np
 import pytest
 import torch
+
 from fedpareto.processes.forked import completed
 
 SPEC = """

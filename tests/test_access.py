@@ -16,7 +16,6 @@ from typing import Any
 
 import grpc
 import pytest
-from fedpareto.processes.forked import Forked, completed
 from google.protobuf.descriptor import MethodDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -35,6 +34,7 @@ from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Hello
 from federation.v1.federation_pb2_grpc import FederationStub
+from fedpareto.processes.forked import Forked, completed
 from storage.models import Client
 from storage.states import ClientState
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from admin_stage import LAYOUT, SPEC, command, good_model, requests
 from bundles import Edited
-from fedpareto.processes.forked import completed
 from harness import Federation, refused
 
 from coordinator.rounds.metrics import DEFINITIONS
@@ -31,6 +30,7 @@ from federation.v1.admin_pb2 import (
 )
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.vectors import to_bytes
+from fedpareto.processes.forked import completed
 from storage.directory import DirectoryStore
 
 # Fixtures

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fedpareto.processes.forked import completed
 
 from coordinator.aggregation import aggregate
 from coordinator.aggregation.registry import ALGORITHMS, common_hyperparameters
+from fedpareto.processes.forked import completed
 
 U = np.random.default_rng(0).standard_normal((5, 40))
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import typer.main
-from fedpareto.processes.forked import completed
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -24,6 +23,7 @@ from fedpareto import formatting
 from fedpareto.cli import document, download, explain, heat_map, render, render_rounds
 from fedpareto.cli.failure import INTERRUPTED, Failure
 from fedpareto.cli.main import app, main
+from fedpareto.processes.forked import completed
 
 SPEC = 'name = "a"\ntask = "digits"\nrounds = 2\n'
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fedpareto.processes.forked import completed
 from harness import wait_for
+
+from fedpareto.processes.forked import completed
 
 SECONDS = 240.0
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from fedpareto.processes.forked import completed
 from safetensors import safe_open
 from typer.testing import CliRunner
 
@@ -15,6 +14,7 @@ from federation.tasks import DataSource, task
 from federation.tasks.parameters import trainable
 from fedpareto import simulate
 from fedpareto.cli.main import app
+from fedpareto.processes.forked import completed
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "docs" / "examples"

@@ -3,10 +3,11 @@
 import time
 from pathlib import Path
 
-from fedpareto.processes import forked
 import pytest
 from harness import TESTS, federation
 from test_strangers import goes_on, rounds, submit, work
+
+from fedpareto.processes import forked
 
 FLOOD = """
 import sys, threading

@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from fedpareto.processes.forked import completed
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 from coordinator.home import Home, HomeError
 from coordinator.server import Coordinator
 from coordinator.settings import Settings
+from fedpareto.processes.forked import completed
 from storage.database import Database, DatabaseBusy, DatabaseMissing
 
 NOW = datetime.now(UTC)

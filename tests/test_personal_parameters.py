@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from fedpareto.processes.forked import completed
 from harness import Federation, Process, federation
 from trained import train
 
@@ -30,6 +29,7 @@ from federation.vectors import Layout, Tensor, Vector, read_vector, to_bytes
 from federation.work.base import WorkError
 from federation.work.computation import Ability, Descend, LocalSgd, Measure, MeasureAlong
 from fedpareto.notebook import simulate
+from fedpareto.processes.forked import completed
 from simulation import SimulationError
 from simulation.simulate import Progress, Simulation
 from worker.events import Events

@@ -7,12 +7,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from fedpareto.processes.forked import completed
 from harness import Federation, federation
 
 from federation.digests import digest
 from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope, StepManifest
 from fedpareto.cli.code_path import VARIABLE
+from fedpareto.processes.forked import completed
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "docs" / "examples"

@@ -11,7 +11,6 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from fedpareto.processes.forked import completed
 from stage import Stage, spec
 
 from coordinator.aggregation import HyperparameterError, aggregate
@@ -31,6 +30,7 @@ from federation.tasks import task
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainers import trainer_kind
 from fedpareto.cli import completion
+from fedpareto.processes.forked import completed
 from storage.states import RunState
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "docs" / "examples"

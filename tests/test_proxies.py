@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from fedpareto.processes import forked
 import grpc
 import pytest
 from connect_proxy import connect_proxy
@@ -24,6 +23,7 @@ from federation.v1.enrollment_pb2 import EnrollRequest
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from fedpareto.cli.failure import USAGE, Failure
 from fedpareto.cli.main import app
+from fedpareto.processes import forked
 
 HOST = "coordinator.example"  # a name that only the proxies know
 SECRET = "p@ss:wörd %41"

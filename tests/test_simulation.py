@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import simulations
-from fedpareto.processes.forked import completed
 from harness import federation
 from simulations import close, run_cli, spec
 
@@ -18,6 +17,7 @@ from federation.v1.admin_pb2 import Reply
 from federation.vectors import read_vector
 from federation.work.computation import LocalSgd
 from fedpareto.notebook import simulate
+from fedpareto.processes.forked import completed
 from simulation import SimulationError
 from simulation.compiled import must_compile, why_not_compiled
 from simulation.simulate import Progress, Simulation

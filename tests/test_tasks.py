@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fedpareto.processes.forked import completed
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn.utils import vector_to_parameters
@@ -29,6 +28,7 @@ from federation.tasks import (
 )
 from federation.tasks import parameters as flat
 from federation.tasks.digits import Digits, write_parts
+from fedpareto.processes.forked import completed
 
 ROOT = Path(__file__).parents[1]
 BUILT_IN = {

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedpareto.processes.forked import completed
 from lines import BASE, DEVICES, SGD, Both, Line, Noisy, _train, _trainer
 from torch import Tensor, nn
 from torch.nn import functional
@@ -21,6 +20,7 @@ from federation.tasks import parameters as flat
 from federation.training import TrainingStopped
 from federation.training.torch_trainer import TorchTrainer
 from federation.work.computation import LocalSgd
+from fedpareto.processes.forked import completed
 
 # ---- what an update is
 

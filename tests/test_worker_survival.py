@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import worker_stage
-from fedpareto.processes.forked import completed
 from harness import Process, wait_for
 from scripted import FEDERATION, HungUp, ScriptedCoordinator, files_in
 from worker_stage import Start, trained
@@ -22,6 +21,7 @@ from federation.envelope import seal
 from federation.refusals import Refusal
 from federation.training.trainer import Trainer
 from federation.vectors import Layout, narrow, payload_bytes, to_bytes, update_layout
+from fedpareto.processes.forked import completed
 from worker.attendance import AttendanceError
 from worker.home import Home, HomeError
 

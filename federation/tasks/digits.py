@@ -71,9 +71,7 @@ def bundled() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     return np.ascontiguousarray(table[:, :-1]), table[:, -1].astype(np.int64)
 
 
-def read_arrays(
-    path: Path, maker: str, *more: str
-) -> tuple[NDArray[np.uint8], NDArray[np.int64], list[NDArray[Any]]]:
+def read_arrays(path: Path, maker: str, *more: str) -> tuple[NDArray[np.uint8], NDArray[np.int64], list[NDArray[Any]]]:
     """Images (n, 64) and labels (n,) from an .npz file, and its arrays of the names `more`.
 
     `maker` is the function that the message about a missing file names.

@@ -1,7 +1,7 @@
 """`scanners`: handwritten digits at ten hospitals, two of which have another scanner: their images are turned.
 
-The digits are those of `digits`, dealt evenly. Hospitals 9 and 10 hold theirs turned by 90 degrees. The model is linear,
-so the two kinds of images compete for it.
+The digits are those of `digits`, dealt evenly. Hospitals 9 and 10 hold theirs turned by 90 degrees. The model is
+linear, so the two kinds of images compete for it.
 """
 
 from collections.abc import Sequence

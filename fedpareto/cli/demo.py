@@ -1,79 +1,33 @@
-"""`fedpareto demo`: a federation of processes on this machine, with one attacker, in three parts."""
+"""`fedpareto demo`: ten hospitals as processes on this machine, in five acts."""
 
+import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import time
+import webbrowser
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedpareto.cli.failure import INTERRUPTED, USAGE, Failure, require
+from fedpareto.cli.failure import INTERRUPTED, USAGE, Failure, failing, require
 from fedpareto.cli.options import ProgressJsonOption
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from federation.v1.admin_pb2_grpc import AdminStub
-    from fedpareto.cli.outcomes import Ended, Outcome, Served
-    from fedpareto.cli.private_act import Private
-    from fedpareto.cli.rehearsal import Rehearsal
+    from fedpareto.demo.acts import Play
+    from fedpareto.demo.outsider import Verification
+    from fedpareto.demo.private import Private
+    from fedpareto.demo.results import Ended, Outcome, Served
+    from fedpareto.demo.stage import Stage
 
-ATTACK = "scale=100,bias=1000"
 DEFAULT_DIRECTORY = Path("fedpareto-demo")
-
-_SPEC = """\
-name = "{name}"
-task = "{act.task}"
-rounds = {rounds}
-seed = {seed}
-
-[algorithm]
-{algorithm}
-
-[train]
-{act.train}
-
-[selection]
-minimum = {members}  # a round waits until this number of members attends
-"""
-
-
-@dataclass(frozen=True)
-class _Act:
-    task: str
-    train: str  # the section of a specification
-    algorithms: dict[str, str]  # likewise, by the beginning of the run's name
-
-
-_DIGITS = _Act(
-    "digits",
-    "epochs = 1\nbatch_size = 10\nlearning_rate = 0.2",
-    {
-        # FedMGDA+ makes each update as long as every other one, so that its step needs a rate of its own.
-        "fedmgda": 'name = "fedmgda+"\nepsilon = 0.1\n\n[server]\nlearning_rate = 1.5',
-        "fedavg": 'name = "fedavg"',
-    },
-)
-_TWO_DIGITS = _Act(
-    "two-digits",
-    "steps = 15\nbatch_size = 20\nlearning_rate = 0.4",
-    {
-        "scalarised": 'name = "scalarised"',
-        "fsmgda": 'name = "fsmgda"',
-        "fedcmoo": 'name = "fedcmoo"\nweights = "exact"\nbudget = 0.1',
-    },
-)
-_PRIVATE = _Act(
-    "digits",
-    "epochs = 1\nbatch_size = 10\nlearning_rate = 0.2",
-    {
-        "open": 'name = "fedmgda+"\nepsilon = 0.05\n\n[server]\nlearning_rate = 1.5',
-        "private": 'name = "fedmgda+"\n\n[privacy]\nsecure = "verified"\n\n[server]\nlearning_rate = 1.5',
-    },
-)
+PAGE = "demo.html"
+RESULTS = "results.json"
+_KEPT_SECONDS = 60.0  # for the start of the coordinator that is left running
 
 
 def demo_command(
@@ -81,223 +35,317 @@ def demo_command(
         Path, typer.Option("--dir", help="Directory for all files; the files of an earlier demo in it are replaced.")
     ] = DEFAULT_DIRECTORY,
     rounds: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Rounds of the runs that are compared; private rounds are two.")
+    ] = 15,
+    seed: Annotated[
         int,
-        typer.Option(min=1, max=10_000, help="Rounds of each run of the first part; the others have a half, a sixth."),
-    ] = 30,
-    workers: Annotated[int, typer.Option(min=2, max=64, help="Number of members, including the attacker.")] = 10,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the partition, the initial model and the training.")] = 1,
+        typer.Option(min=0, max=2**31 - 1, help="Seed of the deal of the images, the first model and the training."),
+    ] = 1,
     objectives: Annotated[
-        bool, typer.Option("--objectives", help="Only the second part: one model for two objectives, no attacker.")
+        bool, typer.Option("--objectives", help="Another demo: one model for two losses of unequal scale.")
     ] = False,
     private: Annotated[
-        bool,
-        typer.Option("--private", help="Only the third part: private rounds, and what the coordinator can learn."),
+        bool, typer.Option("--private", help="Only the fourth act: private rounds, and what the coordinator can learn.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print a table of the rounds of each run.")] = False,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Do not open the page in a browser.")] = False,
+    stop: Annotated[
+        bool, typer.Option("--stop", help="Stop the coordinator that an earlier demo left running, and nothing else.")
     ] = False,
     as_json: ProgressJsonOption = False,
 ) -> None:
-    """Run a federation of real processes, with one attacker.
+    """Run a federation of ten hospitals, two of which have another scanner.
 
-    It has a coordinator and workers with their own keys, mutual TLS and a database.
+    A coordinator and ten workers start as processes of their own, with keys, mutual TLS and a database. They learn to
+    read handwritten digits. The scanner of two hospitals turns each image, so that one model can hardly suit all.
 
-    Every member holds two shards of handwritten digits sorted by class. One multiplies its update by 100 and adds
-    1000 to the loss that it reports. First FedMGDA+ and then FedAvg trains a model; then both again, with that member
-    honest. In the second, shorter part the members train one model for two digits, with one objective for each digit;
-    one member has labels for the left digit only.
+    1. FedAvg, plain averaging. 2. FedMGDA+, which gives more weight to the hospitals that would gain least. 3. Both
+    again, while hospital-1 multiplies its update by 100 and adds 1000 to its loss. 4. Private rounds, in which the
+    coordinator sees no update, and hospital-1 enters a vector that is too long. 5. An outsider verifies act 2 from one
+    file, and again with one byte changed.
 
-    In the third part the members train in open rounds, and then in private ones, in which one member makes its vector
-    five times as long as allowed. Private rounds of multi-gradient descent need ten members here; with fewer --workers
-    the third part is left out.
+    At a terminal the coordinator goes on afterwards, for two hours, so that you can look at the record; `fedpareto demo
+    --stop` ends it. Ctrl-C during the demo stops everything.
     """
-    require("the demo trains with", "torch", "sklearn")
-    from fedpareto.cli.private_act import MEMBERS
-    from fedpareto.cli.processes import Processes
-    from fedpareto.cli.rehearsal import Rehearsal, fresh_directory
     from fedpareto.cli.render import console as make_console
+    from fedpareto.demo.directory import DirectoryError, fresh_directory, is_demo, stop_kept
+    from fedpareto.processes.federation import ProcessError, leaving_on_signals
+    from fedpareto.processes.forked import start_server
 
-    if private and workers < MEMBERS:
-        raise Failure(f"--private needs at least {MEMBERS} members: --workers {MEMBERS}", code=USAGE)
     console = make_console(stderr=as_json)
-    parts = [name for name, wanted in (("objectives", objectives), ("private", private)) if wanted]
-    if not parts:
-        parts = ["attack", "objectives"]
-        if workers >= MEMBERS:
-            parts.append("private")
-        else:
-            console.print(f"The third part, private rounds, is left out: it needs {MEMBERS} members.")
+    if stop:
+        if directory.exists() and not is_demo(directory):
+            raise Failure(f"{directory} is not the directory of a demo: name it with --dir", code=USAGE)
+        with failing(ProcessError):
+            stopped = stop_kept(directory)
+        console.print(f"the coordinator in {directory} has {'stopped' if stopped else 'not been running'}")
+        return
+    require("the demo trains with", "torch", "sklearn")
+    keep = sys.stdout.isatty() and not as_json and not os.environ.get("CI")
     try:
-        with fresh_directory(directory), Processes() as processes:
-            rehearsal = Rehearsal(directory, processes, members=workers, seed=seed)
-            results = _perform(console, rehearsal, rounds, seed, parts)
-            document = _record(rehearsal, results, rounds, seed)
+        with (
+            failing(DirectoryError, code=USAGE),
+            failing(ProcessError, OSError),
+            leaving_on_signals(),
+            fresh_directory(directory),
+        ):
+            start_server()  # it imports PyTorch while this process imports the rest
+            results = _perform(console, directory, _Wishes(rounds, seed, objectives, private, verbose, keep))
+            document = _record(directory, results)
     except KeyboardInterrupt:
         console.print("\nstopped, and every process with it")
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
         typer.echo(document)
     else:
-        _report(console, rehearsal, results)
+        _report(console, directory, results, keep=keep, browse=not no_browser)
     # Plain averaging under attack may break; every other run must complete.
-    may_fail = {item.run_id for item in results.attack if item.attacked and item.algorithm == "fedavg"}
-    if any(item.state != "COMPLETED" and item.run_id not in may_fail for item in results.ended()):
+    if any(run.state != "COMPLETED" and run.name != "fedavg-attacked" for run in results.ended()):
         raise typer.Exit(1)
+
+
+@dataclass(frozen=True)
+class _Wishes:
+    """What the user asked for; `keep` leaves the coordinator running."""
+
+    rounds: int
+    seed: int
+    objectives: bool
+    private: bool
+    verbose: bool
+    keep: bool
+
+    @property
+    def whole(self) -> bool:
+        """Whether the whole story is played, and not a part of it."""
+        return not (self.objectives or self.private)
 
 
 @dataclass
 class _Results:
-    """What the parts of the demo gave; nothing of a part that was not played."""
+    """What the acts gave; nothing of an act that was not played."""
 
-    attack: "list[Outcome]" = field(default_factory=list)
+    wishes: _Wishes
+    runs: "dict[str, Outcome]" = field(default_factory=dict)
     objectives: "list[Served]" = field(default_factory=list)
-    private: "list[Private]" = field(default_factory=list)
+    private: "Private | None" = None
+    verification: "Verification | None" = None
+    seconds: dict[str, float] = field(default_factory=dict)
 
     def ended(self) -> "list[Ended]":
         """All runs, in their order."""
-        return [*self.attack, *self.objectives, *self.private]
+        return [*self.runs.values(), *self.objectives, *([self.private] if self.private else [])]
 
 
-def _perform(console: "Console", rehearsal: "Rehearsal", rounds: int, seed: int, parts: "Sequence[str]") -> "_Results":
-    from fedpareto.cli import private_act
+def _perform(console: "Console", directory: Path, wishes: _Wishes) -> _Results:
     from fedpareto.cli.client import connect
-    from fedpareto.cli.outcomes import outcome, served
+    from fedpareto.demo import acts
+    from fedpareto.demo.directory import keep_coordinator, stop_kept, wait_kept
+    from fedpareto.demo.outsider import verification
+    from fedpareto.demo.private import private
+    from fedpareto.demo.show import step
+    from fedpareto.demo.stage import ATTACKER, Stage
 
-    results, attacker = _Results(), rehearsal.attacker
-    _found(console, rehearsal)
-    with connect(rehearsal.home / "admin") as stub:
-        _enroll(console, rehearsal, stub)
-        if "private" in parts:  # workers read the roster when they start
-            with _step(console, "the owners pin a roster", "every owner has pinned the keys of all members"):
-                rehearsal.pin_rosters()
-        if "attack" in parts:
-            for attack in (ATTACK, ""):
-                _cast(console, rehearsal, stub, attack)
-                suffix = "attacked" if attack else "honest"
-                for run in _play(console, rehearsal, stub, _DIGITS, suffix, rounds, seed):
-                    results.attack.append(outcome(stub, run, attacked=bool(attack), watched=attacker))
-        if "objectives" in parts:
-            if "attack" not in parts:  # after it, all are honest
-                _cast(console, rehearsal, stub, "")
-            console.print(
-                f"✓ two digits at once, an objective for each; {rehearsal.left_only} serves the left one only"
-            )
-            for run in _play(console, rehearsal, stub, _TWO_DIGITS, "objectives", max(1, rounds // 2), seed):
-                results.objectives.append(served(stub, run))
-        if "private" in parts:
-            _cast(console, rehearsal, stub, private_act.ATTACK)
-            for at, run in enumerate(_play(console, rehearsal, stub, _PRIVATE, "members", max(1, rounds // 6), seed)):
-                results.private.append(private_act.outcome(stub, rehearsal, run, private=at == 1))
+    results = _Results(wishes)
+    tasks = [*(["scanners"] if wishes.whole or wishes.private else []), *(["two-digits-scaled"] * wishes.objectives)]
+    with Stage(directory, seed=wishes.seed, tasks=tasks) as stage:
+        clock = _Clock(results.seconds)
+        with step(
+            console, "making a federation", "Act 0: a federation, with its certificate authority and its database"
+        ):
+            stage.found()
+            stage.serve()
+        with connect(stage.home / "admin") as stub:
+            joined = "ten hospitals have joined, each with keys, a certificate and images of its own"
+            with step(console, "ten hospitals join", joined):
+                stage.enroll(stub)
+                stage.pin_rosters()  # workers read it when they start
+            with step(console, "their workers start", "their ten workers attend, over mutual TLS"):
+                stage.cast(stub, "")
+            clock.note("federation")
+            play = _Player(console, stage, stub, results, clock)
+            if wishes.whole:
+                play.honest()
+                play.attacked()
+            if wishes.objectives:
+                play.objectives()
+            if wishes.whole or wishes.private:
+                console.print(
+                    "\nAct 4: private rounds; the coordinator sees masked vectors and their sum", style="bold"
+                )
+                open_run = "fedmgda" if wishes.whole else play.run(acts.OPEN).run_id
+                with step(console, f"{ATTACKER} starts again", f"{ATTACKER} makes its vector five times too long"):
+                    stage.cast(stub, acts.CHEAT)
+                run = play.run(acts.PRIVATE)
+                results.private = private(stub, stage.home, open_run, run.run_id)
+                clock.note("private rounds")
+        if wishes.whole:
+            console.print("\nAct 5: an outsider verifies act 2 from one file", style="bold")
+            with step(console, "verifying", "the record was verified, and once more with one byte changed"):
+                results.verification = verification(stage, "fedmgda")
+            clock.note("verification")
+        stage.stop(*stage.processes)
+    if wishes.keep:
+        keep_coordinator(directory)
+        try:
+            with step(console, "the coordinator starts again", "the coordinator goes on for two hours"):
+                wait_kept(directory, _KEPT_SECONDS)
+        except BaseException:
+            stop_kept(directory)
+            raise
     return results
 
 
-def _cast(console: "Console", rehearsal: "Rehearsal", stub: "AdminStub", attack: str) -> None:
-    """Starts the workers, or only the attacker's again where its attack is another one; waits until all attend."""
-    count, attacker = len(rehearsal.names), rehearsal.attacker
-    role = f"{attacker} is malicious: {attack}" if attack else f"{attacker} is honest"
-    with _step(console, f"the workers start; {role}", f"{count} workers attend; {role}"):
-        rehearsal.cast(attack)
-        rehearsal.assemble(stub)
+class _Clock:
+    """Notes how long the acts took, in seconds."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self._seconds, self._last = seconds, time.monotonic()
+
+    def note(self, act: str) -> None:
+        now = time.monotonic()
+        self._seconds[act], self._last = round(now - self._last, 1), now
 
 
-def _found(console: "Console", rehearsal: "Rehearsal") -> None:
-    """Makes the federation and starts its coordinator."""
-    made = f"a federation in {rehearsal.home}: certificate authority, keys, database"
-    with _step(console, "making a federation", made):
-        rehearsal.found()
-    with _step(console, "starting the coordinator", "the coordinator serves"):
-        rehearsal.serve()
+@dataclass(frozen=True)
+class _Player:
+    """Plays the acts that have rounds."""
+
+    console: "Console"
+    stage: "Stage"
+    stub: "AdminStub"
+    results: _Results
+    clock: _Clock
+
+    def run(self, play: "Play", title: str = "") -> "Ended":
+        """Runs a play to its end, and returns how it ended."""
+        from fedpareto.cli import watch
+        from fedpareto.demo.results import Ended, how_it_ended
+        from fedpareto.demo.show import follow
+
+        wishes = self.results.wishes
+        run_id = self.stage.submit(play.name, play.specification(wishes.rounds, wishes.seed))
+        if wishes.verbose:
+            self.console.print(f"\n{play.name}  ({self.stage.directory / 'specs' / play.name}.toml)", style="bold")
+            run = watch.show(self.stub, run_id, self.console)
+        else:
+            run = follow(self.stub, run_id, title or play.title, self.console)
+        return Ended(**how_it_ended(run))
+
+    def honest(self) -> None:
+        """Acts 1 and 2."""
+        from fedpareto.demo import acts
+        from fedpareto.demo.story import of_the_record
+
+        self.console.print("\nAct 1: averaging", style="bold")
+        self._compared(acts.AVERAGE)
+        if warning := of_the_record(self.results.runs["fedavg"]):
+            self.console.print(f"  {warning}", style="yellow")
+        self.clock.note("fedavg")
+        self.console.print("\nAct 2: multi-gradient descent", style="bold")
+        self._compared(acts.FAIR)
+        self.clock.note("fedmgda+")
+
+    def attacked(self) -> None:
+        """Act 3."""
+        from fedpareto.demo import acts
+        from fedpareto.demo.stage import ATTACKER
+
+        self.console.print(f"\nAct 3: {ATTACKER} multiplies its update by 100 and adds 1000 to its loss", style="bold")
+        self.stage.cast(self.stub, acts.ATTACK)
+        self._compared(acts.AVERAGE_ATTACKED, attacked=True)
+        self._compared(acts.FAIR_ATTACKED, attacked=True)
+        self.clock.note("attack")
+
+    def objectives(self) -> None:
+        """The other demo."""
+        from federation.tasks.pairs import TwoDigitsScaled
+        from fedpareto.demo import acts
+        from fedpareto.demo.results import served
+
+        self.console.print("\nTwo digits at once; the right one's loss is a tenth as large", style="bold")
+        for play in acts.OBJECTIVES:
+            run = self.run(play)
+            self.results.objectives.append(served(self.stub, run.run_id, TwoDigitsScaled.scales))
+        self.clock.note("objectives")
+
+    def _compared(self, play: "Play", *, attacked: bool = False) -> None:
+        from fedpareto.demo.results import outcome
+
+        run = self.run(play, f"{play.title}, attacked" if attacked else play.title)
+        self.results.runs[play.name] = outcome(self.stub, run.run_id, attacked=attacked)
 
 
-def _enroll(console: "Console", rehearsal: "Rehearsal", stub: "AdminStub") -> None:
-    count = len(rehearsal.names)
-    joined = f"{count} members have their certificates, and each its own part of the data"
-    with _step(console, f"{count} members join, each with a join string and keys of its own", joined):
-        rehearsal.enroll(stub)
-
-
-@contextmanager
-def _step(console: "Console", doing: str, done: str) -> "Iterator[None]":
-    with console.status(doing):
-        yield
-    console.print("✓", done)
-
-
-def _play(
-    console: "Console", rehearsal: "Rehearsal", stub: "AdminStub", act: _Act, suffix: str, rounds: int, seed: int
-) -> list[str]:
-    """Runs each algorithm from the same model with the same seed, one after the other; returns the ids of the runs."""
-    from fedpareto.cli import upload, watch
-
-    initial, members, ids = upload.made_model(act.task, seed), len(rehearsal.names), []
-    for short, algorithm in act.algorithms.items():
-        name = f"{short}-{suffix}"
-        text = _SPEC.format(name=name, act=act, rounds=rounds, seed=seed, algorithm=algorithm, members=members)
-        console.print(f"\n{name}  ({rehearsal.keep_spec(name, text)})", style="bold")
-        ids.append(upload.submit(stub, text.encode(), initial).run.run_id)
-        watch.show(stub, ids[-1], console)
-    return ids
-
-
-def _record(rehearsal: "Rehearsal", results: _Results, rounds: int, seed: int) -> str:
-    """The results as a JSON document, which is also written into the directory."""
+def _record(directory: Path, results: _Results) -> str:
+    """The results as a JSON document, which is also written into the directory, with the page."""
     from fedpareto.cli.document import dumps
+    from fedpareto.demo import acts, story
+    from fedpareto.demo.page import page
+    from fedpareto.demo.stage import ATTACKER, HOSPITALS, TWO
 
+    told = story.story(results.runs, results.private, results.verification)
+    warning = story.of_the_record(results.runs["fedavg"]) if results.runs else ""
+    made = page(told, results.private, warning, _commands(directory, results)) if told.sentences else None
+    if made is not None:
+        (directory / PAGE).write_text(made)
     text = dumps(
         {
-            "directory": str(rehearsal.directory),
-            "admin_home": str(rehearsal.home / "admin"),
-            "members": list(rehearsal.names),
-            "attacker": rehearsal.attacker,
-            "attack": ATTACK,
-            "rounds": rounds,
-            "seed": seed,
-            "runs": [asdict(item) for item in results.attack],
-            "left_only": rehearsal.left_only,
-            "objectives": [asdict(item) for item in results.objectives],
-            "private": [asdict(item) for item in results.private],
+            "directory": str(directory),
+            "admin_home": str(directory / "coordinator" / "admin"),
+            "hospitals": list(HOSPITALS),
+            "other_scanner": list(TWO),
+            "attacker": ATTACKER,
+            "attack": acts.ATTACK,
+            "rounds": results.wishes.rounds,
+            "seed": results.wishes.seed,
+            "runs": [asdict(run) for run in results.runs.values()],
+            "objectives": [asdict(run) for run in results.objectives],
+            "private": asdict(results.private) if results.private else None,
+            "verification": asdict(results.verification) if results.verification else None,
+            "sentences": list(told.sentences),
+            "page": str(directory / PAGE) if made is not None else None,
+            "seconds": results.seconds,
         }
     )
-    (rehearsal.directory / "results.json").write_text(text + "\n")
+    (directory / RESULTS).write_text(text + "\n")
     return text
 
 
-def _report(console: "Console", rehearsal: "Rehearsal", results: _Results) -> None:
-    from fedpareto.cli import private_act
-    from fedpareto.cli.outcomes import table, table_of_objectives
-    from fedpareto.formatting import percent
+def _report(console: "Console", directory: Path, results: _Results, *, keep: bool, browse: bool) -> None:
+    from fedpareto.demo import show, story
 
-    if results.attack:
-        console.print()
-        console.print(table(results.attack, rehearsal.attacker))
-        means = {(item.algorithm, item.attacked): percent(item.accuracy["mean"]) for item in results.attack}
-        for name in dict.fromkeys(item.algorithm for item in results.attack):
-            console.print(
-                f"{name}: {means[name, True]} on average beside the attacker, {means[name, False]} without one"
-            )
+    show.story(console, story.story(results.runs, results.private, results.verification))
     if results.objectives:
-        console.print()
-        console.print(table_of_objectives(results.objectives))
-    if results.private:
-        console.print()
-        console.print(private_act.table(results.private, rehearsal.attacker))
-    ended = results.ended()
-    for item in ended:
-        if item.state != "COMPLETED":
-            console.print(f"{item.name}: {item.state} after {item.rounds_done} rounds: {item.reason}")
-    command = _command()
-    home = "" if rehearsal.directory == DEFAULT_DIRECTORY else f" --home {rehearsal.home / 'admin'}"
-    admin = f"{command} admin{home}"
-    name, second, last = ended[0].name, ended[1].name, ended[-1].name
-    lines = [
-        f"{admin} rounds {name}",
-        f"{admin} round {second} 0",
-        f"{admin} run {last}",
-        f"{admin} round {last} -1",
-        f"{admin} replies {name} --round 0",
-        f"{command} report {name}{home}",
-        f"{command} coordinator serve --home {rehearsal.home}",
-    ]
-    console.print("\nEvery process has been stopped; the record is there to be looked at. Type next:", soft_wrap=True)
-    for line in lines:
-        console.print(f"    {line}", soft_wrap=True)
+        console.print(show.objectives(results.objectives))
+    for run in results.ended():
+        if run.state != "COMPLETED":
+            console.print(f"{run.name}: {run.state} after {run.rounds_done} rounds: {run.reason}")
+    console.print("\nType next:")
+    for command in _commands(directory, results):
+        console.print(f"    {command}", soft_wrap=True)
+    if keep:
+        words = "The coordinator goes on for two hours; this stops it:"
+        console.print(f"{words}\n    {_command()} demo --stop{_where(directory)}", soft_wrap=True)
+    else:
+        console.print("Every process has been stopped; the commands start a coordinator meanwhile.")
+    path = directory / PAGE
+    if path.is_file():
+        console.print(f"The page with the pictures: {path}", soft_wrap=True)
+        display = sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+        if keep and browse and display:
+            webbrowser.open(path.absolute().as_uri())
+
+
+def _commands(directory: Path, results: _Results) -> list[str]:
+    """Three commands to type next."""
+    admin = f"{_command()} admin"
+    home = "" if directory == DEFAULT_DIRECTORY else f" --home {directory / 'coordinator' / 'admin'}"
+    names = [run.name for run in results.ended()]
+    return [f"{admin}{home} runs", f"{admin}{home} run {names[0]}", f"{admin}{home} round {names[-1]} -1"]
+
+
+def _where(directory: Path) -> str:
+    return "" if directory == DEFAULT_DIRECTORY else f" --dir {directory}"
 
 
 def _command() -> str:

@@ -28,8 +28,8 @@ class ProcessError(Exception):
 class Process:
     """A started process, whose output is appended to `log`; it ends when this process ends.
 
-    It is a fork of a server that has imported everything; with `forks` False, `fedpareto ARGUMENTS` in an interpreter of
-    its own, whose memory holds what it has imported itself.
+    It is a fork of a server that has imported everything; with `forks` False it is an interpreter of its own, whose
+    memory holds what it has imported itself.
     """
 
     def __init__(
@@ -163,9 +163,7 @@ class Federation:
         """A process of the federation's kind."""
         return Process(name, arguments, self.directory / f"{name}.log", forks=self.forks)
 
-    def wait(
-        self, condition: Callable[[], bool], what: str, *processes: Process, pause: float = _POLL_SECONDS
-    ) -> None:
+    def wait(self, condition: Callable[[], bool], what: str, *processes: Process, pause: float = _POLL_SECONDS) -> None:
         """Waits until `condition` holds, which is evaluated every `pause` seconds; `what` names it in the message.
 
         Raises:
@@ -179,6 +177,18 @@ class Federation:
             if time.monotonic() > deadline:
                 raise ProcessError(f"{what} takes more than {self.seconds:.0f} seconds; giving up")
             time.sleep(pause)  # the condition is in other processes or their files, which do not notify
+
+    def finish(self, *processes: Process) -> None:
+        """Waits until processes have done their work.
+
+        Raises:
+            ProcessError: one of them ended with an error, or is not done in time.
+        """
+        self.wait(lambda: all(process.popen.poll() is not None for process in processes), "the end of a command")
+        for process in processes:
+            if process.popen.poll() != 0:
+                raise process.error()
+        self.processes = [process for process in self.processes if process not in processes]
 
     def stop(self, *processes: Process) -> None:
         """Stops processes: SIGTERM, then SIGKILL after a while."""

@@ -93,8 +93,7 @@ class Forked:
         context = multiprocessing.get_context("forkserver")
         self._process = context.Process(target=run, args=([*arguments], files, str(cwd), dict(env)))
         self._process.start()
-        assert self._process.pid is not None
-        self.pid = self._process.pid
+        self.pid = self._process.pid or 0  # it has one, since it was started
 
     @property
     def returncode(self) -> int | None:

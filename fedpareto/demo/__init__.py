@@ -1,0 +1,1 @@
+"""The content of `fedpareto demo`: ten hospitals, two of which have another scanner."""

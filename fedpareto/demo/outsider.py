@@ -1,0 +1,55 @@
+"""The fifth act: an outsider verifies a run from one file, and finds one changed byte."""
+
+import json
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedpareto.demo.stage import TWO, Stage
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `fedpareto verify` found.
+
+    Attributes:
+        file: the record of the run.
+        size: bytes of it.
+        verified: whether everything in it was verified.
+        rounds: that were verified.
+        changed: the name of the entry in which one byte was changed.
+        wrong: the error that names the change; empty if it was not found.
+    """
+
+    file: str
+    size: int
+    verified: bool
+    rounds: int
+    changed: str
+    wrong: str
+
+
+def verification(stage: Stage, run: str) -> Verification:
+    """Writes the record of a run to a file, verifies it, changes one byte and verifies it again."""
+    file = stage.directory / f"{run}.fedpareto"
+    stage.admin("bundle", run, "--out", str(file), "--payloads")
+    honest = json.loads(stage.fedpareto("verify", str(file), "--json"))
+    forged = file.with_name(f"{run}-changed.fedpareto")
+    changed = change_a_byte(file, forged)
+    found = json.loads(stage.fedpareto("verify", str(forged), "--json", code=1))
+    return Verification(
+        str(file), file.stat().st_size, honest["verified"], len(honest["rounds"]), changed, found["wrong"]
+    )
+
+
+def change_a_byte(file: Path, forged: Path) -> str:
+    """Copies a record with one bit of its middle round changed, in a reply of a hospital; returns the entry's name."""
+    data = bytearray(file.read_bytes())
+    with zipfile.ZipFile(file) as entries:
+        rounds = sorted(name for name in entries.namelist() if name.startswith("rounds/"))
+        name = rounds[len(rounds) // 2]
+        content = entries.read(name)
+    at = data.index(content) + content.rindex(TWO[0].encode())
+    data[at] ^= 1
+    forged.write_bytes(data)
+    return name

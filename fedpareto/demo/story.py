@@ -1,0 +1,102 @@
+"""The story that the results tell: columns of accuracies, and the sentences that the terminal and the page show."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fedpareto.demo.outsider import Verification
+from fedpareto.demo.private import Private
+from fedpareto.demo.results import Outcome
+from fedpareto.demo.stage import ATTACKER, TWO
+from fedpareto.formatting import percent
+
+_CHANCE = 0.2  # of ten classes, with room for luck
+
+
+@dataclass(frozen=True)
+class Column:
+    """The accuracies of the hospitals after a run, in [0, 1], by name."""
+
+    title: str
+    accuracy: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Story:
+    """What is told at the end."""
+
+    columns: Sequence[Column]
+    sentences: Sequence[str]
+
+
+def story(runs: Mapping[str, Outcome], private: Private | None, verification: Verification | None) -> Story:
+    """The story of the runs by name; of acts that were not played nothing is told."""
+    titles = {
+        "fedavg": "FedAvg",
+        "fedmgda": "FedMGDA+",
+        "fedavg-attacked": "FedAvg, attacked",
+        "fedmgda-attacked": "FedMGDA+, attacked",
+    }
+    columns = [Column(title, runs[name].accuracy) for name, title in titles.items() if name in runs]
+    sentences = []
+    if runs:
+        sentences += [_average(runs["fedavg"]), _fair(runs["fedavg"], runs["fedmgda"])]
+        sentences.append(_attack(runs["fedmgda"], runs["fedavg-attacked"], runs["fedmgda-attacked"]))
+    if private is not None:
+        sentences.append(_private(private))
+    if verification is not None:
+        sentences.append(_verified(verification))
+    return Story(columns, sentences)
+
+
+def of_the_record(run: Outcome) -> str:
+    """What the record warns of in a run, in one sentence; empty if it warns of nothing."""
+    about = [name for name in TWO if any(words.startswith(f"{name} ") for words in run.warnings)]
+    if not about:
+        return " ".join(f"{words}." for words in run.warnings)
+    first = next(words for words in run.warnings if words.startswith(f"{about[0]} "))
+    more = f" It says the same of {' and '.join(about[1:])}." if len(about) > 1 else ""
+    return f"The record warns: {first}.{more}"
+
+
+def _average(run: Outcome) -> str:
+    return (
+        f"Averaging (FedAvg) gives the eight hospitals with the usual scanner {percent(run.eight)}, and leaves the two "
+        f"with the other scanner at {percent(run.two)}."
+    )
+
+
+def _fair(average: Outcome, run: Outcome) -> str:
+    paid = 100 * (average.eight - run.eight)
+    cost = f"the eight pay {paid:.1f} points" if paid > 0 else "the eight pay nothing"
+    gained = f"FedMGDA+ brings the two to {percent(run.two)} in as many rounds"
+    return f"{gained}, and the eight to {percent(run.eight)}: {cost}."
+
+
+def _attack(fair: Outcome, average_attacked: Outcome, fair_attacked: Outcome) -> str:
+    chance = ", which is chance" if average_attacked.mean <= _CHANCE else ""
+    difference = 100 * (fair_attacked.mean - fair.mean)
+    return (
+        f"{ATTACKER} multiplied its update by 100 and added 1000 to its loss: in {average_attacked.rounds_done} rounds "
+        f"FedAvg fell to {percent(average_attacked.mean)} on average{chance}. FedMGDA+ ended at "
+        f"{percent(fair_attacked.mean)}, {abs(difference):.1f} points "
+        f"{'above' if difference > 0 else 'below'} its end without the attack."
+    )
+
+
+def _private(run: Private) -> str:
+    named = "".join(f" {name} entered a vector that was five times too long, and was named." for name in run.named)
+    return (
+        f"From the updates of an open round the coordinator could tell the scanner of {run.open.right} of "
+        f"{run.open.of} hospitals; from the masked vectors of a private round, of {run.masked.right} of "
+        f"{run.masked.of}, where a coin gives half.{named}"
+    )
+
+
+def _verified(run: Verification) -> str:
+    if not run.verified:
+        return f"An outsider could not verify everything in {run.file}."
+    where = f" ({run.wrong})" if run.wrong else ", but was not noticed: this is an error of fedpareto"
+    return (
+        f"An outsider verified every signature, weight and model of the {run.rounds} rounds of FedMGDA+ from one file. "
+        f"With one byte changed the file was refused{where}."
+    )

@@ -1,0 +1,21 @@
+"""The `fedpareto` command as a process that goes on without its parent, for a time: `python -m ... SECONDS ...`."""
+
+import os
+import signal
+import sys
+import threading
+
+
+def end_after(seconds: float) -> None:
+    """Ends this process, as on SIGTERM, after this time."""
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.daemon = True
+    timer.start()
+
+
+if __name__ == "__main__":
+    end_after(float(sys.argv.pop(1)))
+
+    from fedpareto.cli.entry import main
+
+    main()
