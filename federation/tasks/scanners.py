@@ -6,6 +6,7 @@ linear, so the two kinds of images compete for it.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,8 @@ FILE = "scanners.npz"
 HOSPITALS = 10
 TURNED = (8, 9)  # the indices of the hospitals with the other scanner
 _SIDE = 8  # pixels
+PixelT = TypeVar("PixelT", np.uint8, np.float64)
+
 _TESTED = 3  # one image of three tests: 60 of a hospital's 180, so one image is 1.7 points of its accuracy
 
 
@@ -62,7 +65,7 @@ def scanned(images: NDArray[np.uint8], hospital: int) -> NDArray[np.uint8]:
     return turned(images)
 
 
-def turned(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def turned(images: NDArray[PixelT]) -> NDArray[PixelT]:
     """Images (n, 64) turned by 90 degrees, counter-clockwise."""
     squares = images.reshape(-1, _SIDE, _SIDE)
     return np.ascontiguousarray(np.rot90(squares, axes=(1, 2))).reshape(-1, _SIDE * _SIDE)
@@ -75,7 +78,7 @@ def _deal(count: int, seed: int) -> list[NDArray[np.int64]]:
 
 def _tested(count: int) -> NDArray[np.bool_]:
     """Which of a hospital's images are its test part, (n,)."""
-    return np.arange(count) % _TESTED == 0
+    return np.equal(np.arange(count) % _TESTED, 0)
 
 
 def _all_hospitals(x: NDArray[np.uint8], y: NDArray[np.int64]) -> Pool:

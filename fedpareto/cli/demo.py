@@ -145,6 +145,7 @@ def _perform(console: "Console", directory: Path, wishes: _Wishes) -> _Results:
     from fedpareto.demo.private import private
     from fedpareto.demo.show import step
     from fedpareto.demo.stage import ATTACKER, Stage
+    from fedpareto.demo.story import of_private
 
     results = _Results(wishes)
     tasks = [*(["scanners"] if wishes.whole or wishes.private else []), *(["two-digits-scaled"] * wishes.objectives)]
@@ -178,6 +179,8 @@ def _perform(console: "Console", directory: Path, wishes: _Wishes) -> _Results:
                     stage.cast(stub, acts.CHEAT)
                 run = play.run(acts.PRIVATE)
                 results.private = private(stub, stage.home, open_run, run.run_id)
+                if wishes.whole:
+                    console.print(f"  {of_private(results.private)}")
                 clock.note("private rounds")
         if wishes.whole:
             console.print("\nAct 5: an outsider verifies act 2 from one file", style="bold")
@@ -239,8 +242,7 @@ class _Player:
 
         self.console.print("\nAct 1: averaging", style="bold")
         self._compared(acts.AVERAGE)
-        if warning := of_the_record(self.results.runs["fedavg"]):
-            self.console.print(f"  {warning}", style="yellow")
+        self.console.print(f"  {of_the_record(self.results.runs['fedavg'])}", style="yellow")
         self.clock.note("fedavg")
         self.console.print("\nAct 2: multi-gradient descent", style="bold")
         self._compared(acts.FAIR)
@@ -285,7 +287,8 @@ def _record(directory: Path, results: _Results) -> str:
 
     told = story.story(results.runs, results.private, results.verification)
     warning = story.of_the_record(results.runs["fedavg"]) if results.runs else ""
-    made = page(told, results.private, warning, _commands(directory, results)) if told.sentences else None
+    private = "" if results.private is None else story.of_private(results.private)
+    made = page(told, results.private, (warning, private), _commands(directory, results)) if told.sentences else None
     if made is not None:
         (directory / PAGE).write_text(made)
     text = dumps(

@@ -1,4 +1,4 @@
-"""What a curious coordinator learns of a hospital from the vector that it stores of it: here, which scanner it has.
+"""What a curious coordinator learns of hospitals from the vectors that it stores of them: which have another scanner.
 
 The model is linear, so a row of an update is a sum of the hospital's images: those of the row's digit with one sign,
 the others, with less weight, with the other. It shows the digit as the hospital's scanner delivers it. Of a masked
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from federation.tasks.digits import bundled
 from federation.tasks.scanners import turned
-from federation.v1.admin_pb2 import GetRoundRequest, ListRepliesRequest
+from federation.v1.admin_pb2 import ListRepliesRequest
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.vectors import Array, model_row, update_rows
+from federation.vectors import Array, update_rows
 from fedpareto.demo.stage import HOSPITALS, TWO
 from storage.directory import DirectoryStore
 
@@ -30,15 +30,15 @@ class Guess:
     """What the stored vectors of a round tell.
 
     Attributes:
-        right: hospitals whose scanner is guessed right from the vector that is stored of them.
+        picked: the two hospitals whose vectors look most like turned images.
+        right: how many of them have the other scanner.
         of: hospitals of whom a vector is stored.
-        right_from_sum: hospitals whose scanner is guessed right from the step, the sum of all vectors.
         pictures: by hospital, the picture of the digit `SHOWN`, 64 numbers in [0, 1].
     """
 
+    picked: tuple[str, ...]
     right: int
     of: int
-    right_from_sum: int
     pictures: Mapping[str, tuple[float, ...]]
 
 
@@ -52,13 +52,11 @@ def guess(stub: AdminStub, home: Path, run: str, number: int) -> Guess:
                 for row in update_rows(blobs.local(reply.payload)).values():
                     if row.length >= PARAMETERS and row.dtype != "U8":  # others are shares and ciphertexts
                         stored[reply.client_id] = rows(row.read())
-    last = stub.GetRound(GetRoundRequest(run=run, round=number)).summary
-    before, after = (model_row(blobs.local(model)).read() for model in (last.base_model, last.result_model))
-    summed = has_other_scanner(rows(before - after))
+    picked = sorted(stored, key=lambda name: turn(stored[name]))[-len(TWO) :]
     return Guess(
-        right=sum(has_other_scanner(update) == (name in TWO) for name, update in stored.items()),
+        picked=tuple(sorted(picked)),
+        right=len(set(picked) & set(TWO)),
         of=len(stored),
-        right_from_sum=sum(summed == (name in TWO) for name in stored),
         pictures={name: picture(update) for name, update in sorted(stored.items())},
     )
 
@@ -69,9 +67,15 @@ def rows(content: Array) -> NDArray[np.float64]:
     return np.asarray(numbers[: CLASSES * PIXELS], dtype=np.float64).reshape(CLASSES, PIXELS)
 
 
-def has_other_scanner(update: NDArray[np.float64]) -> bool:
-    """Whether an update (10, 64), which is w_t - w, looks like turned digits rather than upright ones."""
-    return _likeness(update, turn=True) > _likeness(update, turn=False)
+def turn(update: NDArray[np.float64]) -> float:
+    """How much more an update (10, 64), which is w_t - w, looks like turned digits than like upright ones, in [-2, 2].
+
+    It compares the rows with the mean image of each digit, which everybody knows.
+    """
+    x, y = bundled()
+    mean_digits = np.stack([x[y == digit].mean(axis=0) for digit in range(CLASSES)])
+    shapes = mean_digits - mean_digits.mean(axis=0)
+    return _cosine(-update, turned(shapes)) - _cosine(-update, shapes)
 
 
 def picture(update: NDArray[np.float64]) -> tuple[float, ...]:
@@ -81,9 +85,5 @@ def picture(update: NDArray[np.float64]) -> tuple[float, ...]:
     return tuple(((pixels - low) / max(high - low, 1e-12)).round(3).tolist())
 
 
-def _likeness(update: NDArray[np.float64], *, turn: bool) -> float:
-    """The product of what an update shows with the mean image of each digit."""
-    x, y = bundled()
-    images = (turned(x) if turn else x).astype(np.float64)
-    means = np.stack([images[y == digit].mean(axis=0) for digit in range(CLASSES)])
-    return float(-(update * (means - images.mean(axis=0))).sum())
+def _cosine(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+    return float((a * b).sum() / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-12))

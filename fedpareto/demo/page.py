@@ -24,8 +24,8 @@ _SHOWN = (HOSPITALS[1], *TWO)  # whose pictures are shown: an upright one and bo
 _SIDE = 8
 
 
-def page(story: Story, private: Private | None, warning: str, commands: Sequence[str]) -> Html:
-    """The document; what was not played is left out."""
+def page(story: Story, private: Private | None, remarks: tuple[str, str], commands: Sequence[str]) -> Html:
+    """The document; what was not played is left out. The remarks are about FedAvg, and about private rounds."""
     body = [
         tag("h1", "Ten hospitals, two with another scanner"),
         tag(
@@ -38,10 +38,11 @@ def page(story: Story, private: Private | None, warning: str, commands: Sequence
     if story.columns:
         body.append(tag("div", *map(figure, panels(story.columns)), class_="panels"))
     body.append(tag("ul", *(tag("li", sentence) for sentence in story.sentences), class_="told"))
-    if warning:
-        body.append(tag("p", warning, class_="warning"))
+    of_average, of_private = remarks
+    if of_average:
+        body.append(tag("p", of_average, class_="warning"))
     if private is not None:
-        body += _pictures(private)
+        body += _pictures(private, of_private)
     if story.columns:
         rows = [
             (f"{name} *" if name in TWO else name, *(percent(column.accuracy[name]) for column in story.columns))
@@ -61,7 +62,7 @@ def page(story: Story, private: Private | None, warning: str, commands: Sequence
     return Html("<!doctype html>\n" + tag("html", head, tag("body", *body), lang="en") + "\n")
 
 
-def _pictures(private: Private) -> list[Html]:
+def _pictures(private: Private, remark: str) -> list[Html]:
     """What the coordinator can draw from the vectors that it stores."""
     shown = []
     for words, guess in (("open round", private.open), ("private round", private.masked)):
@@ -74,7 +75,7 @@ def _pictures(private: Private) -> list[Html]:
         tag(
             "p",
             "The part of the stored vector that belongs to the digit 0. An open update shows the zero, and that two "
-            "scanners turn it. A masked vector shows noise.",
+            f"scanners turn it. A masked vector shows noise. {remark}",
             class_="soft",
         ),
         tag("div", *shown, class_="stored"),

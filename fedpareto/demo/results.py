@@ -7,7 +7,7 @@ from typing import Any
 
 from federation.v1.admin_pb2 import ExportRoundsRequest, GetRunRequest, Run
 from federation.v1.admin_pb2_grpc import AdminStub
-from fedpareto.demo.stage import EIGHT, TWO
+from fedpareto.demo.stage import EIGHT, HOSPITALS, TWO
 from fedpareto.messages import name_of
 from fedpareto.series import mean, metric
 
@@ -35,12 +35,14 @@ class Outcome(Ended):
         attacked: whether a hospital attacked.
         seconds: from its first round to its last.
         accuracy: of each hospital on its own test images after the last evaluated round, in [0, 1].
+        cosine: of each hospital's update with the step, averaged over the rounds.
         warnings: of the record about the run.
     """
 
     attacked: bool
     seconds: float
     accuracy: Mapping[str, float]
+    cosine: Mapping[str, float]
     warnings: Sequence[str]
 
     @property
@@ -89,15 +91,19 @@ def outcome(stub: AdminStub, run_id: str, *, attacked: bool) -> Outcome:
     """Reads the result of a run of the hospitals."""
     run = stub.GetRun(GetRunRequest(run=run_id)).run
     accuracy: dict[str, float] = {}
+    cosines: dict[str, list[float]] = {name: [] for name in HOSPITALS}
     for item in stub.ExportRounds(ExportRoundsRequest(run=run_id)):
         scores = {one.client_id: one.scores[_ACCURACY] for one in item.scores if _ACCURACY in one.scores}
         accuracy = scores or accuracy
+        for part in item.participations:
+            cosines[part.client_id].append(part.cosine)
     over = run.HasField("started") and run.HasField("ended")
     return Outcome(
         **how_it_ended(run),
         attacked=attacked,
         seconds=(run.ended.ToNanoseconds() - run.started.ToNanoseconds()) / 1e9 if over else math.nan,
         accuracy=accuracy,
+        cosine={name: mean(values) for name, values in cosines.items()},
         warnings=[warning.message for warning in run.warnings],
     )
 

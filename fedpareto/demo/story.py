@@ -6,10 +6,18 @@ from dataclasses import dataclass
 from fedpareto.demo.outsider import Verification
 from fedpareto.demo.private import Private
 from fedpareto.demo.results import Outcome
-from fedpareto.demo.stage import ATTACKER, TWO
+from fedpareto.demo.stage import ATTACKER, EIGHT, TWO
 from fedpareto.formatting import percent
+from fedpareto.series import mean
 
+TITLES = {  # of the runs that are compared, by name
+    "fedavg": "FedAvg",
+    "fedmgda": "FedMGDA+",
+    "fedavg-attacked": "FedAvg, attacked",
+    "fedmgda-attacked": "FedMGDA+, attacked",
+}
 _CHANCE = 0.2  # of ten classes, with room for luck
+_SAME = 0.05  # points, which are shown with one decimal
 
 
 @dataclass(frozen=True)
@@ -30,32 +38,27 @@ class Story:
 
 def story(runs: Mapping[str, Outcome], private: Private | None, verification: Verification | None) -> Story:
     """The story of the runs by name; of acts that were not played nothing is told."""
-    titles = {
-        "fedavg": "FedAvg",
-        "fedmgda": "FedMGDA+",
-        "fedavg-attacked": "FedAvg, attacked",
-        "fedmgda-attacked": "FedMGDA+, attacked",
-    }
-    columns = [Column(title, runs[name].accuracy) for name, title in titles.items() if name in runs]
+    columns = [Column(title, runs[name].accuracy) for name, title in TITLES.items() if name in runs]
     sentences = []
+    if private is not None and not runs:
+        sentences.append(of_private(private))
     if runs:
         sentences += [_average(runs["fedavg"]), _fair(runs["fedavg"], runs["fedmgda"])]
         sentences.append(_attack(runs["fedmgda"], runs["fedavg-attacked"], runs["fedmgda-attacked"]))
-    if private is not None:
-        sentences.append(_private(private))
     if verification is not None:
         sentences.append(_verified(verification))
     return Story(columns, sentences)
 
 
 def of_the_record(run: Outcome) -> str:
-    """What the record warns of in a run, in one sentence; empty if it warns of nothing."""
-    about = [name for name in TWO if any(words.startswith(f"{name} ") for words in run.warnings)]
-    if not about:
-        return " ".join(f"{words}." for words in run.warnings)
-    first = next(words for words in run.warnings if words.startswith(f"{about[0]} "))
-    more = f" It says the same of {' and '.join(about[1:])}." if len(about) > 1 else ""
-    return f"The record warns: {first}.{more}"
+    """The warnings of the record about a run; without any, how far the updates of both kinds agree with the step."""
+    if run.warnings:
+        return "The record warns: " + " ".join(f"{words}." for words in run.warnings)
+    eight, two = (mean(run.cosine[name] for name in names) for names in (EIGHT, TWO))
+    return (
+        f"The record shows why: over the rounds, the cosine of an update with the step is {eight:.2f} for the eight and "
+        f"{two:.2f} for the two."
+    )
 
 
 def _average(run: Outcome) -> str:
@@ -75,20 +78,23 @@ def _fair(average: Outcome, run: Outcome) -> str:
 def _attack(fair: Outcome, average_attacked: Outcome, fair_attacked: Outcome) -> str:
     chance = ", which is chance" if average_attacked.mean <= _CHANCE else ""
     difference = 100 * (fair_attacked.mean - fair.mean)
+    end = f"{abs(difference):.1f} points {'above' if difference > 0 else 'below'} its end"
+    if abs(difference) < _SAME:
+        end = "exactly where it ended"
     return (
         f"{ATTACKER} multiplied its update by 100 and added 1000 to its loss: in {average_attacked.rounds_done} rounds "
         f"FedAvg fell to {percent(average_attacked.mean)} on average{chance}. FedMGDA+ ended at "
-        f"{percent(fair_attacked.mean)}, {abs(difference):.1f} points "
-        f"{'above' if difference > 0 else 'below'} its end without the attack."
+        f"{percent(fair_attacked.mean)}, {end} without the attack."
     )
 
 
-def _private(run: Private) -> str:
+def of_private(run: Private) -> str:
+    """What the coordinator could learn of the hospitals, and who was named, in sentences."""
     named = "".join(f" {name} entered a vector that was five times too long, and was named." for name in run.named)
     return (
-        f"From the updates of an open round the coordinator could tell the scanner of {run.open.right} of "
-        f"{run.open.of} hospitals; from the masked vectors of a private round, of {run.masked.right} of "
-        f"{run.masked.of}, where a coin gives half.{named}"
+        f"From the updates of an open round the coordinator could pick out the hospitals with the other scanner: "
+        f"{run.open.right} of 2 are right. From the masked vectors of a private round it picks {run.masked.right} right, "
+        f"and chance gives 0.4.{named}"
     )
 
 

@@ -160,7 +160,7 @@ def run(arguments: list[str], files: tuple[str, str, str], cwd: str, env: dict[s
         os.close(opened)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - multiprocessing has closed it
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] - a text file, not any TextIO
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - line by line
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
