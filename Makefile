@@ -50,7 +50,7 @@ proto: $(VENV)/.dev  ## write federation/v1 anew from proto/
 	@$(BIN)/python proto/generate.py
 
 bench: $(VENV)/.dev  ## every benchmark, one after the other: make bench ARGS=--quick
-	@set -e; for name in qp gram jacobian aggregation private round large verify audit_log front wan idle simulate wire_dtype; do \
+	@set -e; for name in qp gram jacobian aggregation private round large verify audit_log front wan idle start simulate wire_dtype; do \
 		echo "== benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py $(ARGS); \
 	done
 

@@ -56,8 +56,8 @@ def of_the_record(run: Outcome) -> str:
         return "The record warns: " + " ".join(f"{words}." for words in run.warnings)
     eight, two = (mean(run.cosine[name] for name in names) for names in (EIGHT, TWO))
     return (
-        f"The record shows why: over the rounds, the cosine of an update with the step is {eight:.2f} for the eight and "
-        f"{two:.2f} for the two."
+        f"The record shows why: over the rounds, the cosine of an update with the step is {eight:.2f} for the eight "
+        f"and {two:.2f} for the two."
     )
 
 
@@ -93,7 +93,7 @@ def of_private(run: Private) -> str:
     named = "".join(f" {name} entered a vector that was five times too long, and was named." for name in run.named)
     return (
         f"From the updates of an open round the coordinator could pick out the hospitals with the other scanner: "
-        f"{run.open.right} of 2 are right. From the masked vectors of a private round it picks {run.masked.right} right, "
+        f"{run.open.right} of 2 are right. From the masked vectors of a private round {run.masked.right} are right, "
         f"and chance gives 0.4.{named}"
     )
 
