@@ -344,7 +344,7 @@ def _commands(directory: Path, results: _Results) -> list[str]:
     admin = f"{_command()} admin"
     home = "" if directory == DEFAULT_DIRECTORY else f" --home {directory / 'coordinator' / 'admin'}"
     names = [run.name for run in results.ended()]
-    return [f"{admin}{home} runs", f"{admin}{home} run {names[0]}", f"{admin}{home} round {names[-1]} -1"]
+    return [f"{admin}{home} runs", *(f"{admin}{home} round {name} -1" for name in (names[0], names[-1]))]
 
 
 def _where(directory: Path) -> str:

@@ -35,7 +35,7 @@ _HELP = """Federated learning that is fair to each member.
 Members keep their data. A coordinator sends a model to their workers, receives signed updates, and combines them by
 multi-gradient descent. Members that would gain least get more weight. Scaling an update does not make it count more.
 
-A demonstration on this machine, in two minutes:
+A demonstration on this machine, in three minutes:
 
     fedpareto demo
 
