@@ -4,6 +4,7 @@ On Linux the kernel kills it when the parent dies, however that happens (elsewhe
 """
 
 import os
+import runpy
 import signal
 import sys
 
@@ -23,6 +24,4 @@ def die_with(parent: int) -> None:
 if __name__ == "__main__":
     die_with(int(sys.argv.pop(1)))
 
-    from fedpareto.cli.entry import main
-
-    main()
+    runpy.run_module("fedpareto", run_name="__main__", alter_sys=True)

@@ -1,6 +1,7 @@
 """The `fedpareto` command as a process that goes on without its parent, for a time: `python -m ... SECONDS ...`."""
 
 import os
+import runpy
 import signal
 import sys
 import threading
@@ -16,6 +17,4 @@ def end_after(seconds: float) -> None:
 if __name__ == "__main__":
     end_after(float(sys.argv.pop(1)))
 
-    from fedpareto.cli.entry import main
-
-    main()
+    runpy.run_module("fedpareto", run_name="__main__", alter_sys=True)
