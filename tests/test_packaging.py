@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 import shlex
 import shutil
@@ -342,11 +343,55 @@ def test_make_help_lists_every_target() -> None:
     assert [line.split()[1] for line in told.splitlines() if line.startswith("make ")] == declared[1].split()
 
 
-def test_continuous_integration_runs_what_make_test_runs() -> None:
-    script = ROOT / ".ci/run"
-    assert script.stat().st_mode & 0o111
-    subprocess.run(["bash", "-n", str(script)], check=True)
-    assert re.search(r"^make .*\btest\b", script.read_text(), re.MULTILINE)
+def test_continuous_integration_runs_make_test_and_then_the_long_tests_that_concern_the_change(tmp_path: Path) -> None:
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
+    recipes = "test:\n\t@echo lint; echo $(ARGS) $$CI; echo 7 passed; exit $(FIRST)\n"
+    recipes += "test-changed:\n\t@echo 1 long; exit $(SECOND)\n"
+    (tmp_path / "Makefile").write_text(recipes)
+
+    def run(first: int, second: int) -> tuple[int, list[str]]:
+        environment = {**os.environ, "FIRST": str(first), "SECOND": str(second)}
+        completed = subprocess.run(
+            [tmp_path / ".ci/run"], env=environment, cwd="/", capture_output=True, text=True, check=False
+        )
+        return completed.returncode, completed.stdout.splitlines()
+
+    assert run(0, 0) == (0, ["lint", "--costs true", "1 long", "7 passed"])
+    assert run(1, 0) == (1, ["lint", "--costs true", "7 passed"])
+    assert run(0, 1) == (
+        1,
+        ["lint", "--costs true", "1 long", "make test: 7 passed", "The long tests failed; see above."],
+    )
+
+
+@pytest.mark.parametrize("uv", ["installs", "cannot be installed", "fails"])
+def test_packages_are_installed_with_uv_and_with_pip_where_uv_does_not_install_them(tmp_path: Path, uv: str) -> None:
+    for name, recorded, code in (
+        ("python", "pip", 'case "$*" in *" uv") exit $UV_CODE;; esac'),
+        ("uv", "uv", "exit $UV_FAILS"),
+    ):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f'#!/bin/sh\necho "{recorded} $*" >> {tmp_path}/calls\n{code}\n')
+        program.chmod(0o755)
+    environment = {**os.environ, "UV_CODE": str(int(uv == "cannot be installed")), "UV_FAILS": str(int(uv == "fails"))}
+    completed = subprocess.run(
+        [ROOT / "tools/install.sh", tmp_path, "-c", "constraints.txt", "-e", ".[torch,dev]"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    options = "--quiet --quiet --no-input --disable-pip-version-check -c constraints.txt"
+    requirements = "-c constraints.txt -e .[torch,dev]"
+    calls = [f"pip -m pip install {options} uv"]
+    if uv != "cannot be installed":
+        calls.append(f"uv pip install --quiet --python {tmp_path}/bin/python {requirements}")
+    if uv != "installs":
+        calls.append(f"pip -m pip install {options} -e .[torch,dev]")
+        assert "pip does, which takes some minutes" in completed.stderr
+    assert (tmp_path / "calls").read_text().splitlines() == calls
 
 
 # --- the container's health check
