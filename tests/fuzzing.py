@@ -1,7 +1,7 @@
 """Fuzzing of parsers: each input gives a value or the parser's own error, and a value that is written stays the same.
 
 Inputs are made from those of the corpus, tests/corpus/PARSER: bytes are changed, and so are values of TOML documents
-and fields of messages. In `make test` each parser gets 200 inputs, the same ones each time; in `make fuzz` 10,000,
+and fields of messages. In `make test` each parser gets 50 inputs, the same ones each time; in `make fuzz` 10,000,
 others each time. Put an input that fails into the corpus; the error shows it.
 """
 
@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from mutation import JUNK, TEXTS, mutated
 
 CORPUS = Path(__file__).parent / "corpus"
-FEW = 200
+FEW = 50
 INPUTS = max(FEW, settings().max_examples)  # the profile `fuzz` has more
 SECONDS = 5.0  # CPU time for one input, on a slow machine
 MEMORY = 512 << 20  # address space that reading one input may take, in bytes

@@ -290,7 +290,7 @@ def test_an_engine_that_does_not_conduct_notes_what_operators_say_and_asks_nobod
         assert session.scalars(select(models.Round)).all() == []
 
 
-@pytest.mark.parametrize("options", [("--json",), ()])
+@pytest.mark.parametrize("options", [("--json",), pytest.param((), marks=pytest.mark.full)])
 def test_serving_prints_one_document_with_the_ports_or_nothing(tmp_path: Path, options: tuple[str, ...]) -> None:
     with federation(tmp_path, "--name", "printed") as made:
         serving = subprocess.Popen(

@@ -157,6 +157,7 @@ def test_files_and_arrays_give_the_same_bytes_on_any_number_of_threads(tmp_path:
             assert (again[0].tobytes(), again[1].tobytes()) == (direction.tobytes(), products.tobytes())
 
 
+@pytest.mark.full
 def test_the_bytes_do_not_depend_on_the_threads_of_the_library_below() -> None:
     program = (
         "import hashlib\nimport numpy as np\n"
@@ -186,6 +187,7 @@ apply_step(rows[0], 1.0, blocks, len, optimiser=FedAdam(), before=slots, after={
 """
 
 
+@pytest.mark.full
 def test_memory_grows_neither_with_rows_nor_with_their_length(tmp_path: Path) -> None:
     must_not_grow(COMPUTATION, tmp_path)
 

@@ -72,7 +72,14 @@ def postgresql(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield url
 
 
-@pytest.mark.parametrize("way", ["sqlite to sqlite", "sqlite to postgresql", "postgresql to postgresql"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param("sqlite to sqlite", marks=pytest.mark.full),
+        "sqlite to postgresql",
+        pytest.param("postgresql to postgresql", marks=pytest.mark.full),
+    ],
+)
 def test_a_lost_disk_is_restored_from_a_backup_that_was_made_while_a_round_was_open(
     way: str, postgresql: str, tmp_path: Path
 ) -> None:

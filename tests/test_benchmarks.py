@@ -2,18 +2,18 @@
 
 import json
 import re
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import completed
 from harness import SECONDS, Process
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 PARTS = {"fedavg", "flower_app", "flower_secagg", "resident_worker"}  # programs and modules of other benchmarks
 NAMES = sorted({path.stem for path in BENCHMARKS.glob("*.py")} - PARTS)
+LONG = {"audit_log", "idle", "jacobian", "large", "private", "round", "simulate", "verify"}  # more than 3 CPU seconds
 
 
 def numbers(value: Any) -> list[float]:
@@ -25,21 +25,28 @@ def numbers(value: Any) -> list[float]:
     return [value] if isinstance(value, int | float) else []
 
 
-def smallest(name: str, *options: str, before: str = "") -> str:
-    """Runs a benchmark as a program of its own, after some lines of Python; returns what it prints."""
+def run(name: str, *options: str, before: str = "") -> str:
+    """Runs a benchmark as a program in a process of its own, after some lines of Python; returns what it prints."""
     program = (
-        f"import runpy, sys\n{before}\nsys.argv[1:] = {['--smallest', *options]!r}\n"
+        f"import runpy, sys\n{before}\nsys.argv[1:] = {[*options]!r}\n"
         f"sys.path.insert(0, {str(BENCHMARKS)!r})\n"
         f"runpy.run_path({str(BENCHMARKS / name) + '.py'!r}, run_name='__main__')"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=SECONDS, check=False)
+    done = completed(["-c", program], timeout=SECONDS)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full) if name in LONG else name for name in NAMES]
+)
 def test_a_benchmark_runs_in_its_smallest_form(name: str) -> None:
-    assert numbers(json.loads(smallest(name, "--json")))
+    assert numbers(json.loads(run(name, "--smallest", "--json")))
+
+
+@pytest.mark.parametrize("name", sorted(LONG))
+def test_a_long_benchmark_imports_what_it_needs_and_explains_its_options(name: str) -> None:
+    assert "--smallest" in run(name, "--help")
 
 
 def test_make_bench_runs_every_benchmark() -> None:
@@ -57,5 +64,5 @@ def test_a_worker_that_dies_ends_the_benchmark_with_its_log(monkeypatch: pytest.
 
 
 def test_an_absent_peer_is_shown_as_not_measured() -> None:
-    text = smallest("qp", before="sys.modules['quadprog'] = None")
+    text = run("qp", "--smallest", before="sys.modules['quadprog'] = None")
     assert text.count("not measured") == 6  # one for each kind of matrix

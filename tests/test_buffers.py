@@ -305,6 +305,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         yield made
 
 
+@pytest.mark.full
 def test_local_buffers_outlive_their_worker_and_a_simulation_makes_the_same(scene: Scene, tmp_path: Path) -> None:
     simulated = simulate(('name = "local"\n' + text("local")).encode(), home=tmp_path / "home", threads=1)
     dying = scene.work(CLIENTS[0], "spooled")

@@ -1,6 +1,6 @@
 """The record of a run as one file: an outsider verifies it with no more than the file."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +45,13 @@ SERVERS = {
     "adagrad": "server = { optimiser = 'adagrad', learning_rate = 0.01 }",
     "decay": "server = { learning_rate = 0.7, decay = 0.5, decay_every = 1 }",
 }
+
+
+def few_of(names: Iterable[str], *few: str) -> list[object]:
+    """Parameters: the few names, and all others in `make test-full`."""
+    return [name if name in few else pytest.param(name, marks=pytest.mark.full) for name in names]
+
+
 NAMES = ("ann", "ben", "cleo", "dan", "eve")
 
 
@@ -70,7 +77,7 @@ def exported(stage: Stage, run: str, path: Path, *, payloads: bool = True) -> Pa
     return path
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", few_of(RULES, "fedmgda+", "fedfv", "afl", "krum", "median"))
 def test_every_rule_is_verified_from_its_bundle(stage: Stage, tmp_path: Path, rule: str) -> None:
     run = played(stage, rule, RULES[rule])
     with BundleReader(exported(stage, run, tmp_path / "run.fedpareto")) as bundle:
@@ -79,7 +86,7 @@ def test_every_rule_is_verified_from_its_bundle(stage: Stage, tmp_path: Path, ru
     assert [one.missing for one in found] == [()] * 3
 
 
-@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("server", few_of(SERVERS, "adam", "decay"))
 def test_every_server_optimiser_is_verified_from_its_bundle(stage: Stage, tmp_path: Path, server: str) -> None:
     run = played(stage, "fedmgda+", SERVERS[server])
     with BundleReader(exported(stage, run, tmp_path / "run.fedpareto")) as bundle:

@@ -62,6 +62,7 @@ def test_a_directory_without_code_hides_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.full
 def test_a_started_command_finds_the_owners_task_and_our_packages_whatever_lies_about(
     code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

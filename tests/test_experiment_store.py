@@ -263,7 +263,7 @@ def of_a_parent_that_is_killed(directory: Path, pids: "multiprocessing.Queue[int
     Runner(Store(directory), Settings(parallel=2)).run(jobs, tell)
 
 
-@pytest.mark.parametrize("ended", ["its parent", "each child"])
+@pytest.mark.parametrize("ended", ["its parent", pytest.param("each child", marks=pytest.mark.full)])
 def test_children_whose_parent_is_killed_end_and_so_do_those_that_are_told_to(tmp_path: Path, ended: str) -> None:
     context = multiprocessing.get_context("forkserver")
     pids: multiprocessing.Queue[int] = context.Queue()
@@ -314,6 +314,7 @@ def test_runs_beside_each_other_are_processes_that_fail_finish_and_stop_by_thems
     assert store.workspace(jobs[2]).is_dir()
 
 
+@pytest.mark.full
 def test_a_run_whose_process_is_killed_fails_alone(tmp_path: Path) -> None:
     others = set(multiprocessing.active_children())
     jobs = [

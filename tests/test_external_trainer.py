@@ -362,6 +362,7 @@ def test_the_example_in_plain_python_makes_the_steps_that_the_run_asks_for(
         assert np.linalg.norm(-found.rows["loss"] - model) < np.linalg.norm(model)
 
 
+@pytest.mark.full
 def test_the_built_in_trainer_gives_the_same_bytes_in_a_process_of_its_own() -> None:
     digits, source = task("digits"), DataSource()
     base, work = initial_model(digits, 1)[1], LocalSgd(epochs=1, batch_size=64, learning_rate=0.1)

@@ -56,6 +56,7 @@ def expected(fed: Federation) -> list[tuple[str, float]]:
     return played(fed, "undisturbed")
 
 
+@pytest.mark.full
 def test_a_coordinator_that_dies_in_the_middle_of_the_search_chooses_the_same_steps(
     fed: Federation, expected: list[tuple[str, float]]
 ) -> None:

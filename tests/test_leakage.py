@@ -56,6 +56,7 @@ def test_labels_are_read_from_an_update_its_bias_its_sketch_or_nine_probes_far_b
         assert found["labels/top"] > 80, view
 
 
+@pytest.mark.full
 def test_a_private_round_hides_labels_until_members_collude(laboratory: Laboratory) -> None:
     guessed = measured(laboratory, "labels", "nothing")["labels/distance"]
     assert measured(laboratory, "labels", "private")["labels/distance"] > guessed - 0.1
@@ -75,6 +76,7 @@ def test_a_difference_of_sums_points_towards_the_member_that_was_missing(laborat
     assert measured(laboratory, "labels", "difference", colluders=3, equal_weights=True)["cosine"] > found["cosine"]
 
 
+@pytest.mark.full
 def test_images_are_found_in_a_gradient_and_not_under_noise(laboratory: Laboratory) -> None:
     mean = measured(laboratory, "images", "nothing")
     found = measured(laboratory, "images", "update")
@@ -200,6 +202,7 @@ def test_every_run_of_the_experiment_is_what_its_names_say() -> None:
             )
 
 
+@pytest.mark.full
 def test_the_quick_form_makes_tables_and_the_figure_and_can_be_compared_again(tmp_path: Path) -> None:
     out = ["leakage-digits", "--quick", "--out", str(tmp_path)]
     made = CliRunner().invoke(app, ["experiment", "run", *out, "--methods", "nothing: the average,update"])

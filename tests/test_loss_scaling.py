@@ -97,6 +97,7 @@ def test_training_on_c_times_the_loss_is_training_at_c_times_the_rate(digits: Sp
     assert np.linalg.norm(decayed - update(0.4, 1, weight_decay=1.0)) > 0.05 * np.linalg.norm(decayed)
 
 
+@pytest.mark.full
 def test_the_two_scaling_attacks_are_the_same_in_one_step_and_not_in_several() -> None:
     one, other = run("scale=8"), run("loss-scaling:factor=8")
     np.testing.assert_allclose(other.model, one.model, atol=1e-5)
@@ -108,7 +109,7 @@ def test_the_two_scaling_attacks_are_the_same_in_one_step_and_not_in_several() -
     assert norms(other)[0] != pytest.approx(norms(one)[0], rel=0.01)
 
 
-@pytest.mark.parametrize("name", ["digits", "two-digits"])
+@pytest.mark.parametrize("name", [pytest.param("digits", marks=pytest.mark.full), "two-digits"])
 def test_stacked_clients_scale_their_losses_as_single_ones_do(name: str) -> None:
     one, stacked = (run("loss-scaling:factor=3", backend, task=name, batch_size=40) for backend in ("loop", "stacked"))
     assert norms(stacked) == pytest.approx(norms(one), rel=1e-3)

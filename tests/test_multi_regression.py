@@ -148,6 +148,7 @@ def test_a_missing_file_is_named_with_the_place_where_it_was_expected(tmp_path: 
         task("river-flow").pool(DataSource())
 
 
+@pytest.mark.full
 def test_the_published_flows_are_read_and_all_eight_are_learned() -> None:
     if not (PUBLIC_DATA / "rf1").is_dir():
         pytest.skip(f"no published rf1 file beside the project, in {PUBLIC_DATA}")

@@ -259,7 +259,8 @@ def published(*folders: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "folders"), [("multi-mnist", ["MNIST"]), ("mnist-fashion", ["MNIST", "FashionMNIST"])]
+    ("name", "folders"),
+    [("multi-mnist", ["MNIST"]), pytest.param("mnist-fashion", ["MNIST", "FashionMNIST"], marks=pytest.mark.full)],
 )
 def test_the_published_grey_images_are_composed(name: str, folders: list[str]) -> None:
     pool = task(name).pool(DataSource(published(*folders)))

@@ -85,6 +85,7 @@ def compiler() -> None:
         pytest.skip(str(error))
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("compiler")
 def test_compiled_steps_come_to_what_a_loop_comes_to() -> None:
     more = "momentum = 0.9\nweight_decay = 0.01\nproximal_mu = 0.1\n"
@@ -94,6 +95,7 @@ def test_compiled_steps_come_to_what_a_loop_comes_to() -> None:
     assert compiled.rounds["accuracy/mean"].tolist() == pytest.approx(one.rounds["accuracy/mean"].tolist(), abs=0.02)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("compiler")
 def test_a_compiled_client_that_diverges_says_at_which_step() -> None:
     history = simulate(spec(rounds=1).replace("learning_rate = 0.1", "learning_rate = 1e30"), backend="compiled")

@@ -233,6 +233,7 @@ def test_workers_join_a_real_federation_and_carry_a_run_to_its_end(tmp_path: Pat
             assert files_in(tmp_path / name / "spool") == []
 
 
+@pytest.mark.full
 def test_attackers_of_a_real_federation_collude_or_are_refused_and_the_run_goes_on(tmp_path: Path) -> None:
     together = ["--attack", "alie:z=1", "--accomplices", str(tmp_path / "shared")]
     options = {"a": together, "b": together, "c": ["--attack", "nan"]}
