@@ -63,6 +63,7 @@ def expected(scene: Scene) -> list[str]:
     return models
 
 
+@pytest.mark.full
 def test_a_coordinator_that_dies_between_the_phases_of_a_new_kind_goes_on_to_the_same_models(
     scene: Scene, expected: list[str]
 ) -> None:

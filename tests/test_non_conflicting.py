@@ -30,7 +30,7 @@ def starts(m: int, d: int) -> Iterator[Matrix]:
 
 
 def steps(request: pytest.FixtureRequest, name: str) -> int:
-    return (400 if request.node.get_closest_marker("full") else 60) // (10 if name == "fedmgda+auto" else 1)
+    return (400 if request.node.get_closest_marker("full") else 30) // (10 if name == "fedmgda+auto" else 1)
 
 
 @pytest.mark.parametrize(("m", "d"), SHAPES)

@@ -104,7 +104,9 @@ def test_the_step_names_the_replies_that_its_weights_were_found_from(stage: Stag
     assert all(replies[2][name].weight == pytest.approx(1 / 3) for name in SERVES)
 
 
-@pytest.mark.parametrize("algorithm", ["fedcmoo", "fsmgda", "scalarised"])
+@pytest.mark.parametrize(
+    "algorithm", ["fedcmoo", *(pytest.param(name, marks=pytest.mark.full) for name in ("fsmgda", "scalarised"))]
+)
 def test_an_objective_that_nobody_serves_is_left_out_until_somebody_does(stage: Stage, algorithm: str) -> None:
     more = {"fedcmoo": EXACT, "fsmgda": "", "scalarised": "algorithm.weights = [1, 2, 1]"}[algorithm]
     run, players = begin(stage, algorithm, f"{more}\nselection.minimum = 2", rounds=3)

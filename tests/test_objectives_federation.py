@@ -157,7 +157,10 @@ ALGORITHMS = {
 }
 
 
-@pytest.mark.parametrize("chosen", ALGORITHMS)
+@pytest.mark.parametrize(
+    "chosen",
+    [name if name in ("count", "fsmgda") else pytest.param(name, marks=pytest.mark.full) for name in ALGORITHMS],
+)
 def test_a_simulation_over_objectives_is_the_real_federation(scene: Scene, chosen: str) -> None:
     run = scene.submit(ALGORITHMS[chosen])
     model, _ = scene.finished(run)
@@ -180,7 +183,10 @@ def test_a_simulation_over_objectives_is_the_real_federation(scene: Scene, chose
 # --- what happens in the middle
 
 
-@pytest.mark.parametrize("point", ["gradients-in", "some-trained", "aggregating"])
+@pytest.mark.parametrize(
+    "point",
+    ["some-trained", *(pytest.param(point, marks=pytest.mark.full) for point in ("gradients-in", "aggregating"))],
+)
 def test_a_coordinator_that_is_killed_between_the_phases_goes_on_to_the_same_bytes(
     scene: Scene, undisturbed: tuple[str, str], point: str
 ) -> None:

@@ -124,15 +124,6 @@ def points(*always: str, full: tuple[str, ...]) -> pytest.MarkDecorator:
         "evaluated",
         "between-rounds",
     ),
-        "dispatching",
-        "model-written",
-        "before-dispatch",
-        "all-updates-in",
-        "aggregating",
-        "one-evaluation-in",
-        "evaluated",
-        "between-rounds",
-    ),
 )
 def test_a_killed_coordinator_goes_on_where_it_was(scene: Scene, undisturbed: str, point: str) -> None:
     assert scene.fed.coordinator is not None

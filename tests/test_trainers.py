@@ -395,6 +395,7 @@ def test_the_examples_on_the_pages_are_the_files() -> None:
     assert code[code.index("import warnings") :] in (ROOT / "docs" / "your-own-trainer.md").read_text()
 
 
+@pytest.mark.full
 def test_members_train_one_model_with_trainers_of_their_own_and_replies_that_cannot_be_repeated_are_marked(
     running: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,6 +165,7 @@ CLIENTS = ("client-000", "client-001")
 NAMED = ('name = "half"\n' + RUN).encode()
 
 
+@pytest.mark.full
 def test_a_federation_and_a_simulation_come_to_the_same_bytes_whatever_dies(tmp_path: Path) -> None:
     simulated = simulate(NAMED, home=tmp_path / "home", threads=1)
 
