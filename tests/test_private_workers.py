@@ -244,7 +244,9 @@ def test_a_coordinator_that_dies_before_each_stage_asks_the_same_and_loses_nobod
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("mode", list(MODES))
+@pytest.mark.parametrize(
+    "mode", [mode if mode == "verified" else pytest.param(mode, marks=pytest.mark.full) for mode in MODES]
+)
 def test_a_worker_that_dies_at_each_stage_gives_the_same_bytes_or_drops_out(scene: Scene, mode: str) -> None:
     fed, victim = scene.fed, CLIENTS[0]
     for number in range(1, len(MODES[mode]) + 1):

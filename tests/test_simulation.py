@@ -60,7 +60,17 @@ def test_a_simulation_is_the_real_federation_to_the_last_digits_of_float32(tmp_p
         assert history.rounds["accuracy/mean"].tolist() == pytest.approx(accuracy, abs=0.02)
 
 
-@pytest.mark.parametrize("attack", ["", "sign-flip", "alie", "label-flip", "free-rider", "scale=10,bias=5"])
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "",
+        "alie",
+        *(
+            pytest.param(name, marks=pytest.mark.full)
+            for name in ("sign-flip", "label-flip", "free-rider", "scale=10,bias=5")
+        ),
+    ],
+)
 def test_stacked_clients_do_what_single_ones_do(attack: str) -> None:
     text = spec(clients=6, attackers=2 if attack else 0, attack=attack, partition="iid", every=3)
     one, all_at_once = (simulate(text, backend=backend) for backend in ("loop", "stacked"))

@@ -168,6 +168,7 @@ def ray_starts_by_itself() -> bool:
     return subprocess.run([sys.executable, "-c", program], env=alone, timeout=SECONDS, check=False).returncode == 0
 
 
+@pytest.mark.full
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed here")
 def test_clients_spread_by_ray_do_what_others_do_until_ctrl_c_ends_every_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
