@@ -9,15 +9,16 @@ machine is not held to less.
 
 import hashlib
 import json
+import os
 import pickle
 import time
 from collections import Counter
 from collections.abc import Generator
 from contextlib import suppress
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-import psutil
 import pytest
 
 BUDGET = 480  # CPU seconds of `make test`
@@ -28,12 +29,18 @@ SERVER = pytest.StashKey[float]()
 
 
 def cpu_seconds(pid: int | None = None) -> float:
-    """CPU time of a process (this one) and of all below it, those that have ended included, in seconds."""
-    process, spent = psutil.Process(pid), 0.0
-    for one in [process, *process.children(recursive=True)]:
-        with suppress(psutil.NoSuchProcess):  # it ended meanwhile
-            spent += sum(one.cpu_times()[:4])
-    return spent
+    """CPU time of a process (this one) and of all below it, those that have ended included, in seconds.
+
+    Linux lists the children of each thread; reading these lists takes a seventh of the time that psutil takes.
+    """
+    ticks, processes = 0, [pid or os.getpid()]
+    while processes:
+        directory = Path("/proc", str(processes.pop()))
+        with suppress(OSError):  # it ended meanwhile
+            ticks += sum(map(int, (directory / "stat").read_text().rpartition(")")[2].split()[11:15]))
+            for thread in (directory / "task").iterdir():
+                processes += map(int, (thread / "children").read_text().split())
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def yardstick() -> float:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from coordinator.aggregation.phases import Replies, Reply, RoundContext, Step
 from coordinator.aggregation.qp import UnsolvedError
 from coordinator.aggregation.registry import algorithm
 
-pytest.importorskip("torchjd", reason="TorchJD is not installed")
+pytestmark = pytest.mark.skipif(find_spec("torchjd") is None, reason="TorchJD is not installed")
 
 NAMES = tuple(
     f"torchjd:{name}"

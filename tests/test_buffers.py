@@ -12,7 +12,6 @@ from harness import TESTS, Federation, Process, federation
 from running import refused
 from stage import LAYOUT, Stage, spec
 from test_personal_parameters import GIVEN, SGD, Small, descend
-from torchvision.models import resnet18
 
 from coordinator.rounds.specification import parse_run
 from federation.attacks import parse_attack
@@ -108,6 +107,7 @@ def test_frozen_buffers_are_used_in_training_and_do_not_change() -> None:
     assert not np.allclose(plain.rows["loss"], result.rows["loss"])
 
 
+@pytest.mark.full
 def test_averaged_buffers_are_a_row_of_their_own_behind_the_parameters() -> None:
     trained, chosen = with_buffers(Normed(), "averaged")
     base = chosen.sharing.shared_of(chosen.values)
@@ -185,6 +185,8 @@ def test_a_pretrained_resnet_with_batch_normalisation_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, treatment: str
 ) -> None:
     torch.manual_seed(3)
+    from torchvision.models import resnet18  # seconds that collecting the tests need not take
+
     torch.save(resnet18(num_classes=2).state_dict(), tmp_path / "resnet.pt")
     (tmp_path / "resnet_task.py").write_text(RESNET.format(state=str(tmp_path / "resnet.pt")))
     monkeypatch.syspath_prepend(tmp_path)
@@ -217,6 +219,8 @@ def test_a_pretrained_resnet_with_batch_normalisation_trains(
 @pytest.mark.full
 def test_a_pretrained_resnet_keeps_local_buffers_at_a_worker_which_exports_them(tmp_path: Path) -> None:
     torch.manual_seed(3)
+    from torchvision.models import resnet18  # seconds that collecting the tests need not take
+
     torch.save(resnet18(num_classes=2).state_dict(), tmp_path / "resnet.pt")
     (tmp_path / "resnet_task.py").write_text(RESNET.format(state=str(tmp_path / "resnet.pt")))
     code = ("--code", str(tmp_path))

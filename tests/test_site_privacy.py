@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,9 @@ from worker.home import MEMBER_FILE, Home, HomeError
 from worker.policy import Policy, PolicyError, SamplePolicy
 from worker.privacy import Entry, Ledger, SitePrivacy, read_ledger
 
-pytest.importorskip("dp_accounting", reason="needs fedpareto[dp]")
-pytest.importorskip("opacus", reason="needs fedpareto[dp]")
+pytestmark = pytest.mark.skipif(
+    find_spec("dp_accounting") is None or find_spec("opacus") is None, reason="needs fedpareto[dp]"
+)
 
 BATCH = 10
 RULE = SamplePolicy(noise=4.0, clip=0.5, epsilon=8.0)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torchmetrics.classification import MulticlassAUROC
 
 from coordinator.rounds.scores import scores_of_means
 from coordinator.rounds.submission import Submission
@@ -56,6 +55,8 @@ class Measured(Digits):
     """Digits with two metrics: one of torchmetrics, one of its own."""
 
     def metrics(self) -> dict[str, Metric]:
+        from torchmetrics.classification import MulticlassAUROC  # seconds that collecting the tests need not take
+
         return {
             "auc": Metric(MulticlassAUROC(num_classes=10)),
             "error": Metric(Error(), better="lower", largest=9.0),
