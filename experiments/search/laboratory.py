@@ -27,8 +27,8 @@ def measure(specification: Specification) -> Measures:
         `individual`, the largest found of individual parts: from each update the mean of the other members' is
         projected out; `equal` and `equal/individual`, the same with equal weights, where the coordinator chooses
         members and losses only. A coordinator that knows nothing chooses for uncorrelated updates, and cosines are
-        means over random members. `effective` is E*, `correlation` the mean cosine of two members' updates; `seconds`
-        of processor time that the four searches took.
+        means over random members. `effective` is E*, `correlation` the mean cosine of two members' updates, `repeated`
+        that of a member's updates in two sums; `seconds` of processor time that the four searches took.
     """
     random = np.random.default_rng([specification.seed, specification.members])
     m = specification.members
@@ -43,13 +43,15 @@ def measure(specification: Specification) -> Measures:
         "equal": Target(level, gram),
         "equal/individual": Target(level, parts),
     }
-    lengths = np.sqrt(np.diag(gram)[:m])
-    correlation = ((gram[:m, :m] / np.outer(lengths, lengths)).sum() - m) / (m * (m - 1))
+    lengths = np.sqrt(np.diag(gram))
+    cosines = gram / np.outer(lengths, lengths)
+    repeated = {"repeated": float(np.diag(cosines[:m, m:]).mean())} if specification.sums > 1 else {}
     return {
         "effective": float(members.least),
         "bound": members.bound,
         **{name: _largest(specification, target, random) for name, target in largest.items()},
-        "correlation": float(correlation),
+        "correlation": float((cosines[:m, :m].sum() - m) / (m * (m - 1))),
+        **repeated,
         "seconds": time.process_time() - began,
     }
 
@@ -60,7 +62,7 @@ def _largest(specification: Specification, target: Target, random: np.random.Gen
         trials *= 2
     if specification.knows == "gram":
         return target.cosine(Search(target, sums, trials, random).best())
-    plan = Search(Target(members, np.eye(len(target.gram))), sums, trials, random).best()
+    plan = Search(Target(members, _uncorrelated(target.gram, sums)), sums, trials, random).best()
     draws = (replace(plan, places=random.permutation(len(plan.places))) for _ in range(_DRAWS))
     return float(np.mean([target.cosine(draw) for draw in draws]))
 
@@ -98,3 +100,13 @@ def _updates(specification: Specification) -> list[Reals]:
 def _inner(visits: Sequence[Reals]) -> Reals:
     rows = np.vstack(visits)
     return rows @ rows.T
+
+
+def _uncorrelated(gram: Reals, sums: int) -> Reals:
+    """Inner products of updates of length 1 that only resemble those of the same member in another sum."""
+    m = len(gram) // sums
+    lengths = np.sqrt(np.diag(gram))
+    repeated = float(np.diag((gram / np.outer(lengths, lengths))[:m, -m:]).mean())
+    between: Reals = np.full((sums, sums), repeated)
+    np.fill_diagonal(between, 1.0)
+    return np.kron(between, np.eye(m))
