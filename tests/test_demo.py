@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from fedpareto.cli.main import app
 from fedpareto.demo.directory import MARKER, DirectoryError, fresh_directory, keep_coordinator, stop_kept, wait_kept
 from fedpareto.demo.stage import EIGHT, HOSPITALS, TWO
+from fedpareto.processes.federation import Federation
 from fedpareto.processes.forked import completed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -119,7 +120,22 @@ def test_a_coordinator_that_was_kept_serves_until_demo_stop_or_the_next_demo_end
     assert not stop_kept(directory)
 
 
-@pytest.mark.parametrize("stage", ["joining", pytest.param("training", marks=pytest.mark.full)])
+def test_leaving_a_federation_of_processes_by_ctrl_c_stops_them(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+
+    def interrupted() -> None:
+        with federation:
+            federation.spawn("sleeper", ["-c", "import time; time.sleep(600)"])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert federation.processes == []
+    assert processes_of(tmp_path) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stage", ["joining", "training"])
 def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, stage: str) -> None:
     directory = tmp_path / "demo"
     demo = start(directory)

@@ -54,10 +54,10 @@ def demo_command(
     ] = False,
     as_json: ProgressJsonOption = False,
 ) -> None:
-    """Run a federation of ten hospitals, two of which have another scanner.
+    """Run a federation of ten hospitals on this machine.
 
     A coordinator and ten workers start as processes of their own, with keys, mutual TLS and a database. They learn to
-    read handwritten digits. The scanner of two hospitals turns each image, so that one model can hardly suit all.
+    read handwritten digits. Two hospitals have another scanner: it turns each image, so one model can hardly suit all.
 
     1. FedAvg, plain averaging. 2. FedMGDA+, which gives more weight to the hospitals that would gain least. 3. Both
     again, while hospital-1 multiplies its update by 100 and adds 1000 to its loss. 4. Private rounds, in which the
