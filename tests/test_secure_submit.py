@@ -81,6 +81,7 @@ def test_an_operator_is_told_what_private_rounds_need() -> None:
     assert "experimental until an outside cryptographer" in told
     assert "the run needs 7 of training and 4 of evaluation" in told
     assert "is not covered by them" in told
+    assert "the mean accuracy of 10 members has noise of 0.016, of 20 members 0.0079" in told
     shown = spec("fedmgda+", "private", privacy='disclose = ["evaluation"]')
     assert "the run needs 7 of training of the sessions" in "; ".join(cautions(*parse_run(shown)))
 
