@@ -119,6 +119,19 @@ def test_every_threat_names_tests_that_exist() -> None:
             assert test in defined_in(ROOT / path), (path, test)
 
 
+def test_every_value_that_a_party_may_choose_names_a_test_that_exists_or_a_decision() -> None:
+    text = PROSE[ROOT / "docs/private-protocol.md"]
+    rows = [line for line in text.partition("\n## 7. ")[2].splitlines() if line.startswith("| ")]
+    rows = [row for row in rows if not row.startswith("| Value |")]
+    assert len(rows) > 30
+    for row in rows:
+        named = re.findall(r"`(test_\w+\.py)(?:::(\w+))?`", row)
+        assert named or "*decision*" in row.lower(), row
+        for path, test in named:
+            assert not test or test in defined_in(ROOT / "tests" / path), (path, test)
+            assert (ROOT / "tests" / path).exists(), path
+
+
 def test_every_reason_to_refuse_is_expected_by_a_test() -> None:
     sources = "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py") if path != Path(__file__))
     unexpected = [reason for reason in REASONS if not re.search(rf"[\"']{reason}(?![\w-])", sources)]
