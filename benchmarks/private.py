@@ -27,7 +27,7 @@ for pool in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import numpy as np  # noqa: E402
-from secure_cast import SPEC, Cast, cast, context  # noqa: E402
+from secure_cast import Cast, cast, context, document  # noqa: E402
 
 from coordinator.aggregation.gram import combine, gram  # noqa: E402
 from coordinator.aggregation.phase_kinds import Training  # noqa: E402
@@ -59,7 +59,7 @@ class Measured(Cast):
         start = time.process_time()
         reply = super().reply(member, phase, result)
         member.cpu += time.process_time() - start
-        rows = phase.work(Asked(member.name, ("loss",), SPEC, 0)).rows(member.shape)
+        rows = phase.work(Asked(member.name, ("loss",), self.spec, 0)).rows(member.shape)
         member.up += len(reply.signed) + (payload_layout(rows).file_bytes if rows else 0)
         return replace(reply, rows=tuple(on_disk(row) for row in reply.rows))
 
@@ -104,7 +104,9 @@ def open_round(scene: Measured) -> dict[str, float]:
 
 def private_round(scene: Cast, mode: Mode) -> tuple[Step, float]:
     """One private round of FedMGDA+, and the coordinator's CPU seconds."""
-    conversation = algorithm("fedavg-n" if mode is Mode.SUM else "fedmgda+").round(context(scene, mode))
+    name = "fedavg-n" if mode is Mode.SUM else "fedmgda+"
+    scene.specification = document(mode, name)
+    conversation = algorithm(name).round(context(scene, mode))
     replies: Any = None
     seconds = 0.0
     while True:
