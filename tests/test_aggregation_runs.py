@@ -19,10 +19,10 @@ NAMES = ("ann", "ben", "cleo", "dan", "eve")
     [
         ("fedmgda+", {"pre": ["normalise", "nnm"], "byzantine": 1}),
         ("fedavg", {"pre": ["bucket"], "bucket_seed": 5}),
-        ("fedmgda+auto", {}),
-        ("dual-cone", {"pre": ["clip"]}),
-        ("multi-krum", {"byzantine": 1, "select": 2}),
-        ("geometric-median", {}),
+        pytest.param("fedmgda+auto", {}, marks=pytest.mark.full),
+        pytest.param("dual-cone", {"pre": ["clip"]}, marks=pytest.mark.full),
+        pytest.param("multi-krum", {"byzantine": 1, "select": 2}, marks=pytest.mark.full),
+        pytest.param("geometric-median", {}, marks=pytest.mark.full),
         ("centred-clipping", {"iterations": 3}),
     ],
 )

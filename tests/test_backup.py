@@ -1,11 +1,8 @@
 """Backups: made while a coordinator serves, and restored after the disk was lost, on both kinds of database."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
@@ -15,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 from conftest import empty_database
+from forked import completed
 from sqlalchemy import func, select, text
 from stage import Player, Stage, spec, stage
 from stored import blob_file
@@ -302,14 +300,14 @@ back_up(Home.load(Path(sys.argv[1])), Path(sys.argv[2]), now=datetime.now(UTC), 
 
 def test_a_backup_that_is_killed_leaves_the_one_before_and_the_next_one_completes(home: Home, tmp_path: Path) -> None:
     backup = tmp_path / "backup"
-    command = [sys.executable, "-c", KILLED, str(home.directory), str(backup)]
-    assert subprocess.run(command, check=False, env={**os.environ, "PYTHONPATH": os.getcwd()}).returncode == 9
+    command = ["-c", KILLED, str(home.directory), str(backup)]
+    assert completed(command).returncode == 9
     assert (backup / LOCK_FILE).exists()
     assert run("restore", backup, "--check")[0] == 1, "there is none yet"
     first = answer("backup", backup, "--home", home.directory)
     for path in list((backup / "blobs").glob("*/*/*"))[:4]:  # so that the next one has something to copy
         path.unlink()
-    assert subprocess.run(command, check=False, env={**os.environ, "PYTHONPATH": os.getcwd()}).returncode == 9
+    assert completed(command).returncode == 9
     assert Content.load(backup).digest == first["digest"]
     assert (backup / first["database"]).exists()
     content, lost = back_up(home, backup, now=LATER, progress=lambda done, total: None)

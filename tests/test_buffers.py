@@ -107,7 +107,6 @@ def test_frozen_buffers_are_used_in_training_and_do_not_change() -> None:
     assert not np.allclose(plain.rows["loss"], result.rows["loss"])
 
 
-@pytest.mark.full
 def test_averaged_buffers_are_a_row_of_their_own_behind_the_parameters() -> None:
     trained, chosen = with_buffers(Normed(), "averaged")
     base = chosen.sharing.shared_of(chosen.values)
@@ -330,6 +329,7 @@ def test_local_buffers_outlive_their_worker_and_a_simulation_makes_the_same(scen
     assert scene.fed.run_state(run)["measured"] == "personalised"
 
 
+@pytest.mark.full
 def test_averaged_buffers_are_the_mean_of_the_replies_and_k_does_not_see_them(scene: Scene, tmp_path: Path) -> None:
     document = text("averaged").replace('"fedavg"', '"fedmgda+"') + 'server = { optimiser = "momentum" }\n'
     simulated = simulate(('name = "averaged"\n' + document).encode(), home=tmp_path / "home", threads=1)

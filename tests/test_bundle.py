@@ -126,7 +126,7 @@ OVER_OBJECTIVES = {
 }
 
 
-@pytest.mark.parametrize("name", OVER_OBJECTIVES)
+@pytest.mark.parametrize("name", few_of(OVER_OBJECTIVES, "fsmgda", "fedcmoo-svd"))
 def test_rules_over_objectives_are_verified(stage: Stage, tmp_path: Path, name: str) -> None:
     run, players = begin(stage, name.partition("-")[0], OVER_OBJECTIVES[name], rounds=2)
     stage.play(run, *players.values())
@@ -185,7 +185,7 @@ def replayed(path: Path, rule: str, values: Mapping[str, object], number: int | 
 OWN: dict[str, dict[str, float]] = {"fedavg": {}, "fedmgda+": {"epsilon": 0.1}, "afl": {}, "krum": {"byzantine": 1}}
 
 
-@pytest.mark.parametrize("rule", OWN)
+@pytest.mark.parametrize("rule", few_of(OWN, "fedmgda+"))
 def test_the_rule_of_the_run_replays_what_was_done(stage: Stage, tmp_path: Path, rule: str) -> None:
     more = "\n".join(f"algorithm.{name} = {value}" for name, value in OWN[rule].items())
     path = exported(stage, played(stage, rule, more), tmp_path / "run.fedpareto", payloads=False)

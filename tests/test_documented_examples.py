@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from safetensors import safe_open
 from typer.testing import CliRunner
@@ -44,6 +45,7 @@ def test_the_examples_in_the_pages_are_the_files() -> None:
         )
 
 
+@pytest.mark.full
 def test_an_exported_model_is_loaded_into_pytorch_as_the_page_says(tmp_path: Path) -> None:
     history = simulate(SPEC, home=tmp_path / "home", threads=1)
     file = tmp_path / "model.safetensors"

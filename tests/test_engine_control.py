@@ -223,7 +223,7 @@ def test_runs_beside_each_other_come_to_what_each_comes_to_alone(stage: Stage) -
 # --- restart by replay
 
 
-@pytest.mark.parametrize("replied", [0, 1, 2])
+@pytest.mark.parametrize("replied", [1, *(pytest.param(count, marks=pytest.mark.full) for count in (0, 2))])
 def test_a_coordinator_that_stops_while_clients_train_goes_on_to_the_same_model(stage: Stage, replied: int) -> None:
     task = stage.task()
     ann, ben = stage.cast(task, "ann", "ben")

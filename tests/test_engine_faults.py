@@ -102,7 +102,7 @@ LOOKS = {
 }
 
 
-@pytest.mark.parametrize("word", ["stop", "pause"])
+@pytest.mark.parametrize("word", ["stop", pytest.param("pause", marks=pytest.mark.full)])
 @pytest.mark.parametrize("look", LOOKS)
 def test_a_word_between_two_looks_of_the_conductor_is_heard(
     stage: Stage, caplog: pytest.LogCaptureFixture, word: str, look: str
@@ -149,7 +149,14 @@ def test_a_word_between_two_looks_of_the_conductor_is_heard(
 
 @pytest.mark.parametrize(
     "statement",
-    ["SELECT runs", "INSERT INTO rounds", "INSERT INTO phases", "SELECT phases", "UPDATE phases", "UPDATE rounds"],
+    [
+        "INSERT INTO phases",
+        "UPDATE rounds",
+        *(
+            pytest.param(statement, marks=pytest.mark.full)
+            for statement in ("SELECT runs", "INSERT INTO rounds", "SELECT phases", "UPDATE phases")
+        ),
+    ],
 )
 def test_a_database_that_fails_for_a_moment_fails_no_run(stage: Stage, statement: str) -> None:
     run, players = begin(stage)
@@ -161,7 +168,10 @@ def test_a_database_that_fails_for_a_moment_fails_no_run(stage: Stage, statement
     assert len(stage.evaluations(run)) == 4
 
 
-@pytest.mark.parametrize("statement", ["INSERT INTO rounds", "SELECT phases", "UPDATE rounds"])
+@pytest.mark.parametrize(
+    "statement",
+    ["UPDATE rounds", *(pytest.param(one, marks=pytest.mark.full) for one in ("INSERT INTO rounds", "SELECT phases"))],
+)
 def test_descriptors_that_run_out_for_a_moment_neither_pause_nor_fail_a_run(
     stage: Stage, statement: str, caplog: pytest.LogCaptureFixture
 ) -> None:

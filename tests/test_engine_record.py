@@ -40,11 +40,16 @@ def step_of(stage: Stage, round_: Round) -> StepManifest:
 
 
 RULES = [
-    "fedavg",
-    'fedavg\nalgorithm.prior = "samples"',
-    "fedmgda",
-    "fedmgda+\nalgorithm.epsilon = 0.1",
     'fedmgda+\nalgorithm.prior = "samples"',
+    *(
+        pytest.param(rule, marks=pytest.mark.full)
+        for rule in (
+            "fedavg",
+            'fedavg\nalgorithm.prior = "samples"',
+            "fedmgda",
+            "fedmgda+\nalgorithm.epsilon = 0.1",
+        )
+    ),
 ]
 
 

@@ -293,6 +293,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.full
 def test_runs_beside_each_other_are_processes_that_fail_finish_and_stop_by_themselves(tmp_path: Path) -> None:
     jobs = [
         Job(parse("tiny", TINY.replace(*change)).cells()[0], seed)

@@ -50,9 +50,8 @@ def changed(path: Path, values: Mapping[str, str]) -> Path:
     return other
 
 
-@pytest.mark.parametrize(
-    "rule", [pytest.param("fedavg", marks=pytest.mark.full), "afl"]
-)  # the second deploys a mean of models
+@pytest.mark.full
+@pytest.mark.parametrize("rule", ["fedavg", "afl"])  # the second deploys a mean of models
 def test_the_models_of_a_run_carry_the_digest_of_its_record(stage: Stage, tmp_path: Path, rule: str) -> None:
     run = played(stage, rule, "", rounds=2)
     models = {number: export(stage, run, tmp_path / f"{number}.safetensors", number) for number in (0, 1, None)}

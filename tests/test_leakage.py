@@ -63,6 +63,7 @@ def test_a_private_round_hides_labels_until_members_collude(laboratory: Laborato
     assert measured(laboratory, "labels", "private", colluders=3)["labels/distance"] < guessed - 0.1
 
 
+@pytest.mark.full
 def test_much_noise_hides_labels(laboratory: Laboratory) -> None:
     guessed = measured(laboratory, "labels", "nothing")["labels/distance"]
     hidden = measured(laboratory, "labels", "update", epsilon=0.1)

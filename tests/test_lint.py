@@ -13,6 +13,7 @@ RECIPE = (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n
 LINTERS = re.findall(r"^\t@\$\(BIN\)/(.+)$", RECIPE, re.MULTILINE)
 
 
+@pytest.mark.timeout(1800)  # mypy without its cache, on a machine that is busy
 @pytest.mark.parametrize("linter", LINTERS)
 def test_a_linter_of_make_lint_finds_nothing(linter: str) -> None:
     completed = subprocess.run(

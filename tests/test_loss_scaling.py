@@ -116,6 +116,7 @@ def test_stacked_clients_scale_their_losses_as_single_ones_do(name: str) -> None
     np.testing.assert_allclose(stacked.model, one.model, atol=1e-5)
 
 
+@pytest.mark.full
 def test_a_scaled_loss_scales_the_gradients_that_weights_of_objectives_are_made_of() -> None:
     algorithm = 'name = "fedcmoo"\nsketch = "exact"\nbound = "none"'
 

@@ -258,9 +258,10 @@ def published(*folders: str) -> Path:
     return PUBLIC_DATA
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "folders"),
-    [("multi-mnist", ["MNIST"]), pytest.param("mnist-fashion", ["MNIST", "FashionMNIST"], marks=pytest.mark.full)],
+    [("multi-mnist", ["MNIST"]), ("mnist-fashion", ["MNIST", "FashionMNIST"])],
 )
 def test_the_published_grey_images_are_composed(name: str, folders: list[str]) -> None:
     pool = task(name).pool(DataSource(published(*folders)))

@@ -159,7 +159,7 @@ ALGORITHMS = {
 
 @pytest.mark.parametrize(
     "chosen",
-    [name if name in ("count", "fsmgda") else pytest.param(name, marks=pytest.mark.full) for name in ALGORITHMS],
+    [name if name == "count" else pytest.param(name, marks=pytest.mark.full) for name in ALGORITHMS],
 )
 def test_a_simulation_over_objectives_is_the_real_federation(scene: Scene, chosen: str) -> None:
     run = scene.submit(ALGORITHMS[chosen])
