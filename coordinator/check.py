@@ -22,9 +22,9 @@ from coordinator.ownership import HomeError
 from federation.certificates import SERVER_LIFETIME
 from federation.findings import Finding
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
-from storage.migrations import pending_revisions, unknown_revisions
 from storage.models import AuditEntry, Run
 from storage.reserve import MARGIN_BYTES, RESERVE_BYTES
+from storage.revisions import pending_revisions, unknown_revisions
 
 SAMPLE = 20  # blobs, at equal distances through the store, that are read beside the models of runs
 _SOON = timedelta(days=30)

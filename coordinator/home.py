@@ -92,7 +92,7 @@ class Home:
     @property
     def database_url(self) -> str:
         """The URL of the database; a file's path is absolute."""
-        return _database_url(self.directory, self.settings)
+        return database_url(self.directory, self.settings)
 
     @property
     def blobs_dir(self) -> Path:
@@ -126,7 +126,7 @@ class Home:
         """
         _must_be_vacant(directory)
         make_private_directory(directory)
-        with closing(Database.open(_database_url(directory, settings))) as database:
+        with closing(Database.open(database_url(directory, settings))) as database:
             database.migrate()
             ca_key, server_key, signing_key = new_tls_key(), new_tls_key(), Ed25519PrivateKey.generate()
             log_key = LogKey(federation_id=settings.federation_id, key=Ed25519PrivateKey.generate())
@@ -158,13 +158,7 @@ class Home:
             HomeError: there is no federation, or its settings are wrong.
             IdentityError: a key or a certificate is missing or wrong, or the passphrase is.
         """
-        path = directory / SETTINGS_FILE
-        if not path.is_file():
-            raise HomeError(
-                f"{directory} holds no federation (no {SETTINGS_FILE}): make one with "
-                f"`fedpareto coordinator init --home {directory}`"
-            )
-        settings = Settings.parse(read_file(path).decode(errors="replace"), str(path))
+        settings = read_settings(directory)
         finish_replacing(directory)
         with remedy("restore it from the backup of the keys; without it this federation cannot be served"):
             ca_key = load_tls_key(directory / "ca.key", passphrase)
@@ -339,7 +333,19 @@ def address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _database_url(directory: Path, settings: Settings) -> str:
+def read_settings(directory: Path) -> Settings:
+    """The settings in a coordinator's directory. Raises HomeError if there are none, or if they are wrong."""
+    path = directory / SETTINGS_FILE
+    if not path.is_file():
+        raise HomeError(
+            f"{directory} holds no federation (no {SETTINGS_FILE}): make one with "
+            f"`fedpareto coordinator init --home {directory}`"
+        )
+    return Settings.parse(read_file(path).decode(errors="replace"), str(path))
+
+
+def database_url(directory: Path, settings: Settings) -> str:
+    """The URL of the database that the settings name; a file's path is absolute."""
     if not settings.database.startswith(SQLITE):
         return settings.database
     return SQLITE + str((directory / settings.database.removeprefix(SQLITE)).absolute())

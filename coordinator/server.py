@@ -169,6 +169,8 @@ class Coordinator:
         )
         self._listen(server)
         parts = Parts(
+            settings=settings,
+            chain=home.signing.chain,
             home=home,
             threads=Threads(database, self._executor),
             blobs=blobs,

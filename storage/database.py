@@ -19,6 +19,8 @@ from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, SQLA
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
+from storage.revisions import pending_revisions, unknown_revisions
+
 MAX_CONNECTIONS = 32  # of an engine at a time
 BUSY_SECONDS = 30.0  # how long a SQLite transaction waits for the one before it
 ENTRY_KEY = "entry_key"  # in the `info` of a session: the key that tags entries of the audit log, or None
@@ -41,6 +43,10 @@ class DatabaseMissing(FileNotFoundError):
 
 class DatabaseTooNew(RuntimeError):
     """The database was migrated by a newer version of this program."""
+
+
+class DatabaseTooOld(RuntimeError):
+    """The database has not been migrated to the schema of this version."""
 
 
 # The database's trouble and not the caller's: a broken connection, a deadlock, a full disk. Nothing of the transaction
@@ -96,6 +102,18 @@ class Database:
             return cls(*_open_postgresql(parsed.set(drivername="postgresql+psycopg")))
         raise ValueError(f"no support for {backend!r} databases; use sqlite:///FILE or postgresql://...")
 
+    @classmethod
+    def open_to_read(cls, url: str) -> "Database":
+        """Opens a SQLite file that only is read: nothing in it can be changed, also while a coordinator has it.
+
+        Raises:
+            ValueError: another kind of URL.
+            DatabaseMissing: the file does not exist.
+        """
+        path = _sqlite_path(make_url(url), create=False)
+        reader = _sqlite_engine(path, durable=False, mode="ro")
+        return cls(reader, reader)
+
     @property
     def url(self) -> str:
         """Where the database is, for messages: without the password."""
@@ -142,13 +160,27 @@ class Database:
         with self._writing(), self._engine.begin() as connection:
             if not self._sqlite:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LOCK_KEY + 1})
-            unknown = migrations.unknown_revisions(connection)
-            if unknown:
-                raise DatabaseTooNew(
-                    f"the database {self.url} is at schema revision {', '.join(unknown)}, which this version of "
-                    "fedpareto does not know: a newer version made it. Use that one, or restore a backup from before."
-                )
+            self._must_be_known(connection)
             migrations.upgrade(connection)
+
+    def must_be_current(self) -> None:
+        """Compares the schema with that of this version.
+
+        Raises:
+            DatabaseTooNew: a newer version made it.
+            DatabaseTooOld: `migrate` has not been called since an older version made it.
+        """
+        with self._reader.connect() as connection:
+            self._must_be_known(connection)
+            if pending_revisions(connection):
+                raise DatabaseTooOld(f"the database {self.url} is of an older version")
+
+    def _must_be_known(self, connection: Connection) -> None:
+        if unknown := unknown_revisions(connection):
+            raise DatabaseTooNew(
+                f"the database {self.url} is at schema revision {', '.join(unknown)}, which this version of "
+                "fedpareto does not know: a newer version made it. Use that one, or restore a backup from before."
+            )
 
     def lock_exclusive(self) -> None:
         """Makes this the one coordinator on the database until `close` or the death of the process, `kill -9` included.
@@ -268,7 +300,13 @@ class Database:
 
 def _open_sqlite(url: URL, durable: bool, create: bool) -> tuple[Engine, Engine]:
     """An engine that writes and one that only reads, each with connections of its own."""
-    if not url.database or url.database == ":memory:" or url.query:
+    path = _sqlite_path(url, create=create)
+    return _sqlite_engine(path, durable), _sqlite_engine(path, durable, query_only=True)
+
+
+def _sqlite_path(url: URL, *, create: bool) -> Path:
+    """The file of a URL, without symbolic links; made if it is missing and `create` is true."""
+    if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:" or url.query:
         raise ValueError(f"a SQLite database must be a plain file here: sqlite:///FILE, not {str(url)!r}")
     # Without symbolic links: the lock file, like SQLite's own files, lies beside the file itself.
     path = Path(url.database).resolve()
@@ -280,27 +318,31 @@ def _open_sqlite(url: URL, durable: bool, create: bool) -> tuple[Engine, Engine]
     # SQLite keeps its log beside the name that it was given: by two names of one file, it would be damaged.
     if (names := path.stat().st_nlink) > 1:
         raise ValueError(f"the database file {path} has {names} names (hard links): remove all of them but one")
-    return _sqlite_engine(path, durable, read_only=False), _sqlite_engine(path, durable, read_only=True)
+    return path
 
 
-def _sqlite_engine(path: Path, durable: bool, *, read_only: bool) -> Engine:
+def _sqlite_engine(path: Path, durable: bool, *, query_only: bool = False, mode: str = "rw") -> Engine:
+    """The engine of a file; with `query_only`, or in the mode "ro", its connections write nothing."""
+    reads = query_only or mode == "ro"
     engine = create_engine(
         URL.create("sqlite+pysqlite", database=str(path)),
-        creator=partial(_connect_sqlite, path),
+        creator=partial(_connect_sqlite, path, mode),
         json_serializer=_json,
         pool_size=MAX_CONNECTIONS,
         max_overflow=0,
         pool_use_lifo=True,  # the connection that was used last has its statements and pages at hand
     )
-    event.listen(engine, "connect", partial(_prepare, durable, read_only))
-    event.listen(engine, "begin", partial(_begin, read_only))
+    if mode == "rw":
+        event.listen(engine, "connect", partial(_prepare, durable, query_only))
+    event.listen(engine, "begin", partial(_begin, reads))
     return engine
 
 
-def _connect_sqlite(path: Path) -> sqlite3.Connection:
-    # mode=rw: a file that was removed is not made anew. isolation_level: `_begin` says when a transaction begins.
+def _connect_sqlite(path: Path, mode: str) -> sqlite3.Connection:
+    # Never mode=rwc: a file that was removed is not made anew. Never immutable: a coordinator may write meanwhile.
+    # isolation_level: `_begin` says when a transaction begins.
     return sqlite3.connect(
-        f"{path.as_uri()}?mode=rw", uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        f"{path.as_uri()}?mode={mode}", uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
     )
 
 

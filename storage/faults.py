@@ -4,7 +4,6 @@ import errno
 import sqlite3
 from enum import StrEnum
 
-import psycopg
 from sqlalchemy.exc import DBAPIError, PendingRollbackError
 
 from storage.blobs import BlobCorrupt, BlobMissing
@@ -12,6 +11,7 @@ from storage.database import UNAVAILABLE
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+_POSTGRESQL_FULL = "53100"  # psycopg.errors.DiskFull, which takes long to import
 _SQLITE_DISK = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
 
 
@@ -34,7 +34,7 @@ def fault_of(error: BaseException) -> Fault | None:
     if isinstance(error, DBAPIError):
         cause = error.orig
         sqlite_code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
-        if isinstance(cause, psycopg.errors.DiskFull) or sqlite_code in _SQLITE_DISK:
+        if getattr(cause, "sqlstate", "") == _POSTGRESQL_FULL or sqlite_code in _SQLITE_DISK:
             return Fault.DISK
         if error.connection_invalidated:
             return Fault.DATABASE

@@ -1,9 +1,10 @@
-"""What administrators do to runs and members; commands that serve the record themselves."""
+"""What administrators do to runs and members; commands that read the record themselves."""
 
 import json
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from admin_stage import LAYOUT, SPEC, command, enroll, good_model, play, request
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from harness import Federation, Process, federation, refused, wait_for
 from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
 
 from coordinator import finding
 from coordinator.aggregation.fedavg import FedAvg
@@ -38,7 +40,7 @@ from federation.v1.admin_pb2 import (
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import RunState
 from storage import models, states
-from storage.database import Database
+from storage.database import Database, DatabaseTooOld
 from storage.directory import DirectoryStore
 
 # Fixtures
@@ -228,41 +230,79 @@ def test_a_viewer_sees_and_cannot_touch(centre: Federation) -> None:
 # --- the record, when nobody serves it
 
 
-def test_reading_commands_serve_a_coordinators_own_directory_themselves(tmp_path: Path) -> None:
-    with federation(tmp_path) as made:
-        process = made.serve()
-        run_id = submit(made, "idle", SPEC, "--paused")
-        process.stop()
-        done = command(made, "run", "idle", "--json")
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["run"]["run_id"] == run_id
-        assert "starting one for this command" in done.stderr
-        assert not (made.home / "ports.json").exists()  # and it is gone again
-        refusing = command(made, "pause", "idle")
-        assert refusing.returncode == 1
-        assert "cannot reach the coordinator" in refusing.stderr
+SHOWING = (
+    ("runs",),
+    ("run", "open"),
+    ("rounds", "open"),
+    ("round", "open", "0"),
+    ("replies", "open"),
+    ("clients",),
+    ("join-strings",),
+    ("admins",),
+    ("requests",),
+    ("disk",),
+    ("audit",),
+)
 
 
-def test_reading_commands_leave_a_run_that_is_under_way_as_it_is(tmp_path: Path) -> None:
+def test_while_no_coordinator_runs_commands_that_show_read_its_directory_and_others_say_how_to_start_it(
+    tmp_path: Path,
+) -> None:
     with federation(tmp_path) as made:
         process = made.serve()
         stream = made.enroll("reader").attend(digits=10)
         run_id = submit(made, "open", SPEC.replace("minimum = 3", "minimum = 1"))
         stream.assignment()
-        process.stop()
-        database = Database.open(f"sqlite:///{made.home / 'coordinator.db'}")
-        with database.begin() as session:
+        served = {arguments: made.admin(*arguments) for arguments in (("run", "open"), ("round", "open", "0"))}
+        process.kill()
+        assert made.home.joinpath("coordinator.db-wal").stat().st_size  # has what it wrote last
+        for arguments, document in served.items():
+            assert made.admin(*arguments) == document
+        database = made.home / "coordinator.db"
+        with closing(Database.open(f"sqlite:///{database}")) as opened, opened.begin() as session:
             phase = session.scalars(select(models.Phase)).one()
             phase.deadline = datetime(2026, 1, 1, tzinfo=UTC)  # long past
-        tables = ("runs", "rounds", "phases", "assignments", "audit_log")
-        before = [made.query(f"select * from {table}") for table in tables]
-        for arguments in (("runs",), ("rounds", "open"), ("round", "open", "0")):
-            assert command(made, *arguments).returncode == 0
-        assert [made.query(f"select * from {table}") for table in tables] == before
-        database.close()
+        for key in made.home.glob("*.key"):
+            key.rename(key.with_suffix(".away"))  # none is needed, so no passphrase either
+        before = database.read_bytes()
+        for arguments in SHOWING:
+            done = command(made, *arguments)
+            assert done.returncode == 0, done.stderr
+            assert done.stdout
+        assert database.read_bytes() == before
+        for arguments in (("pause", "open"), ("watch", "open"), ("login",), ("export", "open", "--out", "model")):
+            refusing = command(made, *arguments)
+            assert refusing.returncode == 1
+            start = f"fedpareto coordinator serve --home {made.home}"
+            assert f"no coordinator serves {made.home}" in refusing.stderr.replace("\n", " ")
+            assert start in refusing.stderr.replace("\n", " ")
+        for key in made.home.glob("*.away"):
+            key.rename(key.with_suffix(".key"))
         made.serve()  # and now it goes on: nobody replied in time
         wait_for(lambda: made.query("select 1 from rounds where state = 'SKIPPED'"), "the round to end")
         assert made.run_state(run_id)["state"] in ("RUNNING", "FAILED", "COMPLETED")
+
+
+def test_a_record_in_postgresql_is_shown_by_a_coordinator_alone(tmp_path: Path) -> None:
+    with federation(tmp_path) as made:
+        settings = made.home / "coordinator.toml"
+        text = settings.read_text().replace("sqlite:///coordinator.db", "postgresql://fedpareto@localhost/fedpareto")
+        settings.write_text(text)
+        done = command(made, "runs")
+        assert done.returncode == 1
+        assert "PostgreSQL" in done.stderr
+        assert f"fedpareto coordinator serve --home {made.home}" in done.stderr.replace("\n", " ")
+
+
+def test_the_database_of_a_record_is_opened_so_that_nothing_can_be_written(tmp_path: Path) -> None:
+    with closing(Database.open(f"sqlite:///{tmp_path / 'record.db'}")) as written:
+        with pytest.raises(DatabaseTooOld, match="older version"):
+            Database.open_to_read(f"sqlite:///{tmp_path / 'record.db'}").must_be_current()
+        written.migrate()
+    with closing(Database.open_to_read(f"sqlite:///{tmp_path / 'record.db'}")) as database:
+        database.must_be_current()
+        with pytest.raises(OperationalError, match="readonly"), database.begin() as session:
+            session.add(models.Model(digest=digest(b""), size=0, parameters=0, created=datetime.now(UTC)))
 
 
 def test_an_engine_that_does_not_conduct_notes_what_operators_say_and_asks_nobody(

@@ -19,9 +19,9 @@ from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
 from storage.copying import copy_blob, copy_rows
 from storage.database import Database
 from storage.directory import DirectoryStore
-from storage.migrations import pending_revisions
 from storage.models import Run
 from storage.retention import referenced
+from storage.revisions import pending_revisions
 
 Progress = Callable[[int, int], None]  # bytes that were copied, and bytes that will be
 

@@ -7,20 +7,18 @@ from contextlib import closing, suppress
 from sqlalchemy.orm import Session
 
 from coordinator.audit.excerpt import marked
-from coordinator.disk import open_runs_bytes, run_bytes, usage
-from coordinator.finding import find_round, find_run, model_after, removed_model
+from coordinator.disk import open_runs_bytes, run_bytes
+from coordinator.finding import find_run, model_after, removed_model
 from coordinator.members.messages import NEXT_CHUNK_SECONDS, Context, next_message
 from coordinator.rounds.scores import best_round
 from coordinator.rounds.submission import Submission
 from coordinator.rounds.uploads import Upload
-from coordinator.services import details, views
+from coordinator.services import views
 from coordinator.services.audit_calls import AuditCalls
 from coordinator.services.bundles import write_bundle
 from coordinator.services.member_calls import MemberCalls
-from coordinator.services.messages import like
-from coordinator.services.paging import Page
-from coordinator.services.summaries import rounds_from, summaries
-from coordinator.services.watching import Watching, run_with_members, runs_from
+from coordinator.services.record_calls import RecordCalls
+from coordinator.services.watching import Watching
 from federation import digests
 from federation.channels import CHUNK_BYTES, MAX_CHUNK_BYTES
 from federation.metrics import MetricKind
@@ -36,15 +34,11 @@ from storage.blobs import BlobMissing
 from storage.models import Run, note_model
 
 MAX_SPEC_BYTES = 64 << 10
-RUNS_AT_A_TIME = 100  # of a list
-SUMMARIES_AT_A_TIME = 500  # of a list of rounds
-ROUNDS_AT_A_TIME = 20  # of an export: the memory that it takes
-REPLIES_AT_A_TIME = 200  # of a list, with their envelopes
 SIGN_OF_LIFE_SECONDS = 5.0  # how often watchers of a run get the time and the attending members
 
 
-class AdminService(MemberCalls, AuditCalls, admin_pb2_grpc.AdminServicer):
-    """Serves administrators: runs and rounds here, membership in `MemberCalls`, the audit log in `AuditCalls`."""
+class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminServicer):
+    """Serves administrators: runs here, membership in `MemberCalls`; what only shows the record in `RecordCalls`."""
 
     # --- runs
 
@@ -131,28 +125,6 @@ class AdminService(MemberCalls, AuditCalls, admin_pb2_grpc.AdminServicer):
         count = check.layout.size if check.layout is not None else 0
         await self._write(note_model, header.model, size=header.model_bytes, parameters=count, created=self._clock())
 
-    async def GetDisk(self, request: messages.GetDiskRequest, context: Context) -> messages.GetDiskResponse:
-        """Says what the record takes on the disk."""
-        use = await self._read(usage, self._blobs)
-        runs = [like(messages.RunDisk, run) for run in use.runs]
-        return like(messages.GetDiskResponse, use, keep_rounds=self._settings.keep_rounds, runs=runs)
-
-    async def ListRuns(self, request: messages.ListRunsRequest, context: Context) -> messages.ListRunsResponse:
-        """Lists the runs."""
-        page = Page.of(request, RUNS_AT_A_TIME)
-        runs = await self._read(runs_from, page.start, page.size + 1)
-        return messages.ListRunsResponse(runs=runs[: page.size], next_page_token=page.next_token(runs))
-
-    async def GetRun(self, request: messages.GetRunRequest, context: Context) -> messages.GetRunResponse:
-        """Shows one run."""
-        return messages.GetRunResponse(run=await self._read(self._whole_run, request.run))
-
-    def _whole_run(self, session: Session, text: str) -> messages.Run:
-        item = find_run(session, text)
-        run = run_with_members(session, item, spec=True)
-        run.consents.extend(views.consents(session, self._verifier, item))
-        return run
-
     async def PauseRun(self, request: messages.PauseRunRequest, context: Context) -> messages.PauseRunResponse:
         """Holds a run."""
         return messages.PauseRunResponse(run=await self._command(request.run, self._supervisor.pause))
@@ -201,63 +173,10 @@ class AdminService(MemberCalls, AuditCalls, admin_pb2_grpc.AdminServicer):
         finally:
             unwatch()
 
-    # --- rounds
+    # --- exports
 
-    async def ListRounds(self, request: messages.ListRoundsRequest, context: Context) -> messages.ListRoundsResponse:
-        """Lists the rounds of a run."""
-        page = Page.of(request, SUMMARIES_AT_A_TIME)
-
-        def read(session: Session) -> messages.ListRoundsResponse:
-            run = find_run(session, request.run)
-            items = rounds_from(session, run.run_id, page.start, page.size + 1)
-            rounds = summaries(session, items[: page.size])
-            return messages.ListRoundsResponse(
-                run=views.run(session, run), rounds=rounds, next_page_token=page.next_token(items)
-            )
-
-        return await self._read(read)
-
-    async def GetRound(self, request: messages.GetRoundRequest, context: Context) -> messages.GetRoundResponse:
-        """Shows one round with every client's part in it."""
-
-        def read(session: Session) -> messages.GetRoundResponse:
-            round_ = find_round(session, find_run(session, request.run), request.round)
-            return details.round_detail(session, self._blobs, self._verifier, round_)
-
-        return await self._read(read)
-
-    async def ExportRounds(
-        self, request: messages.ExportRoundsRequest, context: Context
-    ) -> AsyncIterator[messages.ExportRoundsResponse]:
-        """Streams the rounds of a run with every client's part and scores."""
-        run_id = await self._read(lambda session: find_run(session, request.run).run_id)
-        await self._log_export("rounds.exported", run_id)
-        start = 0
-        while rounds := await self._read(details.export_rounds, run_id, start, ROUNDS_AT_A_TIME):
-            for message in rounds:
-                yield message
-            start += len(rounds)
-
-    async def ListReplies(
-        self, request: messages.ListRepliesRequest, context: Context
-    ) -> AsyncIterator[messages.ListRepliesResponse]:
-        """Lists the replies of a run, refused ones included."""
-
-        def find(session: Session) -> tuple[str, int | None]:
-            run = find_run(session, request.run)
-            number = find_round(session, run, request.round).number if request.HasField("round") else None
-            return run.run_id, number
-
-        run_id, number = await self._read(find)
-        await self._log_export("replies.exported", run_id if number is None else f"{run_id}/{number}")
-        after = 0
-        while True:
-            replies, after = await self._read(
-                views.replies, self._verifier, run_id, number, request.client_id, after, REPLIES_AT_A_TIME
-            )
-            if not replies:
-                return
-            yield messages.ListRepliesResponse(replies=replies)
+    async def _note_export(self, action: str, subject: str) -> None:
+        await self._log_export(action, subject)
 
     async def _log_export(self, action: str, subject: str, digest: str = "", detail: str = "") -> None:
         by, now = self._access.caller().uri, self._clock()

@@ -1,38 +1,31 @@
-"""The calls of the Admin service on membership: join strings, clients, administrators."""
+"""The calls of the Admin service that change membership: join strings, clients, administrators."""
 
 import secrets
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
 from coordinator.members import administrators, join_strings, membership, requests
-from coordinator.members.administrators import Listed
 from coordinator.members.messages import Context
-from coordinator.services import views
+from coordinator.services import member_views, views
 from coordinator.services.base import Service
-from coordinator.services.messages import like
-from coordinator.services.paging import Page, size_of_page
 from federation.certificates import fingerprint
 from federation.identity import Action
 from federation.join_string import SECRET_BYTES, JoinString
 from federation.refusals import Refusal
 from federation.v1 import admin_pb2 as messages
-from federation.v1.common_pb2 import SignedEnvelope
 from storage import models
 from storage.retention import Collection, remove_forgotten
 from storage.states import RequestState
 
 MAX_JOIN_STRING_LIFETIME = timedelta(days=30)
-CLIENTS_AT_A_TIME = 500  # of a list: each has up to 64 KiB of tasks and objectives
-JOIN_STRINGS_AT_A_TIME = 1000
-REQUESTS_AT_A_TIME = 200
 
 T = TypeVar("T")
 
 
 class MemberCalls(Service):
-    """Serves administrators: join strings, clients, administrators."""
+    """Serves administrators: changes of join strings, clients, administrators."""
 
     async def _act(self, function: Callable[..., T], *arguments: Any, **more: Any) -> T:
         """Calls `function` in a transaction, with the caller and the time for the record."""
@@ -58,35 +51,16 @@ class MemberCalls(Service):
         response.expires.FromDatetime(expires)
         return response
 
-    async def ListJoinStrings(
-        self, request: messages.ListJoinStringsRequest, context: Context
-    ) -> messages.ListJoinStringsResponse:
-        """Lists join strings, without their secrets."""
-        page, now = Page.of(request, JOIN_STRINGS_AT_A_TIME), self._clock()
-        rows = await self._read(
-            join_strings.join_strings, every=request.all, now=now, start=page.start, count=page.size + 1
-        )
-        return messages.ListJoinStringsResponse(
-            join_strings=[_join_string(row, now) for row in rows[: page.size]], next_page_token=page.next_token(rows)
-        )
-
     async def CancelJoinStrings(
         self, request: messages.CancelJoinStringsRequest, context: Context
     ) -> messages.CancelJoinStringsResponse:
         """Ends the open join strings of a client to be."""
         cancelled = await self._act(join_strings.cancel_join_strings, request.client_id)
-        return messages.CancelJoinStringsResponse(join_strings=[_join_string(row, self._clock()) for row in cancelled])
+        return messages.CancelJoinStringsResponse(
+            join_strings=[member_views.join_string(row, self._clock()) for row in cancelled]
+        )
 
     # --- clients
-
-    async def ListClients(self, request: messages.ListClientsRequest, context: Context) -> messages.ListClientsResponse:
-        """Lists the clients."""
-        size = size_of_page(request.page_size, CLIENTS_AT_A_TIME)
-        clients = await self._read(views.clients, self._presence.attending(), after=request.page_token, count=size + 1)
-        more = len(clients) > size
-        return messages.ListClientsResponse(
-            clients=clients[:size], next_page_token=clients[size - 1].client_id if more else ""
-        )
 
     async def ApproveClient(
         self, request: messages.ApproveClientRequest, context: Context
@@ -147,13 +121,6 @@ class MemberCalls(Service):
 
     # --- administrators
 
-    async def ListAdministrators(
-        self, request: messages.ListAdministratorsRequest, context: Context
-    ) -> messages.ListAdministratorsResponse:
-        """Lists the administrators."""
-        everybody = await self._read(administrators.administrators)
-        return messages.ListAdministratorsResponse(administrators=map(_administrator, everybody))
-
     async def RevokeAdministrator(
         self, request: messages.RevokeAdministratorRequest, context: Context
     ) -> messages.RevokeAdministratorResponse:
@@ -162,7 +129,7 @@ class MemberCalls(Service):
         least = requests.LEAST if self._settings.two_officers else 1
         revoked = await self._act(administrators.revoke_administrator, request.name, request.reason, least=least)
         self._access.revoke_live_administrator(request.name)
-        return messages.RevokeAdministratorResponse(administrator=_administrator(revoked))
+        return messages.RevokeAdministratorResponse(administrator=member_views.administrator(revoked))
 
     # --- what takes two officers
 
@@ -172,20 +139,7 @@ class MemberCalls(Service):
         """Takes the request of one officer."""
         federation = self._home.federation_id
         row = await self._act(requests.make_request, request.request, federation_id=federation, settings=self._settings)
-        return messages.RequestActionResponse(request=_request(row, self._clock()))
-
-    async def ListRequests(
-        self, request: messages.ListRequestsRequest, context: Context
-    ) -> messages.ListRequestsResponse:
-        """Lists what officers have asked for."""
-        page, now = Page.of(request, REQUESTS_AT_A_TIME), self._clock()
-        rows = await self._read(requests.requests, every=request.all, now=now, start=page.start, count=page.size + 1)
-        return messages.ListRequestsResponse(
-            requests=[_request(row, now) for row in rows[: page.size]],
-            actions=self._settings.two_officers,
-            lifetime_seconds=self._settings.request_seconds,
-            next_page_token=page.next_token(rows),
-        )
+        return messages.RequestActionResponse(request=member_views.request(row, self._clock()))
 
     async def DecideRequest(
         self, request: messages.DecideRequestRequest, context: Context
@@ -204,36 +158,4 @@ class MemberCalls(Service):
                     await self._remove_forgotten(done.subject)
                 case Action.REVOKE_ADMIN:
                     self._access.revoke_live_administrator(done.subject)
-        return messages.DecideRequestResponse(request=_request(done.row, self._clock()))
-
-
-def _join_string(row: models.JoinString, now: datetime) -> messages.JoinString:
-    state = "OPEN"
-    if row.used is not None:
-        state = "USED"
-    elif row.cancelled is not None:
-        state = "CANCELLED"
-    elif row.expires <= now:
-        state = "EXPIRED"
-    return like(messages.JoinString, row, state=f"JOIN_STRING_STATE_{state}", ended=row.used or row.cancelled)
-
-
-def _request(row: models.ActionRequest, now: datetime) -> messages.ActionRequest:
-    expired = row.state is RequestState.OPEN and row.expires <= now
-    return like(
-        messages.ActionRequest,
-        row,
-        state=messages.RequestState.Value(f"REQUEST_STATE_{'EXPIRED' if expired else row.state}"),
-        request=SignedEnvelope.FromString(row.envelope),
-        decision=None if row.decision is None else SignedEnvelope.FromString(row.decision),
-    )
-
-
-def _administrator(one: Listed) -> messages.Administrator:
-    return like(
-        messages.Administrator,
-        one.row,
-        serial=one.certificate and one.certificate.serial,
-        certificate_expires=one.certificate and one.certificate.not_after,
-        revoked=one.row.ended,
-    )
+        return messages.DecideRequestResponse(request=member_views.request(done.row, self._clock()))

@@ -46,7 +46,7 @@ else:
 __all__ = ["app", "audit", "members", "officers"]  # importing them adds their commands before those of this file
 
 
-@command(reads=True)
+@command()
 def disk(stub: "AdminStub") -> Answer:
     """Show the disk space of the record.
 
@@ -139,14 +139,14 @@ def _explain(as_json: bool) -> None:
     typer.echo(document.dumps([asdict(key) for key in keys]) if as_json else explain.template(keys))
 
 
-@command(reads=True)
+@command()
 def runs(stub: "AdminStub") -> Answer:
     """List the runs, newest first."""
     response = messages.whole(stub.ListRuns, v1.ListRunsRequest())
     return response, lambda: render.runs(response.runs)
 
 
-@command("run", reads=True)
+@command("run")
 def show_run(stub: "AdminStub", run: RunName) -> Answer:
     """Show a run.
 
@@ -226,7 +226,7 @@ def _follow(stub: "AdminStub", run: str, as_json: bool) -> None:
         raise Failure(f"{len(silent)} of {asked} failed in the last round: {who}")
 
 
-@command(reads=True)
+@command()
 def rounds(stub: "AdminStub", run: RunName) -> Answer:
     """List the rounds of a run.
 
@@ -236,7 +236,7 @@ def rounds(stub: "AdminStub", run: RunName) -> Answer:
     return response, lambda: render_rounds.rounds(response.rounds)
 
 
-@command(reads=True)
+@command()
 def compare(
     stub: "AdminStub",
     runs: Annotated[list[str], typer.Argument(metavar="RUN RUN ...", help="Runs by id or name, two or more.")],
@@ -255,7 +255,7 @@ def compare(
     return table, lambda: render_metrics.compared(table)
 
 
-@command("round", reads=True, context_settings={"ignore_unknown_options": True})
+@command("round", context_settings={"ignore_unknown_options": True})
 def show_round(
     stub: "AdminStub",
     run: RunName,
@@ -278,7 +278,7 @@ def _square(values: list[float]) -> list[list[float]]:
     return [values[row * side : (row + 1) * side] for row in range(side)]
 
 
-@command(reads=True)
+@command()
 def replies(
     stub: "AdminStub",
     run: RunName,
@@ -321,7 +321,7 @@ def export(
         raise Failure("give --round or --best, not both", code=USAGE)
     if out.exists() and not force:
         raise Failure(f"{out} exists: give --force to overwrite it", code=USAGE)
-    with connected(context, home, reads=True) as stub:
+    with connected(context, home) as stub:
         by = v1.BestBy(metric=best, of=of, split=split) if best else None
         saved = download.save(stub.ExportModel(v1.ExportModelRequest(run=run, round=number, best=by)), out)
     found: dict[str, Any] = {"file": str(out), "digest": saved.digest, "size": saved.size}

@@ -61,17 +61,15 @@ def _options(
     context.obj = home, passphrase_file, proxy
 
 
-def connected(context: typer.Context, home: Path | None, *, reads: bool = False) -> "AbstractContextManager[AdminStub]":
-    """The Admin service, as the administrator of `home`; `reads` as for `fedpareto.cli.client.connect`."""
+def connected(context: typer.Context, home: Path | None) -> "AbstractContextManager[AdminStub]":
+    """The Admin service, as the administrator of `home`; see `fedpareto.cli.client.connect`."""
     from fedpareto.cli.client import connect
 
     given, passphrase_file, proxy = context.obj
-    return connect(home or given, passphrase_file=passphrase_file, reads=reads, proxy=proxy)
+    return connect(home or given, passphrase_file=passphrase_file, proxy=proxy)
 
 
-def command(
-    name: str | None = None, *, reads: bool = False, **settings: Any
-) -> Callable[[Callable[..., Answer]], None]:
+def command(name: str | None = None, **settings: Any) -> Callable[[Callable[..., Answer]], None]:
     """Adds a command of `fedpareto admin` that calls the Admin service.
 
     The decorated function gets the service and the command's arguments, and returns the answer as a document for --json
@@ -79,13 +77,12 @@ def command(
 
     Args:
         name: of the command; by default that of the function.
-        reads: as for `fedpareto.cli.client.connect`.
         settings: of the command, for Typer.
     """
 
     def add(function: Callable[..., Answer]) -> None:
         def run(context: typer.Context, home: Home = None, as_json: JsonOption = False, **arguments: Any) -> None:
-            with connected(context, home, reads=reads) as stub:
+            with connected(context, home) as stub:
                 document, picture = function(stub, **arguments)
             show(as_json, document, picture)
 

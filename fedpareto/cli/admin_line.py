@@ -41,11 +41,13 @@ class Way:
     """How the coordinator of an administrator is reached.
 
     `home` is the administrator's directory, `proxy` what the user gave, `local` None for a coordinator elsewhere.
+    `stopped`: `home` is in the directory of a coordinator that does not run.
     """
 
     home: Path
     account: Account
     local: Local | None
+    stopped: bool = False
     passphrase_file: Path | None = None
     proxy: str | None = None
 

@@ -61,7 +61,7 @@ def show_log(
     request = v1.ListAuditRequest(actor=actor, follow=follow)
     if since is not None:
         request.since.FromDatetime(_time(since, datetime.now(UTC)))
-    with connected(context, home, reads=not follow) as stub:
+    with connected(context, home) as stub:
         for entries in listed(stub, request):
             for entry in entries:
                 typer.echo(document.line(entry) if as_json else _line(entry))
@@ -102,7 +102,7 @@ def verify(
     and the extremes of noise. The exit code is 1 when something is wrong.
     """
     problems, verified = list[str](), v1.AuditVerified()
-    with connected(context, home, reads=True) as stub:
+    with connected(context, home) as stub:
         for response in stub.VerifyAudit(v1.VerifyAuditRequest(skip_blobs=skip_blobs)):
             kind = response.WhichOneof("message")
             if kind == "problem":

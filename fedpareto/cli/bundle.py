@@ -49,7 +49,7 @@ def bundle_command(
 
     if out.exists() and not force:
         raise Failure(f"{out} exists: give --force to overwrite it", code=USAGE)
-    with connected(context, home, reads=True) as stub:
+    with connected(context, home) as stub:
         size = _save(stub.ExportBundle(v1.ExportBundleRequest(run=run, payloads=payloads)), out)
     from federation.bundle import BundleError, BundleReader
     from verification.errors import Wrong
@@ -101,7 +101,7 @@ def replay_command(
     values = parameters_of(param or [])
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "run.fedpareto"
-        with connected(context, home, reads=True) as stub:
+        with connected(context, home) as stub:
             _save(stub.ExportBundle(v1.ExportBundleRequest(run=run, payloads=payloads)), path)
         try:
             with failing(Wrong, BundleError), failing(HyperparameterError, code=USAGE), BundleReader(path) as bundle:

@@ -1,16 +1,14 @@
 """Calls to the coordinator: the administrator's directory, the channel, and errors in words."""
 
 import json
-import os
+import shlex
 import socket
-import tempfile
 import tomllib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
-import typer
 
 from federation.admin_files import SIGNING_KEY, Account
 from federation.keys import IdentityError
@@ -19,11 +17,9 @@ from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.cli.admin_line import Line, Local, Way
 from fedpareto.cli.escaping import escaping_stub
 from fedpareto.cli.failure import USAGE, Failure, failing
-from fedpareto.processes.federation import Federation, ProcessError, leaving_on_signals
 
 SETTINGS = "coordinator.toml"
 _ANSWER_SECONDS = 2.0
-_SERVE_SECONDS = 60.0  # for the start of a coordinator
 
 
 def find_home(given: Path) -> Path:
@@ -39,69 +35,59 @@ def find_home(given: Path) -> Path:
 
 
 @contextmanager
-def connect(
-    given: Path, *, passphrase_file: Path | None = None, reads: bool = False, proxy: str | None = None
-) -> Iterator[AdminStub]:
+def connect(given: Path, *, passphrase_file: Path | None = None, proxy: str | None = None) -> Iterator[AdminStub]:
     """The Admin service, as the administrator whose directory is given. Logs in if the last login has ended.
+
+    If the directory is part of a coordinator's home, and that coordinator does not run, the calls that only show the
+    record read it from the home. Each other call is a Failure that says how to start the coordinator.
 
     Args:
         given: see `find_home`.
         passphrase_file: its first line is the passphrase of the signing key.
-        reads: the caller only reads: if the directory is part of a coordinator's home, and that coordinator is not
-            running, one is started meanwhile.
         proxy: as the user gave it; None is that of the environment.
 
     Raises:
         Failure: the directory cannot be used, or a call fails inside.
     """
-    with way_to(given, passphrase_file=passphrase_file, reads=reads, proxy=proxy) as way:
-        line = Line(way)
-        try:
-            line.open()
-            yield escaping_stub(line.call)
-        except grpc.RpcError as error:
-            refusal = way.refusal(error, line.files)
-            if refusal.reason == "unreachable":
-                message = f"cannot reach the coordinator at {way.account.address}: {escaped(refusal.message)}"
-                raise Failure(message) from None
-            raise Failure(escaped_lines(f"{refusal.message} [{refusal.reason or refusal.status}]")) from None
-        finally:
-            line.close()
+    way = way_to(given, passphrase_file=passphrase_file, proxy=proxy)
+    if way.stopped:
+        from fedpareto.cli.stopped import reading
+
+        with reading(way.home.parent) as call:
+            yield escaping_stub(call)
+        return
+    line = Line(way)
+    try:
+        line.open()
+        yield escaping_stub(line.call)
+    except grpc.RpcError as error:
+        refusal = way.refusal(error, line.files)
+        if refusal.reason == "unreachable":
+            message = f"cannot reach the coordinator at {way.account.address}: {escaped(refusal.message)}"
+            raise Failure(message) from None
+        raise Failure(escaped_lines(f"{refusal.message} [{refusal.reason or refusal.status}]")) from None
+    finally:
+        line.close()
 
 
-@contextmanager
-def way_to(
-    given: Path, *, passphrase_file: Path | None = None, reads: bool = False, proxy: str | None = None
-) -> Iterator[Way]:
+def way_to(given: Path, *, passphrase_file: Path | None = None, proxy: str | None = None) -> Way:
     """How to reach the coordinator of an administrator; arguments and errors as of `connect`."""
     home = find_home(given)
     centre = home.parent
-    with ExitStack() as stack:
-        account, local = _load(home), _local(centre)
-        if local is None and reads and (centre / SETTINGS).is_file() and not _answers(account.address):
-            typer.echo(f"no coordinator serves {centre}: starting one for this command", err=True)
-            stack.enter_context(short_lived_coordinator(centre, passphrase_file))
-            account, local = _load(home), _local(centre)  # it has noted its addresses
-        yield Way(home, account, local, passphrase_file, proxy)
-
-
-@contextmanager
-def short_lived_coordinator(home: Path, passphrase_file: Path | None = None) -> Iterator[None]:
-    """Serves the coordinator's directory for reading while the block runs: no run advances meanwhile."""
-    options = ["--hold", *(["--passphrase-file", str(passphrase_file)] if passphrase_file else [])]
-    with ExitStack() as stack:
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="fedpareto-"))
-        stack.enter_context(leaving_on_signals())
-        process = stack.enter_context(Federation(Path(directory), seconds=_SERVE_SECONDS))
-        process.home, process.forks = home.absolute(), False
-        with failing(ProcessError):
-            process.serve(*options, program=["-m", "fedpareto.processes.child", str(os.getpid())])
-        yield
-
-
-def _load(home: Path) -> Account:
     with failing(IdentityError, code=USAGE):
-        return Account.load(home)
+        account = Account.load(home)
+    local = _local(centre)
+    stopped = local is None and (centre / SETTINGS).is_file() and not _answers(account.address)
+    return Way(home, account, local, stopped, passphrase_file, proxy)
+
+
+def not_served(centre: Path, why: str = "this command needs it") -> Failure:
+    """The Failure of a command that needs the coordinator of a directory, which does not run."""
+    where = shlex.quote(str(centre))
+    return Failure(
+        f"no coordinator serves {centre}, and {why}: start it with `fedpareto coordinator serve --home {where}` "
+        "(with --hold no run advances), and give this command again"
+    )
 
 
 def _local(centre: Path) -> Local | None:

@@ -130,7 +130,7 @@ def serve(
     code: CodeOption = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error; to standard error.")] = "info",
     passphrase_file: PassphraseOption = None,
-    hold: Annotated[bool, typer.Option("--hold", hidden=True, help="Serve the record; no run advances.")] = False,
+    hold: Annotated[bool, typer.Option("--hold", help="Serve the record only: no run advances.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print ports and process id as JSON once the coordinator serves.")
     ] = False,

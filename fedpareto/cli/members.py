@@ -32,11 +32,13 @@ def login(context: typer.Context, home: Home = None, as_json: JsonOption = False
     passphrase, or with --passphrase-file.
     """
     given, passphrase_file, proxy = context.obj
-    with client.way_to(home or given, passphrase_file=passphrase_file, reads=True, proxy=proxy) as way:
-        with failing(keys.IdentityError, code=USAGE):
-            passphrase = passphrase_for(way.home / admin_files.SIGNING_KEY, passphrase_file)
-            key = admin_files.load_admin_key(way.home, passphrase)
-        files = way.log_in(key, datetime.now(UTC))
+    way = client.way_to(home or given, passphrase_file=passphrase_file, proxy=proxy)
+    if way.stopped:
+        raise client.not_served(way.home.parent)
+    with failing(keys.IdentityError, code=USAGE):
+        passphrase = passphrase_for(way.home / admin_files.SIGNING_KEY, passphrase_file)
+        key = admin_files.load_admin_key(way.home, passphrase)
+    files = way.log_in(key, datetime.now(UTC))
     roles = sorted(identity.parse_peer(files.certificate).roles)
     document = {"name": files.name, "federation_id": files.federation_id, "roles": roles}
     until = f"{files.not_after:%Y-%m-%d %H:%M} UTC"
@@ -74,7 +76,7 @@ def join_string(
         )
 
 
-@command(reads=True)
+@command()
 def join_strings(
     stub: "AdminStub",
     every: Annotated[bool, typer.Option("--all", help="Also list used, cancelled and expired join strings.")] = False,
@@ -91,7 +93,7 @@ def cancel_join_string(stub: "AdminStub", client: ClientName) -> Answer:
     return response, f"join strings of {client} that were cancelled: {len(response.join_strings)}"
 
 
-@command(reads=True)
+@command()
 def clients(stub: "AdminStub") -> Answer:
     """List the members and their tasks."""
     response = messages.whole(stub.ListClients, v1.ListClientsRequest())
@@ -113,7 +115,7 @@ def tag(
     return response, f"{client} has the tags {found}" if found else f"{client} has no tags"
 
 
-@command(reads=True)
+@command()
 def admins(stub: "AdminStub") -> Answer:
     """List the administrators."""
     response = stub.ListAdministrators(v1.ListAdministratorsRequest())

@@ -153,7 +153,7 @@ def revoke_admin(
     show(as_json, answer, words or f"the signing key and the certificates of {name} have ended, and so have its calls")
 
 
-@command(reads=True)
+@command()
 def requests(
     stub: "AdminStub",
     every: Annotated[bool, typer.Option("--all", help="Also list decided and expired requests.")] = False,

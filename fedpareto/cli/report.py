@@ -47,12 +47,12 @@ def report_command(
     from fedpareto.report.page import page
 
     names = beside or []
-    with connect(home, passphrase_file=passphrase_file, reads=True) as stub:
+    with connect(home, passphrase_file=passphrase_file) as stub:
         data = RunData.read(stub, run)
         others = {name: RunData.read(stub, name) for name in names if "/" not in name}
     for name in names:
         if name not in others:
-            with connect(Path(name), passphrase_file=passphrase_file, reads=True) as stub:
+            with connect(Path(name), passphrase_file=passphrase_file) as stub:
                 newest = RunData.newest(stub)
             if newest is None:
                 raise Failure(f"--beside {name}: that coordinator has no runs yet")

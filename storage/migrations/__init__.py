@@ -8,8 +8,6 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
 
@@ -30,21 +28,3 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
 def downgrade(connection: Connection, revision: str) -> None:
     """Takes the schema down to `revision` ("base": nothing is left); data without a place there is lost."""
     command.downgrade(config(connection), revision)
-
-
-def pending_revisions(connection: Connection) -> list[str]:
-    """The revisions that `upgrade` would bring the database to, from the oldest."""
-    scripts = ScriptDirectory.from_config(config())
-    present = set(MigrationContext.configure(connection).get_current_heads())
-    missing = []
-    for script in scripts.walk_revisions():
-        if script.revision in present:
-            break
-        missing.append(str(script.revision))
-    return missing[::-1]
-
-
-def unknown_revisions(connection: Connection) -> list[str]:
-    """The revisions that the database is at and that this version does not have: a newer one made them."""
-    known = {script.revision for script in ScriptDirectory.from_config(config()).walk_revisions()}
-    return sorted(set(MigrationContext.configure(connection).get_current_heads()) - known)

@@ -1,0 +1,192 @@
+"""The calls of the Admin service that only show the record.
+
+A coordinator serves them. While none serves, a command on the coordinator's machine calls them itself
+(`coordinator.services.stopped`), so they use nothing that only a process that serves has.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC
+
+from sqlalchemy.orm import Session
+
+from coordinator.disk import usage
+from coordinator.finding import find_round, find_run
+from coordinator.members import administrators, join_strings, requests
+from coordinator.members.messages import Context
+from coordinator.services import details, member_views, views
+from coordinator.services.messages import like
+from coordinator.services.paging import Page, size_of_page
+from coordinator.services.reader import Reader
+from coordinator.services.summaries import rounds_from, summaries
+from coordinator.services.watching import run_with_members, runs_from
+from federation.refusals import Refusal
+from federation.v1 import admin_pb2 as messages
+from storage import audit
+
+RUNS_AT_A_TIME = 100  # of a list
+SUMMARIES_AT_A_TIME = 500  # of a list of rounds
+ROUNDS_AT_A_TIME = 20  # of an export: the memory that it takes
+REPLIES_AT_A_TIME = 200  # of a list, with their envelopes
+CLIENTS_AT_A_TIME = 500  # of a list: each has up to 64 KiB of tasks and objectives
+JOIN_STRINGS_AT_A_TIME = 1000
+REQUESTS_AT_A_TIME = 200
+ENTRIES_AT_A_TIME = 500
+FOLLOW_SECONDS = 0.5
+
+
+class RecordCalls(Reader):
+    """Shows administrators runs and rounds, members, and the audit log; writes nothing itself."""
+
+    async def _note_export(self, action: str, subject: str) -> None:
+        """Notes in the audit log that the caller got rounds or replies; only a coordinator that serves can."""
+
+    # --- runs
+
+    async def GetDisk(self, request: messages.GetDiskRequest, context: Context) -> messages.GetDiskResponse:
+        """Says what the record takes on the disk."""
+        use = await self._read(usage, self._blobs)
+        runs = [like(messages.RunDisk, run) for run in use.runs]
+        return like(messages.GetDiskResponse, use, keep_rounds=self._settings.keep_rounds, runs=runs)
+
+    async def ListRuns(self, request: messages.ListRunsRequest, context: Context) -> messages.ListRunsResponse:
+        """Lists the runs."""
+        page = Page.of(request, RUNS_AT_A_TIME)
+        runs = await self._read(runs_from, page.start, page.size + 1)
+        return messages.ListRunsResponse(runs=runs[: page.size], next_page_token=page.next_token(runs))
+
+    async def GetRun(self, request: messages.GetRunRequest, context: Context) -> messages.GetRunResponse:
+        """Shows one run."""
+        return messages.GetRunResponse(run=await self._read(self._whole_run, request.run))
+
+    def _whole_run(self, session: Session, text: str) -> messages.Run:
+        item = find_run(session, text)
+        run = run_with_members(session, item, spec=True)
+        run.consents.extend(views.consents(session, self._verifier, item))
+        return run
+
+    # --- rounds
+
+    async def ListRounds(self, request: messages.ListRoundsRequest, context: Context) -> messages.ListRoundsResponse:
+        """Lists the rounds of a run."""
+        page = Page.of(request, SUMMARIES_AT_A_TIME)
+
+        def read(session: Session) -> messages.ListRoundsResponse:
+            run = find_run(session, request.run)
+            items = rounds_from(session, run.run_id, page.start, page.size + 1)
+            rounds = summaries(session, items[: page.size])
+            return messages.ListRoundsResponse(
+                run=views.run(session, run), rounds=rounds, next_page_token=page.next_token(items)
+            )
+
+        return await self._read(read)
+
+    async def GetRound(self, request: messages.GetRoundRequest, context: Context) -> messages.GetRoundResponse:
+        """Shows one round with every client's part in it."""
+
+        def read(session: Session) -> messages.GetRoundResponse:
+            round_ = find_round(session, find_run(session, request.run), request.round)
+            return details.round_detail(session, self._blobs, self._verifier, round_)
+
+        return await self._read(read)
+
+    async def ExportRounds(
+        self, request: messages.ExportRoundsRequest, context: Context
+    ) -> AsyncIterator[messages.ExportRoundsResponse]:
+        """Streams the rounds of a run with every client's part and scores."""
+        run_id = await self._read(lambda session: find_run(session, request.run).run_id)
+        await self._note_export("rounds.exported", run_id)
+        start = 0
+        while rounds := await self._read(details.export_rounds, run_id, start, ROUNDS_AT_A_TIME):
+            for message in rounds:
+                yield message
+            start += len(rounds)
+
+    async def ListReplies(
+        self, request: messages.ListRepliesRequest, context: Context
+    ) -> AsyncIterator[messages.ListRepliesResponse]:
+        """Lists the replies of a run, refused ones included."""
+
+        def find(session: Session) -> tuple[str, int | None]:
+            run = find_run(session, request.run)
+            number = find_round(session, run, request.round).number if request.HasField("round") else None
+            return run.run_id, number
+
+        run_id, number = await self._read(find)
+        await self._note_export("replies.exported", run_id if number is None else f"{run_id}/{number}")
+        after = 0
+        while True:
+            replies, after = await self._read(
+                views.replies, self._verifier, run_id, number, request.client_id, after, REPLIES_AT_A_TIME
+            )
+            if not replies:
+                return
+            yield messages.ListRepliesResponse(replies=replies)
+
+    # --- members
+
+    async def ListJoinStrings(
+        self, request: messages.ListJoinStringsRequest, context: Context
+    ) -> messages.ListJoinStringsResponse:
+        """Lists join strings, without their secrets."""
+        page, now = Page.of(request, JOIN_STRINGS_AT_A_TIME), self._clock()
+        rows = await self._read(
+            join_strings.join_strings, every=request.all, now=now, start=page.start, count=page.size + 1
+        )
+        return messages.ListJoinStringsResponse(
+            join_strings=[member_views.join_string(row, now) for row in rows[: page.size]],
+            next_page_token=page.next_token(rows),
+        )
+
+    async def ListClients(self, request: messages.ListClientsRequest, context: Context) -> messages.ListClientsResponse:
+        """Lists the clients."""
+        size = size_of_page(request.page_size, CLIENTS_AT_A_TIME)
+        clients = await self._read(views.clients, self._presence.attending(), after=request.page_token, count=size + 1)
+        more = len(clients) > size
+        return messages.ListClientsResponse(
+            clients=clients[:size], next_page_token=clients[size - 1].client_id if more else ""
+        )
+
+    async def ListAdministrators(
+        self, request: messages.ListAdministratorsRequest, context: Context
+    ) -> messages.ListAdministratorsResponse:
+        """Lists the administrators."""
+        everybody = await self._read(administrators.administrators)
+        return messages.ListAdministratorsResponse(administrators=map(member_views.administrator, everybody))
+
+    async def ListRequests(
+        self, request: messages.ListRequestsRequest, context: Context
+    ) -> messages.ListRequestsResponse:
+        """Lists what officers have asked for."""
+        page, now = Page.of(request, REQUESTS_AT_A_TIME), self._clock()
+        rows = await self._read(requests.requests, every=request.all, now=now, start=page.start, count=page.size + 1)
+        return messages.ListRequestsResponse(
+            requests=[member_views.request(row, now) for row in rows[: page.size]],
+            actions=self._settings.two_officers,
+            lifetime_seconds=self._settings.request_seconds,
+            next_page_token=page.next_token(rows),
+        )
+
+    # --- the audit log
+
+    async def ListAudit(
+        self, request: messages.ListAuditRequest, context: Context
+    ) -> AsyncIterator[messages.ListAuditResponse]:
+        """Streams the entries of the audit log."""
+        since = None
+        if request.HasField("since"):
+            try:
+                since = request.since.ToDatetime(tzinfo=UTC)
+            except (ValueError, OverflowError) as error:
+                raise Refusal("argument", f"since: {error}") from None
+        start = 0
+        while True:
+            entries = await self._read(audit.chained, start, ENTRIES_AT_A_TIME, since=since, actor=request.actor)
+            if entries:
+                start = entries[-1].entry.number + 1
+                shown = [like(messages.AuditEntry, one.entry, leaf=one.leaf) for one in entries]
+                yield messages.ListAuditResponse(entries=shown)
+            elif not request.follow:
+                return
+            else:
+                await asyncio.sleep(FOLLOW_SECONDS)

@@ -1,0 +1,68 @@
+"""The record of a coordinator that does not run, read from its directory by the calls that a coordinator serves.
+
+It needs no key and no passphrase, and writes nothing: every reader of the directory can read the database. The database
+is opened read-only, so that another process can start the coordinator meanwhile.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from coordinator.home import ROTATIONS_FILE, database_url, read_settings
+from coordinator.ownership import HomeError, lost_database, must_own
+from coordinator.rounds.presence import Presence
+from coordinator.services.reader import RecordParts
+from coordinator.services.record_calls import RecordCalls
+from coordinator.settings import SQLITE
+from coordinator.threads import Threads
+from federation.certificates import load_certificate_file, pem
+from federation.identity import parse_peer
+from federation.key_chain import KeyChain, read_rotations, whole_chain
+from storage.database import Database, DatabaseMissing
+from storage.directory import DirectoryStore
+
+
+class ElsewhereError(RuntimeError):
+    """The rows of the record are on a database server, and only the coordinator reads them."""
+
+
+@contextmanager
+def stopped_record(directory: Path, *, clock: Callable[[], datetime]) -> Iterator[RecordCalls]:
+    """The record in a coordinator's directory; no member attends. `clock` is aware.
+
+    Raises:
+        ElsewhereError: the rows are in PostgreSQL.
+        HomeError: the directory holds no federation, or its database is missing or another federation's.
+        IdentityError: a certificate is missing or damaged.
+        DatabaseTooOld, DatabaseTooNew: another version made the database.
+        Refusal: the rotations of the signing key do not lead to the present one.
+    """
+    settings = read_settings(directory)
+    if not settings.database.startswith(SQLITE):
+        raise ElsewhereError("the rows of its record are in PostgreSQL")
+    federation = settings.federation_id
+    present = parse_peer(pem(load_certificate_file(directory / "server.pem"))).signing_key
+    rotations = read_rotations(directory / ROTATIONS_FILE)
+    chain: KeyChain = whole_chain(rotations, Ed25519PublicKey.from_public_bytes(present), federation_id=federation)
+    try:
+        database = Database.open_to_read(database_url(directory, settings))
+    except DatabaseMissing as error:
+        missing = f"the database {error.filename} is missing"
+        raise HomeError(lost_database(missing, directory, federation)) from None
+    with closing(database), ThreadPoolExecutor(1) as executor:
+        must_own(database, directory, federation, load_certificate_file(directory / "ca.pem"))
+        database.must_be_current()
+        yield RecordCalls(
+            RecordParts(
+                settings=settings,
+                chain=chain,
+                threads=Threads(database, executor),
+                blobs=DirectoryStore((directory / settings.blobs).absolute()),
+                presence=Presence(),
+                clock=clock,
+            )
+        )
