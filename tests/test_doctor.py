@@ -8,21 +8,25 @@ import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from authority import Authority
 from connect_proxy import connect_proxy
+from forked import completed
 from running import SECONDS, Running, running
+from test_trainers import Halving
 from typer.testing import CliRunner
 
 from federation.certificates import fingerprint, pem
 from federation.findings import Outcome
 from federation.identity import Role
 from federation.keys import new_tls_key, write_private_key
+from federation.training.plans import TrainingPlan
 from federation.v1.admin_pb2 import RevokeClientRequest
 from federation.v1.admin_pb2_grpc import AdminStub
+from federation.vectors import Array, Vector
 from fedpareto.cli.failure import Failure
 from fedpareto.cli.main import app
 from worker.doctor import check_disk
@@ -254,6 +258,47 @@ def test_a_rehearsal_counts_the_bytes_and_needs_the_abilities_of_the_run(tmp_pat
         "the trainer of this worker cannot add noise to the gradients of samples"
     )
     assert rehearsed('parameters.personal = ["nowhere"]').startswith("parameters.personal: 'nowhere' matches no")
+
+
+def test_the_doctor_and_a_rehearsal_take_the_same_part_of_a_data_set() -> None:
+    part = ("--part", "2/4", "--partition", "shards:2", "--part-seed", "3")
+    rehearsed = json.loads(rehearse("--json", "--device", "cpu", *part)[0])
+    checked, _ = doctor("--address", "localhost:1", "--task", "digits", *part)
+    assert f"{rehearsed['samples']} training samples" in checked["data"][1]
+    assert rehearsed["samples"] < 1437 // 3
+
+
+def test_the_doctor_and_a_rehearsal_find_code_of_the_owners_own(tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "own_digits.py").write_text(
+        "from federation.tasks.digits import Digits\n\n\nclass Mine(Digits):\n    pass\n"
+    )
+    for arguments in (["doctor", "--address", "localhost:1"], ["run", "--rehearse"]):
+        own = ["-m", "fedpareto", "worker", *arguments, "--task", "own_digits:Mine", "--code", str(code)]
+        done = completed(own, cwd=tmp_path)
+        assert "own_digits:Mine: 4810 parameters" in done.stdout or "own_digits:Mine on cpu" in done.stdout, done.stderr
+
+
+class Abacus(Halving):
+    """Says where it computes, and notes the steps that it was asked for; 0 where whole passes count."""
+
+    asked: ClassVar[list[int]] = []
+
+    def prepare(self) -> None:
+        self.device = "an abacus"
+
+    def train(self, model: Vector, plan: TrainingPlan) -> Array:
+        self.asked.append(plan.sgd.steps)
+        return super().train(model, plan)
+
+
+def test_a_rehearsal_makes_an_uncounted_step_for_imports_and_names_the_device_that_a_trainer_says() -> None:
+    said, _ = rehearse("--json", "--trainer", "test_doctor:Abacus")
+    assert Abacus.asked == [1, 0]
+    assert json.loads(said)["device"] == "an abacus"
+    words, _ = rehearse("--trainer", "test_trainers:Halving")
+    assert words.startswith("digits: 1437 training samples")
 
 
 def test_another_trainer_is_tried_and_one_that_is_not_there_is_named() -> None:

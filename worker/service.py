@@ -86,7 +86,7 @@ def prepare_offers(
             poisoned = attack.poison(data, loaded, seed=attack_seed(0, 0, client_id))
             trainer = trainer if poisoned is data else trainer.on(poisoned, served.get(name))
         found[name] = trainer
-    return found, ", ".join(dict.fromkeys(trainer.device for trainer in found.values()))
+    return found, ", ".join(dict.fromkeys(filter(None, (trainer.device_in_words for trainer in found.values()))))
 
 
 def _site(

@@ -3,7 +3,7 @@
 import resource
 import sys
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from federation.objectives import joint_target
 from federation.run_sections import ParametersSpec
@@ -24,6 +24,7 @@ class TrialRound:
     """What one round of a task costs at this site. Seconds are elapsed, of a round with one row.
 
     Attributes:
+        device: where the trainer computes; empty if a trainer of the owner's own does not say it.
         parameters: those that the run shares.
         steps: optimiser steps.
         training_seconds: to measure the model on the training split, if the run does, and to train.
@@ -55,7 +56,7 @@ def try_round(trainer: Trainer, spec: RunSpec | None = None) -> TrialRound:
     """Trains the task's initial model once on this client's data, as a run's first round does, and evaluates it.
 
     Without a specification, the keys have their defaults, and buffers are averaged. No noise is added. The trainer is
-    closed.
+    closed. One step before is not counted: in it, PyTorch and the trainer import what they need.
 
     Raises:
         DataError: there are no training samples.
@@ -74,13 +75,14 @@ def try_round(trainer: Trainer, spec: RunSpec | None = None) -> TrialRound:
         if work.private is not None:
             trainer.must_be_private()
         descent = Descend(sgd=work.sgd, targets=work.targets, measure=work.measure)
-        trained, measured = (
+        first = replace(descent, sgd=replace(work.sgd, epochs=0, steps=1), measure=False)
+        _, trained, measured = (
             compute(trainer, base, computation, own, seed=spec.seed, round=0, client_id="")
-            for computation in (descent, Measure(splits=SPLITS))
+            for computation in (first, descent, Measure(splits=SPLITS))
         )
     return TrialRound(
         task=trainer.task.name,
-        device=trainer.device,
+        device=trainer.device_in_words,
         samples=trainer.samples,
         parameters=shape.parameters,
         steps=work.sgd.count(trainer.samples),

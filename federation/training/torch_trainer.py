@@ -60,6 +60,11 @@ class TorchTrainer(Trainer):
         """As `Trainer.load`; samples that are not in memory are read as the owner wants."""
         return with_stored(task.load(source), source.loading)
 
+    @property
+    def device_in_words(self) -> str:
+        """The device that it has picked."""
+        return self.device
+
     def prepare(self) -> None:
         """Makes the model, and moves it and the data to the device. Raises ValueError: no such device."""
         if self.threads is not None:

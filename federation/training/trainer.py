@@ -47,7 +47,7 @@ class Trainer(ABC):
         task: of the models.
         data: the client's, as `load` returned it.
         objectives: those that the client serves, in the task's order.
-        device: where it computes: as the owner names it, or in words.
+        device: where it computes: as the owner names it, or in words, if `prepare` sets it.
         threads: CPU threads that it may use; None for any number.
     """
 
@@ -68,6 +68,7 @@ class Trainer(ABC):
         """
         must_have_objectives(task)
         self.task, self.device, self.threads = task, device, threads
+        self._named_device = device
         self.objectives = served(task, objectives)
         self.data = data
         self.prepare()
@@ -149,6 +150,11 @@ class Trainer(ABC):
 
     def close(self) -> None:  # noqa: B027 - optional
         """Releases what `prepare` took, such as processes."""
+
+    @property
+    def device_in_words(self) -> str:
+        """Where it computes; empty if `prepare` has not said it in `device`, since the owner's name is a wish."""
+        return "" if self.device == self._named_device else self.device
 
     # --- help for subclasses
 

@@ -12,8 +12,18 @@ import typer
 
 from fedpareto.cli import completion
 from fedpareto.cli.by_task import TrainerCommandOption, TrainerOption, TrainerSilenceOption, choices
-from fedpareto.cli.failure import Failure
-from fedpareto.cli.options import CodeOption, DownloadOption, JsonOption, PassphraseOption, ProxyOption
+from fedpareto.cli.failure import USAGE, Failure, failing
+from fedpareto.cli.options import (
+    CodeOption,
+    DownloadOption,
+    JsonOption,
+    PartitionOption,
+    PartOption,
+    PartSeedOption,
+    PassphraseOption,
+    ProxyOption,
+    SizesOption,
+)
 from fedpareto.cli.secret_input import proxy_for
 from fedpareto.cli.worker import membership
 
@@ -37,6 +47,10 @@ def doctor_command(
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Directory of this client's data.")] = None,
     code: CodeOption = None,
+    part: PartOption = None,
+    partition: PartitionOption = "iid",
+    sizes: SizesOption = "equal",
+    part_seed: PartSeedOption = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     trainer: TrainerOption = None,
     trainer_command: TrainerCommandOption = None,
@@ -52,9 +66,11 @@ def doctor_command(
     code is 1 when a check failed; a machine without a GPU passes.
     """
     from federation.findings import Outcome
-    from federation.tasks import DataSource
+    from federation.tasks import DataSource, Part, PartError
 
-    source, trainers = DataSource(data, None, download), choices(trainer, trainer_command, trainer_silence, task or [])
+    with failing(PartError, code=USAGE):
+        dealt = Part.parse(part, partition, part_seed, sizes) if part is not None else None
+    source, trainers = DataSource(data, dealt, download), choices(trainer, trainer_command, trainer_silence, task or [])
     findings = []
     for finding in chain(
         _way(home, address, passphrase_file, proxy), _train(home, task or [], source, device, trainers)

@@ -61,6 +61,21 @@ ProxyOption = Annotated[
 ]
 AskOption = Annotated[bool, typer.Option(help="Ask for a passphrase for the private keys.")]
 DataOption = Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of the task's data.")]
+PartOption = Annotated[
+    str | None,
+    typer.Option("--part", help="Rehearse with one part of a data set: 3/8 is the third of eight.", show_default=False),
+]
+PartitionOption = Annotated[
+    str,
+    typer.Option(
+        "--partition", help="The partition: iid, shards:S, dirichlet:ALPHA or natural; see `fedpareto data show`."
+    ),
+]
+SizesOption = Annotated[
+    str,
+    typer.Option("--sizes", help="Number of samples of a part, for iid and dirichlet: equal or lognormal:SIGMA."),
+]
+PartSeedOption = Annotated[int, typer.Option("--part-seed", help="Seed of the partition; the same for all parts.")]
 DownloadOption = Annotated[bool, typer.Option("--download", help="Let the task fetch a public data set into --data.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
 

@@ -45,8 +45,9 @@ def lines(found: "TrialRound") -> Iterator[str]:
     """A trial round in words."""
     from fedpareto import formatting
 
+    where = f" on {found.device}" if found.device else ""
     yield (
-        f"{found.task} on {found.device}: {found.samples} training samples, {found.parameters} shared parameters, "
+        f"{found.task}{where}: {found.samples} training samples, {found.parameters} shared parameters, "
         f"{found.steps} steps a round"
     )
     training, evaluation = formatting.seconds(found.training_seconds), formatting.seconds(found.evaluation_seconds)

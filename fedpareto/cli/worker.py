@@ -25,7 +25,17 @@ from fedpareto.cli.by_task import (
 )
 from fedpareto.cli.failure import USAGE, answer, failing
 from fedpareto.cli.logs import to_standard_error
-from fedpareto.cli.options import AskOption, CodeOption, JsonOption, PassphraseOption, ProxyOption
+from fedpareto.cli.options import (
+    AskOption,
+    CodeOption,
+    JsonOption,
+    PartitionOption,
+    PartOption,
+    PartSeedOption,
+    PassphraseOption,
+    ProxyOption,
+    SizesOption,
+)
 from fedpareto.cli.secret_input import (
     STANDARD_INPUT,
     new_passphrase,
@@ -109,16 +119,10 @@ def run(
     home: HomeOption = DEFAULT_HOME,
     data: Annotated[Path | None, typer.Option(help="Directory of this client's data.")] = None,
     code: CodeOption = None,
-    part: Annotated[
-        str | None, typer.Option(help="Rehearse with one part of a data set: 3/8 is the third of eight.")
-    ] = None,
-    partition: Annotated[
-        str, typer.Option(help="The partition: iid, shards:S, dirichlet:ALPHA or natural; see `fedpareto data show`.")
-    ] = "iid",
-    sizes: Annotated[
-        str, typer.Option(help="Number of samples of a part, for iid and dirichlet: equal or lognormal:SIGMA.")
-    ] = "equal",
-    part_seed: Annotated[int, typer.Option(help="Seed of the partition; the same for all parts.")] = 0,
+    part: PartOption = None,
+    partition: PartitionOption = "iid",
+    sizes: SizesOption = "equal",
+    part_seed: PartSeedOption = 0,
     objectives: ObjectivesOption = None,
     trainer: TrainerOption = None,
     trainer_command: TrainerCommandOption = None,
