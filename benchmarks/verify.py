@@ -80,7 +80,7 @@ def measure(fed: Federation, parameters: int, clients: int, rounds: int) -> dict
     coordinator = fed.serve()
     idle = peak_memory(coordinator.popen.pid)
     result: dict[str, Any] = {"parameters": parameters, "clients": clients, "rounds": rounds}
-    for name, more in (("bare", []), ("payloads", ["--payloads"])):
+    for name, more in (("bare", []), ("payloads", ["--payloads", "--yes"])):
         path = fed.directory / f"{name}.fedpareto"
         arguments = ["admin", "--home", str(fed.home / "admin"), "bundle", str(run[0]), "--out", str(path), *more]
         bundle = ran(arguments)

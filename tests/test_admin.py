@@ -9,7 +9,7 @@ import admin_stage
 import grpc
 import numpy as np
 import pytest
-from admin_stage import LAYOUT, SPEC, command, good_model, requests
+from admin_stage import LAYOUT, SPEC, command, good_model, requests, submit
 from bundles import Edited
 from harness import Federation, refused
 
@@ -31,6 +31,7 @@ from federation.v1.admin_pb2 import (
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.vectors import to_bytes
 from fedpareto.processes.forked import completed
+from fedpareto.cli.bundle import payloads_question
 from storage.directory import DirectoryStore
 
 # Fixtures
@@ -102,13 +103,17 @@ def test_a_bundle_is_written_and_verified_by_commands(
         return completed(["-m", "fedpareto", "verify", *arguments], cwd=tmp_path)
 
     bare, whole, wrong = (tmp_path / f"{name}.fedpareto" for name in ("bare", "whole", "wrong"))
-    shown = command(centre, "bundle", finished[0], "--out", str(whole), "--payloads", "--json")
+    shown = command(centre, "bundle", finished[0], "--out", str(whole), "--payloads", "--yes", "--json")
     told = json.loads(shown.stdout)
     assert (told["rounds"], told["size"]) == (2, whole.stat().st_size)
     again = command(centre, "bundle", finished[0], "--out", str(whole))
     assert again.returncode == 2
     assert "exists: give --force" in again.stderr
-    assert command(centre, "bundle", "finished", "--out", str(bare)).returncode == 0
+    unasked = command(centre, "bundle", "finished", "--out", str(bare), "--payloads")
+    assert (unasked.returncode, "each member's updates" in unasked.stderr, bare.exists()) == (2, True, False)
+    written = command(centre, "bundle", "finished", "--out", str(bare))
+    assert (written.returncode, len(written.stderr.splitlines())) == (0, 1)
+    assert "cannot show that K and the models follow from the updates; --payloads adds them" in written.stderr
     fingerprint = hashlib.sha256(der(load_certificate_file(centre.home / "ca.pem"))).hexdigest()
     done = verify(str(whole), "--ca", fingerprint)
     assert done.returncode == 0, done.stderr
@@ -121,7 +126,10 @@ def test_a_bundle_is_written_and_verified_by_commands(
     assert (document["verified"], document["record"]) == (True, told["record"])
     partly = verify(str(bare))
     assert partly.returncode == 3
-    assert "round 0: not verified, because K and the model: blake3:" in partly.stdout
+    assert [line for line in partly.stdout.splitlines() if "not verified" in line] == [
+        "not verified: K and the model, because the file has no updates and no models; `fedpareto admin bundle "
+        f"{finished[0]} --payloads --out FILE` adds them"
+    ]
     edited = Edited.of(whole).with_round(1, lambda found: found.metrics.__setitem__("loss/test", 0.25))
     failed = verify(str(edited.write(wrong)))
     assert failed.returncode == 1
@@ -137,6 +145,20 @@ def test_a_bundle_is_written_and_verified_by_commands(
     assert "it is of another federation" in stranger.stderr
     absent = verify(str(tmp_path / "nothing"))
     assert (absent.returncode, "No such file" in absent.stderr) == (1, True)
+
+
+def test_a_bundle_with_payloads_says_before_what_it_would_show_also_what_noise_would_not_hide(
+    centre: Federation, stub: AdminStub, finished: tuple[str, tuple[str, ...]]
+) -> None:
+    asked = payloads_question(stub, "finished", Path("run.fedpareto"))
+    assert "the updates of 3 members (" in asked
+    assert "Everybody who gets the file sees each member's updates" in asked
+    assert "noise" not in asked
+    spec = SPEC.replace('"fedmgda+"', '"fedmgda+"\nepsilon = 0.1') + "[privacy]\nclient_noise = 5.0\n"
+    submit(centre, "noisy", spec, "--paused")
+    assert "those from before the noise: nothing protects them there" in payloads_question(
+        stub, "noisy", Path("run.fedpareto")
+    )
 
 
 def test_an_export_has_every_round_with_every_clients_part_and_scores(

@@ -14,7 +14,7 @@ import grpc
 import pytest
 from admin_stage import LAYOUT, SPEC, command, enroll, good_model, play, requests, submit
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from harness import Federation, Process, federation, refused, wait_for
+from harness import Federation, Member, Process, federation, refused, wait_for
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
@@ -27,6 +27,7 @@ from coordinator.rounds.uploads import Uploads
 from coordinator.services import summaries, watching
 from coordinator.signing_keys import Signing
 from federation.digests import digest
+from federation.join_string import JoinString
 from federation.key_chain import KeyChain
 from federation.refusals import Refusal
 from federation.v1.admin_pb2 import (
@@ -161,6 +162,16 @@ def test_a_join_string_is_shown_once_and_nowhere_else(centre: Federation) -> Non
     assert done.stdout.startswith("fpjoin1_")
     assert "fedpareto worker join --home discreet" in done.stderr
     assert "fpjoin1_" not in done.stderr
+
+
+def test_another_join_string_for_a_name_replaces_the_first_and_says_so(centre: Federation) -> None:
+    older = JoinString.decode(centre.join_string("twice"))
+    done = command(centre, "join-string", "twice")
+    assert "It replaces 1 open join string for twice" in done.stderr
+    with refused("UNAUTHENTICATED", "join-string-cancelled"):
+        Member.enroll(older)
+    Member.enroll(JoinString.decode(done.stdout.strip())).channel.close()
+    assert "replaces" not in command(centre, "join-string", "once").stderr
 
 
 def test_a_member_is_made_approved_and_shut_out(centre: Federation, stub: AdminStub) -> None:

@@ -12,6 +12,7 @@ from stage import MODEL, Stage, spec
 from coordinator.rounds import selection
 from federation.digests import digest
 from federation.runs import RunSpec
+from federation.v1.admin_pb2 import RunHeader, SubmitRunRequest
 from federation.v1.federation_pb2 import AttendRequest, Heartbeat
 from storage.models import AuditEntry
 from storage.states import PhaseState, RoundState, RunState
@@ -245,6 +246,23 @@ def test_a_pool_of_those_who_attend_leaves_the_absent_alone_and_a_pool_of_the_en
     ben.attend(**{task: 10})  # finds its assignment waiting
     stage.play(enrolled, ann, ben)
     assert stage.outcomes(enrolled) == {"ann": ("FULFILLED", ""), "ben": ("FULFILLED", "")}
+
+
+def test_a_run_of_a_task_that_no_member_offers_says_at_submission_and_while_it_waits_what_they_offer(
+    stage: Stage,
+) -> None:
+    task = stage.task()
+    stage.cast(task, "ann", "ben")
+    header = RunHeader(spec=spec("misnamed", "digitz"), model=digest(MODEL), model_bytes=len(MODEL), dry_run=True)
+    (warning,) = stage._admin.SubmitRun(iter([SubmitRunRequest(header=header)])).warnings
+    assert warning.startswith("no member offers digitz; they offer ")
+    assert f"{task} (2 members)" in warning
+    assert "fedpareto worker run --task digitz" in warning
+    run = stage.submit(spec("misnamed", "digitz"))
+    wait_for(lambda: stage.run(run).reason, "a reason")
+    waits = "waiting for clients: 0 of 1 are ready for digitz; no member offers digitz; they offer "
+    assert stage.run(run).reason.startswith(waits)
+    stage.stop_run(run)
 
 
 def test_a_round_waits_for_its_minimum_and_says_so(stage: Stage) -> None:

@@ -355,7 +355,7 @@ class Record:
 def record_of(scene: Scene, name: str) -> Record:
     """The record of a run."""
     path = scene.fed.directory / f"{name}.fedpareto"
-    scene.fed.admin("bundle", name, "--payloads", "--out", str(path))
+    scene.fed.admin("bundle", name, "--payloads", "--yes", "--out", str(path))
     return Record(Edited.of(path), path, Home.load(scene.fed.home).signing_key)
 
 

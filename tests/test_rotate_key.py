@@ -75,7 +75,7 @@ def signers(fed: Federation, run: str, client: str) -> list[str]:
 def verified(fed: Federation, run: str) -> int:
     """How many rounds of a run `verify` verifies; the audit log is verified too."""
     path = fed.directory / f"{run}.fedpareto"
-    fed.fedpareto("admin", "--home", str(fed.home / "admin"), "bundle", run, "--payloads", "--out", str(path))
+    fed.fedpareto("admin", "--home", str(fed.home / "admin"), "bundle", run, "--payloads", "--yes", "--out", str(path))
     fed.fedpareto("admin", "--home", str(fed.home / "admin"), "audit", "verify")
     with BundleReader(path) as bundle:
         return len(list(verify(bundle)))

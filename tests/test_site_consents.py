@@ -360,7 +360,7 @@ def test_a_site_knows_what_it_has_sent_and_finds_it_in_the_record(fed: Federatio
     ]
     assert log[0]["bytes"] > 0
     assert "evaluate" in fed.fedpareto("worker", "log", *home)
-    fed.admin("bundle", run, "--out", str(bundle), "--payloads")
+    fed.admin("bundle", run, "--out", str(bundle), "--payloads", "--yes")
     found = json.loads(fed.fedpareto("worker", "verify", str(bundle), *home, "--json"))
     assert (found["verified"], found["receipts"], found["problems"]) == (True, 3, [])
     assert [len(one["coefficients"]) for one in found["replies"]] == [1, 1, 0]

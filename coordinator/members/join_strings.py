@@ -25,8 +25,13 @@ def create_join_string(
     by: str,
     now: datetime,
     expires: datetime,
-) -> None:
+) -> int:
     """Records a join string for a new client, or for one that joins `again`; only the hash of its secret is kept.
+
+    It replaces the open join strings for the name, so that there is one at a time.
+
+    Returns:
+        The number of those that it has replaced.
 
     Raises:
         Refusal: `argument`: not a name for a client; `client-exists`; of one that joins again `client-unknown`,
@@ -45,11 +50,13 @@ def create_join_string(
             f"there is a client {client_id!r} already; a name is never given twice. If it is to join again because its "
             "certificate has ended: `fedpareto admin join-string --again`",
         )
+    replaced = len(_cancel_open(session, client_id, "{} of them, replaced by another one", by=by, now=now))
     session.add(
         JoinString(secret_hash=secret_hash(secret), client_id=client_id, created_by=by, created=now, expires=expires)
     )
     detail = "to join again" if again else ""
     audit.record(session, at=now, actor=by, action="join-string.created", subject=client_id, detail=detail)
+    return replaced
 
 
 def join_strings(session: Session, *, every: bool, now: datetime, start: int, count: int) -> Sequence[JoinString]:
@@ -66,20 +73,26 @@ def cancel_join_strings(session: Session, client_id: str, *, by: str, now: datet
     Raises:
         Refusal: `join-string-unknown`: there is none.
     """
+    cancelled = _cancel_open(session, client_id, "{} of them", by=by, now=now)
+    if not cancelled:
+        raise Refusal(
+            "join-string-unknown",
+            f"there is no open join string of {client_id[:63]!r}; `fedpareto admin join-strings` lists them",
+        )
+    return cancelled
+
+
+def _cancel_open(session: Session, client_id: str, detail: str, *, by: str, now: datetime) -> Sequence[JoinString]:
+    """Cancels the open join strings for a name; `detail`, with their number, is for the record."""
     cancelled = session.scalars(
         update(JoinString)
         .where(JoinString.client_id == client_id, _is_open(now))
         .values(cancelled=now)
         .returning(JoinString)
     ).all()
-    if not cancelled:
-        raise Refusal(
-            "join-string-unknown",
-            f"there is no open join string of {client_id[:63]!r}; `fedpareto admin join-strings` lists them",
-        )
-    audit.record(
-        session, at=now, actor=by, action="join-string.cancelled", subject=client_id, detail=f"{len(cancelled)} of them"
-    )
+    if cancelled:
+        words = detail.format(len(cancelled))
+        audit.record(session, at=now, actor=by, action="join-string.cancelled", subject=client_id, detail=words)
     return cancelled
 
 

@@ -12,6 +12,7 @@ from coordinator.rounds.client_noise import noisy_steps, over_budget
 from coordinator.rounds.fleets.base import Fleet, Held
 from coordinator.rounds.scores import why_stopped
 from coordinator.rounds.states import move_run
+from coordinator.rounds.task_offers import missing_offer
 from storage import audit
 from storage.models import Round, Run
 from storage.states import RoundState, RunState
@@ -108,7 +109,9 @@ def _missing(session: Session, fleet: Fleet, complete: bool) -> str:
     """What a round waits for; empty when it can begin."""
     ready, spec = len(fleet.pool(session)), fleet.run.spec
     if ready < spec.selection.minimum:
-        others = "".join(f"; {name} {why}" for name, why in fleet.absent(session).items())
+        reasons = [*filter(None, [missing_offer(session, spec.task)])]
+        reasons += [f"{name} {why}" for name, why in fleet.absent(session).items()]
+        others = "".join(f"; {reason}" for reason in reasons)
         return f"waiting for clients: {ready} of {spec.selection.minimum} are ready for {spec.task}{others}"[:400]
     if lacking := _lacking(session, fleet):
         words = "; ".join(f"{name} {why}" for name, why in lacking.items())

@@ -20,6 +20,7 @@ from coordinator.rounds.specification import (
     parse_run,
 )
 from coordinator.rounds.states import RUN_ENDED
+from coordinator.rounds.task_offers import missing_offer
 from federation.digests import digest
 from federation.metrics import MetricKind
 from federation.refusals import Refusal
@@ -177,6 +178,11 @@ class Submission:
                     f"{', '.join(names[:10])}{' and others' if len(names) > 10 else ''} ({len(names)} of {len(rows)} "
                     f"members) will decline work of this run: their trainer {CANNOT[ability]}"
                 )
+
+    def unoffered(self, session: Session) -> Iterator[str]:
+        """A warning if no member offers the task."""
+        if words := missing_offer(session, self.spec.task):
+            yield f"{words}. The run waits until a member runs `fedpareto worker run --task {self.spec.task}`"
 
     def asked(self, members: int) -> int:
         """How many of the available members a round asks."""

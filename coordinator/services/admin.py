@@ -77,7 +77,7 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
             submission.spec, model=header.model_bytes, members=len(members), objectives=len(submission.objectives)
         )
         free = self._blobs.free_bytes() - open_runs_bytes(session)
-        warnings = [*submission.warnings, *submission.unable(session, members)]
+        warnings = [*submission.warnings, *submission.unoffered(session), *submission.unable(session, members)]
         if caution := submission.sessions_caution(session):
             warnings.append(caution)
         if needed > free:

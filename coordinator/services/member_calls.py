@@ -43,11 +43,11 @@ class MemberCalls(Service):
             raise Refusal("argument", f"a join string is valid for at most {MAX_JOIN_STRING_LIFETIME.days} days")
         secret = secrets.token_bytes(SECRET_BYTES)
         expires = self._clock() + lifetime
-        await self._act(
+        replaced = await self._act(
             join_strings.create_join_string, request.client_id, secret, again=request.again, expires=expires
         )
         join = JoinString(self._enrollment_address, fingerprint(self._home.ca), secret, request.client_id)
-        response = messages.CreateJoinStringResponse(join_string=join.encode())
+        response = messages.CreateJoinStringResponse(join_string=join.encode(), replaced=replaced)
         response.expires.FromDatetime(expires)
         return response
 

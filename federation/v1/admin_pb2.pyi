@@ -193,8 +193,11 @@ class CreateJoinStringResponse(_message.Message):
 
     JOIN_STRING_FIELD_NUMBER: _builtins.int
     EXPIRES_FIELD_NUMBER: _builtins.int
+    REPLACED_FIELD_NUMBER: _builtins.int
     join_string: _builtins.str
     """The join string: the address, the CA's fingerprint and the secret in one word."""
+    replaced: _builtins.int
+    """How many open join strings for the same name it has replaced: they were cancelled."""
     @_builtins.property
     def expires(self) -> _timestamp_pb2.Timestamp:
         """When it expires."""
@@ -204,10 +207,11 @@ class CreateJoinStringResponse(_message.Message):
         *,
         join_string: _builtins.str = ...,
         expires: _timestamp_pb2.Timestamp | None = ...,
+        replaced: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expires", b"expires"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires", b"expires", "join_string", b"join_string"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires", b"expires", "join_string", b"join_string", "replaced", b"replaced"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

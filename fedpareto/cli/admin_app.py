@@ -110,8 +110,8 @@ def show(as_json: bool, document: Any, picture: "str | Callable[[], RenderableTy
         console().print(Text(picture) if isinstance(picture, str) else picture())
 
 
-def confirm(yes: bool, question: Callable[[], str]) -> None:
-    """Asks before something that cannot be undone, unless the answer was given with --yes.
+def confirm(yes: bool, question: Callable[[], str], *, why: str = "this cannot be undone") -> None:
+    """Asks before something that cannot be undone, unless the answer was given with --yes; `why` says why it asks.
 
     Raises:
         Failure: there is no terminal to ask at, or the answer is no.
@@ -119,6 +119,6 @@ def confirm(yes: bool, question: Callable[[], str]) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise Failure("this cannot be undone, and there is no terminal to ask at: give --yes", code=USAGE)
+        raise Failure(f"{why}, and there is no terminal to ask at: give --yes", code=USAGE)
     if not typer.confirm(question(), err=True):
         raise Failure("nothing was changed")

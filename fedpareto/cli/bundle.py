@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from federation.text import counted
-from fedpareto.cli.admin_app import Home, RunName, app, connected, show
+from fedpareto.cli.admin_app import Home, RunName, Yes, app, confirm, connected, show
 from fedpareto.cli.completion import algorithms
 from fedpareto.cli.failure import USAGE, Failure, answer, failing
 from fedpareto.cli.options import ForceOption, JsonOption
@@ -19,6 +19,7 @@ from fedpareto.cli.whole_file import whole_file
 
 if TYPE_CHECKING:
     from federation.v1.admin_pb2 import ExportBundleResponse
+    from federation.v1.admin_pb2_grpc import AdminStub
     from verification.log import RunLog
 
 NOT_VERIFIED = 3  # the exit code where something could not be verified, and nothing is wrong
@@ -32,6 +33,7 @@ def bundle_command(
     payloads: Annotated[
         bool, typer.Option("--payloads", help="Add updates and models, as far as the coordinator keeps them.")
     ] = False,
+    yes: Yes = False,
     force: ForceOption = False,
     home: Home = None,
     as_json: JsonOption = False,
@@ -43,13 +45,16 @@ def bundle_command(
     The file has the specification, the certificates and every signed message. Without --payloads it has no update and
     no model: then coefficients can be verified from the Gram matrix, and the Gram matrix and the models cannot.
 
-    With --payloads, everybody who gets the file sees the members' updates. Needs the role security-officer.
+    With --payloads, everybody who gets the file sees the members' updates: the command states its content and its
+    size, and asks first. Needs the role security-officer.
     """
     from federation.v1 import admin_pb2 as v1
 
     if out.exists() and not force:
         raise Failure(f"{out} exists: give --force to overwrite it", code=USAGE)
     with connected(context, home) as stub:
+        if payloads:
+            confirm(yes, lambda: payloads_question(stub, run, out), why="the file would show each member's updates")
         size = _save(stub.ExportBundle(v1.ExportBundleRequest(run=run, payloads=payloads)), out)
     from federation.bundle import BundleError, BundleReader
     from verification.errors import Wrong
@@ -61,6 +66,33 @@ def bundle_command(
     words = f"digest of the record {digest}" if digest else "the run has not ended, so its record has no digest yet"
     found = {"file": str(out), "record": digest, "size": size, "rounds": rounds}
     show(as_json, found, f"{out}: {size:,} bytes, {counted(rounds, 'round')}, {words}")
+    if not payloads:
+        typer.echo(
+            "It has no updates and no models, so `fedpareto verify` cannot show that K and the models follow from the "
+            "updates; --payloads adds them.",
+            err=True,
+        )
+
+
+def payloads_question(stub: "AdminStub", name: str, out: Path) -> str:
+    """What a bundle with payloads will hold, with its size, and whether to write it."""
+    from federation.runs import RunSpec
+    from federation.v1 import admin_pb2 as v1
+    from fedpareto import formatting
+
+    run = stub.GetRun(v1.GetRunRequest(run=name)).run
+    (disk,) = (item for item in stub.GetDisk(v1.GetDiskRequest()).runs if item.run_id == run.run_id)
+    noise = ""
+    if RunSpec.parse(run.spec.encode()).privacy.client_noise:
+        noise = (
+            "Noise protects the clients of this run (privacy.client_noise). The updates in the file are those from "
+            "before the noise: nothing protects them there.\n"
+        )
+    return (
+        f"{out} will hold the updates of {counted(len(run.members), 'member')} ({formatting.size(disk.replies)}) and "
+        f"the models of the run ({formatting.size(disk.models)}). Everybody who gets the file sees each member's "
+        f"updates, and what they reveal of its data.\n{noise}Write it?"
+    )
 
 
 @app.command("replay")
@@ -206,8 +238,14 @@ def verify_command(
                 rounds.append({"round": found.number, "words": found.words, "missing": list(found.missing)})
                 missing += found.missing
                 say(f"round {found.number}: {found.words}")
-                for why in found.missing:
+                for why in found.missing if about.payloads else ():
                     say(f"round {found.number}: not verified, because {why}")
+            if missing and not about.payloads:
+                parts = ", ".join(dict.fromkeys(why.partition(":")[0] for why in missing))
+                say(
+                    f"not verified: {parts}, because the file has no updates and no models; "
+                    f"`fedpareto admin bundle {about.run_id} --payloads --out FILE` adds them"
+                )
             document |= _of_the_log(run.log, say)
             if model is not None:
                 checked = check_model(run, model)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from federation.text import counted
 from fedpareto.cli.admin_app import Answer, ClientName, Home, Late, app, command, connected
 from fedpareto.cli.failure import USAGE, answer, failing
 from fedpareto.cli.options import JsonOption
@@ -62,12 +63,18 @@ def join_string(
     home: Home = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a join string for a new member. It is shown once, works once, and expires."""
+    """Make a join string for a new member. It is shown once, works once, and expires.
+
+    There is one for a name at a time: another one replaces it.
+    """
     with connected(context, home) as stub:
         request = v1.CreateJoinStringRequest(client_id=client, lifetime_seconds=round((hours or 0) * 3600), again=again)
         response = stub.CreateJoinString(request)
     typer.echo(document.dumps(response) if as_json else response.join_string)
     if not as_json:
+        if response.replaced:
+            older = counted(response.replaced, "open join string")
+            typer.echo(f"\nIt replaces {older} for {client}: nobody can join with the older one any more.", err=True)
         typer.echo(
             f"\nHand it to {client} in confidence, before {formatting.local(response.expires)}. On that machine"
             + (", with the directory that it has:\n" if again else ":\n")
