@@ -1,6 +1,7 @@
 """Values as text, for the commands and for reports: numbers, shares, sizes, digests, times."""
 
 import math
+import re
 from datetime import UTC
 
 from google.protobuf.message import Message
@@ -9,6 +10,11 @@ from google.protobuf.timestamp_pb2 import Timestamp
 DIGITS = 12  # of a digest
 UNKNOWN = "–"
 PERSONALISED = "of every member's own model: the shared parameters with its personal ones"
+
+
+def natural(name: str) -> tuple[tuple[str, int], ...]:
+    """Sorts names by the numbers in them: member-2 comes before member-10."""
+    return tuple((text, int(digits or 0)) for text, digits in re.findall(r"(\D*)([0-9]{0,18})", name))
 
 
 def number(value: float, digits: int = 3) -> str:

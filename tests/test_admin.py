@@ -3,6 +3,7 @@
 import hashlib
 import json
 import subprocess
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import admin_stage
@@ -12,6 +13,7 @@ import pytest
 from admin_stage import LAYOUT, SPEC, command, good_model, requests, submit
 from bundles import Edited
 from harness import Federation, refused
+from rich.console import Console
 
 from coordinator.rounds.metrics import DEFINITIONS
 from coordinator.rounds.uploads import Upload
@@ -21,17 +23,22 @@ from federation.digests import digest
 from federation.payload_check import PayloadCheck
 from federation.provenance import read_exported
 from federation.v1.admin_pb2 import (
+    Client,
     ExportRoundsRequest,
     GetRoundRequest,
     GetRunRequest,
     ListRoundsRequest,
     ListRunsRequest,
     SubmitRunRequest,
+    TaskSummary,
 )
 from federation.v1.admin_pb2_grpc import AdminStub
+from federation.v1.common_pb2 import ClientState
 from federation.vectors import to_bytes
 from fedpareto.processes.forked import completed
+from fedpareto.cli import render, render_members
 from fedpareto.cli.bundle import payloads_question
+from fedpareto.formatting import natural
 from storage.directory import DirectoryStore
 
 # Fixtures
@@ -94,6 +101,55 @@ def test_the_tables_for_people_fit_and_name_what_they_show(
         assert done.returncode == 0, done.stderr
         assert expected in done.stdout
         assert max(len(line.rstrip()) for line in done.stdout.splitlines()) <= 100
+
+
+def test_a_table_of_members_says_what_is_wrong_and_one_member_shows_the_rest(centre: Federation) -> None:
+    now = datetime(2026, 5, 4, 12, tzinfo=UTC)
+
+    def member(name: str, days: int = 5, **fields: object) -> Client:
+        made = Client(client_id=name, state=ClientState.CLIENT_STATE_ACTIVE, **fields)
+        made.certificate_expires.FromDatetime(now + timedelta(days=days))
+        return made
+
+    task = TaskSummary(task="digits", samples=10, abilities=["repeatable"], training_sessions_left=0)
+    members = [
+        member("member-10", attending=True, tasks=[task]),
+        member("member-2", attending=True, tasks=[TaskSummary(task="digits", samples=7)]),
+        member("member-1", -1, tags=["north"]),
+    ]
+    with (out := Console(width=100)).capture() as captured:
+        out.print(render_members.clients(members, now))
+    text = captured.get()
+    places = [text.index(name) for name in ("member-1 ", "member-2 ", "member-10 ")]
+    assert places == sorted(places)
+    wrong = {line.split()[0]: line for line in text.splitlines() if line.startswith("member-")}
+    assert "does not attend" in wrong["member-1"]
+    assert "its certificate has ended" in text
+    assert wrong["member-2"].rstrip().endswith("digits (7)")
+    assert "no private rounds left for digits" in wrong["member-10"]
+    with out.capture() as captured:
+        out.print(render_members.client(members[0], now))
+    lines = [line.split(maxsplit=1) for line in captured.get().splitlines()]
+    assert ["can", "repeatable"] in [[word.strip() for word in line] for line in lines]
+    assert ["private", "rounds left  0 of training, 0 of evaluation"] in [[word.strip() for word in line] for line in lines]
+    done = command(centre, "client", "nobody")
+    assert (done.returncode, "no client has the name 'nobody'" in done.stderr) == (1, True)
+
+
+def test_a_run_shows_its_members_before_raw_metrics(centre: Federation, finished: tuple[str, tuple[str, ...]]) -> None:
+    shown = command(centre, "run", "finished").stdout
+    assert shown.index("members in the rounds that have ended") < shown.index("metrics of round 1")
+    assert "accuracy/mean" in shown[shown.index("metrics of round 1") :]
+
+
+def test_names_in_tables_are_never_broken_and_stand_in_natural_order() -> None:
+    table = render.new_table("run", "name", "text")
+    table.add_row("1" * 12, "hospital-north-2", "a sentence that needs more than one line " * 2)
+    with (out := Console(width=50)).capture() as captured:
+        out.print(table)
+    assert "hospital-north-2" in captured.get()
+    names = ["member-10", "member-2", "a", "member-2-b"]
+    assert sorted(names, key=natural) == ["a", "member-2", "member-2-b", "member-10"]
 
 
 def test_a_bundle_is_written_and_verified_by_commands(

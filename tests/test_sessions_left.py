@@ -101,7 +101,8 @@ def test_operators_see_what_members_have_told(stage: Stage, players: list[Player
     tell(stage, players[2], 990, 8)
     runner = CliRunner(env={"COLUMNS": "200"})
     command = ["admin", "--home", str(stage.served.home.admin_dir), "clients"]
-    assert "private: 990 / 8 left" in runner.invoke(app, command).stdout
+    shown_of_cleo = runner.invoke(app, [*command[:-1], "client", "cleo"]).stdout
+    assert "990 of training, 8 of evaluation" in shown_of_cleo
     shown = {one["client_id"]: one for one in json.loads(runner.invoke(app, [*command, "--json"]).stdout)["clients"]}
     (task,) = shown["cleo"]["tasks"]
     assert (int(task["training_sessions_left"]), int(task["evaluation_sessions_left"])) == (990, 8)

@@ -7,7 +7,7 @@ import typer
 
 from federation.text import counted
 from fedpareto.cli.admin_app import Answer, ClientName, Home, Late, app, command, connected
-from fedpareto.cli.failure import USAGE, answer, failing
+from fedpareto.cli.failure import USAGE, Failure, answer, failing
 from fedpareto.cli.options import JsonOption
 from fedpareto.cli.secret_input import passphrase_for
 
@@ -102,9 +102,22 @@ def cancel_join_string(stub: "AdminStub", client: ClientName) -> Answer:
 
 @command()
 def clients(stub: "AdminStub") -> Answer:
-    """List the members and their tasks."""
+    """List the members: state, last sign of life, tasks, and what is wrong."""
     response = messages.whole(stub.ListClients, v1.ListClientsRequest())
-    return response, lambda: render_members.clients(response.clients)
+    return response, lambda: render_members.clients(response.clients, datetime.now(UTC))
+
+
+@command("client")
+def show_client(stub: "AdminStub", client: ClientName) -> Answer:
+    """Show a member.
+
+    That is: its state, its key and its machine, and for each task its samples, quotas and abilities.
+    """
+    listed = messages.whole(stub.ListClients, v1.ListClientsRequest()).clients
+    item = next((item for item in listed if item.client_id == client), None)
+    if item is None:
+        raise Failure(f"no client has the name {client!r}: `fedpareto admin clients` lists them")
+    return item, lambda: render_members.client(item, datetime.now(UTC))
 
 
 @command()

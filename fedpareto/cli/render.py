@@ -17,12 +17,13 @@ from federation.v1.admin_pb2 import (
     WarningKind,
 )
 from fedpareto.cli import participation
-from fedpareto.formatting import DIGITS, PERSONALISED, UNKNOWN, number, percent, short, size, when
+from fedpareto.formatting import DIGITS, PERSONALISED, UNKNOWN, natural, number, percent, short, size, when
 from fedpareto.messages import epsilon_of_clients, name_of
 from fedpareto.series import SCORED, metric
 
 WIDTH = 100  # columns
 NAME_WIDTH = 24  # columns; a longer name ends in an ellipsis
+_NAMES = frozenset({"run", "name", "state", "algorithm", "client", "worst client", "task"})  # columns that hold no text
 OF_OBJECTIVES = ("weight/", "accuracy/objective/", *(f"loss/{split}/" for split in SCORED))  # of one objective each
 LISTED = 5  # members with failures that a list of runs names for each run
 MATRIX_ROWS = 24  # of the indicator matrix; more clients are put together by what they serve
@@ -50,12 +51,14 @@ def state_of(message: Run | RoundSummary) -> Text:
 
 
 def new_table(*columns: str, gap: int = 2) -> Table:
-    """A table; a column whose name begins with `>` is aligned to the right; the first one keeps to a line."""
+    """A table; a column whose name begins with `>` is aligned to the right; names are never broken into lines."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, gap, 0, 0))
     for column in columns:
         table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
     first = table.columns[0]
-    first.overflow, first.no_wrap, first.max_width = "ellipsis", True, NAME_WIDTH
+    first.max_width = NAME_WIDTH
+    for named in (first, *(each for each in table.columns if each.header in _NAMES)):
+        named.overflow, named.no_wrap = "ellipsis", True
     return table
 
 
@@ -108,7 +111,7 @@ def members(summaries: Sequence[MemberSummary]) -> RenderableType:
     private = any(member.HasField("epsilon") for member in summaries)
     heads = [*(f">{name.replace('_', ' ')}" for name in counts), *([">epsilon"] if private else [])]
     table = new_table("member", *heads, "last reason")
-    for member in summaries:
+    for member in sorted(summaries, key=lambda one: natural(one.client_id)):
         reason = f"round {member.last_reason_round}: {participation.reason(member)}" if member.last_reason else UNKNOWN
         who = Text(member.client_id, style="yellow" if participation.failures(member) else "")
         values = [str(getattr(member, name)) for name in counts]
@@ -145,21 +148,24 @@ def run(item: Run, own: Sequence[RenderableType] = ()) -> RenderableType:
     if item.measured == "personalised":
         grid.add_row("metrics", PERSONALISED)
     several = len(item.objectives) > 1
-    for name, value in sorted(item.latest.metrics.items()):
-        if not (several and name.startswith(OF_OBJECTIVES)):
-            grid.add_row(f"round {item.latest.round}", f"{name} = {number(value)}")
     parts: list[RenderableType] = [grid]
-    if several:
-        if item.HasField("latest"):
-            parts += [Text(f"\nobjectives after round {item.latest.round}", style="bold"), _scores(item)]
-        parts += [Text("\nwho serves which objective", style="bold"), indicator(item.objectives, item.serving)]
-    if own:
-        parts += [Text(f"\nthe members' own metrics after round {item.latest.round}", style="bold"), *own]
     if item.members:
         parts += [Text("\nmembers in the rounds that have ended", style="bold"), members(item.members)]
         parts += warnings(item)
     if item.consents:
         parts += [Text("\nmembers that decide on each run", style="bold"), _consents(item.consents)]
+    if own:
+        parts += [Text(f"\nthe members' own metrics after round {item.latest.round}", style="bold"), *own]
+    raw = Table.grid(padding=(0, 2))
+    for name, value in sorted(item.latest.metrics.items()):
+        if not (several and name.startswith(OF_OBJECTIVES)):
+            raw.add_row(name, number(value))
+    if raw.row_count:
+        parts += [Text(f"\nmetrics of round {item.latest.round}", style="bold"), raw]
+    if several:
+        if item.HasField("latest"):
+            parts += [Text(f"\nobjectives after round {item.latest.round}", style="bold"), _scores(item)]
+        parts += [Text("\nwho serves which objective", style="bold"), indicator(item.objectives, item.serving)]
     if item.spec:
         parts += [Text("\nspecification", style="bold"), Text(item.spec.rstrip())]
     return Group(*parts)
@@ -169,7 +175,7 @@ def _consents(items: Iterable[Consent]) -> RenderableType:
     """The answers of members to a run."""
     table = new_table("client", "answer", "since", "signed by", "reason")
     styles = {"accepted": "green", "waiting": "yellow", "refused": "red"}
-    for one in items:
+    for one in sorted(items, key=lambda one: natural(one.client_id)):
         doubt = f"not verified because {one.check.reason}: {one.check.message}"
         key = Text(f"{one.check.key_id[:8]} ✓") if one.check.verified else Text(doubt, style="red")
         reason = ": ".join(filter(None, (one.reason, one.message)))
@@ -202,7 +208,8 @@ def indicator(objectives: Sequence[str], serving: Sequence[Serving]) -> Renderab
     if len(groups) == 1 and all(next(iter(groups))):
         return Text(f"each of the {len(serving)} clients serves each of the {len(objectives)}: {', '.join(objectives)}")
     if len(serving) <= MATRIX_ROWS:
-        rows = sorted((client, pattern) for pattern, names in groups.items() for client in names)
+        rows = [(client, pattern) for pattern, names in groups.items() for client in names]
+        rows.sort(key=lambda row: natural(row[0]))
     else:
         several = ((f"{len(names)}: {names[0]}, …", names, pattern) for pattern, names in groups.items())
         rows = [(label if len(names) > 1 else names[0], pattern) for label, names, pattern in several]

@@ -1,11 +1,13 @@
 """Tables of members, join strings and administrators."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from federation.objectives import JOINT
@@ -14,63 +16,91 @@ from federation.v1.common_pb2 import DecisionManifest, RequestManifest, SignedEn
 from federation.work.computation import Ability
 from fedpareto.cli.escaping import make_safe
 from fedpareto.cli.render import new_table, state
-from fedpareto.formatting import short, when
+from fedpareto.formatting import UNKNOWN, natural, short, when
 from fedpareto.messages import name_of
 
 M = TypeVar("M", bound=Message)
+_SOON = timedelta(days=1)  # a worker renews its certificate long before
 
 
-def clients(items: Iterable[Client]) -> RenderableType:
-    """The members."""
-    table = new_table("client", "state", "attends", "last seen", "tasks (samples)", "device", "expires", "key")
-    for client in items:
+def clients(items: Iterable[Client], now: datetime) -> RenderableType:
+    """The members: state, last sign of life, tasks, and what is wrong at the time `now`."""
+    table = new_table("client", "state", "last seen", "tasks (samples)", "what is wrong")
+    for client in sorted(items, key=lambda one: natural(one.client_id)):
         table.add_row(
-            client.client_id + (f"\n{', '.join(client.tags)}" if client.tags else ""),
+            client.client_id,
             state(name_of(client, "state")),
-            _attends(client),
-            when(client, "last_seen")[:16],
-            "\n".join(
-                f"{task.task} ({task.samples}){_offered(task.objectives)}{_left(task)}{_cannot(task)}"
-                for task in client.tasks
-            )
-            or "–",
-            client.device or "–",
-            when(client, "certificate_expires")[:10],
-            short(client.key_id)[:8],
+            Text("attends", style="green") if client.attending else when(client, "last_seen")[:16],
+            ", ".join(f"{task.task} ({task.samples})" for task in client.tasks) or UNKNOWN,
+            Text("\n".join(_wrong(client, now)), style="yellow"),
         )
-    return (
-        table if table.row_count else Text("no clients yet: make a join string with `fedpareto admin join-string NAME`")
-    )
+    if not table.row_count:
+        return Text("no clients yet: make a join string with `fedpareto admin join-string NAME`")
+    return Group(table, Text("\nmore of one member: fedpareto admin client NAME", style="dim"))
 
 
-def _attends(client: Client) -> Text:
-    """Whether it attends; until when its site is closed, and the runs that wait for its owner."""
-    text = Text("yes", style="green") if client.attending else Text("no")
+def _wrong(client: Client, now: datetime) -> Iterator[str]:
+    """What keeps a member from work, now or soon."""
+    name = name_of(client, "state")
+    if name == "PENDING":
+        yield f"waits for approval: fedpareto admin approve {client.client_id}"
+    if name == "REVOKED":
+        return
     if client.HasField("closed_until"):
-        text.append(f"\nclosed until {when(client, 'closed_until')[:16]}", style="yellow")
+        yield f"closed until {when(client, 'closed_until')[:16]}"
+    elif not client.attending:
+        yield "does not attend"
     if client.undecided:
-        text.append(f"\nowner must approve: {', '.join(client.undecided)}", style="yellow")
-    return text
+        yield f"owner must approve: {', '.join(client.undecided)}"
+    if client.HasField("certificate_expires"):
+        ends = client.certificate_expires.ToDatetime(UTC)
+        if ends <= now + _SOON:
+            yield f"its certificate {'has ended' if ends <= now else 'ends'} {when(client, 'certificate_expires')[:16]}"
+    else:
+        yield "has no valid certificate"
+    if client.attending and not client.tasks:
+        yield "offers no task"
+    yield from (f"has no samples for {task.task}" for task in client.tasks if not task.samples)
+    for task in client.tasks:
+        if task.HasField("training_sessions_left") and not task.training_sessions_left:
+            yield f"no private rounds left for {task.task}"
 
 
-def _left(task: TaskSummary) -> str:
-    """The private rounds of training and evaluation that are left of a task, on a line of their own; if told."""
-    if not task.HasField("training_sessions_left"):
-        return ""
-    return f"\n  private: {task.training_sessions_left} / {task.evaluation_sessions_left} left"
+def client(item: Client, now: datetime) -> RenderableType:
+    """One member: its state, keys and machine, and for each task its samples, quotas and abilities."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row("client", item.client_id)
+    grid.add_row("state", state(name_of(item, "state")))
+    for line in _wrong(item, now):
+        grid.add_row("", Text(line, style="yellow"))
+    grid.add_row("tags", ", ".join(item.tags) or UNKNOWN)
+    grid.add_row("last seen", when(item, "last_seen"))
+    grid.add_row("enrolled", when(item, "enrolled"))
+    grid.add_row("certificate ends", when(item, "certificate_expires"))
+    if item.HasField("forgotten"):
+        grid.add_row("forgotten", when(item, "forgotten"))
+    grid.add_row("key", short(item.key_id))
+    grid.add_row("device", item.device or UNKNOWN)
+    grid.add_row("software", item.software or UNKNOWN)
+    parts: list[RenderableType] = [grid]
+    for task in item.tasks:
+        parts += [Text(f"\ntask {task.task}", style="bold"), _task(task)]
+    return Group(*parts)
 
 
-def _cannot(task: TaskSummary) -> str:
-    """The abilities that its trainer lacks, on a line of their own."""
+def _task(task: TaskSummary) -> RenderableType:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row("training samples", str(task.samples))
+    if list(task.objectives) not in ([], [JOINT]):
+        grid.add_row("objectives", ", ".join(task.objectives))
+    if task.HasField("training_sessions_left"):
+        left = f"{task.training_sessions_left} of training, {task.evaluation_sessions_left} of evaluation"
+        grid.add_row("private rounds left", left)
     missing = [ability for ability in Ability if ability not in task.abilities]
-    return f"\n  cannot: {', '.join(missing)}" if missing else ""
-
-
-def _offered(objectives: Sequence[str]) -> str:
-    """The objectives that a client serves, of a task with several."""
-    if len(objectives) < 2 and list(objectives) in ([], [JOINT]):
-        return ""
-    return f": {', '.join(objectives)}" if len(objectives) <= 3 else f": {len(objectives)} objectives"
+    grid.add_row("can", ", ".join(task.abilities) or UNKNOWN)
+    if missing:
+        grid.add_row("cannot", ", ".join(missing))
+    return grid
 
 
 def join_strings(items: Iterable[JoinString]) -> RenderableType:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from federation.v1.admin_pb2 import GetRoundRequest, Participation, RoundSummary, Run
 from fedpareto.cli.render import NAME_WIDTH, new_table, state
-from fedpareto.formatting import DIGITS, UNKNOWN, number, percent, seconds, size
+from fedpareto.formatting import DIGITS, UNKNOWN, natural, number, percent, seconds, size
 from fedpareto.messages import name_of
 from fedpareto.series import OWN, known, metric, own_names, own_values
 
@@ -43,7 +43,7 @@ def members(parts: Sequence[Participation]) -> Iterator[RenderableType]:
     if not names:
         return
     table = new_table("client", *(f">{name}" for name in names[:_COLUMNS]))
-    for client, values in found.items():
+    for client, values in sorted(found.items(), key=lambda row: natural(row[0])):
         table.add_row(client, *(number(values.get(name, math.nan)) for name in names[:_COLUMNS]))
     yield table
     if more := names[_COLUMNS:]:

@@ -16,7 +16,7 @@ from fedpareto.cli import render_envelopes
 from fedpareto.cli.heat_map import heat_map
 from fedpareto.cli.render import OF_OBJECTIVES, new_table, state, state_of
 from fedpareto.cli.render_metrics import members, own_metrics
-from fedpareto.formatting import PERSONALISED, UNKNOWN, local, number, percent, seconds, short, size, when
+from fedpareto.formatting import PERSONALISED, UNKNOWN, local, natural, number, percent, seconds, short, size, when
 from fedpareto.messages import accepted, duration, name_of
 from fedpareto.series import OWN, SCORED, metric, own_names
 
@@ -273,7 +273,7 @@ def participations(item: GetRoundResponse) -> RenderableType:
     private = any(part.HasField("privacy") for part in item.participations)
     if private:
         table.add_column("epsilon", justify="right")
-    for part in item.participations:
+    for part in sorted(item.participations, key=lambda one: natural(one.client_id)):
         name = name_of(part, "state")
         word = ("accepted" if accepted(item.phases, part) else "answered") if name == "FULFILLED" else name.lower()
         table.add_row(

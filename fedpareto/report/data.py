@@ -19,6 +19,7 @@ from federation.v1.admin_pb2 import (
     Run,
 )
 from federation.v1.admin_pb2_grpc import AdminStub
+from fedpareto.formatting import natural
 from fedpareto.messages import accepted, whole
 from fedpareto.series import known, last, metric, own_names, own_values
 
@@ -76,7 +77,7 @@ class RunData:
     def clients(self) -> list[str]:
         """The names of the clients that were asked for work or evaluated."""
         names = {part.client_id for item in self.rounds for part in item.participations}
-        return sorted(names | {scored.client_id for item in self.rounds for scored in item.scores})
+        return sorted(names | {scored.client_id for item in self.rounds for scored in item.scores}, key=natural)
 
     @cached_property
     def parts(self) -> dict[str, list[Participation]]:
