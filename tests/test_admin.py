@@ -130,8 +130,9 @@ def test_a_table_of_members_says_what_is_wrong_and_one_member_shows_the_rest(cen
     with out.capture() as captured:
         out.print(render_members.client(members[0], now))
     lines = [line.split(maxsplit=1) for line in captured.get().splitlines()]
-    assert ["can", "repeatable"] in [[word.strip() for word in line] for line in lines]
-    assert ["private", "rounds left  0 of training, 0 of evaluation"] in [[word.strip() for word in line] for line in lines]
+    words = [[word.strip() for word in line] for line in lines]
+    assert ["can", "repeatable"] in words
+    assert ["private", "rounds left  0 of training, 0 of evaluation"] in words
     done = command(centre, "client", "nobody")
     assert (done.returncode, "no client has the name 'nobody'" in done.stderr) == (1, True)
 

@@ -13,9 +13,18 @@ from rich.console import Console
 from running import refused
 from stage import LAYOUT, Player, Stage, spec
 
-from coordinator.rounds.participation import EndedRound, MemberRound, Outcome, Participation, WarningKind, read_rounds
+from coordinator.rounds.participation import (
+    EndedRound,
+    MemberRound,
+    Outcome,
+    Participation,
+    StepLength,
+    WarningKind,
+    read_rounds,
+)
 from federation.v1.admin_pb2 import GetRunRequest, ListRunsRequest, MemberOutcome, MemberSummary
 from federation.v1.common_pb2 import AssignmentManifest
+from fedpareto import simulate
 from fedpareto.cli import admin, participation, render
 from fedpareto.cli.document import document
 from fedpareto.cli.failure import Failure
@@ -110,6 +119,44 @@ def test_nobody_improving_in_three_evaluated_rounds_is_warned_of_however_far_apa
     assert begun == [(4, WarningKind.NOBODY_IMPROVES, "")]
     assert (made.warnings[0].rounds, made.warnings[0].last_round) == (4, 5)
     assert fold(*(asked(n, REPLIED, improved=share) for n, share in enumerate([0.0, 0.0, 0.25, 0.0])))[1] == []
+
+
+def zigzag(losses: list[float], length: float) -> tuple[Participation, list[tuple[int, WarningKind, str]]]:
+    """The summary of rounds with these losses, whose steps are this long and whose updates 0.5, at the rate 2."""
+    step = StepLength(length, 0.5, 2.0)
+    return fold(*(EndedRound(n, (), loss=loss, step=step) for n, loss in enumerate(losses)))
+
+
+def test_a_loss_that_rises_again_and_again_with_steps_longer_than_the_updates_names_the_rate_that_would_do() -> None:
+    made, begun = zigzag([1.0, 2.0, 0.5, 0.7], 1.2)
+    assert begun == [(3, WarningKind.STEP_TOO_LONG, "")]
+    (warning,) = made.warnings
+    assert "rose in 2 of the last 3 evaluated rounds, last in round 3" in warning.message
+    assert "2.4 times as long as the median of the updates (0.5)" in warning.message
+    assert "Set server.learning_rate to about 0.83 (it is 2)" in warning.message
+    assert zigzag([1.0, 2.0, 0.5, 0.4], 1.2)[1] == []  # it rose once
+    assert zigzag([1.0, 2.0, 0.5, 0.7], 0.7)[1] == []  # the steps are not much longer than the updates
+    assert zigzag([1.0, 2.0, 0.5, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2], 1.2)[0].warnings == []  # it has settled
+
+
+def test_a_run_that_zigzags_is_warned_of_and_the_rate_that_the_warning_names_ends_it() -> None:
+    spec = """
+        name = "zigzag"
+        task = "digits"
+        rounds = 6
+        [algorithm]
+        name = "fedmgda+"
+        [train]
+        learning_rate = 0.1
+        [server]
+        learning_rate = {rate}
+        [simulation]
+        clients = 2
+    """
+    (warning,) = [words for words in simulate(spec.format(rate=2.5)).warnings if "server.learning_rate" in words]
+    named = re.search(r"about ([0-9.]+) \(it is 2\.5\)", warning)
+    assert named is not None, warning
+    assert [words for words in simulate(spec.format(rate=named[1])).warnings if "server.learning_rate" in words] == []
 
 
 # --- what operators see

@@ -5,24 +5,30 @@
 
 import logging
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import pairwise
+from statistics import median
 from types import MappingProxyType
 
 from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
+from federation.runs import RunSpec
 from federation.text import escaped
 from federation.work.train.work import Train
 from storage.database import Database
-from storage.models import Assignment, Phase, Reply, Round
+from storage.models import Assignment, Phase, Reply, Round, Run
 from storage.states import AssignmentState, RoundState
 
 log = logging.getLogger(__name__)
 
 WARN_AFTER = 3  # rounds in a row
+WARN_AFTER_RISES = 2  # rounds among the last `LOOK_BACK`: a loss that zigzags falls in every other round
+LOOK_BACK = 6  # evaluated rounds
+LONG_STEP = 1.5  # times the median of the updates
 OPPOSING = -0.5  # the cosine with the step below which a member's update counts as against it
 _NOT_NEEDED = frozenset({"not-needed", "run-ended"})  # reasons of cancellations that are no failure of the member
 
@@ -48,6 +54,12 @@ class WarningKind(StrEnum):
     MEMBER_FAILS = "MEMBER_FAILS"
     NOBODY_IMPROVES = "NOBODY_IMPROVES"
     MEMBER_OPPOSES = "MEMBER_OPPOSES"
+    STEP_TOO_LONG = "STEP_TOO_LONG"
+
+    @property
+    def after(self) -> int:
+        """The rounds after which it is given."""
+        return WARN_AFTER_RISES if self is WarningKind.STEP_TOO_LONG else WARN_AFTER
 
 
 _OUTCOMES: Mapping[AssignmentState, Outcome] = MappingProxyType(
@@ -78,12 +90,33 @@ class MemberRound:
 
 
 @dataclass(frozen=True)
+class StepLength:
+    """How long a step along the direction was, at the server's rate, beside the median length of the updates."""
+
+    length: float
+    median: float
+    rate: float
+
+    @property
+    def ratio(self) -> float:
+        """The length over the median."""
+        return self.length / self.median
+
+    @property
+    def long(self) -> bool:
+        """Whether it was much longer than the members' own steps."""
+        return self.ratio >= LONG_STEP
+
+
+@dataclass(frozen=True)
 class EndedRound:
     """A round that has ended."""
 
     number: int  # from 0
     members: tuple[MemberRound, ...]  # that were asked for something
     improved: float = math.nan  # the share of participants whose training loss did not rise; NaN if unknown
+    loss: float = math.nan  # the mean training loss after it; NaN if it was not measured
+    step: StepLength | None = None  # None where the lengths of step and updates do not compare
 
 
 @dataclass(frozen=True)
@@ -167,6 +200,7 @@ class Participation:
     def __init__(self) -> None:
         self._members: dict[str, MemberSummary] = {}
         self._worse: list[int] = []  # the last evaluated rounds, in a row, in which nobody improved
+        self._evaluated: deque[EndedRound] = deque(maxlen=LOOK_BACK + 1)  # the last ones, with a loss
         self.next_round = 0
 
     @property
@@ -185,9 +219,13 @@ class Participation:
             self._members.setdefault(member.client_id, MemberSummary(member.client_id)).add(round_.number, member)
         if math.isfinite(round_.improved):
             self._worse = [*self._worse, round_.number] if round_.improved == 0 else []
+        if math.isfinite(round_.loss):
+            self._evaluated.append(round_)
         self.next_round = round_.number + 1
         fresh = [*(w for m in round_.members for w in self._members[m.client_id].warnings()), *self._of_the_run()]
-        return [warning for warning in fresh if (warning.rounds, warning.last_round) == (WARN_AFTER, round_.number)]
+        return [
+            warning for warning in fresh if (warning.rounds, warning.last_round) == (warning.kind.after, round_.number)
+        ]
 
     def _of_the_run(self) -> Iterator[RunWarning]:
         if (rounds := len(self._worse)) >= WARN_AFTER:
@@ -197,6 +235,26 @@ class Participation:
                 "the others"
             )
             yield RunWarning(WarningKind.NOBODY_IMPROVES, "", rounds, self._worse[-1], message)
+        yield from self._zigzag()
+
+    def _zigzag(self) -> Iterator[RunWarning]:
+        """A warning if steps that are too long have raised the loss again and again, up to the last step."""
+        rises = [
+            (after, after.step)
+            for before, after in pairwise(self._evaluated)
+            if after.step is not None and after.step.long and after.loss > before.loss
+        ]
+        newest = self._evaluated[-1].step if self._evaluated else None
+        if len(rises) < WARN_AFTER_RISES or newest is None or not newest.long:
+            return
+        last, step = rises[-1]
+        message = (
+            f"the mean training loss rose in {len(rises)} of the last {len(self._evaluated) - 1} evaluated rounds, "
+            f"last in round {last.number}, where the step was {step.ratio:.1f} times as long as the median of the "
+            f"updates ({step.median:.3g}): the steps go too far. Set server.learning_rate to about "
+            f"{step.rate / step.ratio:.2g} (it is {step.rate:.3g}), or let it decay (server.decay)"
+        )
+        yield RunWarning(WarningKind.STEP_TOO_LONG, "", len(rises), last.number, message)
 
 
 def read_rounds(session: Session, run_id: str, first: int = 0) -> list[EndedRound]:
@@ -214,6 +272,7 @@ def read_rounds(session: Session, run_id: str, first: int = 0) -> list[EndedRoun
             Assignment.reason,
             Assignment.message,
             Reply.cosine,
+            Reply.norm,
             Reply.privacy,
         )
         .join(Phase, Phase.round_id == Round.round_id)
@@ -223,7 +282,10 @@ def read_rounds(session: Session, run_id: str, first: int = 0) -> list[EndedRoun
         .order_by(Round.number, Phase.number, Assignment.client_id)
     )
     members: dict[int, dict[str, MemberRound]] = {}
-    for number, kind, decides, client, state, reason, message, cosine, privacy in rows:
+    norms: dict[int, list[float]] = {}
+    for number, kind, decides, client, state, reason, message, cosine, norm, privacy in rows:
+        if norm is not None:
+            norms.setdefault(number, []).append(norm)
         parts = members.setdefault(number, {})
         before, outcome = parts.get(client, MemberRound(client)), _outcome(state, reason)
         why = ": ".join(text for text in ("" if kind == Train.name else kind, reason, message) if text)
@@ -236,10 +298,25 @@ def read_rounds(session: Session, run_id: str, first: int = 0) -> list[EndedRoun
             failed = outcome.failed and not (before.training and before.training.failed)
             parts[client] = replace(before, evaluation=outcome, reason=why if failed else before.reason)
     numbers = session.execute(select(Round.number, Round.metrics).where(*here).order_by(Round.number))
+    spec = RunSpec.parse(session.get_one(Run, run_id).spec)
+    along = spec.server.optimiser == "sgd" and not spec.privacy.client_noise  # no norm is shown of protected clients
     return [
-        EndedRound(number, tuple(members.get(number, {}).values()), metrics.get("improved", math.nan))
+        EndedRound(
+            number,
+            tuple(members.get(number, {}).values()),
+            metrics.get("improved", math.nan),
+            metrics.get("loss/train", math.nan),
+            _step_length(metrics, norms.get(number, ())) if along else None,
+        )
         for number, metrics in numbers
     ]
+
+
+def _step_length(metrics: Mapping[str, float], norms: Sequence[float]) -> StepLength | None:
+    """The length of a round's step; None without a step, or without updates that are longer than 0."""
+    rate, direction = metrics.get("step/rate", 0.0), metrics.get("direction_norm", 0.0)
+    middle = median(norms) if norms else 0.0
+    return StepLength(rate * direction, middle, rate) if rate > 0 and direction > 0 and middle > 0 else None
 
 
 def _outcome(state: AssignmentState, reason: str) -> Outcome:

@@ -141,6 +141,8 @@ class _WarningKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WarningKi
     """In three or more evaluated rounds in a row, every participant's training loss rose."""
     WARNING_KIND_MEMBER_OPPOSES: _WarningKind.ValueType  # 3
     """In three or more steps in a row, a member's update had a cosine below -0.5 with the step."""
+    WARNING_KIND_STEP_TOO_LONG: _WarningKind.ValueType  # 4
+    """In two or more of the last evaluated rounds the loss rose, with steps much longer than the median of the updates."""
 
 class WarningKind(_WarningKind, metaclass=_WarningKindEnumTypeWrapper):
     """The kinds of warnings."""
@@ -153,6 +155,8 @@ WARNING_KIND_NOBODY_IMPROVES: WarningKind.ValueType  # 2
 """In three or more evaluated rounds in a row, every participant's training loss rose."""
 WARNING_KIND_MEMBER_OPPOSES: WarningKind.ValueType  # 3
 """In three or more steps in a row, a member's update had a cosine below -0.5 with the step."""
+WARNING_KIND_STEP_TOO_LONG: WarningKind.ValueType  # 4
+"""In two or more of the last evaluated rounds the loss rose, with steps much longer than the median of the updates."""
 Global___WarningKind: _TypeAlias = WarningKind  # noqa: Y015
 
 @_typing.final
