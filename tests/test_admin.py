@@ -35,10 +35,10 @@ from federation.v1.admin_pb2 import (
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import ClientState
 from federation.vectors import to_bytes
-from fedpareto.processes.forked import completed
 from fedpareto.cli import render, render_members
 from fedpareto.cli.bundle import payloads_question
 from fedpareto.formatting import natural
+from fedpareto.processes.forked import completed
 from storage.directory import DirectoryStore
 
 # Fixtures

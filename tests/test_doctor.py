@@ -14,7 +14,6 @@ import pytest
 import torch
 from authority import Authority
 from connect_proxy import connect_proxy
-from forked import completed
 from running import SECONDS, Running, running
 from test_trainers import Halving
 from typer.testing import CliRunner
@@ -29,6 +28,7 @@ from federation.v1.admin_pb2_grpc import AdminStub
 from federation.vectors import Array, Vector
 from fedpareto.cli.failure import Failure
 from fedpareto.cli.main import app
+from fedpareto.processes.forked import completed
 from worker.doctor import check_disk
 from worker.enroll import enroll
 from worker.home import Home
