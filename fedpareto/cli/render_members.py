@@ -20,6 +20,7 @@ from fedpareto.formatting import UNKNOWN, natural, short, when
 from fedpareto.messages import name_of
 
 M = TypeVar("M", bound=Message)
+_LISTED = 5  # tasks of a member in the table of members
 _SOON = timedelta(days=1)  # a worker renews its certificate long before
 
 
@@ -31,12 +32,18 @@ def clients(items: Iterable[Client], now: datetime) -> RenderableType:
             client.client_id,
             state(name_of(client, "state")),
             Text("attends", style="green") if client.attending else when(client, "last_seen")[:16],
-            ", ".join(f"{task.task} ({task.samples})" for task in client.tasks) or UNKNOWN,
+            _offered(client) or UNKNOWN,
             Text("\n".join(_wrong(client, now)), style="yellow"),
         )
     if not table.row_count:
         return Text("no clients yet: make a join string with `fedpareto admin join-string NAME`")
     return Group(table, Text("\nmore of one member: fedpareto admin client NAME", style="dim"))
+
+
+def _offered(client: Client) -> str:
+    """Its first tasks with their samples, and how many more there are."""
+    tasks = ", ".join(f"{task.task} ({task.samples})" for task in client.tasks[:_LISTED])
+    return f"{tasks} and {more} more" if (more := len(client.tasks) - _LISTED) > 0 else tasks
 
 
 def _wrong(client: Client, now: datetime) -> Iterator[str]:
