@@ -405,7 +405,10 @@ def test_an_outsider_verifies_the_record_of_a_run_and_names_each_edit(scene: Sce
 
     for edit, named in [
         (lambda found: found.step.CopyFrom(seal(StepManifest(), Ed25519PrivateKey.generate())), "may not sign this"),
-        (lambda found: found.phases[0].exchanges[0].ClearField("answers"), "client-0 has a coefficient, and no accepted reply"),
+        (
+            lambda found: found.phases[0].exchanges[0].ClearField("answers"),
+            "client-0 has a coefficient, and no accepted reply",
+        ),
         (orders_of_another, "an assignment of|was asked for other work"),
         (lambda found: found.metrics.__setitem__("loss/train", 0.1), "the record says loss/train = 0.1"),
     ]:
@@ -433,7 +436,7 @@ def test_a_member_finds_its_private_rounds_in_the_record_and_what_its_owner_requ
 ) -> None:
     run = scene.fed.query("select run_id from runs where name = 'private'")[0][0]
     bundle = str(tmp_path / "private.fedpareto")
-    scene.fed.admin("bundle", "private", "--payloads", "--out", bundle)
+    scene.fed.admin("bundle", "private", "--payloads", "--yes", "--out", bundle)
     home = shutil.copytree(scene.home(CLIENTS[0]), tmp_path / "home")
 
     def problems(code: int) -> list[str]:

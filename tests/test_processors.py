@@ -155,7 +155,7 @@ def test_a_coordinator_that_is_killed_goes_on_with_another_arithmetic(tmp_path: 
         settled = scene.settled(name)
         assert np.isclose(sum(settled.coefficients), ONE)
         bundle = tmp_path / "run.bundle"
-        fed.fedpareto("admin", "bundle", name, str(bundle), "--payloads", "--home", str(fed.home / "admin"))
+        fed.admin("bundle", name, "--payloads", "--yes", "--out", str(bundle))
         for core in ABLE:
             environment = {**os.environ, "OPENBLAS_CORETYPE": core}
             command = [sys.executable, "-m", "fedpareto", "verify", str(bundle)]

@@ -32,7 +32,7 @@ class Verification:
 def verification(stage: Stage, run: str) -> Verification:
     """Writes the record of a run to a file, verifies it, changes one byte and verifies it again."""
     file = stage.directory / f"{run}.fedpareto"
-    stage.admin("bundle", run, "--out", str(file), "--payloads")
+    stage.admin("bundle", run, "--out", str(file), "--payloads", "--yes")
     honest = json.loads(stage.fedpareto("verify", str(file), "--json"))
     forged = file.with_name(f"{run}-changed.fedpareto")
     changed = change_a_byte(file, forged)
