@@ -99,7 +99,8 @@ def _updates(specification: Specification) -> list[Reals]:
 
 def _inner(visits: Sequence[Reals]) -> Reals:
     rows = np.vstack(visits)
-    return rows @ rows.T
+    products: Reals = rows @ rows.T
+    return products
 
 
 def _uncorrelated(gram: Reals, sums: int) -> Reals:
