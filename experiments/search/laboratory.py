@@ -99,7 +99,7 @@ def _updates(specification: Specification) -> list[Reals]:
 
 def _inner(visits: Sequence[Reals]) -> Reals:
     rows = np.vstack(visits)
-    products: Reals = rows @ rows.T
+    products: Reals = np.asarray(rows @ rows.T, np.float64)
     return products
 
 
