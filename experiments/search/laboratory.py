@@ -99,7 +99,7 @@ def _updates(specification: Specification) -> list[Reals]:
 
 def _inner(visits: Sequence[Reals]) -> Reals:
     rows = np.vstack(visits)
-    products: Reals = np.asarray(rows @ rows.T, np.float64)
+    products: Reals = rows @ rows.T
     return products
 
 
@@ -110,4 +110,5 @@ def _uncorrelated(gram: Reals, sums: int) -> Reals:
     repeated = float(np.diag((gram / np.outer(lengths, lengths))[:m, -m:]).mean())
     between: Reals = np.full((sums, sums), repeated)
     np.fill_diagonal(between, 1.0)
-    return np.kron(between, np.eye(m))
+    products: Reals = np.kron(between, np.eye(m))
+    return products
