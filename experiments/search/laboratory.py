@@ -99,8 +99,7 @@ def _updates(specification: Specification) -> list[Reals]:
 
 def _inner(visits: Sequence[Reals]) -> Reals:
     rows = np.vstack(visits)
-    products: Reals = rows @ rows.T
-    return products
+    return rows @ rows.T
 
 
 def _uncorrelated(gram: Reals, sums: int) -> Reals:
@@ -110,5 +109,4 @@ def _uncorrelated(gram: Reals, sums: int) -> Reals:
     repeated = float(np.diag((gram / np.outer(lengths, lengths))[:m, -m:]).mean())
     between: Reals = np.full((sums, sums), repeated)
     np.fill_diagonal(between, 1.0)
-    products: Reals = np.kron(between, np.eye(m))
-    return products
+    return np.kron(between, np.eye(m)).astype(np.float64)
