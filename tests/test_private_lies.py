@@ -31,7 +31,7 @@ def alone(rule, least, cohort, coefficients):
 
 def void(self, answers):
     if lie.read_text() == "void":
-        raise Voided("the coordinator says that a check failed", blind=True)
+        raise Voided("the coordinator says that a check failed")
     return check(self, answers)
 
 
