@@ -19,7 +19,8 @@ from coordinator.aggregation.rules import TooFewUpdatesError
 from coordinator.aggregation.secure import session
 from coordinator.aggregation.secure.covered import Covered
 from federation.digests import digest
-from federation.secure.thresholds import ONE, Mode, Thresholds
+from federation.secure.evaluation import clip
+from federation.secure.thresholds import EVALUATION_NOISE, ONE, Mode, Thresholds
 from federation.vectors import payload_bytes
 from federation.work.base import Origin, Work, payload_layout
 from federation.work.computation import LocalSgd
@@ -217,7 +218,8 @@ def test_all_coefficients_of_an_evaluation_are_the_same_or_it_is_declined() -> N
 
     play(scene, Mode.SUM)
     scene.change = change
-    session_of = setting(scene, Mode.SUM, work=Evaluate(splits=("test",)), length=4, clip=2.0, nonce=b"e" * 16)
+    bound, test = clip(2, EVALUATION_NOISE), Evaluate(splits=("test",))
+    session_of = setting(scene, Mode.SUM, work=test, length=2, clip=bound, nonce=b"e" * 16)
     play(scene, Mode.SUM, setting_=session_of)
     assert answers == ["coefficients", "coefficients", "answers"]
 
@@ -236,14 +238,16 @@ def ready_with(scene: Cast, specification: bytes, name: str = "", **changed: Any
 def test_terms_that_differ_from_the_specification_are_declined() -> None:
     scene, plain = cast(8, assumed=1), document(Mode.SUM)
     assert ready_with(scene, plain) == "answers"
+    same = {"work": Evaluate(splits=("test",)), "length": 2, "clip": clip(2, EVALUATION_NOISE)}
+    assert ready_with(scene, plain, **same) == "answers"
     other: list[dict[str, Any]] = [
         {"mode": Mode.PRIVATE},
         {"clip": 1.0},
         {"disclose": ("loss",)},
         {"seed": 1},
         {"task": "two-digits"},
-        {"work": Evaluate(splits=("train",)), "length": 4, "clip": 2.0},
-        {"work": Evaluate(splits=("test",)), "length": 4, "clip": 1.0},
+        {"work": Evaluate(splits=("train",)), "length": 2, "clip": clip(2, EVALUATION_NOISE)},
+        {"work": Evaluate(splits=("test",)), "length": 2, "clip": 1.0},
         {"work": replace(TRAIN, sgd=LocalSgd(steps=1, batch_size=10, learning_rate=0.0, weight_decay=1e6))},
         {"name": digest(b"another specification")},
     ]
