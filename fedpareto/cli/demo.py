@@ -330,7 +330,7 @@ def _report(console: "Console", directory: Path, results: _Results, *, keep: boo
         words = "The coordinator goes on for two hours; this stops it:"
         console.print(f"{words}\n    {_command()} demo --stop{_where(directory)}", soft_wrap=True)
     else:
-        console.print("Every process has been stopped; the commands start a coordinator meanwhile.")
+        console.print("Every process has been stopped; the commands read the record that they have left.")
     path = directory / PAGE
     if path.is_file():
         console.print(f"The page with the pictures: {path}", soft_wrap=True)
@@ -344,7 +344,8 @@ def _commands(directory: Path, results: _Results) -> list[str]:
     admin = f"{_command()} admin"
     home = "" if directory == DEFAULT_DIRECTORY else f" --home {directory / 'coordinator' / 'admin'}"
     names = [run.name for run in results.ended()]
-    return [f"{admin}{home} runs", *(f"{admin}{home} round {name} -1" for name in (names[0], names[-1]))]
+    commands = [f"{admin}{home} runs", f"{admin}{home} run {names[0]}"]
+    return [*commands, f"{admin}{home} round {names[-1]} -1"]
 
 
 def _where(directory: Path) -> str:

@@ -16,6 +16,7 @@ from fedpareto.demo.results import Served
 from fedpareto.demo.stage import HOSPITALS, TWO
 from fedpareto.demo.story import Column, Story
 from fedpareto.formatting import number, percent, size
+from fedpareto.messages import name_of
 from fedpareto.series import metric
 
 _BAR = 24  # columns of the bar of an act
@@ -39,6 +40,8 @@ def follow(stub: AdminStub, run_id: str, title: str, console: Console) -> Run:
         for message in stub.WatchRun(WatchRunRequest(run=run_id)):
             run = message.run
             line = _line(title, run)
+            if name_of(run, "state") == "PAUSED":  # nobody is there who would resume it
+                break
     console.print(line)
     return run
 

@@ -55,11 +55,16 @@ class Stage(Federation):
             file.unlink()
 
     def pin_rosters(self) -> None:
-        """Pins a roster of all members at each of them, as their owners would after they have compared it."""
+        """Pins a roster of all members at each of them, as their owners would after they have compared it.
+
+        The owners also allow a second sum from one model: the private rounds have a cheater, who spoils the first one.
+        """
         members = {name: MemberFiles.load(self.directory / name) for name in HOSPITALS}
         text = "\n".join(Card.of(member).text() for member in members.values())
         for name, member in members.items():
-            Roster.parse(text, member).pin(Home(self.directory / name).roster)
+            home = Home(self.directory / name)
+            Roster.parse(text, member).pin(home.roster)
+            home.policy.write_text("[secure]\nsums_per_model = 2\n")
 
     def data(self, name: str) -> Path:
         """The directory of a hospital's images."""
