@@ -1,11 +1,18 @@
 """Checks command lines in documents and container files against the command line as it is."""
 
 import shlex
+from functools import cache
 from typing import Any
 
 import typer.main
 
 from fedpareto.cli.main import app
+
+
+@cache
+def fedpareto_command() -> Any:
+    """The command line, whose making takes 0.1 CPU seconds."""
+    return typer.main.get_command(app)
 
 
 def problem(line: str, *, complete: bool = True) -> str | None:
@@ -18,7 +25,7 @@ def problem(line: str, *, complete: bool = True) -> str | None:
     asked = words = shlex.split(line, comments=True)
     if words[-1] == "...":
         words, complete = words[:-1], False
-    command: Any = typer.main.get_command(app)
+    command: Any = fedpareto_command()
     name, words = words[0], words[1:]
     context, path = None, name
     while True:

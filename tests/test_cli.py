@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
+from command_lines import fedpareto_command
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -41,12 +41,12 @@ def command_paths(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, .
     return found
 
 
-@pytest.mark.parametrize("path", command_paths(typer.main.get_command(app)), ids=" ".join)
+@pytest.mark.parametrize("path", command_paths(fedpareto_command()), ids=" ".join)
 def test_every_command_explains_itself(path: tuple[str, ...]) -> None:
     result = CliRunner().invoke(app, [*path, "--help"])
     assert result.exit_code == 0
     assert "Usage:" in result.stdout
-    command: Any = typer.main.get_command(app)
+    command: Any = fedpareto_command()
     for name in path:
         command = command.commands[name]
     assert command.help
@@ -55,7 +55,7 @@ def test_every_command_explains_itself(path: tuple[str, ...]) -> None:
     )
 
 
-@pytest.mark.parametrize("path", command_paths(typer.main.get_command(app)), ids=" ".join)
+@pytest.mark.parametrize("path", command_paths(fedpareto_command()), ids=" ".join)
 def test_help_fits_a_terminal_of_80_columns_with_nothing_cut_off(
     path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ from federation.work.train import wire
 from federation.work.train.work import Train
 from fedpareto.notebook import simulate
 
-dp_accounting = pytest.importorskip("dp_accounting", reason="needs fedpareto[dp]")
-opacus = pytest.importorskip("opacus", reason="needs fedpareto[dp]")
+pytestmark = pytest.mark.skipif(
+    find_spec("dp_accounting") is None or find_spec("opacus") is None, reason="needs fedpareto[dp]"
+)
 
 PRIVATE = PrivateSgd(noise=1.0, clip=0.5)
 SGD = LocalSgd(steps=3, batch_size=10, learning_rate=0.1)
@@ -91,6 +93,8 @@ def test_the_sum_is_that_of_each_samples_own_gradient_clipped_and_divided_by_the
 
 
 def test_the_gradients_of_samples_are_those_of_opacus(digits: Task, data: Dataset) -> None:
+    import opacus
+
     model = opacus.GradSampleModule(flat.build(digits).train(), loss_reduction="mean")
     digits.losses(model(data.x.clone().requires_grad_()), data.y)["loss"].backward()  # Opacus warns otherwise
     rows = torch.cat([part.grad_sample.flatten(1) for part in model.parameters()], dim=1).double()
@@ -275,12 +279,16 @@ MANY = [Mechanism(4.0, 0.1, 40), Mechanism(3.0, 0.05, 30), Mechanism(4.0, 0.1, 6
 
 
 def event(one: Mechanism) -> Any:
+    import dp_accounting
+
     gaussian = dp_accounting.GaussianDpEvent(one.noise)
     return dp_accounting.SelfComposedDpEvent(dp_accounting.PoissonSampledDpEvent(one.rate, gaussian), one.steps)
 
 
 def test_several_runs_spend_what_dp_accounting_says_of_them_one_after_the_other() -> None:
-    accountants = dp_accounting.pld.PLDAccountant(), dp_accounting.rdp.RdpAccountant()
+    from dp_accounting import pld, rdp
+
+    accountants = pld.PLDAccountant(), rdp.RdpAccountant()
     for one in MANY:
         for accountant in accountants:
             accountant.compose(event(one))
@@ -291,8 +299,10 @@ def test_several_runs_spend_what_dp_accounting_says_of_them_one_after_the_other(
 
 
 def test_what_is_spent_is_what_opacus_says() -> None:
+    from opacus import accountants
+
     ours = epsilon([Mechanism(1.0, 0.1, 100)], DELTA)
-    for kind, value in ((opacus.accountants.RDPAccountant, ours.bound), (opacus.accountants.PRVAccountant, ours.value)):
+    for kind, value in ((accountants.RDPAccountant, ours.bound), (accountants.PRVAccountant, ours.value)):
         accountant = kind()
         accountant.history = [(1.0, 0.1, 100)]
         assert accountant.get_epsilon(DELTA) == pytest.approx(value, rel=0.02)
