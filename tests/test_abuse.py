@@ -357,6 +357,7 @@ def test_an_upload_that_a_member_breaks_off_is_in_nobodys_way(scene: Scene) -> N
     scene.finish()
 
 
+@pytest.mark.full
 def test_rounds_of_others_go_on_while_a_member_mounts_every_attack_again_and_again(scene: Scene) -> None:
     stage, over = scene.stage, threading.Event()
     answers: Counter[str] = Counter()

@@ -97,6 +97,7 @@ def rounds_in(text: str) -> list[int]:
     return [int(line.split()[0]) for line in text.splitlines() if line.split()[0].isdecimal()]
 
 
+@pytest.mark.full
 def test_watching_shows_the_rounds_so_far_and_then_each_one_once(centre: Federation, stub: AdminStub) -> None:
     members = [enroll(centre, stub, name) for name in ("joined-a", "joined-b", "joined-c")]
     streams = {member: member.attend(digits=10) for member in members}

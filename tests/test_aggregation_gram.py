@@ -62,6 +62,7 @@ def test_files_and_arrays_give_the_same_bytes_on_any_number_of_threads(tmp_path:
     assert joined(c, list(U)).tobytes() == direction.tobytes()
 
 
+@pytest.mark.full
 def test_the_bytes_do_not_depend_on_the_threads_of_the_library_below(tmp_path: Path) -> None:
     rows = stored(tmp_path, drawn(20, 300_001))
     program = (

@@ -98,7 +98,10 @@ def test_an_image_is_made_smaller_with_a_bilinear_filter(made: Path, tmp_path: P
     assert (image - wanted).abs().max() < 4
 
 
-@pytest.mark.parametrize(("name", "size", "heads"), [("celeba", 11_209_872, 40), ("celeba-5", 11_189_352, 5)])
+@pytest.mark.parametrize(
+    ("name", "size", "heads"),
+    [("celeba", 11_209_872, 40), pytest.param("celeba-5", 11_189_352, 5, marks=pytest.mark.full)],
+)
 def test_the_models_have_the_published_number_of_parameters(name: str, size: int, heads: int) -> None:
     layout, _ = initial_model(task(name), 0)
     assert layout.size == size
@@ -154,6 +157,7 @@ def test_five_objectives_are_groups_of_eight_attributes() -> None:
     assert right["group-3"].tolist() == [0.75] * 6
 
 
+@pytest.mark.full
 def test_a_step_of_training_lowers_the_losses_of_both(made: Path) -> None:
     for name in ("celeba", "celeba-5"):
         faces = task(name)

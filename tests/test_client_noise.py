@@ -210,6 +210,7 @@ def rounds_of(fed: Federation) -> list[tuple[Any, ...]]:
     return fed.query("SELECT noise, result_model, step FROM rounds")
 
 
+@pytest.mark.full
 def test_after_a_crash_the_same_noise_is_used_and_nothing_was_given_with_it_before(tmp_path: Path) -> None:
     with federation(tmp_path) as fed:
         fed.serve(crash="model-written")

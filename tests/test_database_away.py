@@ -71,6 +71,7 @@ def end_sessions(url: str, condition: str = "true") -> None:
         )
 
 
+@pytest.mark.full
 def test_a_run_goes_on_after_its_database_was_restarted(
     away: Stage, server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,8 +17,6 @@ from federation.v1.federation_pb2 import AttendRequest, Heartbeat
 from storage.models import AuditEntry
 from storage.states import PhaseState, RoundState, RunState
 
-BOTH_DATABASES = True
-
 
 def test_a_run_goes_from_its_first_round_to_its_last(stage: Stage) -> None:
     task = stage.task()

@@ -196,6 +196,7 @@ def test_a_client_that_waits_for_approval_gets_nothing_until_it_has_it(tmp_path:
 # --- several runs
 
 
+@pytest.mark.full
 def test_runs_beside_each_other_come_to_what_each_comes_to_alone(stage: Stage) -> None:
     task = stage.task()
     players = stage.cast(task, "ann", "ben", "cleo")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from few import few_of
 from running import wait_for
 from stage import Player, Stage, spec
 from stored import blob_file
@@ -46,7 +47,7 @@ def begin(stage: Stage) -> tuple[str, list[Player], str]:
     return damaged, players, stage.run(run).model
 
 
-@pytest.mark.parametrize("damage", WORDS)
+@pytest.mark.parametrize("damage", few_of(WORDS, lose))
 def test_a_damaged_update_holds_the_run_until_it_is_repaired(
     stage: Stage, damage: Callable[[Path], Callable[[], None]]
 ) -> None:
@@ -69,7 +70,7 @@ def test_a_damaged_update_holds_the_run_until_it_is_repaired(
     assert stage.run(run).model == expected
 
 
-@pytest.mark.parametrize("damage", WORDS)
+@pytest.mark.parametrize("damage", few_of(WORDS, cut))
 def test_a_damaged_model_holds_the_run_until_it_is_repaired(
     stage: Stage, damage: Callable[[Path], Callable[[], None]]
 ) -> None:

@@ -25,8 +25,6 @@ from federation.vectors import to_bytes
 from storage.models import Assignment, AuditEntry, Model, Phase, Round
 from storage.states import AssignmentState, PhaseState, RoundState, RunState
 
-BOTH_DATABASES = True
-
 
 @contextmanager
 def at(stage: Stage, run: str, statement: str, do: Callable[[], object]) -> Iterator[list[str]]:

@@ -105,6 +105,7 @@ def test_steps_are_made_and_recorded_with_the_absent_of_the_last_rounds(stage: S
     assert looked_back >= 4
 
 
+@pytest.mark.full
 def test_a_restart_between_any_two_rounds_changes_no_byte(stage: Stage) -> None:
     run, players = begin(stage, "fedfv")
     for number in range(1, ROUNDS):
@@ -145,6 +146,7 @@ def test_collection_keeps_what_the_window_needs_and_removes_what_has_left_it(sta
     assert not any(stage.blobs.exists(payload) for payload in gone)
 
 
+@pytest.mark.full
 def test_an_earlier_update_that_is_lost_holds_the_run_until_it_is_back(stage: Stage) -> None:
     run, players = begin(stage, "dual-cone")
     stepped(stage, run, players, 1)

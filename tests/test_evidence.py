@@ -20,7 +20,6 @@ from storage import models
 from storage.models import Run
 from storage.states import RunState
 
-BOTH_DATABASES = True
 CLIENTS = ("ann", "ben", "cleo")
 
 

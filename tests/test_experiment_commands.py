@@ -60,6 +60,7 @@ def tiny_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("experiments.loading.load", lambda name: parse(name, TINY))
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("tiny_is_there")
 def test_nothing_of_another_specification_is_replaced_unasked_and_no_table_is_emptied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -115,6 +116,7 @@ def test_a_run_under_way_with_other_settings_is_refused_before_anything_is_made(
     assert command("run", "tiny", "--out", out, "--rounds", 2, "--methods", "fedavg", "--anew")[0] == 0
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("tiny_is_there")
 def test_damaged_files_are_told_of_and_paths_may_have_brackets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -12,6 +12,7 @@ from harness import TESTS, Federation, Process, federation, wait_for
 from coordinator.home import Home, _server_certificate
 from federation.certificates import pem
 
+pytestmark = pytest.mark.full
 CLIENTS = ("behind", "nan", "memory", "slow", "disk", "ahead")
 PAGE = TESTS.parent / "docs" / "operations.md"
 HOUR = timedelta(hours=1)
@@ -156,7 +157,6 @@ def test_the_page_for_operators_shows_the_lines_that_they_see(faulty: tuple[dict
     assert [line for line in [*seen, CLOCK.format(-HOUR.total_seconds())] if line not in text] == []
 
 
-@pytest.mark.full
 def test_sites_that_are_healthy_again_count_and_nobody_waits_for_one_that_is_away(scene: Scene) -> None:
     scene.workers["behind"].stop()
     for client in CLIENTS:
@@ -169,7 +169,6 @@ def test_sites_that_are_healthy_again_count_and_nobody_waits_for_one_that_is_awa
     scene.fed.attending("behind")
 
 
-@pytest.mark.full
 def test_a_site_that_vanishes_while_it_trains_counts_again_once_it_is_back_and_does_not_do_what_has_ended(
     scene: Scene,
 ) -> None:

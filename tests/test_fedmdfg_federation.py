@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from harness import Federation, federation
 
+pytestmark = pytest.mark.full
 CLIENTS = ("client-000", "client-001", "client-002")
 SPEC = """\
 task = "digits"
@@ -56,7 +57,6 @@ def expected(fed: Federation) -> list[tuple[str, float]]:
     return played(fed, "undisturbed")
 
 
-@pytest.mark.full
 def test_a_coordinator_that_dies_in_the_middle_of_the_search_chooses_the_same_steps(
     fed: Federation, expected: list[tuple[str, float]]
 ) -> None:

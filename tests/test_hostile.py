@@ -119,6 +119,7 @@ def test_whoever_opens_calls_and_says_nothing_is_counted_and_shown_out(
         AdminStub(viewer).ListRuns(admin.ListRunsRequest(), timeout=SECONDS)
 
 
+@pytest.mark.full
 def test_a_flood_of_refusals_is_counted_to_the_last_one_and_written_a_few_times(tmp_path: Path) -> None:
     with running(tmp_path / "home") as served, served.newcomer() as newcomer:
         ended: Counter[str] = Counter()

@@ -77,6 +77,7 @@ def test_a_coordinator_that_dies_between_the_phases_of_a_new_kind_goes_on_to_the
     assert scene.models(run) == expected
 
 
+@pytest.mark.full
 def test_a_worker_that_dies_after_its_first_answer_still_knows_its_ticket(scene: Scene, expected: list[str]) -> None:
     victim = CLIENTS[0]
     scene.workers[victim].kill()

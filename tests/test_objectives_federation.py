@@ -183,6 +183,7 @@ def test_a_simulation_over_objectives_is_the_real_federation(scene: Scene, chose
 # --- what happens in the middle
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "point",
     ["some-trained", *(pytest.param(point, marks=pytest.mark.full) for point in ("gradients-in", "aggregating"))],

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from functools import cache
 from importlib import import_module
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -88,6 +89,16 @@ def test_the_coordinator_installs_without_torch() -> None:
     assert not base & {"torch", "torchvision", "scikit-learn"}
 
 
+@cache
+def importable() -> dict[str, str]:
+    """The distribution of each name that can be imported; reading what is installed takes a second."""
+    return {
+        **{name: names[0] for name, names in packages_distributions().items() if name != "google"},
+        "google.protobuf": "protobuf",
+        "google.rpc": "googleapis-common-protos",
+    }
+
+
 def imported(folder: str) -> set[str]:
     """The distributions that the modules of a folder import from, by their normalised names."""
     found = set()
@@ -98,13 +109,8 @@ def imported(folder: str) -> set[str]:
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 # Several distributions fill the namespace of `google`: take the longest name.
                 found.add(".".join(node.module.split(".")[: 2 if node.module.startswith("google.") else 1]))
-    distributions = {
-        **{name: names[0] for name, names in packages_distributions().items() if name != "google"},
-        "google.protobuf": "protobuf",
-        "google.rpc": "googleapis-common-protos",
-    }
     here = {path.stem for place in (ROOT, ROOT / "tests", ROOT / folder) for path in place.iterdir()}
-    return {canonicalize_name(distributions.get(name, name)) for name in found - sys.stdlib_module_names - here}
+    return {canonicalize_name(importable().get(name, name)) for name in found - sys.stdlib_module_names - here}
 
 
 def test_what_is_imported_is_declared() -> None:
