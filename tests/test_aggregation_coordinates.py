@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from few import few_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -142,7 +141,13 @@ def test_stages_come_first(pre: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("m", "d"), few_of([(1, 70_001), (3, 200_001), (50, 100_001), (300, 20_001)], (1, 70_001), (50, 100_001))
+    ("m", "d"),
+    [
+        (1, 70_001),
+        pytest.param(3, 200_001, marks=pytest.mark.full),
+        (50, 100_001),
+        pytest.param(300, 20_001, marks=pytest.mark.full),
+    ],
 )
 def test_files_and_arrays_give_the_same_bytes_on_any_number_of_threads(tmp_path: Path, m: int, d: int) -> None:
     U = drawn(m, d)
