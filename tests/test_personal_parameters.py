@@ -372,6 +372,7 @@ def test_workers_keep_and_export_their_heads_and_everybody_sees_whose_model_was_
     assert "keeps no personal parameters of a run 'nothing'" in said
 
 
+@pytest.mark.full
 def test_a_worker_that_is_killed_between_training_and_its_receipt_keeps_the_same_heads(scene: Scene) -> None:
     scene.workers["ann"].stop()
     dying = scene.work("ann", "spooled")
@@ -385,6 +386,7 @@ def test_a_worker_that_is_killed_between_training_and_its_receipt_keeps_the_same
     assert scene.exported("ben", run)[1] == scene.exported("ben", scene.run)[1]
 
 
+@pytest.mark.full
 def test_a_worker_that_has_lost_its_heads_begins_anew_and_says_so(scene: Scene) -> None:
     scene.workers["ann"].stop()
     dying = scene.work("ann", "reply-3")  # after the first round

@@ -107,6 +107,7 @@ def test_the_machine_that_submits_needs_no_rule_and_the_coordinator_explains_a_w
         assert "[spec]" in done.stderr
 
 
+@pytest.mark.full
 def test_the_experiment_of_a_package_is_run_by_its_name(tmp_path: Path) -> None:
     package = tmp_path / "code" / "own_experiments"
     package.mkdir(parents=True)

@@ -216,7 +216,7 @@ def signed_step(scene: Scene, run: str) -> StepManifest:
 
 
 @pytest.mark.parametrize(
-    "mode", ["verified", pytest.param("sum", marks=pytest.mark.full), pytest.param("private", marks=pytest.mark.full)]
+    "mode", ["sum", *(pytest.param(mode, marks=pytest.mark.full) for mode in ("private", "verified"))]
 )
 def test_a_coordinator_that_dies_before_each_stage_asks_the_same_and_loses_nobody(
     scene: Scene, mode: str, tmp_path: Path
@@ -244,9 +244,7 @@ def test_a_coordinator_that_dies_before_each_stage_asks_the_same_and_loses_nobod
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "mode", [mode if mode == "verified" else pytest.param(mode, marks=pytest.mark.full) for mode in MODES]
-)
+@pytest.mark.parametrize("mode", list(MODES))
 def test_a_worker_that_dies_at_each_stage_gives_the_same_bytes_or_drops_out(scene: Scene, mode: str) -> None:
     fed, victim = scene.fed, CLIENTS[0]
     for number in range(1, len(MODES[mode]) + 1):
@@ -416,6 +414,7 @@ def test_an_outsider_verifies_the_record_of_a_run_and_names_each_edit(scene: Sce
             record.first(edit).verify()
 
 
+@pytest.mark.full
 def test_a_run_over_objectives_is_verified_round_by_round(scene: Scene) -> None:
     """The weights of the second round follow from those of the first, which the run remembers."""
     fedcmoo = 'algorithm = { name = "fedcmoo", bound = "none", scope = "all" }'
