@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.refusals import Refusal
+from federation.tensor_names import tensor_differences
 
 MAX_HEADER_BYTES = 1_000_000
 LENGTH_BYTES = 8  # of the length in front of a header
@@ -124,13 +125,22 @@ class Layout:
         parts = zip(self.tensors, np.split(vector, ends), strict=True)
         return {tensor.name: part.reshape(tensor.shape) for tensor, part in parts}
 
-    def join(self, arrays: Mapping[str, Any]) -> Vector:
-        """The flat vector (d,) of these tensors, float32. Raises ValueError if names or shapes are not the layout's."""
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each tensor, by name."""
+        return {tensor.name: tensor.shape for tensor in self.tensors}
+
+    def join(self, arrays: Mapping[str, Any], buffers: Collection[str] = ()) -> Vector:
+        """The flat vector (d,) of these tensors, float32; `buffers` names those that an error calls buffers.
+
+        Raises:
+            ValueError: names or shapes are not the layout's; the message lists those that differ.
+        """
         parts = {name: np.asarray(array, dtype=np.float32) for name, array in arrays.items()}
-        shapes = {tensor.name: tensor.shape for tensor in self.tensors}
-        if (found := {name: part.shape for name, part in parts.items()}) != shapes:
-            raise ValueError(f"the tensors are {found}; those of the layout are {shapes}")
-        return np.concatenate([parts[name].reshape(-1) for name in shapes])
+        given = {name: part.shape for name, part in parts.items()}
+        if difference := tensor_differences(given, self.shapes, buffers):
+            raise ValueError(f"these are not the tensors of the model: {difference}")
+        return np.concatenate([parts[tensor.name].reshape(-1) for tensor in self.tensors])
 
 
 class File(Protocol):

@@ -11,6 +11,7 @@ import numpy as np
 
 from federation.owners_code import described, owners_frame
 from federation.refusals import Refusal
+from federation.tensor_names import tensor_differences
 from federation.training import TrainingStopped
 from federation.training.own import Own, compute
 from federation.training.reasons import reason_of
@@ -188,7 +189,8 @@ class Execution:
         except Refusal as refusal:
             raise Declined(manifest.assignment_id, "layout", f"the base model: {refusal.message}") from refusal
         if layout != order.shape.layout:
-            message = "the base model has other tensors than this task: compare versions"
+            difference = tensor_differences(layout.shapes, order.shape.layout.shapes) or "another order"
+            message = f"the base model has other tensors than this task: {difference}. Compare the versions of the task"
             raise Declined(manifest.assignment_id, "layout", message)
         return vector
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from federation.digests import derived_seed
 from federation.metrics import NAME
 from federation.objectives import OBJECTIVE
 from federation.tasks import DataError, DataSource, Task, TaskError, initial_model
+from federation.tensor_names import size_difference
 from federation.training import TrainingDiverged
 from federation.training.plans import EvaluationPlan, TrainingPlan
 from federation.training.serving import must_have_objectives, reported_losses, served, split_metrics
@@ -31,6 +32,9 @@ from federation.work.computation import (
     MeasureAlong,
     training_losses,
 )
+
+if TYPE_CHECKING:
+    from torch import nn
 
 # The names of what is measured: an objective may follow a loss, a key another metric.
 _METRIC = rf"(loss|accuracy)(/{OBJECTIVE})?|{NAME}(/[a-z0-9.-]{{1,32}})?"
@@ -163,8 +167,30 @@ class Trainer(ABC):
         return self.layout.split(model)
 
     def vector(self, arrays: Mapping[str, Any]) -> Vector:
-        """The model (d,) that these tensors make up. Raises ValueError if they do not have the layout's shapes."""
-        return self.layout.join(arrays)
+        """The model (d,) that these tensors make up.
+
+        Raises:
+            ValueError: tensors are missing, too many or of another shape; the message names them.
+        """
+        return self.layout.join(arrays, self.buffers)
+
+    def load_module(self, module: "nn.Module", model: Vector) -> None:
+        """Sets the trainable parameters and the buffers of a PyTorch module to those of a model (d,), in place.
+
+        The module may be on any device. Raises ValueError as `vector`: the module has other tensors than the model.
+        """
+        from federation.training.modules import load  # noqa: PLC0415 - a trainer needs no PyTorch
+
+        load(module, self.arrays(model), self.buffers)
+
+    def module_vector(self, module: "nn.Module") -> Vector:
+        """The model (d,) of a PyTorch module: copies of its trainable parameters and its buffers.
+
+        Raises ValueError as `vector`.
+        """
+        from federation.tasks.parameters import values  # noqa: PLC0415 - a trainer needs no PyTorch
+
+        return self.vector(values(module))
 
     # --- what clients call
 
@@ -333,10 +359,10 @@ class Trainer(ABC):
         """What a method returned, as a vector (d,)."""
         vector: Vector = np.asarray(found, dtype=np.float32)
         if vector.shape != (self.layout.size,):
-            raise WorkError(
-                f"{what} of the trainer has the shape {vector.shape}; the model has {self.layout.size} parameters",
-                reason="trainer:result",
-            )
+            buffers = {name: shape for name, shape in self.layout.shapes.items() if name in self.buffers}
+            parameters = self.layout.size - sum(map(math.prod, buffers.values()))
+            expected = size_difference(vector.size, parameters, buffers)
+            raise WorkError(f"{what} of the trainer has the shape {vector.shape}; {expected}", reason="trainer:result")
         return vector
 
     def _scores(self, model: Vector, plan: EvaluationPlan) -> dict[str, float]:

@@ -1,0 +1,58 @@
+"""How the tensors of two models differ, in words for the person whose code made one of them."""
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from fnmatch import fnmatchcase
+
+from federation.sharing import BUFFER_NAMES
+
+_SHOWN = 8  # names in a message
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def tensor_differences(given: Shapes, expected: Shapes, buffers: Collection[str] = ()) -> str:
+    """The tensors that are missing, too many or of another shape, in words; empty if there are none.
+
+    `buffers` are the names of known buffers. Names as PyTorch's normalisations give them are buffers, too.
+    """
+    missing = [name for name in expected if name not in given]
+    unknown = [name for name in given if name not in expected]
+    shapes = [
+        f"{name} {list(given[name])} instead of {list(shape)}"
+        for name, shape in expected.items()
+        if name in given and given[name] != shape
+    ]
+    is_buffer = {name: _is_buffer(name, buffers) for name in (*missing, *unknown)}
+    parts = {
+        "missing parameters": [name for name in missing if not is_buffer[name]],
+        "missing buffers": [name for name in missing if is_buffer[name]],
+        "parameters too many": [name for name in unknown if not is_buffer[name]],
+        "buffers too many": [name for name in unknown if is_buffer[name]],
+        "other shapes": shapes,
+    }
+    return "; ".join(f"{title}: {_listed(names)}" for title, names in parts.items() if names)
+
+
+def size_difference(size: int, parameters: int, buffers: Shapes) -> str:
+    """Why a vector of `size` elements is no model of so many elements of parameters and these buffers, in words.
+
+    `size` may be that of any vector but a whole model.
+    """
+    if not buffers:
+        return f"the model has {parameters} parameters"
+    elements = sum(math.prod(shape) for shape in buffers.values())
+    words = f"the model has {parameters + elements} elements, {parameters} of parameters and {elements} of buffers"
+    missing = "; missing buffers" if size == parameters else ""
+    return f"{words}{missing}: {_listed(buffers)}"
+
+
+def _is_buffer(name: str, buffers: Collection[str]) -> bool:
+    return name in buffers or any(fnmatchcase(name, pattern) for pattern in BUFFER_NAMES)
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Names, shortened where others chose them."""
+    texts = [name[:120] for name in names]
+    more = len(texts) - _SHOWN
+    return ", ".join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
