@@ -3,6 +3,8 @@
 The data are the handwritten digits that scikit-learn brings.
 """
 
+import math
+
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
@@ -59,8 +61,6 @@ class OwnLoop(Trainer):
         self.network = self.task.model().to(self.device)
 
     def train(self, model, plan):
-        if not plan.sgd.epochs:
-            raise ValueError("this loop counts epochs: set train.epochs in place of train.steps")
         self.load_module(self.network, model)  # parameters and buffers
         torch.manual_seed(plan.seed)  # of the order of the samples, and of dropout
         size = plan.sgd.batch_size or plan.samples
@@ -68,8 +68,9 @@ class OwnLoop(Trainer):
         # BatchNorm cannot normalise a last minibatch of one sample.
         loader = DataLoader(data, batch_size=size, shuffle=True, drop_last=plan.samples % size == 1)
         optimiser = torch.optim.AdamW(self.network.parameters(), lr=plan.sgd.learning_rate)
-        for epoch in range(plan.sgd.epochs):
-            plan.progress(epoch / plan.sgd.epochs)  # ends the training if its result is no longer wanted
+        epochs = plan.sgd.epochs or math.ceil(plan.sgd.steps * size / plan.samples)
+        for epoch in range(epochs):
+            plan.progress(epoch / epochs)  # ends the training if its result is no longer wanted
             train_epoch(self.network, loader, optimiser, self.device)
         return self.module_vector(self.network)  # parameters and buffers
 
