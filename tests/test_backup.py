@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import pytest
 from conftest import empty_database
-from forked import completed
 from sqlalchemy import func, select, text
 from stage import Player, Stage, spec, stage
 from stored import blob_file
@@ -25,6 +24,7 @@ from coordinator.home import Home
 from coordinator.settings import Settings
 from federation.v1.common_pb2 import RestoreManifest
 from fedpareto.cli.main import app
+from fedpareto.processes.forked import completed
 from storage import audit
 from storage.database import Database
 from storage.directory import DirectoryStore

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import completed
 from harness import SECONDS, Process
+
+from fedpareto.processes.forked import completed
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 PARTS = {"fedavg", "flower_app", "flower_secagg", "resident_worker"}  # programs and modules of other benchmarks

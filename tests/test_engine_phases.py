@@ -335,7 +335,11 @@ def test_an_algorithm_that_breaks_fails_its_run_alone_and_says_how(stage: Stage)
 
 @pytest.mark.parametrize(
     ("ends", "state", "attempt"),
-    [("stepped", RoundState.COMPLETED, 0), ("skipped", RoundState.SKIPPED, 0), ("voided", RoundState.COMPLETED, 1)],
+    [
+        pytest.param("stepped", RoundState.COMPLETED, 0, marks=pytest.mark.full),
+        pytest.param("skipped", RoundState.SKIPPED, 0, marks=pytest.mark.full),
+        ("voided", RoundState.COMPLETED, 1),
+    ],
 )
 def test_the_end_of_a_round_is_not_recorded_while_its_run_is_paused(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, ends: str, state: RoundState, attempt: int

@@ -12,7 +12,6 @@ from pathlib import Path
 import grpc
 import psycopg
 import pytest
-from forked import completed
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from running import refused, wait_for
 from sqlalchemy import select
@@ -23,6 +22,7 @@ from coordinator.condition import Condition
 from federation.certificates import pem
 from federation.channels import refusal_from_rpc_error, server_verified_channel
 from federation.v1.common_pb2 import AssignmentManifest
+from fedpareto.processes.forked import completed
 from storage.faults import Fault, fault_of
 from storage.models import AuditEntry
 from storage.reserve import MARGIN_BYTES, RESERVE_BYTES, Reserve

@@ -412,7 +412,7 @@ async def assail_everybody(scene: Scene, count: int) -> dict[str, tuple[Counter[
     return dict(zip(groups, ended, strict=True))
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(10_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [400, pytest.param(10_000, marks=pytest.mark.full)])
 def test_so_many_spoilt_messages_against_each_service_leave_it_healthy(scene: Scene, count: int) -> None:
     before = scene.memory
     ended = asyncio.run(assail_everybody(scene, count))

@@ -95,6 +95,7 @@ def test_five_workers_refuse_a_sum_of_one_and_their_owners_are_alerted(made: Sce
         }
 
 
+@pytest.mark.full
 def test_after_an_attempt_that_was_voided_with_its_sum_the_run_waits_for_the_owners(made: Scene) -> None:
     lies(made, "void")
     run = made.fed.submit("void", specification(2))

@@ -216,7 +216,7 @@ def signed_step(scene: Scene, run: str) -> StepManifest:
 
 
 @pytest.mark.parametrize(
-    "mode", ["sum", *(pytest.param(mode, marks=pytest.mark.full) for mode in ("private", "verified"))]
+    "mode", ["verified", *(pytest.param(mode, marks=pytest.mark.full) for mode in ("sum", "private"))]
 )
 def test_a_coordinator_that_dies_before_each_stage_asks_the_same_and_loses_nobody(
     scene: Scene, mode: str, tmp_path: Path

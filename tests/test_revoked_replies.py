@@ -12,7 +12,6 @@ from federation.v1.common_pb2 import SignedEnvelope, StepManifest
 from storage.models import Client
 from storage.states import ClientState, RoundState, RunState
 
-BOTH_DATABASES = True
 LEFT_OUT = ("FULFILLED", "client-revoked")
 
 

@@ -165,6 +165,7 @@ def test_a_coordinator_that_is_away_leaves_the_rotation_to_be_ended_later(fed: F
 # --- the coordinator
 
 
+@pytest.mark.full
 def test_workers_follow_the_coordinator_and_what_it_signed_before_stays_verifiable(tmp_path: Path) -> None:
     with federation(tmp_path) as fed:
         fed.serve()

@@ -126,6 +126,7 @@ def test_what_would_draw_other_numbers_is_not_compiled(name: str, why: str) -> N
     assert why_not_compiled(task(name), LocalSgd(epochs=1, batch_size=10, learning_rate=0.1)) == why
 
 
+@pytest.mark.full
 def test_without_a_compiler_the_backend_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(spec())
     around = os.environ | {"CXX": "no-such-compiler"}

@@ -57,8 +57,8 @@ def test_objectives_that_a_task_does_not_have_are_named() -> None:
     [
         ('name = "fedcmoo"\nunbiased = true', "cycle:1"),
         ('name = "fedcmoo"\nsketch = "svd-two-way"\nlatecomers = true', "all"),
-        ('name = "fedcmoo-pref"\nsketch = "exact"', "all"),
-        ('name = "fsmgda"', "cycle:1"),
+        pytest.param('name = "fedcmoo-pref"\nsketch = "exact"', "all", marks=pytest.mark.full),
+        pytest.param('name = "fsmgda"', "cycle:1", marks=pytest.mark.full),
     ],
 )
 def test_rounds_over_objectives_may_be_stacked_and_are_resumed_to_the_same_bytes(

@@ -151,6 +151,7 @@ def remembered(scene: Scene) -> tuple[str, str]:
     return scene.remembered(scene.submit(spec=REMEMBERING))
 
 
+@pytest.mark.full
 @points("model-written", full=("between-rounds",))
 def test_what_a_run_remembers_survives(scene: Scene, remembered: tuple[str, str], point: str) -> None:
     assert scene.fed.coordinator is not None
@@ -169,6 +170,7 @@ LOOKING_BACK = REMEMBERING.replace('name = "afl"', 'name = "fedfv"\ntau = 2\nalp
 LOOKING_BACK = LOOKING_BACK.replace("[selection]", '[selection]\nmethod = "count"\ncount = 2')
 
 
+@pytest.mark.full
 def test_the_updates_of_earlier_rounds_survive(scene: Scene) -> None:
     assert scene.fed.coordinator is not None
     undisturbed, _ = scene.remembered(scene.submit(spec=LOOKING_BACK))
@@ -184,7 +186,7 @@ def test_the_updates_of_earlier_rounds_survive(scene: Scene) -> None:
     assert {entry["payload"] for entry in history.values()} <= set(json.loads(state)["blobs"])
 
 
-@points("training", "uploading", "before-receipt", full=("trained", "spooled", "after-receipt"))
+@points("uploading", full=("training", "before-receipt", "trained", "spooled", "after-receipt"))
 def test_a_killed_worker_does_its_work_once_it_is_back(scene: Scene, undisturbed: str, point: str) -> None:
     victim = CLIENTS[1]
     scene.workers[victim].kill()

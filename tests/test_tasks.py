@@ -306,6 +306,7 @@ def test_the_documented_example_is_the_one_that_runs() -> None:
     assert source[source.index("import numpy") :] in (ROOT / "docs" / "your-own-task.md").read_text()
 
 
+@pytest.mark.full
 def test_the_documented_rehearsal_learns_at_every_member() -> None:
     done = completed([str(EXAMPLES / "rehearse.py"), "clinic:Tumours"])
     assert done.returncode == 0, done.stderr

@@ -416,6 +416,7 @@ def test_members_train_one_model_with_trainers_of_their_own_and_replies_that_can
     assert "The trainer of eve cannot repeat its work with the same result." in shown
 
 
+@pytest.mark.full
 def test_operators_see_what_the_trainer_of_each_member_can_do(running: Federation) -> None:
     shown = {
         client["client_id"]: offered.get("abilities", [])
@@ -434,6 +435,7 @@ def test_operators_see_what_the_trainer_of_each_member_can_do(running: Federatio
     assert ["cannot", ", ".join(Ability)[:60]] in [[line[0], line[-1][:60]] for line in lines if line]
 
 
+@pytest.mark.full
 def test_a_run_that_needs_more_than_the_trainers_can_do_is_declined_and_submit_warns_of_it(
     running: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
