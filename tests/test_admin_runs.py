@@ -116,6 +116,7 @@ def test_watching_shows_the_rounds_so_far_and_then_each_one_once(centre: Federat
         stream.close()
 
 
+@pytest.mark.full
 def test_watching_a_run_that_has_ended_shows_its_rounds_and_how_it_ended(
     centre: Federation, finished: tuple[str, tuple[str, ...]]
 ) -> None:

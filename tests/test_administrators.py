@@ -30,7 +30,7 @@ from storage.models import AuditEntry
 LAYOUT = Layout((Tensor("weight", (4,)),))
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.full)])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     directory = tmp_path_factory.mktemp("administrators")
     with empty_database(request, directory) as url, running(directory / "home", database=url) as made:

@@ -18,7 +18,7 @@ NAMES = ("ann", "ben", "cleo", "dan", "eve")
     ("name", "keys"),
     [
         ("fedmgda+", {"pre": ["normalise", "nnm"], "byzantine": 1}),
-        ("fedavg", {"pre": ["bucket"], "bucket_seed": 5}),
+        pytest.param("fedavg", {"pre": ["bucket"], "bucket_seed": 5}, marks=pytest.mark.full),
         pytest.param("fedmgda+auto", {}, marks=pytest.mark.full),
         pytest.param("dual-cone", {"pre": ["clip"]}, marks=pytest.mark.full),
         pytest.param("multi-krum", {"byzantine": 1, "select": 2}, marks=pytest.mark.full),
@@ -46,7 +46,12 @@ def test_a_run_steps_as_the_library_says(stage: Stage, name: str, keys: dict[str
     ("name", "more", "needs"),
     [
         ("krum", "", "krum with byzantine = 1 needs at least 5"),
-        ("multi-krum", "algorithm.select = 2", "multi-krum with byzantine = 1 needs at least 5"),
+        pytest.param(
+            "multi-krum",
+            "algorithm.select = 2",
+            "multi-krum with byzantine = 1 needs at least 5",
+            marks=pytest.mark.full,
+        ),
         ("fedavg", 'algorithm.pre = ["nnm"]\nalgorithm.byzantine = 2', "nnm with byzantine = 2 needs at least 5"),
     ],
 )

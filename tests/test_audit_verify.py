@@ -26,8 +26,6 @@ from fedpareto.cli.main import app
 from storage import audit
 from storage.models import Checkpoint, Round, Run
 
-BOTH_DATABASES = True
-
 Edit = str | Callable[["Recorded", Session], object]
 
 

@@ -96,6 +96,7 @@ def test_the_run_ended_when_its_worst_member_reached_the_target(stub: AdminStub,
     assert [metric.name for metric in shown.metrics] == ["auc", "rmse"]
 
 
+@pytest.mark.full
 def test_the_best_model_of_a_run_that_was_stopped_is_kept_although_it_is_no_improvement_that_counts(
     centre: Federation, stub: AdminStub, runs: tuple[str, str]
 ) -> None:

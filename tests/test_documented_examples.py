@@ -69,6 +69,7 @@ def test_an_exported_model_is_loaded_into_pytorch_as_the_page_says(tmp_path: Pat
     assert all(torch.equal(state[name], parameter) for name, parameter in trainable(model))
 
 
+@pytest.mark.full
 def test_an_experiment_is_run_from_a_file_of_ones_own(tmp_path: Path) -> None:
     file = EXAMPLES / "my-experiment.toml"
     arguments = ["experiment", "run", str(file), "--rounds", "1", "--seeds", "0", "--out", str(tmp_path), "--json"]

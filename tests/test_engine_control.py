@@ -247,6 +247,7 @@ def test_a_coordinator_that_stops_while_clients_train_goes_on_to_the_same_model(
     assert {a.assignment_id for a in stage.assignments(run).values()} == {o.assignment_id for o in orders.values()}
 
 
+@pytest.mark.full
 def test_a_coordinator_that_stops_in_the_evaluation_and_between_rounds_goes_on_to_the_same_model(stage: Stage) -> None:
     task = stage.task()
     ann, ben = stage.cast(task, "ann", "ben")

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
+from few import few_of
 from running import wait_for
 from stage import MODEL, Player, Stage, spec, vector
 from stored import blob_file, stored
@@ -73,7 +74,7 @@ def undisturbed(stage: Stage, rule: str) -> list[str | None]:
     return models(stage, run)
 
 
-@pytest.mark.parametrize("rule", SPECS)
+@pytest.mark.parametrize("rule", few_of(SPECS, "dual-cone"))
 def test_steps_are_made_and_recorded_with_the_absent_of_the_last_rounds(stage: Stage, rule: str) -> None:
     run, players = begin(stage, rule)
     stage.play(run, *players)
@@ -121,6 +122,7 @@ def spared_rounds(stage: Stage, run: str) -> set[int]:
     return {0, max(rounds, key=lambda round_: round_.metrics.get("accuracy/mean", -1.0)).number}
 
 
+@pytest.mark.full
 def test_collection_keeps_what_the_window_needs_and_removes_what_has_left_it(stage: Stage) -> None:
     run, players = begin(stage, "dual-cone")
     stepped(stage, run, players, ROUNDS - 1)
@@ -166,7 +168,7 @@ def test_an_earlier_update_that_is_lost_holds_the_run_until_it_is_back(stage: St
     assert models(stage, run) == undisturbed(stage, "dual-cone")
 
 
-@pytest.mark.parametrize("rule", SPECS)
+@pytest.mark.parametrize("rule", few_of(SPECS, "fedfv"))
 def test_what_a_revoked_client_sent_before_enters_no_later_step_and_is_forgotten(stage: Stage, rule: str) -> None:
     run, players = begin(stage, rule, [f"{name}-{rule}" for name in NAMES])  # a revoked name is never given again
     stepped(stage, run, players, 2)

@@ -129,6 +129,7 @@ def test_a_model_of_another_run_or_record_is_named(stage: Stage, tmp_path: Path)
     )
 
 
+@pytest.mark.full
 def test_the_command_says_which_model_it_is(stage: Stage, tmp_path: Path) -> None:
     run = played(stage, "fedavg", "", rounds=1)
     bundle = exported(stage, run, tmp_path / "run.fedpareto")

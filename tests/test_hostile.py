@@ -377,6 +377,7 @@ def test_one_model_may_be_submitted_many_times_at_once(stage: Stage) -> None:
         assert len(set(runs)) == 8
 
 
+@pytest.mark.full
 def test_runs_that_are_alike_may_make_the_same_model_at_the_same_time(stage: Stage) -> None:
     task = stage.task()
     (busy,) = stage.cast(task, "busy")

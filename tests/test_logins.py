@@ -37,7 +37,7 @@ from storage.models import Administrator, AuditEntry, Certificate
 LIFETIME = timedelta(hours=12)
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.full)])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     directory = tmp_path_factory.mktemp("logins")
     with empty_database(request, directory) as url, running(directory / "home", database=url) as made:

@@ -209,6 +209,7 @@ def test_a_coordinator_that_is_killed_between_the_phases_goes_on_to_the_same_byt
     assert all(row[3] == "FULFILLED" and row[4] == 1 for row in rows), rows
 
 
+@pytest.mark.full
 def test_a_worker_that_dies_after_its_gradients_trains_from_the_same_ones(
     scene: Scene, undisturbed: tuple[str, str]
 ) -> None:

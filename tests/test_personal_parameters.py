@@ -250,6 +250,7 @@ partition = "shards:2"
 HEAD = 'personal = ["out.*"]\n'
 
 
+@pytest.mark.full
 def test_a_simulation_with_personal_heads_is_better_on_skewed_data_and_goes_on_to_the_same_bytes(
     tmp_path: Path,
 ) -> None:

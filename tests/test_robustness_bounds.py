@@ -71,7 +71,7 @@ WITHOUT_STAGES = ("fsmgda",)
 ALONE_AND_MIXED = pytest.mark.parametrize("pre", [(), ("nnm",)], ids=["alone", "behind nnm"])
 BEHIND_STAGES = pytest.mark.parametrize(
     "pre",
-    [(), ("nnm",), *(pytest.param(pre, marks=pytest.mark.full) for pre in (("arc", "nnm"), ("arc",)))],
+    [(), *(pytest.param(pre, marks=pytest.mark.full) for pre in (("nnm",), ("arc", "nnm"), ("arc",)))],
     ids=["alone", "behind nnm", "behind arc and nnm", "behind arc"],
 )
 FULL = [(3, 1), (8, 2), (9, 3), (11, 4)]

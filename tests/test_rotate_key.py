@@ -104,6 +104,7 @@ def test_a_reply_in_the_spool_counts_after_the_key_was_replaced_and_the_next_one
     assert len(told) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "point",
     [pytest.param("rotation-begun", marks=FULL), "rotation-registered", pytest.param("rotation-saved", marks=FULL)],

@@ -325,6 +325,7 @@ def test_an_attack_on_a_rotation_is_refused_recorded_and_changes_nothing(
     assert registered(stage, ben.name) == (raw(ben.member.files.signing_key), 0)
 
 
+@pytest.mark.full
 def test_a_rotation_that_somebody_wrote_into_the_record_is_found(
     stage: Stage, pair: tuple[Player, Player], tmp_path: Path
 ) -> None:

@@ -119,6 +119,7 @@ def test_a_worker_that_dies_between_renewal_and_saving_goes_on(fed: Federation, 
     assert worker.stop() == 0
 
 
+@pytest.mark.full
 def test_a_certificate_that_cannot_be_written_is_told_of_and_not_used_until_it_is(
     served: running.Running, tmp_path: Path
 ) -> None:

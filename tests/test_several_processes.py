@@ -149,6 +149,7 @@ def test_noise_on_samples_is_for_one_process(two: ExternalTrainer) -> None:
 
 
 # The last test of the shared processes: it ends them. In the long tests it also starts them again.
+@pytest.mark.full
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.full)])
 def test_a_process_that_dies_ends_the_training_with_a_reason_and_the_next_one_starts_anew(
     two: ExternalTrainer, base: Vector, rank: int

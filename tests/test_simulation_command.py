@@ -47,6 +47,7 @@ def test_the_command_simulates_shows_and_resumes(tmp_path: Path) -> None:
     assert [item["round"] for item in json.loads(rounds.stdout)["rounds"]] == [0, 1, 2]
 
 
+@pytest.mark.full
 def test_a_document_has_what_became_of_each_objective(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(OBJECTIVES.format(algorithm='name = "scalarised"', objectives="all"))
@@ -152,6 +153,7 @@ def test_a_simulation_that_was_killed_before_it_began_begins_when_it_is_resumed(
     assert simulate(spec(rounds=1), home=tmp_path / "home", resume=True).state == "COMPLETED"
 
 
+@pytest.mark.full
 def test_the_success_of_a_backdoor_is_measured() -> None:
     text = spec(clients=5, attackers=2, attack="backdoor:target=3", algorithm="fedavg", partition="iid", rounds=8)
     rates = simulate(text).rounds["backdoor"].tolist()

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from few import few_of
 from sqlalchemy import select
 
 from coordinator.rounds import conductor
@@ -40,7 +41,7 @@ def one_thread() -> None:
         f'algorithm.name = "afl"\n[simulation]\nclients = 5\n{ATTACK}',
     ],
 )
-@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("before", few_of([True, False], True))
 def test_death_beside_the_making_of_a_step_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str, before: bool
 ) -> None:

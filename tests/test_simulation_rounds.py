@@ -73,6 +73,7 @@ def test_rounds_over_objectives_may_be_stacked_and_are_resumed_to_the_same_bytes
     assert (rest.state, rest.model.tobytes()) == ("COMPLETED", one.model.tobytes())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("sketch", "attack", "reason"), [("count", "nan", "failed"), ("svd-two-way", "scale=1e30", "limit:norm")]
 )

@@ -232,6 +232,7 @@ def test_the_owner_says_how_samples_are_read(options: list[str], loading: Loadin
 SPEC = "name = 'stored'\nrounds = 2\nsimulation.clients = 3\ntrain = { batch_size = 50 }\n"
 
 
+@pytest.mark.full
 def test_a_simulation_of_such_data_is_that_of_data_in_memory_and_is_not_stacked(tmp_path: Path) -> None:
     held, stored = (
         simulate(f"{SPEC}task = '{name}'\n", backend="loop") for name in ("digits", f"{__name__}:StoredPool")

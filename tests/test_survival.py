@@ -274,6 +274,7 @@ def test_a_second_coordinator_on_the_same_database_refuses_to_start(scene: Scene
     assert scene.fed.admin("runs")
 
 
+@pytest.mark.full
 def test_a_stopped_coordinator_ends_cleanly_and_its_workers_come_back(scene: Scene, undisturbed: str) -> None:
     assert scene.fed.coordinator is not None
     assert scene.fed.coordinator.stop() == 0

@@ -131,6 +131,7 @@ def test_a_damaged_idx_file_is_refused_with_its_path(tmp_path: Path, damage: str
     assert str(file).removesuffix(".gz") in str(caught.value)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "dataset", "first"),
     [
@@ -488,6 +489,7 @@ def test_three_owners_have_a_garment_each_of_both_official_parts(tmp_path: Path)
     assert pool.y[:3].tolist() == [0, 1, 2]
 
 
+@pytest.mark.full
 def test_the_published_garments_of_fedfv_are_dealt_by_kind() -> None:
     published("FashionMNIST")
     pool = task("fashion-mnist-3").pool(DataSource(PUBLIC_DATA))

@@ -153,6 +153,7 @@ def test_a_document_of_hostile_text_is_json_without_a_control_character(
     json.loads(found)
 
 
+@pytest.mark.full
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_a_page_of_hostile_text_is_html_without_a_control_character(data: st.DataObject) -> None:

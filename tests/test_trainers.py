@@ -340,6 +340,7 @@ def examples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, str(EXAMPLES)])
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("examples")
 def test_simulated_clients_are_trained_by_the_tasks_trainer_or_by_the_one_that_is_named(tmp_path: Path) -> None:
     models = {}

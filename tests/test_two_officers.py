@@ -41,7 +41,7 @@ from storage.states import ClientState
 RULE = {"approval": True, "two_officers": ["approve", "revoke", "forget", "revoke-admin"]}
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.full)])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     directory = tmp_path_factory.mktemp("officers")
     with empty_database(request, directory) as url, running(directory / "home", database=url, **RULE) as made:

@@ -305,6 +305,7 @@ def test_work_ends_after_the_hours_that_the_owner_allows(
     assert running.wait_for("declined")[0]["reason"] == "limit:hours"
 
 
+@pytest.mark.full
 def test_a_flood_of_assignments_is_declined_beyond_a_bound_and_does_not_grow_the_worker(
     coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
 ) -> None:
