@@ -20,6 +20,7 @@ from storage import models
 from storage.models import Run
 from storage.states import RunState
 
+BOTH_DATABASES = True
 CLIENTS = ("ann", "ben", "cleo")
 
 
