@@ -245,7 +245,16 @@ def test_every_number_that_a_round_records_is_defined(
     of_the_algorithm = {"residual", "iterations"}
     assert set(found) - of_the_algorithm <= set(DEFINITIONS)
     missing = {"accuracy/weighted", "loss/validation", "loss/worst", "loss/jain", "backdoor"}  # nobody has those here
-    others = ("objective/", "preference/", "epsilon/", "private/", "metric/", "stop/", "required/")  # of other runs
+    others = (
+        "objective/",
+        "preference/",
+        "epsilon/",
+        "private/",
+        "evaluation/",
+        "metric/",
+        "stop/",
+        "required/",
+    )  # of other runs
     of_others = {name for name in DEFINITIONS if "<objective>" in name or name.startswith(others)}
     assert set(DEFINITIONS) - set(found) == missing | of_others
 
