@@ -198,17 +198,20 @@ def test_the_last_security_officer_is_not_revoked_and_hears_how_to_go_on(
 
 def test_join_strings_are_listed_without_their_secrets_and_can_be_cancelled(served: Running, first: AdminStub) -> None:
     join = JoinString.decode(first.CreateJoinString(messages.CreateJoinStringRequest(client_id="dan")).join_string)
-    first.CreateJoinString(messages.CreateJoinStringRequest(client_id="dan"))
-    first.CreateJoinString(messages.CreateJoinStringRequest(client_id="erin"))
+    again = first.CreateJoinString(messages.CreateJoinStringRequest(client_id="dan"))
+    assert (join.client_id, again.replaced) == ("dan", 1)
+    second = JoinString.decode(again.join_string)
+    assert not first.CreateJoinString(messages.CreateJoinStringRequest(client_id="erin")).replaced
     found = first.ListJoinStrings(messages.ListJoinStringsRequest())
-    assert join.secret not in found.SerializeToString()
+    assert all(secret not in found.SerializeToString() for secret in (join.secret, second.secret))
     states = {name: [item.state for item in found.join_strings if item.client_id == name] for name in ("dan", "erin")}
-    assert states == {"dan": [messages.JOIN_STRING_STATE_OPEN] * 2, "erin": [messages.JOIN_STRING_STATE_OPEN]}
+    assert states == dict.fromkeys(("dan", "erin"), [messages.JOIN_STRING_STATE_OPEN])
     assert found.join_strings[0].created_by == "fedpareto://test/admin/admin"
     cancelled = CliRunner().invoke(app, ["admin", "--home", str(served.home.admin_dir), "cancel-join-string", "dan"])
-    assert cancelled.stdout == "join strings of dan that were cancelled: 2\n"
-    with served.newcomer() as channel, refused("UNAUTHENTICATED", "join-string-cancelled"):
-        EnrollmentStub(channel).Enroll(Applicant().request(join.secret), timeout=SECONDS)
+    assert cancelled.stdout == "join strings of dan that were cancelled: 1\n"
+    for ended_one in (join, second):  # replaced, and cancelled
+        with served.newcomer() as channel, refused("UNAUTHENTICATED", "join-string-cancelled"):
+            EnrollmentStub(channel).Enroll(Applicant().request(ended_one.secret), timeout=SECONDS)
     assert [item.client_id for item in first.ListJoinStrings(messages.ListJoinStringsRequest()).join_strings] == [
         "erin"
     ]
@@ -218,7 +221,9 @@ def test_join_strings_are_listed_without_their_secrets_and_can_be_cancelled(serv
     assert all(item.HasField("ended") for item in ended)
     with refused("NOT_FOUND", "join-string-unknown"):
         first.CancelJoinStrings(messages.CancelJoinStringsRequest(client_id="dan"))
-    assert [entry.subject for entry in recorded(served, "join-string.cancelled")] == ["dan"]
+    entries = recorded(served, "join-string.cancelled")
+    assert [entry.subject for entry in entries] == ["dan"] * 2
+    assert ["replaced by another" in entry.detail for entry in entries] == [True, False]
     shown = CliRunner().invoke(app, ["admin", "--home", str(served.home.admin_dir), "join-strings", "--all"])
     assert "CANCELLED" in shown.stdout
 
