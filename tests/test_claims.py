@@ -101,6 +101,7 @@ def test_an_absurd_offer_of_samples_is_drawn_no_more_often_than_the_largest_that
 )
 def test_submit_says_what_claims_of_samples_steer(stage: Stage, more: str, words: tuple[str, ...]) -> None:
     task = stage.task()
+    stage.cast(task, "ann")  # otherwise another warning says that nobody offers the task
     document = spec(f"told-{stage.count}", task, algorithm="fedavg", more=more)
     header = admin.RunHeader(spec=document, model=digest(MODEL), model_bytes=len(MODEL), paused=True)
     requests = [admin.SubmitRunRequest(header=header), admin.SubmitRunRequest(chunk=MODEL)]
