@@ -4,6 +4,7 @@ import io
 import json
 import logging
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import grpc
@@ -20,6 +21,7 @@ from fedpareto.cli.escaping import escaping_stub, make_safe
 from fedpareto.report.data import RunData
 from fedpareto.report.page import page
 
+NOW = datetime(2026, 6, 1, tzinfo=UTC)
 HOSTILE = [
     "[red]",
     "[/red]",
@@ -111,7 +113,7 @@ def must_be_safe(words: str) -> None:
 
 
 PICTURES: dict[str, tuple[type[Message], Callable[[Any], Any]]] = {
-    "clients": (admin_pb2.ListClientsResponse, lambda found: render_members.clients(found.clients)),
+    "clients": (admin_pb2.ListClientsResponse, lambda found: render_members.clients(found.clients, NOW)),
     "join_strings": (admin_pb2.ListJoinStringsResponse, lambda found: render_members.join_strings(found.join_strings)),
     "admins": (
         admin_pb2.ListAdministratorsResponse,
