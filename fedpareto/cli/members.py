@@ -102,7 +102,7 @@ def cancel_join_string(stub: "AdminStub", client: ClientName) -> Answer:
 
 @command()
 def clients(stub: "AdminStub") -> Answer:
-    """List the members: state, last sign of life, tasks, and what is wrong."""
+    """List the members, and what is wrong with each."""
     response = messages.whole(stub.ListClients, v1.ListClientsRequest())
     return response, lambda: render_members.clients(response.clients, datetime.now(UTC))
 
