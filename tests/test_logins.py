@@ -1,5 +1,6 @@
 """Logins of administrators: a signed request becomes a certificate for some hours, and a command renews it in time."""
 
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -225,34 +226,32 @@ def test_a_command_renews_in_the_last_third_and_after_the_end_and_not_before(off
 
 def test_calls_go_on_across_the_end_of_a_certificate(served: Running, officer: Officer) -> None:
     now = [datetime.now(UTC)]
-    with way_to(officer.home) as way:
-        line = Line(way, clock=lambda: now[0])
-        try:
-            first = line.open()
-            assert line.open() is first
-            now[0] += LIFETIME * 0.9
-            served.clock.ahead = LIFETIME * 0.9
-            assert line.open() is not first
-        finally:
-            line.close()
-            served.clock.ahead = timedelta()
+    line = Line(way_to(officer.home), clock=lambda: now[0])
+    try:
+        first = line.open()
+        assert line.open() is first
+        now[0] += LIFETIME * 0.9
+        served.clock.ahead = LIFETIME * 0.9
+        assert line.open() is not first
+    finally:
+        line.close()
+        served.clock.ahead = timedelta()
 
 
 def test_the_log_is_followed_across_the_end_of_a_certificate(served: Running, officer: Officer) -> None:
     officer.age(LIFETIME - timedelta(seconds=3))
     early = [datetime.now(UTC) - LIFETIME / 2]  # by this clock, the first call needs no login
-    with way_to(officer.home) as way:
-        line = Line(way, clock=lambda: early.pop() if early else datetime.now(UTC))
-        try:
-            entries = listed(escaping_stub(line.call), ListAuditRequest(follow=True, actor=officer.name))
-            numbers: list[int] = []
-            certified = 0
-            while not certified:  # the next login is told after the end of the certificate
-                for entry in next(entries):
-                    numbers.append(entry.number)
-                    certified += entry.action == "admin.certified"
-        finally:
-            line.close()
+    line = Line(way_to(officer.home), clock=lambda: early.pop() if early else datetime.now(UTC))
+    try:
+        entries = listed(escaping_stub(line.call), ListAuditRequest(follow=True, actor=officer.name))
+        numbers: list[int] = []
+        certified = 0
+        while not certified:  # the next login is told after the end of the certificate
+            for entry in next(entries):
+                numbers.append(entry.number)
+                certified += entry.action == "admin.certified"
+    finally:
+        line.close()
     assert sorted(set(numbers)) == numbers
     assert AdminFiles.load(officer.home).not_after > datetime.now(UTC) + LIFETIME * 0.99
 
@@ -285,16 +284,19 @@ def test_a_signing_key_with_a_passphrase_logs_in_by_command_only(served: Running
 
 
 def test_a_wrong_clock_is_named(served: Running, officer: Officer) -> None:
-    with way_to(officer.home) as way, pytest.raises(Failure, match=r"set the clock \[signed-time\]"):
+    way = way_to(officer.home)
+    with pytest.raises(Failure, match=r"set the clock \[signed-time\]"):
         way.log_in(officer.key, datetime.now(UTC) + timedelta(hours=1))
 
 
-def test_on_the_next_day_the_record_is_read_although_no_coordinator_serves_it(tmp_path: Path) -> None:
+def test_on_the_next_day_the_record_is_read_without_a_login_although_no_coordinator_serves_it(tmp_path: Path) -> None:
     """As the README does after the demo: the coordinator was stopped, and the last login has ended."""
     home = Home.init(
         tmp_path / "home", Settings.check({"federation_id": "test"}, "test"), now=datetime.now(UTC) - timedelta(days=1)
     )
+    before = (home.admin_dir / LOGIN).read_bytes()
     assert AdminFiles.load(home.admin_dir).not_after < datetime.now(UTC)
     done = CliRunner().invoke(app, ["admin", "--home", str(home.directory), "admins", "--json"])
     assert done.exit_code == 0, (done.output, done.exception)
-    assert AdminFiles.load(home.admin_dir).not_after > datetime.now(UTC)
+    assert [one["name"] for one in json.loads(done.stdout)["administrators"]] == ["admin"]
+    assert (home.admin_dir / LOGIN).read_bytes() == before
