@@ -205,7 +205,7 @@ def test_join_strings_are_listed_without_their_secrets_and_can_be_cancelled(serv
     found = first.ListJoinStrings(messages.ListJoinStringsRequest())
     assert all(secret not in found.SerializeToString() for secret in (join.secret, second.secret))
     states = {name: [item.state for item in found.join_strings if item.client_id == name] for name in ("dan", "erin")}
-    assert states == dict.fromkeys(("dan", "erin"), [messages.JOIN_STRING_STATE_OPEN])
+    assert states == {name: [messages.JOIN_STRING_STATE_OPEN] for name in ("dan", "erin")}
     assert found.join_strings[0].created_by == "fedpareto://test/admin/admin"
     cancelled = CliRunner().invoke(app, ["admin", "--home", str(served.home.admin_dir), "cancel-join-string", "dan"])
     assert cancelled.stdout == "join strings of dan that were cancelled: 1\n"
