@@ -86,7 +86,7 @@ def empty_database(request: pytest.FixtureRequest, directory: Path) -> Iterator[
         admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
-@pytest.fixture
+@pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """An empty database of its own, on each back end."""
     with empty_database(request, tmp_path) as url:
@@ -108,12 +108,11 @@ def blobs(tmp_path: Path) -> DirectoryStore:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Databases: SQLite; PostgreSQL in `make test-full`, and where a module says `BOTH_DATABASES = True`."""
-    marks = () if getattr(metafunc.module, "BOTH_DATABASES", False) else pytest.mark.full
-    for fixture, scope in (("_module_stage", "module"), ("database_url", "function")):
-        if fixture in metafunc.fixturenames:
-            back_ends = ["sqlite", pytest.param("postgresql", marks=marks)]
-            metafunc.parametrize(fixture, back_ends, indirect=True, scope=scope)
+    """Stages: on SQLite; on PostgreSQL in `make test-full`, and where a module says `BOTH_DATABASES = True`."""
+    if "_module_stage" in metafunc.fixturenames:
+        marks = () if getattr(metafunc.module, "BOTH_DATABASES", False) else pytest.mark.full
+        back_ends = ["sqlite", pytest.param("postgresql", marks=marks)]
+        metafunc.parametrize("_module_stage", back_ends, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")

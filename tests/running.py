@@ -3,7 +3,6 @@
 import asyncio
 import secrets
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -40,13 +39,12 @@ SECONDS = 60.0  # how long anything may take before the test fails
 
 
 def wait_for(condition: Callable[[], T | None], what: str) -> T:
-    end, pause = time.monotonic() + SECONDS, 0.01
-    while time.monotonic() < end:
+    end = threading.Event()
+    for _ in range(int(SECONDS / 0.02)):
         found = condition()
         if found:
             return found
-        time.sleep(pause)
-        pause = min(pause * 1.3, 0.1)  # most conditions read the database
+        end.wait(0.02)
     raise AssertionError(f"waited {SECONDS} s for {what}")
 
 

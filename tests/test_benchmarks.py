@@ -14,17 +14,7 @@ from fedpareto.processes.forked import completed
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 PARTS = {"fedavg", "flower_app", "flower_secagg", "resident_worker"}  # programs and modules of other benchmarks
 NAMES = sorted({path.stem for path in BENCHMARKS.glob("*.py")} - PARTS)
-LONG = {
-    "audit_log",
-    "idle",
-    "jacobian",
-    "large",
-    "private",
-    "round",
-    "simulate",
-    "start",
-    "verify",
-}  # more than 3 CPU seconds
+LONG = {"audit_log", "idle", "jacobian", "large", "private", "round", "simulate", "verify"}  # more than 3 CPU seconds
 
 
 def numbers(value: Any) -> list[float]:

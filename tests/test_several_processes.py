@@ -61,7 +61,6 @@ def same(found: Vector, expected: Vector, close: float = 1e-6) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=close * float(np.abs(expected).max()))
 
 
-@pytest.mark.full
 def test_two_processes_come_to_the_result_of_one(two: ExternalTrainer, alone: Trainer, base: Vector) -> None:
     assert len(ranks(two)) == 2
     assert two.device == "2 x cpu"
@@ -71,7 +70,6 @@ def test_two_processes_come_to_the_result_of_one(two: ExternalTrainer, alone: Tr
     assert train(two, base, WORK).rows["loss"].tobytes() == found.rows["loss"].tobytes()
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     "work",
     [
@@ -87,7 +85,6 @@ def test_options_of_the_run_hold_in_two_processes(
     same(train(two, base, work).rows["loss"], train(alone, base, work).rows["loss"])
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("precision", "close"), [("float32", 1e-6), pytest.param("bf16", 0.05, marks=pytest.mark.full)]
 )
@@ -127,13 +124,11 @@ def test_the_statistics_of_the_first_process_are_kept_and_samples_may_be_read_wh
     assert all(tensor.any() for tensor in layout.split(rows[0]).values())
 
 
-@pytest.mark.full
 def test_gradients_are_those_of_the_whole_minibatch(two: ExternalTrainer, alone: Trainer, base: Vector) -> None:
     expected, found = (jacobian(trainer, base, 25).rows["loss"] for trainer in (alone, two))
     same(found, expected)
 
 
-@pytest.mark.full
 def test_all_processes_notice_a_divergence_and_a_stop_and_go_on(
     two: ExternalTrainer, alone: Trainer, base: Vector
 ) -> None:
@@ -146,7 +141,6 @@ def test_all_processes_notice_a_divergence_and_a_stop_and_go_on(
     same(train(two, base, WORK).rows["loss"], train(alone, base, WORK).rows["loss"])
 
 
-@pytest.mark.full
 def test_noise_on_samples_is_for_one_process(two: ExternalTrainer) -> None:
     assert two.abilities == set(Ability) - {Ability.NOISE}
     with pytest.raises(WorkError, match="cannot add noise") as caught:
