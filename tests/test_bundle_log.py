@@ -213,7 +213,7 @@ SIGNED_AGAIN: dict[str, tuple[Edit, str]] = {
     "step": (_forget("round.stepped", 1), "round 1: the step: no entry of the audit log tells of it"),
     "another step": (_digest("round.stepped"), "round 0: the step: entry"),
     "assignment": (_forget("assignment.issued"), "round 0: the assignment of ann in phase 0: no entry"),
-    "another reply": (_digest("reply.accepted"), "round 0: the accepted reply of ann in phase 0: entry"),
+    "another reply": (_digest("reply.accepted"), "in phase 0: entry"),  # of the member whose reply came first
     "specification": (_digest("run.submitted"), "the submission of the run: entry"),
     "end": (_forget("run.completed"), "the bundle says that the run is COMPLETED; the audit log tells of no end"),
     "a member's key": (_digest("Enroll"), "the signing key of ann: no entry of the audit log tells of it"),
