@@ -18,10 +18,10 @@ from pydantic import (
 from federation.accounting import DELTA, LEAST_NOISE
 from federation.metrics import MetricKind
 from federation.objectives import OBJECTIVE
+from federation.part import Part
 from federation.problems import Section
 from federation.secure.thresholds import EVALUATION_NOISE
 from federation.sharing import BUFFER_NAMES, MAX_PATTERNS, PATTERN, parameters_of
-from federation.tasks.data import Part
 
 if TYPE_CHECKING:
     from federation.vectors import Layout

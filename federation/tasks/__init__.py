@@ -9,9 +9,10 @@ torch needs none.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from federation.part import Part, PartError
 from federation.plugins import Offer, PluginError, Plugins
-from federation.tasks.data import Dataset, DataSource, Loading, Part, Pool, Splits
-from federation.tasks.errors import DataError, PartError, TaskError, task_code
+from federation.tasks.data import Dataset, DataSource, Loading, Pool, Splits
+from federation.tasks.errors import DataError, TaskError, task_code
 
 if TYPE_CHECKING:
     import numpy as np

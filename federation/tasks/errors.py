@@ -1,9 +1,10 @@
-"""What is wrong with a task, with data, or with a part of it."""
+"""What is wrong with a task or with data."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from federation.owners_code import described
+from federation.part import PartError
 
 
 class TaskError(ValueError):
@@ -12,10 +13,6 @@ class TaskError(ValueError):
 
 class DataError(Exception):
     """Data that is missing or malformed; the message names the expected path and where to get it."""
-
-
-class PartError(ValueError):
-    """A part of a data set that cannot be cut."""
 
 
 @contextmanager

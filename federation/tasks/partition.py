@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.tasks.data import Dataset, Part, Pool, Splits
-from federation.tasks.errors import DataError, PartError
+from federation.part import Part, PartError
+from federation.tasks.data import Dataset, Pool, Splits
+from federation.tasks.errors import DataError
 
 LEAST = 10  # samples, of a client of unequal size: 8, 1 and 1 when they are cut
 

@@ -1,0 +1,63 @@
+"""A part of a shared data set, as a run specification of a simulation and the owner of a rehearsing worker name it."""
+
+import re
+from dataclasses import dataclass
+
+_POSITIVE = r"(?=.*[1-9])[0-9]{1,6}(\.[0-9]{1,9})?"
+_SCHEMES = {"iid": None, "natural": None, "shards": r"[1-9][0-9]{0,5}", "dirichlet": _POSITIVE}
+_SIZES = {"equal": None, "lognormal": _POSITIVE}
+
+
+class PartError(ValueError):
+    """A part of a data set that cannot be cut."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which part of one shared data set this client rehearses with. Members with data of their own need none.
+
+    Attributes:
+        index: 0 to count - 1.
+        count: how many clients share the data set.
+        scheme: "iid", "shards:S", "dirichlet:ALPHA" or "natural"; see `federation.tasks.partition.partition`.
+        seed: clients with the same seed, count, scheme and sizes hold disjoint parts.
+        sizes: "equal", or for iid and dirichlet "lognormal:SIGMA" (see `federation.tasks.partition.quotas`).
+
+    Raises:
+        PartError: an index or a count out of range, or an unknown scheme.
+    """
+
+    index: int
+    count: int
+    scheme: str = "iid"
+    seed: int = 0
+    sizes: str = "equal"
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or not 0 <= self.index < self.count:
+            raise PartError(f"part {self.index + 1} of {self.count}: parts count from 1/{max(self.count, 1)}")
+        if self.seed < 0:
+            raise PartError(f"the seed of a partition is not negative; got {self.seed}")
+        if not _known(self.scheme, _SCHEMES):
+            raise PartError(
+                f"unknown scheme {self.scheme!r}: use iid, shards:S (S >= 1), dirichlet:ALPHA (ALPHA > 0) or natural"
+            )
+        if not _known(self.sizes, _SIZES):
+            raise PartError(f"unknown sizes {self.sizes!r}: use equal or lognormal:SIGMA (SIGMA > 0)")
+        if self.sizes != "equal" and self.scheme.partition(":")[0] not in ("iid", "dirichlet"):
+            raise PartError(f"sizes {self.sizes!r} go with iid and dirichlet; {self.scheme!r} has sizes of its own")
+
+    @classmethod
+    def parse(cls, text: str, scheme: str = "iid", seed: int = 0, sizes: str = "equal") -> "Part":
+        """Reads "3/8", the third of eight parts, counted from 1. Raises PartError."""
+        match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
+        if match is None:
+            raise PartError(f"{text!r} is no part: write 3/8 for the third of eight")
+        return cls(int(match[1]) - 1, int(match[2]), scheme, seed, sizes)
+
+
+def _known(text: str, forms: dict[str, str | None]) -> bool:
+    """Whether a text is one of these kinds, followed by an argument of its form where it takes one."""
+    kind, colon, argument = text.partition(":")
+    form = forms.get(kind)
+    return kind in forms and (re.fullmatch(form, argument) is not None if form else not colon)
