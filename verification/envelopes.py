@@ -8,6 +8,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from federation.envelope import ManifestT, envelope_digest, unseal
 from federation.key_chain import KeyChain, moment
+from federation.record import bindings
+from federation.record.bindings import repeated
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import (
     AssignmentManifest,
@@ -20,9 +22,6 @@ from federation.v1.common_pb2 import (
 from federation.v1.record_pb2 import Answer, Exchange, PhaseRecord, RoundRecord
 from verification.errors import Wrong
 from verification.keys import Keys
-
-_COPIED = ("federation_id", "run_id", "round", "attempt", "phase", "assignment_id", "client_id", "base_model")
-_OF_RECEIPT = tuple(name for name in _COPIED if name != "attempt")  # those that a receipt repeats of its update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +168,7 @@ class EnvelopeReader:
         who = f"the decline of {order.client_id} in phase {order.phase}"
         said = self._open(exchange.decline, DeclineManifest, self.keys.client(order.client_id), who)
         self._must_count(exchange.decline, order, order.created, who)
-        same(who, said, {one: getattr(order, one) for one in ("federation_id", "client_id", "assignment_id")})
+        same(who, said, repeated(order, bindings.DECLINE))
         if said.assignment:  # empty if the worker could not verify what it got
             same(who, said, {"assignment": envelope_digest(exchange.assignment)})
 
@@ -188,10 +187,8 @@ class EnvelopeReader:
         if not receipt.accepted:
             return None
         same(f"the receipt for {who}", receipt, {"reason": ""})
-        same(who, said, {one: getattr(order, one) for one in (*_COPIED, "spec", "task")})
-        same(f"the receipt for {who}", receipt, {one: getattr(said, one) for one in (*_OF_RECEIPT, "payload")})
-        if list(said.rows) != list(order.rows):
-            raise Wrong(f"{who} has other rows than its assignment asks for")
+        same(who, said, repeated(order, bindings.REPLY))
+        same(f"the receipt for {who}", receipt, repeated(said, bindings.RECEIPT))
         if said.payload_bytes > order.max_payload_bytes:
             raise Wrong(f"{who} has a payload of {said.payload_bytes} bytes; {order.max_payload_bytes} were allowed")
         return SignedReply(

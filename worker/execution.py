@@ -10,6 +10,8 @@ import grpc
 import numpy as np
 
 from federation.owners_code import described, owners_frame
+from federation.record import bindings
+from federation.record.bindings import repeated
 from federation.refusals import Refusal
 from federation.tensor_names import tensor_differences
 from federation.training import TrainingStopped
@@ -39,8 +41,6 @@ from worker.privacy import SitePrivacy
 from worker.spool import Spool
 
 LOGGER = logging.getLogger("fedpareto.worker")
-# What a reply repeats of its assignment.
-_REPEATED = ("federation_id", "run_id", "round", "attempt", "phase", "assignment_id", "base_model", "spec", "rows")
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,9 +246,7 @@ class Execution:
     def _reply(self, order: Order, result: Result, wanted: Callable[[], bool]) -> None:
         asked = order.manifest
         reply = ReplyManifest(
-            **{name: getattr(asked, name) for name in _REPEATED},
-            task=asked.task,
-            client_id=self.attendance.member.client_id,
+            **repeated(asked, bindings.REPLY),
             samples=result.samples,
             losses=dict(result.losses),
             metrics=dict(result.metrics),

@@ -14,6 +14,8 @@ from google.protobuf.message import DecodeError
 
 from federation.envelope import envelope_digest, from_text, to_text
 from federation.key_chain import KeyChain
+from federation.record import bindings
+from federation.record.bindings import difference, repeated
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, ReplyManifest, SignedEnvelope
 
@@ -53,9 +55,8 @@ def receipt_line(
     reply: SignedEnvelope, assignment: SignedEnvelope, receipt: SignedEnvelope, manifest: ReceiptManifest
 ) -> str:
     """The line that is kept of a receipt for a reply; the assignment says on which step the work builds."""
-    told = ("assignment_id", "run_id", "round", "phase", "accepted", "reason", "base_model", "payload")
     line = {
-        **{name: getattr(manifest, name) for name in told},
+        **repeated(manifest, (*bindings.RECEIPT, "accepted", "reason")),
         "created": _when(manifest),
         "previous_step": AssignmentManifest.FromString(assignment.manifest).previous_step,
         "envelope": envelope_digest(reply),
@@ -118,9 +119,8 @@ def disagreements(ours: Iterable[Receipt], theirs: Iterable[Receipt]) -> list[tu
 def _verified(line: Mapping[str, Any], coordinator: KeyChain) -> Receipt:
     asked = coordinator.unseal(from_text(line["assignment"]), AssignmentManifest)
     said = coordinator.unseal(from_text(line["receipt"]), ReceiptManifest)
-    for field in ("federation_id", "run_id", "round", "phase", "assignment_id", "client_id", "base_model"):
-        if getattr(asked, field) != getattr(said, field):
-            raise ValueError(f"its assignment and its receipt differ in {field}")
+    if field := difference(asked, said, bindings.PLACE):
+        raise ValueError(f"its assignment and its receipt differ in {field}")
     return Receipt(
         client_id=said.client_id,
         occasion=(said.run_id, said.round, said.phase),

@@ -17,6 +17,8 @@ from federation.chunks import submitted
 from federation.digests import digest, file_digest
 from federation.envelope import envelope_digest
 from federation.member_files import MemberFiles
+from federation.record import bindings
+from federation.record.bindings import difference
 from federation.refusals import Refusal
 from federation.transfers import slowest_seconds
 from federation.v1.common_pb2 import ReceiptManifest, SignedEnvelope
@@ -211,9 +213,8 @@ def verify_receipt(receipt: SignedEnvelope, entry: Entry, member: MemberFiles) -
         manifest = member.coordinator.unseal(receipt, ReceiptManifest)
     except Refusal as refusal:
         raise ReceiptError(f"the receipt is not signed by this federation's coordinator ({refusal.message})") from None
-    for name in ("federation_id", "run_id", "round", "phase", "assignment_id", "client_id", "base_model", "payload"):
-        if getattr(manifest, name) != getattr(entry.manifest, name):
-            raise ReceiptError(f"the receipt is for another reply: its {name} is {getattr(manifest, name)!r}")
+    if name := difference(entry.manifest, manifest, bindings.RECEIPT):
+        raise ReceiptError(f"the receipt is for another reply: its {name} is {getattr(manifest, name)!r}")
     if manifest.envelope != envelope_digest(entry.envelope):
         raise ReceiptError("the receipt is for another reply: its envelope digest differs")
     return manifest

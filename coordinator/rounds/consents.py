@@ -8,7 +8,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.rounds.declines import MAX_BYTES, words
+from coordinator.rounds import columns
+from coordinator.rounds.declines import MAX_BYTES
 from coordinator.rounds.presence import Attendance, Offered
 from coordinator.rounds.states import RUN_ENDED
 from federation.envelope import envelope_digest, seal, unseal
@@ -99,26 +100,15 @@ def record_consent(
     row = session.get(Consent, (run.run_id, client_id))
     if row is not None and row.envelope == data:
         return ""
-    reason, message = words(said) if said.reason else ("", "")
-    answer = Answer(said.answer)
-    session.merge(
-        Consent(
-            run_id=run.run_id,
-            client_id=client_id,
-            answer=answer,
-            reason=reason,
-            message=message,
-            envelope=data,
-            at=now,
-        )
-    )
+    signed = columns.of_consent(said)
+    session.merge(Consent(**{**signed, "answer": Answer(said.answer)}, envelope=data, at=now))
     audit.record(
         session,
         at=now,
         actor=client_uri(federation_id, client_id),
-        action=f"consent.{answer}",
+        action=f"consent.{said.answer}",
         subject=f"{run.run_id}/{client_id}",
-        detail=reason,
+        detail=signed["reason"],
         digest=envelope_digest(envelope),
     )
     return run.run_id

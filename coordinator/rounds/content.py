@@ -5,9 +5,10 @@ import re
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from coordinator.rounds.evidence import BOUND_FIELDS
 from federation.digests import parse
 from federation.payload_check import PayloadCheck
+from federation.record import bindings
+from federation.record.bindings import difference
 from federation.refusals import Refusal
 from federation.run_sections import LimitsSpec
 from federation.text import escaped
@@ -36,12 +37,11 @@ def must_match(manifest: ReplyManifest, order: AssignmentManifest) -> None:
     Raises:
         Refusal: `mismatch:<field>`, or `payload-digest` for a payload that is not a digest.
     """
-    for name in BOUND_FIELDS:
-        if getattr(manifest, name) != getattr(order, name):
-            raise Refusal(f"mismatch:{name}", f"the reply says {getattr(manifest, name)!r}, its assignment differs")
-    rows = [(row.name, row.dtype, row.length) for row in manifest.rows]
-    if rows != [(row.name, row.dtype, row.length) for row in order.rows]:
-        raise Refusal("mismatch:rows", f"the reply declares the rows {rows}, its assignment differs")
+    if name := difference(order, manifest, bindings.REPLY):
+        said = getattr(manifest, name)
+        if name == "rows":
+            said = [(row.name, row.dtype, row.length) for row in manifest.rows]
+        raise Refusal(f"mismatch:{name}", f"the reply says {said!r}, its assignment differs")
     if bool(manifest.payload) != bool(order.rows) or bool(manifest.payload_bytes) != bool(order.rows):
         raise Refusal("mismatch:payload", "the reply must carry a payload exactly when its assignment asks for rows")
     if manifest.payload:

@@ -6,9 +6,11 @@ from google.protobuf.message import DecodeError
 
 from federation.envelope import envelope_digest, unseal
 from federation.key_chain import KeyChain
+from federation.record import bindings
+from federation.record.bindings import difference
 from federation.refusals import Refusal
 from federation.text import escaped
-from federation.v1.common_pb2 import ConsentManifest, DeclineManifest, SignedEnvelope
+from federation.v1.common_pb2 import AssignmentManifest, ConsentManifest, DeclineManifest, SignedEnvelope
 
 MAX_BYTES = 8 << 10  # of the envelope
 MAX_MESSAGE = 400  # characters
@@ -29,21 +31,18 @@ def claimed_assignment(envelope: SignedEnvelope) -> str:
         raise Refusal("manifest", "the manifest is not a DeclineManifest") from None
 
 
-def verified_decline(
-    envelope: SignedEnvelope, *, federation_id: str, client_id: str, keys: KeyChain, assignment: SignedEnvelope
-) -> DeclineManifest:
-    """The decline of an assignment that was sent to this client, one of whose `keys` must have signed it.
+def verified_decline(envelope: SignedEnvelope, assignment: SignedEnvelope, keys: KeyChain) -> DeclineManifest:
+    """The decline of an assignment, which one of the `keys` of its client must have signed.
 
     Raises:
         Refusal: `key-unknown`, `signature`, `manifest`, or `mismatch` with the field.
     """
     said = unseal(envelope, DeclineManifest, keys.signer(envelope))
-    expected = {"federation_id": federation_id, "client_id": client_id}
-    if said.assignment:  # empty if the worker could not verify what it got
-        expected["assignment"] = envelope_digest(assignment)
-    for name, value in expected.items():
-        if getattr(said, name) != value:
-            raise Refusal(f"mismatch:{name}", f"the decline is for another {name} than the assignment")
+    name = difference(AssignmentManifest.FromString(assignment.manifest), said, bindings.DECLINE)
+    if not name and said.assignment not in ("", envelope_digest(assignment)):  # empty if the worker could not verify it
+        name = "assignment"
+    if name:
+        raise Refusal(f"mismatch:{name}", f"the decline is for another {name} than the assignment")
     return said
 
 

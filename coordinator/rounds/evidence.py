@@ -17,11 +17,12 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session, selectinload
 
 from coordinator.aggregation.phases import Reply
-from coordinator.rounds.recorder import privacy_stated
+from coordinator.rounds import columns
 from coordinator.rounds.revoked import REVOKED
 from coordinator.signing_keys import Signing
 from federation.envelope import ManifestT, envelope_digest, seal, unseal
 from federation.key_chain import KeyChain, moment
+from federation.record import bindings
 from federation.refusals import Refusal
 from federation.sharing import BUFFERS
 from federation.v1.common_pb2 import (
@@ -41,8 +42,6 @@ from storage.records import memory_digest
 from storage.states import AssignmentState
 
 REMEMBERED = 20_000  # envelopes; some 200 bytes each
-# What an update repeats of its assignment, field by field.
-BOUND_FIELDS = ("federation_id", "run_id", "round", "attempt", "phase", "client_id", "base_model", "spec", "task")
 
 
 class RecordError(Exception):
@@ -141,11 +140,10 @@ class Evidence:
         order = self._open(row, "envelope", assignment.envelope, AssignmentManifest, self.signing.chain)
         for name, value in expected.items():
             _same(row, f"envelope ({name})", value, getattr(order, name))
-        for name in ("assignment_id", "client_id", "base_model"):
-            _same(row, name, getattr(assignment, name), getattr(order, name))
-        _same(row, "objectives", assignment.objectives, list(order.objectives))
-        inputs = [(one.name, one.digest, one.size) for one in assignment.inputs]
-        _same(row, "inputs", inputs, [(one.name, one.digest, one.size) for one in order.inputs])
+        for name, value in columns.of_assignment(order).items():
+            _same(row, name, getattr(assignment, name), value)
+        inputs = [{"name": item.name, "digest": item.digest, "size": item.size} for item in assignment.inputs]
+        _same(row, "inputs", inputs, columns.of_inputs(order))
         return order
 
     def _manifest(self, reply: models.Reply, order: AssignmentManifest, keys: KeyChain) -> ReplyManifest:
@@ -155,21 +153,20 @@ class Evidence:
         envelope = SignedEnvelope.FromString(reply.envelope)
         name = envelope_digest(envelope)
         _same(row, "envelope_digest", reply.envelope_digest, name)
-        for field in ("assignment_id", *BOUND_FIELDS):
+        for field in bindings.REPLY:
             _same(row, f"envelope ({field})", getattr(order, field), getattr(manifest, field))
-        _same(row, "envelope (rows)", list(order.rows), list(manifest.rows))
         receipt = self._open(row, "receipt", reply.receipt, ReceiptManifest, self.signing.chain)
         try:
             keys.must_count(envelope, moment(order.created), moment(receipt.created))
         except Refusal as error:
             raise RecordError(*row, "envelope", error.message) from error
         _same(row, "receipt (envelope)", name, receipt.envelope)
-        _same(row, "receipt (accepted)", True, receipt.accepted)
-        for field in ("assignment_id", "client_id", "payload", "payload_bytes", "samples", "unrepeatable"):
-            _same(row, field, getattr(reply, field), getattr(manifest, field))
-        _same(row, "losses", reply.losses, dict(manifest.losses))
-        _same(row, "metrics", reply.metrics, dict(manifest.metrics))
-        _same(row, "privacy", reply.privacy, privacy_stated(manifest))
+        for field in bindings.RECEIPT:
+            _same(row, f"receipt ({field})", getattr(manifest, field), getattr(receipt, field))
+        for field, value in columns.of_receipt(receipt).items():
+            _same(row, f"receipt ({field})", getattr(reply, field), value)
+        for field, value in columns.of_reply(manifest, stored=True).items():
+            _same(row, field, getattr(reply, field), value)
         return manifest
 
     def state(self, run: models.Run, before: models.Round | None, base_model: str | None) -> dict[str, Any]:

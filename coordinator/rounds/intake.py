@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
 
 from google.protobuf.message import DecodeError
 from sqlalchemy import and_, bindparam, insert, select
@@ -26,6 +25,8 @@ from coordinator.signing_keys import Signing
 from federation.envelope import envelope_digest
 from federation.identity import client_uri
 from federation.key_chain import moment
+from federation.record import bindings
+from federation.record.bindings import repeated
 from federation.refusals import Refusal
 from federation.run_sections import LimitsSpec
 from federation.runs import RunSpec
@@ -76,8 +77,6 @@ _LOCKED = (  # no mutant: SQLite has one writer
     .with_for_update()
 )
 _INSERT = insert(Reply)
-# The fields of a reply that its receipt repeats.
-_REPEATED = ("federation_id", "run_id", "round", "phase", "assignment_id", "client_id", "base_model", "payload")
 
 
 @dataclass(frozen=True)
@@ -196,7 +195,7 @@ class Intake:
             if closed is None:
                 receipt = self._receipt(admission, problem, now)
                 row = reply_row(admission, problem, now, receipt=receipt.SerializeToString())
-                session.connection().execute(_INSERT, {"assignment_id": name, **row})
+                session.connection().execute(_INSERT, row)
                 state, reason, message = ending(problem)
                 end_open_assignment(session, name, state, now, reason, message)
                 self._log(session, admission, problem, now)
@@ -227,9 +226,7 @@ class Intake:
             federation_id = order.federation_id
             registered = session.get_one(Client, client_id).signing_key
             keys = self._signing.keys_of(session, client_id, registered, envelope)
-            said = verified_decline(
-                envelope, federation_id=federation_id, client_id=client_id, keys=keys, assignment=asked
-            )
+            said = verified_decline(envelope, asked, keys)
             keys.must_count(envelope, moment(order.created), self._clock())
             reason, message = words(said)
             log.warning("%s declines %r: %s: %s", client_id, name, reason, message)
@@ -250,8 +247,8 @@ class Intake:
         self._changed(run_id)
 
     def _receipt(self, admission: Admission, refusal: Refusal | None, now: datetime) -> SignedEnvelope:
-        repeated: dict[str, Any] = {name: getattr(admission.manifest, name) for name in _REPEATED}
-        receipt = ReceiptManifest(**repeated, envelope=admission.digest, accepted=refusal is None)
+        same = repeated(admission.manifest, bindings.RECEIPT)
+        receipt = ReceiptManifest(**same, envelope=admission.digest, accepted=refusal is None)
         if refusal is not None:
             receipt.reason, receipt.message = refusal.reason, refusal.message
         receipt.created.FromDatetime(now)

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from coordinator.aggregation.diagnostics import conflicts
 from coordinator.aggregation.direction import Direction
 from coordinator.aggregation.phases import Step
-from coordinator.rounds import metrics
+from coordinator.rounds import columns, metrics
 from coordinator.rounds.client_noise import noisy_steps, spent
 from coordinator.rounds.fleets.base import Fleet, RevokedMeanwhile
 from coordinator.rounds.manifest import step_manifest, weights
@@ -127,9 +127,7 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, stepped: 
             size = around.blobs.stat(model).size
             note_model(session, model, size=size, parameters=run.parameters, created=now)
         round_ = session.get_one(Round, current.round_id)
-        round_.result_model, round_.deployed_model = stepped.model, stepped.result
-        round_.gram, round_.combined = stepped.gram, stepped.combined
-        round_.evaluation_phase = phases
+        round_.deployed_model, round_.evaluation_phase = stepped.result, phases
         record, numbers = objectives(step, run.objectives)
         round_.objectives = record.encode() if record and not fleet.conceals else {}
         epsilons |= _stated_of_samples(session, current)
@@ -141,6 +139,8 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, stepped: 
         before = memory_digest(row.state_data)
         manifest = step_manifest(run, around.federation_id, current, step, stepped, state_before=before, revoked=gone)
         manifest.created.FromDatetime(now)
+        for name, value in columns.of_step(manifest).items():
+            setattr(round_, name, value)
         envelope = around.sign(manifest)
         round_.step = envelope.SerializeToString()
         audit.record(

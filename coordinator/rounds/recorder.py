@@ -1,14 +1,13 @@
 """Records a reply of a worker or a simulated client: accepted, refused for its content, or kept as evidence."""
 
 import logging
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy.orm import Session
 
+from coordinator.rounds import columns
 from federation.identity import client_uri
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
@@ -20,7 +19,6 @@ log = logging.getLogger(__name__)
 
 FULFILLED = "assignment-fulfilled"
 MAX_EQUIVOCATIONS = 3  # further replies to one assignment that are kept as evidence
-_LARGEST = 2**63 - 1  # that the column holds
 
 
 @dataclass(frozen=True)
@@ -48,10 +46,8 @@ def reply_row(
     `stored` says whether the payload is in the blob store.
     """
     return {
-        **_row(reply, now, refusal.reason if refusal else "", receipt),
-        "accepted": refusal is None,
-        "payload": reply.manifest.payload if stored and refusal is None else "",
-        "payload_bytes": reply.manifest.payload_bytes,
+        **columns.of_reply(reply.manifest, stored=stored and refusal is None),
+        **_row(reply, now, accepted=refusal is None, reason=refusal.reason if refusal else "", receipt=receipt),
     }
 
 
@@ -64,7 +60,8 @@ def record_equivocation(session: Session, assignment: Assignment, reply: Signed,
     if len(replies) > MAX_EQUIVOCATIONS or reply.digest in {one.envelope_digest for one in replies}:
         return
     first = next(one.envelope_digest for one in replies if one.accepted)
-    assignment.replies.append(Reply(accepted=False, **_row(reply, now, FULFILLED, b"")))
+    signed = columns.of_reply(reply.manifest, stored=False, counted=False)
+    assignment.replies.append(Reply(**signed, **_row(reply, now, accepted=False, reason=FULFILLED, receipt=b"")))
     manifest, name = reply.manifest, assignment.assignment_id
     audit.record(
         session,
@@ -78,27 +75,13 @@ def record_equivocation(session: Session, assignment: Assignment, reply: Signed,
     log.warning("%s signed two different replies to assignment %s", manifest.client_id, name)
 
 
-def _row(reply: Signed, now: datetime, reason: str, receipt: bytes) -> dict[str, Any]:
+def _row(reply: Signed, now: datetime, *, accepted: bool, reason: str, receipt: bytes) -> dict[str, Any]:
+    """The columns that do not follow from the manifest of a reply."""
     return {
-        "client_id": reply.manifest.client_id,
+        "accepted": accepted,
         "reason": reason,
         "envelope": reply.envelope.SerializeToString(),
         "envelope_digest": reply.digest,
         "receipt": receipt,
-        "samples": min(reply.manifest.samples, _LARGEST),
-        "losses": _finite(reply.manifest.losses),
-        "metrics": _finite(reply.manifest.metrics),
-        "privacy": privacy_stated(reply.manifest),
-        "unrepeatable": reply.manifest.unrepeatable,
         "received": now,
     }
-
-
-def privacy_stated(manifest: ReplyManifest) -> dict[str, float]:
-    """What a reply states of noise, by field; empty where it states nothing."""
-    return {field.name: float(value) for field, value in manifest.privacy.ListFields()}
-
-
-def _finite(numbers: Mapping[str, float]) -> dict[str, float]:
-    """What JSON can hold: refused replies may carry NaN."""
-    return {name: value for name, value in numbers.items() if math.isfinite(value)}

@@ -4,24 +4,23 @@ An envelope holds if the one key that may sign it has signed it, and if the reco
 not an envelope are a failed check, not an error.
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.rounds.declines import words
-from coordinator.rounds.recorder import privacy_stated
+from coordinator.rounds import columns
 from coordinator.signing_keys import member_keys, rotations_of
 from federation.envelope import ManifestT, envelope_digest, unseal
 from federation.key_chain import KeyChain, moment, whole_chain
 from federation.proofs import UNSIGNED
+from federation.record import bindings
 from federation.refusals import Refusal
 from federation.v1 import admin_pb2 as messages
 from federation.v1.common_pb2 import (
@@ -77,8 +76,8 @@ class Verifier:
 
         def pairs(envelope: SignedEnvelope, signed: AssignmentManifest) -> _Pairs:
             yield from self._places(signed, place)
-            for field in ("assignment_id", "client_id", "base_model"):
-                yield field, getattr(row, field), getattr(signed, field)
+            for field, value in columns.of_assignment(signed).items():
+                yield field, getattr(row, field), value
 
         return _check("assignment", place.phase, row.envelope, AssignmentManifest, self.coordinator, pairs)
 
@@ -90,11 +89,12 @@ class Verifier:
 
         def pairs(envelope: SignedEnvelope, signed: DeclineManifest) -> _Pairs:
             yield "federation_id", self.federation_id, signed.federation_id
-            for field in ("assignment_id", "client_id"):
-                yield field, getattr(row, field), getattr(signed, field)
-            if signed.assignment and (asked := parsed(row.envelope)) is not None:
+            asked = parsed(row.envelope)
+            yield from _bound(row.envelope, AssignmentManifest, signed, bindings.DECLINE)
+            if signed.assignment and asked is not None:
                 yield "assignment", envelope_digest(asked), signed.assignment
-            yield from zip(("reason", "message"), (row.reason, row.message), words(signed), strict=True)
+            for field, value in columns.of_decline(signed).items():
+                yield field, getattr(row, field), value
 
         return _check("decline", place.phase, row.decline or b"", DeclineManifest, keys, pairs)
 
@@ -105,10 +105,8 @@ class Verifier:
         def pairs(envelope: SignedEnvelope, signed: ConsentManifest) -> _Pairs:
             yield "federation_id", self.federation_id, signed.federation_id
             yield "spec", spec, signed.spec
-            for field in ("run_id", "client_id", "answer"):
-                yield field, getattr(row, field), getattr(signed, field)
-            said = words(signed) if signed.reason else ("", "")
-            yield from zip(("reason", "message"), (row.reason, row.message), said, strict=True)
+            for field, value in columns.of_consent(signed).items():
+                yield field, getattr(row, field), value
 
         return _check("consent", 0, row.envelope, ConsentManifest, keys, pairs)
 
@@ -138,15 +136,10 @@ class Verifier:
         def pairs(envelope: SignedEnvelope, signed: ReplyManifest) -> _Pairs:
             yield "envelope", row.envelope_digest, envelope_digest(envelope)
             yield from self._places(signed, place)
-            yield "assignment_id", row.assignment_id, signed.assignment_id
-            yield "client_id", row.client_id, signed.client_id
-            yield "payload", row.payload, signed.payload if row.accepted else ""
-            yield "payload_bytes", row.payload_bytes, signed.payload_bytes if row.accepted or row.receipt else 0
-            yield "samples", row.samples, min(signed.samples, 2**63 - 1)
-            yield "losses", _finite(row.losses), _finite(signed.losses)
-            yield "metrics", _finite(row.metrics), _finite(signed.metrics)
-            yield "unrepeatable", row.unrepeatable, signed.unrepeatable
-            yield "privacy", _finite(row.privacy), _finite(privacy_stated(signed))
+            yield from _bound(row.assignment.envelope, AssignmentManifest, signed, bindings.REPLY)
+            signed_columns = columns.of_reply(signed, stored=row.accepted, counted=row.accepted or bool(row.receipt))
+            for field, value in signed_columns.items():
+                yield field, getattr(row, field), value
 
         return _check("reply", place.phase, row.envelope, ReplyManifest, keys, pairs)
 
@@ -154,8 +147,9 @@ class Verifier:
         def pairs(envelope: SignedEnvelope, signed: ReceiptManifest) -> _Pairs:
             yield from self._places(signed, place)
             yield "envelope", row.envelope_digest, signed.envelope
-            for field in ("assignment_id", "client_id", "accepted", "reason"):
-                yield field, getattr(row, field), getattr(signed, field)
+            yield from _bound(row.envelope, ReplyManifest, signed, bindings.RECEIPT)
+            for field, value in columns.of_receipt(signed).items():
+                yield field, getattr(row, field), value
 
         return _check("receipt", place.phase, row.receipt, ReceiptManifest, self.coordinator, pairs)
 
@@ -166,10 +160,8 @@ class Verifier:
             yield "federation_id", self.federation_id, signed.federation_id
             yield "run_id", row.run_id, signed.run_id
             yield "round", row.number, signed.round
-            yield "base_model", row.base_model, signed.base_model
-            yield "result_model", row.result_model or "", signed.result_model
-            yield "gram", row.gram or "", signed.gram
-            yield "noise", row.noise or "", signed.noise
+            for field, value in columns.of_step(signed).items():
+                yield field, getattr(row, field), value
             named = {*signed.replies, *signed.consulted}
             known = session.scalars(
                 select(models.Reply.envelope_digest)
@@ -283,8 +275,15 @@ def _check(
     return found
 
 
-def _finite(numbers: Mapping[str, float]) -> dict[str, float]:
-    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+def _bound(data: bytes, kind: type[ManifestT], answer: Message, fields: Sequence[str]) -> _Pairs:
+    """The fields that an answer repeats of the recorded message that it answers."""
+    envelope = parsed(data)
+    try:
+        original = kind.FromString(b"" if envelope is None else envelope.manifest)
+    except DecodeError:
+        original = kind()
+    for field in fields:
+        yield field, getattr(original, field), getattr(answer, field)
 
 
 def _short(value: Any) -> str:

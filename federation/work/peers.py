@@ -1,18 +1,18 @@
 """Replies of other members, which a member verifies itself."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.message import DecodeError
 
 from federation.envelope import unseal
+from federation.record.bindings import repeated
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
 from federation.work.base import WorkError
 from federation.work.registry import STAGES, decode_statement
 from federation.work.site import PeerReply
-
-_SAME = ("client_id", "federation_id", "run_id", "round", "attempt", "base_model", "spec", "task", "samples")
 
 
 def open_reply(envelope: bytes, roster: Mapping[str, bytes]) -> PeerReply:
@@ -26,7 +26,8 @@ def open_reply(envelope: bytes, roster: Mapping[str, bytes]) -> PeerReply:
         statement = decode_statement(STAGES[0], manifest.statement) if manifest.statement else None
     except WorkError as error:
         raise ValueError(str(error)) from error
-    return PeerReply(**{name: getattr(manifest, name) for name in _SAME}, statement=statement)
+    stated = [field.name for field in fields(PeerReply) if field.name != "statement"]
+    return PeerReply(**repeated(manifest, stated), statement=statement)
 
 
 def signed_reply(envelope: bytes, roster: Mapping[str, bytes]) -> ReplyManifest:

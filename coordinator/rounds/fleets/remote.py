@@ -14,6 +14,7 @@ from sqlalchemy import bindparam, insert, select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.phases import Asked, Replies, Selected
+from coordinator.rounds import columns
 from coordinator.rounds.consents import reluctant
 from coordinator.rounds.fleets.base import (
     Fleet,
@@ -67,7 +68,6 @@ class _Issued:
     order: AssignmentManifest
     digest: str  # of the envelope
     message: Assigned
-    inputs: Sequence[models.Input]
 
 
 class _Left(NamedTuple):
@@ -185,7 +185,7 @@ class RemoteFleet(Fleet):
                 order.deadline.FromDatetime(phase.deadline)
                 signed = self.around.sign(order)
                 message = Assigned(signed.SerializeToString(), needed.sent)
-                issued.append(_Issued(order, envelope_digest(signed), message, needed.rows))
+                issued.append(_Issued(order, envelope_digest(signed), message))
             _record(session, phase.phase_id, issued, now)
         where = f"run {self.run.run_id} round {question.current.number} phase {question.number}"
         log.info("%s: %s for %d clients", where, phase.kind, len(active))
@@ -338,21 +338,18 @@ def _record(session: Session, phase_id: int, issued: Sequence[_Issued], now: dat
         )
     assignments = [
         {
-            "assignment_id": item.order.assignment_id,
+            **columns.of_assignment(item.order),
             "phase_id": phase_id,
-            "client_id": item.order.client_id,
             "state": AssignmentState.OPEN,
-            "base_model": item.order.base_model,
-            "objectives": list(item.order.objectives),
             "envelope": item.message.envelope,
             "created": now,
         }
         for item in issued
     ]
     inputs = [
-        {"assignment_id": item.order.assignment_id, "name": row.name, "digest": row.digest, "size": row.size}
+        {"assignment_id": item.order.assignment_id, **values}
         for item in issued
-        for row in item.inputs
+        for values in columns.of_inputs(item.order)
     ]
     # Each table in one statement: the ORM would handle each row by itself.
     if assignments:

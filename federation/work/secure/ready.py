@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar
 
+from federation.record import bindings
+from federation.record.bindings import repeated
 from federation.secure import hashing
 from federation.secure.derivation import Purpose, own
 from federation.work.base import Client, Demand, Result, RowSchema, Shape, Shows, Terms, Work, WorkError
@@ -131,10 +133,7 @@ class Ready(Work):
             {
                 "mode": agreed.mode.value,
                 "length": agreed.length,
-                "federation_id": agreed.federation_id,
-                "run_id": agreed.run_id,
-                "round": agreed.round,
-                "spec": agreed.spec,
+                **repeated(agreed, bindings.SESSION),
                 "invited": list(agreed.ids),
                 "work": self.inner.name,
                 "bounds": asdict(allowed),

@@ -5,6 +5,8 @@ from dataclasses import fields, replace
 from fractions import Fraction
 
 from federation.digests import digest, parse
+from federation.record import bindings
+from federation.record.bindings import difference, repeated
 from federation.runs import RunSpec, SpecError
 from federation.secure import bounds
 from federation.secure import evaluation as evaluations
@@ -40,13 +42,9 @@ def check_terms(client: Client, terms: SessionTerms, length: int, *, evaluation:
     """
     origin, site = client.origin, client.site
     policy = site.policy(origin.task)
-    for item in fields(Origin):
-        require(
-            getattr(terms, item.name) == getattr(origin, item.name),
-            "terms",
-            f"the terms are for another {item.name} than the work",
-        )
     require(terms.round == client.round, "terms", f"the terms are for round {terms.round}, the work for {client.round}")
+    name = difference(origin, terms, (field.name for field in fields(Origin)))
+    require(not name, "terms", f"the terms are for another {name} than the work")
     require(terms.length == length, "terms", f"the terms say {terms.length} coordinates; the work gives {length}")
     require(len(terms.nonce) == 16, "terms", f"the nonce has {len(terms.nonce)} bytes, not 16")
     require(terms.clip >= 0, "terms", f"vectors cannot be clipped to {terms.clip}")
@@ -238,7 +236,7 @@ def peers(client: Client, journal: Journal, envelopes: Sequence[bytes], stage: S
         except ValueError as error:
             raise WorkError(f"a reply of another member does not verify: {error}", reason="envelope") from error
         name, said = reply.client_id, reply.statement
-        same = all(getattr(reply, field) == ready[field] for field in ("federation_id", "run_id", "round", "spec"))
+        same = repeated(reply, bindings.SESSION) == {field: ready[field] for field in bindings.SESSION}
         require(
             same and said is not None and said.session == journal.session and said.stage is stage,
             "envelope",

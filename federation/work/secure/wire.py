@@ -4,6 +4,8 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from federation.record import bindings
+from federation.record.bindings import repeated
 from federation.secure import hashing
 from federation.secure.errors import Malformed
 from federation.secure.hashing import PublicKeys
@@ -34,12 +36,12 @@ from federation.work.site import EVALUATE
 from federation.work.train import wire as train
 
 _INNER = {kind.KIND.work.name: kind.KIND for kind in (train, jacobian, evaluate)}
-_SAME = ("nonce", "federation_id", "run_id", "round", "base_model", "spec", "task", "length", "clip", "seed")
+_SAME = (*bindings.TERMS, "nonce", "length", "clip")
 
 
 def terms_bytes(agreed: SessionTerms) -> bytes:
     """The terms as they are sent."""
-    message = SecureTerms(**{name: getattr(agreed, name) for name in _SAME})
+    message = SecureTerms(**repeated(agreed, _SAME))
     message.mode = agreed.mode.value
     message.disclose.extend(agreed.disclose)
     message.invited.extend(Invited(client_id=one.client_id, key_id=one.key_id) for one in agreed.invited)
@@ -59,9 +61,8 @@ def read_terms(data: bytes, shape: Shape) -> SessionTerms:
     name = message.WhichOneof("work")
     if name is None:
         raise WorkError("the session has no work", reason="terms")
-    fields: dict[str, Any] = {name: getattr(message, name) for name in _SAME}
     return SessionTerms(
-        **fields,
+        **repeated(message, _SAME),
         mode=_mode(message.mode),
         disclose=tuple(message.disclose),
         invited=tuple(terms.Invited(one.client_id, one.key_id) for one in message.invited),
