@@ -24,7 +24,7 @@ from federation.findings import Finding
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
 from storage.models import AuditEntry, Run
 from storage.reserve import MARGIN_BYTES, RESERVE_BYTES
-from storage.revisions import pending_revisions, unknown_revisions
+from storage.revisions import pending_revisions
 
 SAMPLE = 20  # blobs, at equal distances through the store, that are read beside the models of runs
 _SOON = timedelta(days=30)
@@ -108,17 +108,13 @@ def _record(home: Home, now: datetime) -> Iterator[Finding]:
     """Checks the database, and then the clock, the blobs and the disk, which need it."""
     try:
         database = home.open_database()
-    except Exception as error:  # of many kinds, each with a message of its own
+    except Exception as error:  # of many kinds, each with a message of its own, such as a schema of another version
         yield Finding.failed("database", str(error).partition("\n")[0])
         return
     with closing(database):
         yield Finding.ok("database", f"{database.url} belongs to this directory")
         with database.engine.connect() as connection:
-            unknown, pending = unknown_revisions(connection), pending_revisions(connection)
-        if unknown:
-            names = ", ".join(unknown)
-            yield Finding.failed("database", f"its schema {names} is of a newer version of fedpareto: use that version")
-            return
+            pending = pending_revisions(connection)
         if pending:
             names = ", ".join(pending)
             yield Finding.warning(

@@ -142,7 +142,7 @@ class Coordinator:
 
         Raises:
             DatabaseBusy: another coordinator has the database.
-            DatabaseTooNew: a newer version made it.
+            DatabaseIncompatible: a newer or an unreleased version made it.
             LogError: the audit log is not what was signed.
             PortTaken: another process has a port.
         """
@@ -310,7 +310,7 @@ def serve(home: Home, *, ready: Callable[[Coordinator], None] = lambda coordinat
 
     Raises:
         DatabaseBusy, LockLost: another coordinator has the database.
-        DatabaseTooNew: a newer version made it.
+        DatabaseIncompatible: a newer or an unreleased version made it.
         HomeError: the settings do not fit the machine.
         LogError: the audit log is not what was signed.
         PortTaken: another process has a port.

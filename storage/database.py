@@ -19,7 +19,7 @@ from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, SQLA
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
-from storage.revisions import pending_revisions, unknown_revisions
+from storage.revisions import incompatibility, pending_revisions
 
 MAX_CONNECTIONS = 32  # of an engine at a time
 BUSY_SECONDS = 30.0  # how long a SQLite transaction waits for the one before it
@@ -41,8 +41,8 @@ class DatabaseMissing(FileNotFoundError):
     """There is no database where one is expected."""
 
 
-class DatabaseTooNew(RuntimeError):
-    """The database was migrated by a newer version of this program."""
+class DatabaseIncompatible(RuntimeError):
+    """A newer or an unreleased version of this program made the database, and this one cannot upgrade it."""
 
 
 class DatabaseTooOld(RuntimeError):
@@ -153,7 +153,7 @@ class Database:
         """Brings the schema to the newest version, from nothing if need be.
 
         Raises:
-            DatabaseTooNew: the schema is one that this version does not know.
+            DatabaseIncompatible: the schema is one that this version does not know.
         """
         from storage import migrations  # noqa: PLC0415 - Alembic is only needed here
 
@@ -163,11 +163,20 @@ class Database:
             self._must_be_known(connection)
             migrations.upgrade(connection)
 
+    def must_be_known(self) -> None:
+        """Checks that this version knows the schema, or can upgrade it.
+
+        Raises:
+            DatabaseIncompatible: a newer or an unreleased version made it.
+        """
+        with self._reader.connect() as connection:
+            self._must_be_known(connection)
+
     def must_be_current(self) -> None:
         """Compares the schema with that of this version.
 
         Raises:
-            DatabaseTooNew: a newer version made it.
+            DatabaseIncompatible: a newer or an unreleased version made it.
             DatabaseTooOld: `migrate` has not been called since an older version made it.
         """
         with self._reader.connect() as connection:
@@ -176,11 +185,8 @@ class Database:
                 raise DatabaseTooOld(f"the database {self.url} is of an older version")
 
     def _must_be_known(self, connection: Connection) -> None:
-        if unknown := unknown_revisions(connection):
-            raise DatabaseTooNew(
-                f"the database {self.url} is at schema revision {', '.join(unknown)}, which this version of "
-                "fedpareto does not know: a newer version made it. Use that one, or restore a backup from before."
-            )
+        if (why := incompatibility(connection)) is not None:
+            raise DatabaseIncompatible(f"the database {self.url} {why}")
 
     def lock_exclusive(self) -> None:
         """Makes this the one coordinator on the database until `close` or the death of the process, `kill -9` included.

@@ -1,8 +1,27 @@
 """The schema's versions by name, without Alembic, whose import takes as long as all else that a short command does."""
 
+from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 
 from sqlalchemy import Connection, inspect, text
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from storage.models import Base
+
+# The number of the first release's migration. Databases of unreleased versions are at 0001, or at 0002 with a digest.
+FIRST = 2
+UNRELEASED_FILE = f"{FIRST:04}_unreleased.py"
+_VERSIONS = Path(__file__).with_name("migrations") / "versions"
+
+
+def unreleased_revision() -> str:
+    """The name of the schema until the first release: it has a digest of the tables, so each change makes another."""
+    statements = list[str]()
+    for table in Base.metadata.sorted_tables:
+        statements.append(str(CreateTable(table)))
+        statements.extend(sorted(str(CreateIndex(index)) for index in table.indexes))
+    return f"{FIRST:04}.{sha256(''.join(statements).encode()).hexdigest()[:16]}"
 
 
 def known_revisions() -> list[str]:
@@ -10,8 +29,8 @@ def known_revisions() -> list[str]:
 
     `storage.migrations` numbers them.
     """
-    files = Path(__file__).with_name("migrations").joinpath("versions").glob("[0-9]*_*.py")
-    return sorted(path.name.partition("_")[0] for path in files)
+    files = [path.name for path in sorted(_VERSIONS.glob("[0-9]*_*.py"))]
+    return [unreleased_revision() if name == UNRELEASED_FILE else name.partition("_")[0] for name in files]
 
 
 def pending_revisions(connection: Connection) -> list[str]:
@@ -20,9 +39,21 @@ def pending_revisions(connection: Connection) -> list[str]:
     return [revision for revision in known_revisions() if revision > present]
 
 
-def unknown_revisions(connection: Connection) -> list[str]:
-    """The revisions that the database is at and that this version does not have: a newer one made them."""
-    return sorted(_present_revisions(connection).difference(known_revisions()))
+def incompatibility(connection: Connection) -> str | None:
+    """Says why this version cannot use the database, and what to do; None if it can, after an upgrade at most."""
+    unknown = sorted(_present_revisions(connection).difference(known_revisions()))
+    if not unknown:
+        return None
+    at, program = f"is at schema revision {', '.join(unknown)}", f"fedpareto {version('fedpareto')}"
+    if all("." in revision or revision < f"{FIRST:04}" for revision in unknown):
+        return (
+            f"{at}, which an unreleased version of fedpareto made, and {program} does not upgrade it. Go on with the "
+            "version that made it, or make a new federation, which every member joins: `fedpareto coordinator init` in "
+            "another directory, with an empty database."
+        )
+    return (
+        f"{at}, which {program} does not know: a newer version made it. Use that one, or restore a backup from before."
+    )
 
 
 def _present_revisions(connection: Connection) -> set[str]:

@@ -99,11 +99,8 @@ def _damage(path: Path) -> None:
     path.write_bytes(b"something else")
 
 
-def _newer_schema(home: Path) -> None:
-    database = Home.load(home).open_database()
-    with database.begin() as session:
-        session.execute(text("update alembic_version set version_num = '9999'"))
-    database.close()
+def _schema(home: Path, revision: str) -> None:
+    _edit(home, f"update alembic_version set version_num = '{revision}'")
 
 
 def _edit(home: Path, *statements: str) -> None:
@@ -126,7 +123,12 @@ CUT = "delete from audit_log where number > 3", "delete from audit_checkpoints"
         (lambda home: (home / "log-checkpoint.envelope").write_bytes(b"x"), "audit log", "no signed envelope"),
         (lambda home: (home / "ca.key").chmod(0o644), "keys", "others can read ca.key: chmod 600"),
         (lambda home: (home / "coordinator.db").unlink(), "database", "is missing"),
-        (_newer_schema, "database", "its schema 9999 is of a newer version of fedpareto"),
+        (lambda home: _schema(home, "9999"), "database", "revision 9999, which fedpareto"),
+        (
+            lambda home: _schema(home, "0001"),
+            "database",
+            "revision 0001, which an unreleased version of fedpareto made",
+        ),
         (lambda home: _damage(_blob(home)), "blobs", "1 of 1 blobs are missing or damaged"),
         (lambda home: _blob(home).unlink(), "blobs", "1 of 1 blobs are missing or damaged"),
         (lambda home: shutil.rmtree(home / "blobs"), "blobs", "is missing: restore it from a backup"),
@@ -140,6 +142,7 @@ CUT = "delete from audit_log where number > 3", "delete from audit_checkpoints"
         "open key",
         "no database",
         "newer schema",
+        "unreleased schema",
         "damaged blob",
         "missing blob",
         "no blobs",
@@ -152,6 +155,18 @@ def test_what_is_wrong_is_named(home: Path, damage: Callable[[Path], object], su
     assert list(found) == [subject]
     assert message in found[subject]
     del held
+
+
+@pytest.mark.parametrize("command", ["serve", "backup", "restored", "rotate-key"])
+def test_a_database_of_an_unreleased_version_is_refused_by_each_command_whatever_its_tables_are(
+    home: Path, tmp_path: Path, command: str
+) -> None:
+    _edit(home, "update alembic_version set version_num = '0001'", "alter table federations rename ca_fingerprint to x")
+    arguments = [str(tmp_path / "backup")] if command == "backup" else []
+    result = CliRunner().invoke(app, ["coordinator", command, *arguments, "--home", str(home)])
+    assert isinstance(result.exception, Failure)
+    assert "is at schema revision 0001, which an unreleased version of fedpareto made" in str(result.exception)
+    assert "or make a new federation" in str(result.exception)
 
 
 def test_a_clock_behind_the_record_or_outside_the_certificates_is_named(home: Path) -> None:

@@ -159,7 +159,7 @@ def test_the_wheel_holds_every_module_stub_and_migration(wheel: Path) -> None:
     }
     there = set(zipfile.ZipFile(wheel).namelist())
     assert not here - there
-    assert any(name.startswith("storage/migrations/versions/0001") for name in there)
+    assert any(name.startswith("storage/migrations/versions/0002") for name in there)
     assert "federation/v1/federation_pb2_grpc.pyi" in there
     assert not [name for name in there if name.startswith(("tests/", "benchmarks/", "docs/"))]
 

@@ -1,25 +1,42 @@
 import importlib.util
 import math
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import JSON, Float, MetaData, inspect, select, text
+from sqlalchemy import (
+    JSON,
+    Column,
+    Float,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    UniqueConstraint,
+    inspect,
+    select,
+    text,
+)
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, StatementError
 
-from storage import migrations
-from storage.database import Database, DatabaseBusy, DatabaseTooNew
+from storage import migrations, revisions
+from storage.database import Database, DatabaseBusy, DatabaseIncompatible
 from storage.models import AuditEntry, Base, Client, Model, Round, Run
 from storage.states import ClientState, RoundState, RunState
 
+ROOT = Path(__file__).resolve().parent.parent
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 DIGEST = "blake3:" + "0" * 64
 
@@ -306,10 +323,69 @@ def test_migrating_twice_and_by_several_at_once_changes_nothing(database_url: st
 def test_a_database_of_a_newer_version_is_refused_and_left_alone(database: Database) -> None:
     with database.engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    with pytest.raises(DatabaseTooNew, match=r"revision 9999.*a newer version made it"):
+    with pytest.raises(DatabaseIncompatible, match=r"revision 9999.*a newer version made it"):
         database.migrate()
     with database.engine.begin() as connection:
         assert connection.scalar(text("SELECT version_num FROM alembic_version")) == "9999"
+
+
+@pytest.mark.parametrize("revision", ["0001", "0002.0123456789abcdef"])
+def test_a_database_of_an_unreleased_version_is_refused_with_the_remedy_and_left_alone(
+    database: Database, revision: str
+) -> None:
+    with database.engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = :name"), {"name": revision})
+    refused = rf"revision {revision}, which an unreleased version .* fedpareto \d.* does not upgrade it\. .* init"
+    for check in (database.migrate, database.must_be_known, database.must_be_current):
+        with pytest.raises(DatabaseIncompatible, match=refused):
+            check()
+    with database.engine.begin() as connection:
+        assert connection.scalar(text("SELECT version_num FROM alembic_version")) == revision
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table: table.append_column(Column("extra", Integer)),
+        lambda table: table.append_constraint(UniqueConstraint("size")),
+        lambda table: table.append_constraint(ForeignKeyConstraint(["size"], ["audit_log.entry_id"])),
+        lambda table: Index("ix_extra", table.c.size),
+    ],
+    ids=["column", "constraint", "reference", "index"],
+)
+def test_each_change_of_a_table_changes_the_revision_of_unreleased_versions(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[Table], object]
+) -> None:
+    changed = MetaData(naming_convention=Base.metadata.naming_convention)
+    for table in Base.metadata.sorted_tables:
+        table.to_metadata(changed)
+    monkeypatch.setattr(revisions, "Base", SimpleNamespace(metadata=changed))
+    before = revisions.unreleased_revision()
+    change(changed.tables["models"])
+    assert revisions.unreleased_revision() != before
+
+
+def test_the_migration_of_a_release_makes_exactly_the_models(database: Database, tmp_path: Path) -> None:
+    expected = reflected(database)
+    for package in ("storage", "federation"):
+        shutil.copytree(ROOT / package, tmp_path / package)
+    with database.engine.begin() as connection:
+        migrations.downgrade(connection, "base")
+
+    def released(*arguments: str) -> str:
+        environment = {"PYTHONPATH": str(tmp_path)}
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True).stdout
+
+    released("-m", "storage.migrations", "the first tables")
+    url = database.engine.url.render_as_string(hide_password=False)
+    script = "import sys; from storage.database import Database; Database.open(sys.argv[1]).migrate()"
+    released("-c", script, url)
+    assert released("-c", "from storage.revisions import known_revisions; print(known_revisions())") == "['0002']\n"
+    assert reflected(database) == expected
+    assert differences(database) == []
+    with pytest.raises(DatabaseIncompatible, match=r"revision 0002, .* a newer version made it"):
+        database.must_be_known()
 
 
 def test_a_migration_that_fails_changes_nothing(database_url: str) -> None:

@@ -127,6 +127,14 @@ def check_changelog(release: Release) -> str:
     return f"{entries[heading]} entries under {heading}"
 
 
+def check_tables(release: Release) -> str:
+    """The tables have a migration of a release."""
+    versions = release.root / "storage" / "migrations" / "versions"
+    if (versions / "0002_unreleased.py").exists():
+        raise ToDoError('write the first migration: python -m storage.migrations "the first tables"')
+    return f"{len(list(versions.glob('[0-9]*.py')))} migrations"
+
+
 def build_wheel(release: Release) -> str:
     """Builds the wheel from a copy of the source tree."""
     shutil.rmtree(release.out, ignore_errors=True)
@@ -205,6 +213,7 @@ def check_tag(release: Release) -> str:
 STEPS: dict[str, Callable[[Release], str]] = {
     "version": check_version,
     "changelog": check_changelog,
+    "tables": check_tables,
     "wheel": build_wheel,
     "install": install_wheel,
     "image": build_image,

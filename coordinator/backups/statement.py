@@ -29,7 +29,7 @@ def sign_restore(home: Home, *, now: datetime) -> RestoreManifest:
 
     Raises:
         DatabaseBusy: a coordinator serves.
-        DatabaseTooNew: a newer version made the database.
+        DatabaseIncompatible: a newer or an unreleased version made the database.
         HomeError: the database belongs to another home.
     """
     with closing(home.open_database()) as database:

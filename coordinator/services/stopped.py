@@ -38,7 +38,7 @@ def stopped_record(directory: Path, *, clock: Callable[[], datetime]) -> Iterato
         ElsewhereError: the rows are in PostgreSQL.
         HomeError: the directory holds no federation, or its database is missing or another federation's.
         IdentityError: a certificate is missing or damaged.
-        DatabaseTooOld, DatabaseTooNew: another version made the database.
+        DatabaseTooOld, DatabaseIncompatible: another version made the database.
         Refusal: the rotations of the signing key do not lead to the present one.
     """
     settings = read_settings(directory)

@@ -285,9 +285,12 @@ def explained(*, usage: bool = False) -> Iterator[None]:
 
     from coordinator.ownership import HomeError
     from federation.keys import IdentityError
-    from storage.database import DatabaseBusy, DatabaseTooNew
+    from storage.database import DatabaseBusy, DatabaseIncompatible
 
-    with failing(HomeError, IdentityError, code=USAGE if usage else 1), failing(DatabaseBusy, DatabaseTooNew, OSError):
+    with (
+        failing(HomeError, IdentityError, code=USAGE if usage else 1),
+        failing(DatabaseBusy, DatabaseIncompatible, OSError),
+    ):
         try:
             yield
         except DBAPIError as error:

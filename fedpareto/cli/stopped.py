@@ -18,7 +18,7 @@ from federation.text import escaped_lines
 from fedpareto.cli.client import not_served
 from fedpareto.cli.failure import Failure, failing
 from storage.blobs import BlobCorrupt, BlobMissing
-from storage.database import DatabaseTooNew, DatabaseTooOld
+from storage.database import DatabaseIncompatible, DatabaseTooOld
 from storage.faults import explain_fault
 
 
@@ -31,7 +31,7 @@ def reading(centre: Path) -> Iterator[Callable[..., Any]]:
     """
     try:
         with (
-            failing(HomeError, IdentityError, DatabaseTooNew),
+            failing(HomeError, IdentityError, DatabaseIncompatible),
             stopped_record(centre, clock=lambda: datetime.now(UTC)) as record,
             asyncio.Runner() as runner,
         ):

@@ -1,7 +1,8 @@
 """The schema's versions, driven by Alembic from here: no alembic.ini, and installed with the package.
 
-After a change to `storage.models`, `python -m storage.migrations "what changed"` writes the next version; read it
-before you commit it.
+Until the first release there is one migration, which makes the tables of `storage.models` as they are. The release
+replaces it: `python -m storage.migrations "the first tables"`. From then on, after a change to `storage.models`,
+`python -m storage.migrations "what changed"` writes the next version; read it before you commit it.
 """
 
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""`python -m storage.migrations MESSAGE`: writes the next migration from what the models say."""
+"""`python -m storage.migrations MESSAGE`: writes the next migration from what the models say.
+
+The first one takes the place of the migration of unreleased versions.
+"""
 
 import sys
 import tempfile
@@ -9,6 +12,7 @@ from alembic.script import ScriptDirectory
 
 from storage.database import Database
 from storage.migrations import config
+from storage.revisions import FIRST, UNRELEASED_FILE
 
 
 def main(arguments: list[str]) -> int:
@@ -16,7 +20,8 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print("usage: python -m storage.migrations MESSAGE", file=sys.stderr)  # noqa: T201
         return 2
-    number = len(list(ScriptDirectory.from_config(config()).walk_revisions())) + 1
+    Path(__file__).with_name("versions").joinpath(UNRELEASED_FILE).unlink(missing_ok=True)
+    number = FIRST + len(list(ScriptDirectory.from_config(config()).walk_revisions()))
     with tempfile.TemporaryDirectory() as directory:
         database = Database.open(f"sqlite:///{Path(directory) / 'scratch.db'}")
         database.migrate()
