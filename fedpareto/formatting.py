@@ -2,10 +2,13 @@
 
 import math
 import re
+from collections.abc import Callable
 from datetime import UTC
 
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
+
+from coordinator.rounds.definitions import Unit, definition
 
 DIGITS = 12  # of a digest
 UNKNOWN = "–"
@@ -37,6 +40,26 @@ def size(count: float) -> str:
         return UNKNOWN
     power = next((power for power in range(3) if count < 1000 ** (power + 1)), 3)
     return f"{count:.0f} B" if power == 0 else f"{count / 1000**power:.1f} {('kB', 'MB', 'GB')[power - 1]}"
+
+
+def whole(value: float) -> str:
+    """A number without decimals if it is whole, else with one; a dash if it is not finite."""
+    if not math.isfinite(value):
+        return UNKNOWN
+    return f"{value:.0f}" if abs(value - round(value)) < 1e-9 else f"{value:.1f}"
+
+
+def format_of(name: str) -> Callable[[float], str]:
+    """The function that writes a number of a round, by its name in the record."""
+    match definition(name).unit:
+        case Unit.COUNT:
+            return whole
+        case Unit.SHARE:
+            return percent
+        case Unit.BYTES:
+            return size
+        case Unit.NUMBER:
+            return number
 
 
 def seconds(count: float) -> str:

@@ -3,16 +3,13 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from coordinator.rounds.definitions import OWN, SCORED
 from federation.v1.admin_pb2 import RoundSummary
 
 
 def metric(summary: RoundSummary, name: str) -> float:
     """A number of a round."""
     return summary.metrics.get(name, math.nan)
-
-
-SCORED = ("test", "validation", "train")  # what is shown of a round: the first of them that was measured
-OWN = "metric/"  # how the numbers of a task's own metrics begin
 
 
 def own_names(metrics: Mapping[str, float]) -> list[str]:

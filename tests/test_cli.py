@@ -15,7 +15,7 @@ from command_lines import fedpareto_command
 from rich.console import Console
 from typer.testing import CliRunner
 
-from coordinator.rounds.metrics import DEFINITIONS
+from coordinator.rounds.definitions import DEFINITIONS, definition, in_groups
 from federation.runs import RunSpec
 from federation.v1.admin_pb2 import ExportModelResponse, GetRoundResponse, Participation, RoundSummary, Run, Serving
 from federation.v1.common_pb2 import AssignmentState, RoundState, RunState, StepManifest
@@ -331,9 +331,12 @@ def test_a_round_shows_every_number_once_and_names_the_worst_client() -> None:
     item.summary.worst_client = "hospital-number-1"
     text = " ".join(text_of(render_rounds.round_(item)).split())
     assert "worst client hospital-number-1: accuracy 25.0 %" in text
-    assert "algorithm corrected 7.000" in text
-    known = [name for names in render_rounds._MEASURED.values() for name in names] + list(render_rounds._ELSEWHERE)
-    assert sorted(known) == sorted(name for name in DEFINITIONS if "<" not in name)
+    assert re.search(r"algorithm iterations 0.\d, residual 0.250, corrected 7.000", text)
+    shown = [name for names in in_groups(DEFINITIONS).values() for name in names]
+    elsewhere = ["accuracy/worst", "loss/worst", "stationary"]
+    assert sorted([*shown, *elsewhere]) == sorted(name for name in DEFINITIONS if "<" not in name)
+    for name in shown:
+        assert f"{definition(name).label} {formatting.format_of(name)(0.25)}" in text
     row = text_of(render_rounds.rounds([item.summary]))
     assert "hospital-num" in row
     assert max(len(line.rstrip()) for line in row.splitlines()) <= 100

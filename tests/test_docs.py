@@ -11,7 +11,7 @@ from command_lines import problem
 from pydantic import BaseModel
 
 from coordinator.aggregation.registry import algorithm
-from coordinator.rounds.metrics import DEFINITIONS
+from coordinator.rounds.definitions import DEFINITIONS
 from coordinator.settings import Settings
 from federation.refusals import REASONS
 from federation.runs import RunSpec
@@ -39,7 +39,7 @@ def test_the_page_of_reasons_lists_exactly_the_reasons_with_their_status() -> No
 
 def test_the_page_of_metrics_is_the_table_of_definitions() -> None:
     rows = re.findall(r"^\| `([a-z0-9_/<>]+)` \| (.+) \| (.+) \|$", PROSE[ROOT / "docs/metrics.md"], re.MULTILINE)
-    assert rows == [(name, definition, source) for name, (definition, source) in DEFINITIONS.items()]
+    assert rows == [(name, known.meaning, known.source) for name, known in DEFINITIONS.items()]
 
 
 def keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.aggregation.phases import Replies, Reply
 from coordinator.rounds import metrics
+from coordinator.rounds.definitions import OWN, SCORED, SUMMARIES
 from coordinator.rounds.fleets.base import RunFacts
 from federation.metrics import BUILT_IN, MOST_VALUES, MetricKind, kind_of
 from federation.refusals import Refusal
@@ -75,7 +76,7 @@ def scores(replies: Replies, names: tuple[str, ...], kinds: Sequence[MetricKind]
     """
     numbers: dict[str, float] = {}
     several = _several(names)
-    for split in metrics.SCORED:
+    for split in SCORED:
         if values := _accuracies(replies, split):
             numbers |= metrics.accuracies(values)
             claims = [(reply, _accuracy(reply, split)) for reply in replies]
@@ -86,10 +87,10 @@ def scores(replies: Replies, names: tuple[str, ...], kinds: Sequence[MetricKind]
                     numbers[f"accuracy/objective/{name}"] = float(np.mean(claimed))
             break
     for name in several:
-        for split in metrics.SCORED:
+        for split in SCORED:
             if values := _measured(_serving(replies, name), f"{split}/loss/{name}"):
                 numbers[f"loss/{split}/{name}"] = float(np.mean(values))
-    losses = {split: _measured(replies, f"{split}/loss") for split in metrics.SCORED}
+    losses = {split: _measured(replies, f"{split}/loss") for split in SCORED}
     numbers |= {f"loss/{split}": float(np.mean(values)) for split, values in losses.items() if values}
     judged = next((values for values in losses.values() if values), [])
     if judged and "accuracy/mean" not in numbers:
@@ -102,7 +103,7 @@ def scores(replies: Replies, names: tuple[str, ...], kinds: Sequence[MetricKind]
 
 def _spread(replies: Replies, kind: MetricKind) -> dict[str, float]:
     """Mean, mean by samples, worst and best of a task's metric, on the first of `SCORED` that was measured."""
-    for split in metrics.SCORED:
+    for split in SCORED:
         claims: dict[str, list[tuple[float, int]]] = {}
         for reply in replies:
             for name, value in _own(reply, split, kind).items():
@@ -111,9 +112,9 @@ def _spread(replies: Replies, kind: MetricKind) -> dict[str, float]:
             # A client can claim any names: those that most clients claim are recorded.
             chosen = sorted(claims, key=lambda name: (-len(claims[name]), name))[:MOST_VALUES]
             return {
-                f"metric/{name}/{of}": summary(claims[name], of, higher=kind.higher)
+                f"{OWN}{name}/{of}": summary(claims[name], of, higher=kind.higher)
                 for name in sorted(chosen)
-                for of in ("mean", "weighted", "worst", "best")
+                for of in SUMMARIES
             }
     return {}
 
@@ -121,7 +122,7 @@ def _spread(replies: Replies, kind: MetricKind) -> dict[str, float]:
 def summary(claims: Sequence[tuple[float, int]], of: str, *, higher: bool) -> float:
     """One number of what members measured: pairs of a value and the samples that it was measured on, at least one.
 
-    `of` is "mean", "weighted", "worst" or "best"; `higher` says whether higher values are better.
+    `of` is one of `SUMMARIES`; `higher` says whether higher values are better.
     """
     values = [value for value, _ in claims]
     match of:
@@ -146,20 +147,20 @@ def scores_of_means(
     means: Mapping[str, float], members: int, names: tuple[str, ...], kinds: Sequence[MetricKind] = ()
 ) -> dict[str, float]:
     """The metrics that follow from means over the members alone, of a run with these objectives and metrics."""
-    numbers = {f"loss/{split}": means[f"{split}/loss"] for split in metrics.SCORED if f"{split}/loss" in means}
-    for split in metrics.SCORED:
+    numbers = {f"loss/{split}": means[f"{split}/loss"] for split in SCORED if f"{split}/loss" in means}
+    for split in SCORED:
         if f"{split}/accuracy" in means:
             numbers["accuracy/mean"] = means[f"{split}/accuracy"]
             several = {name: f"{split}/accuracy/{name}" for name in names}
             numbers |= {f"accuracy/objective/{name}": means[key] for name, key in several.items() if key in means}
             break
     for name in _several(names):
-        for split in metrics.SCORED:
+        for split in SCORED:
             if f"{split}/loss/{name}" in means:
                 numbers[f"loss/{split}/{name}"] = means[f"{split}/loss/{name}"]
     for kind in kinds:
-        measured = (f"{split}/{kind.name}" for split in metrics.SCORED if f"{split}/{kind.name}" in means)
-        numbers |= {f"metric/{kind.name}/mean": means[name] for name in itertools.islice(measured, 1)}
+        measured = (f"{split}/{kind.name}" for split in SCORED if f"{split}/{kind.name}" in means)
+        numbers |= {f"{OWN}{kind.name}/mean": means[name] for name in itertools.islice(measured, 1)}
     return {**numbers, "evaluated": float(members)}
 
 
@@ -284,8 +285,8 @@ def best_round(session: Session, run: Run, metric: str, of: str, split: str) -> 
 def _means_on_record(session: Session, run: Run, metric: str, split: str) -> dict[int, float]:
     """The means of private evaluations, by round: of losses on each split, of others on the first of `SCORED`."""
     evaluated = RunSpec.parse(run.spec).evaluated
-    if metric != "loss" and split != next((one for one in metrics.SCORED if one in evaluated), ""):
+    if metric != "loss" and split != next((one for one in SCORED if one in evaluated), ""):
         return {}
-    name = {"loss": f"loss/{split}", "accuracy": "accuracy/mean"}.get(metric, f"metric/{metric}/mean")
+    name = {"loss": f"loss/{split}", "accuracy": "accuracy/mean"}.get(metric, f"{OWN}{metric}/mean")
     query = select(Round.number, Round.metrics).where(Round.run_id == run.run_id)
     return {number: numbers[name] for number, numbers in session.execute(query) if name in numbers}

@@ -8,7 +8,7 @@ from functools import lru_cache
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from coordinator.rounds.metrics import SCORED
+from coordinator.rounds.definitions import SCORED
 from coordinator.rounds.states import ROUND_ENDED, SIMULATOR
 from coordinator.services.messages import like
 from federation.runs import RunSpec

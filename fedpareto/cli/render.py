@@ -6,6 +6,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.rounds.definitions import of_objective
 from federation.text import counted
 from federation.v1.admin_pb2 import (
     Consent,
@@ -17,14 +18,13 @@ from federation.v1.admin_pb2 import (
     WarningKind,
 )
 from fedpareto.cli import participation
-from fedpareto.formatting import DIGITS, PERSONALISED, UNKNOWN, natural, number, percent, short, size, when
+from fedpareto.formatting import DIGITS, PERSONALISED, UNKNOWN, format_of, natural, number, percent, short, size, when
 from fedpareto.messages import epsilon_of_clients, name_of
-from fedpareto.series import SCORED, metric
+from fedpareto.series import metric
 
 WIDTH = 100  # columns
 NAME_WIDTH = 24  # columns; a longer name ends in an ellipsis
 _NAMES = frozenset({"run", "name", "state", "algorithm", "client", "worst client", "task"})  # columns that hold no text
-OF_OBJECTIVES = ("weight/", "accuracy/objective/", *(f"loss/{split}/" for split in SCORED))  # of one objective each
 LISTED = 5  # members with failures that a list of runs names for each run
 MATRIX_ROWS = 24  # of the indicator matrix; more clients are put together by what they serve
 
@@ -158,8 +158,8 @@ def run(item: Run, own: Sequence[RenderableType] = ()) -> RenderableType:
         parts += [Text(f"\nthe members' own metrics after round {item.latest.round}", style="bold"), *own]
     raw = Table.grid(padding=(0, 2))
     for name, value in sorted(item.latest.metrics.items()):
-        if not (several and name.startswith(OF_OBJECTIVES)):
-            raw.add_row(name, number(value))
+        if not (several and of_objective(name)):
+            raw.add_row(name, format_of(name)(value))
     if raw.row_count:
         parts += [Text(f"\nmetrics of round {item.latest.round}", style="bold"), raw]
     if several:

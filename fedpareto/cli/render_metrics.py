@@ -1,30 +1,30 @@
 """Tables of a task's own metrics, and of several runs beside each other."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from coordinator.rounds.definitions import OWN, SUMMARIES
 from federation.v1.admin_pb2 import GetRoundRequest, Participation, RoundSummary, Run
 from fedpareto.cli.render import NAME_WIDTH, new_table, state
-from fedpareto.formatting import DIGITS, UNKNOWN, natural, number, percent, seconds, size
+from fedpareto.formatting import DIGITS, UNKNOWN, format_of, natural, number, seconds, size
 from fedpareto.messages import name_of
-from fedpareto.series import OWN, known, metric, own_names, own_values
+from fedpareto.series import known, metric, own_names, own_values
 
 if TYPE_CHECKING:
     from federation.v1.admin_pb2_grpc import AdminStub
 
-_OF = ("mean", "weighted", "worst", "best")
 _COLUMNS = 6  # metrics that the table of members has room for
 
 
 def own_metrics(summary: RoundSummary) -> RenderableType:
     """A row for each value of the task's metrics: mean, mean by samples, worst and best member."""
-    table = new_table("metric", *(f">{of}" for of in _OF))
+    table = new_table("metric", *(f">{of}" for of in SUMMARIES))
     for name in own_names(summary.metrics):
-        table.add_row(name, *(number(metric(summary, f"{OWN}{name}/{of}")) for of in _OF))
+        table.add_row(name, *(number(metric(summary, f"{OWN}{name}/{of}")) for of in SUMMARIES))
     return table
 
 
@@ -92,8 +92,8 @@ def compared(found: Mapping[str, Any]) -> RenderableType:
     row("state", lambda run: state(run["state"]))
     row("rounds", lambda run: str(run["rounds"]))
     row("evaluated after", lambda run: UNKNOWN if run["evaluated_round"] is None else f"round {run['evaluated_round']}")
-    for name, words in _numbers(run["metrics"] for run in runs):
-        table.add_row(name, *(words(run["metrics"].get(name, math.nan)) for run in runs))
+    for name in _compared({name: value for run in runs for name, value in run["metrics"].items()}):
+        table.add_row(name, *(format_of(name)(run["metrics"].get(name, math.nan)) for run in runs))
     row("bytes up", lambda run: size(run["bytes_up"]))
     row("bytes down", lambda run: size(run["bytes_down"]))
     row("time", lambda run: seconds(run["seconds"]))
@@ -103,15 +103,12 @@ def compared(found: Mapping[str, Any]) -> RenderableType:
     return Group(table, *notes)
 
 
-def _numbers(metrics: Iterable[Mapping[str, float]]) -> Iterator[tuple[str, Callable[[float], str]]]:
-    """The numbers that are worth a row, in order, with their format."""
-    there = {name for one in metrics for name in one}
-    chosen: list[tuple[str, Callable[[float], str]]] = [
-        *((f"accuracy/{of}", percent) for of in ("mean", "weighted", "std", "worst5", "worst")),
-        *((f"loss/{split}", number) for split in ("train", "validation", "test")),
-        *((f"{OWN}{name}/{of}", number) for name in own_names(dict.fromkeys(there, 0.0)) for of in _OF[:3]),
-        ("improved", percent),
-        ("epsilon/clients", number),
-        ("epsilon/samples", number),
-    ]
-    return ((name, words) for name, words in chosen if name in there)
+def _compared(metrics: Mapping[str, float]) -> list[str]:
+    """The numbers that are worth a row, in order."""
+    names = (
+        *(f"accuracy/{name}" for name in ("mean", "weighted", "std", "worst5", "worst")),
+        *(f"loss/{split}" for split in ("train", "validation", "test")),
+        *(f"{OWN}{name}/{of}" for name in own_names(metrics) for of in SUMMARIES if of != "best"),
+        *("improved", "epsilon/clients", "epsilon/samples"),
+    )
+    return [name for name in names if name in metrics]

@@ -8,73 +8,33 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.rounds.definitions import SCORED, definition, in_groups
 from federation.text import escaped
 from federation.v1.admin_pb2 import GetRoundResponse, ObjectiveResult, PhaseProgress, RoundSummary
 from federation.v1.common_pb2 import StepManifest
 from federation.v1.secure_pb2 import SecureTerms
 from fedpareto.cli import render_envelopes
 from fedpareto.cli.heat_map import heat_map
-from fedpareto.cli.render import OF_OBJECTIVES, new_table, state, state_of
+from fedpareto.cli.render import new_table, state, state_of
 from fedpareto.cli.render_metrics import members, own_metrics
-from fedpareto.formatting import PERSONALISED, UNKNOWN, local, natural, number, percent, seconds, short, size, when
-from fedpareto.messages import accepted, duration, name_of
-from fedpareto.series import OWN, SCORED, metric, own_names
-
-# A round's numbers, line by line; what an algorithm adds of its own comes last.
-_MEASURED = {
-    "accuracy": (
-        "accuracy/mean",
-        "accuracy/weighted",
-        *(f"accuracy/{name}" for name in ("std", "variance", "worst5", "best5", "p5", "p95", "best", "jain")),
-        "backdoor",
-        "evaluated",
-        "evaluation/noise",
-        "private/members",
-    ),
-    "loss": ("loss/train", "loss/validation", "loss/test", "loss/jain", "improved"),
-    "direction": ("direction_norm", "stationarity", "stationarity/relative", "descent_min", "descent_share"),
-    "conflicts": ("conflicts", "conflict_depth", "conflict_mean"),
-    "weights": ("entropy", "private/rule_share", "step/rate"),
-    "stopping": ("stop/value", "stop/best", "stop/since"),
-    "required members": ("required/missing",),
-    "epsilon": ("epsilon/clients", "epsilon/samples"),
-    "objectives": (
-        *(f"objective/{name}" for name in ("conflicts", "conflict_depth", "conflict_mean", "stationarity")),
-        "preference/divergence",
-    ),
-}
-_ELSEWHERE = ("accuracy/worst", "loss/worst", "bytes/up", "bytes/refused", "bytes/down", "stationary")
-_MODE, _ALARM = 20, 300  # characters of words in signed steps
-_COUNTS = (
-    "conflicts",
-    "evaluated",
-    "iterations",
-    "objective/conflicts",
-    "private/members",
-    "required/missing",
-    "stop/since",
+from fedpareto.formatting import (
+    PERSONALISED,
+    UNKNOWN,
+    format_of,
+    local,
+    natural,
+    number,
+    percent,
+    seconds,
+    short,
+    size,
+    when,
 )
-_WORDS = {  # where the name says too little without its group
-    "stationarity/relative": "relative",
-    "stop/since": "evaluations since it got better",
-    "epsilon/clients": "of clients",
-    "epsilon/samples": "of samples, the largest of a client",
-    "direction_norm": "norm",
-    "conflicts": "pairs",
-    "conflict_depth": "least cosine",
-    "conflict_mean": "mean cosine",
-    "descent_min": "least cosine with an update",
-    "descent_share": "not against it",
-    "step/rate": "server's rate",
-    "evaluation/noise": "noise on the mean accuracy",
-    "private/members": "in the sum",
-    "private/rule_share": "of the rule is left, the rest is plain averaging",
-    "objective/conflicts": "pairs in conflict",
-    "objective/conflict_depth": "least cosine",
-    "objective/conflict_mean": "mean cosine of these",
-    "objective/stationarity": "length of their weighted sum",
-    "preference/divergence": "divergence from the preference",
-}
+from fedpareto.messages import accepted, duration, name_of
+from fedpareto.series import metric, own_names
+
+_COLUMNS = ("accuracy/mean", "accuracy/worst5", "improved", "conflicts", "direction_norm", "bytes/up")  # of `rounds`
+_MODE, _ALARM = 20, 300  # characters of words in signed steps
 _STATIONARY = (
     "No direction is good for every participant, so the model stayed as it was. Either it is Pareto-stationary for "
     "them, or one of them stops the others on purpose."
@@ -84,12 +44,10 @@ _STANDSTILL = 0.5  # of all the weight: about the share of a client that cancels
 
 def rounds(items: Sequence[RoundSummary]) -> RenderableType:
     """The rounds of a run."""
-    table = new_table(
-        ">round", "state", ">replies", ">refused", ">mean", ">worst\n5 %", "worst client", ">improved",
-        ">conflicts", ">||d||", ">up", ">time",
-        gap=1,
-    )  # fmt: skip
-    table.columns[6].overflow, table.columns[6].no_wrap, table.columns[6].max_width = "ellipsis", True, 13
+    titles = (f">{definition(name).title}".replace(" ", "\n", 1) for name in _COLUMNS)
+    table = new_table(">round", "state", ">replies", ">refused", *titles, "worst client", ">time", gap=1)
+    worst = table.columns[-2]
+    worst.overflow, worst.no_wrap, worst.max_width = "ellipsis", True, 13
     notes = []
     for summary in items:
         table.add_row(
@@ -97,13 +55,8 @@ def rounds(items: Sequence[RoundSummary]) -> RenderableType:
             state(name_of(summary, "state")),
             f"{summary.accepted}/{summary.asked}",
             str(summary.refused),
-            percent(metric(summary, "accuracy/mean")),
-            percent(metric(summary, "accuracy/worst5")),
+            *(format_of(name)(metric(summary, name)) for name in _COLUMNS),
             summary.worst_client or "–",
-            percent(metric(summary, "improved")),
-            _count(metric(summary, "conflicts")),
-            number(metric(summary, "direction_norm")),
-            size(metric(summary, "bytes/up")),
             seconds(summary.seconds),
         )
         if summary.reason:
@@ -124,12 +77,6 @@ def round_(item: GetRoundResponse) -> RenderableType:
     head.add_row("began", f"{when(summary, 'started')}, {took}")
     counts = ("asked", "accepted", "refused", "missing")
     head.add_row("replies", ", ".join(f"{getattr(summary, name)} {name}" for name in counts))
-    sent = ", ".join(
-        f"{size(summary.metrics[name])} {words}"
-        for name, words in (("bytes/up", "up"), ("bytes/refused", "of it refused"), ("bytes/down", "down"))
-        if name in summary.metrics
-    )
-    head.add_row("bytes", sent or "–")
     result = short(summary.result_model) or "(no step)"
     head.add_row("model", f"{short(summary.base_model)} → {result}")
     if item.HasField("step_check"):
@@ -236,18 +183,8 @@ def _measured(summary: RoundSummary) -> Iterator[tuple[str, str]]:
         accuracy, loss = metric(summary, "accuracy/worst"), metric(summary, "loss/worst")
         value = f"accuracy {percent(accuracy)}" if math.isfinite(accuracy) else f"loss {number(loss)}"
         yield "worst client", f"{summary.worst_client}: {value}"
-    known = {name for names in _MEASURED.values() for name in names} | set(_ELSEWHERE)
-    own = {name for name in set(summary.metrics) - known if not name.startswith((*OF_OBJECTIVES, OWN))}
-    groups = {**_MEASURED, "algorithm": tuple(sorted(own))}
-    for label, names in groups.items():
-        found = [_named(name, summary.metrics[name]) for name in names if name in summary.metrics]
-        if found:
-            yield label, ", ".join(found)
-
-
-def _named(name: str, value: float) -> str:
-    words = _WORDS.get(name, name.rpartition("/")[2].replace("_", " "))
-    return f"{words} {_count(value) if name in _COUNTS else number(value)}"
+    for group, names in in_groups(summary.metrics).items():
+        yield group, ", ".join(f"{definition(name).label} {format_of(name)(summary.metrics[name])}" for name in names)
 
 
 def _suspects(item: GetRoundResponse) -> list[str]:
@@ -259,10 +196,6 @@ def _suspects(item: GetRoundResponse) -> list[str]:
         for part in parts
         if part.weight >= _STANDSTILL - 1e-3 and len(parts) > 2
     ]
-
-
-def _count(value: float) -> str:
-    return f"{value:.0f}" if math.isfinite(value) else UNKNOWN
 
 
 def participations(item: GetRoundResponse) -> RenderableType:

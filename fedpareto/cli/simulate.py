@@ -1,9 +1,8 @@
 """`fedpareto simulate`: a run specification on simulated clients."""
 
-import math
 import shlex
 import signal
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from simulation.history import History
     from simulation.simulate import Progress, Simulation
 
-HEADER = f"{'round':>6}  {'mean':>8}  {'worst 5 %':>9}  {'improved':>8}  {'loss':>9}"
+_METRICS = ("accuracy/mean", "accuracy/worst5", "improved", "loss/train")
 
 
 def simulate_command(
@@ -148,7 +147,7 @@ def _announce(say: Callable[..., None], simulation: "Simulation", directory: Pat
 
 
 def _run(console: "Console", simulation: "Simulation") -> "History":
-    from fedpareto.formatting import number, percent
+    from fedpareto.cli import round_lines
     from fedpareto.progress import bar
 
     def stop(received: int, _: object) -> None:
@@ -156,21 +155,16 @@ def _run(console: "Console", simulation: "Simulation") -> "History":
         signal.signal(received, before[signal.Signals(received)])  # a second Ctrl-C does not wait
 
     before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
-    header: list[str] = [HEADER]  # printed once, before the first round with numbers
+    header = [round_lines.heading(_METRICS)]  # printed once, before the first round with numbers
     try:
         with bar(console) as advance:
 
             def show(now: "Progress") -> None:
                 advance(now)
-                metrics = defaultdict(lambda: math.nan, now.metrics)
-                if "accuracy/mean" in metrics or "loss/train" in metrics:
+                if "accuracy/mean" in now.metrics or "loss/train" in now.metrics:
                     while header:
                         console.print(header.pop(), style="bold")
-                    console.print(
-                        f"{now.done - 1:>6}  {percent(metrics['accuracy/mean']):>8}  "
-                        f"{percent(metrics['accuracy/worst5']):>9}  {percent(metrics['improved']):>8}  "
-                        f"{number(metrics['loss/train']):>9}"
-                    )
+                    console.print(round_lines.line(now.done - 1, now.metrics, _METRICS))
 
             return simulation.run(show)
     finally:

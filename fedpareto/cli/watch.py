@@ -24,11 +24,11 @@ from federation.v1.admin_pb2 import (
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import RoundState, RunState
 from fedpareto import formatting
-from fedpareto.cli import participation, render
+from fedpareto.cli import participation, render, round_lines
 from fedpareto.messages import name_of, whole
-from fedpareto.series import metric
 
-HEADER = f"{'round':>6}  {'mean':>8}  {'worst 5 %':>9}  {'improved':>8}  {'replies':>8}  {'time':>8}"
+_METRICS = ("accuracy/mean", "accuracy/worst5", "improved")
+HEADER = round_lines.heading(_METRICS, "replies", "time")
 QUIET_SECONDS = 5.0  # without a terminal: between a line about an open phase and the line before it
 NAMED = 6  # members that are waited for by name
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0  # seconds between two attempts to reach the coordinator again
@@ -41,11 +41,8 @@ _RESTARTING = ("UNAVAILABLE", "CANCELLED")  # what a call ends with when its coo
 def row(summary: RoundSummary) -> Text:
     """A round in one line, under `HEADER`."""
     replies = f"{summary.accepted}/{summary.asked}"
-    line = Text(
-        f"{summary.round:>6}  {formatting.percent(metric(summary, 'accuracy/mean')):>8}  "
-        f"{formatting.percent(metric(summary, 'accuracy/worst5')):>9}  "
-        f"{formatting.percent(metric(summary, 'improved')):>8}  {replies:>8}  {formatting.seconds(summary.seconds):>8}"
-    )
+    took = formatting.seconds(summary.seconds)
+    line = Text(round_lines.line(summary.round, summary.metrics, _METRICS, replies, took))
     if summary.reason:
         line.append(f"  {name_of(summary, 'state')}: {summary.reason}", style="yellow")
     return line

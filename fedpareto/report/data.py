@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from coordinator.rounds.metrics import SCORED
+from coordinator.rounds.definitions import SCORED
 from federation.runs import RunSpec, SpecError
 from federation.v1.admin_pb2 import (
     Client,

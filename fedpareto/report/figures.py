@@ -4,12 +4,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from fedpareto.formatting import number, percent
+from fedpareto.formatting import number, percent, whole
 from fedpareto.report import charts, metrics, objectives, traffic
 from fedpareto.report.charts import ACCURACY, COSINE, Axis, Series, general
 from fedpareto.report.data import RunData
 from fedpareto.report.html import Html, table
-from fedpareto.report.layout import absent, figure, line_figure, same, some, whole
+from fedpareto.report.layout import absent, figure, line_figure, recorded, same, some
 from fedpareto.series import known, last, mean
 
 _NO_ACCURACY = "No client reported an accuracy in this run."
@@ -34,42 +34,39 @@ def all_figures(data: RunData, beside: Sequence[RunData]) -> Iterator[tuple[str,
 
 def _accuracy(data: RunData) -> Html:
     title = "Accuracy over the rounds"
-    found = {
-        name: data.metric(f"accuracy/{name}")
-        for name in ("mean", "std", "worst5", "best5", "worst", "best", "p5", "p95")
-    }
-    average, std = found["mean"], found["std"]
-    series = [Series("mean", average, 0), Series("best 5 %", found["best5"], 2)]
-    if same(found["worst5"], found["worst"]):
-        series.append(Series("worst client (fewer than 40 evaluate, so it is also the worst 5 %)", found["worst"], 1))
+    names = ("mean", "std", "worst5", "best5", "worst", "best", "p5", "p95")
+    columns = recorded(data, *(f"accuracy/{name}" for name in names))
+    average, std, worst5, best5, worst = (values for _, values, _ in columns[:5])
+    series = [Series("mean", average, 0), Series("best 5 %", best5, 2)]
+    if same(worst5, worst):
+        series.append(Series("worst client (fewer than 40 evaluate, so it is also the worst 5 %)", worst, 1))
     else:
-        series.append(Series("worst 5 %", found["worst5"], 1))
-        series.append(Series("worst client", found["worst"], 4, dashed=True))
+        series.append(Series("worst 5 %", worst5, 1))
+        series.append(Series("worst client", worst, 4, dashed=True))
     band = (
         Series("", [m - s for m, s in zip(average, std, strict=True)], 0),
         Series("", [m + s for m, s in zip(average, std, strict=True)], 0),
     )
-    gap = last(average) - last(found["worst5"])
+    gap = last(average) - last(worst5)
     caption = (
         "Every client tests the model on its own data and counts the same, however much data it has. The shaded band "
         "is one standard deviation of the clients about their mean. A mean that rises while the worst 5 % stay "
         f"behind is bought at their expense: at the end the two are {100 * gap:.1f} percentage points apart. The "
         "worst 5 % are the mean of the lowest floor(0.05 N) clients, at least one; percentiles are in the table."
     )
-    columns = [(name, values, percent) for name, values in found.items()]
     return line_figure(data, title, _NO_ACCURACY, series, ACCURACY, caption, columns, band=band)
 
 
 def _spread(data: RunData) -> Html:
     title = "Spread of the accuracies"
-    std, jain, variance = (data.metric(f"accuracy/{name}") for name in ("std", "jain", "variance"))
+    columns = recorded(data, "accuracy/std", "accuracy/variance", "accuracy/jain")
+    std, _, jain = (values for _, values, _ in columns)
     caption = (
         "The standard deviation of the clients' accuracies: 0 would be the same accuracy for everybody. It also "
         "falls when everybody becomes equally bad, so read it beside the mean. Jain's index, in the table, says the "
         "same in relation to the mean: 1 for perfect equality, 1/N when one client has everything; at the end it is "
         f"{number(last(jain))}."
     )
-    columns = [("std", std, percent), ("variance", variance, number), ("Jain's index", jain, number)]
     series = [Series("standard deviation", std, 3)]
     return line_figure(data, title, _NO_ACCURACY, series, Axis("accuracy", percent, low=0.0), caption, columns)
 
@@ -102,15 +99,15 @@ def _final(data: RunData) -> Html:
 
 def _losses(data: RunData) -> Html:
     title = "Loss over the rounds"
-    found = {split: data.metric(f"loss/{split}") for split in ("train", "validation", "test")}
-    series = [Series(split, values, i) for i, (split, values) in enumerate(found.items()) if known(values)]
+    columns = recorded(data, "loss/train", "loss/validation", "loss/test")
+    series = [Series(name, values, i) for i, (name, values, _) in enumerate(columns) if known(values)]
     absence = "No client reported a loss of a new model in this run."
     caption = (
         "Mean of the losses that the clients measured on their own data, on a logarithmic scale. Losses are claims: "
         "a client that reports a false loss changes this mean by any amount, and gains influence under a rule that "
         "reads losses. A training loss that falls while the test loss rises is overfitting."
     )
-    columns = [(line.name, line.values, number) for line in series]
+    columns = [column for column in columns if known(column[1])]
     return line_figure(data, title, absence, series, Axis("mean loss", general, log=True), caption, columns)
 
 
@@ -129,8 +126,8 @@ def _improved(data: RunData) -> Html:
         "multi-gradient descent it is always 100 %. Where the promise is kept by fewer, the step was too long, or "
         f"one client's batch misled it.{measured}"
     )
-    columns = [("improved", kept, percent), ("promised", promised, percent)]
-    return line_figure(data, title, absence, series, replace(ACCURACY, name="share of the clients"), caption, columns)
+    axis = replace(ACCURACY, name="share of the clients")
+    return line_figure(data, title, absence, series, axis, caption, recorded(data, "improved", "descent_share"))
 
 
 # --- weights
@@ -169,7 +166,7 @@ def _entropy(data: RunData) -> Html:
         "The effective number of clients, exp(entropy of λ): as many as took part when all weigh the same, 1 when "
         "one has all the weight. The further below the dashed line, the more selective the algorithm was."
     )
-    columns = [("entropy", entropy, number), ("effective", effective, number), ("accepted", present, whole)]
+    columns = [*recorded(data, "entropy"), ("effective", effective, number), ("accepted", present, whole)]
     shares = data.metric("private/rule_share")
     if known(shares):
         moved = sum(share < 1 for share in known(shares))
@@ -178,7 +175,7 @@ def _entropy(data: RunData) -> Html:
             "so that the others cover each member's update; on average "
             f"{percent(mean(known(shares)))} of the algorithm's own coefficients was left."
         )
-        columns.append(("rule's share", shares, percent))
+        columns += recorded(data, "private/rule_share")
     return line_figure(data, title, _NO_STEP, series, Axis("clients", general, low=0.0), caption, columns)
 
 
@@ -187,19 +184,20 @@ def _entropy(data: RunData) -> Html:
 
 def _conflicts(data: RunData) -> Html:
     title = "Pairs in conflict"
-    pairs = data.metric("conflicts")
     caption = (
         "How many pairs of updates have a negative inner product: what is good for the one is, to first order, bad "
         "for the other. The more the clients' data differ, and the nearer training is to its end, the more there "
         "are. In such a round, the average can raise the losses of some clients."
     )
     axis = Axis("pairs of updates", whole, low=0.0)
-    return line_figure(data, title, _NO_STEP, [Series("pairs", pairs, 1)], axis, caption, [("pairs", pairs, whole)])
+    series = [Series("pairs", data.metric("conflicts"), 1)]
+    return line_figure(data, title, _NO_STEP, series, axis, caption, recorded(data, "conflicts"))
 
 
 def _cosines(data: RunData) -> Html:
     title = "How deep the conflicts are, and whether the direction serves all"
-    depth, average, least = (data.metric(name) for name in ("conflict_depth", "conflict_mean", "descent_min"))
+    columns = recorded(data, "conflict_depth", "conflict_mean", "descent_min")
+    depth, average, least = (values for _, values, _ in columns)
     series = [
         Series("least cosine of two updates in conflict", depth, 1),
         Series("mean of the pairs in conflict", average, 4, dashed=True),
@@ -211,14 +209,13 @@ def _cosines(data: RunData) -> Html:
         "other. The line with circles is the verdict on the step: above 0 it makes nobody worse, to first order; "
         f"below 0 it makes some clients worse. Here that was so in {against} of {len(known(least))} steps."
     )
-    columns = [("least", depth, number), ("mean in conflict", average, number), ("with the direction", least, number)]
     return line_figure(data, title, _NO_STEP, series, COSINE, caption, columns)
 
 
 def _norms(data: RunData) -> Html:
     title = "Length of the direction, and what was left to gain for all"
-    names = ("direction_norm", "stationarity", "stationarity/relative", "step/rate")
-    norm, left, relative, rate = map(data.metric, names)
+    columns = recorded(data, "direction_norm", "stationarity", "stationarity/relative", "step/rate")
+    norm, left = (values for _, values, _ in columns[:2])
     still = [str(item.summary.round) for item in data.rounds if item.summary.metrics.get("stationary") == 1]
     stood = (
         f" In {len(still)} rounds there was no such direction and the model stayed as it was ({some(still)}): it is "
@@ -234,6 +231,4 @@ def _norms(data: RunData) -> Html:
         f"another scale than theirs.{stood}"
     )
     series = [Series("direction", norm, 0), Series("shortest common direction", left, 2)]
-    names = ("direction", "stationarity", "relative", "rate")
-    columns = [(name, values, number) for name, values in zip(names, (norm, left, relative, rate), strict=True)]
     return line_figure(data, title, _NO_STEP, series, Axis("norm", general, log=True), caption, columns)

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from fedpareto.formatting import UNKNOWN
+from coordinator.rounds.definitions import definition
+from fedpareto.formatting import UNKNOWN, format_of
 from fedpareto.report import charts
 from fedpareto.report.charts import Axis, Format, Series
 from fedpareto.report.data import RunData
@@ -43,6 +44,11 @@ def line_figure(
     return figure(title, charts.lines(data.numbers, series, axis, band=band), caption, over_rounds(data, columns))
 
 
+def recorded(data: RunData, *names: str) -> list[Column]:
+    """Numbers of the rounds, by their names in the record."""
+    return [(definition(name).title, data.metric(name), format_of(name)) for name in names]
+
+
 def over_rounds(data: RunData, columns: Sequence[Column]) -> Html:
     """The rounds in which at least one of the numbers is known."""
     rows = []
@@ -57,11 +63,6 @@ def over_rounds(data: RunData, columns: Sequence[Column]) -> Html:
 def same(a: Sequence[float], b: Sequence[float]) -> bool:
     """Whether two series are equal wherever one of them is known."""
     return all(x == y or (math.isnan(x) and math.isnan(y)) for x, y in zip(a, b, strict=True))
-
-
-def whole(value: float) -> str:
-    """A number without decimals if it is whole, else with one."""
-    return f"{value:.0f}" if abs(value - round(value)) < 1e-9 else f"{value:.1f}"
 
 
 def some(names: Sequence[str], most: int = 8) -> str:

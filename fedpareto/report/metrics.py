@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
+from coordinator.rounds.definitions import OWN, SUMMARIES
 from fedpareto.formatting import UNKNOWN, number
 from fedpareto.report.charts import Axis, Series, general
 from fedpareto.report.data import RunData
 from fedpareto.report.html import Html, table
-from fedpareto.report.layout import figure, line_figure
+from fedpareto.report.layout import figure, line_figure, recorded
 
 _MOST = 12  # figures
 
@@ -15,7 +16,7 @@ def figures(data: RunData) -> Iterator[Html]:
     """A figure for each metric, or for each of its values: mean, mean by samples, worst and best member."""
     better = {kind.name: kind.better for kind in data.run.metrics}
     for name in data.own_metrics[:_MOST]:
-        columns = [(of, data.metric(f"metric/{name}/{of}"), number) for of in ("mean", "weighted", "worst", "best")]
+        columns = recorded(data, *(f"{OWN}{name}/{of}" for of in SUMMARIES))
         series = [Series(of, values, place, dashed=of == "weighted") for place, (of, values, _) in enumerate(columns)]
         caption = (
             f"Every member measures {name} on its own data; {better.get(name.partition('/')[0], 'higher')} values are "

@@ -5,14 +5,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from coordinator.rounds.metrics import SCORED, delta_m
+from coordinator.rounds.definitions import SCORED
+from coordinator.rounds.metrics import delta_m
 from federation.text import counted
 from fedpareto.formatting import number, percent
 from fedpareto.report import charts
 from fedpareto.report.charts import ACCURACY, COLOURS, COSINE, Axis, Format, Series, general
 from fedpareto.report.data import RunData
 from fedpareto.report.html import Html, join, table, tag
-from fedpareto.report.layout import absent, figure, line_figure, over_rounds
+from fedpareto.report.layout import absent, figure, line_figure, over_rounds, recorded
 from fedpareto.report.plane import Guide, Path, plane
 from fedpareto.report.radar import radar
 from fedpareto.series import first, known, last, mean
@@ -74,9 +75,8 @@ def _front(runs: Sequence[RunData], alone: Sequence[RunData]) -> Html:
     columns: list[tuple[str, Sequence[float], Format]] = [
         (name, values, number) for name, values in runs[0].losses(split).items()
     ]
-    divergence = runs[0].metric("preference/divergence")
-    if known(divergence):
-        columns.append(("divergence", divergence, number))
+    if known(runs[0].metric("preference/divergence")):
+        columns += recorded(runs[0], "preference/divergence")
     return figure(title, plane(paths, *axes, guides=guides, alt=alt), caption, over_rounds(runs[0], columns))
 
 
@@ -204,7 +204,8 @@ def _accuracies(data: RunData) -> Html:
 def _conflicts(data: RunData) -> Html:
     title = "Conflicts between objectives"
     names = ("conflicts", "conflict_depth", "conflict_mean", "stationarity")
-    pairs, depth, average, left = (data.metric(f"objective/{name}") for name in names)
+    columns = recorded(data, *(f"objective/{name}" for name in names))
+    _, depth, average, _ = (values for _, values, _ in columns)
     absence = "The algorithm of this run does not compare the objectives with each other."
     caption = (
         "The least cosine of two objectives whose gradients (or averaged updates) are against each other, and the mean "
@@ -212,5 +213,4 @@ def _conflicts(data: RunData) -> Html:
         "table has the number of pairs, and the length of the weighted sum: 0 where no step serves all objectives."
     )
     series = [Series("least cosine", depth, 1), Series("mean of the pairs in conflict", average, 4, dashed=True)]
-    columns = [("pairs", pairs, number), ("least", depth, number), ("mean", average, number), ("length", left, number)]
     return line_figure(data, title, absence, series, replace(COSINE, high=0.0, bounded=False), caption, columns)

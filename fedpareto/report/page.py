@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from importlib.resources import files
 
-from coordinator.rounds.metrics import DEFINITIONS
+from coordinator.rounds import definitions
 from federation.text import counted
 from fedpareto.formatting import PERSONALISED, UNKNOWN, number, percent, short, size, when
 from fedpareto.messages import epsilon_of_clients, name_of
@@ -40,7 +40,7 @@ def page(data: RunData, beside: Sequence[RunData] = ()) -> Html:
         tag("pre", run.spec.rstrip()),
         tag("h2", "What the numbers mean", id="definitions"),
         tag("p", "Accuracies, losses and samples are the clients' own words; the rest follows from signed updates."),
-        table(["name", "definition", "source"], [(name, *words) for name, words in DEFINITIONS.items()], words=3),
+        _definitions(),
     ]
     head = tag(
         "head",
@@ -51,6 +51,11 @@ def page(data: RunData, beside: Sequence[RunData] = ()) -> Html:
         Html(f"<style>\n{_STYLE}</style>"),
     )
     return Html("<!doctype html>\n" + tag("html", head, tag("body", *body), lang="en") + "\n")
+
+
+def _definitions() -> Html:
+    rows = [(name, known.meaning, known.source) for name, known in definitions.DEFINITIONS.items()]
+    return table(["name", "definition", "source"], rows, words=3)
 
 
 def _state(data: RunData) -> str:

@@ -5,16 +5,16 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC
 from itertools import accumulate
 
-from coordinator.rounds.metrics import SCORED
+from coordinator.rounds.definitions import SCORED
 from federation.v1.admin_pb2 import ExportRoundsResponse, PhaseProgress
 from federation.v1.common_pb2 import AssignmentState
-from fedpareto.formatting import UNKNOWN, number, percent, size
+from fedpareto.formatting import UNKNOWN, number, percent, size, whole
 from fedpareto.messages import duration, name_of
 from fedpareto.report import charts
 from fedpareto.report.charts import COLOURS, Axis, Format, Series
 from fedpareto.report.data import RunData
 from fedpareto.report.html import Html, join, table
-from fedpareto.report.layout import absent, figure, line_figure, over_rounds, some, whole
+from fedpareto.report.layout import absent, figure, line_figure, over_rounds, recorded, some
 from fedpareto.report.plane import Path, plane
 from fedpareto.report.timeline import Bar, timeline
 from fedpareto.series import known, mean
@@ -69,7 +69,8 @@ def _replies(data: RunData) -> Html:
 
 def _bytes(data: RunData) -> Html:
     title = "Bytes"
-    up, refused, down = (data.metric(f"bytes/{name}") for name in ("up", "refused", "down"))
+    columns = recorded(data, "bytes/up", "bytes/refused", "bytes/down")
+    up, _, down = (values for _, values, _ in columns)
     absence = "No round of this run has ended."
     total_up, total_down = math.fsum(known(up)), math.fsum(known(down))
     caption = (
@@ -78,7 +79,6 @@ def _bytes(data: RunData) -> Html:
         "Envelopes (about 1 kB each) and TLS come on top. Bytes that were refused are in the table."
     )
     series = [Series("up", up, 0), Series("down", down, 2)]
-    columns = [("up", up, size), ("of it refused", refused, size), ("down", down, size)]
     return line_figure(data, title, absence, series, Axis("bytes per round", size, low=0.0), caption, columns)
 
 
