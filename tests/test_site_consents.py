@@ -79,7 +79,7 @@ def test_decisions_are_about_a_specification_and_another_process_sees_them(tmp_p
     for file in (worker, owner):
         file.close()
     (tmp_path / "runs.db").write_bytes(b"no database" * 1000)
-    with pytest.raises(HomeError, match=r"runs.db cannot be used: .* move it away"):
+    with pytest.raises(HomeError, match=r"runs.db is damaged .* move it away"):
         RunsFile(tmp_path / "runs.db")
 
 
@@ -181,7 +181,7 @@ def test_nothing_is_done_for_a_run_before_its_owner_has_approved_this_specificat
         told = running.wait_for("disk")[0]["message"]
         assert "no run is answered" in told
         assert "runs.db cannot be written" in told
-        assert "make room on the disk" in told
+        assert "make room on this worker's disk" in told
         assert coordinator.consents == []
     assert answers(coordinator, 1) == [("run-1", "waiting", WAITING.message)]
     coordinator.assign(coordinator.assignment(*model, 1, spec=digest(SPEC)))

@@ -14,7 +14,7 @@ from google.protobuf.wrappers_pb2 import UInt64Value
 from harness import wait_for
 from scripted import CLIENT, FEDERATION, ScriptedCoordinator
 from test_worker_limits import gradients, manifest, reason
-from working import Running
+from working import Running, files_of_at_most
 from works import offer_input, set_work
 
 from federation.digests import digest
@@ -32,7 +32,7 @@ from federation.work.secure.terms import Invited, SessionTerms
 from federation.work.secure.wire import terms_bytes
 from federation.work.site import EVALUATE, SecurePolicy, SessionEntry, Site
 from federation.work.train.work import Train
-from worker.home import DiskFull, Home, HomeError
+from worker.home import DiskFull, FileLocked, Home, HomeError
 from worker.policy import Policy, PolicyError
 from worker.roster import Card, Roster
 from worker.round_ledger import RoundLedger
@@ -118,9 +118,12 @@ def test_a_ledger_that_the_disk_does_not_take_or_that_is_damaged_is_an_error(tmp
     ledger = RoundLedger(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as another:
         another.execute("BEGIN EXCLUSIVE")
-        ledger._connection.execute("PRAGMA busy_timeout = 0")
-        with pytest.raises(DiskFull, match=r"private-rounds.db cannot be used: database is locked"):
+        with ledger._file.using() as connection:
+            connection.execute("PRAGMA busy_timeout = 0")
+        with pytest.raises(FileLocked, match=r"private-rounds.db is locked by another process"):
             ledger.add(entry("a"))
+    with files_of_at_most(100), pytest.raises(DiskFull, match=r"private-rounds.db cannot be written: disk I/O error"):
+        ledger.add(entry("a"))
     ledger.close()
     path.write_bytes(b"no database" * 1000)
     with pytest.raises(HomeError, match=r"private-rounds.db is damaged .* put back a copy"):

@@ -207,8 +207,9 @@ def test_a_training_is_on_the_disk_before_it_begins_and_does_not_begin_if_it_can
     assert (entry.steps, entry.assignment) == (2, "a")
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("BEGIN IMMEDIATE")  # as if the disk did not take it
-        site.ledger._connection.execute("PRAGMA busy_timeout = 1")
-        with pytest.raises(OSError, match="cannot be written"):
+        with site.ledger._file.using() as ledger:
+            ledger.execute("PRAGMA busy_timeout = 1")
+        with pytest.raises(OSError, match=r"privacy\.db is locked"):
             site.admit(order(task="digits"), asked, trainer, datetime.now(UTC))
     assert len(read_ledger(path)) == 1
 

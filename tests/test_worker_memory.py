@@ -198,7 +198,8 @@ def test_a_private_round_that_the_disk_does_not_let_go_is_erased_later(memory: W
     made = order()
     values = memory.begin(made)
     values.put("first/secret", b"value", durable=True)
-    memory._connection.execute("PRAGMA busy_timeout = 0")
+    with memory._file.using() as connection:
+        connection.execute("PRAGMA busy_timeout = 0")
     with closing(sqlite3.connect(tmp_path / "memory.db", isolation_level=None)) as another:
         another.execute("BEGIN IMMEDIATE")
         memory.forget(made.manifest, "first/")

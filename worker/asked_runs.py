@@ -4,19 +4,13 @@ The worker and the owner's commands share the file: `fedpareto worker runs`, `ap
 the digest of a specification: a run with another specification is another question.
 """
 
-import errno
-import os
-import sqlite3
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from federation.runs import RunSpec, SpecError
 from federation.v1.common_pb2 import SignedEnvelope
-from worker.home import HomeError, sync_directory
+from worker.ledger_file import LedgerFile
 from worker.policy import Policy
 
 APPROVED, REFUSED = "approved", "refused"  # by the owner
@@ -90,45 +84,19 @@ class RunsFile:
     """The file `runs.db` of a home, made when it is missing. Any thread and any process may use it.
 
     Raises:
-        HomeError: the file is damaged.
+        HomeError, OSError: see `LedgerFile`.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lock = threading.RLock()
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        sync_directory(path.parent)
-        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        with self.using() as connection:
-            connection.execute("PRAGMA synchronous = EXTRA")  # on the disk when a statement returns
-            connection.executescript(_TABLE)
+        self._file = LedgerFile(path, _TABLE, "move it away; runs then ask again")
 
     def close(self) -> None:
         """Closes the file."""
-        with self._lock:
-            self._connection.close()
-
-    @contextmanager
-    def using(self) -> Iterator[sqlite3.Connection]:
-        """The connection.
-
-        Raises:
-            HomeError: the file is damaged.
-            OSError: the disk does not take a change.
-        """
-        with self._lock:
-            try:
-                yield self._connection
-            except sqlite3.DatabaseError as error:
-                if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
-                    words = f"{error}: make room on the disk"
-                    raise OSError(errno.ENOSPC, words, str(self._path)) from error
-                advice = "move it away; runs then ask again"
-                raise HomeError(f"{self._path} cannot be used: {error}: {advice}") from error
+        self._file.close()
 
     def changes(self) -> int:
         """A number that differs after each change by another process."""
-        with self.using() as connection:
+        with self._file.using() as connection:
             return int(connection.execute("PRAGMA data_version").fetchone()[0])
 
     def runs(self, beginning: str = "") -> list[AskedRun]:
@@ -141,19 +109,19 @@ class RunsFile:
         return next(iter(self._select("WHERE run = ? AND spec = ?", run, spec)), None)
 
     def _select(self, which: str, *values: str) -> list[AskedRun]:
-        with self.using() as connection:
+        with self._file.using() as connection:
             rows = connection.execute(f"SELECT {_COLUMNS} FROM runs {which}", values).fetchall()  # noqa: S608
         return [AskedRun(**dict(zip(_COLUMNS.split(", "), row, strict=True))) for row in rows]
 
     def add(self, one: AskedRun) -> None:
         """Writes down that a run asked."""
         values = [getattr(one, name) for name in _COLUMNS.split(", ")]
-        with self.using() as connection:
+        with self._file.using() as connection:
             connection.execute(f"INSERT OR IGNORE INTO runs ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?)", values)  # noqa: S608
 
     def decide(self, one: AskedRun, owner: str, words: str, decided: datetime) -> None:
         """Writes down what the owner decided about a run with this specification."""
-        with self.using() as connection:
+        with self._file.using() as connection:
             connection.execute(
                 "UPDATE runs SET owner = ?, words = ?, decided = ? WHERE run = ? AND spec = ?",
                 (owner, words, decided.isoformat(), one.run, one.spec),
@@ -161,7 +129,7 @@ class RunsFile:
 
     def consent(self, one: AskedRun) -> SignedEnvelope | None:
         """The newest signed answer to a run; None if it got none."""
-        with self.using() as connection:
+        with self._file.using() as connection:
             row = connection.execute(
                 "SELECT consent FROM runs WHERE run = ? AND spec = ?", (one.run, one.spec)
             ).fetchone()
@@ -169,7 +137,7 @@ class RunsFile:
 
     def keep_consent(self, one: AskedRun, envelope: SignedEnvelope) -> None:
         """Keeps the newest signed answer to a run."""
-        with self.using() as connection:
+        with self._file.using() as connection:
             connection.execute(
                 "UPDATE runs SET consent = ? WHERE run = ? AND spec = ?",
                 (envelope.SerializeToString(deterministic=True), one.run, one.spec),

@@ -19,6 +19,7 @@ from federation.v1.federation_pb2 import FetchBlobRequest
 from worker.asked_runs import AskedRun, RunsFile, Verdict
 from worker.attendance import ANSWER_SECONDS, Attendance
 from worker.events import Events
+from worker.home import with_remedy
 from worker.policy import Policy
 
 MAX_SPEC_BYTES = 64 << 10
@@ -85,7 +86,7 @@ class Consents:
             self._look()
         except OSError as error:
             if not self._full:
-                self._events.warn("disk", f"no run is answered: {error.filename} cannot be written: {error.strerror}")
+                self._events.warn("disk", f"no run is answered: {with_remedy(error)}")
             self._full, self._changes = True, -1
         else:
             self._full = False

@@ -34,7 +34,7 @@ from worker.attendance import ANSWER_SECONDS, Attendance
 from worker.backoff import Backoff
 from worker.cache import ModelCache, ModelMismatch
 from worker.events import Events
-from worker.home import DiskFull
+from worker.home import DiskFull, FileLocked
 from worker.kept import Keeper
 from worker.memory import WorkerMemory, question_digest
 from worker.privacy import SitePrivacy
@@ -271,11 +271,11 @@ def _origin(manifest: AssignmentManifest) -> Origin:
 def _declining(assignment_id: str) -> Iterator[None]:
     """Declines an assignment whose work raises an exception, and logs one that is not expected.
 
-    An OSError is of the owner's own code, and not expected, unless it is a DiskFull.
+    An OSError is of the owner's own code, and not expected, unless it is a DiskFull or a FileLocked.
     """
     try:
         yield
-    except (TrainingStopped, Declined, DiskFull):
+    except (TrainingStopped, Declined, DiskFull, FileLocked):
         raise
     except Exception as error:
         if reason := reason_of(error):

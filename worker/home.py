@@ -19,6 +19,15 @@ class DiskFull(OSError):
     """The disk does not take what this worker has to write; the message says what, and why."""
 
 
+class FileLocked(OSError):
+    """Another process has locked a file of this worker; the message says which file and what to do."""
+
+
+def with_remedy(error: OSError) -> str:
+    """The message of an error of this worker's files, with what to do about it."""
+    return str(error) if isinstance(error, FileLocked) else f"make room on this worker's disk: {error}"
+
+
 class Home:
     """The directory of a worker, made by `fedpareto worker join` with mode 0700, and the paths in it."""
 

@@ -7,10 +7,9 @@ of answered questions stays.
 """
 
 import os
-import sqlite3
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from federation.digests import digest
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.work.base import Memory
 from worker.assignments import Declined, Order
-from worker.home import DiskFull, HomeError
+from worker.ledger_file import LedgerFile
 
 KEPT_AFTER_DEADLINE = timedelta(days=1)
 EARLIEST = datetime.min.replace(tzinfo=UTC)
@@ -42,6 +41,8 @@ CREATE TABLE IF NOT EXISTS answered (
 ) WITHOUT ROWID;
 """
 
+_ADVICE = "move it away; rounds that are under way are then answered anew, so do it only between rounds"
+
 Key = tuple[str, int, int]  # run, round, attempt
 
 
@@ -52,32 +53,24 @@ class WorkerMemory:
     key. `clock` is this machine's, aware.
 
     Raises:
-        HomeError: the database is damaged.
+        HomeError, OSError: see `LedgerFile`.
     """
 
     def __init__(
         self, path: Path, signing_key: Ed25519PrivateKey, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     ) -> None:
-        self._path = path
         self.clock = clock
         derived = HKDF(SHA256(), 32, salt=None, info=b"fedpareto/v1/worker/memory")
         self._cipher = ChaCha20Poly1305(derived.derive(signing_key.private_bytes_raw()))
         self._lock = threading.RLock()
         self._values: dict[Key, dict[str, bytes]] = {}
         self._forgotten: set[tuple[Key, str]] = set()  # what is to be erased
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        try:
-            # Deleted values are overwritten, in the database and in its journal.
-            for setting in ("journal_mode = TRUNCATE", "synchronous = FULL", "secure_delete = ON"):
-                self._connection.execute(f"PRAGMA {setting}")
-            self._connection.executescript(_TABLES)
-            kept = self._connection.execute("SELECT run, round, attempt, max(deadline) FROM kept GROUP BY 1, 2, 3")
-            self._deadlines: dict[Key, datetime] = {
-                (run, round_, attempt): datetime.fromisoformat(deadline) for run, round_, attempt, deadline in kept
-            }
-        except sqlite3.DatabaseError as error:
-            raise self._damaged(error) from error
+        self._file = LedgerFile(path, _TABLES, _ADVICE)
+        with self._file.using() as connection:
+            kept = connection.execute("SELECT run, round, attempt, max(deadline) FROM kept GROUP BY 1, 2, 3").fetchall()
+        self._deadlines: dict[Key, datetime] = {
+            (run, round_, attempt): datetime.fromisoformat(deadline) for run, round_, attempt, deadline in kept
+        }
 
     def begin(self, order: Order) -> Memory:
         """The memory of the attempt that an assignment belongs to; that of earlier attempts and rounds is erased.
@@ -99,8 +92,8 @@ class WorkerMemory:
 
     def answered(self, order: Order) -> bool:
         """Whether the question is on record as one that was answered, or was about to be."""
-        with self._lock:
-            found = self._connection.execute(
+        with self._file.using() as connection:
+            found = connection.execute(
                 "SELECT 1 FROM answered WHERE run = ? AND round = ? AND attempt = ? AND question = ?",
                 (*_asked_in(order), order.work.once()),
             ).fetchone()
@@ -117,7 +110,7 @@ class WorkerMemory:
         if not question:
             return
         manifest, key, asked = order.manifest, _asked_in(order), question_digest(order.manifest)
-        with self._lock, self._writing() as connection:
+        with self._lock, self._file.using() as connection:
             connection.execute("INSERT OR IGNORE INTO answered VALUES (?, ?, ?, ?, ?)", (*key, question, asked))
             (first,) = connection.execute(
                 "SELECT asked FROM answered WHERE run = ? AND round = ? AND attempt = ? AND question = ?",
@@ -140,16 +133,17 @@ class WorkerMemory:
         A later call for the same names changes nothing. Raises OSError if the disk does not take it.
         """
         at = (self.clock() + time).isoformat()
-        with self._lock, self._writing() as connection:
+        with self._lock, self._file.using() as connection:
             connection.execute("INSERT OR IGNORE INTO ends VALUES (?, ?, ?, ?, ?)", (*_key(manifest), names, at))
 
     def _end(self) -> None:
-        """Erases what `end_after` says; what the disk does not let go is due again at the next sweep."""
-        rows = self._connection.execute("SELECT run, round, attempt, names, at FROM ends").fetchall()
+        """Erases what `end_after` says; values that cannot be deleted now are tried again at the next sweep."""
+        with self._file.using() as connection:
+            rows = connection.execute("SELECT run, round, attempt, names, at FROM ends").fetchall()
         due = [(tuple(key), names) for *key, names, at in rows if datetime.fromisoformat(at) < self.clock()]
         self._forgotten.update(due)
         self._forget()
-        with suppress(OSError), self._writing() as connection:
+        with suppress(OSError), self._file.using() as connection:
             for key, names in set(due) - self._forgotten:
                 place = (*key, names)
                 connection.execute("DELETE FROM ends WHERE run = ? AND round = ? AND attempt = ? AND names = ?", place)
@@ -159,7 +153,7 @@ class WorkerMemory:
             held = self._values.get(key, {})
             for name in [name for name in held if name.startswith(names)]:
                 del held[name]
-            with suppress(OSError), self._writing() as connection:
+            with suppress(OSError), self._file.using() as connection:
                 connection.execute(
                     "DELETE FROM kept WHERE run = ? AND round = ? AND attempt = ? AND substr(name, 1, ?) = ?",
                     (*key, len(names), names),
@@ -173,7 +167,8 @@ class WorkerMemory:
         and what `end_after` says.
         """
         with self._lock:
-            self._end()
+            with suppress(OSError):
+                self._end()
             for key, deadline in list(self._deadlines.items()):
                 if deadline + KEPT_AFTER_DEADLINE < now:
                     self._erase(key)
@@ -181,18 +176,12 @@ class WorkerMemory:
     def _erase(self, key: Key) -> None:
         """Erases what is kept of an attempt. If the disk does not take it now, the next sweep tries again."""
         self._values.pop(key, None)
-        if (
-            self._connection.execute(
-                "SELECT 1 FROM kept WHERE run = ? AND round = ? AND attempt = ? LIMIT 1", key
-            ).fetchone()
-            is not None
-        ):
-            try:
-                with self._writing() as connection:
-                    connection.execute("DELETE FROM kept WHERE run = ? AND round = ? AND attempt = ?", key)
-            except OSError:
-                self._deadlines[key] = EARLIEST
-                return
+        try:
+            with self._file.using() as connection:
+                connection.execute("DELETE FROM kept WHERE run = ? AND round = ? AND attempt = ?", key)
+        except OSError:
+            self._deadlines[key] = EARLIEST
+            return
         del self._deadlines[key]
 
     @staticmethod
@@ -200,37 +189,15 @@ class WorkerMemory:
         """Erases all values in the database at `path`, before the key that they are encrypted with is replaced.
 
         Raises:
-            OSError: the disk does not take it.
+            HomeError, OSError: see `LedgerFile`.
         """
-        if not path.exists():
-            return
-        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-            try:
-                connection.execute("PRAGMA secure_delete = ON")
+        if path.exists():
+            with closing(LedgerFile(path, _TABLES, _ADVICE)) as file, file.using() as connection:
                 connection.execute("DELETE FROM kept")
-            except sqlite3.DatabaseError as error:
-                raise OSError(f"{path} cannot be written: {error}") from error
 
     def close(self) -> None:
         """Closes the database."""
-        with self._lock:
-            self._connection.close()
-
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """For statements that write; each is on the disk when it returns. Errors name the database."""
-        try:
-            yield self._connection
-        except sqlite3.OperationalError as error:  # a full disk, one that cannot be read or written
-            raise DiskFull(f"{self._path} cannot be written: {error}") from error
-        except sqlite3.DatabaseError as error:
-            raise self._damaged(error) from error
-
-    def _damaged(self, error: Exception) -> HomeError:
-        return HomeError(
-            f"{self._path} is damaged ({error}): move it away; rounds that are under way are then answered anew, so do "
-            "it only between rounds"
-        )
+        self._file.close()
 
 
 class _AttemptMemory(Memory):
@@ -247,16 +214,18 @@ class _AttemptMemory(Memory):
             value = whole._values.get(self._key, {}).get(name)
             if value is not None:
                 return value
-            row = whole._connection.execute(
-                "SELECT value FROM kept WHERE run = ? AND round = ? AND attempt = ? AND name = ?", (*self._key, name)
-            ).fetchone()
+            with whole._file.using() as connection:
+                row = connection.execute(
+                    "SELECT value FROM kept WHERE run = ? AND round = ? AND attempt = ? AND name = ?",
+                    (*self._key, name),
+                ).fetchone()
         if row is None:
             return None
         (value,) = row
         try:
             return whole._cipher.decrypt(value[:_NONCE_BYTES], value[_NONCE_BYTES:], _bound(self._key, name))
         except InvalidTag as error:
-            raise whole._damaged(error) from error
+            raise whole._file.damaged(error) from error
 
     def put(self, name: str, value: bytes, *, durable: bool = False) -> None:
         """Keeps a value, encrypted on the disk if it is durable. Raises OSError if the disk does not take it."""
@@ -268,7 +237,7 @@ class _AttemptMemory(Memory):
             nonce = os.urandom(_NONCE_BYTES)
             sealed = nonce + whole._cipher.encrypt(nonce, value, _bound(key, name))
             row = (*key, name, sealed, whole._deadlines[key].isoformat())
-            with whole._writing() as connection:
+            with whole._file.using() as connection:
                 connection.execute("INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?, ?)", row)
 
 

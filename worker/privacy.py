@@ -5,12 +5,9 @@ would spend more than the owner's budget is declined. Spending is on the disk be
 that dies in between has spent too much on record, never too little.
 """
 
-import os
-import sqlite3
-import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +17,7 @@ from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.work.base import WorkError
 from federation.work.computation import Computation, Descend, Measure
-from worker.home import HomeError
+from worker.ledger_file import LedgerFile
 from worker.policy import SamplePolicy
 
 _TABLE = """
@@ -29,7 +26,7 @@ CREATE TABLE IF NOT EXISTS spent (
     noise REAL, clip REAL, rate REAL, steps INTEGER
 )
 """
-_DAMAGED = (
+_ADVICE = (
     "it says what has been learned of this site's samples, so do not start without it: put back a copy of the file"
 )
 
@@ -55,74 +52,57 @@ class Entry:
         return Mechanism(self.noise, self.rate, self.steps)
 
 
+_COLUMNS = ", ".join(Entry.__dataclass_fields__)
+
+
 class Ledger:
     """The trainings with noise of a site, over all its runs; a file that is only added to. Any thread may call.
 
     Raises:
-        HomeError: the file is damaged.
+        HomeError, OSError: see `LedgerFile`.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lock = threading.Lock()
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        with _readable(path):
-            self._connection.execute("PRAGMA synchronous = FULL")
-            self._connection.execute(_TABLE)
+        self._file = LedgerFile(path, _TABLE, _ADVICE)
 
     def mechanisms(self, data_set: str) -> list[Mechanism]:
         """What was released of a data set."""
-        with self._lock, _readable(self._path):
-            rows = self._connection.execute(
+        with self._file.using() as connection:
+            rows = connection.execute(
                 "SELECT noise, rate, sum(steps) FROM spent WHERE data_set = ? GROUP BY noise, rate", (data_set,)
-            )
-            return [Mechanism(*row) for row in rows]
+            ).fetchall()
+        return [Mechanism(*row) for row in rows]
+
+    def entries(self) -> list[Entry]:
+        """All entries in order."""
+        with self._file.using() as connection:
+            rows = connection.execute(f"SELECT {_COLUMNS} FROM spent ORDER BY entry").fetchall()  # noqa: S608 - our own
+        return [Entry(*row) for row in rows]
 
     def add(self, entry: Entry) -> None:
         """Adds an entry; it is on the disk when this returns. Raises OSError if the disk does not take it."""
-        places = ", ".join("?" * len(asdict(entry)))
-        try:
-            with self._lock:
-                self._connection.execute(
-                    f"INSERT INTO spent ({', '.join(asdict(entry))}) VALUES ({places})",  # noqa: S608 - our own names
-                    tuple(asdict(entry).values()),
-                )
-        except sqlite3.OperationalError as error:
-            raise OSError(f"{self._path} cannot be written: {error}") from error
-        except sqlite3.DatabaseError as error:
-            raise _damaged(self._path, error) from error
+        values = tuple(asdict(entry).values())
+        with self._file.using() as connection:
+            connection.execute(
+                f"INSERT INTO spent ({_COLUMNS}) VALUES ({', '.join('?' * len(values))})",  # noqa: S608 - our own
+                values,
+            )
 
     def close(self) -> None:
         """Closes the file."""
-        with self._lock:
-            self._connection.close()
+        self._file.close()
 
 
 def read_ledger(path: Path) -> list[Entry]:
     """All entries of a ledger in order, also while a worker uses it; none if there is no file.
 
     Raises:
-        HomeError: the file is damaged.
+        HomeError, OSError: see `LedgerFile`.
     """
     if not path.exists():
         return []
-    with _readable(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-        names = ", ".join(Entry.__dataclass_fields__)
-        rows = connection.execute(f"SELECT {names} FROM spent ORDER BY entry").fetchall()  # noqa: S608
-        return [Entry(*row) for row in rows]
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.DatabaseError as error:
-        raise _damaged(path, error) from error
-
-
-def _damaged(path: Path, error: Exception) -> HomeError:
-    return HomeError(f"{path} is damaged ({error}): {_DAMAGED}")
+    with closing(Ledger(path)) as ledger:
+        return ledger.entries()
 
 
 @dataclass(frozen=True)
@@ -258,7 +238,7 @@ def spent(path: Path, rules: Mapping[str, SamplePolicy]) -> list[Account]:
     """The account of each data set that has a rule, or a training with noise in the ledger at `path`, by name.
 
     Raises:
-        HomeError: the file is damaged.
+        HomeError, OSError: see `LedgerFile`.
         AccountingError: `dp-accounting` is not installed, and there are entries.
     """
     entries = read_ledger(path)

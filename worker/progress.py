@@ -3,16 +3,14 @@
 They are kept in the worker's home, so that after a restart of the worker old messages are not taken for new ones.
 """
 
-import json
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-from google.protobuf.message import DecodeError
+from typing import Any, NamedTuple
 
 from federation.envelope import envelope_digest, from_text, to_text
 from federation.keys import replace_private
@@ -21,14 +19,14 @@ from federation.refusals import Refusal
 from federation.text import escaped
 from federation.v1.common_pb2 import RestoreManifest, SignedEnvelope
 from worker.events import Events
-from worker.home import HomeError
-from worker.state_file import StateFile
+from worker.state_file import StateFile, read_state
 
 MAX_RUNS = 1000  # whose newest round is remembered
+_ADVICE = "the worker then trusts the next time and rounds that its coordinator signs"
 EARLIEST = datetime.fromtimestamp(0, UTC)
 
 
-class StatementError(Exception):
+class StatementError(ValueError):
     """A statement that is not this coordinator's word; the message says why."""
 
 
@@ -48,19 +46,10 @@ class Progress:
         self._ask = ask
         self._events = events
         self._lock = threading.RLock()
-        self._time = EARLIEST
-        self._rounds: dict[str, int] = {}  # the runs that were asked for last are last
-        self._restored: SignedEnvelope | None = None
-        self._pending: SignedEnvelope | None = None
-        if (document := read(path)) is not None:
-            try:
-                self._time = datetime.fromisoformat(document["time"])
-                self._rounds = {str(run): int(number) for run, number in document["rounds"].items()}
-                self._restored, self._pending = (_envelope(document[name]) for name in ("restored", "pending"))
-                if self._pending is not None and not ask:  # the owner has changed the policy since
-                    self._take(self._pending, open_restore(self._pending, member))
-            except (KeyError, TypeError, ValueError, AttributeError, DecodeError, StatementError) as error:
-                raise _damaged(path, error) from error
+        state = read_state(path, partial(_parsed, None if ask else member), _ADVICE) or _State(EARLIEST, {}, None, None)
+        self._time, self._rounds, self._restored, self._pending = state
+        if self._pending is not None and not ask:  # the owner has changed the policy since
+            self._take(self._pending, open_restore(self._pending, member))
 
     @property
     def time(self) -> datetime:
@@ -183,16 +172,12 @@ def pending_restore(path: Path, member: MemberFiles) -> PendingRestore | None:
     Raises:
         HomeError: the file is damaged.
     """
-    document = read(path)
-    try:
-        envelope = _envelope(document["pending"]) if document is not None else None
-        if document is None or envelope is None:
-            return None
-        manifest = open_restore(envelope, member)
-        runs = {run: (document["rounds"][run], kept) for run, kept in _affected(manifest, document["rounds"])}
-    except (KeyError, TypeError, ValueError, DecodeError, StatementError) as error:
-        raise _damaged(path, error) from error
-    return PendingRestore(envelope_digest(envelope), _made(manifest), runs)
+    state = read_state(path, partial(_parsed, member), _ADVICE)
+    if state is None or state.pending is None:
+        return None
+    manifest = open_restore(state.pending, member)
+    runs = {run: (state.rounds[run], kept) for run, kept in _affected(manifest, state.rounds)}
+    return PendingRestore(envelope_digest(state.pending), _made(manifest), runs)
 
 
 def accept_restore(accepted: Path, digest: str) -> None:
@@ -200,24 +185,20 @@ def accept_restore(accepted: Path, digest: str) -> None:
     replace_private(accepted, digest.encode())
 
 
-def read(path: Path) -> dict[str, Any] | None:
-    """The document in a file; None when there is no such file. Raises HomeError if it is damaged or cannot be read."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise _damaged(path, error) from error
-    if not isinstance(document, dict):
-        raise _damaged(path, ValueError("no JSON object"))
-    return document
+class _State(NamedTuple):
+    time: datetime
+    rounds: dict[str, int]  # the runs that were asked for last are last
+    restored: SignedEnvelope | None
+    pending: SignedEnvelope | None
 
 
-def _damaged(path: Path, error: Exception) -> HomeError:
-    return HomeError(
-        f"{path} is damaged ({type(error).__name__}: {error}): move it away; the worker then trusts the next time and "
-        "rounds that its coordinator signs"
-    )
+def _parsed(member: MemberFiles | None, document: dict[str, Any]) -> _State:
+    """The content of a file; for a `member`, a restore that waits for the owner is verified."""
+    restored, pending = (_envelope(document[name]) for name in ("restored", "pending"))
+    if member is not None and pending is not None:
+        open_restore(pending, member)
+    rounds = {str(run): int(number) for run, number in document["rounds"].items()}
+    return _State(datetime.fromisoformat(document["time"]), rounds, restored, pending)
 
 
 def open_restore(envelope: SignedEnvelope, member: MemberFiles) -> RestoreManifest:

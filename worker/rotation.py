@@ -25,7 +25,7 @@ from federation.refusals import Refusal
 from federation.v1.common_pb2 import KeyRotation, RotationReceiptManifest
 from federation.v1.federation_pb2 import RotateKeyRequest, RotateKeyResponse
 from federation.v1.federation_pb2_grpc import FederationStub
-from worker.home import Home
+from worker.home import FileLocked, Home
 from worker.memory import WorkerMemory
 from worker.roster import Card, Roster, pinned_roster
 
@@ -59,6 +59,8 @@ def rotate_key(home: Home, member: MemberFiles, *, passphrase: bytes | None = No
 
     Raises:
         RotationError: the coordinator cannot be reached, or refuses; the directory cannot be written.
+        FileLocked: another process has locked a file of the home.
+        HomeError: the worker's memory is damaged.
         IdentityError, RosterError: a file of the home is damaged.
     """
     with _writing(home):
@@ -77,6 +79,8 @@ def end_rotation(home: Home, member: MemberFiles, *, passphrase: bytes | None = 
 def _writing(home: Home) -> Iterator[None]:
     try:
         yield
+    except FileLocked:
+        raise
     except OSError as error:
         why = error.strerror or error
         raise RotationError(f"{home.directory} cannot be written ({why}): make room there") from error

@@ -22,6 +22,7 @@ from worker.consents import Consents
 from worker.events import Events
 from worker.evidence import ATTACKS, Evidence
 from worker.execution import Control, Execution
+from worker.home import with_remedy
 from worker.policy import Limits
 from worker.progress import Progress
 from worker.spool import Spool
@@ -221,7 +222,7 @@ class Runner:
             except Declined as declined:
                 self._decline(declined, job.order.envelope)
             except OSError as error:  # what the owner's own code raises does not get here
-                full = Declined(job.name, "disk", f"make room on this worker's disk: {error}")
+                full = Declined(job.name, "disk", with_remedy(error))
                 self._decline(full, job.order.envelope)
             except TrainingStopped:
                 late = self._late(job)

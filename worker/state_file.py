@@ -1,12 +1,17 @@
-"""A small file of what a worker remembers of its coordinator, replaced with each change."""
+"""A small JSON file of what a worker remembers of its coordinator, replaced durably with each change."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError
 
 from federation.keys import replace_private
 from worker.events import Events
+from worker.home import HomeError
+
+T = TypeVar("T")
 
 
 class StateFile:
@@ -16,19 +21,38 @@ class StateFile:
         self._path = path
         self._content = content
         self._events = events
-        self._told = False  # that the disk does not take it
+        self._warned = False  # that it cannot be written
 
     def write(self, document: Mapping[str, Any]) -> None:
         """Replaces the file. While the disk does not take it, the owner has been told once, and the worker goes on."""
         try:
             replace_private(self._path, json.dumps(document).encode() + b"\n")
         except OSError as error:
-            if not self._told:
+            if not self._warned:
                 self._events.warn(
                     "disk",
                     f"{self._path} cannot be written ({error.strerror or error}): {self._content} is remembered only "
                     "until this worker ends; make room on the disk",
                 )
-            self._told = True
+            self._warned = True
         else:
-            self._told = False
+            self._warned = False
+
+
+def read_state(path: Path, parse: Callable[[dict[str, Any]], T], advice: str) -> T | None:
+    """Returns what `parse` makes of the document in a file; None when there is no such file.
+
+    `advice` says what follows if the owner moves a damaged file away.
+
+    Raises:
+        HomeError: the file is damaged or cannot be read.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(document, dict):
+            raise ValueError("no JSON object")
+        return parse(document)
+    except FileNotFoundError:
+        return None
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, DecodeError) as error:
+        raise HomeError(f"{path} is damaged ({type(error).__name__}: {error}): move it away; {advice}") from error

@@ -9,9 +9,9 @@ import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from google.protobuf.message import DecodeError
 
 from federation.envelope import from_text, to_text, unseal
 from federation.keys import replace_private
@@ -20,10 +20,10 @@ from federation.merkle import HASH_BYTES, continues
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import CheckpointManifest, LogHead, LogKeyManifest, RestoreManifest, SignedEnvelope
 from worker.events import Events
-from worker.home import HomeError
-from worker.progress import EARLIEST, StatementError, read
-from worker.state_file import StateFile
+from worker.progress import EARLIEST, StatementError
+from worker.state_file import StateFile, read_state
 
+_ADVICE = "the worker then trusts the next audit log that its coordinator shows"
 MAX_KEPT = 64  # checkpoints
 
 
@@ -60,14 +60,8 @@ class Witness:
         self._events = events
         self._lock = threading.RLock()
         self._key: Ed25519PublicKey | None = None  # of the log, from the last welcome
-        self._kept: list[Kept] = []  # by size
-        self._restored = EARLIEST  # the newest restore whose statement has counted
-        if (document := read(path)) is not None:
-            try:
-                self._kept = [_kept(text) for text in document["checkpoints"]]
-                self._restored = datetime.fromisoformat(document["restored"])
-            except (KeyError, TypeError, ValueError, DecodeError) as error:
-                raise _damaged(path, error) from error
+        # The checkpoints by size, and the newest restore whose statement has counted.
+        self._kept, self._restored = read_state(path, _parsed, _ADVICE) or ([], EARLIEST)
 
     @property
     def size(self) -> int:
@@ -190,14 +184,11 @@ class Witness:
         self._file.write({"checkpoints": checkpoints, "restored": self._restored.isoformat()})
 
 
+def _parsed(document: dict[str, Any]) -> tuple[list[Kept], datetime]:
+    return [_kept(text) for text in document["checkpoints"]], datetime.fromisoformat(document["restored"])
+
+
 def _kept(text: str) -> Kept:
     envelope = from_text(text)
     manifest = CheckpointManifest.FromString(envelope.manifest)
     return Kept(manifest.size, manifest.root, envelope)
-
-
-def _damaged(path: Path, error: Exception) -> HomeError:
-    return HomeError(
-        f"{path} is damaged ({type(error).__name__}: {error}): move it away; the worker then trusts the next audit log "
-        "that its coordinator shows"
-    )

@@ -28,13 +28,16 @@ class Failure(Exception):
 
 @contextmanager
 def failing(*errors: type[Exception], code: int = 1, what: str = "") -> Iterator[None]:
-    """Turns errors of these classes into a Failure; `what` begins its message, for an OSError by default the file."""
+    """Turns errors of these classes into a Failure.
+
+    `what` begins its message, for an error of the operating system by default the file.
+    """
     try:
         yield
     except errors as error:
         message = str(error)
-        if isinstance(error, OSError):
-            what, message = what or str(error.filename or "this machine"), error.strerror or message
+        if isinstance(error, OSError) and error.strerror:
+            what, message = what or str(error.filename or "this machine"), error.strerror
         raise Failure(f"{what}: {message}" if what else message, code=code) from error
 
 

@@ -288,7 +288,7 @@ def privacy(home: HomeOption = DEFAULT_HOME, as_json: JsonOption = False) -> Non
     from worker.privacy import spent
 
     place = Home(home)
-    with failing(HomeError, PolicyError, AccountingError):
+    with failing(HomeError, PolicyError, AccountingError, OSError):
         place.require_joined()
         accounts = spent(place.privacy, Policy.load(place.policy).privacy)
     lines = []
