@@ -21,7 +21,8 @@ from federation.objectives import OBJECTIVE
 from federation.part import Part
 from federation.problems import Section
 from federation.secure.thresholds import EVALUATION_NOISE
-from federation.sharing import BUFFER_NAMES, MAX_PATTERNS, PATTERN, parameters_of
+from federation.sharing import MAX_PATTERNS, PATTERN, parameters_of
+from federation.tensor_names import BUFFER_NAMES
 
 if TYPE_CHECKING:
     from federation.vectors import Layout

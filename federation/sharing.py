@@ -15,8 +15,6 @@ MAX_PATTERNS = 100
 # Of buffers: kept by each member, the mean of the members', or left at their initial values.
 TREATMENTS = ("local", "averaged", "frozen")
 BUFFERS = "averaged.buffers"  # the row of a reply with averaged buffers; no objective can have this name
-# The buffers of PyTorch's normalisations.
-BUFFER_NAMES = ("*.running_mean", "*.running_var", "*.num_batches_tracked")
 
 
 class SharingError(ValueError):

@@ -4,8 +4,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 
-from federation.sharing import BUFFER_NAMES
-
+BUFFER_NAMES = ("*.running_mean", "*.running_var", "*.num_batches_tracked")  # of PyTorch's normalisations
 _SHOWN = 8  # names in a message
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.phases import Asked, Phase, Private, Replies, Reply, RoundContext, Selected, Step
+from coordinator.aggregation.phases import Asked, Phase, Private, Replies, Reply, RoundContext, Selected, Setting, Step
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.secure.session import secure_sum
-from coordinator.aggregation.secure.settled import Cohort, Setting, Sum, invitation
+from coordinator.aggregation.secure.settled import Cohort, Sum, invitation
 from federation.digests import digest
 from federation.envelope import seal
 from federation.objectives import joint_target

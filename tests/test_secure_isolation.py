@@ -10,8 +10,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from secure_cast import ORIGIN, TRAIN, Cast, Member, cast, setting
 
+from coordinator.aggregation.phases import Setting
 from coordinator.aggregation.secure.phases import Readying
-from coordinator.aggregation.secure.settled import Setting
 from federation.digests import digest
 from federation.objectives import joint_target
 from federation.runs import RunSpec

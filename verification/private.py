@@ -6,8 +6,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from coordinator.aggregation.phases import Private, Reply, Step
-from coordinator.aggregation.secure.settled import Record
+from coordinator.aggregation.phases import Private, Record, Reply, Step
 from coordinator.aggregation.secure.verify import SecureEvidence, Unverified, verify_evaluation, verify_secure_step
 from federation.bundle import BlobAbsent
 from federation.key_chain import KeyChain

@@ -25,13 +25,13 @@ from coordinator.aggregation.gram import gram
 from coordinator.aggregation.rules import LOCAL_RATE, Combination, Rows
 from coordinator.aggregation.streaming import Row
 from federation.objectives import JOINT
+from federation.secure.bounds import EVALUATION, Bounds
 from federation.secure.thresholds import Mode
 from federation.vectors import RowFile
 from federation.work.base import Origin, Work
 from federation.work.secure.terms import SessionTerms
 
 if TYPE_CHECKING:
-    from coordinator.aggregation.secure.settled import Record, Setting
     from federation.runs import RunSpec
 
 
@@ -170,6 +170,32 @@ class Waiting(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What a session of a private round needs of its coordinator.
+
+    Attributes:
+        purpose: what the session is for.
+        agreed: the terms.
+        terms_bytes: as they are sent.
+        taus: tau1 and tau2 from the view of MASK, V and the digests of their masked vectors.
+        specification: of the run, as it was submitted.
+        bounds: what members allow of coefficients.
+        effective_members: E*, as of `privacy.effective_members`.
+        asked: the coefficients of W with which members have been asked for their masked vectors, in units of 2^-32;
+            None where they have not been asked yet. Another processor may round the Gram matrix's solution otherwise.
+    """
+
+    purpose: str
+    agreed: SessionTerms
+    terms_bytes: bytes
+    taus: Callable[[bytes, Sequence[str], Sequence[bytes]], tuple[bytes, bytes]]
+    specification: bytes = b""
+    bounds: Bounds = EVALUATION
+    effective_members: float = 0.0
+    asked: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Private:
     """What a private round needs of its coordinator.
 
@@ -196,7 +222,7 @@ class Private:
     keys: Mapping[str, bytes]
     named: frozenset[str]
     blind: int
-    settle: "Callable[[str, SessionTerms], Setting]"
+    settle: Callable[[str, SessionTerms], Setting]
 
 
 def _forgotten(payload: str) -> Row:
@@ -332,6 +358,36 @@ class Replies(Sequence[Reply]):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What a session of a private round settled, for the signed step.
+
+    Attributes:
+        session: its digest.
+        purpose: what it was for.
+        agreed: the terms.
+        terms: as they were sent.
+        ready: U1.
+        members: W.
+        survivors: V; none where nothing was summed.
+        coefficients: of W, in units of 2^-32; none where nothing was summed.
+        tau1, tau2: the challenges; empty unless the mode is `verified`.
+        alarms: what was wrong and did not void the session, for operators.
+    """
+
+    session: bytes
+    purpose: str
+    agreed: SessionTerms
+    terms: bytes
+    ready: tuple[str, ...]
+    members: tuple[str, ...]
+    survivors: tuple[str, ...]
+    coefficients: tuple[int, ...]
+    tau1: bytes = b""
+    tau2: bytes = b""
+    alarms: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Step:
     """The end of a round: the direction is sum_i coefficients[i] * rows[i], or follows from `combination.coordinates`.
@@ -359,7 +415,7 @@ class Step:
     forgotten: tuple[str, ...] = ()
     combined: NDArray[np.float32] | None = None
     size: float = 1.0
-    sessions: "tuple[Record, ...]" = ()
+    sessions: tuple[Record, ...] = ()
     named: Mapping[str, str] = field(default_factory=dict)
 
     @property

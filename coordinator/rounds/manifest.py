@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coordinator.aggregation.phases import Step
-from coordinator.aggregation.secure.settled import Record
+from coordinator.aggregation.phases import Record, Step
 from coordinator.rounds.fleets.base import RunFacts
 from coordinator.rounds.step import Stepped
 from federation.v1.common_pb2 import Code, ObjectiveWeight, SecureSession, StepManifest

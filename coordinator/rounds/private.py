@@ -8,8 +8,7 @@ from functools import partial
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.phases import Private
-from coordinator.aggregation.secure.settled import Setting
+from coordinator.aggregation.phases import Private, Setting
 from coordinator.rounds.fleets.base import Fleet, RunFacts
 from federation.secure import hashing
 from federation.secure.derivation import taus

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from federation.metrics import Metric, MetricKind
-    from federation.training.trainer import Trainer
     from federation.vectors import Layout
 
 __all__ = [
@@ -78,13 +77,14 @@ class Task:
         objectives: the names of the losses. A parameter called `heads.NAME....` belongs to the objective NAME alone;
             all others are the encoder that all objectives share.
         evaluation_batch: samples in one forward pass where no gradient is needed.
-        trainer: trains the task unless a member names another one: the class, or its name.
+        trainer: trains the task unless a member names another one: a class derived from
+            `Trainer`, or its name.
     """
 
     name: str = ""
     objectives: tuple[str, ...] = ("loss",)
     evaluation_batch: int = 1000
-    trainer: "type[Trainer] | str" = "torch"
+    trainer: type[Any] | str = "torch"
 
     def model(self) -> "torch.nn.Module":
         """A fresh model on the CPU: the same parameters in the same order at every member.

@@ -1,7 +1,6 @@
 """Calls to the coordinator: the administrator's directory, the channel, and errors in words."""
 
 import json
-import shlex
 import socket
 import tomllib
 from collections.abc import Iterator
@@ -79,15 +78,6 @@ def way_to(given: Path, *, passphrase_file: Path | None = None, proxy: str | Non
     local = _local(centre)
     stopped = local is None and (centre / SETTINGS).is_file() and not _answers(account.address)
     return Way(home, account, local, stopped, passphrase_file, proxy)
-
-
-def not_served(centre: Path, why: str = "this command needs it") -> Failure:
-    """The Failure of a command that needs the coordinator of a directory, which does not run."""
-    where = shlex.quote(str(centre))
-    return Failure(
-        f"no coordinator serves {centre}, and {why}: start it with `fedpareto coordinator serve --home {where}` "
-        "(with --hold no run advances), and give this command again"
-    )
 
 
 def _local(centre: Path) -> Local | None:

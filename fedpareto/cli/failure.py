@@ -1,9 +1,11 @@
 """Failures of commands, and their answers: one JSON document, or lines for people."""
 
 import json
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -49,6 +51,15 @@ def require(what: str, *packages: str, extra: str = "torch") -> None:
     """
     if missing := [name for name in packages if find_spec(name) is None]:
         raise Failure(f"{what} {' and '.join(missing)}, not installed here: install fedpareto[{extra}]")
+
+
+def not_served(centre: Path, why: str = "this command needs it") -> Failure:
+    """The Failure of a command that needs the coordinator of a directory, which does not run."""
+    where = shlex.quote(str(centre))
+    return Failure(
+        f"no coordinator serves {centre}, and {why}: start it with `fedpareto coordinator serve --home {where}` "
+        "(with --hold no run advances), and give this command again"
+    )
 
 
 def answer(as_json: bool, document: Any, *lines: str) -> None:

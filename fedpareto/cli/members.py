@@ -7,7 +7,7 @@ import typer
 
 from federation.text import counted
 from fedpareto.cli.admin_app import Answer, ClientName, Home, Late, app, command, connected
-from fedpareto.cli.failure import USAGE, Failure, answer, failing
+from fedpareto.cli.failure import USAGE, Failure, answer, failing, not_served
 from fedpareto.cli.options import JsonOption
 from fedpareto.cli.secret_input import passphrase_for
 
@@ -35,7 +35,7 @@ def login(context: typer.Context, home: Home = None, as_json: JsonOption = False
     given, passphrase_file, proxy = context.obj
     way = client.way_to(home or given, passphrase_file=passphrase_file, proxy=proxy)
     if way.stopped:
-        raise client.not_served(way.home.parent)
+        raise not_served(way.home.parent)
     with failing(keys.IdentityError, code=USAGE):
         passphrase = passphrase_for(way.home / admin_files.SIGNING_KEY, passphrase_file)
         key = admin_files.load_admin_key(way.home, passphrase)

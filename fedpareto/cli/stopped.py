@@ -15,8 +15,7 @@ from coordinator.services.stopped import ElsewhereError, stopped_record
 from federation.keys import IdentityError
 from federation.refusals import Refusal
 from federation.text import escaped_lines
-from fedpareto.cli.client import not_served
-from fedpareto.cli.failure import Failure, failing
+from fedpareto.cli.failure import Failure, failing, not_served
 from storage.blobs import BlobCorrupt, BlobMissing
 from storage.database import DatabaseIncompatible, DatabaseTooOld
 from storage.faults import explain_fault

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.phases import Phase, Replies, Reply, Voided, Waiting
+from coordinator.aggregation.phases import Phase, Record, Replies, Reply, Setting, Voided, Waiting
 from coordinator.aggregation.rules import TooFewUpdatesError, Vector
 from coordinator.aggregation.secure.covered import Covered, covered
 from coordinator.aggregation.secure.gram import positive
 from coordinator.aggregation.secure.phases import Confirming, Dealing, Masking, Opening, Readying, Unmasking
-from coordinator.aggregation.secure.settled import Cohort, Record, Setting, Sum
+from coordinator.aggregation.secure.settled import Cohort, Sum
 from federation.digests import parse
 from federation.secure import accusations, bounds, checks, hashing, masks, openings, sketch, unmasking, verification
 from federation.secure.blocks import blocks

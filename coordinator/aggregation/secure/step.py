@@ -7,17 +7,17 @@ is sum |c| times R / sum_V |a|, where R = sum_V a_i u_i.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from coordinator.aggregation.diagnostics import describe
 from coordinator.aggregation.phase_kinds import Training
-from coordinator.aggregation.phases import Asked, Private, RoundContext, RoundGenerator, Step, Waiting
-from coordinator.aggregation.rules import Combination, Matrix, TooFewUpdatesError, Vector
+from coordinator.aggregation.phases import Asked, Private, Replies, RoundContext, RoundGenerator, Setting, Step, Waiting
+from coordinator.aggregation.rules import Combination, Matrix, Rows, TooFewUpdatesError, Vector
 from coordinator.aggregation.secure.gram import positive
 from coordinator.aggregation.secure.session import secure_sum
-from coordinator.aggregation.secure.settled import Cohort, Setting, Sum, invitation
+from coordinator.aggregation.secure.settled import Cohort, Sum, invitation
 from federation.digests import derived_seed
 from federation.secure.bounds import EVALUATION
 from federation.secure.thresholds import LARGEST, ONE, SMALLEST_MGDA, Mode, assumed, smallest_cohort
@@ -25,11 +25,22 @@ from federation.work.base import Work
 from federation.work.secure.allowed import run_bounds
 from federation.work.secure.terms import SessionTerms
 
-if TYPE_CHECKING:
-    from coordinator.aggregation.base import Rule
+
+class DecidingRule(Protocol):
+    """A rule over clients, as `private_round` uses it; see `coordinator.aggregation.base.Rule`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def private(self) -> str | None: ...
+
+    def usable(self, replies: Replies) -> Replies: ...
+
+    def decide(self, rows: Rows) -> Combination: ...
 
 
-def private_round(rule: "Rule", context: RoundContext, private: Private) -> RoundGenerator:
+def private_round(rule: DecidingRule, context: RoundContext, private: Private) -> RoundGenerator:
     """One round of a rule over clients.
 
     Raises:
@@ -122,7 +133,7 @@ def _known(total: Sum, combination: Combination) -> dict[str, float]:
     return combination.diagnostics | describe(positive(total.cohort.gram), coefficients, parts)
 
 
-def _seen(rule: "Rule", cohort: Cohort, norms: Vector) -> tuple[Matrix, float | None]:
+def _seen(rule: DecidingRule, cohort: Cohort, norms: Vector) -> tuple[Matrix, float | None]:
     """The Gram matrix that a rule sees, and its largest weight."""
     if rule.private == "sum" or cohort.gram is None:
         return np.diag(norms**2), None

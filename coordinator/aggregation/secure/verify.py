@@ -15,12 +15,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregation.base import Algorithm
-from coordinator.aggregation.phases import Asked, Phase, Private, Replies, Reply, RoundContext, Selected, Step, Voided
+from coordinator.aggregation.phases import (
+    Asked,
+    Phase,
+    Private,
+    Record,
+    Replies,
+    Reply,
+    RoundContext,
+    Selected,
+    Setting,
+    Step,
+    Voided,
+)
 from coordinator.aggregation.qp import UnsolvedError
 from coordinator.aggregation.rules import TooFewUpdatesError
 from coordinator.aggregation.secure.evaluation import Means, evaluation
 from coordinator.aggregation.secure.phases import Readying
-from coordinator.aggregation.secure.settled import Record, Setting
 from coordinator.aggregation.streaming import one_thread
 from federation.digests import digest
 from federation.secure import hashing
