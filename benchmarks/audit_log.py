@@ -30,6 +30,7 @@ from coordinator.audit.checkpoints import LogKey
 from coordinator.audit.sequencer import Sequencer
 from coordinator.audit.verification import log_problems
 from coordinator.condition import Condition
+from federation import log_entries
 from federation.merkle import continues
 from storage import audit
 from storage.database import Database
@@ -85,7 +86,7 @@ def measure_log(url: str, entries: int, directory: Path) -> dict[str, float]:
                         session,
                         at=now + timedelta(microseconds=number),
                         actor=f"fedpareto://bench/client/hospital-{number % 50}",
-                        action=audit.ACCEPTED,
+                        action=log_entries.ACCEPTED,
                         subject=f"{number:032x}",
                         digest=f"blake3:{number:064x}",
                     )

@@ -9,6 +9,29 @@ from federation.merkle import HASH_BYTES, leaf_hash
 FIRST = bytes(HASH_BYTES)  # what the first entry binds in place of the one before
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CONTEXT = b"fedpareto/v1/entry\0"
+# Actions whose entries tell of an envelope, or of a round that has none.
+ISSUED = "assignment.issued"
+DECLINED = "assignment.declined"
+ACCEPTED = "reply.accepted"
+REFUSED = "reply.refused"
+EQUIVOCATED = "reply.equivocation"
+STEPPED = "round.stepped"
+SKIPPED = "round.skipped"
+SUBMITTED = "run.submitted"
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What an entry tells of, without when and by whom.
+
+    Attributes:
+        action, subject: as in the entry.
+        digest: of the envelope that the entry is about; empty where there is none.
+    """
+
+    action: str
+    subject: str
+    digest: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,15 +24,9 @@ from storage.columns import Prose, cleaned
 from storage.database import ENTRY_KEY
 from storage.models import AuditEntry
 
-# Actions whose entries are compared with the facts that they tell of.
-ISSUED = "assignment.issued"
-ACCEPTED = "reply.accepted"
-DECLINED = "assignment.declined"
-REFUSED = "reply.refused"
-STEPPED = "round.stepped"  # the log is signed at once
+# Actions whose entries are compared with rows of the record; those of envelopes are in `federation.log_entries`.
 ENROLLED = "Enroll"
 ROTATED = "key.rotated"
-SUBMITTED = "run.submitted"
 TAMPERED = "log.tampered"
 CONFIGURED = "configuration.set"
 

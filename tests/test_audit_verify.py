@@ -19,6 +19,7 @@ from coordinator.audit.checkpoints import LogKey
 from coordinator.audit.verification import log_problems
 from coordinator.services.record_check import record_problems
 from coordinator.services.verification import Verifier
+from federation import log_entries
 from federation.envelope import seal, unseal
 from federation.log_entries import FIRST
 from federation.v1.common_pb2 import SignedEnvelope, StepManifest
@@ -264,9 +265,12 @@ OF_THE_RECORD: dict[str, tuple[Sequence[Edit], str]] = {
         ["update assignments set reason = 'disk' where reason = 'no-data'"],
         "the decline of cleo .*mismatch:reason",
     ),
-    "forged reply": ([ADDED.format(audit.ACCEPTED, "f" * 32)], f"reply to assignment {'f' * 32}: the log tells of it"),
-    "forged step": ([ADDED.format(audit.STEPPED, "abc/7")], "step of round abc/7: the log tells of it"),
-    "forged run": ([ADDED.format(audit.SUBMITTED, "abc")], "run abc: the log tells of it"),
+    "forged reply": (
+        [ADDED.format(log_entries.ACCEPTED, "f" * 32)],
+        f"reply to assignment {'f' * 32}: the log tells of it",
+    ),
+    "forged step": ([ADDED.format(log_entries.STEPPED, "abc/7")], "step of round abc/7: the log tells of it"),
+    "forged run": ([ADDED.format(log_entries.SUBMITTED, "abc")], "run abc: the log tells of it"),
     "administrator": (
         [
             "insert into certificates (serial, subject, certificate, not_before, not_after) select 'abc',"

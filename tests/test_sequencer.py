@@ -14,6 +14,7 @@ from coordinator.audit.checkpoints import LogError, LogKey, newest_signed, note,
 from coordinator.audit.sequencer import Sequencer
 from coordinator.audit.verification import log_problems
 from coordinator.condition import Condition
+from federation import log_entries
 from federation.merkle import continues
 from federation.v1.common_pb2 import CheckpointManifest, LogHead
 from storage import audit
@@ -82,7 +83,7 @@ def test_members_get_a_step_at_once_and_other_entries_within_a_minute(database: 
         sequencer.sequence()
     assert checkpoint(sequencer.head(0)).size == 1
     assert KEY.open(sequencer.newest).size == 4
-    act(database, action=audit.STEPPED)
+    act(database, action=log_entries.STEPPED)
     sequencer.sequence()
     assert checkpoint(sequencer.head(0)).size == 5
     act(database)

@@ -12,10 +12,10 @@ from federation.bundle import BundleReader
 from federation.sharing import BUFFERS
 from federation.v1.common_pb2 import StepManifest
 from verification.arithmetic import Matrix
-from verification.envelopes import SignedRound
 from verification.errors import Wrong
 from verification.replay import open_step
 from verification.run import OpenedRun
+from verification.signed import SignedRound
 
 Place = tuple[str, int]  # a row: the digest of its reply's envelope, and its place in the reply
 
@@ -73,7 +73,7 @@ def counterfactual(
     same = True  # whether the other rule has taken the same steps so far
     model, previous_step = bundle.about.initial_model, ""
     for record in bundle.rounds():
-        signed = opened.envelopes.read(record, model, previous_step)
+        signed = SignedRound.of(opened.reader.read(record, model, previous_step))
         if signed.step is None:
             continue
         model, previous_step = signed.step.result_model, signed.step_digest

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from federation import digests
+from federation.log_entries import STEPPED, SUBMITTED
 from federation.provenance import Provenance, read_exported
 from federation.refusals import Refusal
 from verification.errors import Wrong
-from verification.log import STEPPED, RunLog
+from verification.log import RunLog
 from verification.run import OpenedRun
 
 
@@ -59,7 +60,7 @@ def _record(log: RunLog, origin: Provenance, name: str) -> str:
         return "this record"
     if origin.round and (last.action, last.subject) == (STEPPED, f"{log.run_id}/{origin.round}"):
         return "this record up to its step: the run had not ended when the model was exported"
-    if not origin.round and (last.action, last.subject) == ("run.submitted", log.run_id):
+    if not origin.round and (last.action, last.subject) == (SUBMITTED, log.run_id):
         return "this record up to its submission: the run had made no model when it was exported"
     raise Wrong(f"{name} carries the digest of the audit log up to {last.action} of {last.subject}")
 

@@ -15,8 +15,9 @@ from federation.identity import PeerIdentity, parse_peer
 from federation.key_chain import KeyChain, whole_chain
 from federation.keys import IdentityError
 from federation.proofs import signing_public_key
+from federation.record.exchange import Signers
 from federation.refusals import Refusal
-from federation.v1.common_pb2 import KeyRotation, RotationManifest
+from federation.v1.common_pb2 import KeyRotation, RotationManifest, SignedEnvelope
 from verification.errors import Wrong
 
 
@@ -34,11 +35,15 @@ class Keys:
     coordinator: KeyChain
     clients: Mapping[str, KeyChain]
 
-    def client(self, client_id: str) -> KeyChain:
-        """The keys of a client. Raises Wrong if no certificate names one."""
+    @property
+    def signers(self) -> Signers:
+        """Who may sign what in the record."""
+        return Signers(coordinator=self.coordinator, client=self._client)
+
+    def _client(self, client_id: str, envelope: SignedEnvelope) -> KeyChain:
         keys = self.clients.get(client_id)
         if keys is None:
-            raise Wrong(f"no certificate names a signing key of {client_id}")
+            raise Refusal("key-unknown", f"no certificate names a signing key of {client_id}")
         return keys
 
 

@@ -1,38 +1,59 @@
 """The audit log of a run: whether its entries are those that were signed, and whether the record agrees with them."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 from blake3 import blake3
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.message import DecodeError
 
 from federation.bundle import BundleReader
 from federation.digests import digest
-from federation.envelope import envelope_digest
+from federation.envelope import unseal
 from federation.key_chain import KeyChain
-from federation.log_entries import EPOCH, FIRST, LogEntry
+from federation.log_entries import (
+    ACCEPTED,
+    DECLINED,
+    EPOCH,
+    EQUIVOCATED,
+    FIRST,
+    ISSUED,
+    REFUSED,
+    SKIPPED,
+    STEPPED,
+    SUBMITTED,
+    Fact,
+    LogEntry,
+)
 from federation.merkle import root_from
 from federation.proofs import signing_public_key
+from federation.record.exchange import Opened, OpenedExchange, OpenedRound, open_consent
+from federation.refusals import Refusal
 from federation.v1.common_pb2 import (
-    AssignmentManifest,
     CheckpointManifest,
     ConsentManifest,
     LogKeyManifest,
-    ReceiptManifest,
     SignedEnvelope,
+    StepManifest,
 )
-from federation.v1.record_pb2 import LoggedEntry, RoundRecord
-from verification.envelopes import SignedRound, opened, same
+from federation.v1.record_pb2 import LoggedEntry
 from verification.errors import Wrong
 from verification.keys import Keys
 
-ISSUED, DECLINED = "assignment.issued", "assignment.declined"
-ACCEPTED, REFUSED = "reply.accepted", "reply.refused"
-STEPPED, SKIPPED = "round.stepped", "round.skipped"
+_OF_EXCHANGES = (ISSUED, DECLINED, ACCEPTED, REFUSED, EQUIVOCATED)
 _ENDS = {f"run.{state.lower()}": state for state in ("COMPLETED", "FAILED", "STOPPED")}
 _TEXTS = ("actor", "action", "subject", "outcome", "detail", "digest")
+
+
+@dataclass(frozen=True)
+class _Stepped:
+    """The number of the entry of a step, and the digests of the replies that the step names."""
+
+    number: int
+    named: frozenset[str]
 
 
 @dataclass
@@ -89,7 +110,7 @@ class RunLog:
 
     def must_tell_run(self, spec: str, state: str) -> None:
         """Checks the entries of the submission and of the run's end. Raises Wrong."""
-        self._must_tell("run.submitted", self.run_id, spec, "the submission of the run")
+        self._must_tell(Fact(SUBMITTED, self.run_id, spec), "the submission of the run")
         told = "" if self.end is None else _ENDS[self.end.action]
         if told != (state if state in _ENDS.values() else ""):
             raise Wrong(f"the bundle says that the run is {state}; the audit log tells {told or 'of no end'}")
@@ -104,74 +125,66 @@ class RunLog:
         for name, chain in keys.clients.items():
             self._must_tell_keys(chain, about.get(name, []), f"the signing key of {name}")
 
-    def must_tell_consents(self, consents: Iterable[SignedEnvelope], spec: str, federation_id: str, keys: Keys) -> None:
+    def must_tell_consents(self, consents: Iterable[SignedEnvelope], facts: Mapping[str, object], keys: Keys) -> None:
         """Checks that the answers to the run are their clients', and the newest that entries tell of. Raises Wrong."""
         told = {entry.subject: entry for entry in self.entries if entry.action.startswith("consent.")}
-        facts = {"federation_id": federation_id, "run_id": self.run_id, "spec": spec}
         for envelope in consents:
             try:
                 client_id = ConsentManifest.FromString(envelope.manifest).client_id
             except DecodeError:
                 raise Wrong("an answer to the run is not a ConsentManifest") from None
-            what = f"the answer of {client_id!r} to the run"
-            said = opened(envelope, ConsentManifest, keys.client(client_id), what, made=False)
-            same(what, said, facts)
-            entry = told.pop(f"{self.run_id}/{client_id}", None)
-            if entry is None or (entry.action, entry.digest) != (f"consent.{said.answer}", envelope_digest(envelope)):
-                raise Wrong(f"{what}: the audit log tells {'of none' if entry is None else 'of another'}")
-            self._must_precede(envelope, entry, what)
+            consent = open_consent(envelope, client_id, keys.signers, facts)
+            if consent.problem is not None or consent.fact is None:
+                raise Wrong(consent.words)
+            entry = told.pop(consent.fact.subject, None)
+            if entry is None or Fact(entry.action, entry.subject, entry.digest) != consent.fact:
+                raise Wrong(f"{consent.name}: the audit log tells {'of none' if entry is None else 'of another'}")
+            self._must_precede(envelope, entry, consent.name)
         for subject, entry in told.items():
             raise Wrong(
                 f"entry {entry.number} of the audit log tells of the answer {subject}, which is not in the record"
             )
 
-    def must_tell(self, record: RoundRecord, signed: SignedRound) -> None:
+    def must_tell(self, opened: OpenedRound) -> None:
         """Checks that entries tell of the envelopes of a round, in their order. The envelopes have been verified.
 
         Raises:
             Wrong: no entry tells of an envelope, or one tells of another, or one has another place than its fact.
         """
-        place = f"{self.run_id}/{record.number}"
-        stepped = None
-        if record.HasField("step"):
-            stepped = self._must_tell(STEPPED, place, envelope_digest(record.step), "the step")
-            if stepped.number < self._stepped:
-                raise Wrong(f"entry {stepped.number} of the audit log tells of the step before that of another round")
-            self._stepped = stepped.number
-            self._must_precede(record.step, stepped, "the step")
-        elif record.state == "SKIPPED":
-            self._must_tell(SKIPPED, place, "", "the end of the round")
-        named = set() if signed.step is None else {*signed.step.replies, *signed.step.consulted}
-        for phase in record.phases:
-            for exchange in phase.exchanges:
-                order = AssignmentManifest.FromString(exchange.assignment.manifest)
-                what = f"of {order.client_id} in phase {order.phase}"
-                made = envelope_digest(exchange.assignment)
-                issued = self._must_tell(ISSUED, order.assignment_id, made, f"the assignment {what}")
-                self._must_precede(exchange.assignment, issued, f"the assignment {what}")
-                if exchange.HasField("decline"):
-                    self._must_tell(
-                        DECLINED, order.assignment_id, envelope_digest(exchange.decline), f"the decline {what}"
-                    )
-                for answer in exchange.answers:
-                    self._must_precede(answer.reply, issued, f"the assignment {what}")
-                    if not answer.HasField("receipt"):
-                        continue
-                    accepted = ReceiptManifest.FromString(answer.receipt.manifest).accepted
-                    made = envelope_digest(answer.reply)
-                    words = f"the {'accepted' if accepted else 'refused'} reply {what}"
-                    found = self._must_tell(ACCEPTED if accepted else REFUSED, order.assignment_id, made, words)
-                    if found.number < issued.number:
-                        raise Wrong(f"entry {found.number} of the audit log tells of {words} before its assignment")
-                    if stepped is not None and made in named and found.number > stepped.number:
-                        raise Wrong(f"entry {found.number} of the audit log tells of {words} after the step")
-        if signed.step is not None and stepped is not None:
-            self._must_be_revoked({*signed.step.revoked, *signed.step.forgotten}, stepped.number)
+        if opened.skipped is not None:
+            self._must_tell(opened.skipped, "the end of the round")
+        stepped = None if opened.step is None else self._step(opened.step)
+        for exchange in opened.exchanges:
+            self._must_tell_exchange(exchange, stepped)
+
+    def _step(self, step: Opened[StepManifest]) -> _Stepped:
+        entry, signed = self._must_tell_of(step), step.manifest
+        if entry.number < self._stepped:
+            raise Wrong(f"entry {entry.number} of the audit log tells of the step before that of another round")
+        self._stepped = entry.number
+        self._must_precede(step.envelope, entry, step.name)
+        self._must_be_revoked({*signed.revoked, *signed.forgotten}, entry.number)
+        return _Stepped(entry.number, frozenset({*signed.replies, *signed.consulted}))
+
+    def _must_tell_exchange(self, exchange: OpenedExchange, stepped: _Stepped | None) -> None:
+        assignment = exchange.assignment
+        issued = self._must_tell_of(assignment)
+        self._must_precede(assignment.envelope, issued, assignment.name)
+        if exchange.decline is not None:
+            self._must_tell_of(exchange.decline)
+        for answer in exchange.answers:
+            reply = answer.reply
+            self._must_precede(reply.envelope, issued, assignment.name)
+            entry = self._must_tell_of(reply)
+            if entry.number < issued.number:
+                raise Wrong(f"entry {entry.number} of the audit log tells of {reply.name} before its assignment")
+            if stepped is not None and reply.digest in stepped.named and entry.number > stepped.number:
+                raise Wrong(f"entry {entry.number} of the audit log tells of {reply.name} after the step")
 
     def must_be_all_told(self) -> None:
         """Checks that the record has the facts of all entries about rounds. Raises Wrong."""
         for entry in self.entries:
-            kept = entry.action in (ISSUED, DECLINED, ACCEPTED, REFUSED) or (
+            kept = entry.action in _OF_EXCHANGES or (
                 entry.action in (STEPPED, SKIPPED) and entry.subject.startswith(f"{self.run_id}/")
             )
             if kept and entry.number not in self._told:
@@ -209,10 +222,16 @@ class RunLog:
                 "has signed it or its reply"
             )
 
-    def _must_tell(self, action: str, subject: str, wanted: str, what: str) -> LoggedEntry:
-        """The newest entry that tells of a fact, by its digest."""
-        entries = self._by.get((action, subject), [])
-        found = next((entry for entry in reversed(entries) if entry.digest == wanted), None)
+    def _must_tell_of(self, envelope: Opened[Any]) -> LoggedEntry:
+        """The newest entry that tells of an envelope that has one."""
+        if envelope.fact is None:
+            raise ValueError(f"{envelope.name} has no entry of its own")
+        return self._must_tell(envelope.fact, envelope.name)
+
+    def _must_tell(self, fact: Fact, what: str) -> LoggedEntry:
+        """The newest entry that tells of a fact."""
+        entries = self._by.get((fact.action, fact.subject), [])
+        found = next((entry for entry in reversed(entries) if entry.digest == fact.digest), None)
         if found is None and entries:
             raise Wrong(f"{what}: entry {entries[-1].number} of the audit log tells of another, {entries[-1].digest}")
         if found is None:
@@ -230,15 +249,15 @@ def read_log(bundle: BundleReader, keys: Keys) -> RunLog:
     """
     record = bundle.log()
     federation = bundle.about.federation_id
-    told = opened(record.key, LogKeyManifest, keys.coordinator, "the key of the audit log", made=True)
+    try:
+        told = keys.coordinator.unseal(record.key, LogKeyManifest)
+    except Refusal as error:
+        raise Wrong(f"the key of the audit log: {error.message}") from error
     try:
         key = signing_public_key(told.key)
     except ValueError as error:
         raise Wrong(f"the key of the audit log: {error}") from None
-    checkpoints = [
-        opened(envelope, CheckpointManifest, KeyChain(key), f"checkpoint {place} of the audit log", made=False)
-        for place, envelope in enumerate(record.checkpoints)
-    ]
+    checkpoints = [_checkpoint(envelope, key, place) for place, envelope in enumerate(record.checkpoints)]
     if told.federation_id != federation or any(one.federation_id != federation for one in checkpoints):
         raise Wrong("the audit log is of another federation")
     sizes = [one.size for one in checkpoints]
@@ -266,8 +285,15 @@ def read_log(bundle: BundleReader, keys: Keys) -> RunLog:
             )
         good = one.size
     found = RunLog(bundle.about.run_id, checkpoints[-1], tuple(record.entries), nodes)
-    found._must_tell("key.set", "log key", digest(told.key), "the key of the audit log")
+    found._must_tell(Fact("key.set", "log key", digest(told.key)), "the key of the audit log")
     return found
+
+
+def _checkpoint(envelope: SignedEnvelope, key: Ed25519PublicKey, place: int) -> CheckpointManifest:
+    try:
+        return unseal(envelope, CheckpointManifest, key)
+    except Refusal as error:
+        raise Wrong(f"checkpoint {place} of the audit log: {error.message}") from error
 
 
 def _leaves(entries: Iterable[LoggedEntry], size: int) -> dict[int, bytes]:

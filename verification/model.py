@@ -13,9 +13,9 @@ from federation.sharing import BUFFERS
 from federation.v1.common_pb2 import StepManifest
 from federation.vectors import RowFile
 from verification.arithmetic import Made, Matrix, gram, must_average, must_follow, panels
-from verification.envelopes import SignedRound
 from verification.errors import Wrong
 from verification.replay import RunFacts
+from verification.signed import SignedRound
 
 AVERAGE = "average"  # the vector that is the mean of all models
 

@@ -21,9 +21,9 @@ from federation.work.secure.ready import Ready
 from federation.work.secure.stage import CIPHERTEXTS
 from federation.work.secure.terms import SessionTerms
 from federation.work.secure.wire import read_terms
-from verification.envelopes import SignedReply, SignedRound
 from verification.errors import Wrong
 from verification.replay import Absent, RunFacts, recorded_reply, round_context
+from verification.signed import SignedReply, SignedRound
 
 
 def private_step(run: RunFacts, signed: SignedRound, step: StepManifest, state: Mapping[str, Any]) -> Step:

@@ -29,8 +29,8 @@ from federation.v1.common_pb2 import AssignmentManifest, StepManifest
 from federation.vectors import RowFile
 from federation.work.base import WorkError
 from federation.work.registry import decode_statement, encode
-from verification.envelopes import SignedReply, SignedRound
 from verification.errors import Wrong
+from verification.signed import SignedReply, SignedRound
 
 _GRAM_BYTES = 1 << 28  # of a Gram matrix, 5,700 rows
 Matrix = NDArray[np.float64]

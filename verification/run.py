@@ -15,13 +15,12 @@ from coordinator.aggregation.rules import HyperparameterError
 from federation import digests
 from federation.bundle import BlobAbsent, BundleReader
 from federation.digests import digest
+from federation.record.exchange import RecordReader, run_facts
 from federation.runs import RunSpec, SpecError
-from federation.unshared import unshared_parameters
 from federation.v1.common_pb2 import StepManifest
 from federation.v1.record_pb2 import RoundRecord
 from federation.work.secure.orders import order_problems
 from verification.arithmetic import Matrix, gram, must_be_gram
-from verification.envelopes import EnvelopeReader, SignedRound
 from verification.errors import Verified, Wrong
 from verification.keys import Keys, read_keys
 from verification.log import RunLog, read_log
@@ -29,6 +28,7 @@ from verification.model import AVERAGE, Standing, combined_rows, must_make
 from verification.noise import CHOSEN, must_be_noise
 from verification.private import private_means, private_step
 from verification.replay import RunFacts, open_step, read_gram
+from verification.signed import SignedRound
 
 _COEFFICIENTS = 1e-9  # the largest distance of two directions, relative to the longest row
 _SPLITS = ("test", "validation", "train")  # the accuracy of a round is that of the first one that was measured
@@ -46,14 +46,14 @@ class OpenedRun:
     Attributes:
         facts: what never changes about it.
         keys: of its federation.
-        envelopes: verifies the envelopes of rounds.
+        reader: opens the envelopes of rounds.
         models: the digests of the models to use: the one that the run began with, then the one after each round that
             has been verified.
     """
 
     facts: RunFacts
     keys: Keys
-    envelopes: EnvelopeReader
+    reader: RecordReader
     models: list[str]
 
     @classmethod
@@ -69,15 +69,9 @@ class OpenedRun:
         """
         keys = read_keys(bundle, fingerprint)
         facts = _facts(bundle, keys)
-        of_all = {
-            "federation_id": bundle.about.federation_id,
-            "run_id": bundle.about.run_id,
-            "spec": facts.spec_digest,
-            "task": facts.spec.task,
-            "seed": facts.spec.seed,
-            "unshared": unshared_parameters(facts.spec.parameters),
-        }
-        return cls(facts=facts, keys=keys, envelopes=EnvelopeReader(keys, of_all), models=[bundle.about.initial_model])
+        of_all = run_facts(bundle.about.federation_id, bundle.about.run_id, bundle.specification, facts.spec)
+        reader = RecordReader(keys.signers, of_all)
+        return cls(facts=facts, keys=keys, reader=reader, models=[bundle.about.initial_model])
 
     @cached_property
     def log(self) -> RunLog:
@@ -96,9 +90,10 @@ class OpenedRun:
         log.must_tell_keys(self.keys)
         for record in self.facts.bundle.rounds():
             try:
-                signed = self.envelopes.read(record, at.model, at.previous_step)
+                opened = self.reader.read(record, at.model, at.previous_step)
+                signed = SignedRound.of(opened)
                 found, at = _round(self.facts, record, signed, at)
-                log.must_tell(record, signed)
+                log.must_tell(opened)
             except Wrong as error:
                 raise Wrong(f"round {record.number}: {error}") from error
             self.models.append(at.vectors.get(AVERAGE, at.model))
@@ -113,7 +108,8 @@ class OpenedRun:
                 f"the bundle says that the run ends with the model {about.model}; its steps end with {at.model}"
             )
         consents = self.facts.bundle.consents().consents
-        log.must_tell_consents(consents, self.facts.spec_digest, about.federation_id, self.keys)
+        answered = {name: self.reader.facts[name] for name in ("federation_id", "run_id", "spec")}
+        log.must_tell_consents(consents, answered, self.keys)
         log.must_tell_run(self.facts.spec_digest, about.state)
         log.must_be_all_told()
 

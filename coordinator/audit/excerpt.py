@@ -8,6 +8,7 @@ from sqlalchemy import and_, or_, select
 from sqlalchemy.orm import Session
 
 from coordinator.rounds.states import RUN_ENDED
+from federation import log_entries
 from federation.log_entries import EPOCH, FIRST
 from federation.merkle import Tree
 from federation.v1.common_pb2 import SignedEnvelope
@@ -61,9 +62,9 @@ def marked(session: Session, run: Run, number: int | None) -> int | None:
     if run.state in RUN_ENDED:
         action, subject = f"run.{run.state.lower()}", run.run_id
     elif number is None:
-        action, subject = audit.SUBMITTED, run.run_id
+        action, subject = log_entries.SUBMITTED, run.run_id
     else:
-        action, subject = audit.STEPPED, f"{run.run_id}/{number}"
+        action, subject = log_entries.STEPPED, f"{run.run_id}/{number}"
     found = audit.newest_number(session, action, subject)
     return None if found is None else found + 1
 
@@ -97,7 +98,9 @@ def _later(subject: str, run_id: str, rounds: int) -> bool:
 def _covering(sizes: Sequence[int], entries: Iterable[ChainedEntry]) -> set[int]:
     """The sizes of the first checkpoints that cover the steps and the end of a run."""
     ends = {f"run.{state.lower()}" for state in RUN_ENDED}
-    places = (bisect_right(sizes, one.entry.number) for one in entries if one.entry.action in {audit.STEPPED, *ends})
+    places = (
+        bisect_right(sizes, one.entry.number) for one in entries if one.entry.action in {log_entries.STEPPED, *ends}
+    )
     return {sizes[place] for place in places if place < len(sizes)}
 
 

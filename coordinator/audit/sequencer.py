@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.audit.checkpoints import LogError, LogKey, newest_signed, note, noted
 from coordinator.condition import Condition
+from federation import log_entries
 from federation.log_entries import FIRST, LogEntry
 from federation.merkle import Tree
 from federation.v1.common_pb2 import LogHead
@@ -180,7 +181,7 @@ class Sequencer:
             newest = envelope.SerializeToString(deterministic=True)
             session.add(Checkpoint(size=self._tree.size, envelope=newest))
         self._newest = newest
-        if show or self._due or any(entry.action == audit.STEPPED for entry in entries):
+        if show or self._due or any(entry.action == log_entries.STEPPED for entry in entries):
             self._show()
         return len(entries)
 

@@ -14,6 +14,7 @@ from coordinator.rounds.conversation import hold_evaluation
 from coordinator.rounds.fleets.base import Fleet, Question, RevokedMeanwhile, Skipped
 from coordinator.rounds.scores import Measurements
 from coordinator.rounds.states import move_round
+from federation import log_entries
 from storage import audit, models
 from storage.states import RoundState
 
@@ -142,5 +143,5 @@ def skip_round(fleet: Fleet, current: models.Round, skipped: Skipped) -> None:
         now = fleet.around.clock()
         move_round(round_, RoundState.SKIPPED, now, why)
         subject = f"{fleet.run.run_id}/{current.number}"
-        audit.record(session, at=now, actor="coordinator", action="round.skipped", subject=subject, detail=why)
+        audit.record(session, at=now, actor="coordinator", action=log_entries.SKIPPED, subject=subject, detail=why)
     log.warning("run %s round %d: skipped: %s", fleet.run.run_id, current.number, why)

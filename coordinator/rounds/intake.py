@@ -22,6 +22,7 @@ from coordinator.rounds.evidence import SignatureMemory
 from coordinator.rounds.recorder import FULFILLED, Signed, ending, record_equivocation, reply_row
 from coordinator.rounds.states import end_assignment, end_open_assignment
 from coordinator.signing_keys import Signing
+from federation import log_entries
 from federation.envelope import envelope_digest
 from federation.identity import client_uri
 from federation.key_chain import moment
@@ -239,7 +240,7 @@ class Intake:
                 session,
                 at=now,
                 actor=client_uri(federation_id, client_id),
-                action=audit.DECLINED,
+                action=log_entries.DECLINED,
                 subject=name,
                 detail=reason,
                 digest=envelope_digest(envelope),
@@ -260,7 +261,7 @@ class Intake:
             session,
             at=now,
             actor=client_uri(manifest.federation_id, manifest.client_id),
-            action=audit.REFUSED if refusal else audit.ACCEPTED,
+            action=log_entries.REFUSED if refusal else log_entries.ACCEPTED,
             subject=manifest.assignment_id,
             outcome=refusal.reason if refusal else "",
             digest=admission.digest,

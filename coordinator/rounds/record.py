@@ -20,6 +20,7 @@ from coordinator.rounds.private import record_named
 from coordinator.rounds.revoked import left_out, revoked_clients
 from coordinator.rounds.states import move_round
 from coordinator.rounds.step import Stepped
+from federation import log_entries
 from federation.envelope import envelope_digest
 from storage import audit
 from storage.models import Assignment, Input, Model, Phase, Reply, Round, note_model
@@ -147,7 +148,7 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, stepped: 
             session,
             at=now,
             actor="coordinator",
-            action=audit.STEPPED,
+            action=log_entries.STEPPED,
             subject=f"{run.run_id}/{current.number}",
             detail=f"model {stepped.model}",
             digest=envelope_digest(envelope),

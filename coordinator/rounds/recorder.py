@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from coordinator.rounds import columns
+from federation import log_entries
 from federation.identity import client_uri
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
@@ -67,7 +68,7 @@ def record_equivocation(session: Session, assignment: Assignment, reply: Signed,
         session,
         at=now,
         actor=client_uri(manifest.federation_id, assignment.client_id),
-        action="reply.equivocation",
+        action=log_entries.EQUIVOCATED,
         subject=name,
         detail=f"run {manifest.run_id} round {manifest.round}: accepted was {first}; signed too is {reply.digest}",
         digest=reply.digest,

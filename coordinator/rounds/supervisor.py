@@ -36,6 +36,7 @@ from coordinator.rounds.states import (
 from coordinator.rounds.submission import Submission, new_run
 from coordinator.rounds.uploads import Uploads
 from coordinator.signing_keys import Signing
+from federation import log_entries
 from federation.owners_code import described
 from federation.refusals import Refusal
 from storage import audit
@@ -166,7 +167,7 @@ class Supervisor:
             session.add(run)
             detail, digest = f"{spec.name}, model {model}", run.spec_digest
             audit.record(
-                session, at=now, actor=by, action=audit.SUBMITTED, subject=run_id, detail=detail, digest=digest
+                session, at=now, actor=by, action=log_entries.SUBMITTED, subject=run_id, detail=detail, digest=digest
             )
         if not paused:
             self._conduct(run_id)

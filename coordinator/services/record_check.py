@@ -11,6 +11,7 @@ from coordinator.members.administrators import CERTIFIED, ISSUED, REVOKED, ident
 from coordinator.rounds.states import RUN_ENDED, SIMULATOR
 from coordinator.services.officers_check import request_problems
 from coordinator.services.verification import Verifier, parsed
+from federation import log_entries
 from federation.digests import digest
 from federation.envelope import envelope_digest
 from federation.noise_rows import noise_defect
@@ -67,7 +68,8 @@ def record_problems(session: Session, verifier: Verifier) -> Iterator[str | int]
     yield from _runs(session)
     yield from _consents(session, verifier)
     steps, issued, accepted, declined = (
-        Told.read(session, name) for name in (audit.STEPPED, audit.ISSUED, audit.ACCEPTED, audit.DECLINED)
+        Told.read(session, name)
+        for name in (log_entries.STEPPED, log_entries.ISSUED, log_entries.ACCEPTED, log_entries.DECLINED)
     )
     replies = ((accepted, "accepted reply to assignment"), (declined, "decline of assignment"))
     seen: set[str] = set()
@@ -151,7 +153,7 @@ def _private(session: Session, row: Round, place: str) -> Iterator[str]:
 
 
 def _runs(session: Session) -> Iterator[str]:
-    submitted = Told.read(session, audit.SUBMITTED)
+    submitted = Told.read(session, log_entries.SUBMITTED)
     ends = {state: Told.read(session, f"run.{state.lower()}") for state in RUN_ENDED}
     runs = session.scalars(select(Run).where(Run.submitted_by != SIMULATOR).order_by(Run.run_id)).all()
     for run in runs:

@@ -28,6 +28,7 @@ from coordinator.rounds.fleets.base import (
 from coordinator.rounds.presence import Assigned, Cancelled, Presence
 from coordinator.rounds.revoked import REVOKED, count_fulfilled, fulfilled, of_revoked, revoked_before
 from coordinator.rounds.states import close_phase, end_assignment, open_assignments
+from federation import log_entries
 from federation.envelope import envelope_digest
 from federation.runs import RunSpec
 from federation.unshared import unshared_parameters
@@ -331,7 +332,7 @@ def _record(session: Session, phase_id: int, issued: Sequence[_Issued], now: dat
             session,
             at=now,
             actor="coordinator",
-            action=audit.ISSUED,
+            action=log_entries.ISSUED,
             subject=order.assignment_id,
             detail=f"{order.client_id}: run {order.run_id} round {order.round} phase {order.phase}: {order.kind}",
             digest=item.digest,

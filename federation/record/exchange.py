@@ -1,0 +1,522 @@
+"""The record of a round, opened: who signed each envelope, and whether it belongs where it is.
+
+`open_exchange` opens an assignment and what its client answered, `RecordReader` the rounds of a run. Neither stops at a
+problem: each envelope states its own, so one reader can show all of them, and another one can stop at the first. `Fact`
+is what the audit log must tell of an envelope.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Generic, Protocol
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from google.protobuf.message import Message
+
+from federation.digests import digest
+from federation.envelope import ManifestT, envelope_digest
+from federation.envelope import unseal as verify_signature
+from federation.key_chain import KeyChain, moment
+from federation.log_entries import ACCEPTED, DECLINED, EQUIVOCATED, ISSUED, REFUSED, SKIPPED, STEPPED, Fact
+from federation.record import bindings
+from federation.record.bindings import repeated
+from federation.refusals import Refusal
+from federation.runs import RunSpec
+from federation.unshared import unshared_parameters
+from federation.v1.common_pb2 import (
+    AssignmentManifest,
+    ConsentManifest,
+    DeclineManifest,
+    ReceiptManifest,
+    ReplyManifest,
+    SignedEnvelope,
+    StepManifest,
+)
+from federation.v1.record_pb2 import Answer, Exchange, PhaseRecord, RoundRecord
+
+
+class Unbound(Refusal):
+    """A signature holds, and the message does not belong where it is. The text goes on after the name of the message.
+
+    The reason is `mismatch` with the field, or with what the message contradicts.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"mismatch:{field}", message)
+
+
+class Mismatch(Unbound):
+    """A field of a signed message has another value than the record requires.
+
+    Attributes:
+        field: its name.
+        found: its value.
+        expected: the value that the record requires.
+    """
+
+    def __init__(self, field: str, found: object, expected: object) -> None:
+        super().__init__(field, f"has the {field} {_short(found)}; expected {_short(expected)}")
+        self.field = field
+        self.found = found
+        self.expected = expected
+
+
+class Unseal(Protocol):
+    """Verifies a signature, and parses what was signed. Raises Refusal, as `federation.envelope.unseal`."""
+
+    def __call__(self, envelope: SignedEnvelope, kind: type[ManifestT], key: Ed25519PublicKey, /) -> ManifestT:
+        """The manifest in an envelope that the key has signed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signers:
+    """Who may sign what in a record.
+
+    Attributes:
+        coordinator: the keys of assignments, receipts and steps.
+        client: the keys with which a client could have signed an envelope; raises Refusal if they are not known.
+        unseal: verifies one signature; a coordinator remembers those that it has verified before.
+    """
+
+    coordinator: KeyChain
+    client: Callable[[str, SignedEnvelope], KeyChain]
+    unseal: Unseal = verify_signature
+
+    def of_coordinator(self, envelope: SignedEnvelope, kind: type[ManifestT]) -> ManifestT:
+        """The manifest in an envelope of the coordinator. Raises Refusal."""
+        manifest = self.unseal(envelope, kind, self.coordinator.signer(envelope))
+        self.coordinator.must_have_made(envelope, manifest)
+        return manifest
+
+    def of_client(self, client_id: str, envelope: SignedEnvelope, kind: type[ManifestT]) -> ManifestT:
+        """The manifest in an envelope of a client, whose key may have ended meanwhile. Raises Refusal."""
+        return self.unseal(envelope, kind, self.client(client_id, envelope).signer(envelope))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened(Generic[ManifestT]):
+    """An envelope of the record.
+
+    Attributes:
+        kind: "assignment", "decline", "reply", "receipt", "step" or "consent".
+        name: of the envelope in words, such as "the reply of ann in phase 0".
+        envelope: as it is on record.
+        manifest: what was signed; an empty message if no key that may sign it has.
+        is_signed: whether one has.
+        problem: why it is not verified; None if it is.
+        fact: what the audit log must tell of it; None if it has no entry of its own.
+    """
+
+    kind: str
+    name: str
+    envelope: SignedEnvelope
+    manifest: ManifestT
+    is_signed: bool
+    problem: Refusal | None = None
+    fact: Fact | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest of the envelope."""
+        return envelope_digest(self.envelope)
+
+    @property
+    def words(self) -> str:
+        """The problem in words, with the name of the envelope; empty without a problem."""
+        if self.problem is None:
+            return ""
+        return f"{self.name}{' ' if isinstance(self.problem, Unbound) else ': '}{self.problem.message}"
+
+    def but(self, *problems: Refusal | None, action: str = "", subject: str = "") -> "Opened[ManifestT]":
+        """The same with the first of these problems, unless it has one already, and with the fact of a log's action."""
+        found = next((one for one in (self.problem, *problems) if one is not None), None)
+        fact = Fact(action, subject, self.digest) if action else self.fact
+        return replace(self, problem=found, fact=fact)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedAnswer:
+    """A reply, and its receipt; a further reply to an assignment that was fulfilled has none."""
+
+    reply: Opened[ReplyManifest]
+    receipt: Opened[ReceiptManifest] | None
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the coordinator has signed that the reply counts."""
+        return self.receipt is not None and self.receipt.manifest.accepted
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedExchange:
+    """An assignment, and what its client answered."""
+
+    assignment: Opened[AssignmentManifest]
+    decline: Opened[DeclineManifest] | None
+    answers: tuple[OpenedAnswer, ...]
+
+    @property
+    def envelopes(self) -> Iterator[Opened[Any]]:
+        """All of them: the assignment, the decline, then each reply with its receipt."""
+        yield self.assignment
+        if self.decline is not None:
+            yield self.decline
+        for answer in self.answers:
+            yield answer.reply
+            if answer.receipt is not None:
+                yield answer.receipt
+
+    @property
+    def accepted(self) -> list[OpenedAnswer]:
+        """The replies that count; a record that holds has at most one."""
+        return [answer for answer in self.answers if answer.is_accepted]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedPhase:
+    """A phase.
+
+    Attributes:
+        number: in its round, over all attempts.
+        decides: whether its replies decide on the step: it is of the last attempt, and does not evaluate the new model.
+        evaluates: whether its replies measure the new model.
+        exchanges: one for each client that was asked.
+    """
+
+    number: int
+    decides: bool
+    evaluates: bool
+    exchanges: tuple[OpenedExchange, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedRound:
+    """A round.
+
+    Attributes:
+        phases: those of all attempts, in their order.
+        step: None where the round has none.
+        skipped: what the log must tell of a round that ended without a step; None for others.
+    """
+
+    phases: tuple[OpenedPhase, ...]
+    step: Opened[StepManifest] | None
+    skipped: Fact | None
+
+    @property
+    def exchanges(self) -> Iterator[OpenedExchange]:
+        """Those of all phases."""
+        return (exchange for phase in self.phases for exchange in phase.exchanges)
+
+    @property
+    def envelopes(self) -> Iterator[Opened[Any]]:
+        """All envelopes, the step last."""
+        for exchange in self.exchanges:
+            yield from exchange.envelopes
+        if self.step is not None:
+            yield self.step
+
+
+def run_facts(federation_id: str, run_id: str, document: bytes, spec: RunSpec) -> dict[str, object]:
+    """What all assignments of a run repeat, by the name of the field; `spec` is the document, parsed."""
+    return {
+        "federation_id": federation_id,
+        "run_id": run_id,
+        "spec": digest(document),
+        "task": spec.task,
+        "seed": spec.seed,
+        "unshared": unshared_parameters(spec.parameters),
+    }
+
+
+def open_exchange(exchange: Exchange, signers: Signers, expected: Mapping[str, object]) -> OpenedExchange:
+    """Opens an assignment and its answers, and compares each with what it answers.
+
+    Args:
+        exchange: as it is on record.
+        signers: who may sign it.
+        expected: what is known of the assignment, by the name of the field, its `phase` at least. Its `client_id` is
+            the client whose answers these are; without it, the one that the assignment names.
+    """
+    assignment = _open_assignment(exchange.assignment, signers, expected)
+    return _open_answers(assignment, exchange, signers, expected)
+
+
+def _open_assignment(
+    envelope: SignedEnvelope, signers: Signers, expected: Mapping[str, object]
+) -> Opened[AssignmentManifest]:
+    assignment = _opened("assignment", "an assignment", envelope, AssignmentManifest, signers.of_coordinator)
+    order = assignment.manifest
+    if client_id := expected.get("client_id", order.client_id):
+        assignment = replace(assignment, name=f"the assignment of {client_id} in phase {expected['phase']}")
+    return assignment.but(_mismatch(order, expected), action=ISSUED, subject=order.assignment_id)
+
+
+def _open_answers(
+    assignment: Opened[AssignmentManifest], exchange: Exchange, signers: Signers, expected: Mapping[str, object]
+) -> OpenedExchange:
+    client_id = str(expected.get("client_id", assignment.manifest.client_id))
+    client = _Client(assignment, client_id, signers, f"of {client_id} in phase {expected['phase']}")
+    decline = client.decline(exchange.decline) if exchange.HasField("decline") else None
+    answers = tuple(client.answer(answer) for answer in exchange.answers)
+    opened = OpenedExchange(assignment=assignment, decline=decline, answers=answers)
+    if (count := len(opened.accepted)) > 1:
+        return replace(opened, assignment=assignment.but(Unbound("answers", f"has {count} accepted replies")))
+    if count and decline is not None:
+        return replace(opened, assignment=assignment.but(Unbound("answers", "was declined, and has an accepted reply")))
+    return opened
+
+
+@dataclass(frozen=True)
+class _Client:
+    """Opens what a client answered to an assignment."""
+
+    assignment: Opened[AssignmentManifest]
+    client_id: str
+    signers: Signers
+    place: str
+
+    def decline(self, envelope: SignedEnvelope) -> Opened[DeclineManifest]:
+        """The decline of the assignment."""
+        decline = self._opened("decline", envelope, DeclineManifest)
+        order = self.assignment.manifest
+        expected = repeated(order, bindings.DECLINE)
+        if decline.manifest.assignment:  # empty if the worker could not verify what it got
+            expected["assignment"] = self.assignment.digest
+        problems = (self._difference(decline, expected), self._problem_of_key(envelope, None))
+        return decline.but(*problems, self._unverified(), action=DECLINED, subject=order.assignment_id)
+
+    def answer(self, answer: Answer) -> OpenedAnswer:
+        """A reply to the assignment, with its receipt."""
+        reply = self._opened("reply", answer.reply, ReplyManifest)
+        order, said = self.assignment.manifest, reply.manifest
+        too_long = None
+        if said.payload_bytes > order.max_payload_bytes:
+            words = f"has a payload of {said.payload_bytes} bytes; {order.max_payload_bytes} were allowed"
+            too_long = Unbound("payload_bytes", words)
+        receipt = self._receipt(answer.receipt, reply) if answer.HasField("receipt") else None
+        action = EQUIVOCATED if receipt is None else ACCEPTED if receipt.manifest.accepted else REFUSED
+        reply = reply.but(
+            self._difference(reply, repeated(order, bindings.REPLY)),
+            too_long,
+            self._problem_of_key(answer.reply, receipt),
+            self._unverified(),
+            action=action,
+            subject=order.assignment_id,
+        )
+        return OpenedAnswer(reply=reply, receipt=receipt)
+
+    def _receipt(self, envelope: SignedEnvelope, reply: Opened[ReplyManifest]) -> Opened[ReceiptManifest]:
+        name = f"the receipt for {reply.name}"
+        receipt = _opened("receipt", name, envelope, ReceiptManifest, self.signers.of_coordinator)
+        expected: dict[str, Any] = {"envelope": reply.digest}
+        expected |= repeated(self.assignment.manifest, bindings.PLACE)
+        if reply.is_signed:
+            expected |= repeated(reply.manifest, bindings.RECEIPT)
+        if receipt.manifest.accepted:
+            expected["reason"] = ""
+        return receipt.but(self._difference(receipt, expected), self._unverified())
+
+    def _opened(self, kind: str, envelope: SignedEnvelope, message: type[ManifestT]) -> Opened[ManifestT]:
+        def unseal(envelope: SignedEnvelope, message: type[ManifestT]) -> ManifestT:
+            return self.signers.of_client(self.client_id, envelope, message)
+
+        return _opened(kind, f"the {kind} {self.place}", envelope, message, unseal)
+
+    def _difference(self, answer: Opened[Any], expected: Mapping[str, object]) -> Mismatch | None:
+        """The first field in which an answer differs; an assignment that nobody has signed cannot be compared."""
+        return _mismatch(answer.manifest, expected) if answer.is_signed and self.assignment.is_signed else None
+
+    def _unverified(self) -> Unbound | None:
+        """The problem of an answer to an assignment that is not verified itself."""
+        if self.assignment.problem is None:
+            return None
+        return Unbound("assignment", f"answers an assignment that is not verified: {self.assignment.problem.message}")
+
+    def _problem_of_key(self, envelope: SignedEnvelope, receipt: Opened[ReceiptManifest] | None) -> Refusal | None:
+        """The problem of an envelope whose key was replaced before; what got no receipt counts as received at once."""
+        try:
+            keys = self.signers.client(self.client_id, envelope)
+            asked = received = moment(self.assignment.manifest.created)
+            if receipt is not None and receipt.is_signed:
+                received = moment(receipt.manifest.created)
+            elif receipt is not None and keys.former_of(envelope) is not None:
+                return receipt.problem  # nothing says when the envelope was received
+            keys.must_count(envelope, asked, received)
+        except Refusal as refusal:
+            return refusal
+        return None
+
+
+@dataclass
+class RecordReader:
+    """Opens the rounds of a run in their order.
+
+    Attributes:
+        signers: who may sign what.
+        facts: what all assignments of the run repeat, by the name of the field; see `run_facts`.
+    """
+
+    signers: Signers
+    facts: Mapping[str, object]
+    _assignments: set[str] = field(default_factory=set)
+    _submitted_by: str | None = None
+
+    def read(
+        self,
+        record: RoundRecord,
+        base_model: str,
+        previous_step: str,
+        known: Mapping[int, Sequence[Mapping[str, object]]] = MappingProxyType({}),
+    ) -> OpenedRound:
+        """Opens a round.
+
+        Args:
+            record: of the round.
+            base_model: the digest of the model that the round starts from.
+            previous_step: the digest of the envelope of the step before; empty before the first.
+            known: what else is known of the assignments of a phase, by its number, in the order of the exchanges.
+        """
+        step = None
+        if record.HasField("step"):
+            step = self._step(record, base_model)
+        phases = []
+        for phase in record.phases:
+            expected = {**self.facts, "round": record.number}
+            expected |= {"base_model": base_model, "previous_step": previous_step} if phase.decides else {}
+            phases.append(self._phase(record, phase, expected, known.get(phase.number, ())))
+        if step is not None:
+            step = step.but(_leaves_out(step.manifest, phases))
+        place = f"{self.facts['run_id']}/{record.number}"
+        skipped = Fact(SKIPPED, place, "") if step is None and record.state == "SKIPPED" else None
+        return OpenedRound(phases=tuple(phases), step=step, skipped=skipped)
+
+    def _step(self, record: RoundRecord, base_model: str) -> Opened[StepManifest]:
+        step = _opened("step", "the step", record.step, StepManifest, self.signers.of_coordinator)
+        expected = {"federation_id": self.facts["federation_id"], "run_id": self.facts["run_id"]}
+        expected |= {"round": record.number, "base_model": base_model}
+        place = f"{self.facts['run_id']}/{record.number}"
+        return step.but(_mismatch(step.manifest, expected), action=STEPPED, subject=place)
+
+    def _phase(
+        self,
+        record: RoundRecord,
+        phase: PhaseRecord,
+        expected: Mapping[str, object],
+        known: Sequence[Mapping[str, object]],
+    ) -> OpenedPhase:
+        place = {"phase": phase.number, "attempt": phase.attempt, "kind": phase.kind}
+        facts = [{**(known[number] if known else {}), **expected, **place} for number in range(len(phase.exchanges))]
+        assignments = [
+            self._assignment(exchange.assignment, values)
+            for exchange, values in zip(phase.exchanges, facts, strict=True)
+        ]
+        assignments = _asked_once(assignments)
+        exchanges = [
+            _open_answers(assignment, exchange, self.signers, values)
+            for assignment, exchange, values in zip(assignments, phase.exchanges, facts, strict=True)
+        ]
+        decides = phase.decides and phase.attempt == record.attempt
+        return OpenedPhase(
+            number=phase.number, decides=decides, evaluates=not phase.decides, exchanges=tuple(exchanges)
+        )
+
+    def _assignment(self, envelope: SignedEnvelope, expected: Mapping[str, object]) -> Opened[AssignmentManifest]:
+        """An assignment, which names the same submitter as the first one, and is on record once."""
+        if self._submitted_by is not None:
+            expected = {**expected, "submitted_by": self._submitted_by}
+        assignment = _open_assignment(envelope, self.signers, expected)
+        order = assignment.manifest
+        if assignment.is_signed:
+            self._submitted_by = order.submitted_by if self._submitted_by is None else self._submitted_by
+            if order.assignment_id in self._assignments:
+                return assignment.but(Unbound("assignment_id", "is on record twice"))
+            self._assignments.add(order.assignment_id)
+        return assignment
+
+
+def _asked_once(assignments: Sequence[Opened[AssignmentManifest]]) -> list[Opened[AssignmentManifest]]:
+    """The assignments of a phase, each of another client; each names the number of all."""
+    clients: set[str] = set()
+    opened = []
+    for assignment in assignments:
+        order, twice = assignment.manifest, None
+        if assignment.is_signed and order.client_id in clients:
+            words = f"is a second one: {order.client_id} was asked twice in phase {order.phase}"
+            twice = Unbound("client_id", words)
+        clients.add(order.client_id)
+        opened.append(assignment.but(twice))
+    if any(assignment.problem is not None for assignment in opened):
+        return opened  # one that does not belong here makes the number of the others wrong
+    return [one.but(_mismatch(one.manifest, {"members": len(opened)})) for one in opened]
+
+
+def open_consent(
+    envelope: SignedEnvelope,
+    client_id: str,
+    signers: Signers,
+    expected: Mapping[str, object],
+    answered: datetime | None = None,
+) -> Opened[ConsentManifest]:
+    """Opens a client's answer to a run.
+
+    Args:
+        envelope: as it is on record.
+        client_id: the client.
+        signers: who may sign it.
+        expected: its federation, run and specification, by the name of the field.
+        answered: when it was received; None where only the audit log can say whether the key still counted.
+    """
+
+    def unseal(envelope: SignedEnvelope, kind: type[ConsentManifest]) -> ConsentManifest:
+        said = signers.of_client(client_id, envelope, kind)
+        if answered is not None:
+            signers.client(client_id, envelope).must_count(envelope, answered, answered)
+        return said
+
+    consent = _opened("consent", f"the answer of {client_id!r} to the run", envelope, ConsentManifest, unseal)
+    said = consent.manifest
+    action, subject = f"consent.{said.answer}", f"{said.run_id}/{client_id}"
+    return consent.but(_mismatch(said, {**expected, "client_id": client_id}), action=action, subject=subject)
+
+
+def _mismatch(message: Message, expected: Mapping[str, object]) -> Mismatch | None:
+    """The first field of a message with another value than expected; None if all agree."""
+    for name, value in expected.items():
+        signed = getattr(message, name)
+        if signed != value:
+            return Mismatch(name, signed, value)
+    return None
+
+
+def _opened(
+    kind: str,
+    name: str,
+    envelope: SignedEnvelope,
+    message: type[ManifestT],
+    unseal: Callable[[SignedEnvelope, type[ManifestT]], ManifestT],
+) -> Opened[ManifestT]:
+    try:
+        manifest = unseal(envelope, message)
+    except Refusal as refusal:
+        return Opened(kind=kind, name=name, envelope=envelope, manifest=message(), is_signed=False, problem=refusal)
+    return Opened(kind=kind, name=name, envelope=envelope, manifest=manifest, is_signed=True)
+
+
+def _leaves_out(step: StepManifest, phases: Sequence[OpenedPhase]) -> Refusal | None:
+    """The problem of a step that does not name each accepted reply, nor its client as revoked."""
+    named = {*step.replies, *step.consulted}
+    deciding = [answer for phase in phases if phase.decides for one in phase.exchanges for answer in one.accepted]
+    left_out = {answer.reply.manifest.client_id for answer in deciding if answer.reply.digest not in named}
+    if unnamed := left_out - {*step.revoked}:
+        return Refusal("mismatch:replies", f"the reply of {min(unnamed)} was accepted, and the step leaves it out")
+    if strangers := {*step.revoked} - left_out:
+        return Unbound("revoked", f"leaves {min(strangers)} out as revoked, and has no reply of it to leave out")
+    return None
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 90 else text[:89] + "…"

@@ -1,0 +1,95 @@
+"""What was signed in a round all of whose envelopes are verified."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from federation.record.exchange import OpenedPhase, OpenedRound
+from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest, StepManifest
+from verification.errors import Wrong
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignedReply:
+    """An accepted reply.
+
+    Attributes:
+        envelope: its digest.
+        signed: the envelope, serialized.
+        order: the assignment that it fulfils.
+        said: what the client signed.
+    """
+
+    envelope: str
+    signed: bytes
+    order: AssignmentManifest
+    said: ReplyManifest
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignedRound:
+    """What was signed in a round.
+
+    Attributes:
+        step: None where the round has no step.
+        step_digest: of the envelope of the step; empty without one.
+        phases: the numbers of the phases of the last attempt on which the step depends, in their order.
+        asked: the assignments of these phases, by phase and client.
+        replies: the accepted replies to these phases, by the digests of their envelopes.
+        evaluations: those to the later phases, which measure the new model.
+        envelopes: how many signatures were verified.
+        orders: the assignments of all attempts and of evaluations.
+        answers: the accepted replies to them.
+    """
+
+    step: StepManifest | None
+    step_digest: str
+    phases: tuple[int, ...]
+    asked: Mapping[tuple[int, str], AssignmentManifest]
+    replies: Mapping[str, SignedReply]
+    evaluations: Mapping[str, SignedReply]
+    envelopes: int
+    orders: Sequence[AssignmentManifest]
+    answers: Sequence[ReplyManifest]
+
+    @classmethod
+    def of(cls, opened: OpenedRound) -> "SignedRound":
+        """What was signed in a round. Raises Wrong for the first envelope that is not verified."""
+        envelopes = list(opened.envelopes)
+        for envelope in envelopes:
+            if envelope.problem is not None:
+                raise Wrong(envelope.words) from envelope.problem
+        phases = [phase for phase in opened.phases if phase.decides]
+        replies: dict[bool, dict[str, SignedReply]] = {True: {}, False: {}}  # to deciding phases, and to evaluations
+        for phase in opened.phases:
+            if phase.decides or phase.evaluates:
+                replies[phase.decides] |= _accepted(phase)
+        orders = [exchange.assignment.manifest for exchange in opened.exchanges]
+        return cls(
+            step=None if opened.step is None else opened.step.manifest,
+            step_digest="" if opened.step is None else opened.step.digest,
+            phases=tuple(phase.number for phase in phases),
+            asked={
+                (phase.number, exchange.assignment.manifest.client_id): exchange.assignment.manifest
+                for phase in phases
+                for exchange in phase.exchanges
+            },
+            replies=replies[True],
+            evaluations=replies[False],
+            envelopes=len(envelopes),
+            orders=orders,
+            answers=[answer.reply.manifest for exchange in opened.exchanges for answer in exchange.accepted],
+        )
+
+
+def _accepted(phase: OpenedPhase) -> dict[str, SignedReply]:
+    """The accepted replies to a phase, by the digests of their envelopes."""
+    return {
+        answer.reply.digest: SignedReply(
+            envelope=answer.reply.digest,
+            signed=answer.reply.envelope.SerializeToString(deterministic=True),
+            order=exchange.assignment.manifest,
+            said=answer.reply.manifest,
+        )
+        for exchange in phase.exchanges
+        for answer in exchange.accepted
+    }
