@@ -1,4 +1,4 @@
-"""The direction of a combination: streamed once, and measured."""
+"""The direction of a combination: streamed once, with or without noise, and measured without it."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,17 +15,30 @@ class Direction:
     """c U, or the direction of `combination.coordinates`; the attributes hold once all blocks have been taken.
 
     Attributes:
-        norm: ||direction||; 0 where it is stationary.
-        products: of every row with the direction, shape (m,); 0 where it is stationary.
-        stationary: it is zero but for rounding: there is no step to take.
+        norm: ||direction|| without noise; 0 where it is zero but for rounding.
+        products: of every row with the direction without noise, shape (m,); 0 where the norm is.
+        stationary: there is no step to take: the direction is zero but for rounding. With noise every step is taken:
+            that there is none would show something of the updates.
     """
 
-    def __init__(self, combination: Combination, rows: Sequence[Row], K: Matrix, *, device: str = "cpu") -> None:
-        """Of these rows, whose Gram matrix is K, shape (m, m)."""
+    def __init__(
+        self,
+        combination: Combination,
+        rows: Sequence[Row],
+        K: Matrix,
+        *,
+        noise: tuple[float, Row] | None = None,
+        device: str = "cpu",
+    ) -> None:
+        """Of these rows, whose Gram matrix is K, shape (m, m).
+
+        `noise` is a factor and a row (d,): their product is added to c U.
+        """
         self._combination, self._rows, self._gram, self._device = combination, rows, K, device
+        self._noise = noise
         self.products: Vector = np.zeros(len(rows))
         self.norm = 0.0
-        self.stationary = bool(combination.diagnostics.get("stationary", 0.0))
+        self.stationary = noise is None and bool(combination.diagnostics.get("stationary", 0.0))
         if combination.coordinates is None:
             self.products = K @ combination.coefficients
             self.norm = float(np.sqrt(max(float(combination.coefficients @ self.products), 0.0)))
@@ -34,7 +47,11 @@ class Direction:
         """Consecutive blocks, float64, d elements altogether; to be taken once."""
         coordinates = self._combination.coordinates
         if coordinates is None:
-            yield from combine(self._combination.coefficients, self._rows, device=self._device)
+            coefficients, rows = self._combination.coefficients, self._rows
+            if self._noise is not None:
+                scale, row = self._noise
+                coefficients, rows = np.append(coefficients, scale), [*rows, row]
+            yield from combine(coefficients, rows, device=self._device)
             return
         square = 0.0
         for block, products in trimmed_mean(coordinates.matrix, coordinates.trim, self._rows, device=self._device):

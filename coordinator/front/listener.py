@@ -27,7 +27,7 @@ RESTART_SECONDS = 1.0
 BIND_SECONDS = 1.0  # for the process of a coordinator that was killed a moment ago to give the port back
 END_SECONDS = 5.0
 BACKLOG = 1024
-MAX_TOLD = 100_000  # connections that are remembered, since each call of a member comes over one
+MAX_AUTHENTICATED = 100_000  # connections that are remembered, since each call of a member comes over one
 _ROOT = Path(__file__).resolve().parents[2]
 # Isolated: neither the current directory of the coordinator nor PYTHONPATH can replace a module.
 _PROGRAM = "import sys; sys.path.append(sys.argv.pop()); from coordinator.front.process import main; main()"
@@ -54,7 +54,7 @@ class Front:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._supervisor: asyncio.Task[None] | None = None
-        self._told: set[int] = set()  # the connections of which the process knows that they are a member's
+        self._authenticated: set[int] = set()  # the connections that the process knows to be a member's
         self._stopping = False
 
     def listen(self, bind: str, port: int, service: Serves) -> int:
@@ -100,10 +100,10 @@ class Front:
     def verified(self, peer: str, member: str) -> None:
         """Notes that a connection, by gRPC's name, has shown a member's certificate. Called on the event loop."""
         number = _bound_name(peer).partition("@")[0]
-        if number.isdigit() and int(number) not in self._told:
-            if len(self._told) >= MAX_TOLD:
-                self._told.clear()
-            self._told.add(int(number))
+        if number.isdigit() and int(number) not in self._authenticated:
+            if len(self._authenticated) >= MAX_AUTHENTICATED:
+                self._authenticated.clear()
+            self._authenticated.add(int(number))
             self._tell(verified=int(number), member=member)
 
     async def _spawn(self) -> None:
@@ -128,7 +128,7 @@ class Front:
                 ours.close()
                 raise
         self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
-        self._told.clear()
+        self._authenticated.clear()
 
     async def _supervise(self) -> None:
         """Reads what the process reports; starts another one when it ends by itself."""

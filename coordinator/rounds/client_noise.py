@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.base import Algorithm
 from coordinator.aggregation.streaming import Row
 from coordinator.rounds.fleets.base import Fleet
 from federation.accounting import gaussian_epsilon
@@ -41,8 +40,10 @@ class ClientNoise:
     scale: float
 
 
-def noise_of(fleet: Fleet, algorithm: Algorithm, current: Round, updates: int) -> ClientNoise | None:
-    """The noise for the step of a round that combines this number of updates; None for a run without noise.
+def noise_of(fleet: Fleet, current: Round, sensitivity: float | None) -> ClientNoise | None:
+    """The noise for the step of a round; None for a run without noise.
+
+    `sensitivity` is that of the algorithm for the updates of this step (`Algorithm.sensitivity`).
 
     Raises:
         Held: the run is not RUNNING.
@@ -51,9 +52,8 @@ def noise_of(fleet: Fleet, algorithm: Algorithm, current: Round, updates: int) -
     multiple, around = fleet.run.spec.privacy.client_noise, fleet.around
     if not multiple:
         return None
-    sensitivity = algorithm.sensitivity(updates)
-    if sensitivity is None:
-        raise RuntimeError(f"{algorithm.name} has no bound for one client")  # refused when the run was submitted
+    if sensitivity is None:  # refused when the run was submitted
+        raise RuntimeError(f"{fleet.run.spec.algorithm.name} has no bound for one client")
     with around.database.read() as session:
         digest = session.get_one(Round, current.round_id).noise
     if digest is None:

@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coordinator.aggregation.base import Algorithm
 from coordinator.aggregation.direction import Direction
@@ -26,7 +25,6 @@ from coordinator.rounds.client_noise import ClientNoise, noise_of
 from coordinator.rounds.fleets.base import Fleet, Skipped
 from federation.plugins import Origin
 from federation.run_sections import ServerSpec
-from federation.runs import RunSpec
 from federation.sharing import BUFFERS
 from federation.vectors import model_layout, model_row, payload_bytes, update_layout, update_rows
 from storage.blobs import BlobStore, BlobWriter
@@ -41,119 +39,65 @@ class Stepped:
     """What a step made."""
 
     model: str  # the digest of the new model, from which the next round trains; the old one's if the step is stationary
-    result: str  # the digest of the model that is evaluated and deployed
     rate: float  # the server's learning rate of the round, times the step size that a line search chose
     gram: str  # the digest of the Gram matrix
     combined: str | None  # the digest of the vector that was combined already; None where rows were combined
     memory: RunMemory  # of the run, after the step
-    direction: Direction  # the direction without noise, and its measurements
+    direction: Direction  # the direction, and its measurements
     noise: ClientNoise | None  # on the direction; None for a run without noise
-    stationary: bool  # whether there is no step to take; with noise there always is one
     code: tuple[Origin, ...]  # the plug-ins that made it
 
+    @property
+    def result(self) -> str:
+        """The digest of the model that is evaluated and deployed."""
+        return self.memory.deployed(self.model)
 
-@dataclass(frozen=True, kw_only=True)
-class Standing:
-    """Where a run stands before a round.
-
-    Attributes:
-        number: of the round, from 0.
-        model: the digest of the model that the round starts from.
-        memory: what the run remembers.
-    """
-
-    number: int
-    model: str
-    memory: RunMemory
+    @property
+    def stationary(self) -> bool:
+        """True if there is no step to take; with noise there always is one."""
+        return self.direction.stationary
 
 
+@one_thread()
 def make_step(fleet: Fleet, algorithm: Algorithm, current: Round, step: Step) -> Stepped:
     """Makes and stores the model and the vectors that follow from a step.
+
+    A stationary step changes nothing, the optimiser's vectors included; a mean of models counts its model once more.
 
     Raises:
         RecordError: the run's memory is not what the newest signed step left behind.
         Skipped: the new model, or a vector, would not be finite.
     """
     around, spec = fleet.around, fleet.run.spec
+    server, base = spec.server, current.base_model
     with around.database.read() as session:
-        memory = fleet.memory(session, current.number, current.base_model)
-    at = Standing(number=current.number, model=current.base_model, memory=memory)
-    noise = noise_of(fleet, algorithm, current, len(step.rows))
+        memory = fleet.memory(session, current.number, base)
+    averaged = (memory.averaged or 0) if algorithm.averages else None
+    noise = noise_of(fleet, current, algorithm.sensitivity(len(step.rows)))
+    added = None if noise is None else (noise.scale, noise.row)
+    direction = Direction(step.combination, step.rows, step.gram, noise=added, device=around.device)
+    rate = step.size * server_rate(server.learning_rate, server.decay, current.number, spec.rounds, server.decay_every)
+    writer = StepWriter(
+        blobs=around.blobs,
+        base_model=base,
+        parameters=spec.parameters.parameters_of(model_layout(around.blobs.local(base))).size,
+        vectors=memory.vectors,
+        averaged=averaged,
+        rate=rate,
+        optimiser=algorithm.optimiser() or server_optimiser(server),
+    )
     try:
-        return take_step(spec, algorithm, at, step, blobs=around.blobs, noise=noise, device=around.device)
+        files = writer.write(step, direction)
     except FloatingPointError as error:
         raise Skipped(f"non-finite: {error}" + ("" if fleet.conceals else f"; {_longest(step)}")) from error
-
-
-@one_thread()
-def take_step(
-    spec: RunSpec,
-    algorithm: Algorithm,
-    at: Standing,
-    step: Step,
-    *,
-    blobs: BlobStore,
-    noise: ClientNoise | None = None,
-    device: str = "cpu",
-) -> Stepped:
-    """Makes and stores the model and the vectors that follow from a step.
-
-    Averaged buffers become the plain mean of the buffers in the combined replies.
-
-    A stationary step changes nothing, the optimiser's vectors included; a mean of models counts its model once more.
-    With noise that protects clients, every step is taken: that there is none would show something of the updates.
-
-    Raises:
-        FloatingPointError: the new model, or a vector, would not be finite.
-    """
-    server = spec.server
-    rate = step.size * server_rate(server.learning_rate, server.decay, at.number, spec.rounds, server.decay_every)
-    direction = Direction(step.combination, step.rows, step.gram, device=device)
-    blocks: Iterable[Vector] = direction
-    if noise is not None:
-        coefficients = np.append(step.combination.coefficients, noise.scale)
-        blocks = combine(coefficients, [*step.rows, noise.row], device=device)
-    averaged = (at.memory.averaged or 0) if algorithm.averages else None
-    parameters = spec.parameters.parameters_of(model_layout(blobs.local(at.model))).size
-    workshop = _Workshop(blobs, at.model, at.memory.vectors, rate, averaged, parameters)
-    optimiser = algorithm.optimiser() or server_optimiser(server)
-
-    def stationary() -> bool:
-        return noise is None and direction.stationary
-
-    vectors = {**at.memory.vectors, **workshop.make(step, blocks, optimiser, stationary)}
-    model, rule = vectors.pop(_MODEL), dict(step.combination.state)
+    rule = dict(step.combination.state)
     after = RunMemory(
         rule=rule,
-        vectors=vectors,
+        vectors=files.vectors,
         averaged=None if averaged is None else averaged + 1,
-        blobs=tuple(sorted({*vectors.values(), *algorithm.blobs(rule)})),
+        blobs=tuple(sorted({*files.vectors.values(), *algorithm.blobs(rule)})),
     )
-    return Stepped(
-        model=model,
-        result=after.deployed(model),
-        rate=rate,
-        gram=blobs.put(_gram_file(step.gram)),
-        combined=None if step.combined is None else blobs.put(_combined_file(step.combined)),
-        memory=after,
-        direction=direction,
-        noise=noise,
-        stationary=stationary(),
-        code=origins(algorithm),
-    )
-
-
-def _gram_file(gram: NDArray[np.float64]) -> bytes:
-    """The file of a Gram matrix, as .npy."""
-    buffer = io.BytesIO()
-    np.save(buffer, gram, allow_pickle=False)  # no mutant: numbers are never pickled
-    return buffer.getvalue()
-
-
-def _combined_file(vector: NDArray[np.float32]) -> bytes:
-    """The file of a vector that was combined already."""
-    layout = update_layout([("combined", len(vector))])
-    return b"".join(payload_bytes(layout, {"combined": vector}))
+    return Stepped(files.model, rate, files.gram, files.combined, after, direction, noise, origins(algorithm))
 
 
 def _longest(step: Step) -> str:
@@ -188,32 +132,50 @@ def server_optimiser(spec: ServerSpec) -> Optimiser:
 
 
 @dataclass(frozen=True)
-class _Workshop:
-    """Makes the files of one step."""
+class StepFiles:
+    """The digests of the files of a step; see `Stepped`. `vectors` are those of the run after it, by name."""
+
+    model: str
+    vectors: Mapping[str, str]
+    gram: str
+    combined: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepWriter:
+    """Writes the files of one step."""
 
     blobs: BlobStore
     base_model: str  # the digest of w_t
-    vectors: Mapping[str, str]  # digests before the step, by name
-    rate: float  # the server's learning rate
-    averaged: int | None  # the number of models in the mean; None where none is kept
     parameters: int  # of the model; averaged buffers come after them
+    vectors: Mapping[str, str]  # digests before the step, by name
+    averaged: int | None  # the number of models in the mean; None where none is kept
+    rate: float  # the server's learning rate
+    optimiser: Optimiser  # the server's
 
-    def make(
-        self, step: Step, blocks: Iterable[Vector], optimiser: Optimiser, stationary: Callable[[], bool]
-    ) -> dict[str, str]:
-        """The digests of the model and the vectors after a step, by name; those of the vectors only if they changed.
+    def write(self, step: Step, direction: Direction) -> StepFiles:
+        """The digests after a step along a direction.
 
-        Args:
-            step: what was decided.
-            blocks: of the direction.
-            optimiser: the server's.
-            stationary: whether there is no step to take. Of a direction that is made coordinate by coordinate, this is
-                known after its last block.
+        Averaged buffers become the plain mean of the buffers in the combined replies.
+
+        Raises:
+            FloatingPointError: the new model, or a vector, would not be finite.
         """
-        if not stationary():
+        vectors = {**self.vectors, **self._moved(step, direction)}
+        model, gram, combined = vectors.pop(_MODEL), io.BytesIO(), None
+        np.save(gram, step.gram, allow_pickle=False)  # no mutant: numbers are never pickled
+        if step.combined is not None:
+            layout = update_layout([("combined", len(step.combined))])
+            combined = self.blobs.put(b"".join(payload_bytes(layout, {"combined": step.combined})))
+        return StepFiles(model, vectors, self.blobs.put(gram.getvalue()), combined)
+
+    def _moved(self, step: Step, direction: Direction) -> dict[str, str]:
+        """The digests of the model and of the vectors that change, by name."""
+        # Of a direction that is made coordinate by coordinate, `stationary` is known after its last block.
+        if not direction.stationary:
             buffers = [reply.buffers for reply in step.replies if reply.buffers is not None]
-            with self._stream(blocks, optimiser, buffers) as writers:
-                if not stationary():
+            with self._stream(direction, self.optimiser, buffers) as writers:
+                if not direction.stationary:
                     return {name: writer.commit() for name, writer in writers.items()}
         if self.averaged is not None:
             with self._stream(combine(np.zeros(len(step.rows)), step.rows), Sgd(), []) as writers:
