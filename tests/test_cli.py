@@ -149,7 +149,7 @@ def test_an_interrupt_in_the_middle_of_an_import_is_not_lost(monkeypatch: pytest
         imported.append(import_module("swallows"))
         time.sleep(60)  # the interrupt ends it
 
-    monkeypatch.setattr("fedpareto.cli.main.app", command)
+    monkeypatch.setattr("fedpareto.cli.main.program", lambda: command)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM)}
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -25,16 +25,22 @@ from federation.tls import require_tls13
 PRELOADED = [
     "alembic.command",
     "coordinator.server",
+    "coordinator.services.stopped",
+    "cryptography.hazmat.backends.openssl.backend",
+    "encodings.idna",
     "federation.tasks.digits",
     "federation.tasks.models",
     "federation.training.torch_trainer",
     "fedpareto.cli.main",
     "fedpareto.cli.client",
     "fedpareto.cli.document",
+    "fedpareto.cli.entry",
     "fedpareto.cli.render",
+    "fedpareto.cli.stopped",
     "fedpareto.cli.upload",
     "fedpareto.cli.watch",
     "psycopg",
+    "pydantic.type_adapter",
     "rich.progress",
     "sqlalchemy.dialects.postgresql.psycopg",
     "sqlite3",
@@ -43,6 +49,7 @@ PRELOADED = [
     "verification.run",
     "worker.enroll",
     "worker.service",
+    "fedpareto.cli.preloaded",  # the last one
 ]
 
 
