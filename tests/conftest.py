@@ -1,3 +1,4 @@
+import gc
 import multiprocessing
 import os
 import secrets
@@ -22,8 +23,21 @@ from storage.directory import DirectoryStore
 if TYPE_CHECKING:
     from stage import Stage
 
-pytest_plugins = ["costs", "deadline"]
+pytest_plugins = ["costs", "deadline", "distribution"]
+TEMPORARY_BYTES = 4 << 30  # what temporary files of the tests may take; `make test-full` takes 2 GB
 
+
+def in_memory(directory: Path) -> bool:
+    """Whether this directory, of a file system in memory, can take the tests' temporary files."""
+    try:
+        system = os.statvfs(directory)
+    except OSError:
+        return False
+    usable = os.access(directory, os.W_OK) and not system.f_flag & os.ST_NOEXEC
+    return usable and system.f_bavail * system.f_frsize >= TEMPORARY_BYTES
+
+
+gc.disable()  # until the tests are collected: what is imported stays
 for _pool in ("OMP", "OPENBLAS"):  # in every process: threads of models as small as these wait for each other
     os.environ.setdefault(f"{_pool}_NUM_THREADS", "1")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # as the command sets it; gRPC reads these once
@@ -33,7 +47,16 @@ require_tls13()  # before a test imports gRPC
 settings.register_profile("fuzz", max_examples=10_000)  # make fuzz
 # A shell ignores interrupts in what it starts in the background, and children inherit that; tests send interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if in_memory(Path("/dev/shm")):
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")  # of tmp_path: thousands of commits need no disk
 typer.testing._get_command = cache(typer.testing._get_command)  # building all commands takes 0.1 CPU seconds a call
+
+
+def pytest_collection_finish() -> None:
+    """Collects garbage rarely, and never looks through what collecting the tests has imported."""
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:
@@ -86,7 +109,7 @@ def empty_database(request: pytest.FixtureRequest, directory: Path) -> Iterator[
         admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """An empty database of its own, on each back end."""
     with empty_database(request, tmp_path) as url:
@@ -108,11 +131,13 @@ def blobs(tmp_path: Path) -> DirectoryStore:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Stages: on SQLite; on PostgreSQL in `make test-full`, and where a module says `BOTH_DATABASES = True`."""
-    if "_module_stage" in metafunc.fixturenames:
-        marks = () if getattr(metafunc.module, "BOTH_DATABASES", False) else pytest.mark.full
-        back_ends = ["sqlite", pytest.param("postgresql", marks=marks)]
-        metafunc.parametrize("_module_stage", back_ends, indirect=True, scope="module")
+    """Databases: SQLite; PostgreSQL in `make test-full`, and where a module says `BOTH_DATABASES = True`."""
+    marks = () if getattr(metafunc.module, "BOTH_DATABASES", False) else pytest.mark.full
+    back_ends = ["sqlite", pytest.param("postgresql", marks=marks)]
+    chosen = {mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")}  # by the test itself
+    for fixture, scope in (("_module_stage", "module"), ("database_url", "function")):
+        if fixture in metafunc.fixturenames and fixture not in chosen:
+            metafunc.parametrize(fixture, back_ends, indirect=True, scope=scope)
 
 
 @pytest.fixture(scope="module")

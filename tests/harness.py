@@ -56,12 +56,13 @@ SECONDS = 120.0  # how long anything may take before the test fails; nothing dep
 
 def wait_for(condition: Callable[[], T | None], what: str, seconds: float = SECONDS) -> T:
     """Waits until a condition returns a true value, and returns the value."""
-    end = time.monotonic() + seconds
+    end, pause = time.monotonic() + seconds, 0.005
     while time.monotonic() < end:
         found = condition()
         if found:
             return found
-        time.sleep(0.02)  # the condition is in another process or its files, which do not notify the test
+        time.sleep(pause)  # the condition is in another process or its files, which do not notify the test
+        pause = min(1.3 * pause, 0.1)
     raise AssertionError(f"waited {seconds:.0f} s for {what}")
 
 

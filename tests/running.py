@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,12 +40,13 @@ SECONDS = 60.0  # how long anything may take before the test fails
 
 
 def wait_for(condition: Callable[[], T | None], what: str) -> T:
-    end = threading.Event()
-    for _ in range(int(SECONDS / 0.02)):
+    end, pause = time.monotonic() + SECONDS, 0.005
+    while time.monotonic() < end:
         found = condition()
         if found:
             return found
-        end.wait(0.02)
+        time.sleep(pause)
+        pause = min(1.3 * pause, 0.1)  # most conditions read the database
     raise AssertionError(f"waited {SECONDS} s for {what}")
 
 

@@ -36,6 +36,7 @@ from storage.database import Database, DatabaseBusy, DatabaseIncompatible
 from storage.models import AuditEntry, Base, Client, Model, Round, Run
 from storage.states import ClientState, RoundState, RunState
 
+BOTH_DATABASES = True
 ROOT = Path(__file__).resolve().parent.parent
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 DIGEST = "blake3:" + "0" * 64

@@ -1,0 +1,37 @@
+"""Test files dealt to the processes of pytest-xdist; the death of a process costs the test that it ran, and no other.
+
+With the scheduler of pytest-xdist the run hangs after a death: it deals the tests that were done once more, and waits
+for them.
+"""
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> "Files | None":
+    return Files(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+class Files(LoadFileScheduling):
+    """Deals whole files, and the rest of a file whose process has died to another one."""
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """The test that the process ran when it died, if it did; the tests after it are dealt again."""
+        units = self.assigned_work.pop(node).values()
+        died, *rest = [test for unit in units for test, done in unit.items() if not done] or [None]
+        for test in rest:
+            self.workqueue.setdefault(self._split_scope(test), {})[test] = False
+        for other in self.nodes:
+            self._reschedule(other)
+        return died
+
+    def _reschedule(self, node: WorkerController) -> None:
+        """Deals until the process has more than two tests: it runs none without knowing the next one."""
+        while node in self.registered_collections and not node.shutting_down and self._pending(node) <= 2:
+            super()._reschedule(node)
+
+    def _pending(self, node: WorkerController) -> int:
+        return self._pending_of(self.assigned_work[node])
