@@ -403,15 +403,6 @@ class SimulationSpec(Section):
             raise ValueError(f"unknown choice of objectives {value!r}: use all or cycle:K")
         return value
 
-    @field_validator("attack")
-    @classmethod
-    def _an_attack(cls, value: str) -> str:
-        from federation.attacks import must_exist  # noqa: PLC0415 - it needs NumPy, which `fedpareto --help` does not
-
-        if value:
-            must_exist(value)
-        return value
-
     @model_validator(mode="after")
     def _both_or_neither(self) -> "SimulationSpec":
         if (self.attackers > 0) != bool(self.attack):

@@ -12,12 +12,9 @@ Every key is optional but `name`, `task` and `rounds`. An unknown or wrong key i
 """
 
 import tomllib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pydantic import (
-    Field,
-    ValidationError,
-)
+from pydantic import Field, ValidationError
 
 from federation.problems import Section, explain
 from federation.run_sections import (
@@ -37,9 +34,6 @@ from federation.run_sections import (
     StopSpec,
 )
 from federation.train_section import TrainSpec
-
-if TYPE_CHECKING:
-    pass
 
 _KEYS = "see `fedpareto admin submit --explain` for the keys that exist"
 MAX_LINE = 1000

@@ -15,6 +15,7 @@ from stage import Stage, spec
 
 from coordinator.aggregation import HyperparameterError, aggregate
 from coordinator.aggregation.registry import algorithm, origins
+from coordinator.rounds.specification import parse_run
 from experiments.definition import ExperimentError
 from experiments.loading import load as load_experiment
 from federation.attacks import AttackError, parse_attack
@@ -22,7 +23,6 @@ from federation.attacks.catalogue import entries
 from federation.channels import refusal_from_rpc_error
 from federation.digests import digest
 from federation.plugins import Origin, PluginError, Plugins
-from federation.runs import RunSpec
 from federation.sketches import SKETCHES, sketch
 from federation.sketches import load as load_sketch
 from federation.sketches.base import SketchError
@@ -161,9 +161,9 @@ def test_a_module_that_nobody_loaded_here_is_not_imported_because_a_message_name
 def test_a_real_federation_does_not_import_the_attack_of_a_simulation(code: Path) -> None:
     (code / "dangerous.py").write_text("raise RuntimeError('imported')\n")
     text = 'name = "a"\ntask = "digits"\nrounds = 1\n[simulation]\nattackers = 1\nattack = "ATTACK"\n'
-    assert RunSpec.parse(text.replace("ATTACK", "dangerous:Attack")).simulation.attack == "dangerous:Attack"
+    assert parse_run(text.replace("ATTACK", "dangerous:Attack"))[0].simulation.attack == "dangerous:Attack"
     with pytest.raises(ValueError, match="'sign-flop' is no attack: there are loss-scaling"):
-        RunSpec.parse(text.replace("ATTACK", "sign-flop"))
+        parse_run(text.replace("ATTACK", "sign-flop"))
 
 
 # ---- refused

@@ -9,6 +9,7 @@ from coordinator.aggregation.registry import algorithm, rule_code
 from coordinator.aggregation.rules import HyperparameterError
 from coordinator.aggregation.scalarised import Scalarised
 from coordinator.rounds.client_noise import affordable
+from federation.attacks import AttackError, must_exist
 from federation.metrics import BUILT_IN, MetricKind, must_be_metrics
 from federation.objectives import JOINT
 from federation.runs import RunSpec, SpecError
@@ -26,6 +27,8 @@ def parse_run(text: str | bytes) -> tuple[RunSpec, Algorithm]:
         SpecError: it cannot be used; the message names each key that is wrong.
     """
     spec = RunSpec.parse(text)
+    if spec.simulation.attack:
+        _must_name_an_attack(spec.simulation.attack)
     with _named():
         rule = algorithm(spec.algorithm.name, spec.algorithm.hyperparameters)
     if (rule.reads_losses or rule.reads_accuracies) and not spec.train.measure:
@@ -52,6 +55,13 @@ def parse_run(text: str | bytes) -> tuple[RunSpec, Algorithm]:
     if spec.parameters.buffers == "averaged":
         _must_show_buffers(spec)
     return spec, rule
+
+
+def _must_name_an_attack(description: str) -> None:
+    try:
+        must_exist(description)
+    except AttackError as error:
+        raise SpecError(f"simulation.attack: {error}") from error
 
 
 def _must_show_buffers(spec: RunSpec) -> None:
