@@ -30,7 +30,8 @@ from federation.log_entries import (
 )
 from federation.merkle import root_from
 from federation.proofs import signing_public_key
-from federation.record.exchange import Opened, OpenedExchange, OpenedRound, open_consent
+from federation.record.exchange import Opened, OpenedExchange, open_consent
+from federation.record.rounds import OpenedRound
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import (
     CheckpointManifest,

@@ -15,8 +15,9 @@ from coordinator.aggregation.rules import HyperparameterError
 from federation import digests
 from federation.bundle import BlobAbsent, BundleReader
 from federation.digests import digest
-from federation.record.exchange import RecordReader, run_facts
+from federation.record.rounds import RecordReader
 from federation.runs import RunSpec, SpecError
+from federation.unshared import run_facts
 from federation.v1.common_pb2 import StepManifest
 from federation.v1.record_pb2 import RoundRecord
 from federation.work.secure.orders import order_problems

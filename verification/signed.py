@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from federation.record.exchange import OpenedPhase, OpenedRound
+from federation.record.rounds import OpenedPhase, OpenedRound
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest, StepManifest
 from verification.errors import Wrong
 

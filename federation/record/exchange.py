@@ -1,30 +1,25 @@
-"""The record of a round, opened: who signed each envelope, and whether it belongs where it is.
+"""An assignment and what its client answered, opened: who signed each envelope, and whether it belongs where it is.
 
-`open_exchange` opens an assignment and what its client answered, `RecordReader` the rounds of a run. Neither stops at a
-problem: each envelope states its own, so one reader can show all of them, and another one can stop at the first. `Fact`
-is what the audit log must tell of an envelope.
+Opening does not stop at a problem: each envelope states its own, so one reader can show all of them, and another one
+can stop at the first. Each envelope also states the `Fact` that the audit log must tell of it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any, Generic, Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.message import Message
 
-from federation.digests import digest
 from federation.envelope import ManifestT, envelope_digest
 from federation.envelope import unseal as verify_signature
 from federation.key_chain import KeyChain, moment
-from federation.log_entries import ACCEPTED, DECLINED, EQUIVOCATED, ISSUED, REFUSED, SKIPPED, STEPPED, Fact
+from federation.log_entries import ACCEPTED, DECLINED, EQUIVOCATED, ISSUED, REFUSED, Fact
 from federation.record import bindings
 from federation.record.bindings import repeated
 from federation.refusals import Refusal
-from federation.runs import RunSpec
-from federation.unshared import unshared_parameters
 from federation.v1.common_pb2 import (
     AssignmentManifest,
     ConsentManifest,
@@ -32,9 +27,8 @@ from federation.v1.common_pb2 import (
     ReceiptManifest,
     ReplyManifest,
     SignedEnvelope,
-    StepManifest,
 )
-from federation.v1.record_pb2 import Answer, Exchange, PhaseRecord, RoundRecord
+from federation.v1.record_pb2 import Answer, Exchange
 
 
 class Unbound(Refusal):
@@ -174,63 +168,6 @@ class OpenedExchange:
         return [answer for answer in self.answers if answer.is_accepted]
 
 
-@dataclass(frozen=True, kw_only=True)
-class OpenedPhase:
-    """A phase.
-
-    Attributes:
-        number: in its round, over all attempts.
-        decides: whether its replies decide on the step: it is of the last attempt, and does not evaluate the new model.
-        evaluates: whether its replies measure the new model.
-        exchanges: one for each client that was asked.
-    """
-
-    number: int
-    decides: bool
-    evaluates: bool
-    exchanges: tuple[OpenedExchange, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpenedRound:
-    """A round.
-
-    Attributes:
-        phases: those of all attempts, in their order.
-        step: None where the round has none.
-        skipped: what the log must tell of a round that ended without a step; None for others.
-    """
-
-    phases: tuple[OpenedPhase, ...]
-    step: Opened[StepManifest] | None
-    skipped: Fact | None
-
-    @property
-    def exchanges(self) -> Iterator[OpenedExchange]:
-        """Those of all phases."""
-        return (exchange for phase in self.phases for exchange in phase.exchanges)
-
-    @property
-    def envelopes(self) -> Iterator[Opened[Any]]:
-        """All envelopes, the step last."""
-        for exchange in self.exchanges:
-            yield from exchange.envelopes
-        if self.step is not None:
-            yield self.step
-
-
-def run_facts(federation_id: str, run_id: str, document: bytes, spec: RunSpec) -> dict[str, object]:
-    """What all assignments of a run repeat, by the name of the field; `spec` is the document, parsed."""
-    return {
-        "federation_id": federation_id,
-        "run_id": run_id,
-        "spec": digest(document),
-        "task": spec.task,
-        "seed": spec.seed,
-        "unshared": unshared_parameters(spec.parameters),
-    }
-
-
 def open_exchange(exchange: Exchange, signers: Signers, expected: Mapping[str, object]) -> OpenedExchange:
     """Opens an assignment and its answers, and compares each with what it answers.
 
@@ -240,23 +177,25 @@ def open_exchange(exchange: Exchange, signers: Signers, expected: Mapping[str, o
         expected: what is known of the assignment, by the name of the field, its `phase` at least. Its `client_id` is
             the client whose answers these are; without it, the one that the assignment names.
     """
-    assignment = _open_assignment(exchange.assignment, signers, expected)
-    return _open_answers(assignment, exchange, signers, expected)
+    assignment = open_assignment(exchange.assignment, signers, expected)
+    return open_answers(assignment, exchange, signers, expected)
 
 
-def _open_assignment(
+def open_assignment(
     envelope: SignedEnvelope, signers: Signers, expected: Mapping[str, object]
 ) -> Opened[AssignmentManifest]:
-    assignment = _opened("assignment", "an assignment", envelope, AssignmentManifest, signers.of_coordinator)
+    """Opens an assignment; the arguments are those of `open_exchange`."""
+    assignment = opened("assignment", "an assignment", envelope, AssignmentManifest, signers.of_coordinator)
     order = assignment.manifest
     if client_id := expected.get("client_id", order.client_id):
         assignment = replace(assignment, name=f"the assignment of {client_id} in phase {expected['phase']}")
-    return assignment.but(_mismatch(order, expected), action=ISSUED, subject=order.assignment_id)
+    return assignment.but(mismatch(order, expected), action=ISSUED, subject=order.assignment_id)
 
 
-def _open_answers(
+def open_answers(
     assignment: Opened[AssignmentManifest], exchange: Exchange, signers: Signers, expected: Mapping[str, object]
 ) -> OpenedExchange:
+    """Opens what the client of an assignment answered; the arguments are those of `open_exchange`."""
     client_id = str(expected.get("client_id", assignment.manifest.client_id))
     client = _Client(assignment, client_id, signers, f"of {client_id} in phase {expected['phase']}")
     decline = client.decline(exchange.decline) if exchange.HasField("decline") else None
@@ -310,7 +249,7 @@ class _Client:
 
     def _receipt(self, envelope: SignedEnvelope, reply: Opened[ReplyManifest]) -> Opened[ReceiptManifest]:
         name = f"the receipt for {reply.name}"
-        receipt = _opened("receipt", name, envelope, ReceiptManifest, self.signers.of_coordinator)
+        receipt = opened("receipt", name, envelope, ReceiptManifest, self.signers.of_coordinator)
         expected: dict[str, Any] = {"envelope": reply.digest}
         expected |= repeated(self.assignment.manifest, bindings.PLACE)
         if reply.is_signed:
@@ -323,11 +262,11 @@ class _Client:
         def unseal(envelope: SignedEnvelope, message: type[ManifestT]) -> ManifestT:
             return self.signers.of_client(self.client_id, envelope, message)
 
-        return _opened(kind, f"the {kind} {self.place}", envelope, message, unseal)
+        return opened(kind, f"the {kind} {self.place}", envelope, message, unseal)
 
     def _difference(self, answer: Opened[Any], expected: Mapping[str, object]) -> Mismatch | None:
         """The first field in which an answer differs; an assignment that nobody has signed cannot be compared."""
-        return _mismatch(answer.manifest, expected) if answer.is_signed and self.assignment.is_signed else None
+        return mismatch(answer.manifest, expected) if answer.is_signed and self.assignment.is_signed else None
 
     def _unverified(self) -> Unbound | None:
         """The problem of an answer to an assignment that is not verified itself."""
@@ -348,109 +287,6 @@ class _Client:
         except Refusal as refusal:
             return refusal
         return None
-
-
-@dataclass
-class RecordReader:
-    """Opens the rounds of a run in their order.
-
-    Attributes:
-        signers: who may sign what.
-        facts: what all assignments of the run repeat, by the name of the field; see `run_facts`.
-    """
-
-    signers: Signers
-    facts: Mapping[str, object]
-    _assignments: set[str] = field(default_factory=set)
-    _submitted_by: str | None = None
-
-    def read(
-        self,
-        record: RoundRecord,
-        base_model: str,
-        previous_step: str,
-        known: Mapping[int, Sequence[Mapping[str, object]]] = MappingProxyType({}),
-    ) -> OpenedRound:
-        """Opens a round.
-
-        Args:
-            record: of the round.
-            base_model: the digest of the model that the round starts from.
-            previous_step: the digest of the envelope of the step before; empty before the first.
-            known: what else is known of the assignments of a phase, by its number, in the order of the exchanges.
-        """
-        step = None
-        if record.HasField("step"):
-            step = self._step(record, base_model)
-        phases = []
-        for phase in record.phases:
-            expected = {**self.facts, "round": record.number}
-            expected |= {"base_model": base_model, "previous_step": previous_step} if phase.decides else {}
-            phases.append(self._phase(record, phase, expected, known.get(phase.number, ())))
-        if step is not None:
-            step = step.but(_leaves_out(step.manifest, phases))
-        place = f"{self.facts['run_id']}/{record.number}"
-        skipped = Fact(SKIPPED, place, "") if step is None and record.state == "SKIPPED" else None
-        return OpenedRound(phases=tuple(phases), step=step, skipped=skipped)
-
-    def _step(self, record: RoundRecord, base_model: str) -> Opened[StepManifest]:
-        step = _opened("step", "the step", record.step, StepManifest, self.signers.of_coordinator)
-        expected = {"federation_id": self.facts["federation_id"], "run_id": self.facts["run_id"]}
-        expected |= {"round": record.number, "base_model": base_model}
-        place = f"{self.facts['run_id']}/{record.number}"
-        return step.but(_mismatch(step.manifest, expected), action=STEPPED, subject=place)
-
-    def _phase(
-        self,
-        record: RoundRecord,
-        phase: PhaseRecord,
-        expected: Mapping[str, object],
-        known: Sequence[Mapping[str, object]],
-    ) -> OpenedPhase:
-        place = {"phase": phase.number, "attempt": phase.attempt, "kind": phase.kind}
-        facts = [{**(known[number] if known else {}), **expected, **place} for number in range(len(phase.exchanges))]
-        assignments = [
-            self._assignment(exchange.assignment, values)
-            for exchange, values in zip(phase.exchanges, facts, strict=True)
-        ]
-        assignments = _asked_once(assignments)
-        exchanges = [
-            _open_answers(assignment, exchange, self.signers, values)
-            for assignment, exchange, values in zip(assignments, phase.exchanges, facts, strict=True)
-        ]
-        decides = phase.decides and phase.attempt == record.attempt
-        return OpenedPhase(
-            number=phase.number, decides=decides, evaluates=not phase.decides, exchanges=tuple(exchanges)
-        )
-
-    def _assignment(self, envelope: SignedEnvelope, expected: Mapping[str, object]) -> Opened[AssignmentManifest]:
-        """An assignment, which names the same submitter as the first one, and is on record once."""
-        if self._submitted_by is not None:
-            expected = {**expected, "submitted_by": self._submitted_by}
-        assignment = _open_assignment(envelope, self.signers, expected)
-        order = assignment.manifest
-        if assignment.is_signed:
-            self._submitted_by = order.submitted_by if self._submitted_by is None else self._submitted_by
-            if order.assignment_id in self._assignments:
-                return assignment.but(Unbound("assignment_id", "is on record twice"))
-            self._assignments.add(order.assignment_id)
-        return assignment
-
-
-def _asked_once(assignments: Sequence[Opened[AssignmentManifest]]) -> list[Opened[AssignmentManifest]]:
-    """The assignments of a phase, each of another client; each names the number of all."""
-    clients: set[str] = set()
-    opened = []
-    for assignment in assignments:
-        order, twice = assignment.manifest, None
-        if assignment.is_signed and order.client_id in clients:
-            words = f"is a second one: {order.client_id} was asked twice in phase {order.phase}"
-            twice = Unbound("client_id", words)
-        clients.add(order.client_id)
-        opened.append(assignment.but(twice))
-    if any(assignment.problem is not None for assignment in opened):
-        return opened  # one that does not belong here makes the number of the others wrong
-    return [one.but(_mismatch(one.manifest, {"members": len(opened)})) for one in opened]
 
 
 def open_consent(
@@ -476,13 +312,13 @@ def open_consent(
             signers.client(client_id, envelope).must_count(envelope, answered, answered)
         return said
 
-    consent = _opened("consent", f"the answer of {client_id!r} to the run", envelope, ConsentManifest, unseal)
+    consent = opened("consent", f"the answer of {client_id!r} to the run", envelope, ConsentManifest, unseal)
     said = consent.manifest
     action, subject = f"consent.{said.answer}", f"{said.run_id}/{client_id}"
-    return consent.but(_mismatch(said, {**expected, "client_id": client_id}), action=action, subject=subject)
+    return consent.but(mismatch(said, {**expected, "client_id": client_id}), action=action, subject=subject)
 
 
-def _mismatch(message: Message, expected: Mapping[str, object]) -> Mismatch | None:
+def mismatch(message: Message, expected: Mapping[str, object]) -> Mismatch | None:
     """The first field of a message with another value than expected; None if all agree."""
     for name, value in expected.items():
         signed = getattr(message, name)
@@ -491,30 +327,19 @@ def _mismatch(message: Message, expected: Mapping[str, object]) -> Mismatch | No
     return None
 
 
-def _opened(
+def opened(
     kind: str,
     name: str,
     envelope: SignedEnvelope,
     message: type[ManifestT],
     unseal: Callable[[SignedEnvelope, type[ManifestT]], ManifestT],
 ) -> Opened[ManifestT]:
+    """An envelope, opened by a function that raises Refusal where no key that may sign it has."""
     try:
         manifest = unseal(envelope, message)
     except Refusal as refusal:
         return Opened(kind=kind, name=name, envelope=envelope, manifest=message(), is_signed=False, problem=refusal)
     return Opened(kind=kind, name=name, envelope=envelope, manifest=manifest, is_signed=True)
-
-
-def _leaves_out(step: StepManifest, phases: Sequence[OpenedPhase]) -> Refusal | None:
-    """The problem of a step that does not name each accepted reply, nor its client as revoked."""
-    named = {*step.replies, *step.consulted}
-    deciding = [answer for phase in phases if phase.decides for one in phase.exchanges for answer in one.accepted]
-    left_out = {answer.reply.manifest.client_id for answer in deciding if answer.reply.digest not in named}
-    if unnamed := left_out - {*step.revoked}:
-        return Refusal("mismatch:replies", f"the reply of {min(unnamed)} was accepted, and the step leaves it out")
-    if strangers := {*step.revoked} - left_out:
-        return Unbound("revoked", f"leaves {min(strangers)} out as revoked, and has no reply of it to leave out")
-    return None
 
 
 def _short(value: object) -> str:

@@ -1,0 +1,181 @@
+"""The rounds of a run, opened from their records: all envelopes of a round, and how they belong together."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from federation.log_entries import SKIPPED, STEPPED, Fact
+from federation.record.exchange import (
+    Opened,
+    OpenedExchange,
+    Signers,
+    Unbound,
+    mismatch,
+    open_answers,
+    open_assignment,
+    opened,
+)
+from federation.refusals import Refusal
+from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
+from federation.v1.record_pb2 import PhaseRecord, RoundRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedPhase:
+    """A phase.
+
+    Attributes:
+        number: in its round, over all attempts.
+        decides: whether its replies decide on the step: it is of the last attempt, and does not evaluate the new model.
+        evaluates: whether its replies measure the new model.
+        exchanges: one for each client that was asked.
+    """
+
+    number: int
+    decides: bool
+    evaluates: bool
+    exchanges: tuple[OpenedExchange, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedRound:
+    """A round.
+
+    Attributes:
+        phases: those of all attempts, in their order.
+        step: None where the round has none.
+        skipped: what the log must tell of a round that ended without a step; None for others.
+    """
+
+    phases: tuple[OpenedPhase, ...]
+    step: Opened[StepManifest] | None
+    skipped: Fact | None
+
+    @property
+    def exchanges(self) -> Iterator[OpenedExchange]:
+        """Those of all phases."""
+        return (exchange for phase in self.phases for exchange in phase.exchanges)
+
+    @property
+    def envelopes(self) -> Iterator[Opened[Any]]:
+        """All envelopes, the step last."""
+        for exchange in self.exchanges:
+            yield from exchange.envelopes
+        if self.step is not None:
+            yield self.step
+
+
+@dataclass
+class RecordReader:
+    """Opens the rounds of a run in their order.
+
+    Attributes:
+        signers: who may sign what.
+        facts: what all assignments of the run repeat, by the name of the field; see `federation.unshared.run_facts`.
+    """
+
+    signers: Signers
+    facts: Mapping[str, object]
+    _assignments: set[str] = field(default_factory=set)
+    _submitted_by: str | None = None
+
+    def read(
+        self,
+        record: RoundRecord,
+        base_model: str,
+        previous_step: str,
+        known: Mapping[int, Sequence[Mapping[str, object]]] = MappingProxyType({}),
+    ) -> OpenedRound:
+        """Opens a round.
+
+        Args:
+            record: of the round.
+            base_model: the digest of the model that the round starts from.
+            previous_step: the digest of the envelope of the step before; empty before the first.
+            known: what else is known of the assignments of a phase, by its number, in the order of the exchanges.
+        """
+        step = None
+        if record.HasField("step"):
+            step = self._step(record, base_model)
+        phases = []
+        for phase in record.phases:
+            expected = {**self.facts, "round": record.number}
+            expected |= {"base_model": base_model, "previous_step": previous_step} if phase.decides else {}
+            phases.append(self._phase(record, phase, expected, known.get(phase.number, ())))
+        if step is not None:
+            step = step.but(_leaves_out(step.manifest, phases))
+        place = f"{self.facts['run_id']}/{record.number}"
+        skipped = Fact(SKIPPED, place, "") if step is None and record.state == "SKIPPED" else None
+        return OpenedRound(phases=tuple(phases), step=step, skipped=skipped)
+
+    def _step(self, record: RoundRecord, base_model: str) -> Opened[StepManifest]:
+        step = opened("step", "the step", record.step, StepManifest, self.signers.of_coordinator)
+        expected = {"federation_id": self.facts["federation_id"], "run_id": self.facts["run_id"]}
+        expected |= {"round": record.number, "base_model": base_model}
+        place = f"{self.facts['run_id']}/{record.number}"
+        return step.but(mismatch(step.manifest, expected), action=STEPPED, subject=place)
+
+    def _phase(
+        self,
+        record: RoundRecord,
+        phase: PhaseRecord,
+        expected: Mapping[str, object],
+        known: Sequence[Mapping[str, object]],
+    ) -> OpenedPhase:
+        place = {"phase": phase.number, "attempt": phase.attempt, "kind": phase.kind}
+        facts = [{**(known[number] if known else {}), **expected, **place} for number in range(len(phase.exchanges))]
+        assignments = [
+            self._assignment(exchange.assignment, values)
+            for exchange, values in zip(phase.exchanges, facts, strict=True)
+        ]
+        assignments = _asked_once(assignments)
+        exchanges = [
+            open_answers(assignment, exchange, self.signers, values)
+            for assignment, exchange, values in zip(assignments, phase.exchanges, facts, strict=True)
+        ]
+        decides = phase.decides and phase.attempt == record.attempt
+        return OpenedPhase(
+            number=phase.number, decides=decides, evaluates=not phase.decides, exchanges=tuple(exchanges)
+        )
+
+    def _assignment(self, envelope: SignedEnvelope, expected: Mapping[str, object]) -> Opened[AssignmentManifest]:
+        """An assignment, which names the same submitter as the first one, and is on record once."""
+        if self._submitted_by is not None:
+            expected = {**expected, "submitted_by": self._submitted_by}
+        assignment = open_assignment(envelope, self.signers, expected)
+        order = assignment.manifest
+        if assignment.is_signed:
+            self._submitted_by = order.submitted_by if self._submitted_by is None else self._submitted_by
+            if order.assignment_id in self._assignments:
+                return assignment.but(Unbound("assignment_id", "is on record twice"))
+            self._assignments.add(order.assignment_id)
+        return assignment
+
+
+def _asked_once(assignments: Sequence[Opened[AssignmentManifest]]) -> list[Opened[AssignmentManifest]]:
+    """The assignments of a phase, each of another client; each names the number of all."""
+    clients: set[str] = set()
+    opened = []
+    for assignment in assignments:
+        order, twice = assignment.manifest, None
+        if assignment.is_signed and order.client_id in clients:
+            words = f"is a second one: {order.client_id} was asked twice in phase {order.phase}"
+            twice = Unbound("client_id", words)
+        clients.add(order.client_id)
+        opened.append(assignment.but(twice))
+    if any(assignment.problem is not None for assignment in opened):
+        return opened  # one that does not belong here makes the number of the others wrong
+    return [one.but(mismatch(one.manifest, {"members": len(opened)})) for one in opened]
+
+
+def _leaves_out(step: StepManifest, phases: Sequence[OpenedPhase]) -> Refusal | None:
+    """The problem of a step that does not name each accepted reply, nor its client as revoked."""
+    named = {*step.replies, *step.consulted}
+    deciding = [answer for phase in phases if phase.decides for one in phase.exchanges for answer in one.accepted]
+    left_out = {answer.reply.manifest.client_id for answer in deciding if answer.reply.digest not in named}
+    if unnamed := left_out - {*step.revoked}:
+        return Refusal("mismatch:replies", f"the reply of {min(unnamed)} was accepted, and the step leaves it out")
+    if strangers := {*step.revoked} - left_out:
+        return Unbound("revoked", f"leaves {min(strangers)} out as revoked, and has no reply of it to leave out")
+    return None
