@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from coordinator.audit.checkpoints import LogKey
 from coordinator.audit.verification import log_problems
+from coordinator.services.checks import EnvelopeChecks
 from coordinator.services.record_check import record_problems
-from coordinator.services.verification import Verifier
 from federation import log_entries
 from federation.envelope import seal, unseal
 from federation.log_entries import FIRST
@@ -52,7 +52,7 @@ class Recorded:
     def problems(self, *edits: Edit) -> list[str]:
         """What is found after some edits, which are undone."""
         home = self.stage.served.home
-        verifier = Verifier(home.federation_id, home.signing.chain)
+        checks = EnvelopeChecks(home.federation_id, home.signing.chain)
         newest = self.sequencer.newest
         with self.stage.served.database.begin() as session:
             for edit in edits:
@@ -62,7 +62,7 @@ class Recorded:
                     edit(self, session)
             session.flush()
             session.expire_all()
-            found = [*log_problems(session, home.log_key, newest), *record_problems(session, verifier)]
+            found = [*log_problems(session, home.log_key, newest), *record_problems(session, checks)]
             session.rollback()
         return [item for item in found if isinstance(item, str)]
 

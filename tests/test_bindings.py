@@ -21,8 +21,8 @@ from test_evidence import edit
 
 from coordinator.rounds.declines import verified_decline
 from coordinator.rounds.evidence import Evidence, RecordError, SignatureMemory
+from coordinator.services.checks import EnvelopeChecks
 from coordinator.services.record_check import record_problems
-from coordinator.services.verification import Verifier
 from federation.bundle import BundleReader
 from federation.envelope import envelope_digest, seal
 from federation.key_chain import KeyChain
@@ -124,12 +124,12 @@ class Scene:
     def checks(self, name: str) -> dict[str, str]:
         """What `admin round` says of the envelopes of a client in the first phase: "" where they are verified."""
         home = self.stage.served.home
-        verifier = Verifier(home.federation_id, home.signing.chain)
+        checks = EnvelopeChecks(home.federation_id, home.signing.chain)
         with self.stage.served.database.read() as session:
-            round_id = session.scalars(select(models.Round.round_id).filter_by(run_id=self.run)).one()
-            found = verifier.of_round(session, round_id)[name]
-            audited = [one for one in record_problems(session, verifier) if isinstance(one, str)]
-        reasons = {check.kind: check.reason for _, check in found if check.phase == 0}
+            row = session.scalars(select(models.Round).filter_by(run_id=self.run)).one()
+            found = [one.check for one in checks.of_round(session, row).envelopes if one.client_id == name]
+            audited = [one for one in record_problems(session, checks) if isinstance(one, str)]
+        reasons = {check.kind: check.reason for check in found if check.phase == 0}
         for kind, reason in reasons.items():  # the auditor is told the same
             assert not reason or any(f"the {kind} of {name} in phase 0: {reason}" in one for one in audited), audited
         return reasons

@@ -94,6 +94,18 @@ def test_the_local_rate_of_each_round_is_verified_from_its_bundle(stage: Stage, 
     assert len(verified(stage, run, tmp_path)) == 3
 
 
+def test_a_run_that_was_stopped_within_a_round_is_verified(stage: Stage, tmp_path: Path) -> None:
+    task = stage.task()
+    ann, ben = stage.cast(task, "ann", "ben")
+    run = stage.submit(spec(f"bundle-{stage.count}", task, algorithm="fedavg", more="selection.minimum = 2"))
+    ann.reply(ann.order())
+    ben.order()
+    stage.stop_run(run, "enough")
+    stage.wait_state(run, RunState.STOPPED)
+    (found,) = verified(stage, run, tmp_path)
+    assert found.words.startswith("skipped: the run ended: enough")
+
+
 def test_without_payloads_the_rule_is_verified_and_the_rest_is_named(stage: Stage, tmp_path: Path) -> None:
     run = played(stage, "fedmgda+", "")
     with BundleReader(exported(stage, run, tmp_path / "run.fedpareto", payloads=False)) as bundle:

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.home import Home
 from coordinator.services import details, views
-from coordinator.services.verification import Verifier
+from coordinator.services.checks import EnvelopeChecks
 from federation.v1.admin_pb2 import Participation
 from federation.v1.common_pb2 import AssignmentState
 from fedpareto.messages import accepted
@@ -58,13 +58,13 @@ class Seen:
         self.history: History = simulate(SPEC.format(algorithm=algorithm, serve=serve), home=home, threads=1)
         assert self.history.state == "COMPLETED", self.history.reason
         loaded = Home.load(home)
-        self.verifier = Verifier(loaded.federation_id, loaded.signing.chain)
+        self.checks = EnvelopeChecks(loaded.federation_id, loaded.signing.chain)
         self.blobs = DirectoryStore(loaded.blobs_dir)
         self.database = Database.open(loaded.database_url, durable=False)
 
     def detail(self, session: Session, number: int) -> views.messages.GetRoundResponse:
         found = session.scalars(select(models.Round).where(models.Round.number == number)).one()
-        return details.round_detail(session, self.blobs, self.verifier, found)
+        return details.round_detail(session, self.blobs, self.checks, found)
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from stage import Player, Stage, spec
 from test_bundle import exported
 
 from coordinator.members.rotation import OVERLAP
+from coordinator.services.checks import EnvelopeChecks
 from coordinator.services.record_check import record_problems
-from coordinator.services.verification import Verifier
 from federation.bundle import BundleReader
 from federation.certificates import make_csr
 from federation.envelope import envelope_digest, key_id, unseal
@@ -89,8 +89,8 @@ def signers(stage: Stage, run: str, number: int = 0) -> dict[str, bytes]:
 
 def problems(stage: Stage) -> list[str]:
     home = stage.served.home
-    verifier = Verifier(home.federation_id, home.signing.chain)
-    return stage.look(lambda session: [one for one in record_problems(session, verifier) if isinstance(one, str)])
+    checks = EnvelopeChecks(home.federation_id, home.signing.chain)
+    return stage.look(lambda session: [one for one in record_problems(session, checks) if isinstance(one, str)])
 
 
 @pytest.fixture

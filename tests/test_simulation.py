@@ -11,7 +11,7 @@ from harness import federation
 from simulations import close, run_cli, spec
 
 from coordinator.services import views
-from coordinator.services.verification import Verifier
+from coordinator.services.checks import EnvelopeChecks
 from federation.runs import SpecError
 from federation.tasks import task
 from federation.v1.admin_pb2 import Reply
@@ -235,14 +235,14 @@ def test_a_long_record_of_updates_is_read_a_piece_at_a_time(tmp_path: Path) -> N
     with Simulation(spec(rounds=5, algorithm="fedavg").encode(), tmp_path / "home") as simulation:
         simulation.run()
         with simulation._database.read() as session:
-            verifier = Verifier(simulation._home.federation_id, simulation._home.signing.chain)
-            whole, _ = views.replies(session, verifier, simulation.run_id, None, "", 0, 1000)
+            checks = EnvelopeChecks(simulation._home.federation_id, simulation._home.signing.chain)
+            whole, _ = views.replies(session, checks, simulation.run_id, None, "", 0, 1000)
             pieces: list[Reply] = []
             after = 0
-            while (found := views.replies(session, verifier, simulation.run_id, None, "", after, 3))[0]:
+            while (found := views.replies(session, checks, simulation.run_id, None, "", after, 3))[0]:
                 pieces.extend(found[0])
                 after = found[1]
-            own, _ = views.replies(session, verifier, simulation.run_id, 2, "client-001", 0, 3)
+            own, _ = views.replies(session, checks, simulation.run_id, 2, "client-001", 0, 3)
     assert [(update.round, update.client_id) for update in whole] == [
         (t, f"client-{i:03d}") for t in range(5) for i in range(4)
     ]

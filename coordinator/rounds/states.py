@@ -7,7 +7,9 @@ from typing import Any, TypeVar
 from sqlalchemy import ColumnElement, bindparam, select, update
 from sqlalchemy.orm import Session
 
+from federation import log_entries
 from federation.refusals import Refusal
+from storage import audit
 from storage.models import Assignment, Client, Phase, Round, Run
 from storage.states import AssignmentState, ClientState, PhaseState, RoundState, RunState
 
@@ -163,6 +165,11 @@ def end_conversation(session: Session, run_id: str, reason: str, at: datetime) -
             end_assignment(assignment, AssignmentState.CANCELLED, at, "run-ended")
             cancelled.append(assignment)
         close_phase(phase, at)
-    ended = RoundState.SKIPPED if current.state is RoundState.OPEN else RoundState.COMPLETED
-    move_round(current, ended, at, f"the run ended: {reason}")
+    why = f"the run ended: {reason}"
+    if current.state is RoundState.OPEN:
+        move_round(current, RoundState.SKIPPED, at, why)
+        subject = f"{run_id}/{current.number}"
+        audit.record(session, at=at, actor="coordinator", action=log_entries.SKIPPED, subject=subject, detail=why)
+    else:
+        move_round(current, RoundState.COMPLETED, at, why)
     return cancelled

@@ -41,7 +41,7 @@ class AuditCalls(Service):
 
     def _record_problems(self) -> Iterator[str | int]:
         with self._database.read() as session:
-            yield from record_problems(session, self._verifier)
+            yield from record_problems(session, self._checks)
 
     def _blob_problems(self) -> Iterator[str | int]:
         with self._database.read() as session:

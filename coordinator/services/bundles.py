@@ -14,18 +14,19 @@ from typing import Any
 from cryptography import x509
 from google.protobuf import json_format
 from sqlalchemy import CompoundSelect, select
-from sqlalchemy.orm import Session, selectinload
+from sqlalchemy.orm import Session
 
 from coordinator.audit.excerpt import excerpt
+from coordinator.rounds.export import recorded_phases, round_record
 from coordinator.rounds.states import ROUND_ENDED, RUN_ENDED
 from federation import bundle
 from federation.certificates import der, serial_of
 from federation.identity import parse_peer
 from federation.v1.common_pb2 import KeyRotation, Metric, ReplyManifest, SignedEnvelope, StepManifest
-from federation.v1.record_pb2 import Answer, Bundle, Consents, Exchange, PhaseRecord, Rotations, RoundRecord
+from federation.v1.record_pb2 import Bundle, Consents, Rotations, RoundRecord
 from storage.blobs import BlobMissing, BlobStore
 from storage.database import Database
-from storage.models import Assignment, Certificate, Client, Consent, Phase, Reply, Rotation, Round, Run
+from storage.models import Assignment, Certificate, Client, Consent, Phase, Rotation, Round, Run
 
 _PIECE = 1 << 18  # bytes of a blob that are copied at once
 _LOTS = 1 << 18  # bytes that are worth sending
@@ -101,7 +102,7 @@ def write_bundle(
         wanted = [about.initial_model] if payloads else []
         for round_id in rounds:
             with database.read() as session:
-                record = _round(session, session.get_one(Round, round_id))
+                record = round_record(session.get_one(Round, round_id), recorded_phases(session, round_id))
             with _entry(archive, bundle.round_entry(record.number)) as write:
                 write(record.SerializeToString())
             yield from sink.take(_LOTS)
@@ -208,47 +209,6 @@ def _certificates(session: Session, run_id: str) -> dict[str, bytes]:
 def _consents(session: Session, run_id: str) -> Sequence[bytes]:
     """The newest answers of clients to a run, by client."""
     return session.scalars(select(Consent.envelope).where(Consent.run_id == run_id).order_by(Consent.client_id)).all()
-
-
-def _round(session: Session, row: Round) -> RoundRecord:
-    phases = session.scalars(
-        select(Phase)
-        .where(Phase.round_id == row.round_id)
-        .order_by(Phase.number)
-        .options(selectinload(Phase.assignments).selectinload(Assignment.replies))
-    )
-    return RoundRecord(
-        number=row.number,
-        state=row.state,
-        reason=row.reason,
-        attempt=row.attempt,
-        step=None if row.step is None else SignedEnvelope.FromString(row.step),
-        state_after=json.dumps(row.state_after, sort_keys=True, separators=(",", ":")) if row.step else "",
-        phases=[_phase(phase, row.evaluation_phase) for phase in phases],
-        metrics=row.metrics,
-    )
-
-
-def _phase(row: Phase, evaluation: int | None) -> PhaseRecord:
-    return PhaseRecord(
-        number=row.number,
-        attempt=row.attempt,
-        kind=row.kind,
-        decides=row.decides and (evaluation is None or row.number < evaluation),
-        exchanges=[
-            Exchange(
-                assignment=SignedEnvelope.FromString(one.envelope),
-                answers=[_answer(reply) for reply in sorted(one.replies, key=lambda reply: reply.reply_id)],
-                decline=None if one.decline is None else SignedEnvelope.FromString(one.decline),
-            )
-            for one in row.assignments
-        ],
-    )
-
-
-def _answer(row: Reply) -> Answer:
-    receipt = SignedEnvelope.FromString(row.receipt) if row.receipt else None
-    return Answer(reply=SignedEnvelope.FromString(row.envelope), receipt=receipt)
 
 
 def _named(record: RoundRecord, *, payloads: bool) -> Iterator[str]:

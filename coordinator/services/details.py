@@ -11,10 +11,11 @@ from google.protobuf.message import DecodeError
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session, contains_eager, defer, selectinload
 
+from coordinator.rounds.export import parsed
 from coordinator.services import views
+from coordinator.services.checks import EnvelopeChecks
 from coordinator.services.messages import like
 from coordinator.services.summaries import ANSWERED, concealed, phases_of, rounds_from, summaries
-from coordinator.services.verification import Verifier, parsed
 from federation.accounting import SamplePrivacy
 from federation.objectives import JOINT
 from federation.sharing import BUFFERS
@@ -55,7 +56,7 @@ def _scores(session: Session, round_ids: list[int]) -> _Scores:
 
 
 def round_detail(
-    session: Session, blobs: BlobStore, verifier: Verifier, item: models.Round
+    session: Session, blobs: BlobStore, checks: EnvelopeChecks, item: models.Round
 ) -> messages.GetRoundResponse:
     """One round with every client's part in it; every envelope is verified again."""
     [fields] = _fields(session, [item], _scores(session, [] if concealed(item.run) else [item.round_id]))
@@ -70,14 +71,16 @@ def round_detail(
     ]
     not_asked = [messages.NotAsked(client_id=name, reason=why) for name, why in sorted(item.not_asked.items())]
     response = messages.GetRoundResponse(run=views.run(session, item.run), voided=voided, not_asked=not_asked, **fields)
-    checks = verifier.of_round(session, item.round_id)
-    for part in response.participations:
-        for name, check in checks.get(part.client_id, ()):
-            part.envelopes.append(check)
-            if check.verified and check.kind == "reply" and name == part.envelope:
-                part.key_id = check.key_id
-    if item.step is not None:
-        response.step_check.CopyFrom(verifier.step(session, item))
+    found = checks.of_round(session, item)
+    parts = {part.client_id: part for part in response.participations}
+    for one in found.envelopes:
+        if (part := parts.get(one.client_id)) is None:
+            continue  # it was asked for no update
+        part.envelopes.append(one.check)
+        if one.check.verified and one.check.kind == "reply" and one.reply == part.envelope:
+            part.key_id = one.check.key_id
+    if item.step is not None and found.step is not None:
+        response.step_check.CopyFrom(found.step)
         if (step := parsed(item.step)) is not None and not concealed(item.run):
             response.step.CopyFrom(step)
         if response.step_check.verified and not concealed(item.run) and item.combined is None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from coordinator.rounds.presence import Presence
-from coordinator.services.verification import Verifier
+from coordinator.services.checks import EnvelopeChecks
 from coordinator.settings import Settings
 from coordinator.threads import Threads
 from federation.key_chain import KeyChain
@@ -38,5 +38,5 @@ class Reader:
         self._read = parts.threads.read
         self._blobs = parts.blobs
         self._presence = parts.presence
-        self._verifier = Verifier(parts.settings.federation_id, parts.chain)
+        self._checks = EnvelopeChecks(parts.settings.federation_id, parts.chain)
         self._clock = parts.clock

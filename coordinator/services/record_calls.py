@@ -62,7 +62,7 @@ class RecordCalls(Reader):
     def _whole_run(self, session: Session, text: str) -> messages.Run:
         item = find_run(session, text)
         run = run_with_members(session, item, spec=True)
-        run.consents.extend(views.consents(session, self._verifier, item))
+        run.consents.extend(views.consents(session, self._checks, item))
         return run
 
     # --- rounds
@@ -86,7 +86,7 @@ class RecordCalls(Reader):
 
         def read(session: Session) -> messages.GetRoundResponse:
             round_ = find_round(session, find_run(session, request.run), request.round)
-            return details.round_detail(session, self._blobs, self._verifier, round_)
+            return details.round_detail(session, self._blobs, self._checks, round_)
 
         return await self._read(read)
 
@@ -117,7 +117,7 @@ class RecordCalls(Reader):
         after = 0
         while True:
             replies, after = await self._read(
-                views.replies, self._verifier, run_id, number, request.client_id, after, REPLIES_AT_A_TIME
+                views.replies, self._checks, run_id, number, request.client_id, after, REPLIES_AT_A_TIME
             )
             if not replies:
                 return

@@ -3,51 +3,59 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from google.protobuf.message import DecodeError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.members.administrators import CERTIFIED, ISSUED, REVOKED, identity_digest
+from coordinator.rounds.export import parsed
 from coordinator.rounds.states import RUN_ENDED, SIMULATOR
+from coordinator.services.checks import EnvelopeChecks
 from coordinator.services.officers_check import request_problems
-from coordinator.services.verification import Verifier, parsed
 from federation import log_entries
 from federation.digests import digest
 from federation.envelope import envelope_digest
+from federation.log_entries import Fact
 from federation.noise_rows import noise_defect
 from federation.proofs import UNSIGNED
+from federation.record.rounds import OpenedRound
 from federation.refusals import Refusal
 from federation.runs import RunSpec, SpecError
-from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
 from federation.vectors import update_rows
 from federation.work.secure.orders import order_problems
 from storage import audit
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
 from storage.models import (
     Administrator,
-    Assignment,
     AuditEntry,
     Certificate,
     Client,
     Consent,
-    Phase,
-    Reply,
     Round,
     Run,
 )
 from storage.states import ClientState
 
 _BLOBS_AT_A_TIME = 50
+# The actions of entries about rounds, and what they are about.
+_OF_ROUNDS = {
+    log_entries.STEPPED: "step of round",
+    log_entries.SKIPPED: "end of round",
+    log_entries.ISSUED: "assignment",
+    log_entries.DECLINED: "decline of assignment",
+    log_entries.ACCEPTED: "accepted reply to assignment",
+    log_entries.REFUSED: "refused reply to assignment",
+    log_entries.EQUIVOCATED: "further reply to assignment",
+}
 
 
 @dataclass(frozen=True)
-class Told:
+class LoggedDigests:
     """What the entries of one action tell: the digest of each subject, the newest last."""
 
     digests: Mapping[str, list[str]]
 
     @classmethod
-    def read(cls, session: Session, action: str) -> "Told":
+    def read(cls, session: Session, action: str) -> "LoggedDigests":
         """The entries of an action."""
         digests: dict[str, list[str]] = {}
         rows = select(AuditEntry.subject, AuditEntry.digest).where(AuditEntry.action == action)
@@ -60,101 +68,81 @@ class Told:
         return found not in self.digests.get(subject, ())
 
 
-def record_problems(session: Session, verifier: Verifier) -> Iterator[str | int]:
+class _LoggedRounds:
+    """The entries about rounds, compared with the envelopes on record."""
+
+    def __init__(self, session: Session) -> None:
+        self._logged = {action: LoggedDigests.read(session, action) for action in _OF_ROUNDS}
+        self._seen: set[Fact] = set()
+        self._named: set[tuple[str, str]] = set()  # actions and subjects of which something was named already
+
+    def problems(self, place: str, opened: OpenedRound) -> Iterator[str]:
+        """Yields what the entries do not tell of a round, in words."""
+        if opened.step is None and place in self._logged[log_entries.STEPPED].digests:
+            self._named.add((log_entries.STEPPED, place))
+            yield f"round {place}: the log tells of its step, and it has none"
+        facts = [(one.name, one.fact) for one in opened.envelopes if one.fact is not None]
+        if opened.skipped is not None:
+            facts.append(("its end", opened.skipped))
+        for name, fact in facts:
+            self._seen.add(fact)
+            if self._logged[fact.action].missing(fact.subject, fact.digest):
+                self._named.add((fact.action, fact.subject))
+                yield f"round {place}: {name}: no entry of the log tells of it"
+
+    def further(self) -> Iterator[str]:
+        """Yields what the entries tell of besides, after all rounds."""
+        for action, logged in self._logged.items():
+            for subject, digests in logged.digests.items():
+                unseen = any(Fact(action, subject, told) not in self._seen for told in digests)
+                if unseen and (action, subject) not in self._named:
+                    yield f"{_OF_ROUNDS[action]} {subject}: the log tells of it, and it is not in the record"
+
+
+def record_problems(session: Session, checks: EnvelopeChecks) -> Iterator[str | int]:
     """What differs between the record and the log, in words, and after each round how many there were so far."""
-    yield from _clients(session, verifier)
+    yield from _clients(session, checks)
     yield from _administrators(session)
     yield from request_problems(session)
     yield from _runs(session)
-    yield from _consents(session, verifier)
-    steps, issued, accepted, declined = (
-        Told.read(session, name)
-        for name in (log_entries.STEPPED, log_entries.ISSUED, log_entries.ACCEPTED, log_entries.DECLINED)
-    )
-    replies = ((accepted, "accepted reply to assignment"), (declined, "decline of assignment"))
-    seen: set[str] = set()
-    rounds = select(Round).join(Run).where(Run.submitted_by != SIMULATOR).order_by(Round.run_id, Round.number)
-    for count, row in enumerate(session.scalars(rounds).all(), 1):
+    yield from _consents(session, checks)
+    log = _LoggedRounds(session)
+    rounds = select(Round.round_id).join(Run).where(Run.submitted_by != SIMULATOR).order_by(Round.run_id, Round.number)
+    for count, round_id in enumerate(session.scalars(rounds).all(), 1):
+        row = session.get_one(Round, round_id)
         place = f"{row.run_id}/{row.number}"
-        seen.add(place)
-        yield from _step(session, verifier, row, place, steps)
-        for client, checks in verifier.of_round(session, row.round_id).items():
-            for _, check in checks:
-                if not check.verified:
-                    words = f"{check.reason}: {check.message}"
-                    yield f"round {place}: the {check.kind} of {client} in phase {check.phase}: {words}"
-        yield from _replies(session, row, place, issued, accepted, declined, seen)
-        yield from _private(session, row, place)
+        checked = checks.of_round(session, row)
+        if checked.step is not None and not checked.step.verified:
+            yield f"round {place}: the step: {checked.step.reason}: {checked.step.message}"
+        for one in checked.envelopes:
+            if not one.check.verified:
+                where = f"the {one.check.kind} of {one.client_id} in phase {one.check.phase}"
+                yield f"round {place}: {where}: {one.check.reason}: {one.check.message}"
+        yield from log.problems(place, checked.opened)
+        yield from _private(row.run, place, checked.opened)
         yield count
         session.expunge_all()
-    for told, what in ((steps, "step of round"), (issued, "assignment"), *replies):
-        for subject in told.digests:
-            if subject not in seen and f"{what} {subject}" not in seen:
-                yield f"{what} {subject}: the log tells of it, and it is not in the record"
+    yield from log.further()
 
 
-def _step(session: Session, verifier: Verifier, row: Round, place: str, steps: Told) -> Iterator[str]:
-    if row.step is None:
-        if place in steps.digests:
-            yield f"round {place}: the log tells of its step, and it has none"
-        return
-    check = verifier.step(session, row)
-    if not check.verified:
-        yield f"round {place}: the step: {check.reason}: {check.message}"
-    envelope = parsed(row.step)
-    if envelope is not None and steps.missing(place, envelope_digest(envelope)):
-        yield f"round {place}: the step: no entry of the log tells of it"
-
-
-def _replies(
-    session: Session, row: Round, place: str, issued: Told, accepted: Told, declined: Told, seen: set[str]
-) -> Iterator[str]:
-    """Compares assignments, declines and accepted replies of a round with the entries; notes those that are there."""
-    assignments = select(Assignment).join(Phase).where(Phase.round_id == row.round_id)
-    for assignment in session.scalars(assignments):
-        name = assignment.assignment_id
-        seen.add(f"assignment {name}")
-        envelope = parsed(assignment.envelope)
-        if envelope is not None and issued.missing(name, envelope_digest(envelope)):
-            yield f"round {place}: assignment {name}: no entry of the log tells of it"
-        refusal = None if assignment.decline is None else parsed(assignment.decline)
-        if refusal is not None:
-            seen.add(f"decline of assignment {name}")
-            if declined.missing(name, envelope_digest(refusal)):
-                yield f"round {place}: the decline of assignment {name}: no entry of the log tells of it"
-    replies = select(Reply).join(Assignment).join(Phase).where(Phase.round_id == row.round_id, Reply.accepted)
-    for reply in session.scalars(replies):
-        name = reply.assignment_id
-        seen.add(f"accepted reply to assignment {name}")
-        if accepted.missing(name, reply.envelope_digest):
-            yield f"round {place}: the accepted reply to assignment {name}: no entry of the log tells of it"
-
-
-def _private(session: Session, row: Round, place: str) -> Iterator[str]:
+def _private(run: Run, place: str, opened: OpenedRound) -> Iterator[str]:
     """What members of private rounds should have refused, in any attempt."""
     try:
-        spec = RunSpec.parse(session.scalars(select(Run.spec).where(Run.run_id == row.run_id)).one())
+        spec = RunSpec.parse(run.spec)
     except SpecError as error:
         yield f"round {place}: the specification of its run: {error}"
         return
     if spec.privacy.secure == "off":
         return
-    assignments = select(Assignment).join(Phase).where(Phase.round_id == row.round_id)
-    orders = [parsed(assignment.envelope) for assignment in session.scalars(assignments)]
-    replies = select(Reply).join(Assignment).join(Phase).where(Phase.round_id == row.round_id, Reply.accepted)
-    answers = [parsed(reply.envelope) for reply in session.scalars(replies)]
-    try:
-        asked = [AssignmentManifest.FromString(order.manifest) for order in orders if order is not None]
-        said = [ReplyManifest.FromString(answer.manifest) for answer in answers if answer is not None]
-    except DecodeError:
-        return  # such an envelope has been named above
-    for problem in order_problems(spec, asked, said):
+    orders = [one.assignment.manifest for one in opened.exchanges if one.assignment.is_signed]
+    replies = [answer.reply.manifest for one in opened.exchanges for answer in one.accepted if answer.reply.is_signed]
+    for problem in order_problems(spec, orders, replies):
         yield f"round {place}: {problem}"
 
 
 def _runs(session: Session) -> Iterator[str]:
-    submitted = Told.read(session, log_entries.SUBMITTED)
-    ends = {state: Told.read(session, f"run.{state.lower()}") for state in RUN_ENDED}
+    submitted = LoggedDigests.read(session, log_entries.SUBMITTED)
+    ends = {state: LoggedDigests.read(session, f"run.{state.lower()}") for state in RUN_ENDED}
     runs = session.scalars(select(Run).where(Run.submitted_by != SIMULATOR).order_by(Run.run_id)).all()
     for run in runs:
         found = digest(run.spec)
@@ -168,14 +156,13 @@ def _runs(session: Session) -> Iterator[str]:
         yield f"run {run_id}: the log tells of it, and it is not in the record"
 
 
-def _consents(session: Session, verifier: Verifier) -> Iterator[str]:
+def _consents(session: Session, checks: EnvelopeChecks) -> Iterator[str]:
     """The newest answer of a client to a run is the one that the log tells of last."""
     told: dict[str, str] = {}
     entries = select(AuditEntry.subject, AuditEntry.digest).where(AuditEntry.action.startswith("consent."))
     told.update((subject, found) for subject, found in session.execute(entries.order_by(AuditEntry.entry_id)))
-    rows = select(Consent, Run.spec_digest, Client.signing_key).join(Run).join(Client)
-    for row, spec, key in session.execute(rows):
-        place, check = f"{row.run_id}/{row.client_id}", verifier.consent(session, row, spec, key)
+    for row, spec in session.execute(select(Consent, Run.spec_digest).join(Run)):
+        place, check = f"{row.run_id}/{row.client_id}", checks.consent(session, row, spec)
         envelope = parsed(row.envelope)
         if not check.verified:
             yield f"consent {place}: {check.reason}: {check.message}"
@@ -185,9 +172,9 @@ def _consents(session: Session, verifier: Verifier) -> Iterator[str]:
         yield f"consent {place}: the log tells of it, and it is not in the record"
 
 
-def _clients(session: Session, verifier: Verifier) -> Iterator[str]:
+def _clients(session: Session, checks: EnvelopeChecks) -> Iterator[str]:
     enrolled, rotated, approved, revoked, forgotten = (
-        Told.read(session, action)
+        LoggedDigests.read(session, action)
         for action in (audit.ENROLLED, audit.ROTATED, "client.approved", "client.revoked", "client.forgotten")
     )
     pending = AuditEntry.detail.endswith(f", {ClientState.PENDING}")
@@ -197,7 +184,7 @@ def _clients(session: Session, verifier: Verifier) -> Iterator[str]:
         name = client.client_id
         told = [*enrolled.digests.get(name, ()), *rotated.digests.get(name, ())]
         try:
-            if [digest(key) for key in verifier.keys(session, client).raw] != told:
+            if [digest(key) for key in checks.keys(session, client).raw] != told:
                 yield f"client {name}: its signing keys are not those that the log tells of"
         except Refusal as refusal:
             yield f"client {name}: its signing keys: {refusal.message}"
@@ -214,7 +201,7 @@ def _clients(session: Session, verifier: Verifier) -> Iterator[str]:
 
 
 def _administrators(session: Session) -> Iterator[str]:
-    issued, certified = Told.read(session, ISSUED), Told.read(session, CERTIFIED)
+    issued, certified = LoggedDigests.read(session, ISSUED), LoggedDigests.read(session, CERTIFIED)
     changes = select(AuditEntry.subject, AuditEntry.action).where(AuditEntry.action.in_([ISSUED, REVOKED]))
     last = {row.subject: row.action for row in session.execute(changes.order_by(AuditEntry.entry_id))}
     keys: dict[str, list[Administrator]] = {}

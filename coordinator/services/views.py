@@ -9,16 +9,17 @@ from dataclasses import asdict
 from datetime import datetime
 
 from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, contains_eager
 
 from coordinator.finding import must_be_client
 from coordinator.rounds.client_noise import noisy_steps, spent
+from coordinator.rounds.export import parsed
 from coordinator.rounds.fleets.remote import serves
 from coordinator.rounds.presence import Attendance
 from coordinator.rounds.states import ROUND_ENDED, RUN_ENDED
+from coordinator.services.checks import EnvelopeChecks
 from coordinator.services.messages import like
 from coordinator.services.summaries import concealed, summaries
-from coordinator.services.verification import Place, Verifier, parsed
 from federation.run_sections import PrivacySpec
 from federation.runs import RunSpec
 from federation.v1 import admin_pb2 as messages
@@ -132,17 +133,12 @@ def run(session: Session, item: models.Run, *, spec: bool = False) -> messages.R
     )
 
 
-def consents(session: Session, verifier: Verifier, item: models.Run) -> list[messages.Consent]:
+def consents(session: Session, checks: EnvelopeChecks, item: models.Run) -> list[messages.Consent]:
     """The answers to a run of the clients that decide on each run, by name; their envelopes are verified again."""
-    rows = session.execute(
-        select(models.Consent, models.Client.signing_key)
-        .join(models.Client, models.Client.client_id == models.Consent.client_id)
-        .where(models.Consent.run_id == item.run_id)
-        .order_by(models.Consent.client_id)
-    )
+    rows = select(models.Consent).where(models.Consent.run_id == item.run_id).order_by(models.Consent.client_id)
     return [
-        like(messages.Consent, row, answer=str(row.answer), check=verifier.consent(session, row, item.spec_digest, key))
-        for row, key in rows
+        like(messages.Consent, row, answer=str(row.answer), check=checks.consent(session, row, item.spec_digest))
+        for row in session.scalars(rows)
     ]
 
 
@@ -167,7 +163,7 @@ def _serving(session: Session, item: models.Run, spec: RunSpec) -> list[messages
 
 
 def replies(
-    session: Session, verifier: Verifier, run_id: str, number: int | None, client_id: str, after: int, count: int
+    session: Session, checks: EnvelopeChecks, run_id: str, number: int | None, client_id: str, after: int, count: int
 ) -> tuple[list[messages.Reply], int]:
     """Replies of a run as they were received, in order of arrival, refused ones included; and the last one's number.
 
@@ -180,12 +176,16 @@ def replies(
     """
     hidden = concealed(session.get_one(models.Run, run_id))
     query = (
-        select(models.Reply, models.Client.signing_key, models.Round.number, models.Phase.number)
-        .join(models.Client, models.Client.client_id == models.Reply.client_id)
-        .join(models.Assignment, models.Assignment.assignment_id == models.Reply.assignment_id)
-        .join(models.Phase)
-        .join(models.Round)
+        select(models.Reply)
+        .join(models.Reply.assignment)
+        .join(models.Assignment.phase)
+        .join(models.Phase.round)
         .where(models.Round.run_id == run_id, models.Reply.reply_id > after)
+        .options(
+            contains_eager(models.Reply.assignment)
+            .contains_eager(models.Assignment.phase)
+            .contains_eager(models.Phase.round)
+        )
         .order_by(models.Reply.reply_id)
         .limit(count)
     )
@@ -195,17 +195,17 @@ def replies(
         must_be_client(session, client_id)
         query = query.where(models.Reply.client_id == client_id)
     found = []
-    for reply, key, round_number, phase_number in session.execute(query):
-        place = Place(run_id, round_number, phase_number)
+    for reply in session.scalars(query):
+        phase = reply.assignment.phase
         found.append(
             like(
                 messages.Reply,
                 reply,
-                round=round_number,
-                phase=phase_number,
+                round=phase.round.number,
+                phase=phase.number,
                 payload="" if hidden else reply.payload,
                 envelope=None if hidden else parsed(reply.envelope),
-                envelopes=verifier.reply(session, reply, place, key),
+                envelopes=checks.reply(session, reply),
             )
         )
         after = reply.reply_id

@@ -189,7 +189,8 @@ def open_assignment(
     order = assignment.manifest
     if client_id := expected.get("client_id", order.client_id):
         assignment = replace(assignment, name=f"the assignment of {client_id} in phase {expected['phase']}")
-    return assignment.but(mismatch(order, expected), action=ISSUED, subject=order.assignment_id)
+    subject = str(expected.get("assignment_id", order.assignment_id))
+    return assignment.but(mismatch(order, expected), action=ISSUED, subject=subject)
 
 
 def open_answers(
@@ -217,6 +218,11 @@ class _Client:
     signers: Signers
     place: str
 
+    @property
+    def _subject(self) -> str:
+        """The subject of the log's entries: the assignment."""
+        return "" if self.assignment.fact is None else self.assignment.fact.subject
+
     def decline(self, envelope: SignedEnvelope) -> Opened[DeclineManifest]:
         """The decline of the assignment."""
         decline = self._opened("decline", envelope, DeclineManifest)
@@ -225,7 +231,7 @@ class _Client:
         if decline.manifest.assignment:  # empty if the worker could not verify what it got
             expected["assignment"] = self.assignment.digest
         problems = (self._difference(decline, expected), self._problem_of_key(envelope, None))
-        return decline.but(*problems, self._unverified(), action=DECLINED, subject=order.assignment_id)
+        return decline.but(*problems, self._unverified(), action=DECLINED, subject=self._subject)
 
     def answer(self, answer: Answer) -> OpenedAnswer:
         """A reply to the assignment, with its receipt."""
@@ -243,7 +249,7 @@ class _Client:
             self._problem_of_key(answer.reply, receipt),
             self._unverified(),
             action=action,
-            subject=order.assignment_id,
+            subject=self._subject,
         )
         return OpenedAnswer(reply=reply, receipt=receipt)
 
