@@ -22,9 +22,12 @@ from fedpareto.cli.failure import Failure
 from fedpareto.cli.main import app
 from worker import ledger_file, rotation
 from worker.asked_runs import AskedRun, RunsFile
+from worker.consents import Consents
+from worker.events import Events
 from worker.home import MEMBER_FILE, DiskFull, FileLocked, Home, HomeError, with_remedy
 from worker.ledger_file import LedgerFile
 from worker.memory import WorkerMemory
+from worker.policy import Policy
 from worker.privacy import Entry, Ledger
 from worker.round_ledger import RoundLedger
 
@@ -183,6 +186,20 @@ def test_a_command_of_the_owner_says_that_a_file_is_locked(
         result = CliRunner().invoke(app, ["worker", command, "--home", str(tmp_path)])
     assert isinstance(result.exception, Failure)
     assert str(result.exception).startswith(f"{tmp_path / name} is locked by another process, probably")
+
+
+def test_an_assignment_is_declined_while_the_runs_that_asked_are_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_file, "BUSY_SECONDS", 0.0)
+    nobody: Any = None
+    with closing(Consents(tmp_path / "runs.db", Policy(), {}, nobody, Events(), nobody)) as consents:
+        with closing(sqlite3.connect(tmp_path / "runs.db", isolation_level=None)) as another:
+            another.execute("BEGIN EXCLUSIVE")
+            reason, words = consents.problem(AssignmentManifest(run_id="run-1", spec="s")) or ("", "")
+        assert reason == "disk"
+        assert "runs.db is locked by another process" in words
+        assert consents.problem(AssignmentManifest(run_id="run-1", spec="s")) is None
 
 
 def test_the_signing_key_is_not_replaced_while_the_memory_is_locked(

@@ -29,12 +29,12 @@ Consent = Callable[[AssignmentManifest], tuple[str, str] | None]
 class Declined(Exception):
     """An assignment that this worker will not do, for a stable reason, which the coordinator records.
 
-    `assignment_id` is empty if it could not be read.
+    With `repeated` the owner was told of others like it, and is not told again.
     """
 
-    def __init__(self, assignment_id: str, reason: str, message: str) -> None:
+    def __init__(self, reason: str, message: str, *, repeated: bool = False) -> None:
         super().__init__(f"{reason}: {message}")
-        self.assignment_id = assignment_id
+        self.repeated = repeated
         self.reason = reason
         self.message = message
 
@@ -64,6 +64,7 @@ class Order:
 
 def check_assignment(
     envelope: SignedEnvelope,
+    inputs: Sequence[bytes] = (),
     *,
     member: MemberFiles,
     offers: Mapping[str, Trainer],
@@ -78,38 +79,30 @@ def check_assignment(
     A coordinator that was taken over, or an attacker on the network, can make this worker do nothing but train a task
     that its owner named, from a model of that task's layout, within the bounds that its owner set.
 
-    `newest_round` returns the newest round of a run in which this worker accepted work; `now` is by the coordinator's
-    clock.
+    `inputs` are the contents of its inputs, in their order, if they came with it. `newest_round` returns the newest
+    round of a run in which this worker accepted work; `now` is by the coordinator's clock.
 
     Raises:
         Declined: with the reason of the first check that failed.
     """
     manifest = _opened(envelope, member)
     newest = newest_round(manifest.run_id) if limits.rounds_forward else None
+    _check_address(manifest, member)
+    deadline = _check_time(manifest, newest, now)
+    trainer = _check_consent(manifest, offers, limits, consent)
     try:
-        _check_address(manifest, member)
-        deadline = _check_time(manifest, newest, now)
-        trainer = _check_consent(manifest, offers, limits, consent)
         shape, sharing = run_shape(trainer, manifest.unshared)
-        _check_model(manifest, shape)
         work = decode(manifest.kind, manifest.work, shape)
-        _check_clear(manifest, work, site.policy(manifest.task))
-        _check_demand(manifest, work, trainer.samples, shape, limits)
+        _check_model(manifest, shape)
+        _check_clear(work, site.policy(manifest.task))
+        _check_demand(work, trainer.samples, shape, limits)
         rows = _check_transfers(manifest, work, shape, limits)
     except SharingError as error:
-        raise Declined(manifest.assignment_id, "parameters", str(error)[:500]) from None
+        raise Declined("parameters", str(error)[:500]) from None
     except WorkError as error:
-        raise Declined(manifest.assignment_id, "work", str(error)[:500]) from None
-    return Order(envelope, manifest, work, shape, rows, deadline, sharing)
-
-
-def sent_inputs(manifest: AssignmentManifest, inputs: Sequence[bytes]) -> dict[str, bytes]:
-    """The inputs that came with an assignment, by name. One that differs from what was signed is left out."""
-    return {
-        item.name: content
-        for item, content in zip(manifest.inputs, inputs, strict=False)
-        if len(content) == item.size and digest(content, parse(item.digest)[0]) == item.digest
-    }
+        raise Declined("work", str(error)[:500]) from None
+    sent = _check_digests(manifest, inputs)
+    return Order(envelope, manifest, work, shape, rows, deadline, sharing, sent)
 
 
 def check_cancel(envelope: SignedEnvelope, member: MemberFiles) -> CancelManifest:
@@ -125,17 +118,10 @@ def check_cancel(envelope: SignedEnvelope, member: MemberFiles) -> CancelManifes
     return manifest
 
 
-def _require(holds: bool, manifest: AssignmentManifest, reason: str, message: str) -> None:
+def _require(holds: bool, reason: str, message: str) -> None:
     """Declines an assignment unless a check holds."""
     if not holds:
-        raise Declined(manifest.assignment_id, reason, message[:500])
-
-
-def _require_digest(text: str, manifest: AssignmentManifest, reason: str, what: str = "") -> None:
-    try:
-        parse(text)
-    except ValueError as error:
-        _require(False, manifest, reason, f"{what}{error}")
+        raise Declined(reason, message[:500])
 
 
 # The checks, in their order. Each raises Declined.
@@ -145,20 +131,18 @@ def _opened(envelope: SignedEnvelope, member: MemberFiles) -> AssignmentManifest
     """The assignment in an envelope. Raises Unverified unless the coordinator signed it."""
     if (size := len(envelope.manifest)) > MAX_MANIFEST_BYTES:
         message = f"an assignment of {size} bytes; at most {MAX_MANIFEST_BYTES}"
-        raise Unverified(_claimed_id(envelope), "limit:manifest", message)
+        raise Unverified("limit:manifest", message)
     try:
         return member.coordinator.unseal(envelope, AssignmentManifest)
     except Refusal as refusal:
         reason = "manifest" if refusal.reason == "manifest" else "signature"
         message = f"not signed with the key of the coordinator that this client enrolled with ({refusal.message})"
-        raise Unverified(_claimed_id(envelope), reason, message) from None
+        raise Unverified(reason, message) from None
 
 
 def _check_address(manifest: AssignmentManifest, member: MemberFiles) -> None:
-    _require(
-        manifest.federation_id == member.federation_id, manifest, "mismatch:federation_id", "of another federation"
-    )
-    _require(manifest.client_id == member.client_id, manifest, "mismatch:client_id", "issued to another client")
+    _require(manifest.federation_id == member.federation_id, "mismatch:federation_id", "of another federation")
+    _require(manifest.client_id == member.client_id, "mismatch:client_id", "issued to another client")
 
 
 def _check_time(manifest: AssignmentManifest, newest: int | None, now: datetime) -> datetime:
@@ -166,12 +150,11 @@ def _check_time(manifest: AssignmentManifest, newest: int | None, now: datetime)
     try:
         deadline = manifest.deadline.ToDatetime(tzinfo=UTC)
     except (ValueError, OverflowError) as error:
-        raise Declined(manifest.assignment_id, "deadline", f"its deadline does not exist: {error}") from None
-    _require(now <= deadline, manifest, "deadline", "its deadline has passed")
-    _require(manifest.round <= MAX_ROUND, manifest, "round", f"it is of round {manifest.round}, which no run reaches")
+        raise Declined("deadline", f"its deadline does not exist: {error}") from None
+    _require(now <= deadline, "deadline", "its deadline has passed")
+    _require(manifest.round <= MAX_ROUND, "round", f"it is of round {manifest.round}, which no run reaches")
     _require(
         newest is None or manifest.round >= newest,
-        manifest,
         "round",
         f"it is of round {manifest.round}; this worker has worked in round {newest} of the run. After a backup was "
         "restored, the coordinator's operator runs `fedpareto coordinator restored`",
@@ -183,90 +166,102 @@ def _check_consent(
     manifest: AssignmentManifest, offers: Mapping[str, Trainer], limits: Limits, consent: Consent
 ) -> Trainer:
     """Returns what trains the task."""
-    _require(manifest.task in offers, manifest, "task-not-allowed", "the owner of this worker did not allow this task")
+    _require(manifest.task in offers, "task-not-allowed", "the owner of this worker did not allow this task")
     if (problem := consent(manifest)) is not None:
-        _require(False, manifest, *problem)
+        _require(False, *problem)
     message = f"{manifest.members} clients are asked; this worker takes part with at least {limits.members}"
-    _require(manifest.members >= limits.members or limits.members == 1, manifest, "limit:members", message)
+    _require(manifest.members >= limits.members or limits.members == 1, "limit:members", message)
     return offers[manifest.task]
 
 
 def _check_model(manifest: AssignmentManifest, shape: Shape) -> None:
-    _require_digest(manifest.base_model, manifest, "base-model")
     _require(
         manifest.base_model_bytes == shape.layout.file_bytes,
-        manifest,
         "layout",
         f"the base model has {manifest.base_model_bytes} bytes; a model of this task has {shape.layout.file_bytes}: "
         "compare the versions of the task",
     )
 
 
-def _check_clear(manifest: AssignmentManifest, work: Work, policy: SecurePolicy) -> None:
+def _check_clear(work: Work, policy: SecurePolicy) -> None:
     """An owner who requires private rounds refuses to show some results in the clear."""
     if policy.required:
         _require(
             work.shows is not Shows.UPDATE,
-            manifest,
             "policy:required",
             f"the owner requires private rounds, and {work.name!r} shows an update or a gradient in the clear",
         )
         _require(
             work.shows is not Shows.METRICS or "evaluation" in policy.disclose,
-            manifest,
             "policy:required",
             "the owner requires private rounds, and does not disclose evaluations in the clear",
         )
 
 
-def _check_demand(manifest: AssignmentManifest, work: Work, samples: int, shape: Shape, limits: Limits) -> None:
+def _check_demand(work: Work, samples: int, shape: Shape, limits: Limits) -> None:
     """The bounds of the owner on what the work asks of `samples` samples."""
     if (demand := work.demand(samples)) is None:
         return
     rows, steps = limits.rows or len(shape.serves), f"{demand.steps} steps are asked for; this worker does at"
     message = f"{demand.rows} rows are asked for; this worker gives at most {rows}"
-    _require(demand.rows <= rows, manifest, "limit:rows", message)
-    _require(demand.steps <= limits.max_steps, manifest, "limit:steps", f"{steps} most {limits.max_steps}")
+    _require(demand.rows <= rows, "limit:rows", message)
+    _require(demand.steps <= limits.max_steps, "limit:steps", f"{steps} most {limits.max_steps}")
     message = (
         f"{demand.epochs:g} passes over the samples are asked for; this worker makes at most {limits.max_epochs:g}"
     )
-    _require(not limits.max_epochs or demand.epochs <= limits.max_epochs, manifest, "limit:epochs", message)
-    _require(not demand.rows or demand.steps >= limits.steps, manifest, "limit:steps", f"{steps} least {limits.steps}")
+    _require(not limits.max_epochs or demand.epochs <= limits.max_epochs, "limit:epochs", message)
+    _require(not demand.rows or demand.steps >= limits.steps, "limit:steps", f"{steps} least {limits.steps}")
     message = f"it would be made from {demand.samples} of {samples} samples; this worker uses at least {limits.samples}"
-    _require(demand.samples >= limits.samples, manifest, "limit:samples", message)
+    _require(demand.samples >= limits.samples, "limit:samples", message)
 
 
 def _check_transfers(manifest: AssignmentManifest, work: Work, shape: Shape, limits: Limits) -> tuple[RowSchema, ...]:
     """The reply and the inputs, and the bytes of all. Returns the rows of the reply."""
     rows, largest = work.rows(shape), work.input_sizes(shape)
     asked = tuple(RowSchema(row.name, row.length, row.dtype) for row in manifest.rows)
-    _require(asked == rows, manifest, "rows", f"this work gives {_described(rows)}; asked for is {_described(asked)}")
+    _require(asked == rows, "rows", f"this work gives {_described(rows)}; asked for is {_described(asked)}")
     size = payload_layout(rows).file_bytes if rows else 0
-    _require(manifest.max_payload_bytes >= size, manifest, "limit:payload", f"what this work gives takes {size} bytes")
+    _require(manifest.max_payload_bytes >= size, "limit:payload", f"what this work gives takes {size} bytes")
     offered = [item.name for item in manifest.inputs]
     message = f"the work needs the inputs {sorted(largest)}; offered are {offered}"
-    _require(sorted(offered) == sorted(largest), manifest, "inputs", message)
+    _require(sorted(offered) == sorted(largest), "inputs", message)
     for item in manifest.inputs:
         most = largest[item.name]
         _require(
             item.size <= most,
-            manifest,
             "inputs",
             f"input {item.name!r} has {item.size} bytes; at most {most} are taken",
         )
-        _require_digest(item.digest, manifest, "inputs", f"input {item.name!r}: ")
     moved = manifest.base_model_bytes + sum(item.size for item in manifest.inputs) + size
     message = f"{moved} bytes would be moved; this worker moves at most {limits.max_bytes} for an assignment"
-    _require(not limits.max_bytes or moved <= limits.max_bytes, manifest, "limit:bytes", message)
+    _require(not limits.max_bytes or moved <= limits.max_bytes, "limit:bytes", message)
     return rows
+
+
+def _check_digests(manifest: AssignmentManifest, inputs: Sequence[bytes]) -> dict[str, bytes]:
+    """Returns the inputs that came with an assignment, by name. One that differs from what was signed is left out."""
+    sent = dict(zip((item.name for item in manifest.inputs), inputs, strict=False))
+    try:
+        parse(manifest.base_model)
+    except ValueError as error:
+        raise Declined("base-model", str(error)[:500]) from None
+    for item in manifest.inputs:
+        try:
+            algorithm, _ = parse(item.digest)
+        except ValueError as error:
+            raise Declined("inputs", f"input {item.name!r}: {error}"[:500]) from None
+        content = sent.get(item.name)
+        if content is not None and (len(content) != item.size or digest(content, algorithm) != item.digest):
+            del sent[item.name]
+    return sent
 
 
 def _described(rows: tuple[RowSchema, ...]) -> str:
     return ", ".join(f"{row.name} ({row.dtype}, {row.length})" for row in rows) or "no rows"
 
 
-def _claimed_id(envelope: SignedEnvelope) -> str:
-    """The assignment that an unverified envelope names, to name it in a refusal."""
+def claimed_id(envelope: SignedEnvelope) -> str:
+    """The assignment that an envelope names, verified or not, to name it in a refusal; empty if it is unreadable."""
     try:
         return AssignmentManifest.FromString(envelope.manifest).assignment_id[:200]
     except DecodeError:

@@ -8,11 +8,11 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import grpc
 
@@ -39,9 +39,6 @@ from worker.events import Events
 from worker.files import CHANNEL_OPTIONS, FileCalls
 from worker.progress import Progress, StatementError, open_restore
 from worker.witness import Witness
-
-if TYPE_CHECKING:
-    from worker.runner import Runner
 
 # Refusals that end the worker, as a signed revocation does: the owner has to act.
 FINAL_REASONS = {
@@ -78,6 +75,25 @@ class AttendanceError(Exception):
 
 class WelcomeRefused(Exception):
     """A first message that this worker does not accept; the message says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Handlers:
+    """What the worker does with the coordinator's messages; all are called by the thread that attends.
+
+    Attributes:
+        assigned: takes an assignment, with the contents of its inputs that came with it, in their order.
+        cancelled: takes the cancellation of an assignment.
+        asked: takes a run that asks this site to take part.
+        restored: goes on with what was held until the owner accepted a restore.
+        working: returns the assignment in work, empty when idle, and the share of it that is done.
+    """
+
+    assigned: Callable[[SignedEnvelope, Sequence[bytes]], None]
+    cancelled: Callable[[SignedEnvelope], None]
+    asked: Callable[[SignedEnvelope], None]
+    restored: Callable[[], None]
+    working: Callable[[], tuple[str, float]]
 
 
 class Attendance:
@@ -122,8 +138,8 @@ class Attendance:
         self._calls = 0  # of the worker on the channel that is lent, besides the stream
         self._renewed = False  # the stream ends because there is a new certificate
 
-    def run(self, runner: "Runner") -> None:
-        """Attends until `stop`; assignments go to the runner.
+    def run(self, handlers: Handlers) -> None:
+        """Attends until `stop`, and gives each message to its handler.
 
         Raises:
             AttendanceError: the client was revoked, its place is taken, or its certificate has expired.
@@ -136,9 +152,9 @@ class Attendance:
                     f"{FINAL_REASONS['certificate-expired']}"
                 )
             if self._progress.accepted():
-                runner.restored()
+                handlers.restored()
             began = time.monotonic()
-            refusal, welcomed = self._attend(runner)
+            refusal, welcomed = self._attend(handlers)
             if self._stopping:
                 return
             with self._changed:
@@ -274,7 +290,7 @@ class Attendance:
         if outbox is not None and outbox.qsize() < MAX_OUTBOX:
             outbox.put(request)
 
-    def _attend(self, runner: "Runner") -> tuple[RpcRefusal, bool]:
+    def _attend(self, handlers: Handlers) -> tuple[RpcRefusal, bool]:
         """Holds one stream to its end; returns why it ended, and whether there was a welcome.
 
         Each stream has a fresh channel: a channel has a back-off of its own, which would delay the next attempt.
@@ -293,24 +309,24 @@ class Attendance:
         if (until := self._closed()) is not None:
             hello.closed_until.FromDatetime(until)
         try:
-            call = FederationStub(channel).Attend(self._requests(hello, outbox, runner))
+            call = FederationStub(channel).Attend(self._requests(hello, outbox, handlers))
             for response in call:
                 if not welcomed:
                     self._welcome(response, hello.nonce)
                     welcomed = True
                     self._outbox = outbox
-                    outbox.put(self._heartbeat(runner))
+                    outbox.put(self._heartbeat(handlers))
                     with self._changed:
                         self._files = FileCalls(channel)
                         self._changed.notify_all()
                 elif response.WhichOneof("message") == "assignment":
                     if response.HasField("log"):
                         self._witness.saw(response.log)
-                    runner.assigned(response.assignment, response.inputs)
+                    handlers.assigned(response.assignment, response.inputs)
                 elif response.WhichOneof("message") == "cancel":
-                    runner.cancelled(response.cancel)
+                    handlers.cancelled(response.cancel)
                 elif response.WhichOneof("message") == "run":
-                    runner.consents.asked(response.run)
+                    handlers.asked(response.run)
             return RpcRefusal("OK", "", "the coordinator ended the stream"), welcomed
         except (WelcomeRefused, StatementError, TimeRefused) as error:
             return RpcRefusal("", WELCOME_REFUSED, str(error)), welcomed
@@ -346,7 +362,7 @@ class Attendance:
         raise AttendanceError(f"certificate-revoked: {what}{reason}; the coordinator signed it: {advice}")
 
     def _requests(
-        self, hello: Hello, outbox: "queue.SimpleQueue[AttendRequest | None]", runner: "Runner"
+        self, hello: Hello, outbox: "queue.SimpleQueue[AttendRequest | None]", handlers: Handlers
     ) -> Iterator[AttendRequest]:
         yield AttendRequest(hello=hello)
         while True:
@@ -357,15 +373,15 @@ class Attendance:
                     if self._close is not None:
                         self._close()
                     return
-                request = self._heartbeat(runner)
+                request = self._heartbeat(handlers)
             if request is None:
                 return
             yield request
 
-    def _heartbeat(self, runner: "Runner") -> AttendRequest:
+    def _heartbeat(self, handlers: Handlers) -> AttendRequest:
         if self._progress.accepted():
-            runner.restored()
-        assignment_id, progress = runner.working()
+            handlers.restored()
+        assignment_id, progress = handlers.working()
         return AttendRequest(heartbeat=self._beat(assignment_id, progress))
 
     def _welcome(self, response: AttendResponse, nonce: bytes) -> None:

@@ -63,7 +63,10 @@ class Consents:
 
     def problem(self, manifest: AssignmentManifest) -> tuple[str, str] | None:
         """Why nothing is done for an assignment: the reason and its words; None where its run is accepted."""
-        run = self._file.get(manifest.run_id, manifest.spec)
+        try:
+            run = self._file.get(manifest.run_id, manifest.spec)
+        except OSError as error:
+            return "disk", with_remedy(error)
         if run is None and not self._policy.decides:
             return None
         if run is None:

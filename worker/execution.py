@@ -114,7 +114,7 @@ class Execution:
             try:
                 computation, privacy = self.privacy.admit(manifest, computation, trainer, self.attendance.now())
             except WorkError as error:
-                raise Declined(manifest.assignment_id, error.reason, str(error)) from error
+                raise Declined(error.reason, str(error)) from error
         with _declining(manifest.assignment_id):
             self._admit(order, client)
         self.events.tell_of(manifest, work.doing, work.doing, kind=manifest.kind)
@@ -187,11 +187,11 @@ class Execution:
         try:
             layout, vector = read_vector(path)
         except Refusal as refusal:
-            raise Declined(manifest.assignment_id, "layout", f"the base model: {refusal.message}") from refusal
+            raise Declined("layout", f"the base model: {refusal.message}") from refusal
         if layout != order.shape.layout:
             difference = tensor_differences(layout.shapes, order.shape.layout.shapes) or "another order"
             message = f"the base model has other tensors than this task: {difference}. Compare the versions of the task"
-            raise Declined(manifest.assignment_id, "layout", message)
+            raise Declined("layout", message)
         return vector
 
     def _input(self, order: Order, item: Input, control: Control) -> memoryview:
@@ -225,11 +225,11 @@ class Execution:
             try:
                 path = self.caches[order.work.lane].get(digest, size, chunks)
             except ModelMismatch as error:
-                raise Declined(name, "base-model", str(error)) from error
+                raise Declined("base-model", str(error)) from error
             except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed a moment ago
                 why = self.attendance.member.refusal(error) if isinstance(error, grpc.RpcError) else None
                 if why is not None and why.reason in ("blob-not-offered", "blob-removed", "offset"):
-                    raise Declined(name, "base-model", f"{why.reason}: {why.message}") from error
+                    raise Declined("base-model", f"{why.reason}: {why.message}") from error
                 delay = max(self.backoff.delay(), why.retry_seconds if why is not None else 0.0)
                 self.events.warn(
                     "download-broken",
@@ -282,11 +282,11 @@ def _declining(assignment_id: str) -> Iterator[None]:
             message = str(error)
             if reason == "memory":  # PyTorch's message goes on for a page
                 message = message.partition("\n")[0] or "out of memory"
-            raise Declined(assignment_id, reason, message) from error
+            raise Declined(reason, message) from error
         # Work that makes no sense, or a mistake in the owner's own task.
         if owners_frame(error):
             for line in described(error).splitlines():
                 LOGGER.error("assignment %s: %s", assignment_id, line)
         else:
             LOGGER.exception("assignment %s", assignment_id)
-        raise Declined(assignment_id, "failed", f"{type(error).__name__}: {error}") from error
+        raise Declined("failed", f"{type(error).__name__}: {error}") from error

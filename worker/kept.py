@@ -104,7 +104,7 @@ class Keeper:
         while self._spool.awaits_state(run_id):
             if (error := self._full.get(run_id)) is not None:
                 words = f"make room on this worker's disk: {error}"
-                raise Declined(order.manifest.assignment_id, "disk", words) from error
+                raise Declined("disk", words) from error
             pause(_LOOK_SECONDS)
         return kept_state(self._directory, run_id)
 

@@ -84,7 +84,7 @@ class WorkerMemory:
             for other in [other for other in self._deadlines if other[0] == run]:
                 if other[1] == round_ and other[2] > attempt:
                     message = f"it is of attempt {attempt} at round {round_}; attempt {other[2]} has begun"
-                    raise Declined(manifest.assignment_id, "attempt", message)
+                    raise Declined("attempt", message)
                 if other != key:
                     self._erase(other)
             self._deadlines[key] = max(order.deadline, self._deadlines.get(key, order.deadline))
@@ -109,7 +109,7 @@ class WorkerMemory:
         question = order.work.once()
         if not question:
             return
-        manifest, key, asked = order.manifest, _asked_in(order), question_digest(order.manifest)
+        key, asked = _asked_in(order), question_digest(order.manifest)
         with self._lock, self._file.using() as connection:
             connection.execute("INSERT OR IGNORE INTO answered VALUES (?, ?, ?, ?, ?)", (*key, question, asked))
             (first,) = connection.execute(
@@ -118,7 +118,7 @@ class WorkerMemory:
             ).fetchone()
         if first != asked:
             message = f"another question {question!r} was answered already"
-            raise Declined(manifest.assignment_id, "answered", message)
+            raise Declined("answered", message)
 
     def forget(self, manifest: AssignmentManifest, names: str) -> None:
         """Erases the values of an attempt whose names begin with `names`, if the disk takes it now; else at a sweep."""

@@ -7,7 +7,7 @@ take the lane `protocol`, so that they do not wait behind a training of hours.
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 
@@ -16,11 +16,9 @@ from federation.training import TrainingStopped
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from federation.work.base import Lane
 from worker.asked_runs import Verdict
-from worker.assignments import Declined, Order, Unverified, check_assignment, check_cancel, sent_inputs
+from worker.assignments import Consent, Declined, Order, check_assignment, check_cancel
 from worker.attendance import Attendance
-from worker.consents import Consents
 from worker.events import Events
-from worker.evidence import ATTACKS, Evidence
 from worker.execution import Control, Execution
 from worker.home import with_remedy
 from worker.policy import Limits
@@ -47,8 +45,9 @@ class _Job:
 class Runner:
     """Takes assignments in, and has them done in their lanes.
 
-    `finished` is called when something new is in the spool; `limits` are the owner's bounds; `consents` answers runs;
-    `closed` says until when the site is closed, aware, and None while it is open.
+    `finished` is called when something new is in the spool; `limits` are the owner's bounds; `consent` says why nothing
+    is done for a run, if so; `closed` says until when the site is closed, aware, and None while it is open; `decline`
+    is called with the envelope of an assignment that is not done.
     """
 
     execution: Execution
@@ -58,14 +57,14 @@ class Runner:
     limits: Limits
     events: Events
     finished: Callable[[], None]
-    consents: Consents
+    consent: Consent
     closed: Callable[[], datetime | None]
-    evidence: Evidence
+    decline: Callable[[Declined, SignedEnvelope], None]
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
     _waiting: deque[_Job] = field(default_factory=deque, init=False)
     # By assignment, until the owner has accepted a restore.
     _held: dict[str, SignedEnvelope] = field(default_factory=dict, init=False)
-    _told_full: bool = field(default=False, init=False)
+    _full: bool = field(default=False, init=False)  # since the last assignment that was taken in
     _current: dict[Lane, _Job] = field(default_factory=dict, init=False)
     _stopping: bool = field(default=False, init=False)
     _closed: datetime | None = field(default=None, init=False)  # as it was told last
@@ -83,41 +82,42 @@ class Runner:
         try:
             order = check_assignment(
                 envelope,
+                inputs,
                 member=self.attendance.member,
                 offers=self.execution.offers,
                 limits=self.limits,
                 site=self.execution.site,
                 newest_round=self._newest_round,
                 now=self.attendance.now(),
-                consent=self.consents.problem,
+                consent=self.consent,
             )
             with self._changed:
-                self._take_in(_Job(replace(order, sent=sent_inputs(order.manifest, inputs))))
-        except Unverified as declined:
-            self._decline(declined, None)
+                self._take_in(order)
         except Declined as declined:
-            self._decline(declined, envelope)
+            self.decline(declined, envelope)
 
-    def _take_in(self, job: _Job) -> None:
-        manifest = job.order.manifest
+    def _take_in(self, order: Order) -> None:
+        """Has an order wait for its turn, unless it is here already. Raises Declined if there is no room or time."""
+        name, run_id = order.manifest.assignment_id, order.manifest.run_id
         # The spool is asked under the same lock under which a finished job leaves `_current`.
-        if self.spool.holds(job.name) or self.spool.renew(job.name):
+        if self.spool.holds(name) or self.spool.renew(name):
             self.finished()
             return
-        if job.name in self._held or any(other.name == job.name for other in self._jobs()):
+        if name in self._held or any(job.name == name for job in self._jobs()):
             return
-        closed = self.closed() if job.order.work.lane is Lane.COMPUTE else None
-        if closed is not None and closed > job.order.deadline:
-            when = f"this site is closed until {closed:%Y-%m-%d %H:%M} UTC, after the deadline"
-            raise Declined(job.name, "closed", when)
+        closed = self.closed() if order.work.lane is Lane.COMPUTE else None
+        if closed is not None and closed > order.deadline:
+            raise Declined("closed", f"this site is closed until {closed:%Y-%m-%d %H:%M} UTC, after the deadline")
         if len(self._waiting) + len(self._held) >= self.limits.waiting:
-            raise Declined(job.name, "limit:waiting", f"{self.limits.waiting} assignments wait here already")
-        self._told_full = False
-        if self.progress.waits(manifest.run_id):
-            self._held[job.name] = job.order.envelope
+            repeated, self._full = self._full, True
+            words = f"{self.limits.waiting} assignments wait here already"
+            raise Declined("limit:waiting", words, repeated=repeated)
+        self._full = False
+        if self.progress.waits(run_id):
+            self._held[name] = order.envelope
             return
-        self.progress.saw_round(manifest.run_id, manifest.round)
-        self._waiting.append(job)
+        self.progress.saw_round(run_id, order.manifest.round)
+        self._waiting.append(_Job(order))
         self._changed.notify_all()
 
     def _jobs(self) -> list[_Job]:
@@ -181,7 +181,7 @@ class Runner:
         for envelope in asked:
             name = AssignmentManifest.FromString(envelope.manifest).assignment_id
             self._drop(name, verdict.reason)
-            self._decline(Declined(name, verdict.reason, verdict.message), envelope)
+            self.decline(Declined(verdict.reason, verdict.message), envelope)
 
     def look(self) -> None:
         """Tells the coordinator when the site opens or closes, and goes on with what has waited until it opened."""
@@ -220,14 +220,13 @@ class Runner:
                 self.execution.do(job.order, control)
                 self.finished()
             except Declined as declined:
-                self._decline(declined, job.order.envelope)
+                self.decline(declined, job.order.envelope)
             except OSError as error:  # what the owner's own code raises does not get here
-                full = Declined(job.name, "disk", with_remedy(error))
-                self._decline(full, job.order.envelope)
+                self.decline(Declined("disk", with_remedy(error)), job.order.envelope)
             except TrainingStopped:
                 late = self._late(job)
                 if late is not None and not (self._stopping or job.unwanted):
-                    self._decline(late, job.order.envelope)
+                    self.decline(late, job.order.envelope)
             finally:
                 with self._changed:
                     del self._current[lane]
@@ -267,23 +266,8 @@ class Runner:
         """Why the time for a job is over; None when it is not."""
         now = self.attendance.now()
         if now > job.order.deadline:
-            return Declined(job.name, "deadline", "its deadline passed before it was done")
+            return Declined("deadline", "its deadline passed before it was done")
         if job.began is not None and (now - job.began).total_seconds() > self.limits.hours * 3600:
             hours = f"this worker works on an assignment for {self.limits.hours:g} hours"
-            return Declined(job.name, "limit:hours", hours)
+            return Declined("limit:hours", hours)
         return None
-
-    def _decline(self, declined: Declined, asked: SignedEnvelope | None) -> None:
-        name, full = declined.assignment_id, declined.reason == "limit:waiting"
-        if not (full and self._told_full):  # a flood is reported once
-            self.events.warn(
-                "declined",
-                f"assignment {name or '(unreadable)'}: declined, {declined.reason}: {declined.message}",
-                assignment_id=name,
-                reason=declined.reason,
-            )
-        self._told_full |= full
-        if asked is not None and declined.reason in ATTACKS:
-            self.evidence.alert(asked, declined.reason, declined.message)
-        if name:
-            self.attendance.decline(name, declined.reason, declined.message, asked)

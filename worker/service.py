@@ -15,11 +15,12 @@ from federation.work.peers import open_reply
 from federation.work.site import Site
 from worker.asked_runs import Verdict
 from worker.attacker import Attacker
-from worker.attendance import Attendance
+from worker.attendance import Attendance, Handlers
 from worker.backoff import Backoff
 from worker.cache import ModelCache
 from worker.clock import CoordinatorClock
 from worker.consents import Consents
+from worker.declines import Declines
 from worker.events import Events
 from worker.evidence import Evidence
 from worker.execution import Execution
@@ -193,9 +194,16 @@ class Worker:
             limits=policy.limits,
             events=events,
             finished=self._submitter.wake,
-            consents=self._consents,
+            consent=self._consents.problem,
             closed=self._closed,
-            evidence=Evidence(home.evidence, events),
+            decline=Declines(self._attendance, Evidence(home.evidence, events), events).decline,
+        )
+        self._handlers = Handlers(
+            assigned=self._runner.assigned,
+            cancelled=self._runner.cancelled,
+            asked=self._consents.asked,
+            restored=self._runner.restored,
+            working=self._runner.working,
         )
 
     def run(self) -> None:
@@ -209,7 +217,7 @@ class Worker:
         if self._accomplices is not None:
             self._accomplices.meet()
         threads = self._threads
-        threads.start("attendance", lambda: self._attendance.run(self._runner))
+        threads.start("attendance", partial(self._attendance.run, self._handlers))
         threads.start("submission", self._submitter.run)
         threads.start("renewal", self._renewer.run)
         threads.start("policy", self._look)
