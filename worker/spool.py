@@ -17,7 +17,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.message import DecodeError
 
-from federation.digests import DEFAULT_ALGORITHM, digest, hasher
+from federation.digests import DEFAULT_ALGORITHM, digest, file_digest, hasher
 from federation.envelope import seal
 from federation.text import counted
 from federation.v1.common_pb2 import ReceiptManifest, ReplyManifest, SignedEnvelope
@@ -65,6 +65,14 @@ class Entry:
     def in_memory(self) -> bool:
         """Whether a part of it is in memory alone, so that it does not survive a restart."""
         return isinstance(self.payload, bytes) or isinstance(self.state, bytes)
+
+    def intact(self) -> bool:
+        """Whether the payload still has the digest that was signed."""
+        try:
+            found = file_digest(self.payload) if isinstance(self.payload, Path) else digest(self.payload or b"")
+        except OSError:
+            return False
+        return found == self.manifest.payload
 
 
 class Spool:

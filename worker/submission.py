@@ -8,20 +8,20 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import grpc
 
-from federation.channels import CHUNK_BYTES, signed_detail
+from federation.channels import CHUNK_BYTES, RpcRefusal, signed_detail
 from federation.chunks import submitted
-from federation.digests import digest, file_digest
 from federation.envelope import envelope_digest
 from federation.member_files import MemberFiles
 from federation.record import bindings
 from federation.record.bindings import difference
 from federation.refusals import Refusal
 from federation.transfers import slowest_seconds
-from federation.v1.common_pb2 import ReceiptManifest, SignedEnvelope
+from federation.v1.common_pb2 import LogHead, ReceiptManifest, SignedEnvelope
 from federation.v1.federation_pb2 import SubmitRequest, Window
 from worker.attendance import ANSWER_SECONDS, Attendance
 from worker.backoff import Backoff
@@ -41,10 +41,45 @@ _WRONG = {
     "limit:payload",
     "limit:manifest",
 }
+_DROPPED = "refused for good, the work is dropped"
 
 
 class ReceiptError(Exception):
     """A receipt that the coordinator did not sign, or that is for something else."""
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """A verified receipt for the reply, which accepts or refuses it."""
+
+    receipt: SignedEnvelope
+    manifest: ReceiptManifest
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The call was refused, without a receipt.
+
+    Attributes:
+        refusal: why.
+        final: no retry of the same envelope can succeed.
+        closed: the coordinator waits for no reply any more.
+    """
+
+    refusal: RpcRefusal
+    final: bool
+    closed: bool
+
+
+@dataclass(frozen=True)
+class Unanswered:
+    """There is no receipt that counts; the words say why, and are empty if the channel was closed a moment ago."""
+
+    event: str = ""
+    words: str = ""
+
+
+Outcome = Acknowledged | Refused | Unanswered
 
 
 @dataclass(eq=False)
@@ -88,6 +123,8 @@ class Submitter:
                 with self.attendance.calling() as files:
                     if files is None or self._stopping:
                         return
+                    size = entry.manifest.payload_bytes
+                    self.events.tell_of(entry.manifest, "submitting", f"submitting {size} bytes", payload_bytes=size)
                     failed |= not self._submit(files, entry)
             delay = max(self.backoff.delay(), self._retry_seconds) if failed else None
             self._retry_seconds = 0.0
@@ -97,39 +134,48 @@ class Submitter:
                 self._changed.wait_for(lambda: self._stopping or self._wakes != seen, timeout=delay)  # noqa: B023
 
     def _submit(self, files: FileCalls, entry: Entry) -> bool:
-        """One attempt; False when it has to be made again."""
-        manifest = entry.manifest
-        size = manifest.payload_bytes
-        self.events.tell_of(manifest, "submitting", f"submitting {size} bytes", payload_bytes=size)
-        try:
-            receipt = self._exchange(files, entry)
-        except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed a moment ago
-            return self._refused(entry, error)
-        if receipt is None:
-            text = f"assignment {entry.assignment_id}: the coordinator sent no receipt, trying again"
-            self.events.warn("submit-failed", text, assignment_id=entry.assignment_id)
+        """One attempt, and what follows from its outcome; False when it has to be made again."""
+        attendance, arrived = self.attendance, partial(self._note_progress, entry)
+        outcome = exchange(files, entry, attendance.member, attendance.log_size, arrived, attendance.saw_log)
+        name, events = entry.assignment_id, self.events
+        if self._stopping and not isinstance(outcome, Acknowledged):
             return False
-        return self._acknowledged(entry, receipt)
+        match outcome:
+            case Unanswered(event, words):
+                if words:
+                    events.warn(event, f"assignment {name}: {words}", assignment_id=name)
+                return False
+            case Refused(refusal, final, closed):
+                event, words = ("dropped", _DROPPED) if final else ("submit-failed", "not handed in, trying again")
+                words = f"assignment {name}: {words} ({refusal.status} {refusal.reason}: {refusal.message})"
+                events.warn(event, words, assignment_id=name, reason=refusal.reason, status=refusal.status)
+                if not final:
+                    self._retry_seconds = max(self._retry_seconds, refusal.retry_seconds)
+                    return False
+                if not closed:
+                    attendance.decline(name, refusal.reason, refusal.message, entry.assignment)
+                leave = partial(self.spool.remove, name)
+            case Acknowledged(receipt, manifest):
+                try:
+                    if manifest.accepted:
+                        self.keeper.commit(entry)
+                except OSError as error:
+                    words = f"what this member keeps of the run cannot be written ({error}): make room on the disk"
+                    events.warn("disk", f"assignment {name}: {words}", assignment_id=name)
+                    return False
+                self.spool.record(entry, receipt, manifest)
+                accepted, reason = manifest.accepted, {} if manifest.accepted else {"reason": manifest.reason}
+                words = "accepted" if accepted else f"refused, {manifest.reason}: {manifest.message}"
+                events.tell_of(
+                    entry.manifest, "receipt", f"receipt {words}", warns=not accepted, accepted=accepted, **reason
+                )
+                leave = partial(self.spool.settle, entry)
+        self._arrived.pop(name, None)
+        self.acknowledged(entry.assignment)
+        leave()
+        return True
 
-    def _exchange(self, files: FileCalls, entry: Entry) -> SignedEnvelope | None:
-        """Sends a reply as far as the coordinator's windows allow; returns the receipt, None if there was none."""
-        windows: queue.SimpleQueue[Window | None] = queue.SimpleQueue()
-        timeout = ANSWER_SECONDS + slowest_seconds(entry.manifest.payload_bytes)
-        try:
-            for number, answer in enumerate(
-                files.submit(_requests(entry, windows, self.attendance.log_size), timeout=timeout)
-            ):
-                if answer.WhichOneof("message") == "receipt":
-                    if answer.HasField("log"):
-                        self.attendance.saw_log(answer.log)
-                    return answer.receipt
-                self._note_progress(entry, answer.window.offset, begins=number == 0)
-                windows.put(answer.window)
-            return None
-        finally:
-            windows.put(None)
-
-    def _note_progress(self, entry: Entry, arrived: int, *, begins: bool) -> None:
+    def _note_progress(self, entry: Entry, arrived: int, begins: bool) -> None:
         """After an attempt with which more has arrived than ever, the next one need not wait for long."""
         name, most = entry.assignment_id, self._arrived.get(entry.assignment_id, 0)
         if begins and arrived:
@@ -139,68 +185,65 @@ class Submitter:
             self.backoff.reset()
         self._arrived[name] = max(arrived, most)
 
-    def _refused(self, entry: Entry, error: grpc.RpcError | ValueError) -> bool:
-        if self._stopping or isinstance(error, ValueError):
-            return False
+
+def exchange(
+    files: FileCalls,
+    entry: Entry,
+    member: MemberFiles,
+    log_size: int,
+    arrived: Callable[[int, bool], None],
+    saw_log: Callable[[LogHead], None],
+) -> Outcome:
+    """Hands in a reply once, as far as the coordinator's windows allow, and says what came of it.
+
+    `log_size` is the number of entries of the coordinator's log that this worker knows. `arrived` is told the number of
+    bytes that the coordinator has, and whether this is its first word in this attempt; `saw_log` gets the checkpoint
+    that came with a receipt.
+    """
+    try:
+        receipt = _send(files, entry, log_size, arrived, saw_log)
+    except ValueError:  # the channel was closed a moment ago
+        return Unanswered()
+    except grpc.RpcError as error:
         receipt = signed_detail(error)
-        if receipt is not None:
-            return self._acknowledged(entry, receipt)
-        refusal = self.attendance.member.refusal(error)
-        self._retry_seconds = max(self._retry_seconds, refusal.retry_seconds)
-        fields = {"assignment_id": entry.assignment_id, "reason": refusal.reason, "status": refusal.status}
-        text = f"{refusal.status} {refusal.reason}: {refusal.message}"
-        stem = refusal.reason.partition(":")[0]
-        damaged = stem == "payload-digest" and not _intact(entry)  # otherwise the damage happened on the way
-        if not damaged and {stem, refusal.reason}.isdisjoint(_CLOSED | _WRONG):
-            self.events.warn(
-                "submit-failed", f"assignment {entry.assignment_id}: not handed in, trying again ({text})", **fields
-            )
-            return False
-        self.events.warn(
-            "dropped", f"assignment {entry.assignment_id}: refused for good, the work is dropped ({text})", **fields
-        )
-        if stem not in _CLOSED:
-            self.attendance.decline(entry.assignment_id, refusal.reason, refusal.message, entry.assignment)
-        self._end(entry)
-        self.spool.remove(entry.assignment_id)
-        return True
+        if receipt is None:
+            return _refused(member.refusal(error), entry)
+    if receipt is None:
+        return Unanswered("submit-failed", "the coordinator sent no receipt, trying again")
+    try:
+        return Acknowledged(receipt, verify_receipt(receipt, entry, member))
+    except ReceiptError as error:
+        return Unanswered("receipt-invalid", f"{error}; the work stays in the spool")
 
-    def _acknowledged(self, entry: Entry, receipt: SignedEnvelope) -> bool:
-        try:
-            manifest = verify_receipt(receipt, entry, self.attendance.member)
-        except ReceiptError as error:
-            self.events.warn(
-                "receipt-invalid",
-                f"assignment {entry.assignment_id}: {error}; the work stays in the spool",
-                assignment_id=entry.assignment_id,
-            )
-            return False
-        if manifest.accepted:
-            try:
-                self.keeper.commit(entry)
-            except OSError as error:
-                words = f"what this member keeps of the run cannot be written ({error}): make room on the disk"
-                self.events.warn(
-                    "disk", f"assignment {entry.assignment_id}: {words}", assignment_id=entry.assignment_id
-                )
-                return False
-        self.spool.record(entry, receipt, manifest)
-        refused = f"refused, {manifest.reason}: {manifest.message}"
-        self.events.tell_of(
-            entry.manifest,
-            "receipt",
-            f"receipt {'accepted' if manifest.accepted else refused}",
-            warns=not manifest.accepted,
-            accepted=manifest.accepted,
-            **({} if manifest.accepted else {"reason": manifest.reason}),
-        )
-        self._end(entry)
-        self.spool.settle(entry)
-        return True
 
-    def _end(self, entry: Entry) -> None:
-        self._arrived.pop(entry.assignment_id, None)
-        self.acknowledged(entry.assignment)
+def _send(
+    files: FileCalls,
+    entry: Entry,
+    log_size: int,
+    arrived: Callable[[int, bool], None],
+    saw_log: Callable[[LogHead], None],
+) -> SignedEnvelope | None:
+    """Returns the receipt; None if there was none."""
+    windows: queue.SimpleQueue[Window | None] = queue.SimpleQueue()
+    timeout = ANSWER_SECONDS + slowest_seconds(entry.manifest.payload_bytes)
+    try:
+        for number, answer in enumerate(files.submit(_requests(entry, windows, log_size), timeout=timeout)):
+            if answer.WhichOneof("message") == "receipt":
+                if answer.HasField("log"):
+                    saw_log(answer.log)
+                return answer.receipt
+            arrived(answer.window.offset, number == 0)
+            windows.put(answer.window)
+        return None
+    finally:
+        windows.put(None)
+
+
+def _refused(refusal: RpcRefusal, entry: Entry) -> Refused:
+    stem = refusal.reason.partition(":")[0]
+    damaged = stem == "payload-digest" and not entry.intact()  # otherwise the damage happened on the way
+    final = damaged or not {stem, refusal.reason}.isdisjoint(_CLOSED | _WRONG)
+    return Refused(refusal, final, closed=stem in _CLOSED)
 
 
 def verify_receipt(receipt: SignedEnvelope, entry: Entry, member: MemberFiles) -> ReceiptManifest:
@@ -218,15 +261,6 @@ def verify_receipt(receipt: SignedEnvelope, entry: Entry, member: MemberFiles) -
     if manifest.envelope != envelope_digest(entry.envelope):
         raise ReceiptError("the receipt is for another reply: its envelope digest differs")
     return manifest
-
-
-def _intact(entry: Entry) -> bool:
-    """Whether the payload still has the digest that was signed."""
-    try:
-        found = file_digest(entry.payload) if isinstance(entry.payload, Path) else digest(entry.payload or b"")
-    except OSError:
-        return False
-    return found == entry.manifest.payload
 
 
 def _requests(entry: Entry, windows: "queue.SimpleQueue[Window | None]", log_size: int) -> Iterator[bytes]:
