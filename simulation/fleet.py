@@ -31,7 +31,7 @@ from federation.sharing import BUFFERS
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.v1 import common_pb2
 from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
-from federation.vectors import Layout, model_layout, model_row, payload_bytes, widen
+from federation.vectors import model_row, payload_bytes, widen
 from federation.work.base import Client, Memory, Result, RowSchema, Work, WorkError, payload_layout
 from federation.work.computation import Computation, Descend, Measure, MeasureAlong, training_losses
 from federation.work.registry import encode_statement
@@ -193,7 +193,6 @@ class SimulatedFleet(Fleet):
     def _answers(self, question: Question, clients: list[str]) -> dict[str, Answer]:
         """The answer of each client."""
         base = model_row(self.around.blobs.local(question.base_model)).read()
-        layout = self._layout(question)
         spec, serves = self.run.spec, self._population.serves
         shared, private = question.phase.inputs(), spec.privacy.secure != "off"
         origin = self.run.origin(self.around.federation_id, question.base_model)
@@ -204,7 +203,7 @@ class SimulatedFleet(Fleet):
                 client_id=name,
                 round=question.current.number,
                 attempt=question.current.attempt,
-                shape=self.run.shape(layout, serves[name]),
+                shape=self.run.shape(question.layout, serves[name]),
                 memory=self._memories.setdefault(name, _ClientMemory()),
                 inputs={**shared, **question.phase.own_inputs(name)},
                 origin=origin,
@@ -274,10 +273,7 @@ class SimulatedFleet(Fleet):
                 )
             )
         last = base if before is None else model_row(self.around.blobs.local(before)).read()
-        return (last - base)[: self.run.spec.parameters.parameters_of(self._layout(question)).size]
-
-    def _layout(self, question: Question) -> Layout:
-        return model_layout(self.around.blobs.local(question.base_model))
+        return (last - base)[: self.run.spec.parameters.parameters_of(question.layout).size]
 
     def _take(self, question: Question, assignment: Assignment, answer: Answer, seconds: float) -> Reply | None:
         """One client's reply as the intake would take it; None if it declined or is refused."""

@@ -56,7 +56,7 @@ def coordinator(point: str) -> None:
 
     points: dict[str, Callable[[], None]] = {
         # the round is recorded, nobody has been asked
-        "before-dispatch": lambda: before(RemoteFleet, "_open_phase"),
+        "before-dispatch": lambda: before(RemoteFleet, "_issue"),
         # the assignments are recorded, nobody has been told
         "dispatching": lambda: before(Presence, "say"),
         # one update is accepted, its client has not heard of it
@@ -64,7 +64,7 @@ def coordinator(point: str) -> None:
         # all updates are accepted, the last client has not heard of it
         "all-updates-in": lambda: after(Intake, "record", count=3),
         # the gradients are in, nobody has been asked to train (of a round that asks for both)
-        "gradients-in": lambda: before(RemoteFleet, "_open_phase", count=2),
+        "gradients-in": lambda: before(RemoteFleet, "_issue", count=2),
         # the weights are found and sent, some have trained
         "some-trained": lambda: after(Intake, "record", count=5),
         # the phase is closed, nothing is computed
@@ -81,7 +81,7 @@ def coordinator(point: str) -> None:
         "between-rounds": lambda: after(finish, "complete_round"),
     }
     for number in range(1, 20):  # the phases before it are closed, this one is not opened
-        points[f"phase-{number}"] = partial(before, RemoteFleet, "_open_phase", count=number)
+        points[f"phase-{number}"] = partial(before, RemoteFleet, "_issue", count=number)
     points[point]()
 
 

@@ -9,6 +9,7 @@ from coordinator.rounds.fleets.base import Question
 from coordinator.rounds.specification import cautions, parse_run
 from federation.runs import SpecError
 from federation.transfers import SLOWEST_BYTES_PER_SECOND
+from federation.vectors import Layout, Tensor
 from storage.models import Round
 
 RUN = 'name = "x"\ntask = "digits"\nrounds = 7\nevaluate.every = 2\n'
@@ -102,8 +103,9 @@ def test_the_time_for_masked_vectors_grows_with_the_model() -> None:
     session = {"session": bytes(32), "members": ("a",), "clients": ("a",)}
 
     def seconds(phase: Masking | Unmasking) -> float:
+        current, layout = Round(round_id=1, attempt=0), Layout((Tensor("w", (1,)),))
         question = Question(
-            current=Round(round_id=1, attempt=0), number=0, phase=phase, clients=["a"], wanted=1, base_model=""
+            current=current, number=0, phase=phase, clients=["a"], wanted=1, base_model="", layout=layout
         )
         time: timedelta = question.row(run, started).deadline - started
         return time.total_seconds()

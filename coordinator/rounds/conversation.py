@@ -15,7 +15,7 @@ from coordinator.aggregation.rules import TooFewUpdatesError
 from coordinator.aggregation.secure.evaluation import Means, evaluation
 from coordinator.aggregation.streaming import one_thread
 from coordinator.rounds import selection
-from coordinator.rounds.fleets.base import Fleet, Question, RunFacts, Skipped
+from coordinator.rounds.fleets.base import Fleet, RunFacts, Skipped
 from coordinator.rounds.private import private_facts
 from coordinator.rounds.revoked import revoked_clients
 from coordinator.rounds.step import recall
@@ -102,9 +102,7 @@ def _ask(fleet: Fleet, current: Round, number: int, phase: Phase, model: str, re
     clients = list(current.selected if phase.clients is None else phase.clients)
     closing = phase.closes(len(clients))
     wanted = min(current.wanted, len(clients)) if closing is None else closing.wanted
-    replies = fleet.ask(
-        Question(current=current, number=number, phase=phase, clients=clients, wanted=wanted, base_model=model)
-    )
+    replies = fleet.ask(fleet.question(current, number, phase, clients, wanted, model))
     _must_have(required, replies, clients)
     quorum = phase.kind.terms(fleet.run.spec).quorum
     if closing is not None:

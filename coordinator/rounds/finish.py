@@ -11,7 +11,7 @@ from coordinator.aggregation.phase_kinds import Evaluation
 from coordinator.aggregation.phases import Voided, Waiting
 from coordinator.rounds import record, scores
 from coordinator.rounds.conversation import hold_evaluation
-from coordinator.rounds.fleets.base import Fleet, Question, RevokedMeanwhile, Skipped
+from coordinator.rounds.fleets.base import Fleet, RevokedMeanwhile, Skipped
 from coordinator.rounds.scores import Measurements
 from coordinator.rounds.states import move_round
 from federation import log_entries
@@ -69,9 +69,7 @@ def evaluate(
 ) -> Findings:
     """Asks each member of the pool for its own measurements of the model."""
     asked = Evaluation(splits=fleet.run.spec.evaluated, metrics=fleet.run.metrics)
-    replies = fleet.ask(
-        Question(current=current, number=phase, phase=asked, clients=[*pool], wanted=len(pool), base_model=model)
-    )
+    replies = fleet.ask(fleet.question(current, phase, asked, pool, len(pool), model))
     numbers = scores.scores(replies, fleet.run.objectives, fleet.run.metrics)
     if not algorithm.averages:
         with fleet.around.database.read() as session:

@@ -20,7 +20,7 @@ from federation.metrics import MetricKind, kind_of
 from federation.runs import RunSpec
 from federation.unshared import unshared_parameters
 from federation.v1.common_pb2 import SignedEnvelope
-from federation.vectors import Layout
+from federation.vectors import Layout, model_layout
 from federation.work.base import Origin, Shape
 from federation.work.evaluate.work import Evaluate
 from storage import models
@@ -170,6 +170,7 @@ class Question:
     clients: list[str]
     wanted: int  # the number of replies with which the phase is complete
     base_model: str  # the digest of the model to train or evaluate
+    layout: Layout  # of this model
 
     def row(self, spec: RunSpec, started: datetime) -> models.Phase:
         """A new row for the phase, open from `started` for the specification's time and that of large replies."""
@@ -278,6 +279,24 @@ class Fleet(ABC):
             .limit(1)
         )
         return RunMemory.decode(self.around.evidence.state(session.get_one(Run, run_id), before, base_model))
+
+    def question(
+        self, current: Round, number: int, phase: Phase, clients: Sequence[str], wanted: int, base_model: str
+    ) -> Question:
+        """A question about a model that is stored; the arguments are as in `Question`.
+
+        Raises:
+            BlobMissing, BlobCorrupt: the model cannot be read.
+        """
+        return Question(
+            current=current,
+            number=number,
+            phase=phase,
+            clients=[*clients],
+            wanted=wanted,
+            base_model=base_model,
+            layout=model_layout(self.around.blobs.local(base_model)),
+        )
 
     @abstractmethod
     def ask(self, question: Question) -> Replies:

@@ -33,7 +33,6 @@ from federation.envelope import envelope_digest
 from federation.runs import RunSpec
 from federation.unshared import unshared_parameters
 from federation.v1.common_pb2 import AssignmentManifest, Input, Row, SignedEnvelope
-from federation.vectors import Layout, model_layout
 from federation.work.base import payload_layout
 from federation.work.registry import encode
 from storage import audit, models
@@ -141,36 +140,32 @@ class RemoteFleet(Fleet):
         return {name: stream.closed_until for name, stream in attending if stream.closed_until is not None}
 
     def ask(self, question: Question) -> Replies:
-        phase_id, messages = self._open_phase(question)
-        for client_id, message in messages.items():
-            self._presence.say(client_id, message)
+        phase_id = self._issue(question)
         self.around.changed()
-        while True:
-            while (left := self._left(phase_id)).seconds > 0:
-                # Not longer, since the clock may be set meanwhile.
-                self.around.wait(min(left.seconds, LOOK_SECONDS), left.replies)
-            if self._close_phase(phase_id):
-                break
+        self._wait(phase_id)
         self._leave_out_revoked(question, phase_id)
         expected = {**self.facts(question), "kind": question.phase.kind.name}
         replies = self.around.evidence.replies(self._database, self.around.blobs, phase_id, expected)
         with self._database.read() as session:
             declined = (Assignment.phase_id == phase_id, Assignment.state == AssignmentState.DECLINED)
-            told = session.execute(select(Assignment.client_id, Assignment.reason).where(*declined)).all()
-        return Replies(replies, device=self.around.device, declines=dict(told))
+            reasons = session.execute(select(Assignment.client_id, Assignment.reason).where(*declined)).all()
+        return Replies(replies, device=self.around.device, declines=dict(reasons))
 
-    def _open_phase(self, question: Question) -> tuple[int, dict[str, Assigned]]:
-        """Records the phase with a signed assignment for each client. Returns its id and the messages to clients."""
+    def _issue(self, question: Question) -> int:
+        """Records the phase with a signed assignment for each client, and tells the clients. Returns the phase's id.
+
+        A phase that is on record, such as from before a restart, is not issued again.
+        """
         now, inputs = self.around.clock(), self.store_inputs(question)
-        layout = model_layout(self.around.blobs.local(question.base_model))
         with self._database.begin() as session:
             before = session.scalar(
                 select(models.Phase.phase_id).filter_by(round_id=question.current.round_id, number=question.number)
             )
             if before is not None:
-                return before, {}
+                return before
             self.run.running(session)
-            phase, active = question.row(self._spec, now), _lock_active(session, question.clients)
+            active = _lock_active(session, question.clients)
+            phase = question.row(self._spec, now)
             if question.phase.kind.decides and revoked_before(session, question.current, question.number):
                 raise RevokedMeanwhile
             clients, previous_step = self.known(session), _newest_step(session, self.run.run_id)
@@ -180,7 +175,7 @@ class RemoteFleet(Fleet):
             for client_id in active:
                 serves = clients[client_id].objectives if client_id in clients else self.run.objectives
                 needed = inputs[client_id]
-                order = self._order(question, client_id, serves, layout, needed.rows)
+                order = self._order(question, client_id, serves, needed.rows)
                 order.previous_step, order.members = previous_step, len(active)
                 order.created.FromDatetime(now)
                 order.deadline.FromDatetime(phase.deadline)
@@ -190,25 +185,35 @@ class RemoteFleet(Fleet):
             _record(session, phase.phase_id, issued, now)
         where = f"run {self.run.run_id} round {question.current.number} phase {question.number}"
         log.info("%s: %s for %d clients", where, phase.kind, len(active))
-        return phase.phase_id, {item.order.client_id: item.message for item in issued}
+        for item in issued:
+            self._presence.say(item.order.client_id, item.message)
+        return phase.phase_id
+
+    def _wait(self, phase_id: int) -> None:
+        """Returns when the phase is closed: enough clients have replied, nobody is left, or the deadline has passed."""
+        closed = False
+        while not closed:
+            while (left := self._left(phase_id)).seconds > 0:
+                # Not longer, since the clock may be set meanwhile.
+                self.around.wait(min(left.seconds, LOOK_SECONDS), left.replies)
+            closed = self._close_phase(phase_id)
 
     def _order(
         self,
         question: Question,
         client_id: str,
         serves: tuple[str, ...],
-        layout: Layout,
         needed: Sequence[models.Input],
     ) -> AssignmentManifest:
         """What one client is asked, without what the opening of the phase decides."""
         parameters = self._spec.parameters
         work = question.phase.work(Asked(client_id, serves, self._spec, question.current.number))
-        rows = work.rows(self.run.shape(layout, serves))
+        rows = work.rows(self.run.shape(question.layout, serves))
         return AssignmentManifest(
             **self.facts(question),
             assignment_id=self._new_id(),
             client_id=client_id,
-            base_model_bytes=layout.file_bytes,
+            base_model_bytes=question.layout.file_bytes,
             kind=work.name,
             work=encode(work),
             inputs=[Input(name=row.name, digest=row.digest, size=row.size) for row in needed],
