@@ -10,18 +10,17 @@ from time import monotonic
 from weakref import WeakValueDictionary
 
 from coordinator.members.messages import NEXT_CHUNK_SECONDS, REQUEST_SECONDS, Context, next_message
-from coordinator.rounds.content import payload_problem
 from coordinator.rounds.intake import Admission, Intake
-from coordinator.rounds.uploads import ReplyUpload, Upload
 from coordinator.services.base import Parts, Service
-from coordinator.services.transfers import Transfer, Transfers
+from coordinator.services.receiving import Receiving
+from coordinator.services.transfers import Transfers
 from coordinator.threads import wait_ended
-from federation.channels import MAX_CHUNK_BYTES
 from federation.chunks import Chunk
 from federation.payload_check import PayloadCheck
 from federation.refusals import Refusal
 from federation.v1 import federation_pb2 as messages
 from federation.v1.common_pb2 import LogHead, SignedEnvelope
+from federation.vectors import Layout
 
 
 class ReplyCalls(Service):
@@ -37,6 +36,7 @@ class ReplyCalls(Service):
             clock=self._clock,
             signatures=self._supervisor.signatures,
         )
+        self._threads = parts.threads
         self._uploads = parts.uploads
         self._transfers = Transfers(self._settings.transfer_bytes, self._settings.transfers)
         self._enders: dict[str, Callable[[Refusal], None]] = {}  # of uploads under way, by assignment
@@ -52,46 +52,23 @@ class ReplyCalls(Service):
             raise Refusal("header", "a submission must begin with the signed reply; the payload follows in chunks")
         admitted, broke_off = await self._in_thread(self._admit, caller.name, first.reply)
         if isinstance(admitted, SignedEnvelope):
-            yield messages.SubmitResponse(receipt=admitted, log=await self._newer_log(first.log_size))
-            return
-        if admitted.layout is None:
+            receipt = admitted
+        elif admitted.layout is None:
             if await next_message(request_iterator, NEXT_CHUNK_SECONDS) is not None:
                 raise Refusal("payload-length", "0 bytes were declared, and more arrived")
             receipt = await self._in_thread(self._intake.record, admitted, None)
         else:
-            check = PayloadCheck(admitted.layout, admitted.manifest.payload.partition(":")[0])
-            size = admitted.manifest.payload_bytes
-            place = self._transfers.place(caller.name, self._access.ender())
-            async with self._only_upload(admitted.manifest.assignment_id) as all_arrived, place as transfer:
-                request = None
-                if not broke_off:
-                    transfer.allow(0)
-                    yield messages.SubmitResponse(window=messages.Window(offset=0, limit=transfer.limit))
-                    request = await self._timed_chunk(request_iterator, admitted, 0, transfer)
-                if isinstance(request, Chunk) and len(request.data) == size:
-                    chunk = self._must_be_chunk(request, 0, transfer)
-                    if await self._next_chunk(request_iterator, admitted) is not None:
-                        raise Refusal("payload-length", f"{size} bytes were declared, and more arrived")
-                    all_arrived()
-                    receipt = await self._in_thread(self._record_whole, admitted, check, chunk)
-                else:
-                    async with self._upload(admitted, check) as upload:
-                        while True:
-                            arrived = upload.arrived
-                            if transfer.limit < size and transfer.allow(arrived):
-                                window = messages.Window(offset=arrived, limit=transfer.limit)
-                                yield messages.SubmitResponse(window=window)
-                            if request is None:
-                                request = await self._timed_chunk(request_iterator, admitted, arrived, transfer)
-                            if request is None:
-                                break
-                            chunk = self._must_be_chunk(request, arrived, transfer)
-                            await self._in_thread(upload.take, chunk.data, chunk.offset)
-                            request = None
-                        all_arrived()
-                        # To its end also if the caller goes: otherwise the file is removed while it is being stored.
-                        recording = asyncio.ensure_future(self._in_thread(self._record, admitted, upload))
-                        receipt = await wait_ended(recording)
+            async with self._receiving(caller.name, admitted, admitted.layout) as (payload, all_arrived):
+                if broke_off:
+                    await payload.begin()
+                while not payload.complete:
+                    if (window := payload.window()) is not None:
+                        yield messages.SubmitResponse(window=window)
+                    began = monotonic()
+                    request = await self._next_chunk(request_iterator, admitted)
+                    await payload.take(request, monotonic() - began)
+                all_arrived()
+                receipt = await payload.record(self._intake.record)
         yield messages.SubmitResponse(receipt=receipt, log=await self._newer_log(first.log_size))
 
     def _admit(self, client_id: str, reply: SignedEnvelope) -> tuple[Admission | SignedEnvelope, bool]:
@@ -99,35 +76,21 @@ class ReplyCalls(Service):
         admitted = self._intake.admit(client_id, reply)
         return admitted, isinstance(admitted, Admission) and self._uploads.broke_off(admitted)
 
-    def _record_whole(self, admitted: Admission, check: PayloadCheck, chunk: Chunk) -> SignedEnvelope:
-        """Stores and records a payload that came in one chunk."""
-        manifest = admitted.manifest
-        with self._blobs.writer(hash=False) as writer:
-            upload = Upload(writer, check, manifest.payload, manifest.payload_bytes)
-            upload.take(chunk.data, chunk.offset)
-            return self._record(admitted, upload)
-
-    def _record(self, admitted: Admission, upload: Upload) -> SignedEnvelope:
-        """Stores and records a payload that has arrived."""
-        upload.finish()
-        problem = payload_problem(upload.check, admitted.kind, admitted.limits)
-        if problem is None:
-            upload.store()
-        return self._intake.record(admitted, problem)
-
     @asynccontextmanager
-    async def _upload(self, admitted: Admission, check: PayloadCheck) -> AsyncIterator[ReplyUpload]:
-        """The upload of a reply's payload, begun or gone on with."""
-        beginning = asyncio.ensure_future(self._in_thread(self._uploads.begin, admitted, check))
-        try:
-            yield await asyncio.shield(beginning)
-        finally:
-            await wait_ended(asyncio.create_task(self._end_upload(beginning)))
-
-    async def _end_upload(self, beginning: "asyncio.Future[ReplyUpload]") -> None:
-        await asyncio.wait([beginning])  # a thread begins it also for a call that was ended meanwhile
-        if beginning.exception() is None:
-            await self._in_thread(self._uploads.end, beginning.result())
+    async def _receiving(
+        self, client_id: str, admitted: Admission, layout: Layout
+    ) -> AsyncIterator[tuple[Receiving, Callable[[], None]]]:
+        """The payload of an admitted reply, and a function to be called when all of it has arrived."""
+        check = PayloadCheck(layout, admitted.manifest.payload.partition(":")[0])
+        place = self._transfers.place(client_id, self._access.ender())
+        async with self._only_upload(admitted.manifest.assignment_id) as all_arrived, place as transfer:
+            payload = Receiving(
+                admitted, check, transfer, uploads=self._uploads, blobs=self._blobs, threads=self._threads
+            )
+            try:
+                yield payload, all_arrived
+            finally:
+                await wait_ended(asyncio.create_task(payload.end()))
 
     @asynccontextmanager
     async def _only_upload(self, assignment_id: str) -> AsyncIterator[Callable[[], None]]:
@@ -151,31 +114,6 @@ class ReplyCalls(Service):
                 yield arrived
         finally:
             arrived()
-
-    @staticmethod
-    def _must_be_chunk(request: messages.SubmitRequest | Chunk, arrived: int, transfer: Transfer) -> Chunk:
-        """The chunk that a request is. Raises a Refusal unless it is one within the bounds of the upload."""
-        if not isinstance(request, Chunk):
-            raise Refusal("header", "only chunks may follow the signed reply")
-        if len(request.data) > MAX_CHUNK_BYTES:
-            raise Refusal("limit:chunk", f"a chunk of {len(request.data)} bytes; at most {MAX_CHUNK_BYTES}")
-        if arrived + len(request.data) > transfer.limit:
-            raise Refusal("limit:window", f"a chunk beyond byte {transfer.limit}, the limit of the last window")
-        return request
-
-    async def _timed_chunk(
-        self,
-        requests: AsyncIterator[messages.SubmitRequest | Chunk],
-        admitted: Admission,
-        arrived: int,
-        transfer: Transfer,
-    ) -> messages.SubmitRequest | Chunk | None:
-        """The next request; the transfer is told how long a chunk took."""
-        began = monotonic()
-        request = await self._next_chunk(requests, admitted)
-        if isinstance(request, Chunk):
-            transfer.note(arrived, monotonic() - began, len(request.data))
-        return request
 
     async def _next_chunk(
         self, requests: AsyncIterator[messages.SubmitRequest | Chunk], admitted: Admission
