@@ -6,7 +6,7 @@ unless the algorithm needs them in later rounds.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 
@@ -27,14 +27,13 @@ from federation.digests import digest
 from federation.envelope import envelope_digest, seal
 from federation.payload_check import PayloadCheck
 from federation.proofs import UNSIGNED
+from federation.record.replies import reply_manifest
 from federation.sharing import BUFFERS
 from federation.training import TrainingDiverged, TrainingStopped
-from federation.v1 import common_pb2
-from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
+from federation.v1.common_pb2 import AssignmentManifest, Row, SignedEnvelope
 from federation.vectors import model_row, payload_bytes, widen
 from federation.work.base import Client, Memory, Result, RowSchema, Work, WorkError, payload_layout
 from federation.work.computation import Computation, Descend, Measure, MeasureAlong, training_losses
-from federation.work.registry import encode_statement
 from federation.work.site import Site
 from simulation.attackers import attacked
 from simulation.kept import Keeper
@@ -289,22 +288,16 @@ class SimulatedFleet(Fleet):
             for piece in pieces:
                 check.feed(piece)
             payload = check.finish()
-        manifest = ReplyManifest(
+        order = AssignmentManifest(
             **self.facts(question),
             assignment_id=assignment.assignment_id,
             client_id=name,
-            rows=[common_pb2.Row(name=row.name, dtype=row.dtype, length=row.length) for row in rows],
-            payload=payload,
-            payload_bytes=sum(map(len, pieces)),
-            samples=result.samples,
-            losses=dict(result.losses),
-            metrics=dict(result.metrics),
-            software=SOFTWARE,
-            seconds=seconds,
-            unrepeatable=not self._repeatable,
-            statement=encode_statement(question.phase.kind.name, result.statement),
-            privacy=None if result.privacy is None else common_pb2.SamplePrivacy(**asdict(result.privacy)),
+            kind=question.phase.kind.name,
+            rows=[Row(name=row.name, dtype=row.dtype, length=row.length) for row in rows],
         )
+        timed = replace(result, seconds=seconds)
+        manifest = reply_manifest(order, timed, software=SOFTWARE, repeatable=self._repeatable)
+        manifest.payload, manifest.payload_bytes = payload, sum(map(len, pieces))
         kind, limits = question.phase.kind, self.run.spec.limits
         problem = content_problem(manifest, kind, limits)
         if problem is None and check is not None:

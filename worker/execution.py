@@ -3,15 +3,14 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import grpc
 import numpy as np
 
 from federation.owners_code import described, owners_frame
-from federation.record import bindings
-from federation.record.bindings import repeated
+from federation.record.replies import reply_manifest
 from federation.refusals import Refusal
 from federation.tensor_names import tensor_differences
 from federation.training import TrainingStopped
@@ -19,12 +18,12 @@ from federation.training.own import Own, compute
 from federation.training.reasons import reason_of
 from federation.training.trainer import Trainer
 from federation.transfers import slowest_seconds
-from federation.v1.common_pb2 import AssignmentManifest, Input, ReplyManifest, SamplePrivacy, SignedEnvelope
+from federation.v1.common_pb2 import AssignmentManifest, Input, SignedEnvelope
 from federation.v1.federation_pb2 import FetchBlobRequest
 from federation.vectors import Vector, read_vector
 from federation.work.base import Client, Lane, Origin, Result, Shows, WorkError, payload_layout
 from federation.work.computation import Ability, Computation, Descend, Measure, MeasureAlong
-from federation.work.registry import decode, encode_statement
+from federation.work.registry import decode
 from federation.work.secure.refusals import check_sessions
 from federation.work.site import EVALUATE, Site
 from worker import software
@@ -244,18 +243,8 @@ class Execution:
         raise TrainingStopped
 
     def _reply(self, order: Order, result: Result, wanted: Callable[[], bool]) -> None:
-        asked = order.manifest
-        reply = ReplyManifest(
-            **repeated(asked, bindings.REPLY),
-            samples=result.samples,
-            losses=dict(result.losses),
-            metrics=dict(result.metrics),
-            software=software(),
-            seconds=result.seconds,
-            statement=encode_statement(asked.kind, result.statement),
-            privacy=None if result.privacy is None else SamplePrivacy(**asdict(result.privacy)),
-            unrepeatable=Ability.REPEATABLE not in self.offers[asked.task].abilities,
-        )
+        repeatable = Ability.REPEATABLE in self.offers[order.manifest.task].abilities
+        reply = reply_manifest(order.manifest, result, software=software(), repeatable=repeatable)
         reply.created.FromDatetime(self.attendance.now())
         layout = payload_layout(order.rows) if order.rows else None
         state = self.keeper.file(order, result)

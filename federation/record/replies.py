@@ -1,0 +1,31 @@
+"""Makes replies: the message in which a client gives the result of its work, before it is signed."""
+
+from dataclasses import asdict
+
+from federation.record import bindings
+from federation.record.bindings import repeated
+from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest, SamplePrivacy
+from federation.work.base import Result
+from federation.work.registry import encode_statement
+
+
+def reply_manifest(order: AssignmentManifest, result: Result, *, software: str, repeatable: bool) -> ReplyManifest:
+    """The reply to an assignment, without its time and its payload.
+
+    Args:
+        order: the assignment.
+        result: of the work.
+        software: the client's, with its version.
+        repeatable: whether the client's trainer gives the same result for the same work.
+    """
+    return ReplyManifest(
+        **repeated(order, bindings.REPLY),
+        samples=result.samples,
+        losses=dict(result.losses),
+        metrics=dict(result.metrics),
+        software=software,
+        seconds=result.seconds,
+        statement=encode_statement(order.kind, result.statement),
+        privacy=None if result.privacy is None else SamplePrivacy(**asdict(result.privacy)),
+        unrepeatable=not repeatable,
+    )
