@@ -18,6 +18,7 @@ import grpc
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from few import few_of
 from harness import Handing, Member
 from numpy.typing import NDArray
 from running import SECONDS, refused, wait_for
@@ -209,7 +210,16 @@ FORGED: dict[str, tuple[Callable[[Scene], SignedEnvelope], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("attack", FORGED)
+FEW = (
+    "S + L",
+    "the coordinator's key id",
+    "the assignment of another member",
+    "of another run",
+    "larger than its model",
+)
+
+
+@pytest.mark.parametrize("attack", few_of(FORGED, *FEW))
 def test_a_forged_update_is_refused_and_recorded_and_the_honest_round_goes_on(scene: Scene, attack: str) -> None:
     forge, status, reason = FORGED[attack]
     before = scene.refusals(reason)
@@ -260,7 +270,7 @@ HOSTILE: dict[str, tuple[Callable[[Scene], bytes], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("attack", HOSTILE)
+@pytest.mark.parametrize("attack", few_of(HOSTILE, "NaN", "an endless header", "tensors that overlap"))
 def test_a_hostile_payload_is_refused_for_good_and_recorded_and_the_honest_round_goes_on(
     scene: Scene, attack: str
 ) -> None:

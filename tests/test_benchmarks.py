@@ -14,7 +14,9 @@ from fedpareto.processes.forked import completed
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 PARTS = {"fedavg", "flower_app", "flower_secagg", "resident_worker"}  # programs and modules of other benchmarks
 NAMES = sorted({path.stem for path in BENCHMARKS.glob("*.py")} - PARTS)
-LONG = {"audit_log", "idle", "jacobian", "large", "private", "round", "simulate", "verify"}  # more than 3 CPU seconds
+LONG = {  # more than 3 CPU seconds, or 10 seconds of waiting
+    *("audit_log", "idle", "jacobian", "large", "private", "round", "simulate", "start", "verify", "wan")
+}
 
 
 def numbers(value: Any) -> list[float]:

@@ -25,7 +25,11 @@ from federation.secure.thresholds import Mode, Thresholds, truncated
 from simulation.members import Members as SimulatedMembers
 
 FREE = Bounds(kind=Kind.NONE, signed=True)
-COHORTS = [*((m, Mode.PRIVATE) for m in (5, 10, 20, 50, 100)), (10, Mode.VERIFIED), (50, Mode.VERIFIED)]
+COHORTS = [
+    *((m, Mode.PRIVATE) for m in (5, 10, 20, 50)),
+    pytest.param(100, Mode.PRIVATE, marks=pytest.mark.full),
+    *((m, Mode.VERIFIED) for m in (10, 50)),
+]
 Reals = NDArray[np.float64]
 
 
