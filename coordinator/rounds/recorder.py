@@ -47,8 +47,8 @@ def reply_row(
     `stored` says whether the payload is in the blob store.
     """
     return {
-        **columns.of_reply(reply.manifest, stored=stored and refusal is None),
         **_row(reply, now, accepted=refusal is None, reason=refusal.reason if refusal else "", receipt=receipt),
+        **columns.of_reply(reply.manifest, stored=stored and refusal is None),
     }
 
 
@@ -61,8 +61,8 @@ def record_equivocation(session: Session, assignment: Assignment, reply: Signed,
     if len(replies) > MAX_EQUIVOCATIONS or reply.digest in {one.envelope_digest for one in replies}:
         return
     first = next(one.envelope_digest for one in replies if one.accepted)
-    signed = columns.of_reply(reply.manifest, stored=False, counted=False)
-    assignment.replies.append(Reply(**signed, **_row(reply, now, accepted=False, reason=FULFILLED, receipt=b"")))
+    row = _row(reply, now, accepted=False, reason=FULFILLED, receipt=b"")
+    assignment.replies.append(Reply(**row, **columns.of_reply(reply.manifest, stored=False, counted=False)))
     manifest, name = reply.manifest, assignment.assignment_id
     audit.record(
         session,

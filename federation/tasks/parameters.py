@@ -1,7 +1,7 @@
 """A model's trainable parameters, and its buffers after them, as one flat float32 vector, and back."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,11 +12,16 @@ from federation.tasks.errors import TaskError, task_code
 from federation.vectors import Layout
 from federation.vectors import Tensor as Shape
 
-if TYPE_CHECKING:
-    from federation.tasks import Task
+
+class _HasModel(Protocol):
+    """A task, as far as it is needed here."""
+
+    name: str
+
+    def model(self) -> nn.Module: ...
 
 
-def build(task: "Task", seed: int = 0) -> nn.Module:
+def build(task: _HasModel, seed: int = 0) -> nn.Module:
     """The task's model with the initial values that `seed` gives, on the CPU, checked to fit a flat vector.
 
     Torch's global generator is left as it was. Members build with the default seed: what is not trained, such as a
@@ -59,7 +64,7 @@ def buffers(model: nn.Module) -> dict[str, Tensor]:
     return found if any(buffer.is_floating_point() for buffer in found.values()) else {}
 
 
-def _check(model: nn.Module, task: "Task") -> None:
+def _check(model: nn.Module, task: _HasModel) -> None:
     where = f"task {task.name or type(task).__name__!r}"
     parameters = dict(trainable(model))
     if not parameters:
