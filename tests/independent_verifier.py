@@ -239,20 +239,21 @@ class Run:
             self.same(decline, "a decline", client_id=order.client_id, assignment_id=order.assignment_id)
             self.log.find("assignment.declined", order.assignment_id, name_of(exchange.decline))
         for answer in exchange.answers:
-            said = opened(answer.reply, "ReplyManifest", key, f"the reply of {order.client_id}")
-            if not answer.HasField("receipt"):
-                continue
             digest, what = name_of(answer.reply), f"the reply of {order.client_id}"
+            said = opened(answer.reply, "ReplyManifest", key, what)
+            copied = ("federation_id", "run_id", "round", "phase", "assignment_id", "client_id", "base_model")
+            self.same(said, what, **{name: getattr(order, name) for name in (*copied, "attempt", "spec", "task")})
+            must(list(said.rows) == list(order.rows), f"the rows of {what}")
+            if not answer.HasField("receipt"):
+                self.log.find("reply.equivocation", order.assignment_id, digest)
+                continue
             receipt = opened(answer.receipt, "ReceiptManifest", self.keys["coordinator"], "a receipt")
             self.same(receipt, "a receipt", envelope=digest, assignment_id=order.assignment_id)
             action = "reply.accepted" if receipt.accepted else "reply.refused"
             told = self.log.find(action, order.assignment_id, digest)
             must(told > issued, f"{what} is told of before its assignment")
+            self.same(receipt, "a receipt", **{name: getattr(said, name) for name in (*copied, "payload")})
             if receipt.accepted:
-                copied = ("federation_id", "run_id", "round", "phase", "assignment_id", "client_id", "base_model")
-                self.same(said, what, **{name: getattr(order, name) for name in (*copied, "attempt", "spec", "task")})
-                self.same(receipt, "a receipt", **{name: getattr(said, name) for name in (*copied, "payload")})
-                must(list(said.rows) == list(order.rows), f"the rows of {what}")
                 found.append((digest, said, told))
         must(len(found) <= 1, f"{order.client_id} has two accepted replies")
         return found[0] if found else None

@@ -7,7 +7,7 @@ row was removed and whose assignment was marked as expired. Its client has the r
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,16 +18,16 @@ from sqlalchemy.orm import Session, selectinload
 
 from coordinator.aggregation.phases import Reply
 from coordinator.rounds import columns
+from coordinator.rounds.export import exchange_of, parsed
 from coordinator.rounds.revoked import REVOKED
 from coordinator.signing_keys import Signing
 from federation.envelope import ManifestT, envelope_digest, seal, unseal
-from federation.key_chain import KeyChain, moment
-from federation.record import bindings
+from federation.key_chain import KeyChain
+from federation.record.exchange import Mismatch, Opened, OpenedExchange, Signers, Unbound, open_exchange, opened
 from federation.refusals import Refusal
 from federation.sharing import BUFFERS
 from federation.v1.common_pb2 import (
     AssignmentManifest,
-    ReceiptManifest,
     ReplyManifest,
     SignedEnvelope,
     StepManifest,
@@ -117,57 +117,24 @@ class Evidence:
                 .options(selectinload(Assignment.inputs))
             ).all()
             fulfilled = (Assignment.phase_id == phase_id, Assignment.state == AssignmentState.FULFILLED)
-            keys = {reply.reply_id: self._keys(session, reply, client) for reply, _, client in accepted}
+            keys = {client.client_id: self._keys(session, reply, client) for reply, _, client in accepted}
             unread = set(session.scalars(select(Assignment.assignment_id).where(*fulfilled)))
+        signers = self._signers(keys)
         replies = []
         for reply, assignment, _ in accepted:
             name = assignment.assignment_id
             if name not in unread:
                 raise RecordError("replies", reply.reply_id, "accepted", f"assignment {name} has no further reply")
             unread.remove(name)
-            order = self._order(assignment, expected)
-            manifest = self._manifest(reply, order, keys[reply.reply_id])
-            if assignment.reason == REVOKED:
-                continue
-            replies.append(_reply(reply, order, manifest, blobs))
+            known = {**expected, "assignment_id": name, "client_id": assignment.client_id}
+            exchange = open_exchange(exchange_of(assignment, [reply]), signers, known)
+            _must_be_signed(exchange, assignment, reply)
+            if assignment.reason != REVOKED:
+                (answer,) = exchange.answers
+                replies.append(_reply(reply, exchange.assignment.manifest, answer.reply.manifest, blobs))
         if unread:
             raise RecordError("assignments", min(unread), "state", "FULFILLED, and there is no accepted reply")
         return replies
-
-    def _order(self, assignment: Assignment, expected: Mapping[str, object]) -> AssignmentManifest:
-        """The signed assignment of a row."""
-        row = ("assignments", assignment.assignment_id)
-        order = self._open(row, "envelope", assignment.envelope, AssignmentManifest, self.signing.chain)
-        for name, value in expected.items():
-            _same(row, f"envelope ({name})", value, getattr(order, name))
-        for name, value in columns.of_assignment(order).items():
-            _same(row, name, getattr(assignment, name), value)
-        inputs = [{"name": item.name, "digest": item.digest, "size": item.size} for item in assignment.inputs]
-        _same(row, "inputs", inputs, columns.of_inputs(order))
-        return order
-
-    def _manifest(self, reply: models.Reply, order: AssignmentManifest, keys: KeyChain) -> ReplyManifest:
-        """The signed reply of a row that counts as accepted, to a signed assignment of the client."""
-        row = ("replies", reply.reply_id)
-        manifest = self._open(row, "envelope", reply.envelope, ReplyManifest, keys)
-        envelope = SignedEnvelope.FromString(reply.envelope)
-        name = envelope_digest(envelope)
-        _same(row, "envelope_digest", reply.envelope_digest, name)
-        for field in bindings.REPLY:
-            _same(row, f"envelope ({field})", getattr(order, field), getattr(manifest, field))
-        receipt = self._open(row, "receipt", reply.receipt, ReceiptManifest, self.signing.chain)
-        try:
-            keys.must_count(envelope, moment(order.created), moment(receipt.created))
-        except Refusal as error:
-            raise RecordError(*row, "envelope", error.message) from error
-        _same(row, "receipt (envelope)", name, receipt.envelope)
-        for field in bindings.RECEIPT:
-            _same(row, f"receipt ({field})", getattr(manifest, field), getattr(receipt, field))
-        for field, value in columns.of_receipt(receipt).items():
-            _same(row, f"receipt ({field})", getattr(reply, field), value)
-        for field, value in columns.of_reply(manifest, stored=True).items():
-            _same(row, field, getattr(reply, field), value)
-        return manifest
 
     def state(self, run: models.Run, before: models.Round | None, base_model: str | None) -> dict[str, Any]:
         """What a run remembers of earlier rounds, as the newest signed step left it.
@@ -185,7 +152,7 @@ class Evidence:
                 _same(("runs", run.run_id), "base model of the first round", base_model, run.initial_model)
             return {}
         row = ("rounds", before.round_id)
-        step = self._open(row, "step", before.step or b"", StepManifest, self.signing.chain)
+        step = self._step(before)
         _same(row, "step (run_id)", run.run_id, step.run_id)
         _same(row, "step (round)", before.number, step.round)
         _same(row, "result_model", before.result_model, step.result_model)
@@ -194,6 +161,18 @@ class Evidence:
             _same(("runs", run.run_id), "base model of the round under way", base_model, step.result_model)
         _same(("runs", run.run_id), "state_data", memory_digest(run.state_data), step.state_after)
         return dict(run.state_data)
+
+    def _step(self, row: models.Round) -> StepManifest:
+        """The signed step of a round."""
+        envelope, signers = parsed(row.step or b"") or SignedEnvelope(), self._signers({})
+        step = opened("step", "the step", envelope, StepManifest, signers.of_coordinator)
+        _must_hold(("rounds", row.round_id), "step", step)
+        return step.manifest
+
+    def _signers(self, keys: Mapping[str, KeyChain]) -> Signers:
+        return Signers(
+            coordinator=self.signing.chain, client=lambda client_id, _: keys[client_id], unseal=self.memory.open
+        )
 
     def _keys(self, session: Session, reply: models.Reply, client: Client) -> KeyChain:
         """The keys of a client that a reply could be signed with."""
@@ -204,18 +183,39 @@ class Evidence:
             why = error.message if isinstance(error, Refusal) else "it is no signed envelope"
             raise RecordError("replies", reply.reply_id, "envelope", why) from error
 
-    def _open(
-        self, row: tuple[str, object], field: str, data: bytes, kind: type[ManifestT], keys: KeyChain
-    ) -> ManifestT:
-        try:
-            envelope = SignedEnvelope.FromString(data)
-            manifest = self.memory.open(envelope, kind, keys.signer(envelope))
-            if keys is self.signing.chain:
-                keys.must_have_made(envelope, manifest)
-            return manifest
-        except (Refusal, DecodeError) as error:
-            why = error.message if isinstance(error, Refusal) else "it is no signed envelope"
-            raise RecordError(*row, field, why) from error
+
+def _must_be_signed(exchange: OpenedExchange, assignment: Assignment, reply: models.Reply) -> None:
+    """Raises RecordError unless the rows of an assignment and of its accepted reply say what was signed."""
+    row: tuple[str, object] = ("assignments", assignment.assignment_id)
+    signed = columns.of_assignment(exchange.assignment.manifest)
+    _must_hold(row, "envelope", exchange.assignment, signed)
+    for name, value in signed.items():
+        _same(row, name, getattr(assignment, name), value)
+    inputs = [{"name": item.name, "digest": item.digest, "size": item.size} for item in assignment.inputs]
+    _same(row, "inputs", inputs, columns.of_inputs(exchange.assignment.manifest))
+    (answer,) = exchange.answers
+    row = ("replies", reply.reply_id)
+    _must_hold(row, "envelope", answer.reply)
+    _same(row, "envelope_digest", reply.envelope_digest, answer.reply.digest)
+    if answer.receipt is None:
+        raise RecordError(*row, "receipt", "there is none")
+    _must_hold(row, "receipt", answer.receipt)
+    for name, value in columns.of_receipt(answer.receipt.manifest).items():
+        _same(row, f"receipt ({name})", getattr(reply, name), value)
+    for name, value in columns.of_reply(answer.reply.manifest, stored=True).items():
+        _same(row, name, getattr(reply, name), value)
+
+
+def _must_hold(row: tuple[str, object], column: str, envelope: Opened[Any], columns: Container[str] = ()) -> None:
+    """Raises RecordError for the problem of an envelope, with the field; `columns` are fields that the row has, too."""
+    problem = envelope.problem
+    if isinstance(problem, Mismatch):
+        field = problem.field if problem.field in columns else f"{column} ({problem.field})"
+        _same(row, field, problem.expected, problem.found)
+    if not envelope.envelope.ByteSize():
+        raise RecordError(*row, column, "it is no signed envelope")
+    if problem is not None:
+        raise RecordError(*row, column, envelope.words if isinstance(problem, Unbound) else problem.message)
 
 
 def _reply(recorded: models.Reply, order: AssignmentManifest, manifest: ReplyManifest, blobs: BlobStore) -> Reply:
