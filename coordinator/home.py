@@ -45,7 +45,7 @@ from federation.refusals import Refusal
 from federation.v1.common_pb2 import KeyRotation
 from storage import audit
 from storage.blobs import BlobStore
-from storage.database import Database
+from storage.database import Database, DatabaseIncompatible
 from storage.directory import DirectoryStore
 
 FIRST_ADMIN = "admin"
@@ -181,7 +181,8 @@ class Home:
         """Opens the federation's database; see `Database.open` for `durable`.
 
         Raises:
-            HomeError: the database is missing, or is of another federation.
+            HomeError: the database is missing, is of another federation, or a version made it whose databases this one
+                cannot upgrade.
         """
         try:
             database = Database.open(self.database_url, durable=durable, create=False)
@@ -191,9 +192,12 @@ class Home:
         except ValueError as error:  # a file with two names, say
             raise HomeError(str(error)) from None
         try:
+            database.must_be_known()
             must_own(database, self.directory, self.federation_id, self.ca)
-        except BaseException:
+        except BaseException as error:
             database.close()
+            if isinstance(error, DatabaseIncompatible):
+                raise HomeError(str(error)) from None
             raise
         database.entry_key = self.log_key.entry_key
         return database

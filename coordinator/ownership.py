@@ -39,9 +39,7 @@ def must_own(database: Database, home: Path, federation_id: str, ca: x509.Certif
 
     Raises:
         HomeError: the database holds no federation, or another one; or `federation_id` was edited.
-        DatabaseIncompatible: a newer or an unreleased version made the database.
     """
-    database.must_be_known()
     found = None
     if inspect(database.engine).has_table(Federation.__tablename__):
         with database.read() as session:

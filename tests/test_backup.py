@@ -179,6 +179,21 @@ def test_the_database_that_is_replaced_keeps_another_name(home: Home, tmp_path: 
         assert len(tags) == 1
 
 
+@pytest.mark.parametrize("revision", ["0001", "9999"])
+def test_a_backup_replaces_the_database_of_a_version_that_this_one_does_not_know(
+    home: Home, tmp_path: Path, revision: str
+) -> None:
+    backup = tmp_path / "backup"
+    answer("backup", backup, "--home", home.directory)
+    with closing(home.open_database()) as database, database.begin() as session:
+        session.execute(text("update alembic_version set version_num = :name"), {"name": revision})
+    code, words = run("serve", "--home", home.directory)
+    assert (code, f"is at schema revision {revision}" in words) == (1, True)
+    answer("restore", backup, "--home", home.directory, "--replace")
+    with closing(home.open_database()) as database:
+        database.must_be_current()
+
+
 def test_a_damaged_database_file_is_put_aside_without_being_asked_for(home: Home, tmp_path: Path) -> None:
     backup = tmp_path / "backup"
     answer("backup", backup, "--home", home.directory)

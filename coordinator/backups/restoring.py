@@ -47,6 +47,7 @@ def verify_backup(directory: Path, *, progress: Progress) -> Content:
 
     Raises:
         BackupError: the directory holds no backup, or something in it is missing or damaged.
+        DatabaseIncompatible: a newer or an unreleased version made the backup.
     """
     content = Content.load(directory)
     with locked(directory):
@@ -55,6 +56,7 @@ def verify_backup(directory: Path, *, progress: Progress) -> Content:
             raise BackupError(f"{path} is missing or damaged: its digest is not the one in backup.json")
         store, done = DirectoryStore(directory / BLOBS), 0
         with closing(Database.open(f"sqlite:///{path.absolute()}", create=False)) as database:
+            database.must_be_known()
             digests = _digests(database, content)
         for digest in sorted(digests):
             try:

@@ -54,6 +54,7 @@ def stopped_record(directory: Path, *, clock: Callable[[], datetime]) -> Iterato
         missing = f"the database {error.filename} is missing"
         raise HomeError(lost_database(missing, directory, federation)) from None
     with closing(database), ThreadPoolExecutor(1) as executor:
+        database.must_be_known()
         must_own(database, directory, federation, load_certificate_file(directory / "ca.pem"))
         database.must_be_current()
         yield RecordCalls(
