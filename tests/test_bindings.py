@@ -1,5 +1,6 @@
 """Each field by which signed messages belong together counts for all who make, record, show or verify them."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -7,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from bundles import Edited, other, signed_again
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -14,7 +16,7 @@ from google.protobuf.message import Message
 from harness import refused
 from secure_cast import cast, setting
 from sqlalchemy import select
-from stage import Player, spec
+from stage import LAYOUT, Player, spec
 from stage import Stage as Coordinator
 from test_bundle import exported
 from test_evidence import edit
@@ -53,8 +55,9 @@ from verification.run import verify
 from worker.receipts import ReceiptsError, read_receipts, receipt_line
 from worker.submission import ReceiptError, verify_receipt
 
-CLIENTS = ("ann", "ben", "cleo")
-DECLINES = "cleo"
+CLIENTS = ("ann", "ben", "cleo", "dan")
+DECLINES, REFUSED = "cleo", "dan"
+EQUIVOCATES = "ben"
 
 
 def shared(one: type[Message], another: type[Message]) -> set[str]:
@@ -92,7 +95,7 @@ def test_the_first_field_in_which_two_messages_differ_is_named() -> None:
     assert difference(order, answer, bindings.REPLY) == "phase"
 
 
-# --- a coordinator's record of a round: ann and ben have replied, cleo has declined
+# --- a coordinator's record of a round: ann and ben have replied, ben twice; cleo has declined, dan's reply is refused
 
 
 @dataclass(frozen=True)
@@ -113,13 +116,20 @@ class Scene:
     def assignment(self, name: str) -> models.Assignment:
         return self.stage.assignments(self.run)[name]
 
+    def replies(self, name: str) -> list[models.Reply]:
+        """All replies of a client to its first assignment, in their order."""
+        rows = select(models.Reply).where(models.Reply.assignment_id == self.assignment(name).assignment_id)
+        return self.stage.look(lambda session: list(session.scalars(rows.order_by(models.Reply.reply_id))))
+
     @contextmanager
     def having(self, kind: type[models.Base], key: object, **values: object) -> Iterator[None]:
         """Changes a row inside."""
         before = self.stage.look(lambda session: session.get_one(kind, key))
         edit(self.stage, kind, key, values)
-        yield
-        edit(self.stage, kind, key, {name: getattr(before, name) for name in values})
+        try:
+            yield
+        finally:
+            edit(self.stage, kind, key, {name: getattr(before, name) for name in values})
 
     def checks(self, name: str) -> dict[str, str]:
         """What `admin round` says of the envelopes of a client in the first phase: "" where they are verified."""
@@ -128,11 +138,17 @@ class Scene:
         with self.stage.served.database.read() as session:
             row = session.scalars(select(models.Round).filter_by(run_id=self.run)).one()
             found = [one.check for one in checks.of_round(session, row).envelopes if one.client_id == name]
-            audited = [one for one in record_problems(session, checks) if isinstance(one, str)]
+        audited = self.audited()
         reasons = {check.kind: check.reason for check in found if check.phase == 0}
         for kind, reason in reasons.items():  # the auditor is told the same
             assert not reason or any(f"the {kind} of {name} in phase 0: {reason}" in one for one in audited), audited
         return reasons
+
+    def audited(self) -> list[str]:
+        """What `admin audit verify` says of the record."""
+        home = self.stage.served.home
+        checks = EnvelopeChecks(home.federation_id, home.signing.chain)
+        return self.stage.look(lambda s: [one for one in record_problems(s, checks) if isinstance(one, str)])
 
     def evidence(self) -> str:
         """Why the replies of the first phase cannot enter a step; empty if they can."""
@@ -168,8 +184,16 @@ def scene(stage: Coordinator, tmp_path: Path) -> Scene:
     if not _scenes or _scenes[-1].stage is not stage:
         task = stage.task()
         players = stage.cast(task, *CLIENTS)
-        run = stage.submit(spec(f"bound-{stage.count}", task, more="selection.minimum = 3"))
-        players[2].decline(players[2].order(), "limit:steps", "too many")
+        more = "selection = { minimum = 4, quorum = 0.5 }"
+        run = stage.submit(spec(f"bound-{stage.count}", task, more=more))
+        _, ben, cleo, dan = players
+        cleo.decline(cleo.order(), "limit:steps", "too many")
+        with refused("INVALID_ARGUMENT", "non-finite"):
+            dan.submit(dan.order(), losses={"loss": math.nan})
+        order = ben.order()
+        ben.reply(order)
+        with refused("ALREADY_EXISTS", "assignment-fulfilled"):
+            ben.submit(order, np.ones(LAYOUT.size, np.float32))
         stage.play(run, *players)
         stage.wait_state(run, RunState.COMPLETED)
         _scenes.append(Scene(stage, run, Edited.of(exported(stage, run, tmp_path / "run.fedpareto"))))
@@ -179,7 +203,10 @@ def scene(stage: Coordinator, tmp_path: Path) -> Scene:
 def test_a_record_that_nobody_edited_is_verified_by_all(scene: Scene, tmp_path: Path) -> None:
     assert scene.checks("ann") == {"assignment": "", "reply": "", "receipt": ""}
     assert scene.checks(DECLINES) == {"assignment": "", "decline": ""}
+    assert scene.checks(REFUSED) == {"assignment": "", "reply": "", "receipt": ""}
+    assert scene.checks(EQUIVOCATES) == {"assignment": "", "reply": "", "receipt": ""}
     assert scene.evidence() == scene.outsider(tmp_path, lambda exchange: None, "ann") == ""
+    assert scene.audited() == []
 
 
 def test_a_reply_to_other_work_than_its_assignment_is_not_shown_as_verified(scene: Scene) -> None:
@@ -220,6 +247,71 @@ def test_each_field_of_its_assignment_that_a_reply_repeats_counts(scene: Scene, 
         exchange.answers[0].receipt.CopyFrom(receipt)
 
     assert f"the reply of ann in phase 0 has the {field}" in scene.outsider(tmp_path, answered, "ann")
+
+
+@pytest.mark.parametrize("field", bindings.REPLY)
+@pytest.mark.parametrize(("name", "place"), [(REFUSED, 0), (EQUIVOCATES, 1)])
+def test_each_field_counts_in_replies_that_were_not_accepted(
+    scene: Scene, tmp_path: Path, name: str, place: int, field: str
+) -> None:
+    row = scene.replies(name)[place]
+    reply = SignedEnvelope.FromString(row.envelope)
+    signed_again(reply, ReplyManifest, scene.client_key(name), lambda said: other(said, field))
+    values = {"envelope": reply.SerializeToString(), "envelope_digest": envelope_digest(reply)}
+    with scene.having(models.Reply, row.reply_id, **values):
+        assert scene.checks(name)["reply"] == f"mismatch:{field}"
+    found = scene.outsider(tmp_path, lambda exchange: exchange.answers[place].reply.CopyFrom(reply), name)
+    assert f"the reply of {name} in phase 0 has the {field}" in found
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "what"),
+    [(REFUSED, 0, "refused reply to assignment"), (EQUIVOCATES, 1, "further reply to assignment")],
+)
+def test_a_reply_that_was_not_accepted_and_is_removed_is_told_of_by_the_log(
+    scene: Scene, tmp_path: Path, name: str, place: int, what: str
+) -> None:
+    row, another = scene.replies(name)[place], scene.assignment("ann")
+    gone = f"{what} {row.assignment_id}: the log tells of it, and it is not in the record"
+    with scene.having(models.Reply, row.reply_id, assignment_id=another.assignment_id):
+        assert gone in scene.audited()
+
+    def removed(exchange: Exchange) -> None:
+        del exchange.answers[place]
+
+    assert "which is not in the record" in scene.outsider(tmp_path, removed, name)
+
+
+# What the run, the round and the row say of an assignment.
+OF_ASSIGNMENT = {
+    *(
+        "federation_id",
+        "run_id",
+        "spec",
+        "task",
+        "seed",
+        "unshared",
+        "submitted_by",
+        "round",
+        "phase",
+        "attempt",
+        "kind",
+    ),
+    *("base_model", "previous_step", "members", "assignment_id", "client_id"),
+}
+
+
+@pytest.mark.parametrize("field", sorted(OF_ASSIGNMENT))
+def test_an_answer_is_verified_only_with_an_assignment_that_belongs_to_the_round(scene: Scene, field: str) -> None:
+    row = scene.assignment("ann")
+    envelope = SignedEnvelope.FromString(row.envelope)
+    signed_again(envelope, AssignmentManifest, scene.key, lambda order: other(order, field))
+    with scene.having(models.Assignment, row.assignment_id, envelope=envelope.SerializeToString()):
+        assert scene.checks("ann") == {
+            "assignment": f"mismatch:{field}",
+            "reply": f"mismatch:{field if field in bindings.REPLY else 'assignment'}",
+            "receipt": f"mismatch:{field if field in bindings.PLACE else 'assignment'}",
+        }
 
 
 @pytest.mark.parametrize("field", bindings.RECEIPT)

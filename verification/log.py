@@ -1,7 +1,7 @@
 """The audit log of a run: whether its entries are those that were signed, and whether the record agrees with them."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -37,8 +37,8 @@ from federation.v1.common_pb2 import (
     CheckpointManifest,
     ConsentManifest,
     LogKeyManifest,
+    ReplyManifest,
     SignedEnvelope,
-    StepManifest,
 )
 from federation.v1.record_pb2 import LoggedEntry
 from verification.errors import Wrong
@@ -47,14 +47,6 @@ from verification.keys import Keys
 _OF_EXCHANGES = (ISSUED, DECLINED, ACCEPTED, REFUSED, EQUIVOCATED)
 _ENDS = {f"run.{state.lower()}": state for state in ("COMPLETED", "FAILED", "STOPPED")}
 _TEXTS = ("actor", "action", "subject", "outcome", "detail", "digest")
-
-
-@dataclass(frozen=True)
-class _Stepped:
-    """The number of the entry of a step, and the digests of the replies that the step names."""
-
-    number: int
-    named: frozenset[str]
 
 
 @dataclass
@@ -154,33 +146,34 @@ class RunLog:
         """
         if opened.skipped is not None:
             self._must_tell(opened.skipped, "the end of the round")
-        stepped = None if opened.step is None else self._step(opened.step)
+        stepped, named = None, set[str]()
+        if opened.step is not None:
+            stepped, step = self._must_tell_of(opened.step), opened.step.manifest
+            named = {*step.replies, *step.consulted}
+            if stepped.number < self._stepped:
+                raise Wrong(f"entry {stepped.number} of the audit log tells of the step before that of another round")
+            self._stepped = stepped.number
+            self._must_precede(opened.step.envelope, stepped, opened.step.name)
+            self._must_be_revoked({*step.revoked, *step.forgotten}, stepped.number)
         for exchange in opened.exchanges:
-            self._must_tell_exchange(exchange, stepped)
+            for reply, entry in self._must_tell_exchange(exchange):
+                if stepped is not None and reply.digest in named and entry.number > stepped.number:
+                    raise Wrong(f"entry {entry.number} of the audit log tells of {reply.name} after the step")
 
-    def _step(self, step: Opened[StepManifest]) -> _Stepped:
-        entry, signed = self._must_tell_of(step), step.manifest
-        if entry.number < self._stepped:
-            raise Wrong(f"entry {entry.number} of the audit log tells of the step before that of another round")
-        self._stepped = entry.number
-        self._must_precede(step.envelope, entry, step.name)
-        self._must_be_revoked({*signed.revoked, *signed.forgotten}, entry.number)
-        return _Stepped(entry.number, frozenset({*signed.replies, *signed.consulted}))
-
-    def _must_tell_exchange(self, exchange: OpenedExchange, stepped: _Stepped | None) -> None:
+    def _must_tell_exchange(self, exchange: OpenedExchange) -> Iterator[tuple[Opened[ReplyManifest], LoggedEntry]]:
+        """Checks the entries of an exchange; yields its replies with theirs."""
         assignment = exchange.assignment
         issued = self._must_tell_of(assignment)
         self._must_precede(assignment.envelope, issued, assignment.name)
         if exchange.decline is not None:
             self._must_tell_of(exchange.decline)
         for answer in exchange.answers:
-            reply = answer.reply
-            self._must_precede(reply.envelope, issued, assignment.name)
-            entry = self._must_tell_of(reply)
+            self._must_precede(answer.reply.envelope, issued, assignment.name)
+            entry = self._must_tell_of(answer.reply)
             if entry.number < issued.number:
-                raise Wrong(f"entry {entry.number} of the audit log tells of {reply.name} before its assignment")
-            if stepped is not None and reply.digest in stepped.named and entry.number > stepped.number:
-                raise Wrong(f"entry {entry.number} of the audit log tells of {reply.name} after the step")
+                name = answer.reply.name
+                raise Wrong(f"entry {entry.number} of the audit log tells of {name} before its assignment")
+            yield answer.reply, entry
 
     def must_be_all_told(self) -> None:
         """Checks that the record has the facts of all entries about rounds. Raises Wrong."""

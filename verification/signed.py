@@ -1,6 +1,6 @@
 """What was signed in a round all of whose envelopes are verified."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from federation.record.rounds import OpenedPhase, OpenedRound
@@ -59,10 +59,6 @@ class SignedRound:
             if envelope.problem is not None:
                 raise Wrong(envelope.words) from envelope.problem
         phases = [phase for phase in opened.phases if phase.decides]
-        replies: dict[bool, dict[str, SignedReply]] = {True: {}, False: {}}  # to deciding phases, and to evaluations
-        for phase in opened.phases:
-            if phase.decides or phase.evaluates:
-                replies[phase.decides] |= _accepted(phase)
         orders = [exchange.assignment.manifest for exchange in opened.exchanges]
         return cls(
             step=None if opened.step is None else opened.step.manifest,
@@ -73,16 +69,16 @@ class SignedRound:
                 for phase in phases
                 for exchange in phase.exchanges
             },
-            replies=replies[True],
-            evaluations=replies[False],
+            replies=_accepted(phases),
+            evaluations=_accepted(phase for phase in opened.phases if phase.evaluates),
             envelopes=len(envelopes),
             orders=orders,
             answers=[answer.reply.manifest for exchange in opened.exchanges for answer in exchange.accepted],
         )
 
 
-def _accepted(phase: OpenedPhase) -> dict[str, SignedReply]:
-    """The accepted replies to a phase, by the digests of their envelopes."""
+def _accepted(phases: Iterable[OpenedPhase]) -> dict[str, SignedReply]:
+    """The accepted replies to some phases, by the digests of their envelopes."""
     return {
         answer.reply.digest: SignedReply(
             envelope=answer.reply.digest,
@@ -90,6 +86,7 @@ def _accepted(phase: OpenedPhase) -> dict[str, SignedReply]:
             order=exchange.assignment.manifest,
             said=answer.reply.manifest,
         )
+        for phase in phases
         for exchange in phase.exchanges
         for answer in exchange.accepted
     }

@@ -206,11 +206,11 @@ def _must_be_signed(exchange: OpenedExchange, assignment: Assignment, reply: mod
         _same(row, name, getattr(reply, name), value)
 
 
-def _must_hold(row: tuple[str, object], column: str, envelope: Opened[Any], columns: Container[str] = ()) -> None:
-    """Raises RecordError for the problem of an envelope, with the field; `columns` are fields that the row has, too."""
+def _must_hold(row: tuple[str, object], column: str, envelope: Opened[Any], named: Container[str] = ()) -> None:
+    """Raises RecordError for the problem of an envelope, with the field; those in `named` are columns, too."""
     problem = envelope.problem
     if isinstance(problem, Mismatch):
-        field = problem.field if problem.field in columns else f"{column} ({problem.field})"
+        field = problem.field if problem.field in named else f"{column} ({problem.field})"
         _same(row, field, problem.expected, problem.found)
     if not envelope.envelope.ByteSize():
         raise RecordError(*row, column, "it is no signed envelope")

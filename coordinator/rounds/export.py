@@ -7,6 +7,7 @@ from google.protobuf.message import DecodeError
 from sqlalchemy import select
 from sqlalchemy.orm import Session, selectinload
 
+from federation.envelope import envelope_digest
 from federation.v1.common_pb2 import SignedEnvelope
 from federation.v1.record_pb2 import Answer, Exchange, PhaseRecord, RoundRecord
 from storage.models import Assignment, Phase, Reply, Round
@@ -19,6 +20,18 @@ def parsed(data: bytes) -> SignedEnvelope | None:
         return SignedEnvelope.FromString(data)
     except DecodeError:
         return None
+
+
+def newest_step(session: Session, run_id: str, *, before: int | None = None) -> str:
+    """The digest of the signed envelope of a run's newest step; empty if there is none.
+
+    With `before`, of the rounds before the one of this number.
+    """
+    steps = select(Round.step).where(Round.run_id == run_id, Round.step.is_not(None))
+    if before is not None:
+        steps = steps.where(Round.number < before)
+    step = session.scalar(steps.order_by(Round.number.desc()).limit(1))
+    return "" if step is None else envelope_digest(_envelope(step))
 
 
 def recorded_phases(session: Session, round_id: int) -> list[Phase]:

@@ -14,10 +14,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.rounds import columns
-from coordinator.rounds.export import exchange_of, in_order, parsed, recorded_phases, round_record
+from coordinator.rounds.export import exchange_of, in_order, newest_step, parsed, recorded_phases, round_record
 from coordinator.rounds.states import SIMULATOR
 from coordinator.signing_keys import member_keys, rotations_of
-from federation.envelope import envelope_digest
 from federation.key_chain import KeyChain, whole_chain
 from federation.proofs import UNSIGNED
 from federation.record.exchange import (
@@ -115,7 +114,10 @@ class EnvelopeChecks:
         reader = RecordReader(self._signers(session), self._facts(row.run))
         known = {phase.number: [_known(assignment) for assignment in phase.assignments] for phase in phases}
         opened = reader.read(
-            round_record(row, [] if simulated else phases), row.base_model, _step_before(session, row), known
+            round_record(row, [] if simulated else phases),
+            row.base_model,
+            newest_step(session, row.run_id, before=row.number),
+            known,
         )
         envelopes: list[Checked] = []
         for number, phase in enumerate(phases):
@@ -185,17 +187,6 @@ def _spec(document: bytes) -> RunSpec:
 
 def _known(assignment: models.Assignment) -> dict[str, object]:
     return {"assignment_id": assignment.assignment_id, "client_id": assignment.client_id}
-
-
-def _step_before(session: Session, row: models.Round) -> str:
-    """The digest of the envelope of the newest step of earlier rounds; empty before the first."""
-    step = session.scalar(
-        select(models.Round.step)
-        .where(models.Round.run_id == row.run_id, models.Round.number < row.number, models.Round.step.is_not(None))
-        .order_by(models.Round.number.desc())
-        .limit(1)
-    )
-    return "" if step is None else envelope_digest(parsed(step) or SignedEnvelope())
 
 
 def _exchange_checks(opened: OpenedExchange, row: models.Assignment, phase: int) -> Iterator[Checked]:

@@ -84,6 +84,10 @@ class _LoggedRounds:
         facts = [(one.name, one.fact) for one in opened.envelopes if one.fact is not None]
         if opened.skipped is not None:
             facts.append(("its end", opened.skipped))
+        for exchange in opened.exchanges:
+            if exchange.assignment.fact is not None and any(one.reply.fact is None for one in exchange.answers):
+                subject = exchange.assignment.fact.subject  # its receipt was named
+                self._named |= {(log_entries.ACCEPTED, subject), (log_entries.REFUSED, subject)}
         for name, fact in facts:
             self._seen.add(fact)
             if self._logged[fact.action].missing(fact.subject, fact.digest):

@@ -242,7 +242,9 @@ class _Client:
             words = f"has a payload of {said.payload_bytes} bytes; {order.max_payload_bytes} were allowed"
             too_long = Unbound("payload_bytes", words)
         receipt = self._receipt(answer.receipt, reply) if answer.HasField("receipt") else None
-        action = EQUIVOCATED if receipt is None else ACCEPTED if receipt.manifest.accepted else REFUSED
+        action = EQUIVOCATED
+        if receipt is not None:  # one that is not signed does not say which entry the reply has
+            action = "" if not receipt.is_signed else ACCEPTED if receipt.manifest.accepted else REFUSED
         reply = reply.but(
             self._difference(reply, repeated(order, bindings.REPLY)),
             too_long,
@@ -256,13 +258,12 @@ class _Client:
     def _receipt(self, envelope: SignedEnvelope, reply: Opened[ReplyManifest]) -> Opened[ReceiptManifest]:
         name = f"the receipt for {reply.name}"
         receipt = opened("receipt", name, envelope, ReceiptManifest, self.signers.of_coordinator)
-        expected: dict[str, Any] = {"envelope": reply.digest}
-        expected |= repeated(self.assignment.manifest, bindings.PLACE)
-        if reply.is_signed:
-            expected |= repeated(reply.manifest, bindings.RECEIPT)
+        of_order = {"envelope": reply.digest, **repeated(self.assignment.manifest, bindings.PLACE)}
+        of_reply = repeated(reply.manifest, bindings.RECEIPT) if reply.is_signed else {}
         if receipt.manifest.accepted:
-            expected["reason"] = ""
-        return receipt.but(self._difference(receipt, expected), self._unverified())
+            of_reply["reason"] = ""
+        problems = (self._difference(receipt, expected) for expected in (of_order, of_reply))
+        return receipt.but(*problems, self._unverified())
 
     def _opened(self, kind: str, envelope: SignedEnvelope, message: type[ManifestT]) -> Opened[ManifestT]:
         def unseal(envelope: SignedEnvelope, message: type[ManifestT]) -> ManifestT:

@@ -95,26 +95,21 @@ class RecordReader:
             previous_step: the digest of the envelope of the step before; empty before the first.
             known: what else is known of the assignments of a phase, by its number, in the order of the exchanges.
         """
-        step = None
-        if record.HasField("step"):
-            step = self._step(record, base_model)
         phases = []
         for phase in record.phases:
             expected = {**self.facts, "round": record.number}
             expected |= {"base_model": base_model, "previous_step": previous_step} if phase.decides else {}
             phases.append(self._phase(record, phase, expected, known.get(phase.number, ())))
-        if step is not None:
-            step = step.but(_leaves_out(step.manifest, phases))
-        place = f"{self.facts['run_id']}/{record.number}"
-        skipped = Fact(SKIPPED, place, "") if step is None and record.state == "SKIPPED" else None
+        step, skipped, place = None, None, f"{self.facts['run_id']}/{record.number}"
+        if record.HasField("step"):
+            step = opened("step", "the step", record.step, StepManifest, self.signers.of_coordinator)
+            expected = {"federation_id": self.facts["federation_id"], "run_id": self.facts["run_id"]}
+            expected |= {"round": record.number, "base_model": base_model}
+            problems = mismatch(step.manifest, expected), _leaves_out(step.manifest, phases)
+            step = step.but(*problems, action=STEPPED, subject=place)
+        elif record.state == "SKIPPED":
+            skipped = Fact(SKIPPED, place, "")
         return OpenedRound(phases=tuple(phases), step=step, skipped=skipped)
-
-    def _step(self, record: RoundRecord, base_model: str) -> Opened[StepManifest]:
-        step = opened("step", "the step", record.step, StepManifest, self.signers.of_coordinator)
-        expected = {"federation_id": self.facts["federation_id"], "run_id": self.facts["run_id"]}
-        expected |= {"round": record.number, "base_model": base_model}
-        place = f"{self.facts['run_id']}/{record.number}"
-        return step.but(mismatch(step.manifest, expected), action=STEPPED, subject=place)
 
     def _phase(
         self,

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from coordinator.aggregation.phases import Asked, Replies, Selected
 from coordinator.rounds import columns
 from coordinator.rounds.consents import reluctant
+from coordinator.rounds.export import newest_step
 from coordinator.rounds.fleets.base import (
     Fleet,
     Held,
@@ -32,7 +33,7 @@ from federation import log_entries
 from federation.envelope import envelope_digest
 from federation.runs import RunSpec
 from federation.unshared import unshared_parameters
-from federation.v1.common_pb2 import AssignmentManifest, Input, Row, SignedEnvelope
+from federation.v1.common_pb2 import AssignmentManifest, Input, Row
 from federation.work.base import payload_layout
 from federation.work.registry import encode
 from storage import audit, models
@@ -168,7 +169,7 @@ class RemoteFleet(Fleet):
             phase = question.row(self._spec, now)
             if question.phase.kind.decides and revoked_before(session, question.current, question.number):
                 raise RevokedMeanwhile
-            clients, previous_step = self.known(session), _newest_step(session, self.run.run_id)
+            clients, previous_step = self.known(session), newest_step(session, self.run.run_id)
             session.add(phase)
             session.flush()
             issued = []
@@ -362,17 +363,6 @@ def _record(session: Session, phase_id: int, issued: Sequence[_Issued], now: dat
         session.connection().execute(insert(Assignment), assignments)
     if inputs:
         session.connection().execute(insert(models.Input), inputs)
-
-
-def _newest_step(session: Session, run_id: str) -> str:
-    """The digest of the signed envelope of a run's newest step; empty before the first."""
-    step = session.scalar(
-        select(models.Round.step)
-        .where(models.Round.run_id == run_id, models.Round.step.is_not(None))
-        .order_by(models.Round.number.desc())
-        .limit(1)
-    )
-    return "" if step is None else envelope_digest(SignedEnvelope.FromString(step))
 
 
 def known_clients(session: Session, spec: RunSpec, objectives: tuple[str, ...]) -> dict[str, Selected]:
