@@ -105,8 +105,8 @@ SUBJECTS = {
         ("tests/test_blob_contract.py", "tests/test_storage_blobs.py"),
     ),
     "memory": Subject(
-        ("worker/memory.py",),
-        ("tests/test_worker_memory.py",),
+        ("worker/memory.py", "worker/ledger_file.py"),
+        ("tests/test_worker_memory.py", "tests/test_ledger_files.py"),
     ),
 }
 
