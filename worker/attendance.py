@@ -79,7 +79,7 @@ class WelcomeRefused(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Handlers:
-    """What the worker does with the coordinator's messages; all are called by the thread that attends.
+    """Take the coordinator's messages, and say what this worker does; the threads of the stream call them.
 
     Attributes:
         assigned: takes an assignment, with the contents of its inputs that came with it, in their order.
