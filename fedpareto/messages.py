@@ -2,13 +2,12 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from federation.v1.admin_pb2 import Participation, PhaseProgress, Run
-from federation.v1.common_pb2 import AssignmentState
+from federation.v1.admin_pb2 import PhaseProgress, Run
 
 ResponseT = TypeVar("ResponseT")
 
@@ -54,9 +53,3 @@ def duration(phase: PhaseProgress) -> float:
     if not (phase.HasField("started") and phase.HasField("ended")):
         return math.nan
     return (phase.ended.ToNanoseconds() - phase.started.ToNanoseconds()) / 1e9
-
-
-def accepted(phases: Iterable[PhaseProgress], part: Participation) -> bool:
-    """Whether a client's reply to the last phase that the step depends on was accepted."""
-    final = max((phase.phase for phase in phases if phase.decides), default=None)
-    return part.state == AssignmentState.ASSIGNMENT_STATE_FULFILLED and final in part.answered

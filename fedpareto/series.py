@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from coordinator.rounds.definitions import OWN, SCORED
+from federation.metrics import RESERVED
 from federation.v1.admin_pb2 import RoundSummary
 
 
@@ -27,7 +28,7 @@ def own_values(evaluation: Mapping[str, float]) -> dict[str, float]:
     found = {}
     for name, value in evaluation.items():
         at, _, own = name.partition("/")
-        if at == split and own.partition("/")[0] not in ("loss", "accuracy"):
+        if at == split and own.partition("/")[0] not in RESERVED:
             found[own] = value
     return found
 

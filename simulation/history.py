@@ -1,28 +1,31 @@
 """The results of a simulation: numbers in memory, as tables for a notebook."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import func, or_, select
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy.orm import Session
 
 from coordinator.rounds.participation import MemberSummary, Outcome, Participation, read_rounds
+from coordinator.services.details import export_rounds
+from federation.record.results import accepted
 from federation.runs import RunSpec
 from federation.text import counted
+from federation.v1.admin_pb2 import ExportRoundsResponse, RoundSummary
+from federation.v1.common_pb2 import AssignmentState, RoundState
 from federation.vectors import model_row
 from storage.blobs import BlobStore
-from storage.models import Assignment, Evaluation, Phase, Reply, Round, Run
-from storage.records import ObjectivesRecord
-from storage.states import AssignmentState
+from storage.models import Run
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Record = dict[str, Any]
 
+_ROUNDS_AT_A_TIME = 20  # of the record: the memory that reading takes
 _WIDTH = 120  # columns of a line of `repr`
 _SHOWN = ("accuracy/mean", "accuracy/worst5", "accuracy/worst", "loss/train", "loss/test", "improved", "backdoor")
 _WARNINGS = 3  # that `repr` shows
@@ -130,26 +133,17 @@ class History:
 def read_history(
     session: Session, blobs: BlobStore, run: Run, *, attackers: tuple[str, ...], seconds: float
 ) -> History:
-    """Reads a run's record."""
-    rounds = session.scalars(select(Round).where(Round.run_id == run.run_id).order_by(Round.number)).all()
-    scores = session.execute(
-        select(
-            Round.number.label("round"),
-            Evaluation.client_id.label("client"),
-            Evaluation.split,
-            Evaluation.loss,
-            Evaluation.accuracy,
-            Evaluation.samples,
-            Evaluation.others,
-        )
-        .join(Round, Round.round_id == Evaluation.round_id)
-        .where(Round.run_id == run.run_id)
-        .order_by(Evaluation.round_id, Evaluation.client_id, Evaluation.split)
-    )
-    client_records = [dict(row) for row in scores.mappings()]
+    """Reads a run's record, as the Admin service exports it."""
     participation = Participation()
     for ended in read_rounds(session, run.run_id):
         participation.add(ended)
+    tables: dict[str, list[Record]] = {"round": [], "client": [], "reply": [], "objective": []}
+    while exported := export_rounds(session, run.run_id, len(tables["round"]), _ROUNDS_AT_A_TIME):
+        for item in exported:
+            tables["round"].append(_round_record(item.summary))
+            tables["client"] += _client_records(item)
+            tables["reply"] += _reply_records(item)
+            tables["objective"] += _objective_records(item)
     return History(
         run_id=run.run_id,
         spec=RunSpec.parse(run.spec),
@@ -158,22 +152,68 @@ def read_history(
         model=model_row(blobs.local(run.model)).read(),
         attackers=attackers,
         seconds=seconds,
-        round_records=tuple(
-            {
-                "round": round_.number,
-                "state": str(round_.state),
-                "reason": round_.reason,
-                "seconds": (round_.ended - round_.started).total_seconds() if round_.ended else None,
-                **round_.metrics,
-            }
-            for round_ in rounds
-        ),
-        client_records=tuple(record | record.pop("others") for record in client_records),
-        reply_records=tuple(_reply_records(session, run.run_id)),
-        objective_records=tuple(record for round_ in rounds for record in _objective_records(round_)),
         member_records=tuple(map(_member_record, participation.members)),
         warnings=tuple(warning.message for warning in participation.warnings),
+        **{f"{name}_records": tuple(records) for name, records in tables.items()},
     )
+
+
+def _round_record(summary: RoundSummary) -> Record:
+    return {
+        "round": summary.round,
+        "state": RoundState.Name(summary.state).removeprefix("ROUND_STATE_"),
+        "reason": summary.reason,
+        "seconds": _known(summary.seconds),
+        **dict(sorted(summary.metrics.items())),
+    }
+
+
+def _client_records(item: ExportRoundsResponse) -> Iterator[Record]:
+    for client in item.scores:
+        first = {"round": item.summary.round, "client": client.client_id}
+        splits: dict[str, Record] = {}
+        for name, value in sorted(client.scores.items()):
+            split, _, measure = name.partition("/")
+            splits.setdefault(split, {**first, "split": split, "loss": None, "accuracy": None})[measure] = value
+        yield from ({**record, "samples": int(record["samples"])} for record in splits.values())
+
+
+def _reply_records(item: ExportRoundsResponse) -> Iterator[Record]:
+    for part in item.participations:
+        counts = accepted(item.phases, part)
+        if part.state == AssignmentState.ASSIGNMENT_STATE_FULFILLED and not counts:
+            continue  # the round went on without asking it again
+        reason, _, message = part.reason.partition(": ")
+        yield {
+            "round": item.summary.round,
+            "client": part.client_id,
+            "accepted": counts,
+            "reason": reason,
+            "message": message,
+            "samples": part.samples if part.envelope else None,
+            "loss": _known(part.loss_before),
+            "norm": _known(part.update_norm),
+            "weight": _known(part.weight),
+            "coefficient": _known(part.coefficient),
+            "cosine": _known(part.cosine),
+            "epsilon": part.privacy.epsilon if part.HasField("privacy") else None,
+        }
+
+
+def _objective_records(item: ExportRoundsResponse) -> Iterator[Record]:
+    for result in item.objectives.results:
+        yield {
+            "round": item.summary.round,
+            "objective": result.name,
+            "weight": _known(result.weight),
+            "loss": _known(result.loss),
+            "clients": result.clients,
+            "left_out": result.left_out,
+        }
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _member_record(member: MemberSummary) -> Record:
@@ -184,63 +224,6 @@ def _member_record(member: MemberSummary) -> Record:
         "last_reason": member.last_reason,
         "last_reason_round": member.last_reason_round,
     }
-
-
-def _objective_records(round_: Round) -> list[Record]:
-    told = ObjectivesRecord.decode(round_.objectives)
-    if told is None:
-        return []
-    return [
-        {
-            "round": round_.number,
-            "objective": name,
-            "weight": told.weights.get(name),
-            "loss": told.losses.get(name),
-            "clients": told.clients.get(name, 0),
-            "left_out": told.left_out.get(name, ""),
-        }
-        for name in told.names
-    ]
-
-
-def _reply_records(session: Session, run_id: str) -> list[Record]:
-    deciding = aliased(Phase)
-    last = select(func.max(deciding.number)).where(deciding.round_id == Round.round_id, deciding.decides)
-    final = last.correlate(Round).scalar_subquery()
-    # Columns, not objects: the manifests of a long run do not fit into memory.
-    rows = session.execute(
-        select(
-            Round.number.label("round"),
-            Assignment.client_id.label("client"),
-            (Assignment.state == AssignmentState.FULFILLED).label("accepted"),
-            Assignment.reason,
-            Assignment.message,
-            Reply.samples,
-            Reply.losses.label("loss"),
-            Reply.norm,
-            Reply.weight,
-            Reply.coefficient,
-            Reply.cosine,
-            Reply.privacy.label("epsilon"),
-        )
-        .join(Phase, Phase.round_id == Round.round_id)
-        .join(Assignment, Assignment.phase_id == Phase.phase_id)
-        .outerjoin(Reply, Reply.assignment_id == Assignment.assignment_id)
-        .where(
-            Round.run_id == run_id,
-            Phase.decides,
-            or_(Phase.number == final, Assignment.state != AssignmentState.FULFILLED),
-        )
-        .order_by(Round.number, Phase.number, Assignment.client_id)
-    )
-    return [
-        {**row, "loss": _loss(row["loss"] or {}), "epsilon": (row["epsilon"] or {}).get("epsilon")}
-        for row in rows.mappings()
-    ]
-
-
-def _loss(losses: dict[str, float]) -> float | None:
-    return losses.get("loss", next(iter(losses.values()), None))
 
 
 def _frame(records: tuple[Record, ...]) -> "pd.DataFrame":

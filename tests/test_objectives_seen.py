@@ -12,9 +12,9 @@ from sqlalchemy.orm import Session
 from coordinator.home import Home
 from coordinator.services import details, views
 from coordinator.services.checks import EnvelopeChecks
+from federation.record.results import accepted
 from federation.v1.admin_pb2 import Participation
 from federation.v1.common_pb2 import AssignmentState
-from fedpareto.messages import accepted
 from fedpareto.notebook import simulate
 from fedpareto.report.data import RunData
 from fedpareto.report.page import page

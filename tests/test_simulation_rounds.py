@@ -33,6 +33,14 @@ def test_without_measuring_the_model_is_the_same_and_losses_before_a_step_are_un
     assert bare.replies["loss"].isna().all()
 
 
+def test_replies_have_each_clients_share_in_the_step_also_if_phases_follow_the_training() -> None:
+    history = simulate(spec(algorithm="fedmdfg", rounds=1))
+    assert len(history.replies) == 4
+    assert (history.replies["cosine"] > 0).all()
+    assert history.replies["weight"].sum() == pytest.approx(1.0)
+    assert history.replies[["loss", "norm", "coefficient"]].notna().all(axis=None)
+
+
 @pytest.mark.parametrize("algorithm", ["q-fedavg", "fedfa"])
 def test_a_rule_that_needs_measurements_cannot_do_without(algorithm: str) -> None:
     with pytest.raises(SpecError, match=f"train.measure: {algorithm} needs what clients measure"):

@@ -47,10 +47,11 @@ def _scores(session: Session, round_ids: list[int]) -> _Scores:
     """What every client measured after a round, by round and client."""
     found: _Scores = {round_id: {} for round_id in round_ids}
     row = models.Evaluation
-    query = select(row.round_id, row.client_id, row.split, row.loss, row.accuracy, row.others)
-    for round_id, client, split, loss, accuracy, own in session.execute(query.where(row.round_id.in_(round_ids))):
+    query = select(row.round_id, row.client_id, row.split, row.loss, row.accuracy, row.samples, row.others)
+    measured = session.execute(query.where(row.round_id.in_(round_ids)))
+    for round_id, client, split, loss, accuracy, samples, own in measured:
         scores = found[round_id].setdefault(client, {})
-        known = {"loss": loss, "accuracy": accuracy, **own}
+        known = {"loss": loss, "accuracy": accuracy, "samples": samples, **own}
         scores |= {f"{split}/{name}": value for name, value in known.items() if value is not None}
     return found
 

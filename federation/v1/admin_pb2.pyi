@@ -2811,7 +2811,7 @@ class ClientScores(_message.Message):
     """The client."""
     @_builtins.property
     def scores(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """"<split>/loss" and "<split>/accuracy"; of several objectives also "<split>/loss/<objective>" and so on."""
+        """"<split>/loss", "<split>/accuracy" and "<split>/samples"; of several objectives also "<split>/loss/<objective>" and so on."""
 
     def __init__(
         self,

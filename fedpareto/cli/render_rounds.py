@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.rounds.definitions import SCORED, definition, in_groups
+from federation.record.results import accepted
 from federation.text import escaped
 from federation.v1.admin_pb2 import GetRoundResponse, ObjectiveResult, PhaseProgress, RoundSummary
 from federation.v1.common_pb2 import StepManifest
@@ -30,7 +31,7 @@ from fedpareto.formatting import (
     size,
     when,
 )
-from fedpareto.messages import accepted, duration, name_of
+from fedpareto.messages import duration, name_of
 from fedpareto.series import metric, own_names
 
 _COLUMNS = ("accuracy/mean", "accuracy/worst5", "improved", "conflicts", "direction_norm", "bytes/up")  # of `rounds`

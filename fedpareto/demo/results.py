@@ -5,13 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from federation.v1.admin_pb2 import ExportRoundsRequest, GetRunRequest, Run
+from federation.v1.admin_pb2 import Run
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.demo.stage import EIGHT, HOSPITALS, TWO
 from fedpareto.messages import name_of
+from fedpareto.report.data import RunData
 from fedpareto.series import mean, metric
-
-_ACCURACY = "test/accuracy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,33 +88,26 @@ def how_it_ended(run: Run) -> dict[str, Any]:
 
 def outcome(stub: AdminStub, run_id: str, *, attacked: bool) -> Outcome:
     """Reads the result of a run of the hospitals."""
-    run = stub.GetRun(GetRunRequest(run=run_id)).run
-    accuracy: dict[str, float] = {}
-    cosines: dict[str, list[float]] = {name: [] for name in HOSPITALS}
-    for item in stub.ExportRounds(ExportRoundsRequest(run=run_id)):
-        scores = {one.client_id: one.scores[_ACCURACY] for one in item.scores if _ACCURACY in one.scores}
-        accuracy = scores or accuracy
-        for part in item.participations:
-            cosines[part.client_id].append(part.cosine)
+    data = RunData.read(stub, run_id)
+    run, final = data.run, data.final
     over = run.HasField("started") and run.HasField("ended")
     return Outcome(
         **how_it_ended(run),
         attacked=attacked,
         seconds=(run.ended.ToNanoseconds() - run.started.ToNanoseconds()) / 1e9 if over else math.nan,
-        accuracy=accuracy,
-        cosine={name: mean(values) for name, values in cosines.items()},
+        accuracy=final.values if final is not None and final.measure == "accuracy" else {},
+        cosine={name: mean(part.cosine for part in data.parts.get(name, ())) for name in HOSPITALS},
         warnings=[warning.message for warning in run.warnings],
     )
 
 
 def served(stub: AdminStub, run_id: str, scales: Mapping[str, float]) -> Served:
     """Reads the result of a run with objectives, whose losses are cross-entropies times `scales`."""
-    run = stub.GetRun(GetRunRequest(run=run_id)).run
-    rounds = list(stub.ExportRounds(ExportRoundsRequest(run=run_id)))
-    sent = [metric(item.summary, "bytes/up") / max(1, item.summary.accepted) for item in rounds]
+    data = RunData.read(stub, run_id)
+    run = data.run
     return Served(
         **how_it_ended(run),
         accuracy={name: metric(run.latest, f"accuracy/objective/{name}") for name in scales},
         loss={name: metric(run.latest, f"loss/test/{name}") / scale for name, scale in scales.items()},
-        bytes_up=mean(sent),
+        bytes_up=mean(data.up),
     )

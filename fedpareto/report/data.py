@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from coordinator.rounds.definitions import SCORED
+from federation.record.results import accepted
 from federation.runs import RunSpec, SpecError
 from federation.v1.admin_pb2 import (
     Client,
@@ -20,7 +21,7 @@ from federation.v1.admin_pb2 import (
 )
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.formatting import natural
-from fedpareto.messages import accepted, whole
+from fedpareto.messages import whole
 from fedpareto.series import known, last, metric, own_names, own_values
 
 
