@@ -122,6 +122,9 @@ class Reader:
 
     def close(self) -> None:
         """Ends the processes that read."""
+        iterator = getattr(self._loader, "_iterator", None)
+        if iterator is not None:  # each process takes 5 seconds to end if the garbage collector finds it later
+            iterator._shutdown_workers()
         self._loader = None
 
     def _open(self) -> "torch.utils.data.DataLoader[Any]":
