@@ -85,7 +85,7 @@ class Longer(Attack):
         return own * np.float32(self.factor)
 
 
-KEPT = Definition("share of the length of all updates that is kept", "a test", group="length", unit=Unit.SHARE)
+KEPT = Definition("share of the length of all updates that is kept", Unit.SHARE, source="a test", group="length")
 
 
 @pytest.fixture(scope="module")
