@@ -51,7 +51,8 @@ def url(server: Any, request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def away(url: str, tmp_path: Path) -> Iterator[Stage]:
+def away(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    monkeypatch.setattr("coordinator.monitor.CHECK_SECONDS", 0.5)
     with stage(tmp_path / "coordinator", url) as made:
         yield made
 
