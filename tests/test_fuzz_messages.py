@@ -164,7 +164,7 @@ def declined(data: bytes) -> DeclineManifest:
     envelope = message(SignedEnvelope, data)
     claimed_assignment(envelope)
     order = seal(AssignmentManifest.FromString((CORPUS / "assignment" / "train").read_bytes()), KEY)
-    found = verified_decline(envelope, federation_id=FEDERATION, client_id=CLIENT, keys=KEYS, assignment=order)
+    found = verified_decline(envelope, order, KEYS)
     reason, text = words(found)
     assert len(reason) <= 80
     assert reason.isascii()
