@@ -4,8 +4,9 @@ import pytest
 
 from coordinator.aggregation.phases import Voided, Waiting
 from coordinator.rounds import finish
-from coordinator.rounds.fleets.base import RevokedMeanwhile, Skipped
+from coordinator.rounds.fleets.base import Question, RevokedMeanwhile, Skipped
 from fedpareto import simulate
+from simulation.fleet import Answer, Declined, SimulatedFleet
 
 RUN = """\
 name = "private"
@@ -47,6 +48,24 @@ def test_a_round_whose_private_evaluation_fails_keeps_its_step_and_says_why(
     assert (row["state"], row["reason"]) == ("COMPLETED", f"evaluation: {why}")
     assert row["step/rate"] == 1.0
     assert "evaluated" not in row
+
+
+def test_a_member_that_declines_a_private_evaluation_has_replied_to_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = SimulatedFleet._answers
+
+    def without_one(self: SimulatedFleet, question: Question, clients: list[str]) -> dict[str, Answer]:
+        evaluates = question.current.state == "STEPPED" and "client-000" in clients
+        declining = {"client-000": Declined("policy", "not now")} if evaluates else {}
+        return answers(self, question, [name for name in clients if name not in declining]) | declining
+
+    monkeypatch.setattr(SimulatedFleet, "_answers", without_one)
+    history = simulate(RUN.replace("clients = 5", "clients = 6"), threads=1, progress=lambda _: None)
+    assert history.round_records[0]["evaluated"] == 5
+    assert [(record["asked"], record["replied"], record["declined"]) for record in history.member_records] == [
+        (1, 1, 0)
+    ] * 6
+    weights = [record["weight"] for record in history.reply_records if record["accepted"]]
+    assert weights == pytest.approx([1 / 6] * 6)
 
 
 def test_of_a_model_that_steps_have_kept_the_earlier_numbers_stand() -> None:

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
+from coordinator.rounds.states import EVALUATES
 from federation.runs import RunSpec
 from federation.text import escaped
 from federation.work.train.work import Train
@@ -266,7 +267,7 @@ def read_rounds(session: Session, run_id: str, first: int = 0) -> list[EndedRoun
         select(
             Round.number,
             Phase.kind,
-            Phase.decides,
+            EVALUATES,
             Assignment.client_id,
             Assignment.state,
             Assignment.reason,
@@ -283,13 +284,13 @@ def read_rounds(session: Session, run_id: str, first: int = 0) -> list[EndedRoun
     )
     members: dict[int, dict[str, MemberRound]] = {}
     norms: dict[int, list[float]] = {}
-    for number, kind, decides, client, state, reason, message, cosine, norm, privacy in rows:
+    for number, kind, evaluates, client, state, reason, message, cosine, norm, privacy in rows:
         if norm is not None:
             norms.setdefault(number, []).append(norm)
         parts = members.setdefault(number, {})
         before, outcome = parts.get(client, MemberRound(client)), _outcome(state, reason)
         why = ": ".join(text for text in ("" if kind == Train.name else kind, reason, message) if text)
-        if decides:  # a later phase than those before
+        if not evaluates:  # a later phase than those before
             with_step = before.cosine if cosine is None else cosine
             spent = (privacy or {}).get("epsilon", before.epsilon)
             why = why if outcome.failed else ""

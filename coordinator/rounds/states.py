@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, bindparam, select, update
+from sqlalchemy import ColumnElement, bindparam, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from federation import log_entries
@@ -13,6 +13,11 @@ from storage import audit
 from storage.models import Assignment, Client, Phase, Round, Run
 from storage.states import AssignmentState, ClientState, PhaseState, RoundState, RunState
 
+EVALUATES = or_(~Phase.decides, Phase.number >= func.coalesce(Round.evaluation_phase, 2**31 - 1))
+"""Selects the phases, of joined rounds, that evaluate the new model.
+
+The stages of a private evaluation are of the same kinds as those before the step.
+"""
 CLIENT_TRANSITIONS: dict[ClientState, frozenset[ClientState]] = {
     ClientState.PENDING: frozenset({ClientState.ACTIVE, ClientState.REVOKED}),
     ClientState.ACTIVE: frozenset({ClientState.REVOKED}),

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from sqlalchemy import func, or_, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session, contains_eager, defer, selectinload
 
 from coordinator.rounds.export import parsed
+from coordinator.rounds.states import EVALUATES
 from coordinator.services import views
 from coordinator.services.checks import EnvelopeChecks
 from coordinator.services.messages import like
@@ -133,15 +134,11 @@ def _objectives(item: models.Round) -> messages.Objectives | None:
 def _participations(session: Session, round_ids: list[int], scores: _Scores) -> dict[int, list[messages.Participation]]:
     """Every client's part in each round: in its training, or in the phase where it stopped before that."""
     evaluated: dict[tuple[int, str], list[int]] = {}
-    # The evaluation of a private round has stages of the same kinds as the round itself.
-    evaluates = or_(
-        ~models.Phase.decides, models.Phase.number >= func.coalesce(models.Round.evaluation_phase, 2**31 - 1)
-    )
     answers = (
         select(models.Phase.round_id, models.Assignment.client_id, models.Phase.number)
         .join(models.Phase)
         .join(models.Round)
-        .where(models.Phase.round_id.in_(round_ids), evaluates, models.Assignment.state.in_(ANSWERED))
+        .where(models.Phase.round_id.in_(round_ids), EVALUATES, models.Assignment.state.in_(ANSWERED))
     )
     for round_id, client, number in session.execute(answers):
         evaluated.setdefault((round_id, client), []).append(number)
@@ -149,7 +146,7 @@ def _participations(session: Session, round_ids: list[int], scores: _Scores) -> 
         select(models.Assignment)
         .join(models.Assignment.phase)
         .join(models.Phase.round)
-        .where(models.Phase.round_id.in_(round_ids), ~evaluates)
+        .where(models.Phase.round_id.in_(round_ids), ~EVALUATES)
         .order_by(models.Phase.number)
         .options(
             contains_eager(models.Assignment.phase),

@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from coordinator.rounds.definitions import SCORED
-from coordinator.rounds.states import ROUND_ENDED, SIMULATOR
+from coordinator.rounds.states import EVALUATES, ROUND_ENDED, SIMULATOR
 from coordinator.services.messages import like
 from federation.runs import RunSpec
 from federation.v1 import admin_pb2 as messages
@@ -77,7 +77,8 @@ def _tallies(session: Session, round_ids: list[int]) -> list[Counter[AssignmentS
     rows = (
         select(models.Phase.round_id, models.Phase.number, models.Assignment.client_id, models.Assignment.state)
         .join(models.Phase)
-        .where(models.Phase.round_id.in_(round_ids), models.Phase.decides)
+        .join(models.Round)
+        .where(models.Phase.round_id.in_(round_ids), ~EVALUATES)
         .order_by(models.Phase.number)
     )
     for round_id, number, client, state in session.execute(rows):
@@ -131,13 +132,14 @@ def phases_of(session: Session, round_ids: list[int]) -> dict[int, dict[int, mes
     )
     sent = {phase_id: int(total) for phase_id, total in session.execute(sizes)}
     found: dict[int, dict[int, messages.PhaseProgress]] = {round_id: {} for round_id in round_ids}
-    query = select(models.Phase, models.Round.number).join(models.Round).where(here).order_by(models.Phase.number)
-    for phase, number in session.execute(query):
+    query = select(models.Phase, models.Round.number, EVALUATES).join(models.Round).where(here)
+    for phase, number, evaluates in session.execute(query.order_by(models.Phase.number)):
         found[phase.round_id][phase.number] = like(
             messages.PhaseProgress,
             phase,
             round=number,
             phase=phase.number,
+            decides=not evaluates,
             asked=asked[phase.phase_id],
             replied=replied[phase.phase_id],
             bytes_up=sent.get(phase.phase_id, 0),
