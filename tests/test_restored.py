@@ -97,7 +97,8 @@ def test_after_a_restored_backup_what_is_asked_for_again_is_sent_again_and_the_r
         assert made.wait_state(run, RunState.COMPLETED).reason == ""
         assert running.events("restored")[0]["runs"] == {run: 0}
         assert running.events("log-restored")
-        assert not running.events("declined")
+        # Work of a round that the restore took back may still have waited for its model.
+        assert {event["reason"] for event in running.events("declined")} <= {"base-model"}
     finally:
         running.stop()
 
