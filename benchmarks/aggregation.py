@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from coordinator.aggregation.base import Rule
 from coordinator.aggregation.direction import Direction
 from coordinator.aggregation.gram import apply_step, combine, gram
+from coordinator.aggregation.interface import Matrix, Rows
 from coordinator.aggregation.registry import ALGORITHMS, algorithm
-from coordinator.aggregation.rules import Matrix, Rows
-from coordinator.aggregation.server import OPTIMISERS, Optimiser
+from coordinator.aggregation.server_optimisers import OPTIMISERS, Optimiser
 from coordinator.aggregation.streaming import Row, one_thread
 from federation.vectors import update_layout, update_rows, write_vectors
 

@@ -27,11 +27,11 @@ from harness import federation
 from round import measure
 
 from coordinator.audit.checkpoints import LogKey
+from coordinator.audit.log_verifier import log_problems
 from coordinator.audit.sequencer import Sequencer
-from coordinator.audit.verification import log_problems
 from coordinator.condition import Condition
-from federation import log_entries
-from federation.merkle import continues
+from federation.record import log_entries
+from federation.record.merkle import continues
 from storage import audit
 from storage.database import Database
 

@@ -23,16 +23,16 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from federation.tls import require_tls13
+from federation.line.tls import require_tls13
 
 require_tls13()
 
 import grpc  # noqa: E402
 
-from coordinator.front.limits import Limits  # noqa: E402
+from coordinator.front.connection_limits import ConnectionLimits  # noqa: E402
 from coordinator.front.listener import Front  # noqa: E402
-from federation.certificates import issue_certificate, make_ca, pem  # noqa: E402
-from federation.keys import new_tls_key, private_key_pem  # noqa: E402
+from federation.trust.certificates import issue_certificate, make_ca, pem  # noqa: E402
+from federation.trust.keys import new_tls_key, private_key_pem  # noqa: E402
 
 CHUNK = bytes(1 << 18)
 WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 20))
@@ -105,7 +105,7 @@ async def run(gigabytes: float, calls: int, turns: int) -> dict[str, list[dict[s
         lifetime=timedelta(days=1),
         hosts=["localhost"],
     )
-    limits = Limits(connections=100, unverified=50, verified_seconds=3600, idle_seconds=3600)
+    limits = ConnectionLimits(connections=100, unverified=50, verified_seconds=3600, idle_seconds=3600)
     front = Front(limits, fail)
     public = front.listen("127.0.0.1", 0, "members")
     context = multiprocessing.get_context("forkserver")

@@ -21,7 +21,7 @@ import numpy as np
 from coordinator.aggregation.gram import combine, gram
 from coordinator.aggregation.streaming import Row
 from federation.digests import hasher
-from federation.payload_check import PayloadCheck
+from federation.line.payload_check import PayloadCheck
 from federation.vectors import to_bytes, update_layout, update_rows, write_vectors
 
 CHUNK = 1 << 20

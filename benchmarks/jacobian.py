@@ -31,17 +31,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from coordinator.aggregation.find_weights import find_weights
 from coordinator.aggregation.qp import min_norm
+from coordinator.aggregation.rules.find_weights import find_weights
 from coordinator.aggregation.streaming import one_thread
-from federation.objectives import HEADS
 from federation.sketches import SKETCHES
 from federation.sketches.base import ClientSketch, Sketch, clip_to_psd
 from federation.sketches.draws import signs, words
 from federation.sketches.linear import CountSketch
 from federation.sketches.svd import TwoWaySvd
+from federation.spec.objective_names import HEADS
 from federation.tasks import DataSource, Part, Pool, Task, task
-from federation.tasks.models import ManyHeads
+from federation.tasks.networks import ManyHeads
 from federation.tasks.parameters import build
 from federation.tasks.partition import deal_all
 from federation.tasks.published import Classification

@@ -29,10 +29,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from harness import Federation, Member, federation, wait_for
 from round import cpu_seconds, peak_memory
 
-from federation.channels import CHUNK_BYTES
 from federation.digests import DEFAULT_ALGORITHM, hasher
-from federation.envelope import unseal
-from federation.member_files import MemberFiles
+from federation.line.channels import CHUNK_BYTES
+from federation.trust.envelope import unseal
+from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest
 from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Heartbeat, SubmitRequest, Window
 from federation.vectors import Layout, Tensor, update_layout

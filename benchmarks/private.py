@@ -30,14 +30,14 @@ import numpy as np  # noqa: E402
 from secure_cast import Cast, cast, context, document  # noqa: E402
 
 from coordinator.aggregation.gram import combine, gram  # noqa: E402
-from coordinator.aggregation.phase_kinds import Training  # noqa: E402
-from coordinator.aggregation.phases import Asked, Phase, Replies, Reply, Step  # noqa: E402
+from coordinator.aggregation.phase_kinds import TrainingPhase  # noqa: E402
+from coordinator.aggregation.phases import AlgorithmPhase, Asked, PhaseReply, Replies, Step  # noqa: E402
 from coordinator.aggregation.qp import min_norm  # noqa: E402
 from coordinator.aggregation.registry import algorithm  # noqa: E402
 from federation.secure.thresholds import Mode, Thresholds  # noqa: E402
 from federation.work.base import Result, payload_layout  # noqa: E402
 from federation.work.registry import encode  # noqa: E402
-from federation.work.secure.terms import Stage  # noqa: E402
+from federation.work.secure.terms import SessionStage  # noqa: E402
 
 SECONDS = ("member_seconds", "member_open_seconds", "coordinator_seconds", "coordinator_open_seconds")
 
@@ -48,14 +48,14 @@ FLOWER = Path(__file__).with_name("flower_secagg.py")
 class Measured(Cast):
     """A cast that measures what each member sends, receives and computes."""
 
-    def ask(self, phase: Phase) -> Replies:
+    def ask(self, phase: AlgorithmPhase) -> Replies:
         for name in phase.clients or ():
             member: Any = self.members[name]
             if not hasattr(member, "cpu"):
                 measure(member)
         return super().ask(phase)
 
-    def reply(self, member: Any, phase: Phase, result: Result) -> Reply:
+    def reply(self, member: Any, phase: AlgorithmPhase, result: Result) -> PhaseReply:
         start = time.process_time()
         reply = super().reply(member, phase, result)
         member.cpu += time.process_time() - start
@@ -91,7 +91,7 @@ def open_round(scene: Measured) -> dict[str, float]:
     """What a member and the coordinator compute in an open round of FedMGDA+."""
     member: Any = next(iter(scene.members.values()))
     measure(member)
-    scene.reply(member, Training(), Result({"loss": member.vector}, {}, {}, 100))
+    scene.reply(member, TrainingPhase(), Result({"loss": member.vector}, {}, {}, 100))
     rows = [member.vector for member in scene.members.values()]
     start = time.process_time()
     K = gram(rows)
@@ -136,7 +136,7 @@ def cosine(scene: Cast, step: Step, mode: Mode) -> float:
 def measured(m: int, d: int, mode: Mode, *, lost: bool) -> dict[str, float]:
     """One private round."""
     gc.collect()  # a member refers to itself
-    gone = {(Stage.DEAL.value, 0): ["silo-01"], (Stage.MASK.value, 0): ["silo-02"]} if lost else {}
+    gone = {(SessionStage.DEAL.value, 0): ["silo-01"], (SessionStage.MASK.value, 0): ["silo-02"]} if lost else {}
     scene = Measured(cast(m, d, assumed=1).members, lost=gone)
     step, seconds = private_round(scene, mode)
     members: list[Any] = list(scene.members.values())

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from sqlalchemy import select
 
 from coordinator.aggregation.qp import kkt_residual, min_norm
-from coordinator.home import Home
+from coordinator.home import CoordinatorHome
 from storage.models import Round
 
 Matrix = NDArray[np.float64]
@@ -45,7 +45,7 @@ def collected(m: int, rounds: int) -> Matrix:
     with TemporaryDirectory() as parent:
         directory = Path(parent, "home")
         simulate(RUN.format(m=m, rounds=rounds), home=directory, device="cpu", threads=1, progress=lambda _: None)
-        home = Home.load(directory)
+        home = CoordinatorHome.load(directory)
         with home.open_database(durable=False).read() as session:
             digest = str(session.scalars(select(Round.gram).filter_by(number=rounds - 1)).one())
         K: Matrix = np.load(io.BytesIO(home.open_blobs(durable=False).read(digest)))

@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from federation.member_files import MemberFiles
+from federation.spec.computation import Computation, Measure
 from federation.tasks import Task
 from federation.training.plans import EvaluationPlan, TrainingPlan
 from federation.training.trainer import Trainer
+from federation.trust.member_files import MemberFiles
 from federation.vectors import Vector
 from federation.work.base import Result
-from federation.work.computation import Computation, Measure
 from worker.events import Events
-from worker.home import Home
+from worker.home import WorkerHome
 from worker.service import Worker
 
 
@@ -62,7 +62,7 @@ class NoTraining(Trainer):
 
 
 def main() -> None:
-    home = Home(Path(sys.argv[1]))
+    home = WorkerHome(Path(sys.argv[1]))
     member = MemberFiles.load(home.directory)
     fresh = "fresh" in sys.argv[3:]
     seed = zlib.crc32(member.client_id.encode()) if fresh else len(member.client_id)

@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from harness import Federation, Process, federation
 
-from federation.member_files import MemberFiles
+from federation.trust.member_files import MemberFiles
 from federation.vectors import Layout, Tensor, to_bytes
-from worker.home import Home
-from worker.roster import Card, Roster
+from worker.home import WorkerHome
+from worker.site.roster import Card, Roster
 
 SPEC = """
 task = "nothing"
@@ -90,7 +90,7 @@ def pin_roster(homes: Sequence[Path]) -> None:
     members = [MemberFiles.load(home) for home in homes]
     text = "\n".join(Card.of(member).text() for member in members)
     for home, member in zip(homes, members, strict=True):
-        Roster.parse(text, member).pin(Home(home).roster)
+        Roster.parse(text, member).pin(WorkerHome(home).roster)
 
 
 def measure(

@@ -30,7 +30,7 @@ import torch
 from fedavg import Case, Client, Result, plain
 from torch.nn.utils import vector_to_parameters
 
-from federation.runs import RunSpec
+from federation.spec.run_spec import RunSpec
 from federation.tasks import DataSource, initial_model, task
 from federation.training.trainer import training_seed
 from fedpareto.notebook import simulate

@@ -25,7 +25,7 @@ from round import measure as play
 from round import peak_memory
 
 from coordinator.aggregation.gram import gram
-from federation.bundle import BundleReader
+from federation.record.bundle import BundleReader
 from federation.v1.common_pb2 import ReplyManifest, StepManifest
 from federation.vectors import RowFile
 

@@ -12,15 +12,15 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from coordinator.audit.checkpoints import LogError, noted
-from coordinator.audit.verification import log_problems
+from coordinator.audit.log_verifier import log_problems
 from coordinator.device import require_device
 from coordinator.disk import open_runs_bytes
-from coordinator.home import Home
+from coordinator.home import CoordinatorHome
 from coordinator.members.administrators import officers
 from coordinator.members.requests import officers_caution
-from coordinator.ownership import HomeError
-from federation.certificates import SERVER_LIFETIME
+from coordinator.ownership import CoordinatorHomeError
 from federation.findings import Finding
+from federation.trust.certificates import SERVER_LIFETIME
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
 from storage.models import AuditEntry, Run
 from storage.reserve import MARGIN_BYTES, RESERVE_BYTES
@@ -31,20 +31,20 @@ _SOON = timedelta(days=30)
 _SKEW = timedelta(seconds=60)
 
 
-def check_home(home: Home, *, now: datetime) -> Iterator[Finding]:
-    """Checks everything besides the settings and the keys, which `Home.load` has checked; `now` is by this machine."""
+def check_home(home: CoordinatorHome, *, now: datetime) -> Iterator[Finding]:
+    """Checks everything besides the settings and the keys, which `CoordinatorHome.load` has checked; `now` is by this machine."""
     yield Finding.ok("settings", f"{home.directory / 'coordinator.toml'}: federation {home.federation_id}")
     yield from _keys(home)
     yield from _certificates(home, now)
     try:
         require_device(home.settings.device)
-    except HomeError as error:
+    except CoordinatorHomeError as error:
         yield Finding.failed("device", str(error))
     yield from _ports(home)
     yield from _record(home, now)
 
 
-def _keys(home: Home) -> Iterator[Finding]:
+def _keys(home: CoordinatorHome) -> Iterator[Finding]:
     names = ("ca.key", "server.key", "signing.key", "log.key")
     open_to_others = [name for name in names if stat.S_IMODE((home.directory / name).stat().st_mode) & 0o077]
     if open_to_others:
@@ -54,7 +54,7 @@ def _keys(home: Home) -> Iterator[Finding]:
         yield Finding.ok("keys", "all are there, fit their certificates, and are readable by their owner only")
 
 
-def _certificates(home: Home, now: datetime) -> Iterator[Finding]:
+def _certificates(home: CoordinatorHome, now: datetime) -> Iterator[Finding]:
     issued = {"CA": home.ca, "server's": home.server}
     for name, certificate in issued.items():
         begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
@@ -73,7 +73,7 @@ def _certificates(home: Home, now: datetime) -> Iterator[Finding]:
             yield Finding.ok("certificates", dates)
 
 
-def _ports(home: Home) -> Iterator[Finding]:
+def _ports(home: CoordinatorHome) -> Iterator[Finding]:
     if (pid := _serving(home)) is not None:
         federation, enrollment = home.ports()
         served = f"members at port {federation}, newcomers at {enrollment}"
@@ -92,7 +92,7 @@ def _ports(home: Home) -> Iterator[Finding]:
             yield Finding.ok("ports", f"{name} {port or '(picked at the first start)'} is free")
 
 
-def _serving(home: Home) -> int | None:
+def _serving(home: CoordinatorHome) -> int | None:
     """The process that serves the directory; None when none does."""
     try:
         pid = int(json.loads(home.ports_file.read_text())["pid"])
@@ -104,7 +104,7 @@ def _serving(home: Home) -> int | None:
     return pid
 
 
-def _record(home: Home, now: datetime) -> Iterator[Finding]:
+def _record(home: CoordinatorHome, now: datetime) -> Iterator[Finding]:
     """Checks the database, and then the clock, the blobs and the disk, which need it."""
     try:
         database = home.open_database()
@@ -140,7 +140,7 @@ def _clock(session: Session, now: datetime) -> Finding:
     return Finding.ok("clock", f"{now:%Y-%m-%d %H:%M} UTC, after everything in the record")
 
 
-def _audit_log(session: Session, home: Home) -> Finding:
+def _audit_log(session: Session, home: CoordinatorHome) -> Finding:
     """Verifies the log itself; `admin audit verify` also compares the record with it."""
     count, problems = 0, list[str]()
     try:
@@ -157,13 +157,13 @@ def _audit_log(session: Session, home: Home) -> Finding:
     return Finding.ok("audit log", f"{count} entries are what was signed")
 
 
-def _officers(session: Session, home: Home) -> Finding:
+def _officers(session: Session, home: CoordinatorHome) -> Finding:
     if (caution := officers_caution(session, home.settings)) is not None:
         return Finding.warning("officers", caution)
     return Finding.ok("officers", f"security officers: {', '.join(officers(session)) or 'none'}")
 
 
-def _blobs(session: Session, home: Home) -> Iterator[Finding]:
+def _blobs(session: Session, home: CoordinatorHome) -> Iterator[Finding]:
     if not home.blobs_dir.is_dir():
         yield Finding.failed("blobs", f"{home.blobs_dir} is missing: restore it from a backup")
         return

@@ -11,21 +11,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from federation.refusals import Refusal
-from storage.faults import Fault, explain_fault, fault_of
+from storage.faults import StorageFault, explain_fault, fault_of
 
 log = logging.getLogger(__name__)
 
 LOG_SECONDS = 60.0
 _WORDS = {
-    Fault.DISK: "the coordinator's disk is full or fails ({}); its runs are paused until there is space",
-    Fault.DATABASE: "the coordinator waits for its database ({})",
-    Fault.DESCRIPTORS: "the coordinator has no file descriptors left ({}); raise its limit (ulimit -n, LimitNOFILE)",
-    Fault.BLOB: "{}; restore the blob from a backup",
+    StorageFault.DISK: "the coordinator's disk is full or fails ({}); its runs are paused until there is space",
+    StorageFault.DATABASE: "the coordinator waits for its database ({})",
+    StorageFault.DESCRIPTORS: "the coordinator has no file descriptors left ({}); raise its limit (ulimit -n, LimitNOFILE)",
+    StorageFault.BLOB: "{}; restore the blob from a backup",
 }
 _ANSWERS = {
-    Fault.DISK: "the coordinator's disk is full: it takes nothing until there is space; try again later",
-    Fault.DATABASE: "the coordinator waits for its database; try again in a moment",
-    Fault.DESCRIPTORS: "the coordinator has no file descriptors left; try again in a moment",
+    StorageFault.DISK: "the coordinator's disk is full: it takes nothing until there is space; try again later",
+    StorageFault.DATABASE: "the coordinator waits for its database; try again in a moment",
+    StorageFault.DESCRIPTORS: "the coordinator has no file descriptors left; try again in a moment",
 }
 _ALWAYS = frozenset({"Check", "List", "Watch", "ServerReflectionInfo"})  # of gRPC's own services: they need nothing
 # Calls that are served while a disk is full: they need no space, or free some.
@@ -44,11 +44,11 @@ class Condition:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._noted: dict[Fault, _Noted] = {}
-        self._lasting: dict[Fault, str] = {}
-        self._listeners: list[Callable[[Fault | None], None]] = []
+        self._noted: dict[StorageFault, _Noted] = {}
+        self._lasting: dict[StorageFault, str] = {}
+        self._listeners: list[Callable[[StorageFault | None], None]] = []
 
-    def on_fault(self, listener: Callable[[Fault | None], None]) -> None:
+    def on_fault(self, listener: Callable[[StorageFault | None], None]) -> None:
         """Calls `listener` with a fault of the disk or the database when it is met first, and with None to look again.
 
         The call comes from any thread.
@@ -56,12 +56,12 @@ class Condition:
         self._listeners.append(listener)
 
     @property
-    def faults(self) -> dict[Fault, str]:
+    def faults(self) -> dict[StorageFault, str]:
         """The lasting faults, each with its cause."""
         with self._lock:
             return dict(self._lasting)
 
-    def note(self, error: BaseException, *, lasts: bool = False) -> Fault | None:
+    def note(self, error: BaseException, *, lasts: bool = False) -> StorageFault | None:
         """Notes and logs the fault behind an exception; returns None, and notes nothing, if there is none.
 
         `lasts` says that the database does not answer at all. A full disk always lasts.
@@ -72,12 +72,12 @@ class Condition:
         cause = explain_fault(error)
         with self._lock:
             known = fault in self._lasting
-            if fault is Fault.DISK or (fault is Fault.DATABASE and lasts):
+            if fault is StorageFault.DISK or (fault is StorageFault.DATABASE and lasts):
                 self._lasting.setdefault(fault, cause)
             said = self._say(fault)
         if said is not None:
             log.error("%s%s", _WORDS[fault].format(cause), said)
-        if fault in (Fault.DISK, Fault.DATABASE) and not (known or lasts):
+        if fault in (StorageFault.DISK, StorageFault.DATABASE) and not (known or lasts):
             self._tell(fault)
         return fault
 
@@ -85,11 +85,11 @@ class Condition:
         """Asks the listeners to check whether the faults are over."""
         self._tell(None)
 
-    def _tell(self, fault: Fault | None) -> None:
+    def _tell(self, fault: StorageFault | None) -> None:
         for listener in self._listeners:
             listener(fault)
 
-    def over(self, fault: Fault) -> None:
+    def over(self, fault: StorageFault) -> None:
         """Notes that a lasting fault has ended."""
         with self._lock:
             ended = self._lasting.pop(fault, None)
@@ -114,12 +114,14 @@ class Condition:
         faults = self._lasting
         if not faults or action in _ALWAYS:
             return
-        if Fault.DATABASE in faults:
-            raise Refusal(Fault.DATABASE, _ANSWERS[Fault.DATABASE])
-        if Fault.DISK in faults and not (action in _SPARING or action.startswith(("Get", "List", "Watch", "Export"))):
-            raise Refusal(Fault.DISK, _ANSWERS[Fault.DISK])
+        if StorageFault.DATABASE in faults:
+            raise Refusal(StorageFault.DATABASE, _ANSWERS[StorageFault.DATABASE])
+        if StorageFault.DISK in faults and not (
+            action in _SPARING or action.startswith(("Get", "List", "Watch", "Export"))
+        ):
+            raise Refusal(StorageFault.DISK, _ANSWERS[StorageFault.DISK])
 
-    def _say(self, fault: Fault) -> str | None:
+    def _say(self, fault: StorageFault) -> str | None:
         """The text to add to a line of the log; None if the last line is too recent."""
         now = self._clock()
         noted = self._noted.get(fault)

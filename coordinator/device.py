@@ -1,6 +1,6 @@
 """The device that updates are aggregated on."""
 
-from coordinator.ownership import HomeError
+from coordinator.ownership import CoordinatorHomeError
 
 
 def require_device(device: str) -> None:
@@ -14,8 +14,8 @@ def require_device(device: str) -> None:
     try:
         import torch  # noqa: PLC0415 - only a coordinator that aggregates on a GPU needs it
     except ModuleNotFoundError:
-        raise HomeError(
+        raise CoordinatorHomeError(
             'device = "cuda" needs torch, which is not installed here: install fedpareto[torch], or set device = "cpu"'
         ) from None
     if not torch.cuda.is_available():
-        raise HomeError('device = "cuda": torch finds no GPU on this machine; set device = "cpu"')
+        raise CoordinatorHomeError('device = "cuda": torch finds no GPU on this machine; set device = "cpu"')

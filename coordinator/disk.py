@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
+from coordinator.rounds.runs.specification import parse_run
 from coordinator.rounds.selection import wanted
-from coordinator.rounds.specification import parse_run
-from coordinator.rounds.states import ROUND_ENDED, RUN_ENDED
-from federation.runs import RunSpec
+from coordinator.rounds.transitions import ROUND_ENDED, RUN_ENDED
+from federation.spec.run_spec import RunSpec
 from storage.blobs import BlobStore
 from storage.models import Assignment, Model, Phase, Reply, Round, Run
 from storage.states import RunState

@@ -17,16 +17,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.audit.checkpoints import LogKey
 from coordinator.members.administrators import certify_administrator, register_administrator
-from coordinator.members.certificates import Authority
-from coordinator.ownership import HomeError, claim_database, lost_database, must_own
+from coordinator.members.authority import Authority
+from coordinator.ownership import CoordinatorHomeError, claim_database, lost_database, must_own
 from coordinator.settings import SETTINGS_FILE, SQLITE, Settings
 from coordinator.signing_keys import Signing
-from federation.admin_files import Account, AdminFiles
-from federation.certificates import SERVER_LIFETIME, der, load_certificate_file, make_ca, pem
 from federation.digests import digest
-from federation.identity import Role, check_name, coordinator_uri, parse_peer, signing_key_uri
-from federation.key_chain import read_rotations, rotate, rotations_text, whole_chain
-from federation.keys import (
+from federation.refusals import Refusal
+from federation.trust.admin_files import Account, AdminFiles
+from federation.trust.certificates import SERVER_LIFETIME, der, load_certificate_file, make_ca, pem
+from federation.trust.identity import Role, check_name, coordinator_uri, parse_peer, signing_key_uri
+from federation.trust.key_chain import read_rotations, rotate, rotations_text, whole_chain
+from federation.trust.keys import (
     FileDamaged,
     finish_replacing,
     load_signing_key,
@@ -40,13 +41,12 @@ from federation.keys import (
     replace_together,
     write_private_key,
 )
-from federation.member_files import move_address
-from federation.refusals import Refusal
+from federation.trust.member_files import move_address
 from federation.v1.common_pb2 import KeyRotation
 from storage import audit
+from storage.blob_directory import DirectoryStore
 from storage.blobs import BlobStore
 from storage.database import Database, DatabaseIncompatible
-from storage.directory import DirectoryStore
 
 FIRST_ADMIN = "admin"
 TWO_OFFICERS = "two_officers"  # the subject of entries of the log: what takes two officers from then on
@@ -54,7 +54,7 @@ ROTATIONS_FILE = "signing.rotations"
 
 
 @dataclass(frozen=True)
-class Home:
+class CoordinatorHome:
     """The directory of a federation's coordinator.
 
     The signing key signs assignments, receipts and steps. The log key, which it certifies, signs the audit log.
@@ -188,16 +188,16 @@ class Home:
             database = Database.open(self.database_url, durable=durable, create=False)
         except FileNotFoundError as error:
             missing = f"the database {error.filename} is missing"
-            raise HomeError(lost_database(missing, self.directory, self.federation_id)) from None
+            raise CoordinatorHomeError(lost_database(missing, self.directory, self.federation_id)) from None
         except ValueError as error:  # a file with two names, say
-            raise HomeError(str(error)) from None
+            raise CoordinatorHomeError(str(error)) from None
         try:
             database.must_be_known()
             must_own(database, self.directory, self.federation_id, self.ca)
         except BaseException as error:
             database.close()
             if isinstance(error, DatabaseIncompatible):
-                raise HomeError(str(error)) from None
+                raise CoordinatorHomeError(str(error)) from None
             raise
         database.entry_key = self.log_key.entry_key
         return database
@@ -224,7 +224,7 @@ class Home:
         """
         check_name(name, "administrator")
         if directory.exists() and any(directory.iterdir()):
-            raise HomeError(f"{directory} is not empty: an administrator gets a directory of its own")
+            raise CoordinatorHomeError(f"{directory} is not empty: an administrator gets a directory of its own")
         signing_key, tls_key = Ed25519PrivateKey.generate(), new_tls_key()
         addresses = self.addresses(*self.ports())
         account = Account(federation_id=self.federation_id, name=name, ca=pem(self.ca), **addresses)
@@ -341,7 +341,7 @@ def read_settings(directory: Path) -> Settings:
     """The settings in a coordinator's directory. Raises HomeError if there are none, or if they are wrong."""
     path = directory / SETTINGS_FILE
     if not path.is_file():
-        raise HomeError(
+        raise CoordinatorHomeError(
             f"{directory} holds no federation (no {SETTINGS_FILE}): make one with "
             f"`fedpareto coordinator init --home {directory}`"
         )
@@ -360,14 +360,14 @@ def _must_be_vacant(directory: Path) -> None:
     if settings.exists():
         try:
             name = Settings.parse(settings.read_text(), str(settings)).federation_id
-        except (HomeError, OSError, UnicodeDecodeError):
+        except (CoordinatorHomeError, OSError, UnicodeDecodeError):
             name = "unreadable"
-        raise HomeError(
+        raise CoordinatorHomeError(
             f"{directory} holds a federation already ({name}): nothing was changed. Start it with `fedpareto "
             f"coordinator serve --home {directory}`, or choose another directory for a new one"
         )
     if (directory / "ca.key").exists():
-        raise HomeError(
+        raise CoordinatorHomeError(
             f"{directory} holds a federation that was not made to the end (there are keys, but no {SETTINGS_FILE}): "
             "remove the directory, or choose another one"
         )

@@ -18,7 +18,7 @@ from coordinator.condition import Condition
 from coordinator.ownership import in_office, take_office
 from coordinator.rounds.supervisor import Supervisor
 from storage.database import Database, DatabaseBusy
-from storage.faults import Fault
+from storage.faults import StorageFault
 from storage.reserve import Reserve
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Monitor:
     supervisor: Supervisor
     condition: Condition
     coordinator: str
-    changed: Callable[[frozenset[Fault]], Awaitable[None]]
+    changed: Callable[[frozenset[StorageFault]], Awaitable[None]]
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -60,9 +60,9 @@ class Monitor:
         self._retry = self._freed = -math.inf  # when that is; when a disk was last found free again
         self.condition.on_fault(self._on_fault)
 
-    def _on_fault(self, fault: Fault | None) -> None:
+    def _on_fault(self, fault: StorageFault | None) -> None:
         """Callable from any thread."""
-        if fault is Fault.DISK:
+        if fault is StorageFault.DISK:
             self.reserve.release()  # at once: what is being written now may still succeed
             self._retry = self.clock() + self._pause
         elif fault is None:
@@ -81,7 +81,7 @@ class Monitor:
         Raises:
             LockLost: another coordinator has the database, or had it meanwhile.
         """
-        known: frozenset[Fault] | None = None
+        known: frozenset[StorageFault] | None = None
         while not self._stopping:
             self._wake.clear()
             await asyncio.to_thread(self.look)
@@ -117,15 +117,15 @@ class Monitor:
                 f"the connection to the database {self.database.url} broke, and another coordinator had the database "
                 "meanwhile: stopped; start again"
             )
-        if anew or Fault.DATABASE in self.condition.faults:
+        if anew or StorageFault.DATABASE in self.condition.faults:
             take_office(self.database, self.coordinator)  # and so it takes what is written
-            self.condition.over(Fault.DATABASE)
+            self.condition.over(StorageFault.DATABASE)
 
     def _look_at_disk(self) -> None:
         now = self.clock()
-        if Fault.DISK not in self.condition.faults or now >= self._retry:
+        if StorageFault.DISK not in self.condition.faults or now >= self._retry:
             self._hold(now)
-        full = self.condition.faults.get(Fault.DISK)
+        full = self.condition.faults.get(StorageFault.DISK)
         if full is not None:
             self.supervisor.pause_for_disk(full)
         elif self._resume:
@@ -137,15 +137,15 @@ class Monitor:
         try:
             self.reserve.hold()
         except OSError as error:
-            if self.condition.note(error, lasts=True) is not Fault.DISK:
+            if self.condition.note(error, lasts=True) is not StorageFault.DISK:
                 raise
             self._retry = now + self._pause
             return
-        if Fault.DISK in self.condition.faults:
+        if StorageFault.DISK in self.condition.faults:
             take_office(self.database, self.coordinator)
             # There was space for the reserve, but perhaps not for what was to be written: then look less often.
             soon = now - self._freed < SOON_SECONDS
             self._pause = min(2 * self._pause, MAX_PAUSE_SECONDS) if soon else FAULT_CHECK_SECONDS
             self._freed = now
             self._resume = True
-            self.condition.over(Fault.DISK)
+            self.condition.over(StorageFault.DISK)

@@ -10,12 +10,12 @@ from pathlib import Path
 from cryptography import x509
 from sqlalchemy import func, inspect, select, update
 
-from federation.certificates import fingerprint
+from federation.trust.certificates import fingerprint
 from storage.database import Database
 from storage.models import Certificate, Federation
 
 
-class HomeError(ValueError):
+class CoordinatorHomeError(ValueError):
     """A directory that cannot be used, or settings that are wrong; the message says which and what to do."""
 
 
@@ -27,7 +27,7 @@ def claim_database(database: Database, federation_id: str, ca: x509.Certificate,
     """
     with database.begin() as session:
         if any(session.scalar(select(func.count()).select_from(table)) for table in (Federation, Certificate)):
-            raise HomeError(
+            raise CoordinatorHomeError(
                 f"the database {database.url} holds a federation already, with its certificates and its "
                 "record: take an empty one for the new federation"
             )
@@ -46,17 +46,17 @@ def must_own(database: Database, home: Path, federation_id: str, ca: x509.Certif
             found = session.scalar(select(Federation))
     if found is None:
         empty = f"the database {database.url} is empty: it holds no federation"
-        raise HomeError(lost_database(empty, home, federation_id))
+        raise CoordinatorHomeError(lost_database(empty, home, federation_id))
     shown = fingerprint(ca)
     if found.ca_fingerprint != shown:
-        raise HomeError(
+        raise CoordinatorHomeError(
             f"the database {database.url} is of the federation {found.federation_id}, whose CA certificate has the "
             f"SHA-256 fingerprint {found.ca_fingerprint}; {home / 'ca.pem'} is another one, with {shown}. They do not "
             "belong together: no member's certificate would be known. Restore the database of this directory, or "
             f"correct `database` in {home / 'coordinator.toml'}"
         )
     if found.federation_id != federation_id:
-        raise HomeError(
+        raise CoordinatorHomeError(
             f"{home / 'coordinator.toml'} says federation_id = {federation_id!r}, but the database {database.url} and "
             f"the CA are of the federation {found.federation_id!r}. The name is in every certificate and signature "
             f"and cannot be changed: set federation_id = {found.federation_id!r} again"

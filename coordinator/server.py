@@ -19,32 +19,32 @@ from coordinator.audit.sequencer import Sequencer
 from coordinator.clock import utc_now
 from coordinator.condition import Condition
 from coordinator.device import require_device
-from coordinator.front.limits import Limits, descriptor_limit, raise_descriptor_limit
+from coordinator.front.connection_limits import ConnectionLimits, descriptor_limit, raise_descriptor_limit
 from coordinator.front.listener import Front, Serves
-from coordinator.home import Home, address
-from coordinator.members.access import Access
+from coordinator.home import CoordinatorHome, address
+from coordinator.members.access.control import Access
 from coordinator.members.requests import officers_caution
 from coordinator.monitor import Monitor
 from coordinator.ownership import take_office
-from coordinator.rounds.presence import Presence
+from coordinator.rounds.fleets.presence import Presence
+from coordinator.rounds.replies.uploads import Uploads
 from coordinator.rounds.supervisor import Supervisor
-from coordinator.rounds.uploads import Uploads
 from coordinator.services.admin import AdminService
 from coordinator.services.base import Parts
 from coordinator.services.enrollment import EnrollmentService
 from coordinator.services.federation import FederationService
 from coordinator.services.health import HealthService
 from coordinator.services.transfers import LARGEST_WINDOW
-from coordinator.threads import Threads
-from federation.certificates import pem
-from federation.channels import Option
-from federation.keys import make_private_directory, private_key_pem
+from coordinator.thread_pool import ThreadPool
+from federation.line.channels import Option
+from federation.trust.certificates import pem
+from federation.trust.keys import make_private_directory, private_key_pem
 from federation.v1 import admin_pb2, enrollment_pb2, federation_pb2
 from federation.v1.admin_pb2_grpc import add_AdminServicer_to_server
 from federation.v1.enrollment_pb2_grpc import add_EnrollmentServicer_to_server
 from federation.v1.federation_pb2_grpc import add_FederationServicer_to_server
 from storage import audit
-from storage.faults import Fault
+from storage.faults import StorageFault
 from storage.reserve import Reserve
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class PortTaken(RuntimeError):
 class Coordinator:
     """A federation's coordinator, from `start` to `stop`; without `conduct`, no run advances. `clock` is aware."""
 
-    def __init__(self, home: Home, *, clock: Callable[[], datetime] = utc_now, conduct: bool = True) -> None:
+    def __init__(self, home: CoordinatorHome, *, clock: Callable[[], datetime] = utc_now, conduct: bool = True) -> None:
         self._home = home
         self._conduct = conduct
         self._clock = clock
@@ -116,13 +116,13 @@ class Coordinator:
         self._access_executor = ThreadPoolExecutor(4, thread_name_prefix="access")
         self._condition = Condition()
         self._access = Access(
-            Threads(self._database, self._access_executor),
+            ThreadPool(self._database, self._access_executor),
             home.federation_id,
             signing_key=home.signing_key,
             condition=self._condition,
             clock=clock,
         )
-        limits, newcomers = Limits.for_descriptors(descriptor_limit()), home.settings.enrollment_host
+        limits, newcomers = ConnectionLimits.for_descriptors(descriptor_limit()), home.settings.enrollment_host
         self._front = Front(limits, self._access.note_refused_connections, newcomers)
         self._access.on_verified = self._front.verified
         self._health = HealthService()
@@ -172,7 +172,7 @@ class Coordinator:
             settings=settings,
             chain=home.signing.chain,
             home=home,
-            threads=Threads(database, self._executor),
+            threads=ThreadPool(database, self._executor),
             blobs=blobs,
             uploads=uploads,
             presence=presence,
@@ -193,7 +193,7 @@ class Coordinator:
         await self._front.start()
         if await asyncio.to_thread(_serves_tls12, settings.bind, self.enrollment_port, newcomers):
             raise RuntimeError(
-                "gRPC was imported before federation.tls.require_tls13 was called: it would serve TLS 1.2"
+                "gRPC was imported before federation.line.tls.require_tls13 was called: it would serve TLS 1.2"
             )
         self._monitor = Monitor(
             database=database,
@@ -272,10 +272,10 @@ class Coordinator:
                 raise
         return reserve
 
-    async def _tell_health(self, faults: frozenset[Fault]) -> None:
+    async def _tell_health(self, faults: frozenset[StorageFault]) -> None:
         """Administrators are served while a disk is full: they read, and free some space."""
         for service in ("", *_SERVICES):
-            stops = faults - {Fault.DISK} if service == _ADMIN else faults
+            stops = faults - {StorageFault.DISK} if service == _ADMIN else faults
             status = health_pb2.HealthCheckResponse.NOT_SERVING if stops else health_pb2.HealthCheckResponse.SERVING
             await self._health.set(service, status)
 
@@ -303,7 +303,9 @@ class Coordinator:
             ) from None
 
 
-def serve(home: Home, *, ready: Callable[[Coordinator], None] = lambda coordinator: None, conduct: bool = True) -> None:
+def serve(
+    home: CoordinatorHome, *, ready: Callable[[Coordinator], None] = lambda coordinator: None, conduct: bool = True
+) -> None:
     """Runs a coordinator until SIGTERM or SIGINT; a second signal ends the process at once.
 
     `ready` is called when it serves; without `conduct` no run advances.
@@ -318,7 +320,7 @@ def serve(home: Home, *, ready: Callable[[Coordinator], None] = lambda coordinat
     asyncio.run(_serve(home, ready, conduct))
 
 
-async def _serve(home: Home, ready: Callable[[Coordinator], None], conduct: bool) -> None:
+async def _serve(home: CoordinatorHome, ready: Callable[[Coordinator], None], conduct: bool) -> None:
     raise_descriptor_limit()
     loop = asyncio.get_running_loop()
     signalled = asyncio.Event()

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, Self
 import tomli_w
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from coordinator.ownership import HomeError
-from federation.identity import Action, check_name
-from federation.problems import Section, explain
+from coordinator.ownership import CoordinatorHomeError
+from federation.spec.problems import Section, explain
+from federation.trust.identity import Action, check_name
 
 SETTINGS_FILE = "coordinator.toml"
 SMALLEST_WINDOW = 1 << 20  # bytes of an upload that may be on their way
@@ -167,7 +167,7 @@ class Settings(Section):
         try:
             values = tomllib.loads(text)
         except (ValueError, RecursionError) as error:  # TOMLDecodeError, an endless number
-            raise HomeError(f"{source} is not TOML: {error}") from None
+            raise CoordinatorHomeError(f"{source} is not TOML: {error}") from None
         return cls.check(values, source)
 
     @classmethod
@@ -183,7 +183,7 @@ class Settings(Section):
             known = f"there are {', '.join(cls.model_fields)}"
             # The database's URL may hold a password.
             problems = [explain(problem, known, secret={"database"}) for problem in error.errors()]
-            raise HomeError(f"{source}: {'; '.join(problems)}") from None
+            raise CoordinatorHomeError(f"{source}: {'; '.join(problems)}") from None
 
     def render(self) -> str:
         """The TOML document, with a description of each key."""

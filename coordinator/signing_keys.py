@@ -8,9 +8,9 @@ from google.protobuf.message import DecodeError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from federation.envelope import key_id
-from federation.key_chain import KeyChain, whole_chain
 from federation.refusals import Refusal
+from federation.trust.envelope import key_id
+from federation.trust.key_chain import KeyChain, whole_chain
 from federation.v1.common_pb2 import KeyRotation, SignedEnvelope
 from storage.models import Rotation
 

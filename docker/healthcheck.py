@@ -19,7 +19,7 @@ def coordinator_serves(home: Path) -> bool:
     from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse  # noqa: PLC0415
     from grpc_health.v1.health_pb2_grpc import HealthStub  # noqa: PLC0415
 
-    from federation.channels import server_verified_channel  # noqa: PLC0415
+    from federation.line.channels import server_verified_channel  # noqa: PLC0415
 
     settings = tomllib.loads((home / "coordinator.toml").read_text())
     host = settings.get("enrollment_host") or settings["hosts"][0]

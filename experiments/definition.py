@@ -14,18 +14,18 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
-from experiments.leakage.specification import Specification
+from experiments.leakage.specification import LeakageSpecification
 from experiments.published import CATALOGUE, PublishedCurves, PublishedTable
-from experiments.search.specification import Specification as Search
-from federation.problems import explain
-from federation.run_sections import ServerSpec
-from federation.runs import RunSpec
+from experiments.search.specification import SearchSpecification as Search
+from federation.spec.problems import explain
+from federation.spec.run_sections import ServerSpec
+from federation.spec.run_spec import RunSpec
 
 Overrides = dict[str, Any]
 Kind = Literal["simulation", "leakage", "search"]
-_SPECIFICATIONS: dict[Kind, type[RunSpec] | type[Specification] | type[Search]] = {
+_SPECIFICATIONS: dict[Kind, type[RunSpec] | type[LeakageSpecification] | type[Search]] = {
     "simulation": RunSpec,
-    "leakage": Specification,
+    "leakage": LeakageSpecification,
     "search": Search,
 }
 
@@ -49,7 +49,7 @@ class Method(_Section):
     x: float | None = None
 
 
-class Condition(_Section):
+class ExperimentCondition(_Section):
     """A condition under which the methods are compared, such as an attack."""
 
     name: str = ""
@@ -57,7 +57,7 @@ class Condition(_Section):
     row: dict[str, str] = {}
 
 
-class Column(_Section):
+class TableColumn(_Section):
     """A measure in the table, with a column of the published table; its column NAME_pm holds the deviation."""
 
     title: str
@@ -135,7 +135,7 @@ class Cell:
     experiment: str
     kind: Kind
     method: Method
-    condition: Condition
+    condition: ExperimentCondition
     slug: str
     document: Overrides
 
@@ -153,7 +153,7 @@ class Cell:
         """The specification of one run as it is written, without defaults."""
         return {"name": f"{self.slug}-{seed}", "seed": seed, **self.document}
 
-    def spec(self, seed: int) -> RunSpec | Specification | Search:
+    def spec(self, seed: int) -> RunSpec | LeakageSpecification | Search:
         """The specification of one run.
 
         Raises:
@@ -178,8 +178,8 @@ class Experiment(_Section):
     seeds: tuple[int, ...] = Field(min_length=1)
     spec: Overrides
     methods: tuple[Method, ...] = Field(min_length=1)
-    conditions: tuple[Condition, ...] = Field((Condition(),), min_length=1)
-    columns: tuple[Column, ...] = Field(min_length=1)
+    conditions: tuple[ExperimentCondition, ...] = Field((ExperimentCondition(),), min_length=1)
+    columns: tuple[TableColumn, ...] = Field(min_length=1)
     published: PublishedTable | None = None
     curves: PublishedCurves | None = None
     derived: Derived = Derived()
@@ -274,7 +274,7 @@ class Experiment(_Section):
             raise ExperimentError(f"{self.name}, {cell.label}: {len(rows)} rows of {self.published.file} fit")
         return rows[0] if rows else {}
 
-    def _cell(self, method: Method, condition: Condition) -> Cell:
+    def _cell(self, method: Method, condition: ExperimentCondition) -> Cell:
         document = merged(merged(self.spec, method.spec), condition.spec)
         if (server := document.get("server", {})).get("decay") and self._shortened != 1.0:
             period = server.get("decay_every", ServerSpec().decay_every) * self._shortened

@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from coordinator.aggregation.preference import divergence
-from coordinator.rounds.metrics import delta_m
+from coordinator.aggregation.rules.preference import divergence
+from coordinator.rounds.runs.metrics import delta_m
 from experiments.definition import Derived, Experiment, Target
-from experiments.results import Measures, Result
+from experiments.results import Measures, RunResult
 
 
-def derived(experiment: Experiment, results: Sequence[Result]) -> list[Result]:
+def derived(experiment: Experiment, results: Sequence[RunResult]) -> list[RunResult]:
     """The results, with the experiment's derived measures in `final`.
 
     For each target: `rounds_to/VALUE/MEASURE`, the first evaluated round that reached it; `uploaded_to/...`, the amount
     that each participant had sent by then (MB); `steps_to/...`, the number of its local steps. `delta_m` (%) against
-    the baselines of the same seed and condition, see `coordinator.rounds.metrics.delta_m`. On a front, for methods with
+    the baselines of the same seed and condition, see `coordinator.rounds.runs.metrics.delta_m`. On a front, for methods with
     a preference: `front/wanted` and `front/place`, the ranks by preference and by result, from 1, where the first
     objective counts most; `front/tau`, Kendall's tau-b of the two ranks, the same for all methods and NaN for a single
     one; `front/divergence`, mu of the last losses and the preference; `front/spread`, the largest r_k F_k divided by
@@ -69,7 +69,7 @@ def _of_groups(groups: Mapping[str, Sequence[int]], final: Measures) -> Measures
     }
 
 
-def _on_the_front(front: tuple[str, str], item: Result, together: Iterable[Result]) -> Measures:
+def _on_the_front(front: tuple[str, str], item: RunResult, together: Iterable[RunResult]) -> Measures:
     points = {other.method: (preference_of(other.spec), _losses(front, other)) for other in together}
     points = {method: point for method, point in points.items() if all(map(len, point))}
     if item.method not in points:
@@ -90,7 +90,7 @@ def _on_the_front(front: tuple[str, str], item: Result, together: Iterable[Resul
     }
 
 
-def _losses(front: tuple[str, str], result: Result) -> tuple[float, ...]:
+def _losses(front: tuple[str, str], result: RunResult) -> tuple[float, ...]:
     losses = tuple(result.final.get(name, math.nan) for name in front)
     return losses if np.isfinite(losses).all() and min(losses) > 0 else ()
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from coordinator.rounds.metrics import accuracies
+from coordinator.rounds.runs.metrics import accuracies
 from experiments.results import Measures
 
 if TYPE_CHECKING:

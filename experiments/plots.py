@@ -11,14 +11,14 @@ from experiments.definition import Cell, Experiment, Plot
 from experiments.derived import preference_of
 from experiments.leakage import figure as leakage
 from experiments.published import number
-from experiments.results import Result
+from experiments.results import RunResult
 from experiments.tables import SKIPPED, Spread, ours
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def draw(experiment: Experiment, results: Sequence[Result], directory: Path) -> list[Path]:
+def draw(experiment: Experiment, results: Sequence[RunResult], directory: Path) -> list[Path]:
     """Draws each figure of an experiment for which there are results, and removes the others.
 
     Returns:
@@ -47,7 +47,7 @@ def draw(experiment: Experiment, results: Sequence[Result], directory: Path) -> 
     return written
 
 
-def _curves(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[Result]) -> bool:
+def _curves(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[RunResult]) -> bool:
     """The mean over the seeds for each cell; published curves over rounds are dashed, in the same colour.
 
     A method that optimises one objective alone is shown only in the figures of this objective.
@@ -70,7 +70,7 @@ def _curves(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[
     return shown
 
 
-def _mean_curve(results: Sequence[Result], *names: str) -> tuple[NDArray[np.float64], ...]:
+def _mean_curve(results: Sequence[RunResult], *names: str) -> tuple[NDArray[np.float64], ...]:
     """Measures in the rounds that every seed has evaluated, in their order, each as a mean over the seeds."""
     curves = [
         {
@@ -85,7 +85,7 @@ def _mean_curve(results: Sequence[Result], *names: str) -> tuple[NDArray[np.floa
     return tuple(np.array(values).reshape(-1, len(names)).T)
 
 
-def _bars(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[Result]) -> bool:
+def _bars(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[RunResult]) -> bool:
     """A bar for each cell with the deviation over its seeds; a dot for the published number."""
     measured = _measured(experiment, results, plot.measure)
     positions = np.arange(len(measured))
@@ -101,7 +101,7 @@ def _bars(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[Re
     return bool(measured)
 
 
-def _sweep(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[Result]) -> bool:
+def _sweep(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[RunResult]) -> bool:
     """A line for each condition through the methods with an `x`; a horizontal line for each other method."""
     measured, shown = _measured(experiment, results, plot.measure), False
     for index, condition in enumerate(experiment.conditions):
@@ -126,7 +126,7 @@ def _sweep(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[R
     return shown
 
 
-def _heat(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[Result]) -> bool:
+def _heat(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[RunResult]) -> bool:
     """Methods down, conditions across, the measure as colour and number."""
     means = {cell.key: spread.mean for cell, spread in _measured(experiment, results, plot.measure, skipped=True)}
     methods = [item.name for item in experiment.methods if item.name in {method for method, _ in means}]
@@ -148,7 +148,7 @@ def _heat(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[Re
     return True
 
 
-def _plane(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[Result]) -> bool:
+def _plane(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[RunResult]) -> bool:
     """Paths over the rounds in the plane of two objectives, with a dot at each end.
 
     The ray of a preference, r_1 F_1 = r_2 F_2, is dashed. A method that optimises one objective alone is a dotted line
@@ -184,7 +184,7 @@ def _plane(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[R
     return True
 
 
-def _radar(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[Result]) -> bool:
+def _radar(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[RunResult]) -> bool:
     """Each measure divided by the largest value of the cells; for losses, a smaller polygon is better."""
     cells = [cell for cell in experiment.cells() if any(item.is_of(cell) for item in results)]
     names = list(dict.fromkeys(name for item in results for name in item.final if name.startswith(plot.measure)))
@@ -203,7 +203,7 @@ def _radar(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[R
 
 
 def _measured(
-    experiment: Experiment, results: Sequence[Result], measure: str, *, skipped: bool = False
+    experiment: Experiment, results: Sequence[RunResult], measure: str, *, skipped: bool = False
 ) -> list[tuple[Cell, Spread]]:
     """The cells for which a measure is known and, if wanted, those whose runs made no step."""
     spreads = [(cell, ours(results, cell, measure)) for cell in experiment.cells()]

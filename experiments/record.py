@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from experiments import results as files
-from experiments.results import DamagedError, Job, Key, Keyed, Measures, Result, Session, Store, checked, write_json
+from experiments.results import DamagedError, Job, Key, Keyed, Measures, RunResult, Session, Store, checked, write_json
 
 RESULTS, CURVES, RECORD = "results.csv", "curves.csv", "run.json"
 
 
 @dataclass(frozen=True)
-class Run(Keyed):
+class TableRun(Keyed):
     """A run of a table.
 
     Attributes:
@@ -34,11 +34,11 @@ class Runs:
 
     session: Session
     spec: dict[str, Any]
-    runs: list[Run]
+    runs: list[TableRun]
 
 
 @dataclass(frozen=True)
-class Record:
+class TableRecord:
     """The content of run.json.
 
     Attributes:
@@ -52,24 +52,24 @@ class Record:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-def write(store: Store, experiment: str, results: Sequence[Result], failed: Mapping[str, str]) -> Record:
-    """Writes run.json and, if there are results, results.csv and curves.csv. For `failed` see `Record`."""
+def write(store: Store, experiment: str, results: Sequence[RunResult], failed: Mapping[str, str]) -> TableRecord:
+    """Writes run.json and, if there are results, results.csv and curves.csv. For `failed` see `TableRecord`."""
     if results:
         write_results(store.directory / RESULTS, results)
         _write(store.directory / CURVES, ((item, measures) for item in results for measures in item.rounds))
-    record = Record(experiment, _sessions(results), dict(failed))
+    record = TableRecord(experiment, _sessions(results), dict(failed))
     write_json(store.directory / RECORD, asdict(record))
     return record
 
 
-def read(store: Store) -> Record:
+def read(store: Store) -> TableRecord:
     """The content of run.json; an empty record if there is no file.
 
     Raises:
         DamagedError: the file cannot be read.
     """
     try:
-        return checked(store.directory / RECORD, Record) or Record()
+        return checked(store.directory / RECORD, TableRecord) or TableRecord()
     except DamagedError as error:
         raise DamagedError(f"{RECORD} cannot be read ({error})") from error
 
@@ -95,7 +95,7 @@ def restore(store: Store) -> None:
         curves[key].append(measures)
     for session, run, spec in missing:
         if run.key in finals:
-            store.put(Result(*run.key, spec, finals[run.key], curves[run.key], session))
+            store.put(RunResult(*run.key, spec, finals[run.key], curves[run.key], session))
 
 
 def forget(store: Store, jobs: Collection[Job]) -> None:
@@ -111,12 +111,12 @@ def forget(store: Store, jobs: Collection[Job]) -> None:
     write_json(store.directory / RECORD, asdict(record))
 
 
-def write_results(path: Path, results: Sequence[Result]) -> None:
+def write_results(path: Path, results: Sequence[RunResult]) -> None:
     """Writes results.csv: a row for each method, condition and seed."""
     _write(path, ((item, item.final) for item in results))
 
 
-def _sessions(results: Iterable[Result]) -> list[Runs]:
+def _sessions(results: Iterable[RunResult]) -> list[Runs]:
     sessions: list[Runs] = []
     for item in results:
         made = next((made for made in sessions if made.session == item.session), None)
@@ -124,16 +124,16 @@ def _sessions(results: Iterable[Result]) -> list[Runs]:
             made = Runs(item.session, item.spec, [])
             sessions.append(made)
         changes = {key: value for key, value in item.spec.items() if made.spec.get(key) != value}
-        made.runs.append(Run(*item.key, changes))
+        made.runs.append(TableRun(*item.key, changes))
     return sorted(sessions, key=lambda made: made.session.began)
 
 
-def row(result: Result, measures: Measures) -> dict[str, Any]:
+def row(result: RunResult, measures: Measures) -> dict[str, Any]:
     """Measures of a run with its key in tables, by column."""
     return {"method": result.method, "condition": result.condition, "seed": result.seed, **measures}
 
 
-def _write(path: Path, measured: Iterable[tuple[Result, Measures]]) -> None:
+def _write(path: Path, measured: Iterable[tuple[RunResult, Measures]]) -> None:
     rows = [row(*item) for item in measured]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(name for item in rows for name in item)), lineterminator="\n")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BeforeValidator, TypeAdapter, ValidationError
 
 from experiments.definition import Cell
-from federation.problems import explain
+from federation.spec.problems import explain
 
 Measures = dict[str, Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]]
 Key = tuple[str, str, int]  # the names of method and condition, and the seed
@@ -95,7 +95,7 @@ class Keyed:
 
 
 @dataclass(frozen=True)
-class Result(Keyed):
+class RunResult(Keyed):
     """A finished run, its whole specification, and its measures: `measures.final` and `measures.rounds`."""
 
     spec: dict[str, Any]
@@ -131,12 +131,12 @@ class Store:
         """The file of a run's result, by the name of the run."""
         return self._runs / f"{name}.json"
 
-    def find(self, job: Job) -> Result | None:
+    def find(self, job: Job) -> RunResult | None:
         """The result of a run; None if there is none, if it has another specification, or if it is damaged."""
         with suppress(DamagedError):
             stored = self._stored(job)
             if stored and not difference(stored.spec, job.document, job.given):
-                return Result(*job.key, job.document, stored.final, stored.rounds, stored.session)
+                return RunResult(*job.key, job.document, stored.final, stored.rounds, stored.session)
         return None
 
     def damage(self, job: Job) -> str:
@@ -164,9 +164,9 @@ class Store:
 
     def keep(self, job: Job, final: Measures, rounds: list[Measures]) -> None:
         """Stores the result of a run atomically."""
-        self.put(Result(*job.key, job.document, final, rounds, self._session))
+        self.put(RunResult(*job.key, job.document, final, rounds, self._session))
 
-    def put(self, result: Result) -> None:
+    def put(self, result: RunResult) -> None:
         """Stores a result, which may come from another call."""
         write_json(self.file(result.spec["name"]), asdict(result))
 
@@ -175,8 +175,8 @@ class Store:
         _remove(self.file(job.name))
         _remove(self.workspace(job))
 
-    def _stored(self, job: Job) -> Result | None:
-        return checked(self.file(job.name), Result)
+    def _stored(self, job: Job) -> RunResult | None:
+        return checked(self.file(job.name), RunResult)
 
 
 def difference(stored: Any, now: Any, given: Any) -> str:

@@ -21,18 +21,18 @@ import torch
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
-from coordinator.home import Home
-from coordinator.ownership import HomeError
+from coordinator.home import CoordinatorHome
+from coordinator.ownership import CoordinatorHomeError
 from coordinator.settings import SETTINGS_FILE
 from experiments import measures, record
 from experiments.leakage.laboratory import Laboratory
-from experiments.leakage.specification import Specification
+from experiments.leakage.specification import LeakageSpecification
 from experiments.results import Job, Store, difference
 from experiments.search import laboratory as search
-from experiments.search.specification import Specification as Search
-from federation.keys import IdentityError
+from experiments.search.specification import SearchSpecification as Search
 from federation.refusals import Refusal
-from federation.runs import RunSpec
+from federation.spec.run_spec import RunSpec
+from federation.trust.keys import IdentityError
 from simulation.history import History
 from simulation.simulate import Simulation
 from storage.blobs import BlobCorrupt, BlobMissing
@@ -42,11 +42,11 @@ from storage.models import Run
 Kind = Literal["round", "finished", "failed", "stopped"]
 
 _POLL_SECONDS = 1.0  # between looks at the processes, which do not tell when they are killed
-_DAMAGE = (SQLAlchemyError, HomeError, IdentityError, BlobCorrupt, BlobMissing, Refusal)
+_DAMAGE = (SQLAlchemyError, CoordinatorHomeError, IdentityError, BlobCorrupt, BlobMissing, Refusal)
 
 
 @dataclass(frozen=True)
-class Settings:
+class RunnerSettings:
     """How runs are made: see `fedpareto.simulate` for `data`, `device` and `backend`.
 
     With `exclude_attackers`, accuracies are those of honest clients only; `parallel` is the number of runs at once.
@@ -64,7 +64,7 @@ class Event:
     """Progress of a run.
 
     Attributes:
-        kind: "round" after a round; "finished"; "failed"; "stopped" after `Runner.stop`.
+        kind: "round" after a round; "finished"; "failed"; "stopped" after `ExperimentRunner.stop`.
         done: the number of rounds that have ended.
         reason: why it failed.
     """
@@ -78,10 +78,10 @@ class Event:
 Tell = Callable[[Event], object]
 
 
-class Runner:
+class ExperimentRunner:
     """Makes runs, and keeps results and the state of interrupted runs in a store."""
 
-    def __init__(self, store: Store, settings: Settings) -> None:
+    def __init__(self, store: Store, settings: RunnerSettings) -> None:
         self._store = store
         self._settings = settings
         self._stopping = False
@@ -122,7 +122,7 @@ class Runner:
         finally:
             self._current = None
 
-    def _attack(self, job: Job, specification: Specification | Search) -> Event:
+    def _attack(self, job: Job, specification: LeakageSpecification | Search) -> Event:
         try:
             if isinstance(specification, Search):
                 self._store.keep(job, search.measure(specification), [])
@@ -151,7 +151,7 @@ class Runner:
             workspace.parent.mkdir(parents=True, exist_ok=True)
         elif begun := _begun(workspace):
             if changed := difference(begun[1], job.given, job.given):
-                raise HomeError(f"it is of another specification: {changed}")
+                raise CoordinatorHomeError(f"it is of another specification: {changed}")
             text = begun[0]  # a resumed run needs the same bytes
         settings = self._settings
         return Simulation(
@@ -202,8 +202,8 @@ def forget(store: Store, jobs: Sequence[Job]) -> None:
     """
     with ExitStack() as locks:
         for workspace in filter(_is_under_way, map(store.workspace, jobs)):
-            with suppress(HomeError, OSError, ValueError):  # it is damaged, so no process is making it
-                database = Database.open(Home.load(workspace).database_url, durable=False)
+            with suppress(CoordinatorHomeError, OSError, ValueError):  # it is damaged, so no process is making it
+                database = Database.open(CoordinatorHome.load(workspace).database_url, durable=False)
                 locks.callback(database.close)
                 database.lock_exclusive()
         record.forget(store, jobs)
@@ -220,7 +220,10 @@ def _begun(workspace: Path) -> tuple[bytes, dict[str, Any]] | None:
     if not _is_under_way(workspace):
         return None
     try:
-        with closing(Home.load(workspace).open_database(durable=False)) as database, database.read() as session:
+        with (
+            closing(CoordinatorHome.load(workspace).open_database(durable=False)) as database,
+            database.read() as session,
+        ):
             text = session.scalar(select(Run.spec).order_by(Run.created.desc()).limit(1))
         return None if text is None else (text, tomllib.loads(text.decode()))
     except (OSError, ValueError, SQLAlchemyError):
@@ -250,7 +253,7 @@ def _refusals(history: History) -> str:
 class _Child:
     """A process that makes one run after the other; `job` is the current one, None if it waits for one."""
 
-    def __init__(self, context: ForkServerContext, store: Store, settings: Settings, events: Any) -> None:
+    def __init__(self, context: ForkServerContext, store: Store, settings: RunnerSettings, events: Any) -> None:
         self.job: Job | None = None
         self._receiver, self._jobs = context.Pipe(duplex=False)
         self.process = context.Process(target=_work, args=(self._receiver, store, settings, events), daemon=True)
@@ -267,9 +270,9 @@ class _Child:
         self.process.join()
 
 
-def _work(jobs: Connection, store: Store, settings: Settings, events: Any) -> None:
+def _work(jobs: Connection, store: Store, settings: RunnerSettings, events: Any) -> None:
     """Runs in a child: makes runs until there are no more, a signal arrives, or its parent ends."""
-    runner = Runner(store, settings)
+    runner = ExperimentRunner(store, settings)
     stopping = threading.Event()
 
     def stop(*_: object) -> None:

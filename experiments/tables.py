@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from experiments import measures
-from experiments.definition import Cell, Column, Experiment
+from experiments.definition import Cell, Experiment, TableColumn
 from experiments.published import number
-from experiments.results import Result
+from experiments.results import RunResult
 
 UNKNOWN = "–"
 SKIPPED = "skipped"
@@ -48,7 +48,7 @@ class Table:
         return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
 
 
-def ours(results: Iterable[Result], cell: Cell, measure: str) -> Spread:
+def ours(results: Iterable[RunResult], cell: Cell, measure: str) -> Spread:
     """A measure of a cell over its seeds; without a deviation if there is one seed."""
     finals = [item.final for item in results if item.is_of(cell)]
     values = [final[measure] for final in finals if measure in final]
@@ -57,7 +57,7 @@ def ours(results: Iterable[Result], cell: Cell, measure: str) -> Spread:
     return Spread(float(np.mean(values)), float(np.std(values)) if len(values) > 1 else math.nan)
 
 
-def published(experiment: Experiment, cell: Cell, column: Column) -> Spread:
+def published(experiment: Experiment, cell: Cell, column: TableColumn) -> Spread:
     """The published number of a cell."""
     if not column.published:
         return Spread(math.nan)
@@ -65,7 +65,7 @@ def published(experiment: Experiment, cell: Cell, column: Column) -> Spread:
     return Spread(number(row, column.published), number(row, f"{column.published}_pm"))
 
 
-def comparison(experiment: Experiment, results: Sequence[Result], *, narrow: bool = False) -> Table:
+def comparison(experiment: Experiment, results: Sequence[RunResult], *, narrow: bool = False) -> Table:
     """A row for each cell with results: the measured number, the published number, and their difference.
 
     A narrow table shows means only, with the difference in brackets.
@@ -94,11 +94,11 @@ def comparison(experiment: Experiment, results: Sequence[Result], *, narrow: boo
     return Table(experiment.title, tuple(header), tuple(rows))
 
 
-def _some_rate_changes(results: Iterable[Result]) -> bool:
+def _some_rate_changes(results: Iterable[RunResult]) -> bool:
     return any(item.final.get("rate/first") != item.final.get("rate/last") for item in results)
 
 
-def _rates(results: Iterable[Result]) -> str:
+def _rates(results: Iterable[RunResult]) -> str:
     """The server's learning rates in the first and the last step; unknown if the runs differ, or if no run has them."""
     keys = ("rate/first", "rate/last")
     rates = {tuple(item.final[key] for key in keys) for item in results if all(key in item.final for key in keys)}
@@ -108,7 +108,7 @@ def _rates(results: Iterable[Result]) -> str:
     return f"{first:.3g}" if first == last else f"{first:.3g} to {last:.3g}"
 
 
-def grids(experiment: Experiment, results: Sequence[Result]) -> tuple[Table, ...]:
+def grids(experiment: Experiment, results: Sequence[RunResult]) -> tuple[Table, ...]:
     """For each measure a table of the methods and conditions that have it; empty for a single condition."""
     if len(experiment.conditions) < 2:
         return ()
@@ -132,14 +132,14 @@ def grids(experiment: Experiment, results: Sequence[Result]) -> tuple[Table, ...
     return tuple(tables)
 
 
-def shown(experiment: Experiment, results: Sequence[Result]) -> tuple[Table, ...]:
+def shown(experiment: Experiment, results: Sequence[RunResult]) -> tuple[Table, ...]:
     """The main tables: the comparison, or grids of methods and conditions if nothing was published."""
     if any(column.published for column in experiment.columns):
         return (comparison(experiment, results),)
     return grids(experiment, results) or (comparison(experiment, results),)
 
 
-def page(experiment: Experiment, results: Sequence[Result]) -> str:
+def page(experiment: Experiment, results: Sequence[RunResult]) -> str:
     """The text of table.md: the source, how the runs were made, and the tables."""
     lines = [f"# {experiment.title}", ""]
     lines += [f"{experiment.source}.", ""] if experiment.source else []
@@ -151,7 +151,7 @@ def page(experiment: Experiment, results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def _made(experiment: Experiment, results: Sequence[Result]) -> str:
+def _made(experiment: Experiment, results: Sequence[RunResult]) -> str:
     seeds = ", ".join(str(seed) for seed in sorted({item.seed for item in results})) or "none yet"
     wanted = len(experiment.cells()) * len(experiment.seeds)
     text = f"{experiment.spec['rounds']} rounds; seeds {seeds}; {len(results)} of {wanted} runs."
@@ -165,6 +165,6 @@ def _made(experiment: Experiment, results: Sequence[Result]) -> str:
     return text
 
 
-def _with_results(experiment: Experiment, results: Sequence[Result]) -> list[Cell]:
+def _with_results(experiment: Experiment, results: Sequence[RunResult]) -> list[Cell]:
     keys = {item.key[:2] for item in results}
     return [cell for cell in experiment.cells() if cell.key in keys]

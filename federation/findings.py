@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import Self
 
 
-class Outcome(StrEnum):
+class CheckOutcome(StrEnum):
     """How a check came out."""
 
     OK = "ok"
@@ -19,28 +19,28 @@ class Finding:
     """The result of one check: what was found, with the value, and what to do where something is wrong."""
 
     subject: str
-    outcome: Outcome
+    outcome: CheckOutcome
     message: str
 
     @classmethod
     def ok(cls, subject: str, message: str) -> Self:
         """Nothing is wrong."""
-        return cls(subject, Outcome.OK, message)
+        return cls(subject, CheckOutcome.OK, message)
 
     @classmethod
     def warning(cls, subject: str, message: str) -> Self:
         """Something may go wrong later."""
-        return cls(subject, Outcome.WARNING, message)
+        return cls(subject, CheckOutcome.WARNING, message)
 
     @classmethod
     def failed(cls, subject: str, message: str) -> Self:
         """Something is wrong."""
-        return cls(subject, Outcome.FAILED, message)
+        return cls(subject, CheckOutcome.FAILED, message)
 
     @classmethod
     def skipped(cls, subject: str, message: str) -> Self:
         """It was not checked; the message says why."""
-        return cls(subject, Outcome.SKIPPED, message)
+        return cls(subject, CheckOutcome.SKIPPED, message)
 
     @property
     def line(self) -> str:

@@ -40,7 +40,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Origin:
+class CodeOrigin:
     """Which code a class is, such as that of an "algorithm".
 
     The package is empty for a class in a directory of `--code`. `digest` is of the file of its module, as this process
@@ -99,16 +99,16 @@ class Plugins(Generic[T]):
         _note_file(plugin.__module__)
         return plugin
 
-    def origin(self, name: str, kind: type[T]) -> Origin:
+    def origin(self, name: str, kind: type[T]) -> CodeOrigin:
         """Which code a class is that was found by this name, or that is built in under it."""
         class_name = f"{kind.__module__}:{kind.__qualname__}"
         if name in self.built_in:
-            return Origin(self.word, class_name, "fedpareto", version("fedpareto"))
+            return CodeOrigin(self.word, class_name, "fedpareto", version("fedpareto"))
         noted = getattr(sys.modules[kind.__module__], _DIGEST, "")
         for point in entry_points(group=self.group):
             if point.name == name and point.dist is not None:
-                return Origin(self.word, class_name, point.dist.name or "", point.dist.version or "", noted)
-        return Origin(self.word, class_name, digest=noted)
+                return CodeOrigin(self.word, class_name, point.dist.name or "", point.dist.version or "", noted)
+        return CodeOrigin(self.word, class_name, digest=noted)
 
     @contextmanager
     def code(self, name: str, doing: str, *passes: type[Exception]) -> Iterator[None]:

@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from coordinator.aggregation import aggregate as aggregate
     from coordinator.aggregation.base import Rule as Rule
     from coordinator.aggregation.base import conclude as conclude
+    from coordinator.aggregation.interface import Combination as Combination
+    from coordinator.aggregation.interface import HyperparameterError as HyperparameterError
+    from coordinator.aggregation.interface import Rows as Rows
+    from coordinator.aggregation.interface import TooFewUpdatesError as TooFewUpdatesError
     from coordinator.aggregation.pre import Mixture as Mixture
     from coordinator.aggregation.pre import Stage as Stage
-    from coordinator.aggregation.rules import Combination as Combination
-    from coordinator.aggregation.rules import HyperparameterError as HyperparameterError
-    from coordinator.aggregation.rules import Rows as Rows
-    from coordinator.aggregation.rules import TooFewUpdatesError as TooFewUpdatesError
     from federation.attacks.base import Attack as Attack
     from federation.attacks.base import AttackError as AttackError
-    from federation.metrics import Metric as Metric
-    from federation.options import option as option
-    from federation.runs import RunSpec as RunSpec
     from federation.sketches.base import LinearSketch as LinearSketch
     from federation.sketches.base import Sketch as Sketch
     from federation.sketches.base import SketchError as SketchError
+    from federation.spec.options import option as option
+    from federation.spec.run_spec import RunSpec as RunSpec
+    from federation.spec.task_metrics import Metric as Metric
     from federation.tasks import DataError as DataError
     from federation.tasks import Dataset as Dataset
     from federation.tasks import DataSource as DataSource
@@ -51,11 +51,11 @@ _PLACES = {
         "coordinator.aggregation": "Aggregate aggregate",
         "coordinator.aggregation.base": "Rule conclude",
         "coordinator.aggregation.pre": "Mixture Stage",
-        "coordinator.aggregation.rules": "Combination HyperparameterError Rows TooFewUpdatesError",
+        "coordinator.aggregation.interface": "Combination HyperparameterError Rows TooFewUpdatesError",
         "federation.attacks.base": "Attack AttackError",
-        "federation.metrics": "Metric",
-        "federation.options": "option",
-        "federation.runs": "RunSpec",
+        "federation.spec.task_metrics": "Metric",
+        "federation.spec.options": "option",
+        "federation.spec.run_spec": "RunSpec",
         "federation.sketches.base": "LinearSketch Sketch SketchError",
         "federation.tasks": "DataError DataSource Dataset Pool Splits Task task",
         "federation.training": "TrainingDiverged TrainingStopped",

@@ -8,7 +8,7 @@ from datetime import UTC
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from coordinator.rounds.definitions import Unit, definition
+from coordinator.rounds.runs.metric_definitions import Unit, definition
 
 DIGITS = 12  # of a digest
 UNKNOWN = "–"

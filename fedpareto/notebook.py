@@ -6,11 +6,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedpareto.progress import shown
+from fedpareto.progress_line import shown
 
 if TYPE_CHECKING:
     from simulation.history import History
-    from simulation.simulate import Progress
+    from simulation.simulate import SimulationProgress
 
 
 def simulate(
@@ -25,7 +25,7 @@ def simulate(
     threads: int | None = None,
     resume: bool = False,
     download: bool = False,
-    progress: "Callable[[Progress], object] | None" = None,
+    progress: "Callable[[SimulationProgress], object] | None" = None,
 ) -> "History":
     """Runs a specification on simulated clients.
 

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from coordinator.rounds.definitions import OWN, SCORED
-from federation.metrics import RESERVED
+from coordinator.rounds.runs.metric_definitions import OWN, SCORED
+from federation.spec.task_metrics import RESERVED
 from federation.v1.admin_pb2 import RoundSummary
 
 

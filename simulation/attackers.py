@@ -7,7 +7,7 @@ import numpy as np
 
 from coordinator.rounds.fleets.base import Question
 from federation.attacks import Attack, attack_seed
-from federation.sharing import BUFFERS
+from federation.spec.sharing import BUFFERS
 from federation.vectors import Vector
 from federation.work.base import Result
 from simulation.local import Outcome

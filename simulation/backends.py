@@ -6,14 +6,14 @@ from importlib.util import find_spec
 
 import torch
 
-from federation.runs import RunSpec
+from federation.spec.computation import LocalSgd
+from federation.spec.run_spec import RunSpec
 from federation.tasks import Task
 from federation.tasks import parameters as flat
+from federation.training.dp_sgd import must_suit
 from federation.training.precision import must_suit as must_suit_device
-from federation.training.private import must_suit
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
-from federation.work.computation import LocalSgd
 from simulation import SimulationError
 from simulation.local import LocalWork, Loop
 from simulation.population import Population

@@ -12,10 +12,10 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError
 
+from federation.spec.computation import AtBase
 from federation.tasks import Splits, task
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.work.base import Result, WorkError
-from federation.work.computation import AtBase
 from simulation import SimulationError
 from simulation.local import LocalWork, Loop, Outcome, Serves, Stopped, Turn
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
+from federation.spec.computation import LocalSgd
 from federation.tasks import Task
 from federation.tasks import parameters as flat
 from federation.training.sgd import Descent, Tensors
 from federation.training.torch_trainer import TorchTrainer, Training
-from federation.work.computation import LocalSgd
 from simulation import SimulationError
 
 _UNROLLED = 8  # with more, compiling takes longer than it saves

@@ -16,30 +16,30 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.base import Algorithm
-from coordinator.aggregation.phases import Asked, Replies, Reply, Selected
+from coordinator.aggregation.phases import Asked, PhaseReply, Replies, Selected
 from coordinator.rounds import selection
-from coordinator.rounds.content import content_problem, payload_problem
 from coordinator.rounds.fleets.base import Fleet, Held, Question, RunFacts, Surroundings
-from coordinator.rounds.recorder import Signed, ending, reply_row
-from coordinator.rounds.states import close_phase, end_assignment
+from coordinator.rounds.replies.content import content_problem, payload_problem
+from coordinator.rounds.replies.recorder import Signed, ending, reply_row
+from coordinator.rounds.transitions import close_phase, end_assignment
 from federation.attacks.probe import Probe
 from federation.digests import digest
-from federation.envelope import envelope_digest, seal
-from federation.payload_check import PayloadCheck
-from federation.proofs import UNSIGNED
-from federation.record.replies import reply_manifest
-from federation.sharing import BUFFERS
+from federation.line.payload_check import PayloadCheck
+from federation.spec.computation import Computation, Descend, Measure, MeasureAlong, training_losses
+from federation.spec.sharing import BUFFERS
 from federation.training import TrainingDiverged, TrainingStopped
+from federation.trust.envelope import envelope_digest, seal
+from federation.trust.proofs import UNSIGNED
 from federation.v1.common_pb2 import AssignmentManifest, Row, SignedEnvelope
 from federation.vectors import model_row, payload_bytes, widen
-from federation.work.base import Client, Memory, Result, RowSchema, Work, WorkError, payload_layout
-from federation.work.computation import Computation, Descend, Measure, MeasureAlong, training_losses
+from federation.work.base import Memory, Result, RowSchema, Work, WorkError, WorkingClient, payload_layout
+from federation.work.replies import reply_manifest
 from federation.work.site import Site
 from simulation.attackers import attacked
-from simulation.kept import Keeper
+from simulation.kept import PopulationKeeper
 from simulation.local import LocalWork, Outcome, Turn
-from simulation.members import Members
 from simulation.population import Population
+from simulation.simulated_members import SimulatedMembers
 from simulation.spending import Spending
 from storage import models
 from storage.models import Assignment
@@ -50,7 +50,7 @@ Vector = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Declined:
+class SimulatedDecline:
     """A client's decline."""
 
     reason: str
@@ -66,7 +66,7 @@ class Answered:
     residuals: tuple[RowSchema, ...]
 
 
-Answer = Answered | Declined
+Answer = Answered | SimulatedDecline
 
 
 class _ClientMemory(Memory):
@@ -108,7 +108,7 @@ class SimulatedFleet(Fleet):
         local: LocalWork,
         probe: Probe | None,
         repeatable: bool,
-        keeper: Keeper,
+        keeper: PopulationKeeper,
         stopped: Callable[[], bool],
     ) -> None:
         super().__init__(run, around)
@@ -120,7 +120,7 @@ class SimulatedFleet(Fleet):
         self._keeper = keeper
         self._stopped = stopped
         chosen = run.spec.privacy.effective_members or None  # owners require what the run asks for
-        self._members = Members(run.spec.seed, population.samples, run.spec.task, effective_members=chosen)
+        self._members = SimulatedMembers(run.spec.seed, population.samples, run.spec.task, effective_members=chosen)
         self._attempt = (-1, -1)
         self._memories: dict[str, _ClientMemory] = {}  # of that attempt, by client
         self._spending = Spending(run.run_id, around.database, population.samples)
@@ -158,7 +158,7 @@ class SimulatedFleet(Fleet):
             scores = [self._reply(name, answer) for name, answer in answers.items() if isinstance(answer, Answered)]
             return Replies(scores, device=self.around.device)
         seconds = (time.perf_counter() - began) / max(1, len(clients))
-        replies: list[Reply] = []
+        replies: list[PhaseReply] = []
         assignments = []
         for name in sorted(question.clients):
             assignment = Assignment(
@@ -179,7 +179,7 @@ class SimulatedFleet(Fleet):
             elif (reply := self._take(question, assignment, answers[name], seconds)) is not None:
                 replies.append(reply)
         self._record(question, assignments, started)
-        declines = {name: answer.reason for name, answer in answers.items() if isinstance(answer, Declined)}
+        declines = {name: answer.reason for name, answer in answers.items() if isinstance(answer, SimulatedDecline)}
         return Replies(replies, device=self.around.device, declines=declines)
 
     def observe(self, model: str) -> dict[str, float]:
@@ -198,7 +198,7 @@ class SimulatedFleet(Fleet):
         if self._attempt != (question.current.number, question.current.attempt):
             self._attempt, self._memories = (question.current.number, question.current.attempt), {}
         members = {
-            name: Client(
+            name: WorkingClient(
                 client_id=name,
                 round=question.current.number,
                 attempt=question.current.attempt,
@@ -219,7 +219,7 @@ class SimulatedFleet(Fleet):
                 computation = work.computation(members[name])
                 left = self._keeper.residual(number, name, work.residuals(members[name].shape))
             except WorkError as error:
-                declined[name] = Declined(error.reason or "failed", str(error))
+                declined[name] = SimulatedDecline(error.reason or "failed", str(error))
                 continue
             members[name] = replace(members[name], residual=left)
             if computation is not None:
@@ -274,10 +274,10 @@ class SimulatedFleet(Fleet):
         last = base if before is None else model_row(self.around.blobs.local(before)).read()
         return (last - base)[: self.run.spec.parameters.parameters_of(question.layout).size]
 
-    def _take(self, question: Question, assignment: Assignment, answer: Answer, seconds: float) -> Reply | None:
+    def _take(self, question: Question, assignment: Assignment, answer: Answer, seconds: float) -> PhaseReply | None:
         """One client's reply as the intake would take it; None if it declined or is refused."""
         now, name = self.around.clock(), assignment.client_id
-        if isinstance(answer, Declined):
+        if isinstance(answer, SimulatedDecline):
             end_assignment(assignment, AssignmentState.DECLINED, now, answer.reason, answer.message)
             return None
         result, rows = answer.result, answer.rows
@@ -322,10 +322,10 @@ class SimulatedFleet(Fleet):
         reply = self._reply(name, answer, envelope=recorded.envelope_digest, payload=recorded.payload)
         return replace(reply, statement=result.statement, signed=recorded.envelope, signed_payload=payload)
 
-    def _reply(self, name: str, answer: Answered, *, envelope: str = "", payload: str = "") -> Reply:
+    def _reply(self, name: str, answer: Answered, *, envelope: str = "", payload: str = "") -> PhaseReply:
         result, rows = answer.result, [row for row in answer.rows if row.name != BUFFERS]
         found = ((row, result.rows[row.name]) for row in rows)
-        return Reply(
+        return PhaseReply(
             client_id=name,
             samples=result.samples,
             losses=result.losses,
@@ -375,13 +375,13 @@ def enroll(session: Session, population: Population, task: str, around: Surround
             )
 
 
-def _answer(work: Work, client: Client, outcome: Outcome) -> Answer:
+def _answer(work: Work, client: WorkingClient, outcome: Outcome) -> Answer:
     """A client's answer after its computation."""
     if isinstance(outcome, TrainingDiverged):
-        return Declined("training-diverged", str(outcome))
+        return SimulatedDecline("training-diverged", str(outcome))
     if isinstance(outcome, WorkError):
-        return Declined(outcome.reason or "failed", str(outcome))
+        return SimulatedDecline(outcome.reason or "failed", str(outcome))
     try:
         return Answered(work.answer(client, outcome), work.rows(client.shape), work.residuals(client.shape))
     except WorkError as error:
-        return Declined(error.reason or "failed", str(error))
+        return SimulatedDecline(error.reason or "failed", str(error))

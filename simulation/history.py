@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
-from coordinator.rounds.participation import MemberSummary, Outcome, Participation, read_rounds
-from coordinator.services.details import export_rounds
+from coordinator.rounds.runs.participation import MemberSummary, Participation, RoundOutcome, read_rounds
+from coordinator.services.views.details import export_rounds
 from federation.record.results import accepted
-from federation.runs import RunSpec
+from federation.spec.run_spec import RunSpec
 from federation.text import counted
 from federation.v1.admin_pb2 import ExportRoundsResponse, RoundSummary
 from federation.v1.common_pb2 import AssignmentState, RoundState
@@ -220,7 +220,7 @@ def _member_record(member: MemberSummary) -> Record:
     return {
         "client": member.client_id,
         "asked": member.asked,
-        **{outcome.lower(): member.outcomes[outcome] for outcome in Outcome},
+        **{outcome.lower(): member.outcomes[outcome] for outcome in RoundOutcome},
         "last_reason": member.last_reason,
         "last_reason_round": member.last_reason_round,
     }

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import numpy as np
 
-from federation.runs import RunSpec
-from federation.sharing import Sharing
+from federation.spec.computation import Computation, Measure
+from federation.spec.run_spec import RunSpec
+from federation.spec.sharing import Sharing
 from federation.tasks import Task, initial_model
 from federation.training.own import KeptState, Own, state_file
 from federation.vectors import Vector
 from federation.work.base import Result, RowSchema, payload_layout
-from federation.work.computation import Computation, Measure
 
 
-class Keeper:
+class PopulationKeeper:
     """What each simulated client keeps, in a directory for each client.
 
     A round that is computed again begins with what was kept before it, so that a resumed simulation gives the same.

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from federation.spec.computation import AtBase
 from federation.tasks import Splits, Task
 from federation.training import TrainingDiverged
 from federation.training.own import Own, compute
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
 from federation.work.base import Result, WorkError
-from federation.work.computation import AtBase
 
 Outcome = Result | TrainingDiverged | WorkError
 Stopped = Callable[[], bool]

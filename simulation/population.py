@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from federation.attacks import Attack, AttackError, attack_seed, parse_attack
-from federation.run_sections import SimulationSpec
-from federation.runs import RunSpec
+from federation.spec.run_sections import SimulationSpec
+from federation.spec.run_spec import RunSpec
 from federation.tasks import Dataset, DataSource, Part, Splits, Task, task_code
 from federation.tasks.partition import deal_all
 

@@ -12,22 +12,23 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from coordinator.clock import utc_now
-from coordinator.home import Home
+from coordinator.home import CoordinatorHome
 from coordinator.rounds.conductor import Conductor
 from coordinator.rounds.fleets.base import Held, RunFacts, Surroundings
-from coordinator.rounds.specification import (
+from coordinator.rounds.runs.specification import (
     cautions,
     fitting_metrics,
     fitting_objectives,
     needed_abilities,
     parse_run,
 )
-from coordinator.rounds.states import INTERRUPTED, SIMULATOR, move_run
-from coordinator.rounds.submission import new_run
+from coordinator.rounds.runs.submission import new_run
+from coordinator.rounds.transitions import INTERRUPTED, SIMULATOR, move_run
 from coordinator.settings import SETTINGS_FILE, Settings
 from federation.attacks.probe import Probe
 from federation.digests import digest
-from federation.run_sections import SelectionSpec
+from federation.spec.computation import CANNOT, Ability
+from federation.spec.run_sections import SelectionSpec
 from federation.tasks import Dataset, DataSource, Task, metrics_of, task
 from federation.training.determinism import pick_device
 from federation.training.own import run_model
@@ -35,12 +36,11 @@ from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
 from federation.training.trainers import trainer_kind
 from federation.vectors import to_bytes
-from federation.work.computation import CANNOT, Ability
 from simulation import SimulationError
 from simulation.backends import Backend, pick_backend
 from simulation.fleet import SimulatedFleet, enroll
 from simulation.history import History, read_history
-from simulation.kept import Keeper
+from simulation.kept import PopulationKeeper
 from simulation.population import Population, populate
 from storage import models
 from storage.models import Round, Run
@@ -53,7 +53,7 @@ _COLLECT_EVERY = 20  # rounds
 
 
 @dataclass(frozen=True)
-class Progress:
+class SimulationProgress:
     """The progress of a simulation."""
 
     done: int  # rounds that are over
@@ -117,7 +117,7 @@ class Simulation(AbstractContextManager["Simulation"]):
             stack.callback(self.backend.close)
             self._probe = _probe(learned, self._trainer, self._population, chosen)
             settings = Settings(federation_id=_FEDERATION, keep_rounds=_KEEP_ROUNDS)
-            self._home = existing or Home.init(home, settings, now=utc_now())
+            self._home = existing or CoordinatorHome.init(home, settings, now=utc_now())
             self._database = self._home.open_database(durable=False)
             stack.callback(self._database.close)
             self._database.lock_exclusive()
@@ -151,7 +151,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         """Ends `run` soon, from any thread or signal handler; what was done is kept and can be resumed."""
         self._stopping = True
 
-    def run(self, progress: Callable[[Progress], object] = lambda progress: None) -> History:
+    def run(self, progress: Callable[[SimulationProgress], object] = lambda progress: None) -> History:
         """Goes on to the end, or until `stop`; calls `progress` after every round."""
         facts = RunFacts.load(self._database, self.run_id)
         began, first = time.perf_counter(), self.done
@@ -164,7 +164,9 @@ class Simulation(AbstractContextManager["Simulation"]):
             if done == last:
                 return
             last = done
-            progress(Progress(done, self.spec.rounds, metrics, (done - first) / (time.perf_counter() - began)))
+            progress(
+                SimulationProgress(done, self.spec.rounds, metrics, (done - first) / (time.perf_counter() - began))
+            )
             if done % _COLLECT_EVERY == 0:
                 self._collect()
 
@@ -177,7 +179,7 @@ class Simulation(AbstractContextManager["Simulation"]):
             local=self.backend.local,
             probe=self._probe,
             repeatable=Ability.REPEATABLE in self._trainer.abilities,
-            keeper=Keeper(self._home.directory / "kept", self._task, self.spec),
+            keeper=PopulationKeeper(self._home.directory / "kept", self._task, self.spec),
             stopped=lambda: self._stopping,
         )
         try:
@@ -280,7 +282,7 @@ def _must_find_clients(selection: SelectionSpec, samples: Mapping[str, int]) -> 
         raise SimulationError(f"selection.always: no client {absent[0]!r}; {clients}")
 
 
-def _existing(directory: Path, resume: bool) -> Home | None:
+def _existing(directory: Path, resume: bool) -> CoordinatorHome | None:
     """The home of the simulation that is resumed; None for a new one."""
     there = (directory / SETTINGS_FILE).exists()
     if not resume and there:
@@ -293,7 +295,7 @@ def _existing(directory: Path, resume: bool) -> Home | None:
         return None
     if not there:
         raise SimulationError(f"{directory} holds no simulation to resume (no {SETTINGS_FILE})")
-    home = Home.load(directory)
+    home = CoordinatorHome.load(directory)
     if home.federation_id != _FEDERATION:
         raise SimulationError(f"{directory} is the home of the federation {home.federation_id}, not of a simulation")
     return home

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, field
 
 from sqlalchemy import select
 
-from federation.accounting import COARSE, DELTA, Mechanism, SamplePrivacy, epsilon
-from federation.work.computation import Computation, Descend
+from federation.spec.accounting import COARSE, DELTA, Mechanism, SamplePrivacy, epsilon
+from federation.spec.computation import Computation, Descend
 from storage.database import Database
 from storage.models import Assignment, Phase, Reply, Round
 

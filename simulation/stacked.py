@@ -15,17 +15,17 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map
 
-from federation.objectives import Targets
+from federation.spec.computation import SPLITS, AtBase, Descend, Differentiate, LocalSgd, Measure
+from federation.spec.objective_names import Targets
 from federation.tasks import Dataset, Splits, Task
 from federation.tasks import parameters as flat
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.determinism import deterministic
-from federation.training.objectives import Measured, OwnMetrics, correct
+from federation.training.objective_losses import Measured, OwnMetrics, correct
 from federation.training.serving import reported_losses, served, split_metrics
 from federation.training.sgd import Descent
 from federation.training.trainer import training_seed
 from federation.work.base import Result
-from federation.work.computation import SPLITS, AtBase, Descend, Differentiate, LocalSgd, Measure
 from simulation.local import LocalWork, Outcome, Serves, Stopped, Turn
 
 _GATHERED = 32  # minibatches at a time

@@ -19,12 +19,12 @@ from blake3 import blake3
 from sqlalchemy import ColumnElement, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
-from federation.log_entries import EPOCH, FIRST, LogEntry
+from federation.record.log_entries import EPOCH, FIRST, LogEntry
 from storage.columns import Prose, cleaned
 from storage.database import ENTRY_KEY
 from storage.models import AuditEntry
 
-# Actions whose entries are compared with rows of the record; those of envelopes are in `federation.log_entries`.
+# Actions whose entries are compared with rows of the record; those of envelopes are in `federation.record.log_entries`.
 ENROLLED = "Enroll"
 ROTATED = "key.rotated"
 TAMPERED = "log.tampered"

@@ -1,7 +1,7 @@
 """The blob store: content-addressed bytes, and the contract of every implementation.
 
 A blob is named by its digest (`federation.digests`). It is stored whole or not at all, and never changes. Callers see
-neither paths nor how an implementation keeps its blobs; `storage.directory` is the one that a coordinator uses.
+neither paths nor how an implementation keeps its blobs; `storage.blob_directory` is the one that a coordinator uses.
 
 An upload that may break off has a name of its own until it is committed. What has arrived of it stays when its writer
 or the process ends, until `resume` goes on with it or `drop` removes it.

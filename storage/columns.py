@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import sqlalchemy as sa
 
 
-class Record(Protocol):
+class DataclassColumn(Protocol):
     """An instance of a dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
-RecordT = TypeVar("RecordT", bound=Record)
+RecordT = TypeVar("RecordT", bound=DataclassColumn)
 
 
 class UtcDateTime(sa.TypeDecorator[datetime]):

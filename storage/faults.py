@@ -15,7 +15,7 @@ _POSTGRESQL_FULL = "53100"  # psycopg.errors.DiskFull, which takes long to impor
 _SQLITE_DISK = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
 
 
-class Fault(StrEnum):
+class StorageFault(StrEnum):
     """The kinds of faults; the value is the reason of a refusal."""
 
     DISK = "disk"
@@ -24,26 +24,26 @@ class Fault(StrEnum):
     BLOB = "blob-damaged"
 
 
-def fault_of(error: BaseException) -> Fault | None:
+def fault_of(error: BaseException) -> StorageFault | None:
     """The fault behind an exception; None for any other, such as a bug.
 
     SQLite's I/O errors count as a full disk, since an exceeded quota looks like that.
     """
     if isinstance(error, BlobCorrupt | BlobMissing):
-        return Fault.BLOB
+        return StorageFault.BLOB
     if isinstance(error, DBAPIError):
         cause = error.orig
         sqlite_code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
         if getattr(cause, "sqlstate", "") == _POSTGRESQL_FULL or sqlite_code in _SQLITE_DISK:
-            return Fault.DISK
+            return StorageFault.DISK
         if error.connection_invalidated:
-            return Fault.DATABASE
+            return StorageFault.DATABASE
     if isinstance(error, (*UNAVAILABLE, PendingRollbackError)):
-        return Fault.DATABASE
+        return StorageFault.DATABASE
     if isinstance(error, OSError) and error.errno in _FULL:
-        return Fault.DISK
+        return StorageFault.DISK
     if isinstance(error, OSError) and error.errno in _DESCRIPTORS:
-        return Fault.DESCRIPTORS
+        return StorageFault.DESCRIPTORS
     return None
 
 

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 
-from federation.metrics import MetricKind
+from federation.spec.task_metrics import MetricKind
 from storage.columns import Numbers, Prose, Real, Records, UtcDateTime
 from storage.records import VoidRecord
 from storage.states import Answer, AssignmentState, ClientState, PhaseState, RequestState, RoundState, RunState
@@ -355,7 +355,9 @@ class AuditEntry(Base):
 
     entry_id: Mapped[int] = mapped_column(primary_key=True)
     at: Mapped[datetime] = mapped_column(index=True)
-    actor: Mapped[str] = mapped_column(Prose(200), index=True)  # see federation.log_entries.LogEntry, here and below
+    actor: Mapped[str] = mapped_column(
+        Prose(200), index=True
+    )  # see federation.record.log_entries.LogEntry, here and below
     action: Mapped[str] = mapped_column(Prose(80))
     subject: Mapped[str] = mapped_column(Prose(200), default="")
     outcome: Mapped[str] = mapped_column(Prose(80), default="")

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.phases import Replies, Reply, RoundContext, Selected
+from coordinator.aggregation.interface import Combination, Rows
+from coordinator.aggregation.phases import PhaseReply, Replies, RoundContext, Selected
 from coordinator.aggregation.registry import algorithm
-from coordinator.aggregation.rules import Combination, Rows
 
 Matrix = NDArray[np.float64]
 Vector = NDArray[np.float64]
@@ -63,7 +63,7 @@ def rule_over_objectives(name: str, **hyperparameters: Any) -> Callable[[NDArray
         _, M, d = rows.shape
         objectives = tuple(f"objective {k}" for k in range(M))
         replies = [
-            Reply(
+            PhaseReply(
                 client_id=f"client {i}",
                 samples=1,
                 losses=dict.fromkeys(objectives, 1.0),

@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from federation.certificates import issue_certificate, make_ca
-from federation.keys import new_tls_key
+from federation.trust.certificates import issue_certificate, make_ca
+from federation.trust.keys import new_tls_key
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 

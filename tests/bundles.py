@@ -10,10 +10,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from federation import bundle
-from federation.envelope import seal
-from federation.log_entries import EPOCH, LogEntry
-from federation.merkle import root_from
+from federation.record import bundle
+from federation.record.log_entries import EPOCH, LogEntry
+from federation.record.merkle import root_from
+from federation.trust.envelope import seal
 from federation.v1.common_pb2 import CheckpointManifest, SignedEnvelope
 from federation.v1.record_pb2 import Bundle, LoggedEntry, LogRecord, RoundRecord
 

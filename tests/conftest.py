@@ -16,9 +16,9 @@ import pytest
 import typer.testing
 from hypothesis import settings
 
-from federation.tls import require_tls13
+from federation.line.tls import require_tls13
+from storage.blob_directory import DirectoryStore
 from storage.database import Database
-from storage.directory import DirectoryStore
 
 if TYPE_CHECKING:
     from stage import Stage

@@ -50,9 +50,9 @@ def after(owner: Any, name: str, *, count: int = 1) -> None:
 
 def coordinator(point: str) -> None:
     from coordinator.rounds import conductor, finish
+    from coordinator.rounds.fleets.presence import Presence
     from coordinator.rounds.fleets.remote import RemoteFleet
-    from coordinator.rounds.intake import Intake
-    from coordinator.rounds.presence import Presence
+    from coordinator.rounds.replies.intake import Intake
 
     points: dict[str, Callable[[], None]] = {
         # the round is recorded, nobody has been asked
@@ -87,9 +87,11 @@ def coordinator(point: str) -> None:
 
 def worker(point: str) -> None:
     from federation.training.trainer import Trainer
-    from worker import renewal, rotation, submission
-    from worker.attendance import Attendance
-    from worker.spool import Spool
+    from worker import rotation
+    from worker.line import renewal
+    from worker.line.attendance import Attendance
+    from worker.work import submitter
+    from worker.work.spool import Spool
 
     def during_training() -> None:
         original = Trainer.compute
@@ -107,7 +109,7 @@ def worker(point: str) -> None:
         Trainer.compute = compute  # type: ignore[method-assign]
 
     def while_uploading() -> None:
-        original = submission._requests
+        original = submitter._requests
 
         def requests(*arguments: Any) -> Any:
             first = True
@@ -117,7 +119,7 @@ def worker(point: str) -> None:
                     die()  # the header and some of the payload are on their way
                 first = False
 
-        submission._requests = requests
+        submitter._requests = requests
 
     points: dict[str, Callable[[], None]] = {
         "training": during_training,
@@ -125,7 +127,7 @@ def worker(point: str) -> None:
         "spooled": lambda: after(Spool, "add"),
         "uploading": while_uploading,
         # the coordinator has counted the update, the worker does not know
-        "before-receipt": lambda: before(submission.Submitter, "_acknowledged"),
+        "before-receipt": lambda: before(submitter.Submitter, "_acknowledged"),
         "after-receipt": lambda: before(Spool, "settle"),
         # the coordinator has issued the next certificate, which is not on the disk
         "certificate-issued": lambda: before(renewal, "save"),

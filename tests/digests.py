@@ -30,7 +30,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from federation.tls import require_tls13
+from federation.line.tls import require_tls13
 
 RECORD = Path(__file__).with_suffix(".json")
 CLIENTS = ("client-000", "client-001", "client-002")  # of the real federation; a simulation uses the same names

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from experiments.definition import Experiment, parse
-from experiments.results import Job, Result, Store
-from experiments.runner import Event, Runner, Settings
-from federation.runs import RunSpec
+from experiments.results import Job, RunResult, Store
+from experiments.runner import Event, ExperimentRunner, RunnerSettings
+from federation.spec.run_spec import RunSpec
 from simulation.history import History
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,9 +51,9 @@ def tiny(changes: str = "") -> Experiment:
     return parse("tiny", TINY + changes)
 
 
-def result(method: str, seed: int, mean: float, condition: str = "") -> Result:
+def result(method: str, seed: int, mean: float, condition: str = "") -> RunResult:
     curve = [{"round": float(t), "mean": mean - 10 + t} for t in (1, 2, 3)]
-    return Result(method, condition, seed, {}, {"mean": mean, "std": 1.0, "seconds": 1.0}, curve)
+    return RunResult(method, condition, seed, {}, {"mean": mean, "std": 1.0, "seconds": 1.0}, curve)
 
 
 def history() -> History:
@@ -79,7 +79,7 @@ def history() -> History:
 def under_way(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results of which the one run is under way, after its first round."""
     directory = tmp_path_factory.mktemp("under-way")
-    runner = Runner(Store(directory), Settings())
+    runner = ExperimentRunner(Store(directory), RunnerSettings())
     runner.run([Job(tiny().cells()[0], 1)], lambda event: runner.stop())
     return directory
 
@@ -87,5 +87,5 @@ def under_way(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(store: Store, job: Job) -> Event:
     """How a run ends that is made, or goes on, now."""
     events: list[Event] = []
-    Runner(store, Settings()).run([job], events.append)
+    ExperimentRunner(store, RunnerSettings()).run([job], events.append)
     return events[-1]

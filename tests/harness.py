@@ -17,15 +17,16 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1
 from cryptography.hazmat.primitives.asymmetric.ec import generate_private_key as generate_tls_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from federation.admin_files import AdminFiles
-from federation.certificates import make_csr
-from federation.channels import refusal_from_rpc_error, server_verified_channel
 from federation.digests import digest
-from federation.envelope import seal
-from federation.join_string import JoinString, fetch_ca
-from federation.key_chain import CoordinatorKeys
-from federation.member_files import MemberFiles
-from federation.proofs import prove_possession
+from federation.line.channels import refusal_from_rpc_error, server_verified_channel
+from federation.spec.computation import Ability
+from federation.trust.admin_files import AdminFiles
+from federation.trust.certificates import make_csr
+from federation.trust.envelope import seal
+from federation.trust.join_string import JoinStringFields, fetch_ca
+from federation.trust.key_chain import CoordinatorKeys
+from federation.trust.member_files import MemberFiles
+from federation.trust.proofs import prove_possession
 from federation.v1.common_pb2 import (
     AssignmentManifest,
     DeclineManifest,
@@ -45,8 +46,7 @@ from federation.v1.federation_pb2 import (
 )
 from federation.v1.federation_pb2_grpc import FederationStub
 from federation.vectors import to_bytes, update_layout
-from federation.work.computation import Ability
-from fedpareto.processes import federation as federations
+from fedpareto.processes import process_federation as federations
 from storage.database import Database
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ class Process(federations.Process):
         return self.popen.wait(SECONDS)
 
 
-class Federation(federations.Federation):
+class Federation(federations.ProcessFederation):
     """A federation whose processes a test crashes, and whose database it reads."""
 
     coordinator: Process | None = None
@@ -170,7 +170,7 @@ class Federation(federations.Federation):
 
     def enroll(self, client_id: str) -> "Member":
         """Enrolls a client that a test plays by hand."""
-        join = JoinString.decode(self.join_string(client_id))
+        join = JoinStringFields.decode(self.join_string(client_id))
         return Member.enroll(join)
 
     def administrator(self) -> grpc.Channel:
@@ -275,7 +275,7 @@ class Member:
         self.stub = FederationStub(self.channel)
 
     @classmethod
-    def enroll(cls, join: JoinString) -> "Member":
+    def enroll(cls, join: JoinStringFields) -> "Member":
         tls_key, signing_key = generate_tls_key(SECP256R1()), Ed25519PrivateKey.generate()
         ca = fetch_ca(join.address, join.ca_fingerprint, timeout=10)
         csr = make_csr(tls_key)

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from trained import train
 
+from federation.spec.computation import LocalSgd
 from federation.tasks import Dataset, DataSource, Splits, Task
-from federation.tasks.models import cifar_cnn, mnist_cnn
+from federation.tasks.networks import cifar_cnn, mnist_cnn
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
 from federation.work.base import Result
-from federation.work.computation import LocalSgd
 
 ROOT = Path(__file__).parents[1]
 DEVICES = [

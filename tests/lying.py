@@ -19,16 +19,16 @@ from federation.secure.fields import F_P, F_Q, Field
 from federation.secure.sealing import TAG
 from federation.secure.wire import pack, unpack
 from federation.vectors import Array
-from federation.work.base import Client, Result
+from federation.work.base import Result, WorkingClient
 from federation.work.secure.stage import StageWork
 
-Edit = Callable[[StageWork, Client, Result, list[str]], Result]
+Edit = Callable[[StageWork, WorkingClient, Result, list[str]], Result]
 
 
-def _rows(change: Callable[[StageWork, Client, Array, list[str]], Array]) -> Edit:
+def _rows(change: Callable[[StageWork, WorkingClient, Array, list[str]], Array]) -> Edit:
     """An edit of the payload, which is one row."""
 
-    def edit(work: StageWork, client: Client, result: Result, values: list[str]) -> Result:
+    def edit(work: StageWork, client: WorkingClient, result: Result, values: list[str]) -> Result:
         return replace(
             result, rows={name: change(work, client, row.copy(), values) for name, row in result.rows.items()}
         )
@@ -36,17 +36,17 @@ def _rows(change: Callable[[StageWork, Client, Array, list[str]], Array]) -> Edi
     return edit
 
 
-def _elements(field: Field, change: Callable[[Array, Any, Client, list[str]], Array]) -> Edit:
+def _elements(field: Field, change: Callable[[Array, Any, WorkingClient, list[str]], Array]) -> Edit:
     """An edit of a payload of field elements."""
 
-    def edit(work: StageWork, client: Client, row: Array, values: list[str]) -> Array:
+    def edit(work: StageWork, client: WorkingClient, row: Array, values: list[str]) -> Array:
         elements = unpack(field, row.tobytes(), len(row) // field.width)
         return np.frombuffer(pack(field, change(elements, work, client, values)), np.uint8)
 
     return _rows(edit)
 
 
-def _garbled(work: StageWork, client: Client, row: Array, values: list[str]) -> Array:
+def _garbled(work: StageWork, client: WorkingClient, row: Array, values: list[str]) -> Array:
     """The ciphertexts for the first members are bad: of as many as the value says."""
     count = int(values[0])
     size = len(row) // (len(work.members) - 1)  # type: ignore[attr-defined]
@@ -54,7 +54,7 @@ def _garbled(work: StageWork, client: Client, row: Array, values: list[str]) -> 
     return row
 
 
-def _raised(elements: Array, work: Any, client: Client, values: list[str]) -> Array:
+def _raised(elements: Array, work: Any, client: WorkingClient, values: list[str]) -> Array:
     """Adds a number to entries of the Gram matrix: "own", those of this member with others, or "all" of two members."""
     if work.opening == 0:
         return elements
@@ -66,14 +66,14 @@ def _raised(elements: Array, work: Any, client: Client, values: list[str]) -> Ar
     return F_P.add(elements, more)
 
 
-def _wrong_masks(elements: Array, work: Any, client: Client, values: list[str]) -> Array:
+def _wrong_masks(elements: Array, work: Any, client: WorkingClient, values: list[str]) -> Array:
     """Wrong shares of the mask secrets of the first members."""
     count = 5 * int(values[0])
     elements[:count] = F_Q.add(elements[:count], np.ones(count, np.uint64))
     return elements
 
 
-def _lower_norms(elements: Array, work: Any, client: Client, values: list[str]) -> Array:
+def _lower_norms(elements: Array, work: Any, client: WorkingClient, values: list[str]) -> Array:
     """Too small norms of all members."""
     start = 5 * (len(work.members) + len(work.lost))
     chosen = slice(start, start + len(work.members))
@@ -81,7 +81,7 @@ def _lower_norms(elements: Array, work: Any, client: Client, values: list[str]) 
     return elements
 
 
-def _accusing(work: Any, client: Client, result: Result, values: list[str]) -> Result:
+def _accusing(work: Any, client: WorkingClient, result: Result, values: list[str]) -> Result:
     """Accuses the first other members of bad ciphertexts: as many as the value says."""
     if work.opening:
         return result
@@ -89,7 +89,7 @@ def _accusing(work: Any, client: Client, result: Result, values: list[str]) -> R
     return replace(result, statement=replace(result.statement, complaints=tuple(others[: int(values[0])])))
 
 
-def _other_view(work: StageWork, client: Client, result: Result, values: list[str]) -> Result:
+def _other_view(work: StageWork, client: WorkingClient, result: Result, values: list[str]) -> Result:
     """Signs that it was told something else."""
     return replace(result, statement=replace(result.statement, view=bytes(32)))
 
@@ -109,7 +109,7 @@ EDITS: dict[str, tuple[str, Edit]] = {
 
 def install(file: Path) -> None:
     """Puts the cheats into the worker of this process."""
-    from federation.secure import masks, verification
+    from federation.secure import masks, verified_mode
 
     def cheats() -> dict[str, list[str]]:
         parts = [cheat.split(":") for cheat in file.read_text().split()]
@@ -120,7 +120,7 @@ def install(file: Path) -> None:
 
     answer = StageWork.answer
 
-    def edited(self: StageWork, client: Client, computed: Result) -> Result:
+    def edited(self: StageWork, client: WorkingClient, computed: Result) -> Result:
         while cheats().get("waits") == [self.name]:  # `waits:STAGE`: does not answer while the file says so
             time.sleep(0.02)  # the test changes a file, which does not notify
         result = answer(self, client, computed)
@@ -143,7 +143,7 @@ def install(file: Path) -> None:
 
     masks.masked = scaled
 
-    dealt = verification.check_shares
+    dealt = verified_mode.check_shares
 
     def shared(sketch: Any, points: Any, t: int, secret: bytes, final: bytes) -> Any:
         """`shared:F`: the second sketch is F times as long; `no-polynomial`, `no-zero`: its shares are wrong."""
@@ -155,10 +155,10 @@ def install(file: Path) -> None:
             if "no-polynomial" in chosen:
                 values[:] = F_Q.add(values, np.full(len(values), place**7, np.uint64))
             if "no-zero" in chosen:
-                values[verification.T_ROWS] = F_Q.add(values[verification.T_ROWS, None], np.ones(1, np.uint64))[0]
+                values[verified_mode.T_ROWS] = F_Q.add(values[verified_mode.T_ROWS, None], np.ones(1, np.uint64))[0]
         return found
 
-    verification.check_shares = shared
+    verified_mode.check_shares = shared
     _sign_twice(cheats)
 
 
@@ -166,11 +166,11 @@ def _sign_twice(cheats: Callable[[], dict[str, list[str]]]) -> None:
     """`two-statements`: signs other keys, too, after its reply to "secure-ready" was accepted."""
     import grpc
 
-    from federation.envelope import seal
+    from federation.trust.envelope import seal
     from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
     from federation.v1.federation_pb2 import SubmitRequest
     from federation.v1.secure_pb2 import SecureStatement
-    from worker.submission import Submitter
+    from worker.work.submitter import Submitter
 
     acknowledged = Submitter._acknowledged
 

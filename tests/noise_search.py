@@ -13,8 +13,8 @@ from sklearn.datasets import load_digits
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from federation.noise_rows import largest_magnitude, mean_square_tolerance
-from federation.tasks.models import digits_mlp
+from federation.spec.noise_rows import largest_magnitude, mean_square_tolerance
+from federation.tasks.networks import digits_mlp
 
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # of a model on images and their digits
 _TESTED = 360  # of the 1797 images

@@ -7,12 +7,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from coordinator.aggregation.phase_kinds import Gradients, Residuals, Training
-from coordinator.aggregation.phases import Phase, Replies, Reply, RoundContext, RoundGenerator, Selected, Step
-from federation.objectives import encoder_columns
+from coordinator.aggregation.phase_kinds import GradientsPhase, ResidualsPhase, TrainingPhase
+from coordinator.aggregation.phases import (
+    AlgorithmPhase,
+    PhaseReply,
+    Replies,
+    RoundContext,
+    RoundGenerator,
+    Selected,
+    Step,
+)
 from federation.sketches import sketch
 from federation.sketches.draws import own_seed, shared_seed
 from federation.sketches.svd import TwoWaySvd
+from federation.spec.objective_names import encoder_columns
 from federation.vectors import Layout, Tensor
 
 D = 60
@@ -34,9 +42,13 @@ def context(
     return RoundContext(**(facts | changed))
 
 
-def reply(client: str, rows: Mapping[str, NDArray[np.float32]], served: tuple[str, ...] = TWO, **changed: Any) -> Reply:
+def reply(
+    client: str, rows: Mapping[str, NDArray[np.float32]], served: tuple[str, ...] = TWO, **changed: Any
+) -> PhaseReply:
     facts: dict[str, Any] = {"samples": 10, "losses": {}, "metrics": {}, "envelope": f"envelope of {client}"}
-    return Reply(client_id=client, rows=tuple(rows.values()), names=tuple(rows), objectives=served, **(facts | changed))
+    return PhaseReply(
+        client_id=client, rows=tuple(rows.values()), names=tuple(rows), objectives=served, **(facts | changed)
+    )
 
 
 def last(conversation: RoundGenerator, replies: Replies) -> Step:
@@ -61,13 +73,13 @@ class Clients:
             for name in served
         }
 
-    def answer(self, phase: Phase, number: int = 0, missing: tuple[str, ...] = ()) -> Replies:
+    def answer(self, phase: AlgorithmPhase, number: int = 0, missing: tuple[str, ...] = ()) -> Replies:
         asked = self.serves if phase.clients is None else phase.clients
         return Replies([self._reply(phase, name, number) for name in asked if name not in missing])
 
-    def _reply(self, phase: Phase, client: str, number: int) -> Reply:
+    def _reply(self, phase: AlgorithmPhase, client: str, number: int) -> PhaseReply:
         served = self.serves[client]
-        if isinstance(phase, Training):
+        if isinstance(phase, TrainingPhase):
             rows = {
                 row: sum((value * self.gradients[client, name] for name, value in weights.items()), np.zeros(D)).astype(
                     np.float32
@@ -75,13 +87,13 @@ class Clients:
                 for row, weights in phase.targets(served).items()
             }
         else:
-            assert isinstance(phase, Gradients | Residuals)
-            asked = phase if isinstance(phase, Gradients) else phase.gradients
+            assert isinstance(phase, GradientsPhase | ResidualsPhase)
+            asked = phase if isinstance(phase, GradientsPhase) else phase.gradients
             columns = encoder_columns(LAYOUT) if asked.encoder_only else (slice(0, D),)
             A = np.stack([np.concatenate([self.gradients[client, n][c] for c in columns]) for n in served])
             made = sketch(asked.sketch, d=A.shape[1], objectives=TWO, budget=asked.budget)
             rows = made.compress(A, shared_seed=shared_seed(0, number), own_seed=own_seed(0, number, client))
-            if isinstance(phase, Residuals):
+            if isinstance(phase, ResidualsPhase):
                 assert isinstance(made, TwoWaySvd)
                 rows = made.residual(A, rows, phase.reference, phase.objectives)
         losses = {name: self.losses[name] for name in served if name in self.losses}

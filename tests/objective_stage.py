@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from running import wait_for
 from stage import Player, Stage, spec
 
-from federation.envelope import unseal
+from federation.trust.envelope import unseal
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
 from federation.vectors import Layout, Tensor, read_vector, to_bytes, update_rows
 

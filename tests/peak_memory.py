@@ -10,7 +10,7 @@ import json, sys
 from pathlib import Path
 import numpy as np
 from coordinator.aggregation.gram import apply_step, combine, gram, trimmed_mean
-from coordinator.aggregation.server import FedAdam
+from coordinator.aggregation.server_optimisers import FedAdam
 from federation.vectors import RowFile
 
 def peak():

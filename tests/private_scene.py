@@ -7,13 +7,13 @@ from typing import Any
 
 from harness import SECONDS, TESTS, Federation, Process, federation
 
-from federation.join_string import JoinString
+from federation.trust.join_string import JoinStringFields
 from federation.v1.admin_pb2 import CreateJoinStringRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import SecureSession, SignedEnvelope, StepManifest
-from worker.enroll import enroll
-from worker.home import Home
-from worker.roster import Card, Roster
+from worker.home import WorkerHome
+from worker.line.enroll import enroll
+from worker.site.roster import Card, Roster
 
 POLICY = """\
 [secure]
@@ -45,9 +45,9 @@ class Scene:
                 stub.CreateJoinString(CreateJoinStringRequest(client_id=name), timeout=SECONDS).join_string
                 for name in self.clients
             ]
-        homes = {name: Home(self.fed.directory / name) for name in self.clients}
+        homes = {name: WorkerHome(self.fed.directory / name) for name in self.clients}
         members = {
-            name: enroll(home, JoinString.decode(text)).member
+            name: enroll(home, JoinStringFields.decode(text)).member
             for (name, home), text in zip(homes.items(), texts, strict=True)
         }
         cards = "\n".join(Card.of(member).text() for member in members.values())

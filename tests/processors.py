@@ -14,7 +14,7 @@ from secure_cast import Cast, cast, context, document, round_of
 from threadpoolctl import threadpool_info
 
 from coordinator.aggregation.registry import algorithm
-from coordinator.aggregation.secure.verify import SecureEvidence, Unverified, verify_secure_step
+from coordinator.aggregation.secure.repetition import SecureEvidence, UnverifiedSession, verify_secure_step
 from federation.secure.thresholds import Mode
 
 RULES = [
@@ -54,7 +54,7 @@ def verify(file: Path) -> None:
         members.specification = document(mode, name)
         try:
             verify_secure_step(algorithm(name), members.spec, context(members, mode), evidence)
-        except Unverified as error:
+        except UnverifiedSession as error:
             print(f"{mode} {name} {m} {seed}: {error}")
 
 

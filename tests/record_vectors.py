@@ -13,7 +13,7 @@ import conftest  # noqa: F401 - it requires TLS 1.3, before gRPC is imported
 from objective_stage import begin
 from stage import Stage, spec, stage
 
-from federation.bundle import BundleReader
+from federation.record.bundle import BundleReader
 from federation.v1 import admin_pb2 as admin
 from storage.states import RunState
 from verification.run import OpenedRun

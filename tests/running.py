@@ -15,25 +15,25 @@ import grpc
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 
-from coordinator.home import Home
-from coordinator.members.certificates import register
+from coordinator.home import CoordinatorHome
+from coordinator.members.authority import register
 from coordinator.server import Coordinator
 from coordinator.settings import Settings
-from federation.certificates import fingerprint, issue_certificate, make_csr, pem
-from federation.channels import mutual_channel, refusal_from_rpc_error, server_verified_channel
-from federation.identity import Role, client_uri
-from federation.join_string import JoinString, secret_hash
-from federation.keys import new_tls_key, private_key_pem
-from federation.member_files import MemberFiles
-from federation.proofs import prove_possession
+from federation.line.channels import mutual_channel, refusal_from_rpc_error, server_verified_channel
+from federation.trust.certificates import fingerprint, issue_certificate, make_csr, pem
+from federation.trust.identity import Role, client_uri
+from federation.trust.join_string import JoinStringFields, secret_hash
+from federation.trust.keys import new_tls_key, private_key_pem
+from federation.trust.member_files import MemberFiles
+from federation.trust.proofs import prove_possession
 from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from storage.database import Database
 from storage.models import AuditEntry, Client
 from storage.models import JoinString as JoinRow
 from storage.states import ClientState
-from worker.enroll import enroll
-from worker.home import Home as WorkerHome
+from worker.home import WorkerHome
+from worker.line.enroll import enroll
 
 T = TypeVar("T")
 SECONDS = 60.0  # how long anything may take before the test fails
@@ -95,7 +95,7 @@ class Applicant:
 class Running:
     """A coordinator that serves."""
 
-    def __init__(self, home: Home, clock: Clock) -> None:
+    def __init__(self, home: CoordinatorHome, clock: Clock) -> None:
         self.home = home
         self.clock = clock
         self.database = Database.open(home.database_url)
@@ -131,8 +131,10 @@ class Running:
         """A channel to the enrollment port."""
         return server_verified_channel(self.enrollment_address, pem(self.home.ca))
 
-    def join_string(self, client_id: str) -> JoinString:
-        return JoinString(self.enrollment_address, fingerprint(self.home.ca), self.join_secret(client_id), client_id)
+    def join_string(self, client_id: str) -> JoinStringFields:
+        return JoinStringFields(
+            self.enrollment_address, fingerprint(self.home.ca), self.join_secret(client_id), client_id
+        )
 
     def joined(self, directory: Path, name: str, *, ago: timedelta, passphrase: bytes | None = None) -> MemberFiles:
         """A member that joined some time ago."""
@@ -224,7 +226,7 @@ def running(directory: Path, ahead: timedelta = timedelta(), **settings: Any) ->
     clock = Clock()
     clock.ahead = ahead
     values = Settings.check({"federation_id": "test", **settings}, "test")
-    served = Running(Home.init(directory, values, now=clock()), clock)
+    served = Running(CoordinatorHome.init(directory, values, now=clock()), clock)
     try:
         yield served
     finally:

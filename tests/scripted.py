@@ -18,19 +18,19 @@ from harness import wait_for
 from works import set_work
 
 from coordinator.audit.checkpoints import LogKey
-from coordinator.members.messages import status_details
-from federation.certificates import csr_public_key, fingerprint, issue_certificate, make_ca, pem
-from federation.channels import STATUS_KEY
+from coordinator.members.access.rpc_messages import status_details
 from federation.digests import digest
-from federation.envelope import envelope_digest, seal, unseal
-from federation.identity import client_uri, coordinator_uri
-from federation.join_string import JoinString
-from federation.key_chain import CoordinatorKeys
-from federation.keys import private_key_pem
-from federation.member_files import MemberFiles
-from federation.merkle import Tree, leaf_hash
-from federation.proofs import proves_possession
+from federation.line.channels import STATUS_KEY
+from federation.record.merkle import Tree, leaf_hash
 from federation.refusals import Refusal
+from federation.trust.certificates import csr_public_key, fingerprint, issue_certificate, make_ca, pem
+from federation.trust.envelope import envelope_digest, seal, unseal
+from federation.trust.identity import client_uri, coordinator_uri
+from federation.trust.join_string import JoinStringFields
+from federation.trust.key_chain import CoordinatorKeys
+from federation.trust.keys import private_key_pem
+from federation.trust.member_files import MemberFiles
+from federation.trust.proofs import proves_possession
 from federation.v1.common_pb2 import (
     AssignmentManifest,
     CancelManifest,
@@ -182,8 +182,8 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
             coordinator=CoordinatorKeys(FEDERATION, self.signing_key.public_key()),
         )
 
-    def join(self) -> JoinString:
-        return JoinString(f"127.0.0.1:{self.enrollment_port}", fingerprint(self.ca), bytes(range(32)), CLIENT)
+    def join(self) -> JoinStringFields:
+        return JoinStringFields(f"127.0.0.1:{self.enrollment_port}", fingerprint(self.ca), bytes(range(32)), CLIENT)
 
     def _certificate(
         self,

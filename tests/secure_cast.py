@@ -13,25 +13,35 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.phases import Asked, Phase, Private, Replies, Reply, RoundContext, Selected, Setting, Step
+from coordinator.aggregation.phases import (
+    AlgorithmPhase,
+    Asked,
+    PhaseReply,
+    PrivateSetting,
+    Replies,
+    RoundContext,
+    Selected,
+    Setting,
+    Step,
+)
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.secure.session import secure_sum
 from coordinator.aggregation.secure.settled import Cohort, Sum, invitation
 from federation.digests import digest
-from federation.envelope import seal
-from federation.objectives import joint_target
-from federation.runs import RunSpec
 from federation.secure.derivation import taus
 from federation.secure.thresholds import Mode
+from federation.spec.objective_names import joint_target
+from federation.spec.run_spec import RunSpec
+from federation.trust.envelope import seal
 from federation.v1.common_pb2 import ReplyManifest
 from federation.vectors import payload_bytes, update_layout
-from federation.work.base import Client, Memory, Origin, Result, Shape, Work, WorkError, payload_layout
+from federation.work.base import Memory, Origin, Result, Shape, Work, WorkError, WorkingClient, payload_layout
 from federation.work.registry import decode, encode, encode_statement, statement_problem
 from federation.work.secure.allowed import run_bounds
-from federation.work.secure.terms import SessionTerms, Stage
+from federation.work.secure.terms import SessionStage, SessionTerms
 from federation.work.secure.wire import terms_bytes
 from federation.work.train.work import Train
-from simulation.members import Members
+from simulation.simulated_members import SimulatedMembers
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 FREE = "cast:Rule"
@@ -108,7 +118,7 @@ class Member:
     """
 
     name: str
-    members: Members
+    members: SimulatedMembers
     vector: NDArray[np.float32]
     losses: Mapping[str, float] = field(default_factory=dict)
     memory: Kept = field(default_factory=Kept)
@@ -128,7 +138,7 @@ class Member:
         work = decode(work.name, message, self.shape)
         question = work.once()
         again = question in self.asked
-        client = Client(
+        client = WorkingClient(
             client_id=self.name,
             round=round_,
             attempt=0,
@@ -146,7 +156,7 @@ class Member:
         asked = message + b"".join(content for _, content in sorted(inputs.items()))
         if self.asked.setdefault(question, asked) != asked:
             raise WorkError("another question was answered", reason="answered")
-        rows = {"loss": self.vector, **self.gradients} if work.name == Stage.READY else {}
+        rows = {"loss": self.vector, **self.gradients} if work.name == SessionStage.READY else {}
         return work.answer(client, Result(rows, dict(self.losses), dict(self.metrics), self.samples))
 
     @property
@@ -185,7 +195,7 @@ class Cast:
     declined: dict[tuple[str, str], str] = field(default_factory=dict)
     sent: dict[tuple[str, int], Replies] = field(default_factory=dict)
     asked: dict[str, Work] = field(default_factory=dict)
-    phases: list[Phase] = field(default_factory=list)
+    phases: list[AlgorithmPhase] = field(default_factory=list)
 
     @property
     def spec(self) -> RunSpec:
@@ -195,7 +205,7 @@ class Cast:
     def origin(self) -> Origin:
         return origin(self.specification)
 
-    def ask(self, phase: Phase) -> Replies:
+    def ask(self, phase: AlgorithmPhase) -> Replies:
         """The replies to a phase, as a fleet gives them."""
         self.phases.append(phase)
         stage = phase.kind.name
@@ -229,12 +239,12 @@ class Cast:
                 declines[name] = self.declined[stage, name] = "statement"
             else:
                 replies.append(self.reply(member, phase, result))
-                if stage == Stage.READY:
+                if stage == SessionStage.READY:
                     self.asked[replies[-1].envelope] = decode(stage, asked, member.shape)
         self.sent[stage, opening] = Replies(replies, declines=declines)
         return self.sent[stage, opening]
 
-    def reply(self, member: Member, phase: Phase, result: Result) -> Reply:
+    def reply(self, member: Member, phase: AlgorithmPhase, result: Result) -> PhaseReply:
         """The signed reply."""
         work = phase.work(Asked(member.name, member.objectives, self.spec, 0))
         rows = work.rows(member.shape)
@@ -254,7 +264,7 @@ class Cast:
             statement=encode_statement(work.name, result.statement),
         )
         envelope = seal(manifest, member.members.keys[member.name]).SerializeToString()
-        return Reply(
+        return PhaseReply(
             client_id=member.name,
             samples=result.samples,
             losses=result.losses,
@@ -273,7 +283,7 @@ def cast(m: int, d: int = 40, *, seed: int = 0, assumed: int | None = None, **fi
     """Members whose updates agree in part; `assumed` is what each owner assumes."""
     rng = np.random.default_rng(seed)
     names = [f"silo-{i:02}" for i in range(m)]
-    members = Members(seed, names, ORIGIN.task, assumed=assumed)
+    members = SimulatedMembers(seed, names, ORIGIN.task, assumed=assumed)
     common = rng.standard_normal(d)
     vectors = {name: (common + 2 * rng.standard_normal(d)).astype(np.float32) for name in names}
     return Cast({name: Member(name, members, vectors[name]) for name in names}, **fields)
@@ -345,14 +355,14 @@ def exact(cast: Cast, total: Sum) -> NDArray[np.uint32]:
 
 
 STAGES = [
-    (Stage.READY, 0),
-    (Stage.DEAL, 0),
-    (Stage.OPEN, 0),
-    (Stage.OPEN, 1),
-    (Stage.OPEN, 2),
-    (Stage.MASK, 0),
-    (Stage.CONFIRM, 0),
-    (Stage.UNMASK, 0),
+    (SessionStage.READY, 0),
+    (SessionStage.DEAL, 0),
+    (SessionStage.OPEN, 0),
+    (SessionStage.OPEN, 1),
+    (SessionStage.OPEN, 2),
+    (SessionStage.MASK, 0),
+    (SessionStage.CONFIRM, 0),
+    (SessionStage.UNMASK, 0),
 ]
 
 
@@ -362,9 +372,9 @@ def names(members: Iterable[int]) -> list[str]:
 
 
 def context(scene: Cast, mode: Mode, **changed: Any) -> RoundContext:
-    """The context of a private round with these members; `changed` are fields of `Private`."""
+    """The context of a private round with these members; `changed` are fields of `PrivateSetting`."""
     first = next(iter(scene.members.values()))
-    private = Private(
+    private = PrivateSetting(
         mode=mode,
         disclose=(),
         clip=0.0,
@@ -395,7 +405,7 @@ def round_of(scene: Cast, mode: Mode, name: str, *, values: Mapping[str, Any] = 
     return step
 
 
-def held(scene: Cast, conversation: Generator[Phase, Replies, Any]) -> Any:
+def held(scene: Cast, conversation: Generator[AlgorithmPhase, Replies, Any]) -> Any:
     """What a conversation with these members ends in."""
     replies: Any = None
     while True:

@@ -7,16 +7,16 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.secure import hashing, masks, openings, sealing, sketch, verification
+from federation.secure import hashing, masks, openings, sealing, sketch, verified_mode
 from federation.secure.blocks import blocks
 from federation.secure.dealing import DealShares, deal_bytes, deal_shares
 from federation.secure.derivation import confirm_key, deal_key
 from federation.secure.fields import Elements, Reals
-from federation.secure.keys import MemberKeys, check_keys, member_keys, pair_private_key, shared_secret
+from federation.secure.member_keys import MemberKeys, check_keys, member_keys, pair_private_key, shared_secret
 from federation.secure.payloads import CheckAnswers, Unmasking, split_ciphertexts
 from federation.secure.thresholds import Mode, Thresholds
 from federation.secure.unmasking import Check, Recovered, commits, gives_key, recover
-from federation.secure.verification import CheckShares
+from federation.secure.verified_mode import CheckShares
 from federation.secure.wire import Words
 
 
@@ -188,7 +188,7 @@ class Session:
     def check_shares(self, name: str, V: Sequence[str], tau1: bytes, final: bytes) -> tuple[CheckShares, ...]:
         points = [self.points[other] for other in V]
         values = sketch.second_elements(tau1, blocks(self.updates[name]))
-        return verification.check_shares(values, points, self.thresholds.t, self.secrets[name], final)
+        return verified_mode.check_shares(values, points, self.thresholds.t, self.secrets[name], final)
 
     def confirm_ciphertext(self, name: str, other: str, held: CheckShares, final: bytes) -> bytes:
         return sealing.seal(confirm_key(self.channel(name, other), final, name, other), held.to_bytes(), final)

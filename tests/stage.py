@@ -18,18 +18,18 @@ from running import SECONDS, Clock, Running, wait_for
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.home import Home
+from coordinator.home import CoordinatorHome
 from coordinator.settings import Settings
-from federation.channels import MAX_CHUNK_BYTES
 from federation.digests import digest
-from federation.envelope import unseal
-from federation.identity import Role
+from federation.line.channels import MAX_CHUNK_BYTES
+from federation.trust.envelope import unseal
+from federation.trust.identity import Role
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import AssignmentManifest, CancelManifest, ReceiptManifest, SignedEnvelope
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse
 from federation.vectors import Layout, Tensor, to_bytes, update_layout
-from storage.directory import DirectoryStore
+from storage.blob_directory import DirectoryStore
 from storage.models import Assignment, Client, Evaluation, Phase, Reply, Round, Run
 from storage.states import ClientState, RoundState, RunState
 
@@ -380,7 +380,7 @@ def stage(directory: Path, database: str, **settings: object) -> Iterator[Stage]
     # Players give no sign of life: they are taken for dead after three heartbeats.
     settings = {"federation_id": "test", "database": database, "heartbeat_seconds": 300.0, **settings}
     values = Settings.check(settings, "test")
-    made = Stage(Running(Home.init(directory, values, now=clock()), clock))
+    made = Stage(Running(CoordinatorHome.init(directory, values, now=clock()), clock))
     try:
         yield made
     finally:

@@ -6,8 +6,8 @@ from pathlib import Path
 from memory_blobs import MemoryStore
 
 from federation.digests import parse
+from storage.blob_directory import DirectoryStore
 from storage.blobs import BlobStore
-from storage.directory import DirectoryStore
 
 
 def stored(blobs: BlobStore) -> list[str]:

@@ -6,7 +6,7 @@ import pytest
 from running import refused, wait_for
 from stage import Player, Stage, spec
 
-from federation.runs import RunSpec
+from federation.spec.run_spec import RunSpec
 from federation.v1.common_pb2 import AssignmentManifest
 from storage.states import RoundState
 

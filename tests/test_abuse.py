@@ -26,12 +26,12 @@ from slow_line import slow_line
 from sqlalchemy import select
 from stage import LAYOUT, Player, Stage, spec, vector
 
-from federation.certificates import pem
-from federation.channels import mutual_channel, refusal_from_rpc_error
 from federation.digests import digest
-from federation.envelope import CONTEXTS, envelope_digest, key_id, seal, unseal
-from federation.keys import load_tls_key, private_key_pem
+from federation.line.channels import mutual_channel, refusal_from_rpc_error
 from federation.refusals import Refusal
+from federation.trust.certificates import pem
+from federation.trust.envelope import CONTEXTS, envelope_digest, key_id, seal, unseal
+from federation.trust.keys import load_tls_key, private_key_pem
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, ReplyManifest, SignedEnvelope
 from federation.v1.federation_pb2 import FetchBlobRequest, SubmitRequest
 from federation.v1.federation_pb2_grpc import FederationStub

@@ -21,14 +21,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from running import SECONDS, Applicant, Running, refused, running, wait_for
 
-from coordinator.members.access import MAX_CONCURRENT_CALLS
-from coordinator.members.rules import RULES
+from coordinator.members.access.callers import RULES
+from coordinator.members.access.control import MAX_CONCURRENT_CALLS
 from coordinator.server import MAX_MESSAGE_BYTES
-from federation.admin_files import AdminFiles
-from federation.certificates import make_ca, pem
-from federation.channels import mutual_channel, refusal_from_rpc_error, server_verified_channel
-from federation.identity import Role, client_uri
-from federation.keys import new_tls_key, private_key_pem
+from federation.line.channels import mutual_channel, refusal_from_rpc_error, server_verified_channel
+from federation.trust.admin_files import AdminFiles
+from federation.trust.certificates import make_ca, pem
+from federation.trust.identity import Role, client_uri
+from federation.trust.keys import new_tls_key, private_key_pem
 from federation.v1 import admin_pb2, enrollment_pb2, federation_pb2
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
@@ -116,7 +116,7 @@ import asyncio, os, sys
 os.environ.pop("GRPC_SSL_CIPHER_SUITES", None)
 from datetime import UTC, datetime
 from pathlib import Path
-from coordinator.home import Home
+from coordinator.home import CoordinatorHome as Home
 from coordinator.settings import Settings
 from coordinator.server import serve
 serve(Home.init(Path(sys.argv[1]), Settings.check({"federation_id": "test"}, "test"), now=datetime.now(UTC)))
@@ -165,7 +165,7 @@ def test_without_a_certificate_the_enrollment_port_serves_no_members(served: Run
 
 def foreign(served: Running, *, ca: bytes) -> grpc.Channel:
     """A channel with a certificate of another CA, for a client of the same name in a federation of the same name."""
-    from federation.certificates import issue_certificate
+    from federation.trust.certificates import issue_certificate
 
     key, other_key = new_tls_key(), new_tls_key()
     other = make_ca(other_key, "test", served.clock())

@@ -15,13 +15,13 @@ from bundles import Edited
 from harness import Federation, refused
 from rich.console import Console
 
-from coordinator.rounds.definitions import DEFINITIONS
-from coordinator.rounds.uploads import Upload
-from federation.certificates import der, load_certificate_file
-from federation.channels import refusal_from_rpc_error
+from coordinator.rounds.replies.uploads import Upload
+from coordinator.rounds.runs.metric_definitions import DEFINITIONS
 from federation.digests import digest
-from federation.payload_check import PayloadCheck
-from federation.provenance import read_exported
+from federation.line.channels import refusal_from_rpc_error
+from federation.line.payload_check import PayloadCheck
+from federation.record.provenance import read_exported
+from federation.trust.certificates import der, load_certificate_file
 from federation.v1.admin_pb2 import (
     Client,
     ExportRoundsRequest,
@@ -35,11 +35,11 @@ from federation.v1.admin_pb2 import (
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import ClientState
 from federation.vectors import to_bytes
-from fedpareto.cli import render, render_members
 from fedpareto.cli.bundle import payloads_question
+from fedpareto.cli.show import member_tables, tables
 from fedpareto.formatting import natural
 from fedpareto.processes.forked import completed
-from storage.directory import DirectoryStore
+from storage.blob_directory import DirectoryStore
 
 # Fixtures
 centre = admin_stage.centre
@@ -118,7 +118,7 @@ def test_a_table_of_members_says_what_is_wrong_and_one_member_shows_the_rest(cen
         member("member-1", -1, tags=["north"]),
     ]
     with (out := Console(width=100)).capture() as captured:
-        out.print(render_members.clients(members, now))
+        out.print(member_tables.clients(members, now))
     text = captured.get()
     places = [text.index(name) for name in ("member-1 ", "member-2 ", "member-10 ")]
     assert places == sorted(places)
@@ -128,7 +128,7 @@ def test_a_table_of_members_says_what_is_wrong_and_one_member_shows_the_rest(cen
     assert wrong["member-2"].rstrip().endswith("digits (7)")
     assert "no private rounds left for digits" in wrong["member-10"]
     with out.capture() as captured:
-        out.print(render_members.client(members[0], now))
+        out.print(member_tables.client(members[0], now))
     lines = [line.split(maxsplit=1) for line in captured.get().splitlines()]
     words = [[word.strip() for word in line] for line in lines]
     assert ["can", "repeatable"] in words
@@ -144,7 +144,7 @@ def test_a_run_shows_its_members_before_raw_metrics(centre: Federation, finished
 
 
 def test_names_in_tables_are_never_broken_and_stand_in_natural_order() -> None:
-    table = render.new_table("run", "name", "text")
+    table = tables.new_table("run", "name", "text")
     table.add_row("1" * 12, "hospital-north-2", "a sentence that needs more than one line " * 2)
     with (out := Console(width=50)).capture() as captured:
         out.print(table)

@@ -18,18 +18,18 @@ from harness import Federation, Member, Process, federation, refused, wait_for
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
-from coordinator import finding
-from coordinator.aggregation.fedavg import FedAvg
-from coordinator.rounds.presence import Presence
-from coordinator.rounds.submission import Submission
+from coordinator import lookup
+from coordinator.aggregation.rules.fedavg import FedAvg
+from coordinator.rounds.fleets.presence import Presence
+from coordinator.rounds.replies.uploads import Uploads
+from coordinator.rounds.runs.submission import Submission
 from coordinator.rounds.supervisor import Supervisor
-from coordinator.rounds.uploads import Uploads
-from coordinator.services import summaries, watching
+from coordinator.services.views import summaries, watching
 from coordinator.signing_keys import Signing
 from federation.digests import digest
-from federation.join_string import JoinString
-from federation.key_chain import KeyChain
 from federation.refusals import Refusal
+from federation.trust.join_string import JoinStringFields
+from federation.trust.key_chain import KeyChain
 from federation.v1.admin_pb2 import (
     ApproveClientRequest,
     CreateJoinStringRequest,
@@ -41,8 +41,8 @@ from federation.v1.admin_pb2 import (
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import RunState
 from storage import models, states
+from storage.blob_directory import DirectoryStore
 from storage.database import Database, DatabaseTooOld
-from storage.directory import DirectoryStore
 
 # Fixtures
 centre = admin_stage.centre
@@ -167,12 +167,12 @@ def test_a_join_string_is_shown_once_and_nowhere_else(centre: Federation) -> Non
 
 
 def test_another_join_string_for_a_name_replaces_the_first_and_says_so(centre: Federation) -> None:
-    older = JoinString.decode(centre.join_string("twice"))
+    older = JoinStringFields.decode(centre.join_string("twice"))
     done = command(centre, "join-string", "twice")
     assert "It replaces 1 open join string for twice" in done.stderr
     with refused("UNAUTHENTICATED", "join-string-cancelled"):
         Member.enroll(older)
-    Member.enroll(JoinString.decode(done.stdout.strip())).channel.close()
+    Member.enroll(JoinStringFields.decode(done.stdout.strip())).channel.close()
     assert "replaces" not in command(centre, "join-string", "once").stderr
 
 
@@ -221,7 +221,7 @@ def test_a_run_that_waits_for_clients_begins_when_one_is_approved(centre: Federa
 
 
 def test_a_viewer_sees_and_cannot_touch(centre: Federation) -> None:
-    from federation.admin_files import AdminFiles
+    from federation.trust.admin_files import AdminFiles
 
     out = centre.directory / "viewer"
     centre.fedpareto(
@@ -395,19 +395,19 @@ def test_a_run_is_found_by_id_by_its_beginning_or_by_its_name(database: Database
         session.flush()
         session.add_all([a_run("abc1", "x", 0), a_run("abc2", "x", 1), a_run("abd3", "abc", 2)])
     with database.read() as session:
-        assert finding.find_run(session, "abc1").run_id == "abc1"
-        assert finding.find_run(session, "x").run_id == "abc2"  # the newest of that name
-        assert finding.find_run(session, "abc").run_id == "abd3"  # a name before a beginning
-        assert finding.find_run(session, "abd").run_id == "abd3"
+        assert lookup.find_run(session, "abc1").run_id == "abc1"
+        assert lookup.find_run(session, "x").run_id == "abc2"  # the newest of that name
+        assert lookup.find_run(session, "abc").run_id == "abd3"  # a name before a beginning
+        assert lookup.find_run(session, "abd").run_id == "abd3"
         with pytest.raises(Refusal, match=r"run-ambiguous.*abc1, abc2, abd3"):
-            finding.find_run(session, "ab")
+            lookup.find_run(session, "ab")
         for nothing in ("", "%", "zzz", "abc1\0"):
             with pytest.raises(Refusal, match="run-unknown"):
-                finding.find_run(session, nothing)
+                lookup.find_run(session, nothing)
         assert [run.run_id for run in watching.runs_from(session, 0, 10)] == ["abd3", "abc2", "abc1"]
         assert summaries.rounds_from(session, "abc1", 0, 10) == []
         watcher = watching.Watching("abc1")
         assert len(watcher.look(session, {}, now)) == 1
         assert watcher.over
         with pytest.raises(Refusal, match=r"round-unknown.*it has none yet"):
-            finding.find_round(session, finding.find_run(session, "abc1"), -1)
+            lookup.find_round(session, lookup.find_run(session, "abc1"), -1)

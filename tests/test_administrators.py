@@ -15,16 +15,16 @@ from running import SECONDS, Applicant, Running, refused, running, wait_for
 from sqlalchemy import select
 from typer.testing import CliRunner
 
-from federation.admin_files import AdminFiles
-from federation.channels import refusal_from_rpc_error
-from federation.identity import Role
-from federation.join_string import JoinString
+from federation.line.channels import refusal_from_rpc_error
+from federation.trust.admin_files import AdminFiles
+from federation.trust.identity import Role
+from federation.trust.join_string import JoinStringFields
 from federation.v1 import admin_pb2 as messages
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from federation.vectors import Layout, Tensor, to_bytes
+from fedpareto.admin_messages import whole
 from fedpareto.cli.main import app
-from fedpareto.messages import whole
 from storage.models import AuditEntry
 
 LAYOUT = Layout((Tensor("weight", (4,)),))
@@ -197,10 +197,12 @@ def test_the_last_security_officer_is_not_revoked_and_hears_how_to_go_on(
 
 
 def test_join_strings_are_listed_without_their_secrets_and_can_be_cancelled(served: Running, first: AdminStub) -> None:
-    join = JoinString.decode(first.CreateJoinString(messages.CreateJoinStringRequest(client_id="dan")).join_string)
+    join = JoinStringFields.decode(
+        first.CreateJoinString(messages.CreateJoinStringRequest(client_id="dan")).join_string
+    )
     again = first.CreateJoinString(messages.CreateJoinStringRequest(client_id="dan"))
     assert (join.client_id, again.replaced) == ("dan", 1)
-    second = JoinString.decode(again.join_string)
+    second = JoinStringFields.decode(again.join_string)
     assert not first.CreateJoinString(messages.CreateJoinStringRequest(client_id="erin")).replaced
     found = first.ListJoinStrings(messages.ListJoinStringsRequest())
     assert all(secret not in found.SerializeToString() for secret in (join.secret, second.secret))

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from coordinator.aggregation import HyperparameterError, TooFewUpdatesError, aggregate
 from coordinator.aggregation.gram import trimmed_mean
+from coordinator.aggregation.interface import Coordinates, Rows
 from coordinator.aggregation.pre import STAGES, apply
 from coordinator.aggregation.registry import algorithm
-from coordinator.aggregation.rules import Coordinates, Rows
 from coordinator.aggregation.streaming import Row
 from federation.vectors import update_layout, update_rows, write_vectors
 from fedpareto.cli.main import app

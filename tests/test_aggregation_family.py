@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from coordinator.aggregation import HyperparameterError, TooFewUpdatesError, aggregate
 from coordinator.aggregation.geometry import coordinates
-from coordinator.aggregation.phases import Replies, Reply, RoundContext
+from coordinator.aggregation.interface import Rows
+from coordinator.aggregation.phases import PhaseReply, Replies, RoundContext
 from coordinator.aggregation.registry import ALGORITHMS, algorithm
-from coordinator.aggregation.rules import Rows
 
 Vector = NDArray[np.float64]
 
@@ -189,11 +189,11 @@ def test_q_fedavg_follows_the_worst_client_as_q_grows_without_overflow() -> None
 
 
 def test_a_reply_without_a_loss_is_left_out_where_losses_are_read() -> None:
-    def reply(client: str, told: dict[str, float]) -> Reply:
+    def reply(client: str, told: dict[str, float]) -> PhaseReply:
         row = np.array([1.0, float(len(told))], dtype=np.float32)
-        return Reply(client_id=client, samples=1, losses=told, metrics={}, rows=(row,))
+        return PhaseReply(client_id=client, samples=1, losses=told, metrics={}, rows=(row,))
 
-    def play(*replies: Reply) -> list[str]:
+    def play(*replies: PhaseReply) -> list[str]:
         conversation = algorithm("q-fedavg").round(RoundContext(number=0, total=1))
         next(conversation)
         with pytest.raises(StopIteration) as end:

@@ -12,12 +12,12 @@ from matrices import Matrix, matrix, reference, zoo
 from numpy.typing import NDArray
 
 from coordinator.aggregation import HyperparameterError, TooFewUpdatesError, aggregate
-from coordinator.aggregation.afl import onto_simplex
 from coordinator.aggregation.base import Algorithm
-from coordinator.aggregation.fedfv import project
-from coordinator.aggregation.phases import Replies, Reply, RoundContext, Step
+from coordinator.aggregation.interface import Rows
+from coordinator.aggregation.phases import PhaseReply, Replies, RoundContext, Step
 from coordinator.aggregation.registry import algorithm
-from coordinator.aggregation.rules import Rows
+from coordinator.aggregation.rules.afl import onto_simplex
+from coordinator.aggregation.rules.fedfv import project
 
 Vector = NDArray[np.float64]
 
@@ -46,7 +46,7 @@ class Run:
             payload = f"payload-{client}-{self.number}"
             self.store[payload] = np.asarray(u, dtype=np.float64)
             replies.append(
-                Reply(
+                PhaseReply(
                     client_id=client,
                     samples=1,
                     losses={} if math.isnan(loss) else {"loss": loss},
@@ -82,7 +82,7 @@ def test_fedfv_in_random_order_does_without_losses() -> None:
     assert len(run.play(["a", "b", "c"], U, [math.nan] * 3).replies) == 3
     run = Run("fedfv")
     with pytest.raises(TooFewUpdatesError, match="no client reported one"):
-        run.rule.usable(Replies([Reply(client_id="a", samples=1, losses={}, metrics={})]))
+        run.rule.usable(Replies([PhaseReply(client_id="a", samples=1, losses={}, metrics={})]))
 
 
 # --- AFL
@@ -222,7 +222,7 @@ def test_fedfa_leaves_out_who_reports_no_accuracy_and_counts_only_who_took_part(
     assert run.state == {"counts": {"a": 1, "b": 2}}
     conversation = run.rule.round(RoundContext(number=2, total=3))
     next(conversation)
-    silent = Reply(client_id="a", samples=1, losses={}, metrics={}, rows=(np.ones(2),))
+    silent = PhaseReply(client_id="a", samples=1, losses={}, metrics={}, rows=(np.ones(2),))
     with pytest.raises(TooFewUpdatesError, match="fedfa needs accuracies on training splits, and no client reported"):
         conversation.send(Replies([silent]))
 
@@ -232,7 +232,7 @@ def test_fedfa_leaves_out_an_accuracy_that_is_no_share() -> None:
     conversation = algorithm("fedfa").round(RoundContext(number=0, total=1))
     next(conversation)
     replies = [
-        Reply(client_id=name, samples=1, losses={}, metrics={"train/accuracy": accuracy}, rows=(np.ones(2),))
+        PhaseReply(client_id=name, samples=1, losses={}, metrics={"train/accuracy": accuracy}, rows=(np.ones(2),))
         for name, accuracy in told.items()
     ]
     with pytest.raises(StopIteration) as end:
@@ -427,7 +427,7 @@ def test_an_earlier_update_that_is_gone_is_an_error() -> None:
 def test_an_update_that_was_not_stored_is_an_error() -> None:
     conversation = algorithm("fedfv", {"tau": 1}).round(RoundContext(number=0, total=1))
     next(conversation)
-    reply = Reply(client_id="ann", samples=1, losses={"loss": 1.0}, metrics={}, rows=(np.ones(2),))
+    reply = PhaseReply(client_id="ann", samples=1, losses={"loss": 1.0}, metrics={}, rows=(np.ones(2),))
     with pytest.raises(LookupError, match="the update of ann was not stored"):
         conversation.send(Replies([reply]))
 

@@ -12,12 +12,12 @@ from matrices import Matrix, matrix, zoo
 from numpy.typing import NDArray
 
 from coordinator.aggregation import HyperparameterError, aggregate
-from coordinator.aggregation.krum import Krum
-from coordinator.aggregation.phases import Replies, Reply, RoundContext
+from coordinator.aggregation.interface import Rows
+from coordinator.aggregation.phases import PhaseReply, Replies, RoundContext
 from coordinator.aggregation.pre import STAGES, Arc, Bucket, Clip, Nnm, apply
 from coordinator.aggregation.registry import ALGORITHMS, algorithm
-from coordinator.aggregation.rules import Rows
-from federation.runs import RunSpec
+from coordinator.aggregation.rules.krum import Krum
+from federation.spec.run_spec import RunSpec
 
 Vector = NDArray[np.float64]
 
@@ -206,7 +206,7 @@ def test_a_round_goes_through_the_stages(name: str) -> None:
     U = matrix("random", 9, 6, seed=0)
     replies = Replies(
         [
-            Reply(
+            PhaseReply(
                 client_id=f"c{i}",
                 samples=1,
                 losses={"loss": 1.0 + i},

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from matrices import Matrix, matrix, reference, zoo
 
 from coordinator.aggregation import HyperparameterError, aggregate
-from coordinator.aggregation.phase_kinds import Training
-from coordinator.aggregation.phases import Replies, Reply, RoundContext, Step
+from coordinator.aggregation.interface import Rows
+from coordinator.aggregation.phase_kinds import TrainingPhase
+from coordinator.aggregation.phases import PhaseReply, Replies, RoundContext, Step
 from coordinator.aggregation.registry import ALGORITHMS, algorithm, server_rate
-from coordinator.aggregation.rules import Rows
 from federation.vectors import update_layout, update_rows, write_vectors
 
 # The others need losses or accuracies, or several updates, or have no coefficients.
@@ -267,12 +267,12 @@ def test_the_rate_decays_every_hundred_rounds_and_zero_means_no_decay() -> None:
 def test_a_round_trains_everybody_once_and_steps(name: str) -> None:
     replies = Replies(
         [
-            Reply(client_id=c, samples=n, losses={"loss": 1.0}, metrics={}, rows=(np.array(u, dtype=np.float32),))
+            PhaseReply(client_id=c, samples=n, losses={"loss": 1.0}, metrics={}, rows=(np.array(u, dtype=np.float32),))
             for c, n, u in (("b", 30, [0.0, 1.0]), ("a", 10, [1.0, 0.0]))
         ]
     )
     conversation: Iterator[object] = algorithm(name).round(RoundContext(number=0, total=1, prior="samples"))
-    assert next(conversation) == Training()
+    assert next(conversation) == TrainingPhase()
     with pytest.raises(StopIteration) as end:
         conversation.send(replies)  # type: ignore[attr-defined]
     step = end.value.value

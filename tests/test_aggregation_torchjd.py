@@ -11,11 +11,12 @@ import pytest
 from matrices import matrix
 from numpy.typing import NDArray
 
-from coordinator.aggregation import HyperparameterError, TooFewUpdatesError, aggregate, torchjd
+from coordinator.aggregation import HyperparameterError, TooFewUpdatesError, aggregate
 from coordinator.aggregation.hyperparameters import hyperparameters
-from coordinator.aggregation.phases import Replies, Reply, RoundContext, Step
+from coordinator.aggregation.phases import PhaseReply, Replies, RoundContext, Step
 from coordinator.aggregation.qp import UnsolvedError
 from coordinator.aggregation.registry import algorithm
+from coordinator.aggregation.rules import torchjd
 
 pytestmark = pytest.mark.skipif(find_spec("torchjd") is None, reason="TorchJD is not installed")
 
@@ -28,7 +29,7 @@ U = matrix("random", 6, 30, seed=1)
 
 def step(name: str, t: int, **keys: Any) -> NDArray[np.float64]:
     replies = [
-        Reply(client_id=f"c{i}", samples=1, losses={}, metrics={}, rows=(u.astype(np.float32),))
+        PhaseReply(client_id=f"c{i}", samples=1, losses={}, metrics={}, rows=(u.astype(np.float32),))
         for i, u in enumerate(U)
     ]
     conversation = algorithm(name, keys).round(RoundContext(number=t, total=9))

@@ -10,9 +10,9 @@ from federation.attacks import AttackError, attack_seed, parse_attack
 from federation.attacks.catalogue import ATTACKS, entries
 from federation.attacks.colluding import alie_z
 from federation.attacks.probe import Probe
+from federation.spec.computation import LocalSgd
 from federation.tasks import Dataset, DataSource, Splits, initial_model, task
 from federation.training.torch_trainer import TorchTrainer
-from federation.work.computation import LocalSgd
 
 D = 70_000  # more than one block of columns
 RANDOM = np.random.default_rng(5)

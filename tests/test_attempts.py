@@ -13,10 +13,10 @@ from stage import Player, Stage, spec
 from coordinator.aggregation import registry
 from coordinator.aggregation.base import Algorithm, Opened
 from coordinator.aggregation.diagnostics import describe
-from coordinator.aggregation.phase_kinds import Training
+from coordinator.aggregation.interface import Combination, Rows
+from coordinator.aggregation.phase_kinds import TrainingPhase
 from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step, Voided, Waiting
-from coordinator.aggregation.rules import Combination, Rows
-from federation.channels import refusal_from_rpc_error
+from federation.line.channels import refusal_from_rpc_error
 from federation.v1.common_pb2 import SignedEnvelope, StepManifest
 from federation.vectors import read_vector, update_rows
 from storage.models import AuditEntry
@@ -37,7 +37,7 @@ class SecondThoughts(Algorithm):
         return Combination(rows.prior, rows.prior, {}, describe(rows.gram, rows.prior, rows.prior))
 
     def round(self, context: RoundContext) -> RoundGenerator:
-        replies = yield Training()
+        replies = yield TrainingPhase()
         if context.attempt < self.given_up:
             raise Voided(f"{len(replies)} replies are not trusted", named={"cleo": "its sums differ"})
         return Step(replies, self.combine(replies.rows(context)))
@@ -50,7 +50,7 @@ class Hesitant(SecondThoughts):
     name: ClassVar[str] = "hesitant"
 
     def round(self, context: RoundContext) -> RoundGenerator:
-        replies = yield Training()
+        replies = yield TrainingPhase()
         if context.attempt == 1:
             raise Waiting("an owner must agree")
         if context.attempt < 3:
@@ -65,7 +65,7 @@ class Decoded(SecondThoughts):
     name: ClassVar[str] = "decoded"
 
     def round(self, context: RoundContext) -> RoundGenerator:
-        replies = yield Training()
+        replies = yield TrainingPhase()
         total = np.sum([row.read() for row in replies.updates], axis=0, dtype=np.float64)
         weights = np.full(len(replies), 1 / len(replies))
         vector = np.asarray(total / len(replies), dtype=np.float32)
@@ -89,7 +89,7 @@ class Corrected(SecondThoughts):
     name: ClassVar[str] = "corrected"
 
     def round(self, context: RoundContext) -> RoundGenerator:
-        replies = yield Training()
+        replies = yield TrainingPhase()
         return Step(replies, self.combine(replies.rows(context)), named={"cleo": "wrong-shares"})
 
 

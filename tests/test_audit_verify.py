@@ -16,12 +16,12 @@ from stored import blob_file
 from typer.testing import CliRunner
 
 from coordinator.audit.checkpoints import LogKey
-from coordinator.audit.verification import log_problems
-from coordinator.services.checks import EnvelopeChecks
-from coordinator.services.record_check import record_problems
-from federation import log_entries
-from federation.envelope import seal, unseal
-from federation.log_entries import FIRST
+from coordinator.audit.log_verifier import log_problems
+from coordinator.services.checks.envelope_checks import EnvelopeChecks
+from coordinator.services.checks.record_check import record_problems
+from federation.record import log_entries
+from federation.record.log_entries import FIRST
+from federation.trust.envelope import seal, unseal
 from federation.v1.common_pb2 import SignedEnvelope, StepManifest
 from fedpareto.cli.main import app
 from storage import audit

@@ -17,17 +17,17 @@ from stage import Player, Stage, spec, stage
 from stored import blob_file
 from typer.testing import CliRunner
 
-from coordinator.backups.content import CONTENT_FILE, LOCK_FILE, Content, locked
+from coordinator.backups.inventory import CONTENT_FILE, LOCK_FILE, Content, locked
 from coordinator.backups.making import back_up
 from coordinator.backups.statement import newest_restore
-from coordinator.home import Home
+from coordinator.home import CoordinatorHome
 from coordinator.settings import Settings
 from federation.v1.common_pb2 import RestoreManifest
 from fedpareto.cli.main import app
 from fedpareto.processes.forked import completed
 from storage import audit
+from storage.blob_directory import DirectoryStore
 from storage.database import Database
-from storage.directory import DirectoryStore
 from storage.models import AuditEntry
 from storage.states import RoundState
 
@@ -47,7 +47,7 @@ def answer(*arguments: object) -> Any:
     return json.loads(words)
 
 
-def lose_disk(home: Home) -> None:
+def lose_disk(home: CoordinatorHome) -> None:
     """What is left of the directory is what the operator keeps elsewhere: keys and settings."""
     for path in home.directory.glob("coordinator.db*"):
         path.unlink()
@@ -56,11 +56,11 @@ def lose_disk(home: Home) -> None:
         (home.directory / name).unlink(missing_ok=True)
 
 
-def move(home: Home, database: str) -> Home:
+def move(home: CoordinatorHome, database: str) -> CoordinatorHome:
     """The home with another database in its settings."""
     path = home.directory / "coordinator.toml"
     path.write_text(path.read_text().replace(f'"{home.settings.database}"', f'"{database}"'))
-    return Home.load(home.directory)
+    return CoordinatorHome.load(home.directory)
 
 
 @pytest.fixture
@@ -134,24 +134,26 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 @pytest.fixture
-def home(kept: Stage, tmp_path: Path) -> Home:
+def home(kept: Stage, tmp_path: Path) -> CoordinatorHome:
     """A copy of its directory."""
     shutil.copytree(kept.served.home.directory, tmp_path / "home")
-    return Home.load(tmp_path / "home")
+    return CoordinatorHome.load(tmp_path / "home")
 
 
 def stored(directory: Path) -> set[str]:
     return {blob.digest for blob in DirectoryStore(directory).scan()}
 
 
-def test_the_next_backup_copies_what_is_new_and_removes_what_is_not_needed(home: Home, tmp_path: Path) -> None:
+def test_the_next_backup_copies_what_is_new_and_removes_what_is_not_needed(
+    home: CoordinatorHome, tmp_path: Path
+) -> None:
     backup = tmp_path / "backup"
     first = answer("backup", backup, "--home", home.directory)
     ages = {blob.digest: blob.modified for blob in DirectoryStore(backup / "blobs").scan()}
     assert len(ages) == first["blobs"] > 3
     path = home.directory / "coordinator.toml"
     path.write_text(re.sub(r"(?m)^#? ?keep_rounds = .*$", "keep_rounds = 1", path.read_text()))
-    assert Home.load(home.directory).settings.keep_rounds == 1
+    assert CoordinatorHome.load(home.directory).settings.keep_rounds == 1
     second = answer("backup", backup, "--home", home.directory)
     assert 0 < second["blobs"] < first["blobs"]
     assert {blob.digest: blob.modified for blob in DirectoryStore(backup / "blobs").scan()}.items() < ages.items()
@@ -164,7 +166,7 @@ def test_the_next_backup_copies_what_is_new_and_removes_what_is_not_needed(home:
     assert stored(home.blobs_dir) == stored(backup / "blobs")
 
 
-def test_the_database_that_is_replaced_keeps_another_name(home: Home, tmp_path: Path) -> None:
+def test_the_database_that_is_replaced_keeps_another_name(home: CoordinatorHome, tmp_path: Path) -> None:
     backup = tmp_path / "backup"
     answer("backup", backup, "--home", home.directory)
     code, words = run("restore", backup, "--home", home.directory)
@@ -181,7 +183,7 @@ def test_the_database_that_is_replaced_keeps_another_name(home: Home, tmp_path: 
 
 @pytest.mark.parametrize("revision", ["0001", "9999"])
 def test_a_backup_replaces_the_database_of_a_version_that_this_one_does_not_know(
-    home: Home, tmp_path: Path, revision: str
+    home: CoordinatorHome, tmp_path: Path, revision: str
 ) -> None:
     backup = tmp_path / "backup"
     answer("backup", backup, "--home", home.directory)
@@ -194,7 +196,7 @@ def test_a_backup_replaces_the_database_of_a_version_that_this_one_does_not_know
         database.must_be_current()
 
 
-def test_a_damaged_database_file_is_put_aside_without_being_asked_for(home: Home, tmp_path: Path) -> None:
+def test_a_damaged_database_file_is_put_aside_without_being_asked_for(home: CoordinatorHome, tmp_path: Path) -> None:
     backup = tmp_path / "backup"
     answer("backup", backup, "--home", home.directory)
     path = home.directory / "coordinator.db"
@@ -204,7 +206,9 @@ def test_a_damaged_database_file_is_put_aside_without_being_asked_for(home: Home
     home.open_database().close()
 
 
-def test_each_restore_is_in_the_statement_of_the_next_one_also_on_a_new_disk(home: Home, tmp_path: Path) -> None:
+def test_each_restore_is_in_the_statement_of_the_next_one_also_on_a_new_disk(
+    home: CoordinatorHome, tmp_path: Path
+) -> None:
     backup = tmp_path / "backup"
     answer("backup", backup, "--home", home.directory)
     answer("restore", backup, "--home", home.directory, "--replace")
@@ -216,7 +220,9 @@ def test_each_restore_is_in_the_statement_of_the_next_one_also_on_a_new_disk(hom
     assert len(RestoreManifest.FromString(envelope.manifest).logs) == 2
 
 
-def test_ids_go_on_after_those_that_were_copied_to_postgresql(home: Home, postgresql: str, tmp_path: Path) -> None:
+def test_ids_go_on_after_those_that_were_copied_to_postgresql(
+    home: CoordinatorHome, postgresql: str, tmp_path: Path
+) -> None:
     answer("backup", tmp_path / "backup", "--home", home.directory)
     answer("restore", tmp_path / "backup", "--home", move(home, postgresql).directory)
     with closing(Database.open(postgresql)) as database, database.begin() as session:
@@ -238,7 +244,7 @@ def test_ids_go_on_after_those_that_were_copied_to_postgresql(home: Home, postgr
     ],
 )
 def test_a_backup_that_cannot_be_restored_is_named_and_changes_nothing(
-    home: Home, tmp_path: Path, damage: str, words: str
+    home: CoordinatorHome, tmp_path: Path, damage: str, words: str
 ) -> None:
     backup, checked = tmp_path / "backup", ("restore", "--check", tmp_path / "backup")
     told = answer("backup", backup, "--home", home.directory)
@@ -260,7 +266,7 @@ def test_a_backup_that_cannot_be_restored_is_named_and_changes_nothing(
     else:
         values = Settings.check({"federation_id": "other"}, "test")
         shutil.rmtree(backup)
-        answer("backup", backup, "--home", Home.init(tmp_path / "other", values, now=LATER).directory)
+        answer("backup", backup, "--home", CoordinatorHome.init(tmp_path / "other", values, now=LATER).directory)
     blob_file(DirectoryStore(home.blobs_dir), digest).unlink()
     before = (home.directory / "coordinator.db").read_bytes()
     code, said = run("restore", backup, "--home", home.directory, "--replace")
@@ -274,7 +280,9 @@ def test_a_backup_that_cannot_be_restored_is_named_and_changes_nothing(
         assert re.search(words, said), said
 
 
-def test_a_blob_that_the_coordinator_has_lost_is_named_and_the_rest_is_there(home: Home, tmp_path: Path) -> None:
+def test_a_blob_that_the_coordinator_has_lost_is_named_and_the_rest_is_there(
+    home: CoordinatorHome, tmp_path: Path
+) -> None:
     backup = tmp_path / "backup"
     lost, damaged = sorted(stored(home.blobs_dir))[:2]
     blob_file(DirectoryStore(home.blobs_dir), lost).unlink()
@@ -285,10 +293,10 @@ def test_a_blob_that_the_coordinator_has_lost_is_named_and_the_rest_is_there(hom
     answer("restore", backup, "--home", home.directory, "--replace")
 
 
-def test_a_directory_with_something_else_takes_no_backup(home: Home, tmp_path: Path) -> None:
+def test_a_directory_with_something_else_takes_no_backup(home: CoordinatorHome, tmp_path: Path) -> None:
     code, words = run("backup", tmp_path, "--home", home.directory)
     assert (code, "is not empty and holds no backup" in words) == (1, True)
-    other = Home.init(tmp_path / "other", Settings.check({"federation_id": "other"}, "test"), now=LATER)
+    other = CoordinatorHome.init(tmp_path / "other", Settings.check({"federation_id": "other"}, "test"), now=LATER)
     answer("backup", tmp_path / "backup", "--home", home.directory)
     code, words = run("backup", tmp_path / "backup", "--home", other.directory)
     assert (code, "holds a backup of the federation test" in words) == (1, True)
@@ -302,7 +310,7 @@ import os, sys
 from datetime import UTC, datetime
 from pathlib import Path
 from coordinator.backups.making import back_up
-from coordinator.home import Home
+from coordinator.home import CoordinatorHome as Home
 count = 0
 def progress(done, total):
     global count
@@ -313,7 +321,9 @@ back_up(Home.load(Path(sys.argv[1])), Path(sys.argv[2]), now=datetime.now(UTC), 
 """
 
 
-def test_a_backup_that_is_killed_leaves_the_one_before_and_the_next_one_completes(home: Home, tmp_path: Path) -> None:
+def test_a_backup_that_is_killed_leaves_the_one_before_and_the_next_one_completes(
+    home: CoordinatorHome, tmp_path: Path
+) -> None:
     backup = tmp_path / "backup"
     command = ["-c", KILLED, str(home.directory), str(backup)]
     assert completed(command).returncode == 9
@@ -331,7 +341,7 @@ def test_a_backup_that_is_killed_leaves_the_one_before_and_the_next_one_complete
     assert run("restore", backup, "--check")[0] == 0
 
 
-def test_a_database_of_an_older_version_is_refused(home: Home, tmp_path: Path) -> None:
+def test_a_database_of_an_older_version_is_refused(home: CoordinatorHome, tmp_path: Path) -> None:
     with closing(home.open_database()) as database, database.engine.begin() as connection:
         connection.execute(text("DELETE FROM alembic_version"))  # as before its first version
     code, words = run("backup", tmp_path / "backup", "--home", home.directory)

@@ -11,9 +11,9 @@ from harness import Federation, Process, federation
 from slow_line import SlowLine, slow_line
 
 from coordinator.settings import SMALLEST_WINDOW
-from federation.channels import CHUNK_BYTES
+from federation.line.channels import CHUNK_BYTES
 from federation.vectors import Layout, Tensor, to_bytes
-from storage.directory import DirectoryStore
+from storage.blob_directory import DirectoryStore
 
 LAYOUT = Layout((Tensor("weight", (600_000,)),))  # 2.4 MB
 WORKER = Path(__file__).resolve().parent.parent / "benchmarks" / "resident_worker.py"  # it does not train

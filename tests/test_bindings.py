@@ -21,17 +21,17 @@ from stage import Stage as Coordinator
 from test_bundle import exported
 from test_evidence import edit
 
-from coordinator.rounds.declines import verified_decline
-from coordinator.rounds.evidence import Evidence, RecordError, SignatureMemory
-from coordinator.services.checks import EnvelopeChecks
-from coordinator.services.record_check import record_problems
-from federation.bundle import BundleReader
-from federation.envelope import envelope_digest, seal
-from federation.key_chain import KeyChain
+from coordinator.rounds.replies.declines import verified_decline
+from coordinator.rounds.replies.evidence import Evidence, RecordError, SignatureMemory
+from coordinator.services.checks.envelope_checks import EnvelopeChecks
+from coordinator.services.checks.record_check import record_problems
 from federation.record import bindings
 from federation.record.bindings import difference, repeated
+from federation.record.bundle import BundleReader
 from federation.refusals import Refusal
 from federation.secure.thresholds import Mode
+from federation.trust.envelope import envelope_digest, seal
+from federation.trust.key_chain import KeyChain
 from federation.v1.common_pb2 import (
     AssignmentManifest,
     DeclineManifest,
@@ -43,9 +43,9 @@ from federation.v1.common_pb2 import (
 from federation.v1.record_pb2 import Exchange, RoundRecord
 from federation.v1.secure_pb2 import SecureTerms
 from federation.work.base import Origin, WorkError
+from federation.work.secure.member_checks import peers
 from federation.work.secure.ready import SPECIFICATION, Ready
-from federation.work.secure.refusals import peers
-from federation.work.secure.terms import Stage
+from federation.work.secure.terms import SessionStage
 from federation.work.secure.wire import read_terms, terms_bytes
 from federation.work.site import PeerReply
 from storage import models
@@ -53,7 +53,7 @@ from storage.states import RunState
 from verification.errors import Wrong
 from verification.run import verify
 from worker.receipts import ReceiptsError, read_receipts, receipt_line
-from worker.submission import ReceiptError, verify_receipt
+from worker.work.submitter import ReceiptError, verify_receipt
 
 CLIENTS = ("ann", "ben", "cleo", "dan")
 DECLINES, REFUSED = "cleo", "dan"
@@ -447,7 +447,7 @@ def test_a_member_declines_terms_that_repeat_another_value_of_its_assignment(fie
 def test_a_member_refuses_a_reply_of_another_member_that_repeats_another_value_of_the_terms(field: str) -> None:
     scene = cast(5, assumed=1)
     agreed = setting(scene, Mode.SUM).agreed
-    said = SimpleNamespace(session=b"session", stage=Stage.READY)
+    said = SimpleNamespace(session=b"session", stage=SessionStage.READY)
     terms = repeated(agreed, set(bindings.TERMS) - {"seed"})
     reply = PeerReply(client_id=VICTIM, attempt=0, samples=1, statement=said, **terms)
     journal: Any = SimpleNamespace(
@@ -456,7 +456,7 @@ def test_a_member_refuses_a_reply_of_another_member_that_repeats_another_value_o
 
     def found(reply: PeerReply) -> Any:
         client: Any = SimpleNamespace(site=SimpleNamespace(roster={}, open_reply=lambda envelope, roster: reply))
-        return peers(client, journal, [b""], Stage.READY)
+        return peers(client, journal, [b""], SessionStage.READY)
 
     assert found(reply) == {VICTIM: reply}
     with pytest.raises(WorkError, match="is of another session or stage"):

@@ -16,8 +16,8 @@ from stored import date_back, overwrite, stored
 from coordinator.aggregation.gram import combine, gram
 from federation.digests import digest
 from federation.vectors import to_bytes, update_layout, update_rows
+from storage.blob_directory import DirectoryStore
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore, PartialUpload
-from storage.directory import DirectoryStore
 
 ABSENT = digest(b"never stored")
 

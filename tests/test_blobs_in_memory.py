@@ -11,7 +11,7 @@ from running import SECONDS, refused
 from stage import MODEL, Player, Stage, spec, stage, vector
 from stored import date_back, stored
 
-from coordinator.home import Home
+from coordinator.home import CoordinatorHome
 from coordinator.rounds.housekeeping import COLLECTION_GRACE
 from federation.digests import digest
 from federation.v1 import admin_pb2 as admin
@@ -24,7 +24,7 @@ from storage.states import RunState
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     made = MemoryStore()
-    monkeypatch.setattr(Home, "open_blobs", lambda home: made)
+    monkeypatch.setattr(CoordinatorHome, "open_blobs", lambda home: made)
     return made
 
 

@@ -11,8 +11,8 @@ from running import refused, wait_for
 from stage import Player, Stage, spec
 from typer.testing import CliRunner
 
-from coordinator.rounds.content import MAX_NUMBERS
-from federation.channels import refusal_from_rpc_error
+from coordinator.rounds.replies.content import MAX_NUMBERS
+from federation.line.channels import refusal_from_rpc_error
 from federation.v1.common_pb2 import ReplyManifest
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Hello, TaskOffer
 from fedpareto.cli.main import app

@@ -13,12 +13,13 @@ from running import refused
 from stage import LAYOUT, Stage, spec
 from test_personal_parameters import GIVEN, SGD, Small, descend
 
-from coordinator.rounds.specification import parse_run
+from coordinator.rounds.runs.specification import parse_run
 from federation.attacks import parse_attack
-from federation.objectives import joint_target
-from federation.run_sections import ParametersSpec
-from federation.runs import SpecError
-from federation.sharing import BUFFERS, Sharing, SharingError
+from federation.spec.computation import Descend, LocalSgd, Measure, MeasureAlong
+from federation.spec.objective_names import joint_target
+from federation.spec.run_sections import ParametersSpec
+from federation.spec.run_spec import SpecError
+from federation.spec.sharing import BUFFERS, Sharing, SharingError
 from federation.tasks import DataSource, Task, initial_model, task
 from federation.training.own import Own, compute, run_model
 from federation.training.plans import TrainingPlan
@@ -26,11 +27,10 @@ from federation.training.torch_trainer import TorchTrainer
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
 from federation.vectors import Layout, Tensor, Vector, read_vector, to_bytes, update_layout, update_rows
 from federation.work.base import Result
-from federation.work.computation import Descend, LocalSgd, Measure, MeasureAlong
 from fedpareto.notebook import simulate
-from simulation.simulate import Progress, Simulation
+from simulation.simulate import Simulation, SimulationProgress
 from storage.states import RunState
-from worker.attacker import Attacker
+from worker.work.attacker import Attacker
 
 
 class Normed(Small):
@@ -382,7 +382,7 @@ def test_a_simulation_with_local_buffers_goes_on_to_the_same_bytes(tmp_path: Pat
     home = tmp_path / "halted"
     with Simulation(document, home, threads=1) as simulation:
 
-        def stop(progress: Progress) -> None:
+        def stop(progress: SimulationProgress) -> None:
             if progress.done == 2:
                 simulation.stop()
 

@@ -10,13 +10,13 @@ from objective_stage import EXACT, begin
 from stage import MODEL, Stage, spec
 
 from coordinator.aggregation import HyperparameterError, aggregate
-from federation.bundle import BundleReader
+from federation.record.bundle import BundleReader
 from federation.v1 import admin_pb2 as admin
 from federation.vectors import Layout, Tensor, to_bytes, update_rows
 from storage.states import RunState
 from verification.counterfactual import Replayed, counterfactual
 from verification.errors import Verified, Wrong
-from verification.noise import CHOSEN
+from verification.noise_size import CHOSEN
 from verification.run import verify
 
 RULES = {

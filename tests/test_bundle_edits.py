@@ -10,8 +10,8 @@ from google.protobuf.message import Message
 from stage import Stage, spec
 from test_bundle import NAMES, exported, played
 
-from federation import bundle
-from federation.bundle import BundleError, BundleReader
+from federation.record import bundle
+from federation.record.bundle import BundleError, BundleReader
 from federation.v1.common_pb2 import (
     AssignmentManifest,
     DeclineManifest,
@@ -22,7 +22,7 @@ from federation.v1.common_pb2 import (
 from federation.v1.record_pb2 import Answer, Exchange, RoundRecord
 from storage.states import RunState
 from verification.errors import Wrong
-from verification.keys import read_keys
+from verification.holders import read_keys
 from verification.run import verify
 
 LAST = 1  # the last round: nothing after it names what is edited in it

@@ -9,8 +9,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from stage import Stage, spec
 from test_bundle import NAMES, exported, played
 
-from federation.bundle import BundleError, BundleReader
-from federation.merkle import node_hash
+from federation.record.bundle import BundleError, BundleReader
+from federation.record.merkle import node_hash
 from federation.v1.common_pb2 import AssignmentManifest, CheckpointManifest, LogKeyManifest, StepManifest
 from federation.v1.record_pb2 import LoggedEntry, LogNode, LogRecord
 from verification.errors import Wrong

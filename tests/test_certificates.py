@@ -9,9 +9,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from federation.certificates import csr_public_key, issue_certificate, make_csr
-from federation.identity import client_uri, coordinator_uri
-from federation.keys import IdentityError, new_tls_key
+from federation.trust.certificates import csr_public_key, issue_certificate, make_csr
+from federation.trust.identity import client_uri, coordinator_uri
+from federation.trust.keys import IdentityError, new_tls_key
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from stored import blob_file
 from test_bundle import exported, played
 from typer.testing import CliRunner
 
-from federation.bundle import BundleReader, blob_entry
 from federation.digests import digest
-from federation.envelope import envelope_digest
-from federation.noise import Noise
-from federation.noise_rows import largest_magnitude, mean_square_tolerance, noise_defect
+from federation.record.bundle import BundleReader, blob_entry
+from federation.spec.noise import Noise
+from federation.spec.noise_rows import largest_magnitude, mean_square_tolerance, noise_defect
+from federation.trust.envelope import envelope_digest
 from federation.v1.common_pb2 import ReplyManifest, StepManifest
 from federation.v1.record_pb2 import LogRecord, RoundRecord
 from federation.vectors import Layout, Tensor, to_bytes, update_layout, update_rows

@@ -11,8 +11,8 @@ from stage import LAYOUT, MODEL, Stage, spec
 from coordinator.aggregation import aggregate
 from coordinator.rounds import selection
 from federation.digests import digest
-from federation.envelope import unseal
-from federation.runs import RunSpec
+from federation.spec.run_spec import RunSpec
+from federation.trust.envelope import unseal
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import ReceiptManifest, SignedEnvelope
 from storage.models import Reply

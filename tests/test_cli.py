@@ -15,14 +15,17 @@ from command_lines import fedpareto_command
 from rich.console import Console
 from typer.testing import CliRunner
 
-from coordinator.rounds.definitions import DEFINITIONS, definition, in_groups
-from federation.runs import RunSpec
+from coordinator.rounds.runs.metric_definitions import DEFINITIONS, definition, in_groups
+from federation.spec.run_spec import RunSpec
 from federation.v1.admin_pb2 import ExportModelResponse, GetRoundResponse, Participation, RoundSummary, Run, Serving
 from federation.v1.common_pb2 import AssignmentState, RoundState, RunState, StepManifest
 from fedpareto import formatting
-from fedpareto.cli import document, download, explain, heat_map, render, render_rounds
-from fedpareto.cli.failure import INTERRUPTED, Failure
+from fedpareto.cli import document
+from fedpareto.cli.admin import download
+from fedpareto.cli.failure import INTERRUPTED, CommandFailure
 from fedpareto.cli.main import app, main
+from fedpareto.cli.research import explain
+from fedpareto.cli.show import heat_map, round_tables, tables
 from fedpareto.processes.forked import completed
 
 SPEC = 'name = "a"\ntask = "digits"\nrounds = 2\n'
@@ -132,7 +135,7 @@ def test_a_wrong_specification_is_refused_with_its_key(tmp_path: Path, text: str
     path = tmp_path / "run.toml"
     path.write_text(text)
     result = CliRunner().invoke(app, ["admin", "submit", str(path)])
-    assert isinstance(result.exception, Failure)
+    assert isinstance(result.exception, CommandFailure)
     assert result.exception.code == 2
     assert str(path) in result.exception.message
     assert message in result.exception.message
@@ -280,7 +283,7 @@ def a_round(m: int) -> GetRoundResponse:
 
 @pytest.mark.parametrize("m", [1, 2, 8, 13, 14, 20, 30, 40, 300])
 def test_a_round_fits_a_hundred_columns_however_many_clients(m: int) -> None:
-    text = text_of(render_rounds.round_(a_round(m)))
+    text = text_of(round_tables.round_(a_round(m)))
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 100
     assert text.count("hospital-number-0") >= 1
     if m <= 8:
@@ -311,16 +314,16 @@ def test_a_standstill_is_said_clearly_with_who_may_have_caused_it() -> None:
     item = a_round(3)
     item.summary.reason = "stationary"
     item.summary.metrics["stationary"] = 0.0
-    assert "No direction" not in text_of(render_rounds.round_(item))
+    assert "No direction" not in text_of(round_tables.round_(item))
     item.summary.metrics["stationary"] = 1.0
-    text = " ".join(text_of(render_rounds.round_(item)).split())
+    text = " ".join(text_of(round_tables.round_(item)).split())
     assert "No direction is good for every participant" in text
     assert "Pareto-stationary" in text
     assert "of length 0" not in text
     assert "of the weight" not in text
     item.participations[0].update_norm = 0.0
     item.participations[2].weight = 0.5
-    text = " ".join(text_of(render_rounds.round_(item)).split())
+    text = " ".join(text_of(round_tables.round_(item)).split())
     assert "hospital-number-0 sent an update of length 0." in text
     assert "hospital-number-2 alone got 50.0 % of the weight" in text
 
@@ -329,7 +332,7 @@ def test_a_round_shows_every_number_once_and_names_the_worst_client() -> None:
     item = a_round(2)
     item.summary.metrics.update(dict.fromkeys(DEFINITIONS, 0.25) | {"corrected": 7.0})
     item.summary.worst_client = "hospital-number-1"
-    text = " ".join(text_of(render_rounds.round_(item)).split())
+    text = " ".join(text_of(round_tables.round_(item)).split())
     assert "worst client hospital-number-1: accuracy 25.0 %" in text
     assert re.search(r"algorithm iterations 0.\d, residual 0.250, corrected 7.000", text)
     shown = [name for names in in_groups(DEFINITIONS).values() for name in names]
@@ -337,7 +340,7 @@ def test_a_round_shows_every_number_once_and_names_the_worst_client() -> None:
     assert sorted([*shown, *elsewhere]) == sorted(name for name in DEFINITIONS if "<" not in name)
     for name in shown:
         assert f"{definition(name).label} {formatting.format_of(name)(0.25)}" in text
-    row = text_of(render_rounds.rounds([item.summary]))
+    row = text_of(round_tables.rounds([item.summary]))
     assert "hospital-num" in row
     assert max(len(line.rstrip()) for line in row.splitlines()) <= 100
 
@@ -359,7 +362,7 @@ def test_a_round_of_several_objectives_shows_their_weights_and_why_one_was_left_
     found.mode = "min-norm"
     found.notes.append("the programme was infeasible")
     item.summary.metrics.update({"loss/test/left": 2.25, "accuracy/objective/right": 0.5, "objective/conflicts": 1.0})
-    text = text_of(render_rounds.round_(item))
+    text = text_of(round_tables.round_(item))
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 100
     for row in (
         "left 0.750 2.500 2.250 – 3",
@@ -388,12 +391,12 @@ def test_a_round_of_several_objectives_shows_their_weights_and_why_one_was_left_
 def test_the_matrix_of_who_serves_what_fits_however_many(clients: int, objectives: int, expected: str) -> None:
     names = [f"objective-{k}" for k in range(objectives)]
     serving = [Serving(client_id=f"client-{i:04}", objectives=[names[i % objectives]]) for i in range(clients)]
-    text = text_of(render.indicator(names, serving))
+    text = text_of(tables.indicator(names, serving))
     assert expected in " ".join(text.split())
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 100
     everybody = [Serving(client_id=str(i), objectives=names) for i in range(clients)]
-    assert f"each of the {clients} clients" in text_of(render.indicator(names, everybody))
-    assert "no active client" in text_of(render.indicator(names, []))
+    assert f"each of the {clients} clients" in text_of(tables.indicator(names, everybody))
+    assert "no active client" in text_of(tables.indicator(names, []))
 
 
 @pytest.mark.parametrize(
@@ -404,7 +407,7 @@ def test_numbers_are_short_and_never_hidden(value: float, text: str) -> None:
 
 
 def test_a_run_that_was_never_evaluated_is_shown_without_numbers() -> None:
-    text = text_of(render.runs([Run(run_id="0123456789ab", name="n", state=RunState.RUN_STATE_PENDING)]))
+    text = text_of(tables.runs([Run(run_id="0123456789ab", name="n", state=RunState.RUN_STATE_PENDING)]))
     assert "0123456789ab" in text
     assert "–" in text
 
@@ -429,7 +432,7 @@ def test_a_download_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
         pieces(b"abcdef", digest=whole, size=7),
         [],
     ):
-        with pytest.raises(Failure):
+        with pytest.raises(CommandFailure):
             download.save(wrong, target)
     assert target.read_bytes() == b"abcdef"
     assert list(tmp_path.iterdir()) == [target]

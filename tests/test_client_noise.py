@@ -12,12 +12,12 @@ from works import work_of
 
 from coordinator.aggregation import aggregate
 from coordinator.aggregation.registry import algorithm
-from coordinator.rounds.client_noise import affordable, spent
-from coordinator.rounds.specification import cautions, parse_run
-from federation.accounting import gaussian_epsilon
+from coordinator.rounds.runs.client_noise import affordable, spent
+from coordinator.rounds.runs.specification import cautions, parse_run
 from federation.digests import digest
-from federation.run_sections import PrivacySpec
-from federation.runs import SpecError
+from federation.spec.accounting import gaussian_epsilon
+from federation.spec.run_sections import PrivacySpec
+from federation.spec.run_spec import SpecError
 from federation.v1.admin_pb2 import (
     ExportRoundsRequest,
     GetRoundRequest,
@@ -29,11 +29,11 @@ from federation.v1.admin_pb2 import (
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import SignedEnvelope, StepManifest
 from federation.vectors import model_row, to_bytes, update_layout, update_rows
-from fedpareto.cli import render, render_rounds
+from fedpareto.cli.show import round_tables, tables
 from fedpareto.notebook import simulate
-from fedpareto.report.data import RunData
 from fedpareto.report.page import page
-from storage.directory import DirectoryStore
+from fedpareto.report.report_data import RunData
+from storage.blob_directory import DirectoryStore
 from storage.retention import is_retained
 from storage.states import RunState
 
@@ -180,10 +180,10 @@ def test_what_clients_sent_is_in_no_answer(stage: Stage) -> None:
     item = admin.GetRun(GetRunRequest(run=run)).run
     expected = gaussian_epsilon(2.0, 1, 1e-5)
     assert item.client_privacy.epsilon == shown.summary.metrics["epsilon/clients"] == pytest.approx(expected)
-    console = render.console()
+    console = tables.console()
     with console.capture() as capture:
-        console.print(render_rounds.round_(shown))
-        console.print(render.run(item))
+        console.print(round_tables.round_(shown))
+        console.print(tables.run(item))
     html = str(page(RunData.read(admin, run)))
     assert f"of clients: epsilon = {expected:.4g}, without a budget" in capture.get()
     assert f"of clients: epsilon = {expected:.4g}" in html

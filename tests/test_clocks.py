@@ -11,24 +11,24 @@ from harness import Handing
 from stage import MODEL, Stage, spec, vector
 
 from coordinator.condition import Condition
-from coordinator.members import access
+from coordinator.members.access import control
 from coordinator.rounds.fleets import remote
+from coordinator.rounds.fleets.presence import Presence
 from coordinator.rounds.housekeeping import COLLECTION_INTERVAL, Housekeeper
-from coordinator.rounds.presence import Presence
-from coordinator.rounds.uploads import Uploads
-from federation.channels import refusal_from_rpc_error
+from coordinator.rounds.replies.uploads import Uploads
 from federation.digests import digest
+from federation.line.channels import refusal_from_rpc_error
 from federation.v1.admin_pb2 import WatchRunRequest
 from federation.v1.federation_pb2 import AttendResponse, FetchBlobRequest, SubmitRequest
 from federation.vectors import to_bytes, update_layout
+from storage.blob_directory import DirectoryStore
 from storage.database import Database
-from storage.directory import DirectoryStore
 
 
 def test_certificates_that_a_set_clock_ends_end_their_calls_with_the_reason_and_no_incident(
     stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access, "CLOCK_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(control, "CLOCK_LOOK_SECONDS", 0.05)
     task = stage.task()
     ann, ben = stage.cast(task, "ann", "ben")
     run = stage.submit(spec(f"clock-{stage.count}", task, more="selection.minimum = 2"))

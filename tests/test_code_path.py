@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from federation.tasks import TaskError, task
 from fedpareto.cli import code_path
-from fedpareto.cli.failure import Failure
+from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.main import app
-from fedpareto.processes.federation import Federation
+from fedpareto.processes.process_federation import ProcessFederation
 
 ROOT = Path(__file__).resolve().parent.parent
 TASK = "from federation.tasks.digits import Digits\n\n\nclass Own(Digits):\n    ...\n"
@@ -68,7 +68,7 @@ def test_a_started_command_finds_the_owners_task_and_our_packages_whatever_lies_
 ) -> None:
     monkeypatch.chdir(code)  # where `python -m` would look first
     code_path.append([code])
-    with Federation(tmp_path) as federation:
+    with ProcessFederation(tmp_path) as federation:
         federation.forks = False
         arguments = ["-m", "fedpareto", "data", "show", "own_task:Own", "--clients", "2"]
         command = federation.spawn("command", arguments)
@@ -102,7 +102,7 @@ def test_a_task_whose_module_is_hidden_is_refused_with_both_paths(code: Path) ->
 
 def test_a_directory_of_code_that_is_not_there_is_bad_usage(code: Path) -> None:
     result = CliRunner().invoke(app, ["data", "show", "digits", "--code", str(code / "missing")])
-    assert isinstance(result.exception, Failure)
+    assert isinstance(result.exception, CommandFailure)
     assert result.exception.message == f"--code: {code / 'missing'} is not a directory"
     assert result.exception.code == 2
 

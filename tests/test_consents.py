@@ -15,9 +15,9 @@ from stage import Player, Stage, spec
 from test_bundle import exported
 from typer.testing import CliRunner
 
-from federation.bundle import CONSENTS, BundleReader
 from federation.digests import digest
-from federation.envelope import seal, unseal
+from federation.record.bundle import CONSENTS, BundleReader
+from federation.trust.envelope import seal, unseal
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import ConsentManifest, RunManifest
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse, FetchBlobRequest, Heartbeat

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from coordinator.rounds.content import (
+from coordinator.rounds.replies.content import (
     MAX_NUMBERS,
     content_problem,
     must_be_a_time,
@@ -15,9 +15,9 @@ from coordinator.rounds.content import (
     payload_problem,
     privacy_problem,
 )
-from federation.payload_check import PayloadCheck
+from federation.line.payload_check import PayloadCheck
 from federation.refusals import Refusal
-from federation.runs import RunSpec
+from federation.spec.run_spec import RunSpec
 from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, ReplyManifest, Row, SamplePrivacy, TrainWork
 from federation.v1.secure_pb2 import SecureReadyWork, SecureTerms
 from federation.work.base import Work

@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 from coordinator.audit.sequencer import Sequencer
 from coordinator.check import check_home
 from coordinator.condition import Condition
-from coordinator.home import Home
+from coordinator.home import CoordinatorHome
 from coordinator.settings import Settings
-from federation.findings import Outcome
-from fedpareto.cli.failure import Failure
+from federation.findings import CheckOutcome
+from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.main import app
 from storage import audit
-from storage.directory import DirectoryStore
+from storage.blob_directory import DirectoryStore
 from storage.models import Run, note_model
 from storage.states import RunState
 
@@ -34,7 +34,7 @@ MODEL = b"not a model, but a blob"
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A coordinator's directory with one run on record."""
     now, directory = datetime.now(UTC), tmp_path_factory.mktemp("made") / "home"
-    home = Home.init(directory, Settings.check({"federation_id": "test"}, "test"), now=now)
+    home = CoordinatorHome.init(directory, Settings.check({"federation_id": "test"}, "test"), now=now)
     digest, database = DirectoryStore(home.blobs_dir).put(MODEL), home.open_database()
     spec = b'name = "a"\ntask = "digits"\nrounds = 3\n'
     with database.begin() as session:
@@ -68,8 +68,8 @@ def home(made: Path, tmp_path: Path) -> Path:
 
 def failures(home: Path, *, later: timedelta = timedelta()) -> dict[str, str]:
     """What failed, by subject."""
-    found = check_home(Home.load(home), now=datetime.now(UTC) + later)
-    return {finding.subject: finding.message for finding in found if finding.outcome is Outcome.FAILED}
+    found = check_home(CoordinatorHome.load(home), now=datetime.now(UTC) + later)
+    return {finding.subject: finding.message for finding in found if finding.outcome is CheckOutcome.FAILED}
 
 
 def test_everything_is_checked_and_nothing_is_wrong(home: Path) -> None:
@@ -104,7 +104,7 @@ def _schema(home: Path, revision: str) -> None:
 
 
 def _edit(home: Path, *statements: str) -> None:
-    database = Home.load(home).open_database()
+    database = CoordinatorHome.load(home).open_database()
     with database.begin() as session:
         for statement in statements:
             session.execute(text(statement))
@@ -164,13 +164,13 @@ def test_a_database_of_an_unreleased_version_is_refused_by_each_command_whatever
     _edit(home, "update alembic_version set version_num = '0001'", "alter table federations rename ca_fingerprint to x")
     arguments = [str(tmp_path / "backup")] if command == "backup" else []
     result = CliRunner().invoke(app, ["coordinator", command, *arguments, "--home", str(home)])
-    assert isinstance(result.exception, Failure)
+    assert isinstance(result.exception, CommandFailure)
     assert "is at schema revision 0001, which an unreleased version of fedpareto made" in str(result.exception)
     assert "or make a new federation" in str(result.exception)
 
 
 def test_a_clock_behind_the_record_or_outside_the_certificates_is_named(home: Path) -> None:
-    database, ahead = Home.load(home).open_database(), datetime.now(UTC) + timedelta(hours=2)
+    database, ahead = CoordinatorHome.load(home).open_database(), datetime.now(UTC) + timedelta(hours=2)
     with database.begin() as session:
         audit.record(session, at=ahead, actor="test", action="test")
     database.close()
@@ -183,7 +183,7 @@ def test_a_clock_behind_the_record_or_outside_the_certificates_is_named(home: Pa
 def test_the_command_fails_with_the_settings_that_are_wrong(home: Path) -> None:
     (home / "coordinator.toml").write_text('federation_id = "test"\nkeep_rounds = "3"\n')
     result = CliRunner().invoke(app, ["coordinator", "check", "--home", str(home)])
-    assert isinstance(result.exception, Failure)
+    assert isinstance(result.exception, CommandFailure)
     assert result.exception.code == 1
     assert "failed   directory" in result.stdout
     assert "keep_rounds: Input should be a valid integer; got '3'" in result.stdout
@@ -192,5 +192,5 @@ def test_the_command_fails_with_the_settings_that_are_wrong(home: Path) -> None:
 def test_a_coordinator_that_serves_is_checked_beside_it(tmp_path: Path) -> None:
     with running(tmp_path / "home") as served:
         found = {item.subject: item for item in check_home(served.home, now=datetime.now(UTC))}
-    assert {item.outcome for item in found.values()} == {Outcome.OK}
+    assert {item.outcome for item in found.values()} == {CheckOutcome.OK}
     assert "serves this directory: members at port" in found["ports"].message

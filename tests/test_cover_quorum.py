@@ -12,14 +12,14 @@ import pytest
 from numpy.typing import NDArray
 from secure_cast import ORIGIN, cast, names, play
 
-from coordinator.aggregation.rules import TooFewUpdatesError
+from coordinator.aggregation.interface import TooFewUpdatesError
 from coordinator.aggregation.secure import session
 from coordinator.aggregation.secure.covered import Covered
 from coordinator.aggregation.secure.settled import Cohort
 from federation.secure import bounds
 from federation.secure.thresholds import ONE, Mode
-from federation.work.secure.terms import Stage
-from simulation.members import Members
+from federation.work.secure.terms import SessionStage
+from simulation.simulated_members import SimulatedMembers
 
 VICTIM, HONEST, COLLUDERS, LOST = names([0]), names([1, 2, 3, 4]), names([5, 6, 7]), names([8, 9])
 
@@ -51,11 +51,11 @@ def test_members_refuse_to_unmask_a_sum_in_which_another_member_is_no_longer_cov
 ) -> None:
     monkeypatch.setattr(session, "covered", as_given)
     monkeypatch.setattr(session, "bounds", _Blind)
-    scene = cast(10, lost={(Stage.MASK, 0): LOST})
-    lax = Members(0, scene.members, ORIGIN.task, effective_members=0.0)  # they confirm everything
+    scene = cast(10, lost={(SessionStage.MASK, 0): LOST})
+    lax = SimulatedMembers(0, scene.members, ORIGIN.task, effective_members=0.0)  # they confirm everything
     scene.members |= {name: replace(scene.members[name], members=lax) for name in COLLUDERS}
     with pytest.raises(TooFewUpdatesError, match="3 members have confirmed"):
         play(scene, mode, lone)
-    assert (Stage.MASK, VICTIM[0]) not in scene.declined
-    refusals = {name: scene.declined.get((Stage.CONFIRM, name)) for name in VICTIM + HONEST}
+    assert (SessionStage.MASK, VICTIM[0]) not in scene.declined
+    refusals = {name: scene.declined.get((SessionStage.CONFIRM, name)) for name in VICTIM + HONEST}
     assert refusals == dict.fromkeys(VICTIM + HONEST, "cover")

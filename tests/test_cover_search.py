@@ -16,15 +16,15 @@ from secure_cast import ORIGIN, cast, names, play
 
 from coordinator.aggregation.secure import session
 from coordinator.aggregation.secure.covered import Covered
-from experiments.search.members import Members
-from experiments.search.optimiser import Search
+from experiments.search.members import SearchMembers
+from experiments.search.optimiser import PlanSearch
 from experiments.search.plan import Plan, extremal, within
-from experiments.search.target import Target, individual_parts
-from federation.secure.bounds import EVALUATION, Bounds, Kind, uncovered
+from experiments.search.target import CosineTarget, individual_parts
+from federation.secure.bounds import EVALUATION, BoundKind, Bounds, uncovered
 from federation.secure.thresholds import Mode, Thresholds, truncated
-from simulation.members import Members as SimulatedMembers
+from simulation.simulated_members import SimulatedMembers
 
-FREE = Bounds(kind=Kind.NONE, signed=True)
+FREE = Bounds(kind=BoundKind.NONE, signed=True)
 COHORTS = [
     *((m, Mode.PRIVATE) for m in (5, 10, 20, 50)),
     pytest.param(100, Mode.PRIVATE, marks=pytest.mark.full),
@@ -33,7 +33,7 @@ COHORTS = [
 Reals = NDArray[np.float64]
 
 
-def corners(members: Members, random: np.random.Generator) -> Iterator[Reals]:
+def corners(members: SearchMembers, random: np.random.Generator) -> Iterator[Reals]:
     """Weights of W at the corners of what members accept, and random ones; all moved there if need be."""
     m, t = members.cohort.m, members.cohort.t
     heavy = sqrt(float(members.least) - 1)
@@ -50,7 +50,7 @@ def corners(members: Members, random: np.random.Generator) -> Iterator[Reals]:
         yield plan.weights[0]
 
 
-def survivors(members: Members, weights: Reals, random: np.random.Generator) -> Iterator[NDArray[np.bool_]]:
+def survivors(members: SearchMembers, weights: Reals, random: np.random.Generator) -> Iterator[NDArray[np.bool_]]:
     """Every V of a small cohort; of a large one those with the lightest, the heaviest and random members."""
     m, n_min = members.cohort.m, members.cohort.n_min
     if m <= 10:
@@ -78,7 +78,7 @@ def worst_cosine(coefficients: Reals, t: int) -> float:
 
 @pytest.mark.parametrize(("m", "mode"), COHORTS)
 def test_coefficients_that_members_accept_never_show_more_than_the_bound_whoever_is_lost(m: int, mode: Mode) -> None:
-    members, random = Members.of(FREE, Thresholds(m, mode)), np.random.default_rng(m)
+    members, random = SearchMembers.of(FREE, Thresholds(m, mode)), np.random.default_rng(m)
     sums, largest = 0, 0.0
     for corner in corners(members, random):
         plan = within(Plan(np.arange(m), corner[None], np.ones((1, m), bool)), members)
@@ -96,19 +96,21 @@ def test_coefficients_that_members_accept_never_show_more_than_the_bound_whoever
 
 @pytest.mark.parametrize(("m", "mode"), [*COHORTS[:3], *COHORTS[5:6]])
 def test_an_optimiser_reaches_the_bound_and_does_not_exceed_it(m: int, mode: Mode) -> None:
-    members = Members.of(FREE, Thresholds(m, mode))
-    target = Target(members, np.eye(m))
-    cosine = target.cosine(Search(target, 1, 200, np.random.default_rng(m)).best())
+    members = SearchMembers.of(FREE, Thresholds(m, mode))
+    target = CosineTarget(members, np.eye(m))
+    cosine = target.cosine(PlanSearch(target, 1, 200, np.random.default_rng(m)).best())
     assert 0.999 * members.bound < cosine <= members.bound * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("rule", [EVALUATION, Bounds(kind=Kind.FIXED), Bounds(kind=Kind.BOX), Bounds(kind=Kind.CAP)])
+@pytest.mark.parametrize(
+    "rule", [EVALUATION, Bounds(kind=BoundKind.FIXED), Bounds(kind=BoundKind.BOX), Bounds(kind=BoundKind.CAP)]
+)
 def test_tighter_bounds_of_an_algorithm_never_show_more_than_its_cover(rule: Bounds) -> None:
-    members = Members.of(rule, Thresholds(20, Mode.PRIVATE))
-    target = Target(members, np.eye(20))
-    cosine = target.cosine(Search(target, 1, 200, np.random.default_rng(0)).best())
+    members = SearchMembers.of(rule, Thresholds(20, Mode.PRIVATE))
+    target = CosineTarget(members, np.eye(20))
+    cosine = target.cosine(PlanSearch(target, 1, 200, np.random.default_rng(0)).best())
     assert cosine <= members.bound
-    if rule.kind in (Kind.EQUAL, Kind.FIXED):
+    if rule.kind in (BoundKind.EQUAL, BoundKind.FIXED):
         n = members.cohort.n_min - members.cohort.t
         assert cosine == pytest.approx(n**-0.5, abs=1e-6)
 
@@ -116,9 +118,9 @@ def test_tighter_bounds_of_an_algorithm_never_show_more_than_its_cover(rule: Bou
 def test_real_members_answer_what_the_search_finds_and_the_sum_shows_what_it_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    members = Members.of(FREE, Thresholds(5, Mode.SUM))
-    target = Target(members, np.eye(5))
-    plan = Search(target, 1, 200, np.random.default_rng(0)).best()
+    members = SearchMembers.of(FREE, Thresholds(5, Mode.SUM))
+    target = CosineTarget(members, np.eye(5))
+    plan = PlanSearch(target, 1, 200, np.random.default_rng(0)).best()
     a = np.zeros(5)
     a[plan.places] = members.normed(plan.weights[0])
     monkeypatch.setattr(session, "covered", lambda *_: Covered(tuple(truncated(a.tolist())), 1.0))

@@ -13,9 +13,9 @@ from federation.digests import digest
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.v1.federation_pb2 import FetchBlobRequest
-from storage import directory
+from storage import blob_directory
+from storage.blob_directory import DirectoryStore
 from storage.blobs import BlobCorrupt
-from storage.directory import DirectoryStore
 from storage.states import RunState
 
 Damage = Callable[[Path], Callable[[], None]]
@@ -80,13 +80,13 @@ def test_a_blob_of_another_process_is_checked_when_it_is_opened_first_and_each_b
     blobs: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked = []
-    check = directory._check
+    check = blob_directory._check
 
     def count(name: str, file: object) -> None:
         checked.append(name)
         check(name, file)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(directory, "_check", count)
+    monkeypatch.setattr(blob_directory, "_check", count)
     name = DirectoryStore(blobs.root).put(b"model")
     for _ in range(3):
         with blobs.open_range(name) as file:

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from federation.tasks import DataSource, Part, Pool, Splits, Task, task
 from federation.tasks.census import Census, census
 from federation.tasks.partition import deal
-from fedpareto.cli import shares
-from fedpareto.cli.failure import USAGE, Failure
+from fedpareto.cli.failure import USAGE, CommandFailure
 from fedpareto.cli.main import app
+from fedpareto.cli.show import shares
 
 
 def show(*arguments: str) -> str:
@@ -70,13 +70,13 @@ def test_a_chart_is_drawn_for_clients_and_classes_of_any_number(tmp_path: Path) 
     many = Census(np.full((50, 3), 10), np.arange(70), counts)
     shares.draw(many, [str(number) for number in range(50)], "many", tmp_path / "many.png")
     assert (tmp_path / "many.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(Failure, match="cannot draw"):
+    with pytest.raises(CommandFailure, match="cannot draw"):
         show("digits", "--plot", str(tmp_path / "nowhere" / "few.png"))
 
 
 def test_a_chart_without_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedpareto.cli.failure.find_spec", lambda name: None if name == "matplotlib" else name)
-    with pytest.raises(Failure, match=r"fedpareto\[experiments\]"):
+    with pytest.raises(CommandFailure, match=r"fedpareto\[experiments\]"):
         show("digits", "--plot", "few.png")
 
 
@@ -92,7 +92,7 @@ def test_a_chart_without_matplotlib_says_what_to_install(monkeypatch: pytest.Mon
     ],
 )
 def test_what_cannot_be_cut_is_refused_with_the_reason(arguments: tuple[str, ...], says: str, code: int) -> None:
-    with pytest.raises(Failure, match=says) as caught:
+    with pytest.raises(CommandFailure, match=says) as caught:
         show(*arguments)
     assert caught.value.code == code
 

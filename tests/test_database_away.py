@@ -18,8 +18,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import InterfaceError, OperationalError
 from stage import Stage, spec, stage
 
-from federation.certificates import pem
-from federation.channels import refusal_from_rpc_error, server_verified_channel
+from federation.line.channels import refusal_from_rpc_error, server_verified_channel
+from federation.trust.certificates import pem
 from storage.database import Database, DatabaseBusy
 from storage.states import RoundState
 

@@ -16,10 +16,17 @@ from harness import wait_for
 from typer.testing import CliRunner
 
 from fedpareto.cli.main import app
-from fedpareto.demo.directory import MARKER, DirectoryError, fresh_directory, keep_coordinator, stop_kept, wait_kept
-from fedpareto.demo.stage import EIGHT, HOSPITALS, TWO
-from fedpareto.processes.federation import Federation
+from fedpareto.demo.demo_directory import (
+    MARKER,
+    DirectoryError,
+    fresh_directory,
+    keep_coordinator,
+    stop_kept,
+    wait_kept,
+)
+from fedpareto.demo.hospitals import EIGHT, HOSPITALS, TWO
 from fedpareto.processes.forked import completed
+from fedpareto.processes.process_federation import ProcessFederation
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 240.0
@@ -112,7 +119,7 @@ def test_a_coordinator_that_was_kept_serves_until_demo_stop_or_the_next_demo_end
     kept = psutil.Process(keep_coordinator(directory))
     wait_kept(directory, SECONDS)
     arguments = kept.cmdline()
-    assert arguments[arguments.index("fedpareto.processes.kept") + 1] == "7200.0"
+    assert arguments[arguments.index("fedpareto.processes.detached") + 1] == "7200.0"
     assert {os.readlink(f"/proc/{kept.pid}/fd/{number}") for number in (1, 2)} == {str(directory / "coordinator.log")}
     done = fedpareto("demo", "--stop", "--dir", str(directory))
     assert (done.returncode, done.stdout) == (0, f"the coordinator in {directory} has stopped\n"), done.stderr
@@ -121,7 +128,7 @@ def test_a_coordinator_that_was_kept_serves_until_demo_stop_or_the_next_demo_end
 
 
 def test_leaving_a_federation_of_processes_by_ctrl_c_stops_them(tmp_path: Path) -> None:
-    federation = Federation(tmp_path)
+    federation = ProcessFederation(tmp_path)
 
     def interrupted() -> None:
         with federation:

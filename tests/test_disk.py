@@ -9,10 +9,10 @@ from stored import stored
 
 from coordinator.disk import run_bytes
 from federation.digests import digest
-from federation.runs import RunSpec
+from federation.spec.run_spec import RunSpec
 from federation.v1 import admin_pb2 as admin
-from fedpareto.cli import upload
-from fedpareto.cli.failure import Failure
+from fedpareto.cli.admin import upload
+from fedpareto.cli.failure import CommandFailure
 from storage.states import RunState
 
 
@@ -92,10 +92,10 @@ def test_a_run_that_is_larger_than_the_disk_is_warned_of(stage: Stage, capsys: p
     stage.cast(task, "a")
     response = ask(stage, spec("large", task, 1_000_000), size=8 << 30)
     assert "the run will take about 17179869.2 GB on the coordinator's disk" in response.warnings[0]
-    with pytest.raises(Failure, match="too little space") as caught:
+    with pytest.raises(CommandFailure, match="too little space") as caught:
         upload.show_prospects(response, as_json=False)
     assert caught.value.code == 1
     assert "1 (a); a round asks 1" in capsys.readouterr().out
     nobody = ask(stage, spec("lonely", stage.task()))
-    with pytest.raises(Failure, match="0 members could be asked, and selection"):
+    with pytest.raises(CommandFailure, match="0 members could be asked, and selection"):
         upload.show_prospects(nobody, as_json=False)

@@ -11,11 +11,11 @@ from command_lines import problem
 from pydantic import BaseModel
 
 from coordinator.aggregation.registry import algorithm
-from coordinator.rounds.definitions import DEFINITIONS
+from coordinator.rounds.runs.metric_definitions import DEFINITIONS
 from coordinator.settings import Settings
 from federation.refusals import REASONS
-from federation.runs import RunSpec
-from worker.policy import Policy
+from federation.spec.run_spec import RunSpec
+from worker.site.policy import Policy
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "docs" / "examples"

@@ -18,22 +18,22 @@ from running import SECONDS, Running, running
 from test_trainers import Halving
 from typer.testing import CliRunner
 
-from federation.certificates import fingerprint, pem
-from federation.findings import Outcome
-from federation.identity import Role
-from federation.keys import new_tls_key, write_private_key
+from federation.findings import CheckOutcome
 from federation.training.plans import TrainingPlan
+from federation.trust.certificates import fingerprint, pem
+from federation.trust.identity import Role
+from federation.trust.keys import new_tls_key, write_private_key
 from federation.v1.admin_pb2 import RevokeClientRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.vectors import Array, Vector
-from fedpareto.cli.failure import Failure
+from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.main import app
 from fedpareto.processes.forked import completed
 from worker.doctor import check_disk
-from worker.enroll import enroll
-from worker.home import Home
+from worker.home import WorkerHome
+from worker.line.enroll import enroll
 
-OK, WARNING, FAILED, SKIPPED = Outcome
+OK, WARNING, FAILED, SKIPPED = CheckOutcome
 NETWORK = ["membership", "dns", "proxy", "tls", "coordinator", "clock"]
 
 
@@ -46,7 +46,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 @pytest.fixture(scope="module")
 def home(served: Running) -> Path:
     join = served.join_string("ann")
-    enroll(Home(served.home.directory.parent / "ann"), join)
+    enroll(WorkerHome(served.home.directory.parent / "ann"), join)
     return served.home.directory.parent / "ann"
 
 
@@ -64,9 +64,9 @@ def doctor(*arguments: str, env: dict[str, str] | None = None) -> tuple[dict[str
     """The findings by subject, in order, and the exit code."""
     unset = {"https_proxy": "", "no_proxy": "", **(env or {})}
     done = CliRunner().invoke(app, ["worker", "doctor", "--json", *arguments], env=unset)
-    assert done.exception is None or isinstance(done.exception, Failure | SystemExit), done.exception
+    assert done.exception is None or isinstance(done.exception, CommandFailure | SystemExit), done.exception
     found = json.loads(done.stdout)
-    code = done.exception.code if isinstance(done.exception, Failure) else done.exit_code
+    code = done.exception.code if isinstance(done.exception, CommandFailure) else done.exit_code
     return {one["subject"]: (one["outcome"], one["message"]) for one in found}, int(code)
 
 
@@ -86,7 +86,7 @@ def test_a_wrong_clock_is_measured_and_a_running_worker_is_left_alone(served: Ru
     served.clock.ahead = timedelta(hours=1)
     try:
         found, code = doctor("--home", str(home))
-        with Home(home).lock():
+        with WorkerHome(home).lock():
             beside, _ = doctor("--home", str(home))
     finally:
         served.clock.ahead = timedelta()
@@ -102,7 +102,7 @@ def test_a_site_whose_clock_is_an_hour_behind_joins_a_new_federation_and_one_fur
 ) -> None:
     with running(tmp_path / "hour" / "coordinator", timedelta(hours=1), hosts=["localhost"]) as made:
         join = made.join_string("ann")
-        enroll(Home(tmp_path / "ann"), join)
+        enroll(WorkerHome(tmp_path / "ann"), join)
         found, code = doctor("--home", str(tmp_path / "ann"))
         assert [found[name][0] for name in NETWORK] == [OK, OK, OK, OK, OK, FAILED]
         assert (code, "s behind the coordinator's: set the wrong one" in found["clock"][1]) == (1, True)
@@ -116,7 +116,7 @@ def test_a_site_whose_clock_is_an_hour_behind_joins_a_new_federation_and_one_fur
 def test_a_revoked_client_is_told_by_the_coordinator(served: Running) -> None:
     join = served.join_string("eve")
     place = served.home.directory.parent / "eve"
-    enroll(Home(place), join)
+    enroll(WorkerHome(place), join)
     with served.administrator(Role.SECURITY_OFFICER) as officer:
         AdminStub(officer).RevokeClient(RevokeClientRequest(client_id="eve", reason="left"), timeout=SECONDS)
     found, code = doctor("--home", str(place))
@@ -227,10 +227,10 @@ def test_a_rehearsal_trains_as_the_specification_says(tmp_path: Path) -> None:
     assert json.loads(rehearse("--json", "--spec", str(spec))[0])["steps"] == 3
     spec.write_text('name = "x"\ntask = "digits"\nrounds = 1\n[train]\nlearning_rate = 1e30\n')
     _, error = rehearse("--spec", str(spec))
-    assert isinstance(error, Failure)
+    assert isinstance(error, CommandFailure)
     assert error.message == "training diverged at step 2: try a smaller learning rate"
     _, error = rehearse("--spec", str(tmp_path / "missing.toml"))
-    assert isinstance(error, Failure)
+    assert isinstance(error, CommandFailure)
     assert "missing.toml: No such file" in error.message
 
 
@@ -240,7 +240,7 @@ def test_a_rehearsal_counts_the_bytes_and_needs_the_abilities_of_the_run(tmp_pat
     def rehearsed(more: str, *arguments: str) -> Any:
         spec.write_text(start + more)
         said, error = rehearse("--json", "--device", "cpu", "--spec", str(spec), *arguments)
-        return error.message if isinstance(error, Failure) else json.loads(said)
+        return error.message if isinstance(error, CommandFailure) else json.loads(said)
 
     keys = ("", 'train.wire_dtype = "bf16"', 'parameters.personal = ["out.*"]')
     whole, half, personal = map(rehearsed, keys)
@@ -311,4 +311,4 @@ def test_another_trainer_is_tried_and_one_that_is_not_there_is_named() -> None:
     assert checked["task"][0] == FAILED
     assert "nowhere" in checked["task"][1]
     _, error = rehearse("--trainer", "nowhere:Thing")
-    assert isinstance(error, Failure)
+    assert isinstance(error, CommandFailure)

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from typer.testing import CliRunner
 
-from coordinator.rounds.specification import cautions, parse_run
+from coordinator.rounds.runs.specification import cautions, parse_run
 from federation.tasks import DataSource, task
 from federation.tasks.parameters import trainable
 from fedpareto import simulate

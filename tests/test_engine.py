@@ -11,7 +11,7 @@ from stage import MODEL, Stage, spec
 
 from coordinator.rounds import selection
 from federation.digests import digest
-from federation.runs import RunSpec
+from federation.spec.run_spec import RunSpec
 from federation.v1.admin_pb2 import RunHeader, SubmitRunRequest
 from federation.v1.federation_pb2 import AttendRequest, Heartbeat
 from storage.models import AuditEntry

@@ -12,7 +12,7 @@ from stage import Player, Stage, spec
 from stage import stage as make_stage
 
 from coordinator.rounds.supervisor import RECONNECT_GRACE
-from federation.channels import refusal_from_rpc_error
+from federation.line.channels import refusal_from_rpc_error
 from storage.states import RoundState, RunState
 
 

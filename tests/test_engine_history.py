@@ -13,7 +13,7 @@ from stored import blob_file, stored
 
 from coordinator.aggregation import aggregate
 from federation.digests import digest
-from federation.envelope import unseal
+from federation.trust.envelope import unseal
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
 from storage.models import Round
 from storage.records import canonical

@@ -16,16 +16,16 @@ from works import work_of
 from coordinator.aggregation import registry
 from coordinator.aggregation.base import Algorithm
 from coordinator.aggregation.diagnostics import describe
-from coordinator.aggregation.phase_kinds import Evaluation, Training
+from coordinator.aggregation.interface import Combination, Rows, TooFewUpdatesError
+from coordinator.aggregation.phase_kinds import EvaluationPhase, TrainingPhase
 from coordinator.aggregation.phases import Replies, RoundContext, RoundGenerator, Step, Voided
 from coordinator.aggregation.qp import UnsolvedError
-from coordinator.aggregation.rules import Combination, Rows, TooFewUpdatesError
 from coordinator.rounds import selection
 from coordinator.rounds.conversation import _continued
 from coordinator.rounds.fleets.base import Skipped
-from federation.envelope import unseal
-from federation.runs import RunSpec
 from federation.sketches.base import SketchError
+from federation.spec.run_spec import RunSpec
+from federation.trust.envelope import unseal
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
 from federation.vectors import read_vector
 from storage.states import RoundState, RunState
@@ -47,13 +47,13 @@ class Rehearsed(Algorithm):
         return Combination(rows.prior, rows.prior, state, describe(rows.gram, rows.prior, rows.prior))
 
     def round(self, context: RoundContext) -> RoundGenerator:
-        first = yield Training()
+        first = yield TrainingPhase()
         if self.best > len(first):
             raise ValueError(f"there are only {len(first)}")
         lengths = np.diag(first.gram)
         longest = sorted(first[int(i)].client_id for i in np.argsort(lengths)[-self.best :])
-        again = yield Training(clients=tuple(longest))
-        measured = yield Evaluation(splits=("validation",), clients=tuple(reply.client_id for reply in again))
+        again = yield TrainingPhase(clients=tuple(longest))
+        measured = yield EvaluationPhase(splits=("validation",), clients=tuple(reply.client_id for reply in again))
         assert {reply.client_id for reply in measured} <= set(longest)
         return Step(again, self.combine(again.rows(context)))
 
@@ -69,8 +69,8 @@ class FirstThoughts(Algorithm):
         return Combination(rows.prior, rows.prior, {}, describe(rows.gram, rows.prior, rows.prior))
 
     def round(self, context: RoundContext) -> RoundGenerator:
-        first = yield Training()
-        yield Training()
+        first = yield TrainingPhase()
+        yield TrainingPhase()
         return Step(first, self.combine(first.rows(context)))
 
 
@@ -81,7 +81,7 @@ class DrawnAnew(FirstThoughts):
     name: ClassVar[str] = "drawn-anew"
 
     def round(self, context: RoundContext) -> RoundGenerator:
-        trained = yield Training(clients=context.draw("anew"))
+        trained = yield TrainingPhase(clients=context.draw("anew"))
         return Step(trained, self.combine(trained.rows(context)))
 
 
@@ -92,9 +92,9 @@ class NobodyFirst(FirstThoughts):
     name: ClassVar[str] = "nobody-first"
 
     def round(self, context: RoundContext) -> RoundGenerator:
-        measured = yield Evaluation(splits=("validation",), clients=())
+        measured = yield EvaluationPhase(splits=("validation",), clients=())
         assert not measured
-        trained = yield Training()
+        trained = yield TrainingPhase()
         return Step(trained, self.combine(trained.rows(context)))
 
 
@@ -107,7 +107,7 @@ class Interrupted(FirstThoughts):
     ends: str
 
     def round(self, context: RoundContext) -> RoundGenerator:
-        trained = yield Training()
+        trained = yield TrainingPhase()
         type(self).operator()
         if self.ends == "skipped":
             raise TooFewUpdatesError("another time")
@@ -117,7 +117,7 @@ class Interrupted(FirstThoughts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingWithInput(Training):
+class TrainingWithInput(TrainingPhase):
     """Training for which every client needs a word besides the model."""
 
     def inputs(self) -> Mapping[str, bytes]:
@@ -266,7 +266,7 @@ def test_a_rule_that_has_too_few_replies_skips_the_round_and_says_how_many_it_ne
 @pytest.mark.parametrize("kind", [TooFewUpdatesError, UnsolvedError, SketchError])
 def test_a_rule_that_cannot_use_its_replies_gives_no_step(kind: type[Exception]) -> None:
     def conversation() -> RoundGenerator:
-        yield Training()
+        yield TrainingPhase()
         raise kind("not with these")
 
     replies = conversation()

@@ -9,12 +9,12 @@ from stage import LAYOUT, MODEL, Player, Stage, measurements, spec, vector
 
 from coordinator.aggregation import aggregate
 from coordinator.aggregation.gram import apply_step, combine, gram
-from coordinator.aggregation.phases import Past, Replies, Reply, Step
+from coordinator.aggregation.interface import Combination
+from coordinator.aggregation.phases import Past, PhaseReply, Replies, Step
 from coordinator.aggregation.registry import server_rate
-from coordinator.aggregation.rules import Combination
 from coordinator.rounds.step import _longest
 from federation.digests import digest
-from federation.envelope import envelope_digest, unseal
+from federation.trust.envelope import envelope_digest, unseal
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest, SamplePrivacy, SignedEnvelope, StepManifest
 from federation.vectors import Layout, Tensor, model_row, read_vector, to_bytes, update_layout, update_rows
 from storage.models import Round
@@ -281,8 +281,8 @@ def test_a_step_that_overflows_is_not_made(stage: Stage) -> None:
 
 def test_the_longest_update_is_named_also_if_it_is_of_an_earlier_round() -> None:
     short, long = np.ones(2, np.float32), np.full(2, 3.0, np.float32)
-    ann = Reply(client_id="ann", samples=1, losses={}, metrics={}, rows=(short, short))
-    ben = Reply(client_id="ben", samples=1, losses={}, metrics={}, rows=(2 * short,))
+    ann = PhaseReply(client_id="ann", samples=1, losses={}, metrics={}, rows=(short, short))
+    ben = PhaseReply(client_id="ben", samples=1, losses={}, metrics={}, rows=(2 * short,))
     past = Past(client_id="cleo", round=0, envelope="", payload="", row=long)
     now = Step(Replies([ann, ben]), Combination(np.ones(4), np.ones(3), {}, {}))
     assert "the longest update is ben's, 2.83" in _longest(now)

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from running import SECONDS
 from stage import LAYOUT, MODEL, Player, Stage, spec, vector
 
+from coordinator.aggregation.interface import Rows
 from coordinator.aggregation.registry import algorithm
-from coordinator.aggregation.rules import Rows
-from coordinator.aggregation.server import FedAdam
+from coordinator.aggregation.server_optimisers import FedAdam
 from federation.digests import digest
-from federation.envelope import unseal
+from federation.trust.envelope import unseal
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
 from federation.vectors import read_vector, to_bytes

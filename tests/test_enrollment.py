@@ -12,15 +12,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from running import SECONDS, Applicant, Clock, Running, refused, running
 
-from coordinator.members.certificates import Authority
+from coordinator.members.authority import Authority
 from coordinator.members.enrollment import Application, enroll
-from federation.certificates import fingerprint, make_ca
-from federation.channels import refusal_from_rpc_error, server_verified_channel
-from federation.identity import parse_peer
-from federation.join_string import fetch_ca, secret_hash
-from federation.keys import new_tls_key
-from federation.proofs import prove_possession
+from federation.line.channels import refusal_from_rpc_error, server_verified_channel
 from federation.refusals import Refusal
+from federation.trust.certificates import fingerprint, make_ca
+from federation.trust.identity import parse_peer
+from federation.trust.join_string import fetch_ca, secret_hash
+from federation.trust.keys import new_tls_key
+from federation.trust.proofs import prove_possession
 from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from storage.database import Database

@@ -9,11 +9,11 @@ from running import SECONDS, refused
 from sqlalchemy import select
 from stage import LAYOUT, LONG, Player, Stage, spec
 
-from coordinator.rounds.evidence import SignatureMemory
-from coordinator.rounds.intake import Admission, Intake
-from coordinator.rounds.states import end_assignment
-from federation.envelope import envelope_digest
+from coordinator.rounds.replies.evidence import SignatureMemory
+from coordinator.rounds.replies.intake import Admission, Intake
+from coordinator.rounds.transitions import end_assignment
 from federation.refusals import Refusal
+from federation.trust.envelope import envelope_digest
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from storage.models import Assignment, AuditEntry, Reply

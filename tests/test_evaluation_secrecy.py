@@ -10,16 +10,16 @@ import pytest
 from numpy.typing import NDArray
 from secure_cast import Cast, Member, cast, context, document, held, names
 
-from coordinator.aggregation.rules import TooFewUpdatesError
+from coordinator.aggregation.interface import TooFewUpdatesError
 from coordinator.aggregation.secure import evaluation as evaluations
 from coordinator.aggregation.secure.evaluation import Means, evaluation
 from coordinator.aggregation.secure.settled import Sum
-from federation.metrics import MetricKind
 from federation.secure.evaluation import clip, deviation, deviation_of_mean, noise
 from federation.secure.thresholds import EVALUATION_NOISE, Mode, Thresholds
+from federation.spec.task_metrics import MetricKind
 from federation.work.base import Result, Work
 from federation.work.evaluate.work import Evaluate
-from federation.work.secure.terms import Stage
+from federation.work.secure.terms import SessionStage
 from federation.work.secure.vector import of_metrics
 
 VICTIM = "silo-04"
@@ -86,12 +86,12 @@ def test_without_a_metric_that_all_members_compute_nothing_is_summed() -> None:
     scene.members[VICTIM].metrics = {}
     with pytest.raises(TooFewUpdatesError, match=rf"every metric lacks a member. left out are .* by {VICTIM}"):
         evaluated(scene)
-    assert (Stage.MASK.value, 0) not in scene.sent
+    assert (SessionStage.MASK.value, 0) not in scene.sent
 
 
 def test_a_member_masks_nothing_of_an_evaluation_whose_members_have_not_signed_which_metrics_they_compute() -> None:
     def lie(stage: str, member: Member, work: Work, result: Result) -> Result:
-        if stage != Stage.READY or member.name == VICTIM:
+        if stage != SessionStage.READY or member.name == VICTIM:
             return result
         return replace(result, statement=replace(result.statement, measured=b"\1"))
 
@@ -99,7 +99,9 @@ def test_a_member_masks_nothing_of_an_evaluation_whose_members_have_not_signed_w
     scene.lie = lie
     with pytest.raises(TooFewUpdatesError):
         evaluated(scene)
-    assert scene.declined == {(Stage.READY.value, name): "statement" for name in names(range(10)) if name != VICTIM}
+    assert scene.declined == {
+        (SessionStage.READY.value, name): "statement" for name in names(range(10)) if name != VICTIM
+    }
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -156,7 +158,7 @@ def test_a_member_whose_owner_asks_for_more_noise_declines() -> None:
     site = scene.members[VICTIM].site
     site.policies["digits"] = replace(site.policies["digits"], evaluation_noise=0.1)
     assert evaluated(scene).members == 9
-    assert scene.declined == {(Stage.READY.value, VICTIM): "policy:evaluation-noise"}
+    assert scene.declined == {(SessionStage.READY.value, VICTIM): "policy:evaluation-noise"}
 
 
 def test_a_member_evaluates_the_metrics_that_the_specification_names_and_no_others() -> None:

@@ -10,10 +10,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import Table, update
 from stage import LAYOUT, MODEL, Player, Stage, spec
 
-from coordinator.rounds.evidence import SignatureMemory
+from coordinator.rounds.replies.evidence import SignatureMemory
 from federation.digests import digest
-from federation.envelope import seal
 from federation.refusals import Refusal
+from federation.trust.envelope import seal
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
 from federation.vectors import to_bytes, update_layout
 from storage import models

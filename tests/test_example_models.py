@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from federation.run_sections import ParametersSpec
+from federation.spec.run_sections import ParametersSpec
 from federation.tasks import initial_model, task
 from federation.tasks.parameters import build
 from federation.training.own import run_model

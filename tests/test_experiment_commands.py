@@ -15,7 +15,7 @@ from experiments import provenance
 from experiments.definition import parse
 from experiments.loading import names
 from experiments.results import Job, Store
-from fedpareto.cli.failure import Failure
+from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.main import app
 
 one_thread, under_way = experiment_cases.one_thread, experiment_cases.under_way  # fixtures
@@ -48,7 +48,7 @@ def test_the_command_runs_an_experiment_makes_only_what_is_missing_and_compares(
 def command(*arguments: object) -> tuple[int, str]:
     """The exit code of an `experiment` command, and all that it says."""
     done = CliRunner().invoke(app, ["experiment", *map(str, arguments)])
-    if isinstance(done.exception, Failure):
+    if isinstance(done.exception, CommandFailure):
         return done.exception.code, done.output + done.exception.message
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done.exit_code, done.output
@@ -142,7 +142,7 @@ def test_damaged_files_are_told_of_and_paths_may_have_brackets(tmp_path: Path, m
 
 @pytest.mark.usefixtures("tiny_is_there")
 def test_no_tables_are_written_while_nothing_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("experiments.runner.Runner.run", lambda self, jobs, tell: None)
+    monkeypatch.setattr("experiments.runner.ExperimentRunner.run", lambda self, jobs, tell: None)
     out = tmp_path / "out"
     assert command("run", "tiny", "--out", out)[0] == 130
     assert [path.name for path in out.iterdir()] == ["run.json"]
@@ -192,7 +192,7 @@ def test_the_list_says_whether_data_is_there(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_done_is_refused_with_what_can(arguments: list[str], message: str) -> None:
     refused = CliRunner().invoke(app, ["experiment", *arguments]).exception
-    assert isinstance(refused, Failure)
+    assert isinstance(refused, CommandFailure)
     assert refused.code == 2
     assert message in refused.message
 

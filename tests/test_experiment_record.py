@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from experiments import record
 from experiments.definition import parse
-from experiments.results import DamagedError, Job, Result, Session, Store
-from experiments.runner import Runner, Settings
+from experiments.results import DamagedError, Job, RunResult, Session, Store
+from experiments.runner import ExperimentRunner, RunnerSettings
 from fedpareto.cli.main import app
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,7 +41,7 @@ def first_seed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results of both methods with seed 1, each made by a call of its own, of which the first was killed."""
     store = Store(tmp_path_factory.mktemp("small") / "out", Session("killed", "2026-01-01T00:00:00+00:00"))
     cell = parse("small", SMALL).cells()[0]
-    Runner(store, Settings()).run([Job(cell, 1)], lambda event: None)
+    ExperimentRunner(store, RunnerSettings()).run([Job(cell, 1)], lambda event: None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("experiments.loading.load", lambda name: parse(name, SMALL))
         run("small", "--seeds", 1, "--out", store.directory)
@@ -110,7 +110,7 @@ def test_a_restored_run_has_its_specification_and_every_number_of_the_files(out:
     whole = store.find(job)
     assert whole is not None
     final = {**whole.final, "loss/test": math.nan}
-    record.write(store, "small", [Result(*job.key, whole.spec, final, whole.rounds, whole.session)], {})
+    record.write(store, "small", [RunResult(*job.key, whole.spec, final, whole.rounds, whole.session)], {})
     shutil.rmtree(out / "runs")
     record.restore(store)
     restored = store.find(job)
@@ -148,7 +148,7 @@ def test_a_run_that_is_made_anew_is_not_restored_after_the_call_was_killed(
 
     again = ("small", "--seeds", 1, "--methods", "FedAvg", "--out", out)
     with monkeypatch.context() as patch:
-        patch.setattr("experiments.runner.Runner.run", killed)
+        patch.setattr("experiments.runner.ExperimentRunner.run", killed)
         assert "killed" in run(*again, "--anew", code=1)
     assert "1 run, 0 of them done before" in run(*again)
     assert [len(runs) for _, runs in listed(out)] == [1, 1]

@@ -17,8 +17,8 @@ from harness import wait_for
 from experiments import measures, record
 from experiments.definition import parse
 from experiments.record import write_results
-from experiments.results import DamagedError, Job, Result, Store, difference
-from experiments.runner import Event, Runner, Settings, other
+from experiments.results import DamagedError, Job, RunResult, Store, difference
+from experiments.runner import Event, ExperimentRunner, RunnerSettings, other
 
 one_thread, under_way = experiment_cases.one_thread, experiment_cases.under_way  # fixtures
 
@@ -134,7 +134,7 @@ def test_a_damaged_record_of_calls_is_no_record(tmp_path: Path, content: str) ->
 
 def test_the_csv_file_has_a_row_for_each_result_and_leaves_missing_numbers_empty(tmp_path: Path) -> None:
     path = tmp_path / "results.csv"
-    write_results(path, [result("a, b", 1, 80.0), Result("c", "", 2, {}, {"mean": math.nan, "extra": 1.0}, [])])
+    write_results(path, [result("a, b", 1, 80.0), RunResult("c", "", 2, {}, {"mean": math.nan, "extra": 1.0}, [])])
     first, second = csv.DictReader(path.open())
     assert (first["method"], first["mean"], first["extra"]) == ("a, b", "80", "")
     assert (second["mean"], second["extra"], second["std"]) == ("nan", "1", "")
@@ -154,7 +154,7 @@ def test_what_is_measured_is_in_percent_and_can_leave_attackers_out() -> None:
 def test_a_run_that_is_stopped_goes_on_where_it_was_and_comes_to_the_same(tmp_path: Path) -> None:
     job = Job(tiny().cells()[0], 1)
     stopped, straight = Store(tmp_path / "stopped"), Store(tmp_path / "straight")
-    runner = Runner(stopped, Settings())
+    runner = ExperimentRunner(stopped, RunnerSettings())
     events: list[Event] = []
 
     def stop_after_the_first_round(event: Event) -> None:
@@ -166,7 +166,7 @@ def test_a_run_that_is_stopped_goes_on_where_it_was_and_comes_to_the_same(tmp_pa
     assert stopped.workspace(job).is_dir()
     for store in (stopped, straight):
         ended: list[Event] = []
-        Runner(store, Settings()).run([job], ended.append)
+        ExperimentRunner(store, RunnerSettings()).run([job], ended.append)
         assert (ended[-1].kind, ended[-1].done) == ("finished", 3)
         assert not store.workspace(job).exists()
     ours, theirs = stopped.find(job), straight.find(job)
@@ -260,7 +260,7 @@ def of_a_parent_that_is_killed(directory: Path, pids: "multiprocessing.Queue[int
             pids.put(0)
             seen.clear()
 
-    Runner(Store(directory), Settings(parallel=2)).run(jobs, tell)
+    ExperimentRunner(Store(directory), RunnerSettings(parallel=2)).run(jobs, tell)
 
 
 @pytest.mark.parametrize("ended", ["its parent", pytest.param("each child", marks=pytest.mark.full)])
@@ -279,7 +279,7 @@ def test_children_whose_parent_is_killed_end_and_so_do_those_that_are_told_to(tm
     wait_for(lambda: not any(map(is_running, children)), "the end of the children", 30)
     parent.join()
     endless = Job(parse("tiny", TINY.replace("rounds = 3", "rounds = 1000000")).cells()[0], 1)
-    runner = Runner(Store(tmp_path), Settings())
+    runner = ExperimentRunner(Store(tmp_path), RunnerSettings())
     events: list[Event] = []
     runner.run([endless], lambda event: (events.append(event), runner.stop()))
     assert [event.kind for event in events] == ["round", "stopped"]
@@ -300,7 +300,7 @@ def test_runs_beside_each_other_are_processes_that_fail_finish_and_stop_by_thems
         for seed, change in enumerate((("clients = 4", "clients = 5000"), ("", ""), ("rounds = 3", "rounds = 1000000")))
     ]
     store = Store(tmp_path)
-    runner = Runner(store, Settings(parallel=2))
+    runner = ExperimentRunner(store, RunnerSettings(parallel=2))
     last: dict[int, Event] = {}
 
     def stop_when_the_endless_one_is_all_that_is_left(event: Event) -> None:
@@ -331,7 +331,7 @@ def test_a_run_whose_process_is_killed_fails_alone(tmp_path: Path) -> None:
             for child in set(multiprocessing.active_children()) - others:
                 child.kill()
 
-    Runner(Store(tmp_path), Settings(parallel=2)).run(jobs, kill_what_is_left)
+    ExperimentRunner(Store(tmp_path), RunnerSettings(parallel=2)).run(jobs, kill_what_is_left)
     assert {seed: (event.kind, event.reason) for seed, event in ends.items()} == {
         0: ("finished", ""),
         1: ("failed", "its process ended with -9"),

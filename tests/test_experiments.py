@@ -16,9 +16,9 @@ from experiments.definition import Experiment, ExperimentError, merged, parse, s
 from experiments.derived import derived
 from experiments.loading import load, names
 from experiments.record import write_results
-from experiments.results import Result
+from experiments.results import RunResult
 from federation.attacks import parse_attack
-from federation.runs import RunSpec
+from federation.spec.run_spec import RunSpec
 from federation.tasks import Part, available
 
 one_thread = experiment_cases.one_thread  # fixtures
@@ -163,7 +163,7 @@ def test_methods_and_conditions_make_a_grid_of_what_is_there() -> None:
 
 
 def test_runs_whose_rounds_were_all_skipped_say_so_and_are_not_like_those_that_were_not_made(tmp_path: Path) -> None:
-    skipped = Result("FedAvg", "ALIE 20 %", 0, {}, {"rounds": 2.0, "skipped": 2.0}, [])
+    skipped = RunResult("FedAvg", "ALIE 20 %", 0, {}, {"rounds": 2.0, "skipped": 2.0}, [])
     results = [result("FedAvg", 0, 50.0, "no attack"), skipped, result("median", 0, 40.0, "no attack")]
     experiment = load("robustness")
     table = tables.grids(experiment, results)[0]
@@ -223,7 +223,7 @@ def two_objectives() -> Experiment:
     )
 
 
-def at(experiment: Experiment, method: str, left: float, right: float) -> Result:
+def at(experiment: Experiment, method: str, left: float, right: float) -> RunResult:
     """A run that ends with these losses, and accuracies that go with them."""
     cell = next(cell for cell in experiment.cells() if cell.method.name == method)
     losses = {"loss/test/left": left, "loss/test/right": right, "loss/test/third": left + right}
@@ -233,10 +233,10 @@ def at(experiment: Experiment, method: str, left: float, right: float) -> Result
         | {"loss/test/right": right}
         for t in (1, 2, 3)
     ]
-    return Result(method, "", 1, cell.spec(1).model_dump(mode="json"), final, curve)
+    return RunResult(method, "", 1, cell.spec(1).model_dump(mode="json"), final, curve)
 
 
-def on_the_front(experiment: Experiment) -> list[Result]:
+def on_the_front(experiment: Experiment) -> list[RunResult]:
     ends = {
         "r = 4.0": (0.2, 0.8),
         "r = 1.0": (0.4, 0.5),

@@ -9,16 +9,16 @@ from stage import LAYOUT, MODEL, Stage, spec
 from test_bundle import exported, played
 from typer.testing import CliRunner
 
-from federation.bundle import BundleReader
 from federation.digests import digest
-from federation.provenance import Provenance, read_exported, with_provenance
+from federation.record.bundle import BundleReader
+from federation.record.provenance import Provenance, read_exported, with_provenance
 from federation.refusals import Refusal
 from federation.v1 import admin_pb2 as admin
 from federation.vectors import Layout, Tensor, read_vector
-from fedpareto.cli import download
+from fedpareto.cli.admin import download
 from fedpareto.cli.main import app
 from verification.errors import Wrong
-from verification.exported import Checked, check_model
+from verification.exported import CheckedModel, check_model
 from verification.run import OpenedRun
 
 
@@ -28,7 +28,7 @@ def export(stage: Stage, run: str, path: Path, number: int | None = None) -> Pat
     return path
 
 
-def checked(bundle: Path, model: Path) -> Checked:
+def checked(bundle: Path, model: Path) -> CheckedModel:
     with BundleReader(bundle) as reader:
         run = OpenedRun.of(reader)
         list(run.verify())
@@ -63,7 +63,7 @@ def test_the_models_of_a_run_carry_the_digest_of_its_record(stage: Stage, tmp_pa
         for number, path in models.items():
             which = 1 if number is None else number
             words = f"{path.name} is the model of round {which}, and carries the digest of this record"
-            assert checked(bundle, path) == Checked(words)
+            assert checked(bundle, path) == CheckedModel(words)
     assert read_vector(models[0])[0] == LAYOUT
     assert read_exported(models[0], "blake3")[0] != digest(models[0].read_bytes())
 
@@ -124,7 +124,7 @@ def test_a_model_of_another_run_or_record_is_named(stage: Stage, tmp_path: Path)
     bare = tmp_path / "bare.safetensors"
     bare.write_bytes(LAYOUT.header + data[-4 * LAYOUT.size : -1] + bytes([data[-1] ^ 1]))
     found = checked(bundle, bare)
-    assert found == Checked(
+    assert found == CheckedModel(
         "bare.safetensors is the model of round 1", "bare.safetensors carries no digest of the record"
     )
 

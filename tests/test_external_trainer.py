@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from trained import train
 
 from federation.attacks import AttackError, parse_attack
+from federation.spec.computation import Descend, Differentiate, LocalSgd
 from federation.tasks import DataError, DataSource, Task, initial_model, task
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.external import ExternalTrainer
@@ -22,10 +23,9 @@ from federation.training.reasons import reason_of
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainers import TrainerChoice, trainer_kind
 from federation.work.base import WorkError
-from federation.work.computation import Descend, Differentiate, LocalSgd
-from fedpareto.cli.trial import lines
+from fedpareto.cli.member.trial import lines
 from worker.service import prepare_offers
-from worker.trial import try_round
+from worker.work.trial import try_round
 
 EXAMPLES = Path(__file__).parents[1] / "docs/examples"
 SGD = LocalSgd(epochs=1, learning_rate=1.0)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from harness import TESTS, Federation, Process, federation, wait_for
 
-from coordinator.home import Home, _server_certificate
-from federation.certificates import pem
+from coordinator.home import CoordinatorHome, _server_certificate
+from federation.trust.certificates import pem
 
 pytestmark = pytest.mark.full
 CLIENTS = ("behind", "nan", "memory", "slow", "disk", "ahead")
@@ -81,7 +81,7 @@ class Scene:
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with federation(tmp_path_factory.mktemp("faulty")) as fed:
         # The processes' TLS has the true time: a certificate that is made an hour later finds it an hour behind.
-        home, later = Home.load(fed.home), datetime.now(UTC) + HOUR
+        home, later = CoordinatorHome.load(fed.home), datetime.now(UTC) + HOUR
         shown = _server_certificate(home.authority, home.server_key, home.signing_key, home.settings.names, later)
         (fed.home / "server.pem").write_bytes(pem(shown))
         fed.serve()

@@ -17,15 +17,15 @@ from stage import LAYOUT, Player, Stage, spec
 
 import fedpareto
 from coordinator.aggregation import HyperparameterError, aggregate
-from coordinator.aggregation.fedmdfg import FedMDFG, choose, step_sizes, unfairness
-from coordinator.rounds.specification import cautions, parse_run
-from federation.envelope import unseal
-from federation.runs import SpecError
+from coordinator.aggregation.rules.fedmdfg import FedMDFG, choose, step_sizes, unfairness
+from coordinator.rounds.runs.specification import cautions, parse_run
+from federation.spec.computation import MeasureAlong
+from federation.spec.run_spec import SpecError
+from federation.trust.envelope import unseal
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import AssignmentManifest, SearchWork, SignedEnvelope, StepManifest
 from federation.vectors import payload_rows, read_vector, update_layout
 from federation.work.base import Shape, WorkError
-from federation.work.computation import MeasureAlong
 from federation.work.search.work import Search
 from storage.database import Database
 from storage.models import Reply

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matrices import Matrix, reference, zoo
 
-from coordinator.aggregation.find_weights import find_weights
 from coordinator.aggregation.qp import min_norm
+from coordinator.aggregation.rules.find_weights import find_weights
 
 AUTHORS_FLOOR = 1e-4  # under the square root, in the authors' code
 

@@ -10,7 +10,7 @@ from stage import Player, Stage, spec
 from test_bundle import exported
 from typer.testing import CliRunner
 
-from federation.bundle import BundleReader
+from federation.record.bundle import BundleReader
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import AssignmentManifest
 from fedpareto.cli.main import app

@@ -17,11 +17,11 @@ import pytest
 from running import SECONDS, wait_for
 
 from coordinator.front import listener
-from coordinator.front.limits import Limits
+from coordinator.front.connection_limits import ConnectionLimits
 from coordinator.front.listener import Front, host_of
 from coordinator.front.places import Places
 
-ROOM = Limits(connections=64, unverified=32)
+ROOM = ConnectionLimits(connections=64, unverified=32)
 HELLO = b"\x16\x03\x01"  # how a TLS handshake begins
 
 
@@ -57,7 +57,7 @@ class Inner:
 class Fronted:
     """A front with one port."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ConnectionLimits) -> None:
         self.refused: list[tuple[str, str, int]] = []
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
@@ -109,10 +109,10 @@ class Fronted:
 
 
 @pytest.fixture
-def fronted() -> Iterator[Callable[[Limits], Fronted]]:
+def fronted() -> Iterator[Callable[[ConnectionLimits], Fronted]]:
     made: list[Fronted] = []
 
-    def make(limits: Limits = ROOM) -> Fronted:
+    def make(limits: ConnectionLimits = ROOM) -> Fronted:
         made.append(Fronted(limits))
         return made[-1]
 

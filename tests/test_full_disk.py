@@ -19,11 +19,11 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 from stage import Player, Stage, spec, stage
 
 from coordinator.condition import Condition
-from federation.certificates import pem
-from federation.channels import refusal_from_rpc_error, server_verified_channel
+from federation.line.channels import refusal_from_rpc_error, server_verified_channel
+from federation.trust.certificates import pem
 from federation.v1.common_pb2 import AssignmentManifest
 from fedpareto.processes.forked import completed
-from storage.faults import Fault, fault_of
+from storage.faults import StorageFault, fault_of
 from storage.models import AuditEntry
 from storage.reserve import MARGIN_BYTES, RESERVE_BYTES, Reserve
 from storage.states import RunState
@@ -203,7 +203,7 @@ def test_a_file_that_may_not_grow_is_a_full_disk(tmp_path: Path) -> None:
 import resource, sys
 from pathlib import Path
 from sqlalchemy import text
-from storage.directory import DirectoryStore
+from storage.blob_directory import DirectoryStore
 from storage.database import Database
 from storage.faults import fault_of
 directory = Path(sys.argv[1])
@@ -234,14 +234,14 @@ print(len(list((directory / "blobs" / "tmp").iterdir())))
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_quotas_and_limits_are_full_disks(code: int) -> None:
-    assert fault_of(OSError(code, os.strerror(code))) is Fault.DISK
+    assert fault_of(OSError(code, os.strerror(code))) is StorageFault.DISK
 
 
 def test_a_full_disk_of_postgresql_is_a_full_disk_and_other_errors_of_it_are_not() -> None:
     full = psycopg.errors.DiskFull("could not extend file: No space left on device")
-    assert fault_of(OperationalError("INSERT", {}, full)) is Fault.DISK
+    assert fault_of(OperationalError("INSERT", {}, full)) is StorageFault.DISK
     away = psycopg.OperationalError("connection refused")
-    assert fault_of(OperationalError("INSERT", {}, away)) is Fault.DATABASE
+    assert fault_of(OperationalError("INSERT", {}, away)) is StorageFault.DATABASE
     wrong = psycopg.errors.UndefinedTable("no such table")
     assert fault_of(ProgrammingError("SELECT", {}, wrong)) is None
 

@@ -21,17 +21,17 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from harness import SECONDS, Federation, Member, federation, wait_for
 from mutation import mutated, spoil, warp
 
-from coordinator.members.access import MAX_CONCURRENT_CALLS
-from coordinator.members.rules import RULES
-from federation.admin_files import AdminFiles, load_admin_key
-from federation.certificates import make_csr
+from coordinator.members.access.callers import RULES
+from coordinator.members.access.control import MAX_CONCURRENT_CALLS
 from federation.digests import digest
-from federation.envelope import seal
-from federation.join_string import JoinString
-from federation.key_chain import rotate
-from federation.keys import new_tls_key, private_key_pem
-from federation.member_files import MemberFiles
-from federation.proofs import prove_renewal
+from federation.trust.admin_files import AdminFiles, load_admin_key
+from federation.trust.certificates import make_csr
+from federation.trust.envelope import seal
+from federation.trust.join_string import JoinStringFields
+from federation.trust.key_chain import rotate
+from federation.trust.keys import new_tls_key, private_key_pem
+from federation.trust.member_files import MemberFiles
+from federation.trust.proofs import prove_renewal
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import (
@@ -62,9 +62,9 @@ BOMB = 64 << 20
 # As often and as long as they like: what is refused for its rate comes no further than that, and the callers without a
 # certificate keep one connection throughout.
 UNLIMITED = """
-from coordinator.members import access, limits
+from coordinator.members.access import control as access, call_limits as limits
 access.RATES = {kind: limits.Rate(1e9, 1e9) for kind in limits.RATES}
-from coordinator.front.limits import Limits
+from coordinator.front.connection_limits import ConnectionLimits as Limits
 usual = Limits.for_descriptors
 Limits.for_descriptors = lambda count: usual(count)._replace(idle_seconds=1e6, newcomer_seconds=1e6)
 from fedpareto.cli.main import main
@@ -238,7 +238,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 def enrollment_calls(scene: Scene) -> dict[str, Say]:
-    secret = JoinString.decode(scene.fed.join_string("newcomer")).secret
+    secret = JoinStringFields.decode(scene.fed.join_string("newcomer")).secret
     request = EnrollRequest(secret=secret, csr=bytes(200), signing_key=bytes(32), proof=bytes(64), software="test")
     stranger = EnrollRequest(secret=bytes(32), csr=b"\x30\x82\xff\xff", signing_key=bytes(32), proof=bytes(64))
     eve = AdminFiles.load(scene.fed.home / "admin").name
@@ -389,7 +389,7 @@ def works(scene: Scene, name: str) -> None:
 async def assail_everybody(scene: Scene, count: int) -> dict[str, tuple[Counter[tuple[str, str]], int]]:
     files = AdminFiles.load(scene.fed.home / "admin")
     alice = scene.alice.files
-    enrollment = JoinString.decode(scene.fed.join_string("somebody-else")).address
+    enrollment = JoinStringFields.decode(scene.fed.join_string("somebody-else")).address
     newcomer = grpc.aio.secure_channel(enrollment, grpc.ssl_channel_credentials(alice.ca))
     operator, member = channel(files), channel(scene.mallory.files)
     enroll, federate, administer = enrollment_calls(scene), federation_calls(scene), admin_calls(scene)

@@ -11,13 +11,13 @@ from stage import Stage, spec
 from test_bundle import exported
 
 from coordinator.front.hello import server_name
-from federation.bundle import BlobAbsent, BundleError, BundleReader
-from federation.certificates import csr_public_key, issuer_in
-from federation.identity import parse_peer
-from federation.keys import IdentityError
-from federation.payload_check import PayloadCheck
-from federation.provenance import read_exported
+from federation.line.payload_check import PayloadCheck
+from federation.record.bundle import BlobAbsent, BundleError, BundleReader
+from federation.record.provenance import read_exported
 from federation.refusals import Refusal
+from federation.trust.certificates import csr_public_key, issuer_in
+from federation.trust.identity import parse_peer
+from federation.trust.keys import IdentityError
 from federation.vectors import DTYPES, Layout, Tensor, model_layout, parse_header, to_bytes
 from storage.states import RunState
 from verification.errors import Wrong

@@ -18,20 +18,20 @@ from test_fuzz_texts import KEY, MEMBER
 from test_worker_limits import ALLOWED, LAYOUT
 
 from coordinator.audit.checkpoints import LogKey
-from coordinator.rounds.content import content_problem, must_be_a_time, must_match, privacy_problem
-from coordinator.rounds.declines import claimed_assignment, verified_decline, words
-from federation.channels import LONGEST_RETRY_SECONDS, STATUS_KEY, refusal_from_rpc_error, signed_detail
-from federation.chunks import Chunk, read_fetched, read_submitted
-from federation.envelope import seal, unseal
-from federation.key_chain import KeyChain
+from coordinator.rounds.replies.content import content_problem, must_be_a_time, must_match, privacy_problem
+from coordinator.rounds.replies.declines import claimed_assignment, verified_decline, words
+from federation.line.channels import LONGEST_RETRY_SECONDS, STATUS_KEY, refusal_from_rpc_error, signed_detail
+from federation.line.chunks import Chunk, read_fetched, read_submitted
 from federation.refusals import Refusal
-from federation.runs import RunSpec
 from federation.secure.dealing import DealShares
 from federation.secure.errors import Malformed
 from federation.secure.payloads import Unmasking, join_envelopes, pack_open, split_envelopes, unpack_open
 from federation.sketches import sketch
 from federation.sketches.base import ClientSketch, SketchError
+from federation.spec.run_spec import RunSpec
 from federation.training.pipe import Messages, PipeError
+from federation.trust.envelope import seal, unseal
+from federation.trust.key_chain import KeyChain
 from federation.v1 import secure_pb2 as secure
 from federation.v1.common_pb2 import (
     AssignmentManifest,
@@ -52,11 +52,11 @@ from federation.work.registry import decode, decode_statement, encode, statement
 from federation.work.secure.wire import read_terms, terms_bytes
 from federation.work.site import Site
 from federation.work.train.work import Train
-from worker.assignments import Declined, check_assignment
 from worker.events import Events
-from worker.policy import Limits
+from worker.line.witness import Witness
 from worker.progress import StatementError
-from worker.witness import Witness
+from worker.site.assignments import Declined, check_assignment
+from worker.site.policy import WorkLimits
 
 LOG_KEY = Ed25519PrivateKey.from_private_bytes(b"l" * 32)
 RAW = KEY.public_key().public_bytes_raw()
@@ -119,7 +119,7 @@ def asked(data: bytes) -> Any:
         seal(message(AssignmentManifest, data), KEY),
         member=MEMBER,
         offers=ALLOWED,
-        limits=Limits(),
+        limits=WorkLimits(),
         site=Site(),
         newest_round=lambda run: 3,
         now=NOON,

@@ -10,23 +10,23 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fuzzing import Parser, documents, fuzz
 from scripted import CLIENT, FEDERATION
 
-from coordinator.ownership import HomeError
-from coordinator.rounds.submission import Submission
+from coordinator.ownership import CoordinatorHomeError
+from coordinator.rounds.runs.submission import Submission
 from coordinator.settings import Settings
 from experiments.definition import ExperimentError, parse
-from experiments.results import DamagedError, Result, checked
+from experiments.results import DamagedError, RunResult, checked
 from federation.attacks.base import AttackError
 from federation.attacks.catalogue import parse_attack
-from federation.join_string import JoinString
-from federation.key_chain import CoordinatorKeys
-from federation.keys import IdentityError, new_tls_key
-from federation.member_files import MemberFiles
-from federation.proxies import Proxy, ProxyError
+from federation.line.proxies import Proxy, ProxyError
 from federation.refusals import Refusal
-from federation.runs import RunSpec, SpecError
-from worker.policy import Policy, PolicyError
+from federation.spec.run_spec import RunSpec, SpecError
+from federation.trust.join_string import JoinStringFields
+from federation.trust.key_chain import CoordinatorKeys
+from federation.trust.keys import IdentityError, new_tls_key
+from federation.trust.member_files import MemberFiles
 from worker.receipts import ReceiptsError, read_receipts
-from worker.roster import Roster, RosterError, read_roster
+from worker.site.policy import Policy, PolicyError
+from worker.site.roster import Roster, RosterError, read_roster
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)  # of the member and of the coordinator in the corpus
 MEMBER = MemberFiles(
@@ -69,7 +69,10 @@ PARSERS: dict[str, Callable[[Path], Parser]] = {
     "submission": lambda path: Parser(lambda data: Submission.parse(data, ("loss",)), Refusal, None, documents),
     "policy": lambda path: Parser(in_file(path, Policy.load), PolicyError, document_of, documents),
     "settings": lambda path: Parser(
-        lambda data: Settings.parse(text(data), "settings"), HomeError, lambda made: made.render().encode(), documents
+        lambda data: Settings.parse(text(data), "settings"),
+        CoordinatorHomeError,
+        lambda made: made.render().encode(),
+        documents,
     ),
     "experiment": lambda path: Parser(lambda data: parse("own", text(data)), ExperimentError, None, documents),
     "roster": lambda path: Parser(
@@ -78,7 +81,7 @@ PARSERS: dict[str, Callable[[Path], Parser]] = {
     "receipts": lambda path: Parser(
         in_file(path, lambda file: read_receipts(file, MEMBER.coordinator.chain)), ReceiptsError
     ),
-    "result": lambda path: Parser(in_file(path, lambda file: checked(file, Result)), DamagedError),
+    "result": lambda path: Parser(in_file(path, lambda file: checked(file, RunResult)), DamagedError),
     "attack": lambda path: Parser(
         lambda data: parse_attack(text(data)), AttackError, lambda attack: attack.spelling().encode()
     ),
@@ -86,7 +89,7 @@ PARSERS: dict[str, Callable[[Path], Parser]] = {
         lambda data: Proxy.parse(text(data), "--proxy"), ProxyError, lambda proxy: proxy.url.encode()
     ),
     "join-string": lambda path: Parser(
-        lambda data: JoinString.decode(text(data)), IdentityError, lambda made: made.encode().encode()
+        lambda data: JoinStringFields.decode(text(data)), IdentityError, lambda made: made.encode().encode()
     ),
 }
 

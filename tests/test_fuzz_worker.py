@@ -15,14 +15,14 @@ from working import Running
 from works import MESSAGES, set_work
 
 from federation.digests import digest
-from federation.envelope import seal
 from federation.training.trainer import Trainer
+from federation.trust.envelope import seal
 from federation.v1.common_pb2 import AssignmentManifest, CancelManifest, RunManifest
 from federation.v1.federation_pb2 import AttendResponse
 from federation.vectors import Layout
-from worker import consents
-from worker.home import Home
-from worker.policy import Limits, Policy
+from worker.home import WorkerHome
+from worker.site import consents
+from worker.site.policy import Policy, WorkLimits
 
 __all__ = ["model", "offers"]  # fixtures
 
@@ -73,7 +73,9 @@ def test_a_flood_of_runs_whose_specification_is_nowhere_does_not_grow_the_worker
 ) -> None:
     monkeypatch.setattr(consents, "MAX_WAITING", 20)
     policy = Policy(submitters=("alice",))
-    running = Running(Home(tmp_path / "home"), coordinator.member(), offers, policy=policy, uniform=lambda *_: 0.01)
+    running = Running(
+        WorkerHome(tmp_path / "home"), coordinator.member(), offers, policy=policy, uniform=lambda *_: 0.01
+    )
     try:
         running.wait_for("attending")
         asked = running.worker._consents
@@ -100,8 +102,8 @@ def test_a_worker_survives_any_messages_of_its_coordinator_and_does_honest_work_
     tmp_path: Path,
     policy: dict[str, Any],
 ) -> None:
-    chosen = Policy(limits=Limits(max_steps=5, hours=0.001), **policy)
-    home, member = Home(tmp_path / "home"), coordinator.member()
+    chosen = Policy(limits=WorkLimits(max_steps=5, hours=0.001), **policy)
+    home, member = WorkerHome(tmp_path / "home"), coordinator.member()
     running = Running(home, member, offers, policy=chosen, uniform=lambda *_: 0.01)
     try:
         running.wait_for("attending")

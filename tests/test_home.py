@@ -6,12 +6,12 @@ import pytest
 from authority import NOW
 from cryptography import x509
 
-from coordinator.home import Home, HomeError
+from coordinator.home import CoordinatorHome, CoordinatorHomeError
 from coordinator.settings import Settings
-from federation.admin_files import AdminFiles
-from federation.certificates import fingerprint
-from federation.identity import Role, parse_peer
-from federation.keys import IdentityError
+from federation.trust.admin_files import AdminFiles
+from federation.trust.certificates import fingerprint
+from federation.trust.identity import Role, parse_peer
+from federation.trust.keys import IdentityError
 from storage.database import Database
 from storage.models import Certificate
 
@@ -22,10 +22,10 @@ def mode(path: Path) -> int:
 
 def test_init_makes_a_federation_whose_files_are_its_owners_alone(tmp_path: Path) -> None:
     directory = tmp_path / "home"
-    home = Home.init(directory, Settings.check({"federation_id": "fed"}, "test"), now=NOW)
+    home = CoordinatorHome.init(directory, Settings.check({"federation_id": "fed"}, "test"), now=NOW)
     for path in directory.rglob("*"):
         assert mode(path) == (0o700 if path.is_dir() else 0o600), path
-    loaded = Home.load(directory)
+    loaded = CoordinatorHome.load(directory)
     assert loaded.settings == home.settings
     assert fingerprint(loaded.ca) == fingerprint(home.ca)
     admin = AdminFiles.load(home.admin_dir)
@@ -38,29 +38,29 @@ def test_init_makes_a_federation_whose_files_are_its_owners_alone(tmp_path: Path
 
 def test_init_leaves_a_federation_that_is_there_alone(tmp_path: Path) -> None:
     settings = Settings.check({"federation_id": "fed"}, "test")
-    Home.init(tmp_path, settings, now=NOW)
+    CoordinatorHome.init(tmp_path, settings, now=NOW)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(HomeError, match=r"holds a federation already \(fed\): nothing was changed"):
-        Home.init(tmp_path, settings, now=NOW)
+    with pytest.raises(CoordinatorHomeError, match=r"holds a federation already \(fed\): nothing was changed"):
+        CoordinatorHome.init(tmp_path, settings, now=NOW)
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
 def test_init_refuses_a_database_of_another_federation(tmp_path: Path, database_url: str) -> None:
     settings = Settings.check({"federation_id": "fed", "database": database_url}, "test")
-    Home.init(tmp_path / "one", settings, now=NOW)
-    with pytest.raises(HomeError, match="holds a federation already"):
-        Home.init(tmp_path / "two", settings, now=NOW)
+    CoordinatorHome.init(tmp_path / "one", settings, now=NOW)
+    with pytest.raises(CoordinatorHomeError, match="holds a federation already"):
+        CoordinatorHome.init(tmp_path / "two", settings, now=NOW)
     assert not (tmp_path / "two" / "ca.key").exists()
 
 
 def test_every_private_key_of_a_federation_is_under_its_passphrase(tmp_path: Path) -> None:
-    Home.init(tmp_path, Settings.check({"federation_id": "fed"}, "test"), now=NOW, passphrase=b"pass")
+    CoordinatorHome.init(tmp_path, Settings.check({"federation_id": "fed"}, "test"), now=NOW, passphrase=b"pass")
     keys = list(tmp_path.rglob("*.key"))
     assert len(keys) == 5
     assert all(b"ENCRYPTED" in key.read_bytes() for key in keys)
-    assert Home.load(tmp_path, b"pass").federation_id == "fed"
+    assert CoordinatorHome.load(tmp_path, b"pass").federation_id == "fed"
     with pytest.raises(IdentityError, match="passphrase"):
-        Home.load(tmp_path)
+        CoordinatorHome.load(tmp_path)
 
 
 def test_settings_that_are_written_are_read_as_they_were() -> None:
@@ -83,20 +83,20 @@ def test_settings_that_are_written_are_read_as_they_were() -> None:
     ],
 )
 def test_wrong_settings_are_refused_by_their_key(tmp_path: Path, line: str, message: str) -> None:
-    Home.init(tmp_path, Settings.check({"federation_id": "fed"}, "test"), now=NOW)
+    CoordinatorHome.init(tmp_path, Settings.check({"federation_id": "fed"}, "test"), now=NOW)
     (tmp_path / "coordinator.toml").write_text(f'federation_id = "fed"\n{line}\n')
-    with pytest.raises(HomeError, match=message):
-        Home.load(tmp_path)
+    with pytest.raises(CoordinatorHomeError, match=message):
+        CoordinatorHome.load(tmp_path)
 
 
 def test_the_server_certificate_is_issued_anew_when_hosts_change_or_its_life_ends(tmp_path: Path) -> None:
-    home = Home.init(tmp_path, Settings.check({"federation_id": "fed"}, "test"), now=NOW)
+    home = CoordinatorHome.init(tmp_path, Settings.check({"federation_id": "fed"}, "test"), now=NOW)
     assert home.current_server_certificate(NOW) == home.server
     assert home.current_server_certificate(NOW + timedelta(days=200)) == home.server
     later = home.current_server_certificate(NOW + timedelta(days=300))
     assert later.not_valid_after_utc > home.server.not_valid_after_utc
     text = (tmp_path / "coordinator.toml").read_text().replace('"127.0.0.1"', '"fed.example.org", "::1"', 1)
     (tmp_path / "coordinator.toml").write_text(text)
-    moved = Home.load(tmp_path).current_server_certificate(NOW)
+    moved = CoordinatorHome.load(tmp_path).current_server_certificate(NOW)
     names = moved.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["localhost", "fed.example.org"]

@@ -16,18 +16,18 @@ from harness import Handing
 from running import SECONDS, Running, refused, running, wait_for
 from stage import LAYOUT, LONG, Stage, spec
 
-from coordinator.members import messages
-from coordinator.members.access import MAX_CONCURRENT_CALLS
-from coordinator.rounds.uploads import Uploads
-from federation.channels import refusal_from_rpc_error
+from coordinator.members.access import rpc_messages
+from coordinator.members.access.control import MAX_CONCURRENT_CALLS
+from coordinator.rounds.replies.uploads import Uploads
 from federation.digests import digest
-from federation.identity import Role
-from federation.runs import MAX_PROBLEMS, RunSpec, SpecError
+from federation.line.channels import refusal_from_rpc_error
+from federation.spec.run_spec import MAX_PROBLEMS, RunSpec, SpecError
+from federation.trust.identity import Role
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.federation_pb2 import FetchBlobRequest, SubmitRequest
 from federation.vectors import Layout, Tensor, to_bytes
-from storage.directory import DirectoryStore
+from storage.blob_directory import DirectoryStore
 from storage.states import RoundState, RunState
 
 # --- specifications
@@ -97,7 +97,7 @@ def test_a_call_without_its_request_is_answered(stage: Stage) -> None:
 def test_whoever_opens_calls_and_says_nothing_is_counted_and_shown_out(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messages, "REQUEST_SECONDS", 2.0)
+    monkeypatch.setattr(rpc_messages, "REQUEST_SECONDS", 2.0)
     under_way = stage.served.coordinator._access._calls
     over = threading.Event()
 

@@ -3,9 +3,9 @@ from datetime import timedelta
 import pytest
 from authority import NOW, Authority
 
-from federation.certificates import der, pem
-from federation.identity import Role, admin_uris, check_name, client_uri, coordinator_uri, parse_peer
-from federation.keys import IdentityError
+from federation.trust.certificates import der, pem
+from federation.trust.identity import Role, admin_uris, check_name, client_uri, coordinator_uri, parse_peer
+from federation.trust.keys import IdentityError
 
 
 @pytest.fixture

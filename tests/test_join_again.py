@@ -11,9 +11,9 @@ from test_renewal import attends, certificates, knocks
 from typer.testing import CliRunner, Result
 
 from coordinator.members.membership import revoke
-from federation.identity import Role
-from federation.join_string import JoinString, secret_hash
-from federation.member_files import MemberFiles
+from federation.trust.identity import Role
+from federation.trust.join_string import JoinStringFields, secret_hash
+from federation.trust.member_files import MemberFiles
 from federation.v1.admin_pb2 import CreateJoinStringRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
@@ -21,7 +21,7 @@ from fedpareto.cli.main import app
 from storage.models import AuditEntry, Client
 from storage.models import JoinString as JoinRow
 from storage.states import ClientState
-from worker.home import Home
+from worker.home import WorkerHome
 
 LONG_AGO = timedelta(days=100)  # longer than a certificate lasts
 
@@ -32,7 +32,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield served
 
 
-def join_again(join: JoinString, home: Path, *options: str) -> Result:
+def join_again(join: JoinStringFields, home: Path, *options: str) -> Result:
     return CliRunner().invoke(app, ["worker", "join", "--home", str(home), *options], input=join.encode() + "\n")
 
 
@@ -132,7 +132,7 @@ def test_a_join_string_for_a_member_is_made_on_purpose_and_not_for_a_revoked_one
         with refused("FAILED_PRECONDITION", "client-state"):
             stub.CreateJoinString(CreateJoinStringRequest(client_id="revoked", again=True))
         made = stub.CreateJoinString(CreateJoinStringRequest(client_id="member", again=True))
-    assert JoinString.decode(made.join_string).client_id == "member"
+    assert JoinStringFields.decode(made.join_string).client_id == "member"
     assert record(served, "member")[-1] == "join-string.created"
 
 
@@ -152,6 +152,6 @@ def test_a_directory_is_that_of_the_name_and_federation_in_the_join_string(serve
 
 def test_a_worker_that_runs_is_not_replaced_behind_its_back(served: Running, tmp_path: Path) -> None:
     served.joined(tmp_path / "h", "busy", ago=LONG_AGO)
-    with Home(tmp_path / "h").lock():
+    with WorkerHome(tmp_path / "h").lock():
         result = join_again(served.join_string("busy"), tmp_path / "h")
     assert "stop it first" in str(result.exception)

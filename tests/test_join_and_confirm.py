@@ -13,9 +13,9 @@ import pytest
 from running import Running, running
 from typer.testing import CliRunner
 
-from federation.certificates import fingerprint
-from federation.join_string import JoinString
-from fedpareto.cli.failure import USAGE, Failure
+from federation.trust.certificates import fingerprint
+from federation.trust.join_string import JoinStringFields
+from fedpareto.cli.failure import USAGE, CommandFailure
 from fedpareto.cli.main import app
 from storage.models import Client
 from storage.states import ClientState
@@ -28,7 +28,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def join_string(served: Running, client: str) -> str:
-    return JoinString(
+    return JoinStringFields(
         served.enrollment_address, fingerprint(served.home.ca), served.join_secret(client), client
     ).encode()
 
@@ -82,14 +82,14 @@ def test_a_join_string_comes_from_standard_input_or_from_a_file(served: Running,
     done = CliRunner().invoke(app, ["worker", "join", "--home", str(tmp_path / "b"), "--join-file", str(file)])
     assert "ben is a member of test" in done.stdout
     done = CliRunner().invoke(app, ["worker", "join", "--home", str(tmp_path / "c"), "--join-file", "nowhere"])
-    assert isinstance(done.exception, Failure)
+    assert isinstance(done.exception, CommandFailure)
     assert done.exception.message == "cannot read the join string from nowhere: No such file or directory"
 
 
 def test_a_join_string_on_the_command_line_is_refused_and_not_repeated(served: Running, tmp_path: Path) -> None:
     word = join_string(served, "cleo")
     done = CliRunner().invoke(app, ["worker", "join", word, "--home", str(tmp_path / "a")])
-    assert isinstance(done.exception, Failure)
+    assert isinstance(done.exception, CommandFailure)
     assert done.exception.code == USAGE
     assert "standard input" in done.exception.message
     assert word not in done.exception.message + done.output
@@ -107,7 +107,7 @@ def test_a_revocation_without_a_terminal_needs_the_option_that_says_yes(served: 
     served.enroll("erik")
     arguments = ["admin", "--home", str(served.home.admin_dir), "revoke", "erik"]
     done = CliRunner().invoke(app, arguments)
-    assert isinstance(done.exception, Failure)
+    assert isinstance(done.exception, CommandFailure)
     assert (done.exception.code, "--yes" in done.exception.message) == (USAGE, True)
     assert state(served, "erik") is ClientState.ACTIVE
     assert CliRunner().invoke(app, [*arguments, "--yes"]).exit_code == 0

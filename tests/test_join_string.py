@@ -11,11 +11,11 @@ from authority import Authority
 from hypothesis import given
 from hypothesis import strategies as st
 
-from federation.certificates import fingerprint, pem
-from federation.identity import coordinator_uri
-from federation.join_string import JoinString, fetch_ca, secret_hash
-from federation.keys import IdentityError, new_tls_key, write_private_key
-from federation.proxies import RouteError
+from federation.line.proxies import RouteError
+from federation.trust.certificates import fingerprint, pem
+from federation.trust.identity import coordinator_uri
+from federation.trust.join_string import JoinStringFields, fetch_ca, secret_hash
+from federation.trust.keys import IdentityError, new_tls_key, write_private_key
 
 
 @given(
@@ -24,14 +24,14 @@ from federation.proxies import RouteError
     st.from_regex(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", fullmatch=True),
 )
 def test_a_join_string_says_what_was_put_into_it(ca: bytes, secret: bytes, client_id: str) -> None:
-    join = JoinString(address="[::1]:7444", ca_fingerprint=ca.hex(), secret=secret, client_id=client_id)
+    join = JoinStringFields(address="[::1]:7444", ca_fingerprint=ca.hex(), secret=secret, client_id=client_id)
     word = join.encode()
     assert word.replace("_", "").replace("-", "").isalnum()
-    assert JoinString.decode(f" {word}\n") == join
+    assert JoinStringFields.decode(f" {word}\n") == join
 
 
 def test_a_damaged_join_string_is_refused_and_not_repeated() -> None:
-    word = JoinString(address="host:1", ca_fingerprint="ab" * 32, secret=b"s" * 32, client_id="a").encode()
+    word = JoinStringFields(address="host:1", ca_fingerprint="ab" * 32, secret=b"s" * 32, client_id="a").encode()
     for damaged in (
         "",
         "hello",
@@ -43,7 +43,7 @@ def test_a_damaged_join_string_is_refused_and_not_repeated() -> None:
     ):
         problem = "is damaged" if damaged.startswith("fpjoin1_") else "does not begin with fpjoin1_"
         with pytest.raises(IdentityError, match=problem) as caught:
-            JoinString.decode(damaged)
+            JoinStringFields.decode(damaged)
         assert not damaged or damaged == "hello" or damaged[9:] not in str(caught.value)
 
 
@@ -52,12 +52,12 @@ def test_a_join_string_with_the_right_checksum_must_have_a_name_and_an_address_w
     for body in (bytes(64) + said, said):
         word = base64.urlsafe_b64encode(hashlib.sha256(body).digest()[:4] + body).decode().rstrip("=")
         with pytest.raises(IdentityError):
-            JoinString.decode(f"fpjoin1_{word}")
+            JoinStringFields.decode(f"fpjoin1_{word}")
 
 
 def test_a_join_string_in_a_log_does_not_show_its_secret() -> None:
     assert "SECRET" not in repr(
-        JoinString(address="h:1", ca_fingerprint="ab" * 32, secret=b"SECRET" * 6, client_id="a")
+        JoinStringFields(address="h:1", ca_fingerprint="ab" * 32, secret=b"SECRET" * 6, client_id="a")
     )
 
 

@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from federation.envelope import seal
-from federation.key_chain import CoordinatorKeys, KeyChain, open_rotation, receipt, rotate, whole_chain
 from federation.refusals import Refusal
+from federation.trust.envelope import seal
+from federation.trust.key_chain import CoordinatorKeys, KeyChain, open_rotation, receipt, rotate, whole_chain
 from federation.v1.common_pb2 import KeyRotation, ReceiptManifest, RotationManifest, SignedEnvelope, TimeManifest
 
 FEDERATION = "test"

@@ -15,7 +15,7 @@ from experiments.leakage import labels, views
 from experiments.leakage.accounting import epsilon, noise_multiplier
 from experiments.leakage.federation import Clients, Network, local_updates
 from experiments.leakage.laboratory import Laboratory
-from experiments.leakage.specification import Specification, Training
+from experiments.leakage.specification import LeakageSpecification, LocalTraining
 from experiments.loading import load
 from experiments.results import Measures
 from federation.secure import masks, sketch
@@ -42,7 +42,7 @@ def _one_thread() -> Iterator[None]:
 def measured(laboratory: Laboratory, attack: str, view: str, **changes: object) -> Measures:
     specification = {"shadow_clients": 60, "restarts": 2, "iterations": 150, **changes}
     return laboratory.measure(
-        Specification.model_validate({"name": "x", "seed": 0, "attack": attack, "view": view, **specification})
+        LeakageSpecification.model_validate({"name": "x", "seed": 0, "attack": attack, "view": view, **specification})
     )[0]
 
 
@@ -149,7 +149,7 @@ def test_one_sample_moves_a_private_step_by_no_more_than_the_clipping_norm() -> 
     x, y = torch.rand(1, 5, 64, generator=generator.manual_seed(1)), torch.arange(5)[None]
     without = x.clone()
     without[0, 4] = 0
-    train = Training(steps=1, batch=5, learning_rate=1.0, clip=0.2)
+    train = LocalTraining(steps=1, batch=5, learning_rate=1.0, clip=0.2)
     moved = [
         local_updates(network, network.start, Clients(images, y), train, generator.manual_seed(2), sigma=1e-9)
         for images in (x, without)
@@ -185,7 +185,7 @@ def test_guesses_become_the_nearest_histograms() -> None:
 )
 def test_a_specification_that_means_nothing_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        Specification.model_validate({"name": "x", "seed": 0, "attack": "labels", "view": "update", **changes})
+        LeakageSpecification.model_validate({"name": "x", "seed": 0, "attack": "labels", "view": "update", **changes})
 
 
 def test_every_run_of_the_experiment_is_what_its_names_say() -> None:
@@ -193,7 +193,7 @@ def test_every_run_of_the_experiment_is_what_its_names_say() -> None:
     for form in (experiment, experiment.in_quick_form()):
         for cell in form.cells():
             spec = cell.spec(0)
-            assert isinstance(spec, Specification)
+            assert isinstance(spec, LeakageSpecification)
             assert cell.condition.name.startswith(spec.attack)
             assert cell.condition.name.endswith(f"batch of {spec.batch}") or spec.attack == "labels"
             assert ("trained" in cell.condition.name.split() or spec.sessions == 4) == spec.trained

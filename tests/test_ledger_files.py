@@ -18,18 +18,18 @@ from working import files_of_at_most
 
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.work.site import SessionEntry
-from fedpareto.cli.failure import Failure
+from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.main import app
 from worker import ledger_file, rotation
-from worker.asked_runs import AskedRun, RunsFile
-from worker.consents import Consents
 from worker.events import Events
-from worker.home import MEMBER_FILE, DiskFull, FileLocked, Home, HomeError, with_remedy
+from worker.home import MEMBER_FILE, DiskFull, FileLocked, WorkerHome, WorkerHomeError, with_remedy
 from worker.ledger_file import LedgerFile
-from worker.memory import WorkerMemory
-from worker.policy import Policy
-from worker.privacy import Entry, Ledger
-from worker.round_ledger import RoundLedger
+from worker.site.asked_runs import AskedRun, RunsFile
+from worker.site.consents import Consents
+from worker.site.policy import Policy
+from worker.site.privacy import Ledger, PrivacyEntry
+from worker.site.round_ledger import RoundLedger
+from worker.work.memory import WorkerMemory
 
 ROOT = Path(__file__).resolve().parent.parent
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
@@ -37,7 +37,7 @@ ASKED = AskedRun(
     run="run-1", spec="s", name="n", task="digits", submitted_by="a", document=b"", asked="2026", owner="", words="",
     decided="",
 )  # fmt: skip
-SPENT = Entry("2026", "digits", "digits", "run-1", 0, "a", 1.0, 1.0, 0.1, 5)
+SPENT = PrivacyEntry("2026", "digits", "digits", "run-1", 0, "a", 1.0, 1.0, 0.1, 5)
 
 
 def remember(file: WorkerMemory) -> None:
@@ -79,7 +79,7 @@ def opened(tmp_path: Path) -> Iterator[Callable[[str], Any]]:
 
 
 def test_these_are_the_sqlite_files_of_a_home(tmp_path: Path) -> None:
-    home = Home(tmp_path)
+    home = WorkerHome(tmp_path)
     assert {home.memory.name, home.runs.name, home.privacy.name, home.rounds.name} == set(FILES)
 
 
@@ -154,7 +154,7 @@ def test_a_damaged_file_is_named_with_what_to_do_and_left_alone(
 ) -> None:
     content = b"no database" * 1000
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(HomeError, match=rf"{name} is damaged .*{FILES[name][2]}"):
+    with pytest.raises(WorkerHomeError, match=rf"{name} is damaged .*{FILES[name][2]}"):
         opened(name)
     assert (tmp_path / name).read_bytes() == content
 
@@ -169,7 +169,7 @@ def test_a_file_with_the_tables_of_another_version_is_refused_with_the_version_a
         connection.execute(f"ALTER TABLE {tables[0]} RENAME COLUMN run TO runs")
     content = (tmp_path / name).read_bytes()
     refused = rf"{name} has other tables than fedpareto-worker/\d.* Use that version, or else: .*{FILES[name][2]}"
-    with pytest.raises(HomeError, match=refused):
+    with pytest.raises(WorkerHomeError, match=refused):
         opened(name)
     assert (tmp_path / name).read_bytes() == content
 
@@ -184,7 +184,7 @@ def test_a_command_of_the_owner_says_that_a_file_is_locked(
     with closing(sqlite3.connect(tmp_path / name, isolation_level=None)) as another:
         another.execute("BEGIN EXCLUSIVE")
         result = CliRunner().invoke(app, ["worker", command, "--home", str(tmp_path)])
-    assert isinstance(result.exception, Failure)
+    assert isinstance(result.exception, CommandFailure)
     assert str(result.exception).startswith(f"{tmp_path / name} is locked by another process, probably")
 
 
@@ -209,7 +209,7 @@ def test_the_signing_key_is_not_replaced_while_the_memory_is_locked(
     opened("memory.db")
     with closing(sqlite3.connect(tmp_path / "memory.db", isolation_level=None)) as another:
         another.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(FileLocked, match="is locked"), rotation._writing(Home(tmp_path)):
+        with pytest.raises(FileLocked, match="is locked"), rotation._writing(WorkerHome(tmp_path)):
             WorkerMemory.erase_kept(tmp_path / "memory.db")
 
 

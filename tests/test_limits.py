@@ -13,21 +13,21 @@ from running import SECONDS, Applicant, Running, refused, running, wait_for
 from sqlalchemy import func, select, update
 
 from coordinator.clock import utc_now
-from coordinator.members import access, strangers
-from coordinator.members.limits import DAY, DECLINE, MESSAGE, RATES, REFUSED, Buckets, Rate
+from coordinator.members.access import control, strangers
+from coordinator.members.access.call_limits import DAY, DECLINE, MESSAGE, RATES, REFUSED, Buckets, Rate
 from coordinator.members.renewal import MAX_ENDED, MAX_UNUSED
-from federation.certificates import fingerprint, make_csr, pem
-from federation.channels import mutual_channel, refusal_from_rpc_error
-from federation.identity import parse_peer
-from federation.join_string import JoinString
-from federation.keys import new_tls_key, private_key_pem
-from federation.proofs import prove_renewal
+from federation.line.channels import mutual_channel, refusal_from_rpc_error
+from federation.trust.certificates import fingerprint, make_csr, pem
+from federation.trust.identity import parse_peer
+from federation.trust.join_string import JoinStringFields
+from federation.trust.keys import new_tls_key, private_key_pem
+from federation.trust.proofs import prove_renewal
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Heartbeat, Hello, RenewRequest
 from federation.v1.federation_pb2_grpc import FederationStub
 from storage.models import AuditEntry, Certificate
-from worker.enroll import enroll
-from worker.home import Home
+from worker.home import WorkerHome
+from worker.line.enroll import enroll
 
 FAST = {kind: Rate(1e9, 1e9) for kind in RATES}
 
@@ -40,7 +40,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture(autouse=True)
 def _answers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access, "HOLD_SECONDS", 0.0)
+    monkeypatch.setattr(control, "HOLD_SECONDS", 0.0)
 
 
 def rated(served: Running, monkeypatch: pytest.MonkeyPatch, **rates: Rate) -> None:
@@ -209,11 +209,13 @@ def test_a_worker_waits_as_long_as_the_coordinator_asks(
     served: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     rated(served, monkeypatch, Attend=Rate(1, 1 / 3600))
-    join = JoinString(served.enrollment_address, fingerprint(served.home.ca), served.join_secret("hasty"), "hasty")
-    member = enroll(Home(tmp_path / "h"), join).member
+    join = JoinStringFields(
+        served.enrollment_address, fingerprint(served.home.ca), served.join_secret("hasty"), "hasty"
+    )
+    member = enroll(WorkerHome(tmp_path / "h"), join).member
     with member.channel() as channel:
         next(FederationStub(channel).Attend(iter([AttendRequest(hello=Hello())]), timeout=SECONDS))
-    worker = working.Running(Home(tmp_path / "h"), member, {})
+    worker = working.Running(WorkerHome(tmp_path / "h"), member, {})
     told = worker.wait_for("disconnected")[0]
     worker.stop()
     assert told["reason"] == "limit:rate"

@@ -12,27 +12,27 @@ from running import SECONDS, Running, refused, running
 from sqlalchemy import func, select
 from typer.testing import CliRunner
 
-from coordinator.home import Home
+from coordinator.home import CoordinatorHome
+from coordinator.members.access.call_limits import RATES
 from coordinator.members.administrators import MAX_VALID, certify_administrator
-from coordinator.members.limits import RATES
 from coordinator.members.logins import MAX_MANIFEST_BYTES, TOLERANCE
 from coordinator.settings import Settings
-from federation.admin_files import LOGIN, Account, AdminFiles, load_admin_key
-from federation.certificates import load_certificate, make_csr
-from federation.envelope import CONTEXTS, key_id, seal
-from federation.identity import Role, parse_peer
-from federation.keys import new_tls_key
+from federation.trust.admin_files import LOGIN, Account, AdminFiles, load_admin_key
+from federation.trust.certificates import load_certificate, make_csr
+from federation.trust.envelope import CONTEXTS, key_id, seal
+from federation.trust.identity import Role, parse_peer
+from federation.trust.keys import new_tls_key
 from federation.v1.admin_pb2 import ListAuditRequest, ListClientsRequest, RevokeAdministratorRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import LoginManifest, RevocationManifest, SignedEnvelope
 from federation.v1.enrollment_pb2 import LoginRequest
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
-from fedpareto.cli.admin_line import Line
-from fedpareto.cli.audit import listed
-from fedpareto.cli.client import connect, way_to
-from fedpareto.cli.escaping import escaping_stub
-from fedpareto.cli.failure import Failure
+from fedpareto.cli.admin.admin_session import Line
+from fedpareto.cli.admin.audit import listed
+from fedpareto.cli.admin.client import connect, way_to
+from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.main import app
+from fedpareto.cli.show.escaping import escaping_stub
 from storage.models import Administrator, AuditEntry, Certificate
 
 LIFETIME = timedelta(hours=12)
@@ -263,7 +263,7 @@ def test_a_signing_key_with_a_passphrase_logs_in_by_command_only(served: Running
     officer.age(LIFETIME * 2)
     arguments = ["admin", "--home", str(home)]
     done = CliRunner().invoke(app, [*arguments, "clients"])
-    assert isinstance(done.exception, Failure)
+    assert isinstance(done.exception, CommandFailure)
     assert f"run `fedpareto admin --home {home} login`" in done.exception.message
     done = CliRunner().invoke(app, [*arguments, "login"])
     assert "--passphrase-file" in str(done.exception)
@@ -285,13 +285,13 @@ def test_a_signing_key_with_a_passphrase_logs_in_by_command_only(served: Running
 
 def test_a_wrong_clock_is_named(served: Running, officer: Officer) -> None:
     way = way_to(officer.home)
-    with pytest.raises(Failure, match=r"set the clock \[signed-time\]"):
+    with pytest.raises(CommandFailure, match=r"set the clock \[signed-time\]"):
         way.log_in(officer.key, datetime.now(UTC) + timedelta(hours=1))
 
 
 def test_on_the_next_day_the_record_is_read_without_a_login_although_no_coordinator_serves_it(tmp_path: Path) -> None:
     """As the README does after the demo: the coordinator was stopped, and the last login has ended."""
-    home = Home.init(
+    home = CoordinatorHome.init(
         tmp_path / "home", Settings.check({"federation_id": "test"}, "test"), now=datetime.now(UTC) - timedelta(days=1)
     )
     before = (home.admin_dir / LOGIN).read_bytes()

@@ -10,17 +10,17 @@ from trained import train
 from coordinator.rounds import selection
 from experiments.loading import load
 from federation.attacks import AttackError, parse_attack
-from federation.objectives import joint_target
-from federation.run_sections import SelectionSpec
+from federation.spec.computation import LocalSgd
+from federation.spec.objective_names import joint_target
+from federation.spec.run_sections import SelectionSpec
 from federation.tasks import DataSource, Splits, initial_model, task
 from federation.training.torch_trainer import TorchTrainer
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.work.base import Result
-from federation.work.computation import LocalSgd
 from fedpareto.notebook import simulate
 from simulation import SimulationError
 from simulation.history import History
-from worker.attacker import Attacker
+from worker.work.attacker import Attacker
 
 SPEC = """
 name = "scaled"

@@ -8,14 +8,14 @@ import pytest
 from authority import NOW, Authority
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.home import Home
+from coordinator.home import CoordinatorHome
 from coordinator.settings import Settings
-from federation.admin_files import LOGIN, Account, AdminFiles, load_admin_key
-from federation.certificates import pem
-from federation.identity import Role, admin_uris, client_uri
-from federation.key_chain import CoordinatorKeys
-from federation.keys import IdentityError, load_signing_key, load_tls_key, new_tls_key, write_private_key
-from federation.member_files import MemberFiles, move_address, save_renewal
+from federation.trust.admin_files import LOGIN, Account, AdminFiles, load_admin_key
+from federation.trust.certificates import pem
+from federation.trust.identity import Role, admin_uris, client_uri
+from federation.trust.key_chain import CoordinatorKeys
+from federation.trust.keys import IdentityError, load_signing_key, load_tls_key, new_tls_key, write_private_key
+from federation.trust.member_files import MemberFiles, move_address, save_renewal
 
 
 def mode(path: Path) -> int:
@@ -161,7 +161,7 @@ def test_a_damaged_file_of_a_member_is_named(tmp_path: Path, name: str, text: st
 
 
 def test_an_administrators_directory_follows_the_coordinator(tmp_path: Path) -> None:
-    home = Home.init(tmp_path, Settings.check({"federation_id": "fed"}, "test"), now=NOW)
+    home = CoordinatorHome.init(tmp_path, Settings.check({"federation_id": "fed"}, "test"), now=NOW)
     home.note_ports(4321, 4322)
     account = Account.load(home.admin_dir)
     assert (account.address, account.enrollment_address) == ("localhost:4321", "localhost:4322")

@@ -11,15 +11,15 @@ from fedpareto.processes import forked
 
 FLOOD = """
 import sys, threading
-from federation.tls import require_tls13
+from federation.line.tls import require_tls13
 require_tls13()
 import grpc
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1
 from harness import Member
-from federation.certificates import make_csr
-from federation.join_string import JoinString
-from federation.keys import new_tls_key
-from federation.proofs import prove_renewal
+from federation.trust.certificates import make_csr
+from federation.trust.join_string import JoinStringFields as JoinString
+from federation.trust.keys import new_tls_key
+from federation.trust.proofs import prove_renewal
 from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Hello, RenewRequest
 kind = sys.argv[2]
 member = Member.enroll(JoinString.decode(sys.argv[1]))

@@ -8,20 +8,20 @@ from bundles import Edited, signed_again
 from stage import Stage
 from test_bundle import exported, played
 
-from federation.bundle import BundleReader
-from federation.envelope import envelope_digest
+from federation.record.bundle import BundleReader
+from federation.trust.envelope import envelope_digest
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, StepManifest
 from federation.v1.record_pb2 import Exchange, RoundRecord
-from verification.membership import Fate, Receipt, fates
+from verification.own_replies import Fate, MemberReceipt, fates
 from worker.receipts import append, read_receipts, receipt_line
 
 ANN = "ann"
 
-_made: list[tuple[Stage, Edited, list[Receipt]]] = []  # the run that all tests look at: one for each coordinator
+_made: list[tuple[Stage, Edited, list[MemberReceipt]]] = []  # the run that all tests look at: one for each coordinator
 
 
 @pytest.fixture
-def run(stage: Stage, tmp_path: Path) -> tuple[Stage, Edited, list[Receipt]]:
+def run(stage: Stage, tmp_path: Path) -> tuple[Stage, Edited, list[MemberReceipt]]:
     if not _made or _made[-1][0] is not stage:
         name = played(stage, "fedmgda+", "algorithm.epsilon = 0.1", rounds=2)
         whole = Edited.of(exported(stage, name, tmp_path / "run.fedpareto"))
@@ -34,7 +34,7 @@ def run(stage: Stage, tmp_path: Path) -> tuple[Stage, Edited, list[Receipt]]:
                     append(file, receipt_line(given.reply, told.assignment, given.receipt, said))
         kept = read_receipts(file, stage.players[ANN].member.files.coordinator.chain)
         held = [
-            Receipt(
+            MemberReceipt(
                 assignment_id=one.assignment_id, round=one.occasion[1], phase=one.occasion[2], accepted=one.accepted,
                 assignment=one.assignment, reply=one.reply, receipt=one.receipt,
             )
@@ -53,13 +53,13 @@ def of_ann(record: RoundRecord) -> Exchange:
     return next(told for told in record.phases[0].exchanges if asked(told).client_id == ANN)
 
 
-def found(edited: Edited, held: list[Receipt], path: Path) -> list[Fate]:
+def found(edited: Edited, held: list[MemberReceipt], path: Path) -> list[Fate]:
     with BundleReader(edited.write(path / "edited")) as bundle:
         return list(fates(bundle, ANN, held))
 
 
 def test_a_member_finds_each_reply_and_the_coefficient_of_each_update(
-    run: tuple[Stage, Edited, list[Receipt]], tmp_path: Path
+    run: tuple[Stage, Edited, list[MemberReceipt]], tmp_path: Path
 ) -> None:
     _, whole, held = run
     told = found(whole, held, tmp_path)
@@ -126,7 +126,7 @@ def replaced_reply(stage: Stage) -> Callable[[RoundRecord], object]:
     ],
 )
 def test_what_is_missing_or_different_in_an_edited_record_is_named(
-    run: tuple[Stage, Edited, list[Receipt]],
+    run: tuple[Stage, Edited, list[MemberReceipt]],
     tmp_path: Path,
     edit: Callable[[Stage], Callable[[RoundRecord], object]],
     words: str,
@@ -138,7 +138,7 @@ def test_what_is_missing_or_different_in_an_edited_record_is_named(
 
 
 def test_a_reply_on_record_that_the_member_has_no_receipt_for_is_named(
-    run: tuple[Stage, Edited, list[Receipt]], tmp_path: Path
+    run: tuple[Stage, Edited, list[MemberReceipt]], tmp_path: Path
 ) -> None:
     _, whole, held = run
     wrong = [one for one in found(whole, held[1:], tmp_path) if one.wrong]
@@ -146,10 +146,10 @@ def test_a_reply_on_record_that_the_member_has_no_receipt_for_is_named(
 
 
 def test_receipts_of_rounds_after_those_of_the_bundle_are_no_problem_while_the_run_goes_on(
-    run: tuple[Stage, Edited, list[Receipt]], tmp_path: Path
+    run: tuple[Stage, Edited, list[MemberReceipt]], tmp_path: Path
 ) -> None:
     _, whole, held = run
-    later = [Receipt(**{**vars(held[0]), "assignment_id": "f" * 32, "round": 2})]
+    later = [MemberReceipt(**{**vars(held[0]), "assignment_id": "f" * 32, "round": 2})]
     told = found(whole.telling(lambda about: setattr(about, "state", "RUNNING")), [*held, *later], tmp_path)
     assert (told[-1].words, told[-1].wrong) == ("of a later round than the bundle has", "")
     assert "does not know assignment" in found(whole, [*held, *later], tmp_path)[-1].wrong

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from federation.merkle import BLOCK, Tree, continues, leaf_hash, node_hash, root_from, tree_root
+from federation.record.merkle import BLOCK, Tree, continues, leaf_hash, node_hash, root_from, tree_root
 
 # The inputs and roots of the reference implementation of RFC 6962, which RFC 9162 keeps.
 INPUTS = ["", "00", "10", "2021", "3031", "40414243", "5051525354555657", "606162636465666768696a6b6c6d6e6f"]

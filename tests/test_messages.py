@@ -9,19 +9,19 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from running import running
 
-from coordinator.home import Home, HomeError
+from coordinator.home import CoordinatorHome, CoordinatorHomeError
 from coordinator.server import serve
 from coordinator.settings import Settings
-from federation.admin_files import Account, AdminFiles, load_admin_key
-from federation.certificates import issue_certificate, pem
-from federation.identity import Role, client_uri
-from federation.key_chain import CoordinatorKeys
-from federation.keys import IdentityError, new_tls_key, private_key_pem
-from federation.member_files import MemberFiles
-from federation.runs import RunSpec, SpecError
+from federation.spec.run_spec import RunSpec, SpecError
+from federation.trust.admin_files import Account, AdminFiles, load_admin_key
+from federation.trust.certificates import issue_certificate, pem
+from federation.trust.identity import Role, client_uri
+from federation.trust.key_chain import CoordinatorKeys
+from federation.trust.keys import IdentityError, new_tls_key, private_key_pem
+from federation.trust.member_files import MemberFiles
 from federation.v1.admin_pb2 import CreateJoinStringRequest, ListClientsRequest
-from fedpareto.cli.client import connect
-from fedpareto.cli.failure import Failure
+from fedpareto.cli.admin.client import connect
+from fedpareto.cli.failure import CommandFailure
 from storage.database import Database
 
 NOWHERE = "no-such-host.invalid"
@@ -31,14 +31,14 @@ NOWHERE = "no-such-host.invalid"
 def centre(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A coordinator's directory with an administrator; tests change copies of it."""
     directory = tmp_path_factory.mktemp("centre") / "home"
-    Home.init(directory, Settings.check({"federation_id": "test"}, "test"), now=datetime.now(UTC))
+    CoordinatorHome.init(directory, Settings.check({"federation_id": "test"}, "test"), now=datetime.now(UTC))
     return directory
 
 
 @pytest.fixture(scope="module")
 def worker(centre: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A worker's directory."""
-    home, key, directory = Home.load(centre), new_tls_key(), tmp_path_factory.mktemp("worker") / "home"
+    home, key, directory = CoordinatorHome.load(centre), new_tls_key(), tmp_path_factory.mktemp("worker") / "home"
     certificate = issue_certificate(
         ca=home.ca,
         ca_key=home.ca_key,
@@ -77,7 +77,7 @@ def worker(centre: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=["port", "approval", "heartbeat", "same ports"],
 )
 def test_settings_of_the_wrong_kind_are_refused_with_their_key(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(HomeError) as caught:
+    with pytest.raises(CoordinatorHomeError) as caught:
         Settings.check({"federation_id": "test", **values}, "coordinator.toml")
     assert message in str(caught.value)
 
@@ -96,8 +96,10 @@ def test_a_coordinator_that_shall_aggregate_on_a_gpu_does_not_start_without_one(
     home = shutil.copytree(centre, tmp_path / "home")
     settings = home / "coordinator.toml"
     settings.write_text(settings.read_text().replace('device = "cpu"', 'device = "cuda"'))
-    with pytest.raises(HomeError, match=r'device = "cuda": torch finds no GPU on this machine; set device = "cpu"'):
-        serve(Home.load(home))
+    with pytest.raises(
+        CoordinatorHomeError, match=r'device = "cuda": torch finds no GPU on this machine; set device = "cpu"'
+    ):
+        serve(CoordinatorHome.load(home))
 
 
 @pytest.mark.parametrize("damage", ["empty", "missing", "other"])
@@ -108,7 +110,7 @@ def test_a_damaged_file_of_the_coordinator_is_named_with_the_remedy(
     home = shutil.copytree(centre, tmp_path / "home")
     _damage(home / name, damage)
     with pytest.raises(IdentityError) as caught:
-        Home.load(home)
+        CoordinatorHome.load(home)
     named = home / name.replace("key", "pem") if damage == "other" and name != "signing.key" else home / name
     assert str(named) in str(caught.value)
     assert "restore it from the backup of the keys" in str(caught.value)
@@ -152,7 +154,7 @@ def _damage(path: Path, kind: str) -> None:
 def test_a_login_outside_its_time_names_the_file_the_clock_and_the_remedy(
     centre: Path, tmp_path: Path, days: int
 ) -> None:
-    home = Home.load(centre)
+    home = CoordinatorHome.load(centre)
     database = Database.open(home.database_url)
     made = datetime.now(UTC) + timedelta(days=days)
     name = "early" if days > 0 else "late"
@@ -160,7 +162,7 @@ def test_a_login_outside_its_time_names_the_file_the_clock_and_the_remedy(
         home.issue_admin(database, name, [Role.VIEWER], tmp_path / name, now=made, by="test", passphrase=b"word")
     finally:
         database.close()
-    with pytest.raises(Failure) as caught, connect(tmp_path / name):
+    with pytest.raises(CommandFailure) as caught, connect(tmp_path / name):
         pass
     message = caught.value.message
     assert str(tmp_path / name / "login.pem") in message

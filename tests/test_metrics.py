@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from coordinator.aggregation.diagnostics import conflicts
 from coordinator.aggregation.direction import Direction
-from coordinator.aggregation.phases import Past, Replies, Reply, RoundContext, Step
+from coordinator.aggregation.interface import Combination, Coordinates, Objectives
+from coordinator.aggregation.phases import Past, PhaseReply, Replies, RoundContext, Step
 from coordinator.aggregation.registry import algorithm
-from coordinator.aggregation.rules import Combination, Coordinates, Objectives
-from coordinator.rounds import metrics, record, scores
-from federation.metrics import MetricKind
+from coordinator.rounds import signed_results
+from coordinator.rounds.runs import metrics, scores
+from federation.spec.task_metrics import MetricKind
 from federation.vectors import update_layout
 from federation.work.evaluate.work import Evaluate
 
@@ -135,7 +136,7 @@ def replies(rows: NDArray[np.float64], **measured: list[float]) -> Replies:
     """One client a row; `measured` gives each client a number of that name."""
     return Replies(
         [
-            Reply(
+            PhaseReply(
                 client_id=f"client-{i}",
                 samples=1,
                 losses={},
@@ -154,12 +155,12 @@ def test_a_step_is_described_by_its_own_updates_whatever_the_rule() -> None:
     for name in ("fedavg", "fedmgda+", "geometric-median"):
         rule = algorithm(name, {})
         rows = told.rows(RoundContext(number=0, total=1))
-        found = record.agreement(Step(told, rule.decide(rows)))
+        found = signed_results.agreement(Step(told, rule.decide(rows)))
         assert found == {**conflicts(K), **metrics.stationarity(K)}
     median = Combination(np.zeros(0), np.full(4, 0.25), {}, {}, Coordinates(np.eye(4), 1))
     direction = Direction(median, told.updates, K)
     taken = np.concatenate(list(direction))
-    share = record.shares(Step(told, median), direction)["client-2"]
+    share = signed_results.shares(Step(told, median), direction)["client-2"]
     assert share.weight == 0.25
     assert share.norm == pytest.approx(np.linalg.norm(U[2]), rel=1e-6)
     assert share.cosine == pytest.approx(U[2] @ taken / np.linalg.norm(U[2]) / np.linalg.norm(taken), rel=1e-6)
@@ -168,13 +169,13 @@ def test_a_step_is_described_by_its_own_updates_whatever_the_rule() -> None:
 
 def test_a_clients_share_is_of_all_its_rows() -> None:
     U = np.array([[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]])
-    two = Reply(client_id="a", samples=1, losses={}, metrics={}, rows=tuple(U[:2].astype(np.float32)))
-    none = Reply(client_id="b", samples=1, losses={}, metrics={}, rows=(U[2].astype(np.float32),))
+    two = PhaseReply(client_id="a", samples=1, losses={}, metrics={}, rows=tuple(U[:2].astype(np.float32)))
+    none = PhaseReply(client_id="b", samples=1, losses={}, metrics={}, rows=(U[2].astype(np.float32),))
     told = Replies([two, none])
     answer = Combination(np.array([0.5, 0.25, 1.0]), np.array([0.5, 0.3, 0.2]), {}, {})
     direction = Direction(answer, told.updates, told.gram)
     list(direction)
-    found = record.shares(Step(told, answer), direction)
+    found = signed_results.shares(Step(told, answer), direction)
     d = np.array([1.5, 1.0])
     cosine = (U[0] + U[1]) @ d / 5 / np.linalg.norm(d)
     assert dataclasses.astuple(found["a"]) == pytest.approx((5.0, 0.8, 0.75, cosine))
@@ -185,26 +186,29 @@ def test_of_a_step_that_is_combined_already_only_the_weights_are_known() -> None
     told = replies(np.ones((2, 3)))
     answer = Combination(np.ones(1), np.array([0.75, 0.25]), {}, {})
     step = Step(told, answer, combined=np.ones(3, np.float32))
-    found = record.shares(step, Direction(answer, step.rows, step.gram))
+    found = signed_results.shares(step, Direction(answer, step.rows, step.gram))
     assert {name: share.weight for name, share in found.items()} == {"client-0": 0.75, "client-1": 0.25}
     assert all(np.isnan((share.norm, share.coefficient, share.cosine)).all() for share in found.values())
-    assert record.agreement(step) == {}
+    assert signed_results.agreement(step) == {}
 
 
 def test_the_updates_of_earlier_rounds_are_left_out_of_a_rounds_conflicts() -> None:
     told = replies(np.eye(2))
     past = Past(client_id="gone", round=0, envelope="", payload="", row=-np.ones(2, np.float32))
-    assert record.agreement(Step(told, Combination(np.ones(3), np.ones(2), {}, {}), history=(past,)))["conflicts"] == 0
+    assert (
+        signed_results.agreement(Step(told, Combination(np.ones(3), np.ones(2), {}, {}), history=(past,)))["conflicts"]
+        == 0
+    )
 
 
 NAMES = ("left", "right", "none")
 
 
-def claims(client: str, **losses: float) -> Reply:
+def claims(client: str, **losses: float) -> PhaseReply:
     """A reply of a client that serves the objectives whose losses it claims, and claims one that it does not serve."""
     row = np.ones(2, np.float32)
     told = {**losses, "none": 9.0}
-    return Reply(client_id=client, samples=1, losses=told, metrics={}, rows=(row,), objectives=tuple(losses))
+    return PhaseReply(client_id=client, samples=1, losses=told, metrics={}, rows=(row,), objectives=tuple(losses))
 
 
 def objective_step(found: Objectives | None) -> Step:
@@ -214,11 +218,11 @@ def objective_step(found: Objectives | None) -> Step:
 
 
 def test_a_run_with_one_objective_has_no_record_of_it() -> None:
-    assert record.objectives(objective_step(None), ("left",)) == (None, {})
+    assert signed_results.objectives(objective_step(None), ("left",)) == (None, {})
 
 
 def test_an_objectives_loss_is_the_mean_of_the_first_claims_of_the_clients_that_serve_it() -> None:
-    known, numbers = record.objectives(objective_step(None), NAMES)
+    known, numbers = signed_results.objectives(objective_step(None), NAMES)
     assert known is not None
     assert (known.names, known.clients) == (NAMES, {"left": 2, "right": 1, "none": 0})
     assert known.losses == {"left": 4.0}, "the mean of the others is beyond a float64, or of nobody"
@@ -236,7 +240,7 @@ def test_the_weights_of_objectives_and_what_their_gradients_say_are_on_record() 
         notes=("note",),
         divergence=0.25,
     )
-    known, numbers = record.objectives(objective_step(weighed), NAMES)
+    known, numbers = signed_results.objectives(objective_step(weighed), NAMES)
     assert known is not None
     assert (known.weights, known.mode) == ({"left": 0.5, "right": 0.5}, "solved")
     assert (known.left_out, known.notes, known.cosines) == ({"none": "nobody"}, ("note",), [[1.0, -1.0], [-1.0, 1.0]])
@@ -247,18 +251,18 @@ def test_the_weights_of_objectives_and_what_their_gradients_say_are_on_record() 
         **{f"objective/{name}": value for name, value in conflicts(gram).items()},
         "objective/stationarity": 0.5,
     }
-    assert record.objectives(objective_step(weighed), NAMES[:2])[1] == numbers
-    short, _ = record.objectives(objective_step(replace(weighed, gram=gram / 16)), NAMES)
+    assert signed_results.objectives(objective_step(weighed), NAMES[:2])[1] == numbers
+    short, _ = signed_results.objectives(objective_step(replace(weighed, gram=gram / 16)), NAMES)
     assert short is not None
     assert short.cosines == known.cosines
     zero = replace(weighed, gram=np.diag([1.0, 0.0]), exact=np.eye(2), divergence=None)
-    known, numbers = record.objectives(objective_step(zero), NAMES)
+    known, numbers = signed_results.objectives(objective_step(zero), NAMES)
     assert known is not None
     assert known.cosines == [[1.0, 0.0], [0.0, 0.0]]
     assert numbers["objective/stationarity"] == pytest.approx(np.sqrt(0.5)), "of the exact gradients"
     assert "preference/divergence" not in numbers
     missing = replace(weighed, gram=None, exact=np.full((2, 2), np.nan))
-    known, numbers = record.objectives(objective_step(missing), NAMES)
+    known, numbers = signed_results.objectives(objective_step(missing), NAMES)
     assert known is not None
     assert known.cosines is None
     assert set(numbers) == {"weight/left", "weight/right", "preference/divergence"}
@@ -275,7 +279,7 @@ def test_what_clients_measured_is_recorded_split_by_split() -> None:
         "test/accuracy": 1.5,
         "test/samples": -1.0,
     }
-    told = Replies([Reply(client_id="a", samples=1, losses={}, metrics=measured, objectives=("left", "right"))])
+    told = Replies([PhaseReply(client_id="a", samples=1, losses={}, metrics=measured, objectives=("left", "right"))])
     train, test, validation = scores.evaluations(7, "model", told, Evaluate(splits=("train", "test", "validation")))
     assert (train.round_id, train.client_id, train.model, train.split) == (7, "a", "model", "train")
     assert (train.loss, train.accuracy, train.samples) == (1.0, 1.0, 2**53)
@@ -303,7 +307,7 @@ def test_each_objective_is_the_mean_over_the_clients_that_serve_it() -> None:
         {"test/loss": 2.0, "test/loss/left": 3.0, "test/loss/right": 1.0, "test/accuracy/right": 7.0},
     ]
     answers = [
-        Reply(client_id=f"client-{i}", samples=1, losses={}, metrics=metrics, objectives=served)
+        PhaseReply(client_id=f"client-{i}", samples=1, losses={}, metrics=metrics, objectives=served)
         for i, (metrics, served) in enumerate(zip(told, (("left",), ("left", "right")), strict=True))
     ]
     found = scores.scores(Replies(answers), ("left", "right"))

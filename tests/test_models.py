@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn import functional
 from trained import train
 
+from federation.spec.computation import LocalSgd
 from federation.tasks import Dataset, Splits, initial_model, task
-from federation.tasks.models import CharacterLstm, LocalResponseNorm, cifar_cnn, fedfv_linear, fedfv_mnist_cnn
+from federation.tasks.networks import CharacterLstm, LocalResponseNorm, cifar_cnn, fedfv_linear, fedfv_mnist_cnn
 from federation.training.torch_trainer import TorchTrainer
-from federation.work.computation import LocalSgd
 
 DEVICES = [
     "cpu",

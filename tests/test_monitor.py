@@ -8,7 +8,7 @@ from running import running, wait_for
 from sqlalchemy.exc import OperationalError
 
 from storage import database
-from storage.faults import Fault
+from storage.faults import StorageFault
 
 
 def test_a_database_whose_writers_are_busy_does_not_end_the_coordinator(
@@ -30,5 +30,5 @@ def test_a_database_whose_writers_are_busy_does_not_end_the_coordinator(
             condition.look_again()
             wait_for(lambda: looks.is_set() or coordinator._monitoring.done(), "a look")
             assert not coordinator._monitoring.done()
-            assert Fault.DATABASE in condition.faults
+            assert StorageFault.DATABASE in condition.faults
         wait_for(lambda: not condition.faults, "the fault to be over")

@@ -11,6 +11,7 @@ from PIL import Image
 from torch.nn.functional import cross_entropy
 from trained import train
 
+from federation.spec.computation import LocalSgd
 from federation.tasks import DataError, DataSource, Part, Pool, Task, initial_model, task
 from federation.tasks.augmentation import rotated
 from federation.tasks.digits import write_parts
@@ -19,7 +20,6 @@ from federation.tasks.partition import partition
 from federation.tasks.vision import Half, Vision
 from federation.training.determinism import deterministic
 from federation.training.torch_trainer import TorchTrainer
-from federation.work.computation import LocalSgd
 
 PUBLIC_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 CPU = torch.device("cpu")

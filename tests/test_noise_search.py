@@ -7,7 +7,7 @@ import pytest
 import torch
 from noise_search import Search
 
-from federation.noise_rows import noise_defect
+from federation.spec.noise_rows import noise_defect
 from federation.vectors import to_bytes, update_layout, update_rows
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import fedpareto
-from federation.runs import RunSpec
-from fedpareto import progress
+from federation.spec.run_spec import RunSpec
+from fedpareto import progress_line
 from simulation.history import History
-from simulation.simulate import Progress
+from simulation.simulate import SimulationProgress
 
 SPEC = 'name = "shards"\ntask = "digits"\nrounds = 5\n[algorithm]\nname = "fedmgda+"\n'
 
@@ -82,8 +82,10 @@ def test_a_history_fits_a_screen_whatever_happened() -> None:
     ]
 
 
-def at(done: int, **metrics: float) -> Progress:
-    return Progress(done, 10, MappingProxyType({f"accuracy/{name}": value for name, value in metrics.items()}), 2.0)
+def at(done: int, **metrics: float) -> SimulationProgress:
+    return SimulationProgress(
+        done, 10, MappingProxyType({f"accuracy/{name}": value for name, value in metrics.items()}), 2.0
+    )
 
 
 def test_a_notebook_has_one_line_that_changes_a_few_times_a_second_and_at_the_end() -> None:
@@ -94,7 +96,7 @@ def test_a_notebook_has_one_line_that_changes_a_few_times_a_second_and_at_the_en
         shown.append(f"first {text}")
         return shown.append
 
-    tell = progress.NotebookLine(display, lambda: next(times))
+    tell = progress_line.NotebookLine(display, lambda: next(times))
     for done in (1, 2, 3, 10):
         tell(at(done, mean=done / 10))
     assert shown == [
@@ -105,7 +107,7 @@ def test_a_notebook_has_one_line_that_changes_a_few_times_a_second_and_at_the_en
 
 
 def test_outside_a_notebook_and_a_terminal_no_progress_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
-    assert progress.notebook_display() is None
-    with progress.shown() as tell:
+    assert progress_line.notebook_display() is None
+    with progress_line.shown() as tell:
         tell(at(1))
     assert capfd.readouterr() == ("", "")

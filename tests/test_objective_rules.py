@@ -9,14 +9,14 @@ from matrices import reference
 from numpy.typing import NDArray
 from objective_clients import ALL, LAYOUT, SOME, TWO, Clients, context, direction, last, reply
 
-from coordinator.aggregation.objectives import reweighted
-from coordinator.aggregation.phase_kinds import Gradients, Residuals, Training
-from coordinator.aggregation.phases import Phase, Replies, RoundContext, Step
+from coordinator.aggregation.interface import HyperparameterError, TooFewUpdatesError
+from coordinator.aggregation.phase_kinds import GradientsPhase, ResidualsPhase, TrainingPhase
+from coordinator.aggregation.phases import AlgorithmPhase, Replies, RoundContext, Step
 from coordinator.aggregation.registry import algorithm
-from coordinator.aggregation.rules import HyperparameterError, TooFewUpdatesError
-from coordinator.rounds import record
-from federation.objectives import encoder_columns, joint_target, separate_targets
+from coordinator.aggregation.rules.objectives import reweighted
+from coordinator.rounds import signed_results
 from federation.sketches.base import clip_to_psd
+from federation.spec.objective_names import encoder_columns, joint_target, separate_targets
 from federation.vectors import Layout, Tensor
 
 # --- FSMGDA
@@ -46,7 +46,7 @@ def test_fsmgda_is_the_papers_server_step() -> None:
             local_rate=1.0,
         )
         conversation = algorithm("fsmgda", {"sums": True, "bound": "none"}).round(given)
-        assert next(conversation) == Training(separate=True)
+        assert next(conversation) == TrainingPhase(separate=True)
         replies = [
             reply(client, own, tuple(own), samples=samples[client])  # type: ignore[arg-type]
             for client, own in rows.items()
@@ -97,15 +97,15 @@ def test_fedcmoo_steps_along_the_weighted_sum_whoever_serves_what(
     clients = Clients(serves)
     conversation = algorithm("fedcmoo", {"weights": "exact", "sketch": sketch, "budget": 4.0}).round(context(serves))
     phase = next(conversation)
-    assert phase == Gradients(sketch=sketch, budget=4.0, encoder_only=True)
+    assert phase == GradientsPhase(sketch=sketch, budget=4.0, encoder_only=True)
     first = clients.answer(phase)
     told = list(first)
     phase = conversation.send(first)
     if sketch == "svd-two-way":
-        assert isinstance(phase, Residuals)
+        assert isinstance(phase, ResidualsPhase)
         told += (second := clients.answer(phase))
         phase = conversation.send(second)
-    assert isinstance(phase, Training)
+    assert isinstance(phase, TrainingPhase)
     assert phase.from_jacobian
     step = last(conversation, clients.answer(phase))
     found = step.combination.objectives
@@ -144,8 +144,8 @@ BOUNDED = [
 
 def stepped(name: str, keys: Mapping[str, Any], clients: Clients) -> Step:
     conversation = algorithm(name, {**keys, **({} if name == "fsmgda" else {"weights": "exact"})}).round(context(CROWD))
-    phase: Phase = next(conversation)
-    while not isinstance(phase, Training):
+    phase: AlgorithmPhase = next(conversation)
+    while not isinstance(phase, TrainingPhase):
         phase = conversation.send(clients.answer(phase))
     return last(conversation, clients.answer(phase))
 
@@ -183,7 +183,7 @@ def test_a_second_leg_that_no_sketch_could_have_is_cut_to_what_one_could() -> No
             context(CROWD)
         )
         phase = conversation.send(clients.answer(next(conversation)))
-        assert isinstance(phase, Residuals)
+        assert isinstance(phase, ResidualsPhase)
         answers = [
             reply(one.client_id, {name: row * np.float32(scale) for name, row in zip(one.names, one.rows, strict=True)})
             if one.client_id == "client-3"
@@ -191,7 +191,7 @@ def test_a_second_leg_that_no_sketch_could_have_is_cut_to_what_one_could() -> No
             for one in clients.answer(phase)
         ]
         train = conversation.send(Replies(answers))
-        assert isinstance(train, Training)
+        assert isinstance(train, TrainingPhase)
         assert train.weights is not None
         return np.array([train.weights[name] for name in TWO])
 
@@ -248,11 +248,11 @@ def test_an_objective_that_nobody_serves_keeps_its_share_and_the_record_says_so(
     given = context(serves, state={"weights": {"left": 0.3, "right": 0.7}})
     conversation = algorithm("fedcmoo", {"sketch": "exact"}).round(given)
     phase = conversation.send(clients.answer(next(conversation)))
-    assert isinstance(phase, Training)
+    assert isinstance(phase, TrainingPhase)
     assert phase.weights == {"left": 1.0}
     step = last(conversation, clients.answer(phase))
     assert step.combination.state == {"weights": {"left": pytest.approx(0.3), "right": pytest.approx(0.7)}}
-    known, numbers = record.objectives(step, TWO)
+    known, numbers = signed_results.objectives(step, TWO)
     assert known.left_out == {"right": "no client that takes part in this round serves it"}
     assert known.weights == {"left": 1.0}
     assert numbers["weight/left"] == 1.0
@@ -272,7 +272,7 @@ def test_a_client_whose_objectives_weigh_nothing_is_not_asked_to_train() -> None
     clients.gradients["ann", "left"] = clients.gradients["ben", "right"] * 0.1  # the shortest point of the hull
     conversation = algorithm("fedcmoo", {"weights": "exact", "sketch": "exact"}).round(context(serves))
     phase = conversation.send(clients.answer(next(conversation)))
-    assert isinstance(phase, Training)
+    assert isinstance(phase, TrainingPhase)
     assert (phase.weights, phase.clients) == ({"left": 1.0}, ("ann",))
 
 
@@ -283,7 +283,7 @@ def test_the_unbiased_form_asks_two_further_choices() -> None:
     conversation = algorithm("fedcmoo", {"unbiased": True, "sketch": "exact", "steps": 1}).round(given)
     phase = conversation.send(clients.answer(next(conversation)))
     asked = []
-    while isinstance(phase, Gradients):
+    while isinstance(phase, GradientsPhase):
         asked.append(phase.clients)
         phase = conversation.send(clients.answer(phase))
     assert asked == list(drawn.values())
@@ -302,17 +302,17 @@ def test_a_preference_is_followed_and_reported() -> None:
     clients = Clients(ALL, losses={"left": 2.0, "right": 1.0})
     conversation = algorithm("fedcmoo-pref", {"sketch": "exact", "minimum": 0.0}).round(context(ALL))
     phase = next(conversation)
-    assert isinstance(phase, Gradients)
+    assert isinstance(phase, GradientsPhase)
     assert phase.measure
     phase = conversation.send(clients.answer(phase))
-    assert isinstance(phase, Training)
+    assert isinstance(phase, TrainingPhase)
     assert not phase.measure
     step = last(conversation, clients.answer(phase))
     found = step.combination.objectives
     assert found is not None
     assert found.mode == "balance"
     assert found.weights[0] > found.weights[1]  # the larger loss comes first
-    known, numbers = record.objectives(step, TWO)
+    known, numbers = signed_results.objectives(step, TWO)
     assert known.losses == {"left": 2.0, "right": 1.0}
     assert numbers["preference/divergence"] == pytest.approx(np.log(2) - np.log(3) + 2 / 3 * np.log(2), abs=1e-9)
 
@@ -354,7 +354,7 @@ def test_normalised_objectives_are_trained_for_equally_whatever_their_scale() ->
         clients.gradients[client, "right"] *= 1e-3
     conversation = algorithm("fedcmoo", {"sketch": "exact", "normalise": True}).round(context(ALL))
     phase = conversation.send(clients.answer(next(conversation)))
-    assert isinstance(phase, Training)
+    assert isinstance(phase, TrainingPhase)
     assert phase.weights is not None
     assert 300 < phase.weights["right"] / phase.weights["left"] < 3000
     step = last(conversation, clients.answer(phase))
@@ -379,7 +379,7 @@ def test_scalarised_weighs_each_objective_by_who_serves_it() -> None:
 def test_an_objective_without_weight_is_not_trained_for() -> None:
     conversation = algorithm("scalarised", {"weights": [1, 0]}).round(context(SOME))
     phase = next(conversation)
-    assert isinstance(phase, Training)
+    assert isinstance(phase, TrainingPhase)
     assert phase.clients == ("ann", "ben", "dan")
     assert phase.targets(TWO) == {"loss": {"left": pytest.approx(1.0)}}
 

@@ -16,22 +16,22 @@ from harness import Federation, Process, federation
 from numpy.typing import NDArray
 from works import work_of
 
-from coordinator.aggregation.find_weights import find_weights
+from coordinator.aggregation.rules.find_weights import find_weights
 from federation.digests import digest
-from federation.envelope import envelope_digest, unseal
-from federation.member_files import MemberFiles
-from federation.objectives import encoder_columns, width
-from federation.runs import RunSpec
 from federation.sketches import sketch
 from federation.sketches.base import ClientSketch, clip_to_psd
 from federation.sketches.draws import shared_seed
+from federation.spec.objective_names import encoder_columns, width
+from federation.spec.run_spec import RunSpec
 from federation.tasks import initial_model, task
+from federation.trust.envelope import envelope_digest, unseal
+from federation.trust.member_files import MemberFiles
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest, SignedEnvelope, StepManifest
 from federation.vectors import model_layout, model_row, to_bytes, update_rows
 from fedpareto.notebook import simulate
-from storage.directory import DirectoryStore
+from storage.blob_directory import DirectoryStore
 from storage.records import canonical
 
 CLIENTS = ("client-000", "client-001", "client-002")

@@ -9,19 +9,19 @@ import pytest
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from coordinator.home import Home
-from coordinator.services import details, views
-from coordinator.services.checks import EnvelopeChecks
+from coordinator.home import CoordinatorHome
+from coordinator.services.checks.envelope_checks import EnvelopeChecks
+from coordinator.services.views import details, overview
 from federation.record.results import accepted
 from federation.v1.admin_pb2 import Participation
 from federation.v1.common_pb2 import AssignmentState
 from fedpareto.notebook import simulate
-from fedpareto.report.data import RunData
 from fedpareto.report.page import page
+from fedpareto.report.report_data import RunData
 from simulation.history import History
 from storage import models, states
+from storage.blob_directory import DirectoryStore
 from storage.database import Database
-from storage.directory import DirectoryStore
 
 SPEC = """
 name = "seen"
@@ -57,12 +57,12 @@ class Seen:
     def __init__(self, home: Path, algorithm: str, serve: str = RIGHT) -> None:
         self.history: History = simulate(SPEC.format(algorithm=algorithm, serve=serve), home=home, threads=1)
         assert self.history.state == "COMPLETED", self.history.reason
-        loaded = Home.load(home)
+        loaded = CoordinatorHome.load(home)
         self.checks = EnvelopeChecks(loaded.federation_id, loaded.signing.chain)
         self.blobs = DirectoryStore(loaded.blobs_dir)
         self.database = Database.open(loaded.database_url, durable=False)
 
-    def detail(self, session: Session, number: int) -> views.messages.GetRoundResponse:
+    def detail(self, session: Session, number: int) -> overview.messages.GetRoundResponse:
         found = session.scalars(select(models.Round).where(models.Round.number == number)).one()
         return details.round_detail(session, self.blobs, self.checks, found)
 
@@ -81,7 +81,7 @@ def names(parts: list[Participation]) -> list[str]:
 def test_a_run_says_who_serves_which_of_its_objectives(cmoo: Seen) -> None:
     with cmoo.database.read() as session:
         run = session.scalars(select(models.Run)).one()
-        found = views.run(session, run, spec=True)
+        found = overview.run(session, run, spec=True)
         assert list(found.objectives) == ["left", "right"]
         assert {row.client_id: list(row.objectives) for row in found.serving} == {
             "client-000": ["right"],
@@ -89,8 +89,8 @@ def test_a_run_says_who_serves_which_of_its_objectives(cmoo: Seen) -> None:
             "client-002": ["left", "right"],
             "client-003": ["left", "right"],
         }
-        assert not views.run(session, run).serving
-        assert list(views.client(session, {}, "client-000").tasks[0].objectives) == ["right"]
+        assert not overview.run(session, run).serving
+        assert list(overview.client(session, {}, "client-000").tasks[0].objectives) == ["right"]
 
 
 def test_a_round_shows_its_objectives_and_its_phases_with_every_byte(cmoo: Seen) -> None:
@@ -197,9 +197,9 @@ def test_the_rows_of_the_gram_matrix_are_named_by_client_and_objective(tmp_path:
 def test_the_report_of_a_simulation_has_the_figures_of_its_objectives(cmoo: Seen) -> None:
     with cmoo.database.read() as session:
         run = session.scalars(select(models.Run)).one()
-        members = {client.client_id: client for client in views.clients(session, {}, after="", count=100)}
+        members = {client.client_id: client for client in overview.clients(session, {}, after="", count=100)}
         data = RunData(
-            views.run(session, run, spec=True), list(details.export_rounds(session, run.run_id, 0, 20)), members
+            overview.run(session, run, spec=True), list(details.export_rounds(session, run.run_id, 0, 20)), members
         )
     made = page(data)
     for title in (

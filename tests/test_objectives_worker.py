@@ -18,13 +18,13 @@ from works import set_train, set_work
 from federation.digests import digest
 from federation.sketches import sketch
 from federation.sketches.svd import TwoWaySvd
+from federation.spec.computation import LocalSgd
 from federation.tasks import DataSource, Part, initial_model, task
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest, Input, JacobianWork, ObjectiveWeight, ResidualWork, Row, Target
 from federation.vectors import Layout, to_bytes, update_layout
-from federation.work.computation import LocalSgd
-from worker.home import Home
+from worker.home import WorkerHome
 from worker.service import prepare_offers
 
 SOURCE = DataSource(part=Part(0, 20))
@@ -56,7 +56,7 @@ def start(coordinator: ScriptedCoordinator, offers: Prepared, tmp_path: Path) ->
     running: list[Running] = []
 
     def begin(serves: tuple[str, ...] = BOTH, home: str = "worker") -> Running:
-        running.append(Running(Home(tmp_path / home), coordinator.member(), offers[serves]))
+        running.append(Running(WorkerHome(tmp_path / home), coordinator.member(), offers[serves]))
         return running[-1]
 
     yield begin

@@ -18,25 +18,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from running import SECONDS, Running, refused, running
 
+from coordinator.front.connection_limits import ConnectionLimits
 from coordinator.front.hello import MOST_BYTES, server_name
-from coordinator.front.limits import Limits
 from coordinator.front.process import Connection, Forwarder
-from coordinator.home import Home
-from coordinator.ownership import HomeError
+from coordinator.home import CoordinatorHome
+from coordinator.ownership import CoordinatorHomeError
 from coordinator.settings import Settings
-from federation.certificates import fingerprint, issue_certificate, pem
-from federation.channels import mutual_channel, server_verified_channel
-from federation.identity import Role, client_uri
-from federation.join_string import JoinString
-from federation.keys import new_tls_key, private_key_pem
+from federation.line.channels import mutual_channel, server_verified_channel
+from federation.trust.certificates import fingerprint, issue_certificate, pem
+from federation.trust.identity import Role, client_uri
+from federation.trust.join_string import JoinStringFields
+from federation.trust.keys import new_tls_key, private_key_pem
 from federation.v1.admin_pb2 import RevokeClientRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.enrollment_pb2 import EnrollRequest
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from federation.v1.federation_pb2 import AttendRequest, Hello
 from federation.v1.federation_pb2_grpc import FederationStub
-from worker.enroll import enroll
-from worker.home import Home as WorkerHome
+from worker.home import WorkerHome
+from worker.line.enroll import enroll
 
 # Members are given an address, for which TLS asks for no name; newcomers a name.
 HOSTS = ["127.0.0.1", "members.example"]
@@ -45,9 +45,12 @@ NEWCOMERS = "localhost"
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    usual, patient = Limits.for_descriptors, {"first_byte_seconds": 1e6, "idle_seconds": 1e6, "verified_seconds": 1e6}
+    usual, patient = (
+        ConnectionLimits.for_descriptors,
+        {"first_byte_seconds": 1e6, "idle_seconds": 1e6, "verified_seconds": 1e6},
+    )
     with pytest.MonkeyPatch.context() as patch:  # no limit ends what the front listener should end by itself
-        patch.setattr(Limits, "for_descriptors", lambda count: usual(count)._replace(**patient))
+        patch.setattr(ConnectionLimits, "for_descriptors", lambda count: usual(count)._replace(**patient))
         with running(tmp_path_factory.mktemp("one") / "home", hosts=HOSTS, enrollment_host=NEWCOMERS) as made:
             patch.undo()
             yield made
@@ -114,7 +117,7 @@ def test_a_message_that_announces_more_than_a_record_holds_names_nobody() -> Non
 def test_a_member_joins_and_attends_at_one_port(served: Running, tmp_path: Path) -> None:
     port = served.coordinator.federation_port
     assert served.coordinator.enrollment_port == port
-    join = JoinString(f"{NEWCOMERS}:{port}", fingerprint(served.home.ca), served.join_secret("ann"), "ann")
+    join = JoinStringFields(f"{NEWCOMERS}:{port}", fingerprint(served.home.ca), served.join_secret("ann"), "ann")
     member = enroll(WorkerHome(tmp_path / "ann"), join).member
     assert member.address == f"127.0.0.1:{port}"
     with member.channel() as channel:
@@ -207,7 +210,7 @@ def test_the_containers_health_check_asks_for_the_newcomers_name(served: Running
 def test_while_half_a_handshake_is_there_the_process_is_not_woken(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, socket.create_server(("127.0.0.1", 0)) as listener:
-        forwarder = Forwarder([], theirs, str(tmp_path), Limits(16, 8), "fl.example.org")
+        forwarder = Forwarder([], theirs, str(tmp_path), ConnectionLimits(16, 8), "fl.example.org")
         with socket.create_connection(listener.getsockname()) as far, listener.accept()[0] as public:
             connection = Connection(1, public, "127.0.0.1", "both", opened=0.0, heard=0.0)
             for start in range(0, len(HELLO), 100):
@@ -221,8 +224,10 @@ def test_while_half_a_handshake_is_there_the_process_is_not_woken(tmp_path: Path
 
 
 def test_half_a_handshake_has_the_time_of_a_first_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = Limits.for_descriptors
-    monkeypatch.setattr(Limits, "for_descriptors", lambda count: usual(count)._replace(first_byte_seconds=0.2))
+    usual = ConnectionLimits.for_descriptors
+    monkeypatch.setattr(
+        ConnectionLimits, "for_descriptors", lambda count: usual(count)._replace(first_byte_seconds=0.2)
+    )
     with (
         running(tmp_path / "home", hosts=HOSTS, enrollment_host=NEWCOMERS) as made,
         socket.create_connection(("127.0.0.1", made.coordinator.federation_port), timeout=SECONDS) as connection,
@@ -242,14 +247,14 @@ def test_half_a_handshake_has_the_time_of_a_first_byte(tmp_path: Path, monkeypat
     ],
 )
 def test_a_name_that_cannot_tell_newcomers_apart_is_refused(values: dict[str, object], problem: str) -> None:
-    with pytest.raises(HomeError) as caught:
+    with pytest.raises(CoordinatorHomeError) as caught:
         Settings.check({"federation_id": "test", **values}, "coordinator.toml")
     assert problem in str(caught.value)
 
 
 def test_the_second_name_is_in_the_certificate_and_the_ports_are_one(tmp_path: Path) -> None:
     settings = Settings.check({"federation_id": "test", "hosts": HOSTS, "enrollment_host": "Join.Example"}, "test")
-    home = Home.init(tmp_path / "home", settings, now=datetime.now(UTC))
+    home = CoordinatorHome.init(tmp_path / "home", settings, now=datetime.now(UTC))
     names = home.server.extensions.get_extension_for_class(SubjectAlternativeName).value
     assert "join.example" in names.get_values_for_type(DNSName)
     home.note_ports(7443, 7443)

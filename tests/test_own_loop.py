@@ -13,12 +13,12 @@ from normed_task import Normed
 from torch import nn
 from trained import train
 
+from federation.spec.computation import LocalSgd
 from federation.tasks import DataSource, Task, task
 from federation.tasks.partition import Part
 from federation.training.torch_trainer import TorchTrainer
 from federation.vectors import Vector, read_vector
 from federation.work.base import WorkError
-from federation.work.computation import LocalSgd
 from fedpareto import simulate
 
 ROOT = Path(__file__).resolve().parent.parent

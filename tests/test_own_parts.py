@@ -13,11 +13,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from coordinator.rounds import definitions
-from coordinator.rounds.definitions import Definition, Unit
+from coordinator.rounds.runs import metric_definitions
+from coordinator.rounds.runs.metric_definitions import Definition, Unit
 from federation.v1.admin_pb2 import GetRoundResponse
 from fedpareto import Attack, Combination, DataSource, Metric, Pool, Rows, Rule, Task, conclude, option, simulate
-from fedpareto.cli import render_rounds, round_lines
+from fedpareto.cli.show import round_lines, round_tables
 from simulation.history import History
 
 SPEC = """
@@ -100,7 +100,9 @@ def history() -> History:
 
 @pytest.fixture
 def defined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(definitions, "DEFINITIONS", MappingProxyType({**definitions.DEFINITIONS, "length/kept": KEPT}))
+    monkeypatch.setattr(
+        metric_definitions, "DEFINITIONS", MappingProxyType({**metric_definitions.DEFINITIONS, "length/kept": KEPT})
+    )
 
 
 def test_a_rule_of_a_test_file_alone_makes_the_steps_of_a_run(history: History) -> None:
@@ -135,7 +137,7 @@ def test_a_metric_of_a_test_file_alone_is_recorded_and_shown_with_its_group_labe
     item.summary.metrics.update({**metrics, "length/kept": 0.25})
     console = Console(width=100)
     with console.capture() as capture:
-        console.print(render_rounds.round_(item))
+        console.print(round_tables.round_(item))
     assert re.search(r"^length +kept 25\.0 % *$", capture.get(), re.MULTILINE)
     assert round_lines.heading(["length/kept"]) == " round      kept"
     assert round_lines.line(0, {"length/kept": 0.25}, ["length/kept"]) == "     0    25.0 %"

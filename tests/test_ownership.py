@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
-from coordinator.home import Home, HomeError
+from coordinator.home import CoordinatorHome, CoordinatorHomeError
 from coordinator.server import Coordinator
 from coordinator.settings import Settings
 from fedpareto.processes.forked import completed
@@ -19,33 +19,33 @@ from storage.database import Database, DatabaseBusy, DatabaseMissing
 NOW = datetime.now(UTC)
 
 
-def make(directory: Path, **settings: object) -> Home:
-    return Home.init(directory, Settings.check({"federation_id": "fed", **settings}, "test"), now=NOW)
+def make(directory: Path, **settings: object) -> CoordinatorHome:
+    return CoordinatorHome.init(directory, Settings.check({"federation_id": "fed", **settings}, "test"), now=NOW)
 
 
-def database_of(home: Home) -> Path:
+def database_of(home: CoordinatorHome) -> Path:
     return home.directory / "coordinator.db"
 
 
-def remove(home: Home) -> None:
+def remove(home: CoordinatorHome) -> None:
     database_of(home).unlink()
 
 
-def empty(home: Home) -> None:
+def empty(home: CoordinatorHome) -> None:
     database_of(home).write_bytes(b"")
 
 
-def replace_with_another(home: Home) -> None:
+def replace_with_another(home: CoordinatorHome) -> None:
     other = make(home.directory.parent / "other")
     shutil.copy(database_of(other), database_of(home))
 
 
-def rename(home: Home) -> None:
+def rename(home: CoordinatorHome) -> None:
     settings = home.directory / "coordinator.toml"
     settings.write_text(settings.read_text().replace('"fed"', '"renamed"'))
 
 
-FAULTS: dict[Callable[[Home], None], str] = {
+FAULTS: dict[Callable[[CoordinatorHome], None], str] = {
     remove: r"coordinator\.db is missing.*Restore the database from a backup.*coordinator init.*in another directory",
     empty: r"coordinator\.db is empty: it holds no federation.*Restore the database from a backup",
     replace_with_another: r"is of the federation fed, whose CA.*ca\.pem is another one.*Restore the database",
@@ -55,17 +55,17 @@ FAULTS: dict[Callable[[Home], None], str] = {
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_home_whose_database_is_not_its_own_is_not_served_and_nothing_changes(
-    tmp_path: Path, fault: Callable[[Home], None]
+    tmp_path: Path, fault: Callable[[CoordinatorHome], None]
 ) -> None:
     home = make(tmp_path / "home")
     fault(home)
     before = kept(home)
-    with pytest.raises(HomeError, match=FAULTS[fault]):
-        Coordinator(Home.load(home.directory))
+    with pytest.raises(CoordinatorHomeError, match=FAULTS[fault]):
+        Coordinator(CoordinatorHome.load(home.directory))
     assert kept(home) == before
 
 
-def kept(home: Home) -> dict[Path, bytes | None]:
+def kept(home: CoordinatorHome) -> dict[Path, bytes | None]:
     """Every file with its bytes; of the database, which SQLite may give a header, whether it is there."""
     return {
         path: None if path == database_of(home) else path.read_bytes()
@@ -80,13 +80,13 @@ def test_a_database_server_without_the_federation_is_not_served(tmp_path: Path, 
     home = make(tmp_path / "home")
     settings = home.directory / "coordinator.toml"
     settings.write_text(settings.read_text().replace("sqlite:///coordinator.db", database_url))
-    with pytest.raises(HomeError, match="is empty: it holds no federation"):
-        Coordinator(Home.load(home.directory))
+    with pytest.raises(CoordinatorHomeError, match="is empty: it holds no federation"):
+        Coordinator(CoordinatorHome.load(home.directory))
     database = Database.open(database_url)
     database.migrate()  # tables without a row are as empty
     database.close()
-    with pytest.raises(HomeError, match="is empty: it holds no federation"):
-        Coordinator(Home.load(home.directory))
+    with pytest.raises(CoordinatorHomeError, match="is empty: it holds no federation"):
+        Coordinator(CoordinatorHome.load(home.directory))
 
 
 def test_commands_that_start_a_coordinator_of_their_own_and_those_that_issue_say_so_too(tmp_path: Path) -> None:

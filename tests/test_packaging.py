@@ -24,7 +24,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from worker.home import Home
+from worker.home import WorkerHome
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -419,6 +419,6 @@ def test_a_coordinator_is_well_while_it_serves_and_no_longer(tmp_path: Path) -> 
 
 def test_a_worker_is_well_while_a_process_holds_its_directory(tmp_path: Path) -> None:
     assert not well(tmp_path)
-    with Home(tmp_path).lock():
+    with WorkerHome(tmp_path).lock():
         assert well(tmp_path)
     assert not well(tmp_path)

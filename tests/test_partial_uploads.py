@@ -11,8 +11,8 @@ from harness import Handing
 from running import SECONDS, refused, wait_for
 from stage import LONG, Player, Stage, spec, stage, vector
 
-from coordinator.rounds.uploads import Uploads
-from federation.envelope import seal
+from coordinator.rounds.replies.uploads import Uploads
+from federation.trust.envelope import seal
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from federation.v1.federation_pb2 import SubmitRequest
 from federation.vectors import Layout, Tensor, to_bytes, update_layout

@@ -13,11 +13,11 @@ from rich.console import Console
 from running import refused
 from stage import LAYOUT, Player, Stage, spec
 
-from coordinator.rounds.participation import (
+from coordinator.rounds.runs.participation import (
     EndedRound,
     MemberRound,
-    Outcome,
     Participation,
+    RoundOutcome,
     StepLength,
     WarningKind,
     read_rounds,
@@ -25,11 +25,12 @@ from coordinator.rounds.participation import (
 from federation.v1.admin_pb2 import GetRunRequest, ListRunsRequest, MemberOutcome, MemberSummary
 from federation.v1.common_pb2 import AssignmentManifest
 from fedpareto import simulate
-from fedpareto.cli import admin, participation, render
+from fedpareto.cli.admin import runs
 from fedpareto.cli.document import document
-from fedpareto.cli.failure import Failure
+from fedpareto.cli.failure import CommandFailure
+from fedpareto.cli.show import participation_table, tables
 
-REPLIED, DECLINED, REFUSED, MISSING, NOT_NEEDED = Outcome
+REPLIED, DECLINED, REFUSED, MISSING, NOT_NEEDED = RoundOutcome
 
 
 def fold(*rounds: EndedRound) -> tuple[Participation, list[tuple[int, WarningKind, str]]]:
@@ -40,7 +41,7 @@ def fold(*rounds: EndedRound) -> tuple[Participation, list[tuple[int, WarningKin
     return made, begun
 
 
-def asked(number: int, *outcomes: Outcome, cosine: float = math.nan, improved: float = math.nan) -> EndedRound:
+def asked(number: int, *outcomes: RoundOutcome, cosine: float = math.nan, improved: float = math.nan) -> EndedRound:
     """A round that asked the members a, b, c, ... to train."""
     return EndedRound(
         number,
@@ -163,7 +164,7 @@ def test_a_run_that_zigzags_is_warned_of_and_the_rate_that_the_warning_names_end
 
 
 def shown(picture: object) -> str:
-    console = Console(file=io.StringIO(), width=render.WIDTH)
+    console = Console(file=io.StringIO(), width=tables.WIDTH)
     console.print(picture)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
@@ -198,9 +199,9 @@ def refused_for_zeros(player: Player) -> Callable[[AssignmentManifest], object]:
 
 def test_a_single_missed_evaluation_is_told_in_the_singular() -> None:
     one = MemberSummary(client_id="ann", asked=1, replied=1, evaluations_missed=1, last_reason="slow")
-    assert participation.tally(one) == "ann replied in 1 of 1 round, 1 evaluation missed; round 0: slow"
+    assert participation_table.tally(one) == "ann replied in 1 of 1 round, 1 evaluation missed; round 0: slow"
     many = MemberSummary(client_id="ben", asked=3, declined=1, evaluations_missed=2)
-    assert "ben replied in 0 of 3 rounds, 1 declined, 2 evaluations missed; " in participation.tally(many)
+    assert "ben replied in 0 of 3 rounds, 1 declined, 2 evaluations missed; " in participation_table.tally(many)
 
 
 def test_members_that_fail_or_oppose_are_seen_wherever_a_run_is_shown(
@@ -209,7 +210,7 @@ def test_members_that_fail_or_oppose_are_seen_wherever_a_run_is_shown(
     task = stage.task()
     ann, ben, cleo, dora, emil = stage.cast(task, "ann", "ben", "cleo", "dora", "emil")
     more = "selection.minimum = 5\nselection.quorum = 0.2"
-    with caplog.at_level(logging.WARNING, logger="coordinator.rounds.participation"):
+    with caplog.at_level(logging.WARNING, logger="coordinator.rounds.runs.participation"):
         run = stage.submit(spec(f"seen-{stage.count}", task, 4, algorithm="fedavg", more=more))
         play(
             stage,
@@ -244,21 +245,21 @@ def test_members_that_fail_or_oppose_are_seen_wherever_a_run_is_shown(
     # The same summary in a list of runs, in a run, and in what is watched, whose exit code it decides.
     listed = next(one for one in stage._admin.ListRuns(ListRunsRequest()).runs if one.run_id == run)
     assert (listed.members, listed.warnings) == (found.members, found.warnings)
-    for text in (shown(render.run(found)), shown(render.runs([listed]))):
+    for text in (shown(tables.run(found)), shown(tables.runs([listed]))):
         assert "\x1b" not in text
         flat = " ".join(text.split())
         for words in ("Target 12 is", "zero", "nobody improved in 4", "-1.00"):
             assert words in flat, words
-    assert "3/5" in shown(render.runs([listed]))
-    with pytest.raises(Failure) as failure:
-        admin._follow(stage._admin, run, as_json=False)
+    assert "3/5" in shown(tables.runs([listed]))
+    with pytest.raises(CommandFailure) as failure:
+        runs._follow(stage._admin, run, as_json=False)
     assert failure.value.code == 1
     assert "2 of 5 members failed in the last round: cleo declined" in failure.value.message
     assert "dora was refused: zero" in failure.value.message
     out = capsys.readouterr().out
     assert out.count("warning: cleo failed in 4 rounds in a row") == 1
-    with pytest.raises(Failure):
-        admin._follow(stage._admin, run, as_json=True)
+    with pytest.raises(CommandFailure):
+        runs._follow(stage._admin, run, as_json=True)
     last = json.loads(capsys.readouterr().out.splitlines()[-1])["run"]
     assert [member["client_id"] for member in last["members"] if member["last_outcome"] in ("DECLINED", "REFUSED")] == [
         "cleo",
@@ -275,7 +276,7 @@ def test_a_run_whose_last_round_everybody_answered_ends_well_whatever_was_before
     ann.reply(ann.order())
     ben.decline(ben.order(), "busy")
     stage.play(run, ann, ben)
-    admin._follow(stage._admin, run, as_json=False)
+    runs._follow(stage._admin, run, as_json=False)
     out = capsys.readouterr().out
     assert re.search(r"^ben +2 +1 +1 +0 +0 +round 0: busy", out, re.MULTILINE)
     read = stage.look(lambda session: read_rounds(session, run))

@@ -16,26 +16,26 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from harness import Federation, Process, federation
 from trained import train
 
-from federation.envelope import seal
-from federation.objectives import joint_target
-from federation.runs import RunSpec, SpecError
-from federation.sharing import Sharing, SharingError
+from federation.spec.computation import Ability, Descend, LocalSgd, Measure, MeasureAlong
+from federation.spec.objective_names import joint_target
+from federation.spec.run_spec import RunSpec, SpecError
+from federation.spec.sharing import Sharing, SharingError
 from federation.tasks import Dataset, DataSource, Splits, Task, initial_model, task
 from federation.training.own import KeptState, Own, compute
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
+from federation.trust.envelope import seal
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
 from federation.vectors import Layout, Tensor, Vector, read_vector, to_bytes
 from federation.work.base import WorkError
-from federation.work.computation import Ability, Descend, LocalSgd, Measure, MeasureAlong
 from fedpareto.notebook import simulate
 from fedpareto.processes.forked import completed
 from simulation import SimulationError
-from simulation.simulate import Progress, Simulation
+from simulation.simulate import Simulation, SimulationProgress
 from worker.events import Events
-from worker.home import Home
-from worker.kept import Keeper, kept_state
-from worker.spool import Spool
+from worker.home import WorkerHome
+from worker.work.kept import Keeper, kept_state
+from worker.work.spool import Spool
 
 LAYOUT = Layout(
     (Tensor("body.weight", (2, 3)), Tensor("body.bias", (2,)), Tensor("head.weight", (1, 2)), Tensor("head.bias", (1,)))
@@ -198,7 +198,7 @@ def test_two_states_are_kept_and_a_round_that_is_repeated_begins_with_the_one_be
 def test_parameters_wait_beside_their_reply_and_count_only_when_it_is_accepted(tmp_path: Path) -> None:
     layout = Layout((Tensor("a", (2,)),))
     content = to_bytes(layout, np.ones(2, dtype=np.float32))
-    key, home, events = Ed25519PrivateKey.from_private_bytes(bytes(32)), Home(tmp_path), Events()
+    key, home, events = Ed25519PrivateKey.from_private_bytes(bytes(32)), WorkerHome(tmp_path), Events()
     order = seal(AssignmentManifest(run_id="r"), key)
 
     def added(spool: Spool, name: str, wanted: bool = True) -> None:
@@ -265,7 +265,7 @@ def test_a_simulation_with_personal_heads_is_better_on_skewed_data_and_goes_on_t
     home = tmp_path / "halted"
     with Simulation(text, home, threads=1) as simulation:
 
-        def stop(progress: Progress) -> None:
+        def stop(progress: SimulationProgress) -> None:
             if progress.done == 2:
                 simulation.stop()
 

@@ -80,7 +80,7 @@ def test_a_sketch_of_ones_own_is_sent_by_workers_that_allow_it(running: Federati
     running.wait_completed(run)
     (step,) = steps(running, run)
     assert [(code.kind, code.class_name, code.package, code.version) for code in step.code] == [
-        ("algorithm", "coordinator.aggregation.fedcmoo:FedCMOO", "fedpareto", version("fedpareto")),
+        ("algorithm", "coordinator.aggregation.rules.fedcmoo:FedCMOO", "fedpareto", version("fedpareto")),
         ("sketch", SKETCH, "", ""),
     ]
     sent = running.query(

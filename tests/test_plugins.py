@@ -15,14 +15,14 @@ from stage import Stage, spec
 
 from coordinator.aggregation import HyperparameterError, aggregate
 from coordinator.aggregation.registry import algorithm, origins
-from coordinator.rounds.specification import parse_run
+from coordinator.rounds.runs.specification import parse_run
 from experiments.definition import ExperimentError
 from experiments.loading import load as load_experiment
 from federation.attacks import AttackError, parse_attack
 from federation.attacks.catalogue import entries
-from federation.channels import refusal_from_rpc_error
 from federation.digests import digest
-from federation.plugins import Origin, PluginError, Plugins
+from federation.line.channels import refusal_from_rpc_error
+from federation.plugins import CodeOrigin, PluginError, Plugins
 from federation.sketches import SKETCHES, sketch
 from federation.sketches import load as load_sketch
 from federation.sketches.base import SketchError
@@ -237,7 +237,7 @@ def test_an_experiment_that_cannot_be_used_is_named(packages: Path) -> None:
 
 def test_every_kind_of_plug_in_says_the_base_class_that_owners_know() -> None:
     with pytest.raises(PluginError, match=r"stage 'federation.* is not a subclass of fedpareto\.Stage"):
-        Plugins("stage", "fedpareto.stages", int, "fedpareto.Stage").find("federation.runs:RunSpec")
+        Plugins("stage", "fedpareto.stages", int, "fedpareto.Stage").find("federation.spec.run_spec:RunSpec")
 
 
 @pytest.mark.parametrize(
@@ -304,12 +304,12 @@ def test_a_step_names_the_package_and_version_of_a_rule_and_the_file_as_it_was_i
     shutil.copy(EXAMPLES / "worst_first.py", packages / "changing.py")
     worst, stage = (digest((EXAMPLES / f"{name}.py").read_bytes()) for name in ("worst_first", "equal_length"))
     assert origins(algorithm("worst-first", {"pre": ["clip", "equal-length"]})) == (
-        Origin("algorithm", "worst_first:WorstFirst", "example", "2.5", worst),
-        Origin("stage", "equal_length:EqualLength", "example", "2.5", stage),
+        CodeOrigin("algorithm", "worst_first:WorstFirst", "example", "2.5", worst),
+        CodeOrigin("stage", "equal_length:EqualLength", "example", "2.5", stage),
     )
     found = algorithm("changing:WorstFirst")
     (packages / "changing.py").write_text("")
-    assert origins(found) == (Origin("algorithm", "changing:WorstFirst", digest=worst),)
+    assert origins(found) == (CodeOrigin("algorithm", "changing:WorstFirst", digest=worst),)
     assert origins(algorithm("fedcmoo", {"sketch": "random-signs"}))[1].package == "example"
     (median,) = origins(algorithm("median"))
     assert (median.package, median.version, median.digest) == ("fedpareto", version("fedpareto"), "")

@@ -9,7 +9,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from matrices import KINDS, Matrix, matrix, reference
 
-from coordinator.aggregation.preference import (
+from coordinator.aggregation.interface import HyperparameterError
+from coordinator.aggregation.qp import min_norm
+from coordinator.aggregation.rules.preference import (
     NoSolutionError,
     Programme,
     divergence,
@@ -18,8 +20,6 @@ from coordinator.aggregation.preference import (
     require_cvxpy,
     solve,
 )
-from coordinator.aggregation.qp import min_norm
-from coordinator.aggregation.rules import HyperparameterError
 from federation.sketches.base import clip_to_psd
 
 
@@ -117,7 +117,7 @@ def test_neither_the_scale_of_gradients_nor_that_of_the_preference_plays_a_role(
 def test_the_same_input_gives_the_same_bytes_in_another_process() -> None:
     code = (
         "import numpy as np\n"
-        "from coordinator.aggregation.preference import preferred\n"
+        "from coordinator.aggregation.rules.preference import preferred\n"
         "U = np.random.default_rng(8).standard_normal((7, 20))\n"
         "print(preferred(U @ U.T, np.linspace(0.5, 1, 7), np.ones(7), threshold=0).weights.tobytes().hex())"
     )
@@ -184,7 +184,7 @@ def test_without_cvxpy_an_error_says_what_to_install(monkeypatch: pytest.MonkeyP
 
 
 def test_cvxpy_is_loaded_only_where_a_preference_is_followed() -> None:
-    code = "import coordinator.aggregation.preference, sys; print('cvxpy' in sys.modules)"
+    code = "import coordinator.aggregation.rules.preference, sys; print('cvxpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

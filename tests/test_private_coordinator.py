@@ -17,17 +17,17 @@ from working import Running
 from works import offer_input, set_work
 
 from federation.digests import digest
-from federation.envelope import key_id, seal
-from federation.member_files import MemberFiles
-from federation.objectives import joint_target
-from federation.runs import RunSpec
 from federation.secure import hashing
 from federation.secure.dealing import deal_bytes
-from federation.secure.keys import member_keys
+from federation.secure.member_keys import member_keys
 from federation.secure.payloads import join_envelopes
 from federation.secure.thresholds import Mode, Thresholds
+from federation.spec.objective_names import joint_target
+from federation.spec.run_spec import RunSpec
 from federation.tasks import DataSource, Part, initial_model, task
 from federation.training.trainer import Trainer
+from federation.trust.envelope import key_id, seal
+from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, Input, JacobianWork, ReplyManifest, Row
 from federation.v1.secure_pb2 import SecureDealWork, SecureReadyWork, SecureStatement
 from federation.vectors import to_bytes
@@ -35,9 +35,9 @@ from federation.work.secure.ready import SPECIFICATION
 from federation.work.secure.terms import Invited, SessionTerms
 from federation.work.secure.wire import terms_bytes
 from federation.work.train.work import Train
-from worker.home import Home
-from worker.roster import Card, Roster
+from worker.home import WorkerHome
 from worker.service import prepare_offers
+from worker.site.roster import Card, Roster
 
 OTHERS = [f"hospital-{name}" for name in "bcde"]
 LAYOUT, VECTOR = initial_model(task("digits"), 3)
@@ -65,7 +65,7 @@ class Liar:
     """A coordinator, the member that it lies to, and the signing keys of the other members, with whom it works."""
 
     coordinator: ScriptedCoordinator
-    home: Home
+    home: WorkerHome
     offers: dict[str, Trainer]
     member: MemberFiles = field(init=False)
     keys: dict[str, Ed25519PrivateKey] = field(init=False)
@@ -177,7 +177,7 @@ def invited(keys: dict[str, Ed25519PrivateKey]) -> tuple[Invited, ...]:
 @pytest.fixture
 def liar(offers: dict[str, Trainer], tmp_path: Path) -> Iterator[Liar]:
     with scripted() as coordinator:
-        yield Liar(coordinator, Home(tmp_path / "home"), offers)
+        yield Liar(coordinator, WorkerHome(tmp_path / "home"), offers)
 
 
 def gradients(asked: AssignmentManifest) -> AssignmentManifest:

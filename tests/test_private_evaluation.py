@@ -6,7 +6,7 @@ from coordinator.aggregation.phases import Voided, Waiting
 from coordinator.rounds import finish
 from coordinator.rounds.fleets.base import Question, RevokedMeanwhile, Skipped
 from fedpareto import simulate
-from simulation.fleet import Answer, Declined, SimulatedFleet
+from simulation.fleet import Answer, SimulatedDecline, SimulatedFleet
 
 RUN = """\
 name = "private"
@@ -55,7 +55,7 @@ def test_a_member_that_declines_a_private_evaluation_has_replied_to_the_round(mo
 
     def without_one(self: SimulatedFleet, question: Question, clients: list[str]) -> dict[str, Answer]:
         evaluates = question.current.state == "STEPPED" and "client-000" in clients
-        declining = {"client-000": Declined("policy", "not now")} if evaluates else {}
+        declining = {"client-000": SimulatedDecline("policy", "not now")} if evaluates else {}
         return answers(self, question, [name for name in clients if name not in declining]) | declining
 
     monkeypatch.setattr(SimulatedFleet, "_answers", without_one)

@@ -17,13 +17,13 @@ from trained import train
 
 from federation.digests import derived_seed
 from federation.secure.thresholds import ONE, Mode, Thresholds
+from federation.spec.computation import LocalSgd
 from federation.tasks import DataSource, Part, initial_model, task
 from federation.training.torch_trainer import TorchTrainer
 from federation.v1.common_pb2 import SecureSession
 from federation.v1.secure_pb2 import SecureTerms
 from federation.vectors import read_vector
-from federation.work.computation import LocalSgd
-from storage.directory import DirectoryStore
+from storage.blob_directory import DirectoryStore
 
 Vector = NDArray[np.float64]
 MEMBERS = 10

@@ -12,18 +12,18 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 
-from coordinator.rounds.specification import parse_run
-from federation.accounting import COARSE, DELTA, Mechanism, epsilon, gaussian_epsilon
-from federation.noise import Noise
-from federation.runs import SpecError
+from coordinator.rounds.runs.specification import parse_run
+from federation.spec.accounting import COARSE, DELTA, Mechanism, epsilon, gaussian_epsilon
+from federation.spec.computation import Descend, LocalSgd, PrivateSgd
+from federation.spec.noise import Noise
+from federation.spec.run_spec import SpecError
 from federation.tasks import Dataset, DataSource, Part, Task, initial_model, task
 from federation.tasks import parameters as flat
-from federation.training.private import PrivateGradients, must_suit
+from federation.training.dp_sgd import PrivateGradients, must_suit
 from federation.training.torch_trainer import TorchTrainer
 from federation.v1.common_pb2 import TrainWork
 from federation.vectors import Vector
 from federation.work.base import Result, WorkError
-from federation.work.computation import Descend, LocalSgd, PrivateSgd
 from federation.work.train import wire
 from federation.work.train.work import Train
 from fedpareto.notebook import simulate

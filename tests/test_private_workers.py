@@ -20,10 +20,10 @@ from bundles import Edited, signed_again
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from harness import Federation, Process, federation, wait_for
 
-from coordinator.home import Home
-from federation.bundle import BundleReader
-from federation.envelope import seal
-from federation.member_files import MemberFiles
+from coordinator.home import CoordinatorHome
+from federation.record.bundle import BundleReader
+from federation.trust.envelope import seal
+from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
 from federation.v1.record_pb2 import RoundRecord
 from federation.vectors import Layout, Tensor
@@ -32,9 +32,9 @@ from federation.work.evaluate.work import Evaluate
 from federation.work.site import SessionEntry
 from verification.errors import Wrong
 from verification.run import verify
-from worker.assignments import Order
-from worker.memory import WorkerMemory
-from worker.round_ledger import RoundLedger
+from worker.site.assignments import Order
+from worker.site.round_ledger import RoundLedger
+from worker.work.memory import WorkerMemory
 
 CLIENTS = tuple(f"client-{number}" for number in range(5))
 LATE = CLIENTS[-1]
@@ -354,7 +354,7 @@ def record_of(scene: Scene, name: str) -> Record:
     """The record of a run."""
     path = scene.fed.directory / f"{name}.fedpareto"
     scene.fed.admin("bundle", name, "--payloads", "--yes", "--out", str(path))
-    return Record(Edited.of(path), path, Home.load(scene.fed.home).signing_key)
+    return Record(Edited.of(path), path, CoordinatorHome.load(scene.fed.home).signing_key)
 
 
 STEP_FIELDS: list[tuple[str, Callable[[StepManifest], object]]] = [

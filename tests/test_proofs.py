@@ -1,8 +1,8 @@
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from federation.keys import IdentityError
-from federation.proofs import (
+from federation.trust.keys import IdentityError
+from federation.trust.proofs import (
     UNSIGNED,
     prove_possession,
     prove_renewal,

@@ -15,13 +15,13 @@ from connect_proxy import connect_proxy
 from running import Running, running, wait_for
 from typer.testing import CliRunner
 
-from federation.certificates import fingerprint, pem
-from federation.channels import refusal_from_rpc_error, server_verified_channel
-from federation.join_string import JoinString, fetch_ca
-from federation.proxies import DIRECT, Proxy, ProxyError, RouteError, choose_proxy, dial
+from federation.line.channels import refusal_from_rpc_error, server_verified_channel
+from federation.line.proxies import DIRECT, Proxy, ProxyError, RouteError, choose_proxy, dial
+from federation.trust.certificates import fingerprint, pem
+from federation.trust.join_string import JoinStringFields, fetch_ca
 from federation.v1.enrollment_pb2 import EnrollRequest
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
-from fedpareto.cli.failure import USAGE, Failure
+from fedpareto.cli.failure import USAGE, CommandFailure
 from fedpareto.cli.main import app
 from fedpareto.processes import forked
 
@@ -43,9 +43,9 @@ def proxies(tmp_path: Path) -> Iterator[ExitStack]:
         yield stack
 
 
-def join_string(served: Running, client: str) -> JoinString:
+def join_string(served: Running, client: str) -> JoinStringFields:
     address = f"{HOST}:{served.coordinator.enrollment_port}"
-    return JoinString(address, fingerprint(served.home.ca), served.join_secret(client), client)
+    return JoinStringFields(address, fingerprint(served.home.ca), served.join_secret(client), client)
 
 
 def environment(**values: str) -> dict[str, str]:
@@ -109,7 +109,7 @@ def test_a_member_joins_renews_and_attends_and_an_administrator_asks_through_a_p
 def test_a_password_is_no_argument(served: Running, tmp_path: Path) -> None:
     arguments = ["worker", "join", "--home", str(tmp_path / "a"), "--proxy", f"http://{IN_URL}127.0.0.1:1"]
     done = CliRunner().invoke(app, arguments, input=join_string(served, "bob").encode())
-    assert isinstance(done.exception, Failure)
+    assert isinstance(done.exception, CommandFailure)
     assert (done.exception.code, "--proxy @FILE" in done.exception.message) == (USAGE, True)
     assert IN_URL not in done.exception.message
 

@@ -9,8 +9,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from scripted import FEDERATION, ScriptedCoordinator
 from typer.testing import CliRunner
 
-from federation.envelope import envelope_digest, seal
-from federation.key_chain import KeyChain
+from federation.trust.envelope import envelope_digest, seal
+from federation.trust.key_chain import KeyChain
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope
 from fedpareto.cli.main import app
 from worker.receipts import ReceiptsError, append, disagreements, read_receipts, receipt_line

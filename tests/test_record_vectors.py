@@ -16,7 +16,7 @@ from independent_verifier import Wrong as AlsoWrong
 from independent_verifier import verify as verify_independently
 from stage import Stage
 
-from federation.bundle import BundleError, BundleReader
+from federation.record.bundle import BundleError, BundleReader
 from federation.v1 import common_pb2
 from federation.v1.common_pb2 import SignedEnvelope
 from federation.v1.record_pb2 import LogRecord, RoundRecord

@@ -15,7 +15,7 @@ from few import few_of
 from harness import SECONDS, Attending, Federation, federation, refused, wait_for
 
 from federation.digests import digest
-from federation.envelope import seal
+from federation.trust.envelope import seal
 from federation.v1.admin_pb2 import RunHeader, StopRunRequest, SubmitRunRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import AssignmentManifest, DeclineManifest, ReplyManifest, SignedEnvelope

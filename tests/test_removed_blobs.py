@@ -10,7 +10,7 @@ from running import SECONDS, refused
 from stage import Stage, spec, stage
 from stored import blob_file
 
-from coordinator.finding import _listed
+from coordinator.lookup import _listed
 from federation.v1 import admin_pb2 as admin
 from federation.v1.federation_pb2 import FetchBlobRequest
 from storage.models import AuditEntry

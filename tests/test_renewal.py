@@ -11,15 +11,15 @@ from running import SECONDS, Running, refused, running
 from sqlalchemy import select
 from typer.testing import CliRunner
 
-from federation.certificates import CLIENT_LIFETIME, load_certificate, make_csr
-from federation.keys import new_tls_key, private_key_pem, replace_private
-from federation.member_files import MemberFiles
-from federation.proofs import prove_renewal
+from federation.trust.certificates import CLIENT_LIFETIME, load_certificate, make_csr
+from federation.trust.keys import new_tls_key, private_key_pem, replace_private
+from federation.trust.member_files import MemberFiles
+from federation.trust.proofs import prove_renewal
 from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Hello, RenewRequest
 from federation.v1.federation_pb2_grpc import FederationStub
 from fedpareto.cli.main import app
 from storage.models import AuditEntry, Certificate
-from worker.home import Home
+from worker.home import WorkerHome
 
 AGE = timedelta(days=80)  # of the certificates that are to be renewed
 
@@ -98,7 +98,7 @@ def test_a_stolen_tls_key_renews_nothing_and_neither_does_a_request_that_is_none
 
 def test_a_running_worker_is_not_renewed_behind_its_back(served: Running, tmp_path: Path) -> None:
     served.joined(tmp_path / "h", "busy", ago=AGE)
-    with Home(tmp_path / "h").lock():
+    with WorkerHome(tmp_path / "h").lock():
         result = CliRunner().invoke(app, ["worker", "renew", "--home", str(tmp_path / "h")])
     assert result.exit_code == 1
     assert "stop it first" in str(result.exception)

@@ -12,13 +12,13 @@ from stage import LAYOUT, Stage, spec
 
 from federation.v1.admin_pb2 import Client, ClientScores, ExportRoundsResponse, Participation, Run
 from federation.v1.common_pb2 import AssignmentState
-from fedpareto.cli.failure import Failure
+from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.report import _must_compare
 from fedpareto.report import charts, marks, plane
 from fedpareto.report.charts import Axis, Series
-from fedpareto.report.data import RunData
 from fedpareto.report.html import Html, tag, text
 from fedpareto.report.page import page
+from fedpareto.report.report_data import RunData
 from storage.states import RoundState
 
 VOID = {"meta", "br"}
@@ -209,7 +209,7 @@ def test_the_plane_of_losses_shows_what_was_preferred_and_how_far_each_objective
 def test_only_runs_of_one_task_compare() -> None:
     data = made_up(1, 1)
     _must_compare(data, made_up(2, 3))
-    with pytest.raises(Failure, match="only runs of the same task and objectives compare"):
+    with pytest.raises(CommandFailure, match="only runs of the same task and objectives compare"):
         _must_compare(data, run_of("fsmgda", "", []))
 
 

@@ -8,7 +8,7 @@ from harness import refused
 from running import SECONDS, wait_for
 from stage import LONG, Stage, spec
 
-from federation.channels import refusal_from_rpc_error
+from federation.line.channels import refusal_from_rpc_error
 from federation.v1 import admin_pb2 as admin
 from simulation import SimulationError
 from simulation.simulate import Simulation

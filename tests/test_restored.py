@@ -13,18 +13,18 @@ from stage import Stage, spec, stage
 from typer.testing import CliRunner
 from working import Running
 
-from federation.envelope import seal
-from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.tasks import DataSource, Part, initial_model, task
 from federation.training.trainer import Trainer
+from federation.trust.envelope import seal
+from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import KeptRun, RestoreManifest, SignedEnvelope
 from federation.vectors import Layout, to_bytes
 from fedpareto.cli.main import app
 from storage.states import RoundState, RunState
-from worker.home import Home
-from worker.policy import Policy
+from worker.home import WorkerHome
 from worker.service import prepare_offers
+from worker.site.policy import Policy
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_after_a_restored_backup_what_is_asked_for_again_is_sent_again_and_the_r
     made.wait_round(run, 0, RoundState.OPEN)
     player.leave()
     back_up(made, tmp_path / "backup")
-    running = Running(Home(tmp_path / "worker"), player.member.files, offers, uniform=lambda *_: 0.01)
+    running = Running(WorkerHome(tmp_path / "worker"), player.member.files, offers, uniform=lambda *_: 0.01)
     try:
         other.attend(digits=10)
         made.play(run, other, until=lambda: len(made.rounds(run)) > 2)
@@ -113,15 +113,15 @@ def coordinator() -> Iterator[ScriptedCoordinator]:
 
 
 @pytest.fixture
-def home(coordinator: ScriptedCoordinator, tmp_path: Path) -> Home:
+def home(coordinator: ScriptedCoordinator, tmp_path: Path) -> WorkerHome:
     """With the membership of a worker."""
-    made = Home(tmp_path / "home")
+    made = WorkerHome(tmp_path / "home")
     made.directory.mkdir()
     coordinator.member().save(made.directory)
     return made
 
 
-def started(home: Home, offers: dict[str, Trainer], restore: Literal["accept", "ask"] = "accept") -> Running:
+def started(home: WorkerHome, offers: dict[str, Trainer], restore: Literal["accept", "ask"] = "accept") -> Running:
     member = MemberFiles.load(home.directory)
     return Running(home, member, offers, policy=Policy(restore=restore), uniform=lambda *_: 0.01)
 
@@ -133,7 +133,7 @@ def restored(coordinator: ScriptedCoordinator, next_round: int) -> SignedEnvelop
 
 
 def test_an_assignment_that_comes_again_after_its_receipt_gets_the_same_signed_reply(
-    coordinator: ScriptedCoordinator, home: Home, offers: dict[str, Trainer], model: tuple[Layout, bytes]
+    coordinator: ScriptedCoordinator, home: WorkerHome, offers: dict[str, Trainer], model: tuple[Layout, bytes]
 ) -> None:
     running = started(home, offers)
     try:
@@ -163,7 +163,7 @@ def test_an_assignment_that_comes_again_after_its_receipt_gets_the_same_signed_r
 
 
 def test_a_worker_whose_owner_wants_to_be_asked_holds_the_runs_that_go_back_until_the_owner_accepts(
-    coordinator: ScriptedCoordinator, home: Home, offers: dict[str, Trainer], model: tuple[Layout, bytes]
+    coordinator: ScriptedCoordinator, home: WorkerHome, offers: dict[str, Trainer], model: tuple[Layout, bytes]
 ) -> None:
     running = started(home, offers, "ask")
     try:

@@ -6,7 +6,7 @@ from stage import MODEL, Player, Stage, spec
 
 from coordinator.rounds import conductor
 from federation.digests import digest
-from federation.envelope import unseal
+from federation.trust.envelope import unseal
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import SignedEnvelope, StepManifest
 from storage.models import Client

@@ -14,12 +14,12 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthListRequest
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from running import SECONDS, Running, running
 
-from coordinator.members.certificates import register
-from coordinator.members.rules import RULES, Rule
-from federation.certificates import issue_certificate, make_ca, pem
-from federation.channels import mutual_channel, refusal_from_rpc_error, server_verified_channel
-from federation.identity import Role, admin_uris, client_uri
-from federation.keys import new_tls_key, private_key_pem
+from coordinator.members.access.callers import RULES, CallerRule
+from coordinator.members.authority import register
+from federation.line.channels import mutual_channel, refusal_from_rpc_error, server_verified_channel
+from federation.trust.certificates import issue_certificate, make_ca, pem
+from federation.trust.identity import Role, admin_uris, client_uri
+from federation.trust.keys import new_tls_key, private_key_pem
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.enrollment_pb2 import EnrollRequest, LoginRequest
@@ -97,7 +97,7 @@ def stated() -> dict[str, set[str]]:
     }
 
 
-def permitted(rule: Rule) -> set[str]:
+def permitted(rule: CallerRule) -> set[str]:
     if rule.kind == "anyone":
         return set(COLUMNS)
     if rule.kind == "client":

@@ -14,13 +14,13 @@ from scripted import CLIENT, FEDERATION, scripted
 from test_join_and_confirm import at_a_terminal
 from typer.testing import CliRunner
 
-from federation.member_files import MemberFiles
+from federation.trust.member_files import MemberFiles
 from federation.work.site import SessionEntry
-from fedpareto.cli.failure import USAGE, Failure
+from fedpareto.cli.failure import USAGE, CommandFailure
 from fedpareto.cli.main import app
-from worker.home import Home
-from worker.roster import Card, Roster, RosterError, changes, pinned_roster, read_roster
-from worker.round_ledger import RoundLedger
+from worker.home import WorkerHome
+from worker.site.roster import Card, Roster, RosterError, changes, pinned_roster, read_roster
+from worker.site.round_ledger import RoundLedger
 
 OTHERS = tuple(f"hospital-{number}" for number in range(4))
 KEYS = {name: Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number, name in enumerate(OTHERS)}
@@ -181,7 +181,7 @@ def command(name: str, home: Path, *arguments: str) -> str:
 
 @contextmanager
 def failing(words: str, code: int = 1) -> Iterator[None]:
-    with pytest.raises(Failure, match=words) as caught:
+    with pytest.raises(CommandFailure, match=words) as caught:
         yield
     assert caught.value.code == code
 
@@ -264,10 +264,10 @@ def test_a_pin_that_dies_leaves_the_old_roster(
 
 
 def test_the_private_rounds_of_a_data_set_are_shown_for_each_of_its_tasks(member: MemberFiles, home: Path) -> None:
-    Home(home).policy.write_text(
+    WorkerHome(home).policy.write_text(
         '[secure.tasks.length]\nsessions = 5\n[secure.data_sets]\na = ["length", "mortality"]\n'
     )
-    with closing(RoundLedger(Home(home).rounds)) as ledger:
+    with closing(RoundLedger(WorkerHome(home).rounds)) as ledger:
         for number, task in enumerate(("length", "mortality", "mortality", "other")):
             ledger.add(SessionEntry(str(number), "run", task, "model", "evaluate" if number == 2 else "train"))
     assert command("show", home).splitlines()[1:] == [
@@ -281,7 +281,7 @@ def test_a_damaged_pinned_roster_and_a_damaged_ledger_are_named(
     member: MemberFiles, home: Path, tmp_path: Path
 ) -> None:
     command("pin", home, written(tmp_path / "roster", roster(member)), "--yes")
-    RoundLedger(Home(home).rounds).close()
+    RoundLedger(WorkerHome(home).rounds).close()
     (home / "private-rounds.db").write_bytes(b"no database" * 1000)
     with failing("private-rounds.db is damaged .* put back a copy"):
         command("show", home)

@@ -13,17 +13,17 @@ from scripted import FEDERATION, scripted
 from test_running_renewal import events
 from working import Running
 
-from coordinator.home import Home as CoordinatorHome
-from federation.bundle import BundleReader
-from federation.envelope import key_id
-from federation.identity import parse_peer
-from federation.key_chain import rotate, rotations_text
-from federation.keys import FileDamaged, replace_together
-from federation.member_files import MemberFiles
+from coordinator.home import CoordinatorHome
+from federation.record.bundle import BundleReader
+from federation.trust.envelope import key_id
+from federation.trust.identity import parse_peer
+from federation.trust.key_chain import rotate, rotations_text
+from federation.trust.keys import FileDamaged, replace_together
+from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import SignedEnvelope
 from verification.run import verify
-from worker.home import Home
-from worker.roster import Card, Roster, changes
+from worker.home import WorkerHome
+from worker.site.roster import Card, Roster, changes
 
 SPEC = """
 task = "digits"
@@ -136,11 +136,11 @@ def test_owners_pin_the_new_card_without_a_call_and_the_own_roster_has_it_at_onc
         for number in range(4)
     ]
     pinned = Roster.parse("\n".join(card.text() for card in (Card.of(member), *others)), member)
-    pinned.pin(Home(home).roster)
+    pinned.pin(WorkerHome(home).roster)
     for _ in range(2):
         rotated(fed, "dora")
     member = MemberFiles.load(home)
-    assert Roster.parse(Home(home).roster.read_text(), member).keys["dora"].hex() == own_key(fed, "dora")
+    assert Roster.parse(WorkerHome(home).roster.read_text(), member).keys["dora"].hex() == own_key(fed, "dora")
     card = fed.fedpareto("worker", "roster", "card", "--home", str(home))
     new = Roster.parse("\n".join([card, *(card.text() for card in others)]), member)
     found = changes(pinned, new)
@@ -238,7 +238,7 @@ def test_a_worker_refuses_a_coordinator_whose_keys_do_not_follow(tmp_path: Path,
         coordinator.signing_key = keys[2]
         coordinator.log.certified = coordinator.log.key.certified(keys[2])
         coordinator.rotations = {"the first": made[1:], "the second": made[:1], "all": made}[missing]
-        worker = Running(Home(tmp_path / "home"), member, {}, uniform=lambda *_: 0.05)
+        worker = Running(WorkerHome(tmp_path / "home"), member, {}, uniform=lambda *_: 0.05)
         try:
             message = worker.wait_for("refused", count=2)[0]["message"]
             expected = "did not sign" if missing == "the second" else "rotation: the signing keys of the coordinator"

@@ -15,15 +15,15 @@ from stage import Player, Stage, spec
 from test_bundle import exported
 
 from coordinator.members.rotation import OVERLAP
-from coordinator.services.checks import EnvelopeChecks
-from coordinator.services.record_check import record_problems
-from federation.bundle import BundleReader
-from federation.certificates import make_csr
-from federation.envelope import envelope_digest, key_id, unseal
-from federation.identity import parse_peer
-from federation.key_chain import moment, rotate
-from federation.keys import new_tls_key
-from federation.proofs import prove_renewal
+from coordinator.services.checks.envelope_checks import EnvelopeChecks
+from coordinator.services.checks.record_check import record_problems
+from federation.record.bundle import BundleReader
+from federation.trust.certificates import make_csr
+from federation.trust.envelope import envelope_digest, key_id, unseal
+from federation.trust.identity import parse_peer
+from federation.trust.key_chain import moment, rotate
+from federation.trust.keys import new_tls_key
+from federation.trust.proofs import prove_renewal
 from federation.v1.common_pb2 import KeyRotation, RotationReceiptManifest, SignedEnvelope, StepManifest
 from federation.v1.federation_pb2 import RotateKeyRequest, RotateKeyResponse
 from federation.v1.record_pb2 import LogRecord
@@ -275,7 +275,7 @@ def with_another_number(stage: Stage, ann: Player, ben: Player) -> object:
 
 
 def to_a_point_of_small_order(stage: Stage, ann: Player, ben: Player) -> object:
-    from federation.envelope import seal
+    from federation.trust.envelope import seal
     from federation.v1.common_pb2 import RotationManifest
 
     change = Change(ann.member)

@@ -14,12 +14,12 @@ from harness import Federation, Process, federation, wait_for
 from test_renewal import AGE, certificates
 from working import Running as Worker
 
-from coordinator.home import Home as CoordinatorHome
-from coordinator.members.certificates import certify
-from federation.certificates import CLIENT_LIFETIME, pem
-from federation.keys import load_tls_key, new_tls_key
-from federation.member_files import MemberFiles, save_renewal
-from worker.home import Home
+from coordinator.home import CoordinatorHome
+from coordinator.members.authority import certify
+from federation.trust.certificates import CLIENT_LIFETIME, pem
+from federation.trust.keys import load_tls_key, new_tls_key
+from federation.trust.member_files import MemberFiles, save_renewal
+from worker.home import WorkerHome
 
 SPEC = """
 task = "digits"
@@ -32,7 +32,7 @@ evaluate.every = 0
 WHEN_TOLD = """
 import sys
 from pathlib import Path
-from worker import renewal
+from worker.line import renewal
 told, due = Path(sys.argv.pop(1)), renewal.renewal_due
 def now_or_when_due(certificate):
     if told.exists():
@@ -125,7 +125,7 @@ def test_a_certificate_that_cannot_be_written_is_told_of_and_not_used_until_it_i
 ) -> None:
     member = served.joined(tmp_path / "h", "read-only", ago=AGE, passphrase=b"secret")
     (tmp_path / "h" / "replacing.json").mkdir()  # nothing can be written in its place, not even by root
-    worker = Worker(Home(tmp_path / "h"), member, {}, passphrase=b"secret", uniform=lambda *_: 0.05)
+    worker = Worker(WorkerHome(tmp_path / "h"), member, {}, passphrase=b"secret", uniform=lambda *_: 0.05)
     try:
         [warning] = worker.wait_for("certificate-ends")
         assert "in 9 days, and was not renewed: the new certificate cannot be written" in warning["message"]
@@ -148,7 +148,7 @@ def test_a_certificate_that_cannot_be_written_is_told_of_and_not_used_until_it_i
 def test_a_worker_that_is_refused_a_certificate_says_so_and_works_on(served: running.Running, tmp_path: Path) -> None:
     member = served.joined(tmp_path / "h", "mixed-up", ago=AGE)
     mixed = {**vars(member), "signing_key": Ed25519PrivateKey.generate()}
-    worker = Worker(Home(tmp_path / "h"), MemberFiles(**mixed), {}, uniform=lambda *_: 0.05)
+    worker = Worker(WorkerHome(tmp_path / "h"), MemberFiles(**mixed), {}, uniform=lambda *_: 0.05)
     try:
         warning = worker.wait_for("certificate-ends")[0]
         assert "did not renew the certificate of mixed-up: proof: " in warning["message"]

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from coordinator.aggregation.registry import server_rate
-from coordinator.rounds.specification import cautions, parse_run
+from coordinator.rounds.runs.specification import cautions, parse_run
 from experiments import tables
 from experiments.definition import Cell, Experiment, parse
 from experiments.loading import load, names
-from experiments.results import Job, Result, Store
-from experiments.runner import Event, Runner, Settings
+from experiments.results import Job, RunResult, Store
+from experiments.runner import Event, ExperimentRunner, RunnerSettings
 
 DECAYING = """
 title = "Decaying"
@@ -74,7 +74,7 @@ def test_the_rates_that_were_used_are_measured_and_stand_in_the_table(tmp_path: 
     experiment = parse("decaying", DECAYING).with_rounds(4)
     store = Store(tmp_path)
     events: list[Event] = []
-    Runner(store, Settings()).run([Job(cell, 0) for cell in experiment.cells()[:2]], events.append)
+    ExperimentRunner(store, RunnerSettings()).run([Job(cell, 0) for cell in experiment.cells()[:2]], events.append)
     found = [store.find(Job(cell, 0)) for cell in experiment.cells()[:2]]
     results = [item for item in found if item is not None]
     assert [(item.final["rate/first"], item.final["rate/last"]) for item in results] == [
@@ -88,8 +88,8 @@ def test_the_rates_that_were_used_are_measured_and_stand_in_the_table(tmp_path: 
 
 
 def test_a_grid_has_the_rates_of_each_method_and_seeds_that_differ_have_none_in_common() -> None:
-    def result(method: str, seed: int, last: float) -> Result:
-        return Result(method, "no attack", seed, {}, {"mean": 1.0, "rate/first": 1.0, "rate/last": last}, [])
+    def result(method: str, seed: int, last: float) -> RunResult:
+        return RunResult(method, "no attack", seed, {}, {"mean": 1.0, "rate/first": 1.0, "rate/last": last}, [])
 
     grid = tables.grids(load("robustness"), [result("FedMGDA+", 0, 0.1), result("FedAvg", 0, 1.0)])[0]
     assert grid.header == ("Method", "Server rate", "no attack")
@@ -99,6 +99,6 @@ def test_a_grid_has_the_rates_of_each_method_and_seeds_that_differ_have_none_in_
 
 
 def test_a_run_of_an_older_record_that_tells_no_rate_leaves_the_rate_of_the_others() -> None:
-    told = Result("FedMGDA+", "no attack", 0, {}, {"mean": 1.0, "rate/first": 1.0, "rate/last": 0.1}, [])
-    older = Result("FedMGDA+", "no attack", 1, {}, {"mean": 1.0}, [])
+    told = RunResult("FedMGDA+", "no attack", 0, {}, {"mean": 1.0, "rate/first": 1.0, "rate/last": 0.1}, [])
+    older = RunResult("FedMGDA+", "no attack", 1, {}, {"mean": 1.0}, [])
     assert tables.grids(load("robustness"), [told, older])[0].rows[0][1] == "1 to 0.1"

@@ -8,12 +8,12 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.phases import Replies, Reply
-from coordinator.rounds import scores
+from coordinator.aggregation.phases import PhaseReply, Replies
 from coordinator.rounds.fleets.base import RunFacts
-from federation.metrics import MOST_VALUES, MetricKind
+from coordinator.rounds.runs import scores
 from federation.refusals import Refusal
-from federation.runs import RunSpec
+from federation.spec.run_spec import RunSpec
+from federation.spec.task_metrics import MOST_VALUES, MetricKind
 from storage import models
 from storage.models import Assignment, Evaluation, Phase, Round, Run
 from storage.states import AssignmentState, PhaseState, RoundState, RunState
@@ -25,7 +25,9 @@ SPEC = 'name = "x"\ntask = "digits"\nrounds = 9\n'
 
 
 def told(*claims: dict[str, float]) -> Replies:
-    return Replies([Reply(client_id=f"c{i}", samples=1, losses={}, metrics=claim) for i, claim in enumerate(claims)])
+    return Replies(
+        [PhaseReply(client_id=f"c{i}", samples=1, losses={}, metrics=claim) for i, claim in enumerate(claims)]
+    )
 
 
 def test_a_round_records_mean_weighted_worst_and_best() -> None:
@@ -166,9 +168,9 @@ def test_of_private_evaluations_the_best_round_is_that_of_the_best_mean_on_recor
 
 
 def test_the_share_that_improved_is_of_the_deciding_replies_of_the_present_attempt(session: Session) -> None:
-    def reply(client: str, **measured: float) -> Reply:
+    def reply(client: str, **measured: float) -> PhaseReply:
         numbers = {f"train/{name}": value for name, value in measured.items()}
-        return Reply(client_id=client, samples=1, losses={}, metrics=numbers)
+        return PhaseReply(client_id=client, samples=1, losses={}, metrics=numbers)
 
     before, current, after = a_run(session, [{}] * 3)
     current.attempt = 1

@@ -8,8 +8,8 @@ import pytest
 from few import few_of
 from secure_cast import Cast, Member, cast, exact, names, play
 
+from coordinator.aggregation.interface import TooFewUpdatesError
 from coordinator.aggregation.phases import Voided
-from coordinator.aggregation.rules import TooFewUpdatesError
 from federation.digests import digest, parse
 from federation.secure.derivation import dense_key
 from federation.secure.fields import F_P, F_Q
@@ -20,13 +20,13 @@ from federation.secure.thresholds import Mode, Thresholds
 from federation.secure.wire import pack, unpack
 from federation.vectors import Array, payload_bytes
 from federation.work.base import Result, RowSchema, Work, payload_layout
-from federation.work.secure.terms import Stage
+from federation.work.secure.terms import SessionStage
 
 CHEAT = "silo-03"
 M = 9  # t = 2 in mode `verified`, and 4 t + 1 answers: cheaters can be named
 
 
-def scaled(factor: float, *stages: Stage) -> Callable[..., Result]:
+def scaled(factor: float, *stages: SessionStage) -> Callable[..., Result]:
     """A member whose vector is longer by a factor, from the end of the first stage to the end of the second."""
 
     def lie(stage: str, member: Member, work: Work, result: Result) -> Result:
@@ -41,7 +41,7 @@ def scaled(factor: float, *stages: Stage) -> Callable[..., Result]:
     return lie
 
 
-def rows(stage: Stage, change: Callable[[Array], Array], *who: str, opening: int = 0) -> Callable[..., Result]:
+def rows(stage: SessionStage, change: Callable[[Array], Array], *who: str, opening: int = 0) -> Callable[..., Result]:
     """Members that change the payload of a stage."""
 
     def lie(at: str, member: Member, work: Work, result: Result) -> Result:
@@ -83,13 +83,13 @@ def outcome(scene: Cast, mode: Mode) -> tuple[str, Mapping[str, str]]:
     ],
 )
 def test_a_member_that_scales_its_masked_vector_alone(factor: float, mode: Mode, expected: str, named: bool) -> None:
-    scene = cast(M, assumed=2, lie=scaled(factor, Stage.OPEN, Stage.MASK))
+    scene = cast(M, assumed=2, lie=scaled(factor, SessionStage.OPEN, SessionStage.MASK))
     assert outcome(scene, mode) == (expected, {CHEAT: ""} if named else {})
 
 
 @pytest.mark.parametrize("factor", few_of([1.5, 3, 20], 1.5))
 def test_a_member_that_scales_consistently_is_named(factor: float) -> None:
-    scene = cast(M, assumed=2, lie=scaled(factor, Stage.READY))
+    scene = cast(M, assumed=2, lie=scaled(factor, SessionStage.READY))
     assert outcome(scene, Mode.VERIFIED) == ("void", {CHEAT: "share-norm"})
 
 
@@ -99,7 +99,7 @@ def test_an_answerer_that_lies_about_the_norms_is_corrected_and_named() -> None:
         elements[5 * M : 6 * M] = F_Q.sub(elements[5 * M : 6 * M], F_Q.encode(np.full(M, 2**31)))
         return np.frombuffer(pack(F_Q, elements), np.uint8)
 
-    scene = cast(M, assumed=2, lie=rows(Stage.UNMASK, lower))
+    scene = cast(M, assumed=2, lie=rows(SessionStage.UNMASK, lower))
     assert outcome(scene, Mode.VERIFIED) == ("passes", {CHEAT: "wrong-answers"})
 
 
@@ -109,7 +109,7 @@ def test_wrong_shares_of_masks_are_corrected_and_void_nothing(secrets: int, name
         row[: 40 * secrets : 8] ^= 1
         return row
 
-    scene = cast(M, assumed=2, lie=rows(Stage.UNMASK, wrong))
+    scene = cast(M, assumed=2, lie=rows(SessionStage.UNMASK, wrong))
     total = play(scene, Mode.PRIVATE)
     assert np.array_equal(total.words, exact(scene, total))
     assert total.record.alarms == (f"{CHEAT}: wrong shares of {secrets} mask secrets",)
@@ -122,20 +122,22 @@ def test_too_many_wrong_shares_void_the_session_and_name_nobody(mode: Mode) -> N
         row[::7] ^= 1
         return row
 
-    scene = cast(M, assumed=2, lie=rows(Stage.UNMASK, wrong, *names(range(5))))
+    scene = cast(M, assumed=2, lie=rows(SessionStage.UNMASK, wrong, *names(range(5))))
     assert outcome(scene, mode) == ("void", {})
 
 
 def test_entries_of_the_gram_matrix_can_be_shifted_a_little() -> None:
-    assert outcome(cast(M, assumed=2, lie=rows(Stage.OPEN, shifted(0.1), opening=1)), Mode.PRIVATE)[0] == "passes"
-    assert outcome(cast(M, assumed=2, lie=rows(Stage.OPEN, shifted(3.0), opening=1)), Mode.PRIVATE)[0] == "void"
+    assert (
+        outcome(cast(M, assumed=2, lie=rows(SessionStage.OPEN, shifted(0.1), opening=1)), Mode.PRIVATE)[0] == "passes"
+    )
+    assert outcome(cast(M, assumed=2, lie=rows(SessionStage.OPEN, shifted(3.0), opening=1)), Mode.PRIVATE)[0] == "void"
 
 
 def accusing(who: Mapping[str, tuple[str, ...]]) -> Callable[..., Result]:
     """Members that accuse others of bad ciphertexts."""
 
     def lie(stage: str, member: Member, work: Work, result: Result) -> Result:
-        if stage == Stage.OPEN.value and getattr(work, "opening", 0) == 0 and member.name in who:
+        if stage == SessionStage.OPEN.value and getattr(work, "opening", 0) == 0 and member.name in who:
             return replace(result, statement=replace(result.statement, complaints=who[member.name]))
         return result
 
@@ -156,7 +158,7 @@ def test_a_bad_ciphertext_costs_its_sender_and_its_receiver(mode: Mode) -> None:
         row[TAG] ^= 1  # of the ciphertext for the first other member
         return row
 
-    scene = cast(10, assumed=2, lie=rows(Stage.DEAL, bad))
+    scene = cast(10, assumed=2, lie=rows(SessionStage.DEAL, bad))
     total = play(scene, mode)
     assert total.record.members == tuple(name for name in names(range(10)) if name not in {CHEAT, "silo-00"})
     assert np.array_equal(total.words, exact(scene, total))
@@ -166,7 +168,7 @@ def test_a_key_that_another_member_has_shown_makes_the_later_one_a_dropout() -> 
     shown: dict[str, bytes] = {}
 
     def copied(stage: str, member: Member, work: Work, result: Result) -> Result:
-        if stage == Stage.READY.value:
+        if stage == SessionStage.READY.value:
             shown[member.name] = result.statement.keys
             if member.name == CHEAT:
                 keys = shown["silo-00"][:32] + result.statement.keys[32:]
@@ -180,17 +182,17 @@ def test_a_key_that_another_member_has_shown_makes_the_later_one_a_dropout() -> 
 
 
 @pytest.mark.parametrize(
-    "field", [{"keys": bytes(64)}, {"session": bytes(32)}, {"stage": Stage.MASK}, {"view": bytes(32)}]
+    "field", [{"keys": bytes(64)}, {"session": bytes(32)}, {"stage": SessionStage.MASK}, {"view": bytes(32)}]
 )
 def test_a_statement_that_does_not_fit_is_refused(field: Mapping[str, object]) -> None:
     def wrong(stage: str, member: Member, work: Work, result: Result) -> Result:
-        if stage == Stage.READY.value and member.name == CHEAT:
+        if stage == SessionStage.READY.value and member.name == CHEAT:
             return replace(result, statement=replace(result.statement, **field))
         return result
 
     scene = cast(8, assumed=1, lie=wrong)
     total = play(scene, Mode.SUM)
-    assert scene.declined == {(Stage.READY.value, CHEAT): "statement"}
+    assert scene.declined == {(SessionStage.READY.value, CHEAT): "statement"}
     assert CHEAT not in total.record.ready
 
 
@@ -198,7 +200,7 @@ def test_members_that_were_told_different_coefficients_make_masks_that_do_not_ca
     half = set(names(range(4)))
 
     def split(stage: str, member: Member, work: Work, inputs: Mapping[str, bytes]) -> tuple[Work, Mapping[str, bytes]]:
-        if stage == Stage.MASK.value and member.name in half:
+        if stage == SessionStage.MASK.value and member.name in half:
             return replace(work, coefficients=tuple(a - 1 for a in work.coefficients)), inputs  # type: ignore[attr-defined]
         return work, inputs
 
@@ -208,7 +210,7 @@ def test_members_that_were_told_different_coefficients_make_masks_that_do_not_ca
 
 def test_a_member_that_signs_other_lists_before_the_second_sketch_is_named() -> None:
     def other(stage: str, member: Member, work: Work, result: Result) -> Result:
-        if stage == Stage.CONFIRM.value and member.name == CHEAT:
+        if stage == SessionStage.CONFIRM.value and member.name == CHEAT:
             return replace(result, statement=replace(result.statement, view=bytes(32)))
         return result
 
@@ -245,7 +247,7 @@ def adding(length: float) -> Callable[..., Result]:
         return parse(digest(b"".join(payload_bytes(layout, {"masked": row}))))[1].encode()
 
     def lie(stage: str, member: Member, work: Work, result: Result) -> Result:
-        if stage != Stage.MASK.value or member.name != CHEAT:
+        if stage != SessionStage.MASK.value or member.name != CHEAT:
             return result
         honest = result.rows["masked"]
         added = unseen(work.session, len(honest)) * length / TWENTY * 2.0**28  # type: ignore[attr-defined]
@@ -261,10 +263,12 @@ def adding(length: float) -> Callable[..., Result]:
 @pytest.mark.parametrize(
     ("lie", "passes"),
     [
-        pytest.param(scaled(2, Stage.OPEN, Stage.MASK), True, id="own update times 2"),
-        pytest.param(scaled(3, Stage.OPEN, Stage.MASK), True, id="times 3", marks=pytest.mark.full),
-        pytest.param(scaled(8, Stage.OPEN, Stage.MASK), False, id="times 8", marks=pytest.mark.full),
-        pytest.param(scaled(1000, Stage.OPEN, Stage.MASK), False, id="times 1000", marks=pytest.mark.full),
+        pytest.param(scaled(2, SessionStage.OPEN, SessionStage.MASK), True, id="own update times 2"),
+        pytest.param(scaled(3, SessionStage.OPEN, SessionStage.MASK), True, id="times 3", marks=pytest.mark.full),
+        pytest.param(scaled(8, SessionStage.OPEN, SessionStage.MASK), False, id="times 8", marks=pytest.mark.full),
+        pytest.param(
+            scaled(1000, SessionStage.OPEN, SessionStage.MASK), False, id="times 1000", marks=pytest.mark.full
+        ),
         pytest.param(adding(10), False, id="a vector of length 10 that S does not see", marks=pytest.mark.full),
     ],
 )
@@ -285,5 +289,5 @@ def test_four_of_twenty_answerers_that_lie_about_norms_are_named() -> None:
         elements[lied] = F_Q.sub(elements[lied], F_Q.encode(np.full(TWENTY, 2**31)))
         return np.frombuffer(pack(F_Q, elements), np.uint8)
 
-    scene = cast(TWENTY, lie=rows(Stage.UNMASK, lower, *liars))
+    scene = cast(TWENTY, lie=rows(SessionStage.UNMASK, lower, *liars))
     assert outcome(scene, Mode.VERIFIED) == ("passes", dict.fromkeys(liars, "wrong-answers"))

@@ -15,19 +15,19 @@ from secure_cast import ORIGIN, TRAIN, Cast, Member, cast, document, names, play
 from test_secure_cover import by_definition
 from test_secure_refusals import VICTIM, tried
 
-from coordinator.aggregation.rules import TooFewUpdatesError
+from coordinator.aggregation.interface import TooFewUpdatesError
 from coordinator.aggregation.secure import session
 from coordinator.aggregation.secure.covered import Covered
 from federation.digests import digest
 from federation.secure.evaluation import clip
 from federation.secure.thresholds import EVALUATION_NOISE, ONE, Mode, Thresholds
+from federation.spec.computation import LocalSgd
 from federation.vectors import payload_bytes
 from federation.work.base import Origin, Work, payload_layout
-from federation.work.computation import LocalSgd
 from federation.work.evaluate.work import Evaluate
 from federation.work.secure.ready import SPECIFICATION, Ready
 from federation.work.secure.sum import Confirm, Mask
-from federation.work.secure.terms import Stage
+from federation.work.secure.terms import SessionStage
 from federation.work.secure.wire import terms_bytes
 from federation.work.site import SecurePolicy
 
@@ -48,10 +48,10 @@ def test_a_sum_of_one_member_alone_is_refused_by_this_member(
     if reason == "coefficients":  # all see that they do not add up to 1
         with pytest.raises(TooFewUpdatesError, match="0 of 10 members have sent their masked vectors"):
             play(scene, mode)
-        assert scene.declined == {(Stage.MASK.value, name): reason for name in scene.members}
+        assert scene.declined == {(SessionStage.MASK.value, name): reason for name in scene.members}
     else:
         total = play(scene, mode)
-        assert scene.declined == {(Stage.MASK.value, VICTIM): reason}
+        assert scene.declined == {(SessionStage.MASK.value, VICTIM): reason}
         assert VICTIM not in total.record.survivors
         assert not total.words.any()
 
@@ -69,7 +69,7 @@ def at_mask() -> tuple[Member, Mask]:
     scene, kept = cast(8, assumed=1), []
 
     def change(stage: str, member: Member, work: Work, inputs: Inputs) -> tuple[Work, Inputs]:
-        if (stage, member.name) == (Stage.MASK, VICTIM):
+        if (stage, member.name) == (SessionStage.MASK, VICTIM):
             kept.append((work, dict(member.memory.values), dict(member.asked)))
         return work, inputs
 
@@ -156,7 +156,7 @@ def asked_with(
         member.samples = count
 
     def change(stage: str, member: Member, work: Work, inputs: Inputs) -> tuple[Work, Inputs]:
-        if (stage, member.name) == (Stage.MASK, VICTIM):
+        if (stage, member.name) == (SessionStage.MASK, VICTIM):
             answers.extend(tried(member, (replace(work, coefficients=tuple(a)), inputs)) for a in tries)  # type: ignore[call-arg]
         return work, inputs
 
@@ -208,7 +208,7 @@ def test_all_coefficients_of_an_evaluation_are_the_same_or_it_is_declined() -> N
         member.metrics = {"test/loss": 1.0, "test/accuracy": 0.5}
 
     def change(stage: str, member: Member, work: Work, inputs: Inputs) -> tuple[Work, Inputs]:
-        if (stage, member.name) == (Stage.MASK, VICTIM):
+        if (stage, member.name) == (SessionStage.MASK, VICTIM):
             assert isinstance(work, Mask)
             for by in (1, -1, 0):
                 first, second, *others = work.coefficients

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from coordinator.aggregation.registry import ALGORITHMS
 from federation.secure import bounds
-from federation.secure.bounds import EVALUATION, SOLVER_TOLERANCE, Bounds, Kind, problem
+from federation.secure.bounds import EVALUATION, SOLVER_TOLERANCE, BoundKind, Bounds, problem
 from federation.secure.cover import cover, covers, least_covered
 from federation.secure.thresholds import ONE, Mode, Thresholds, truncated
 
@@ -111,21 +111,21 @@ def asked(name: str, a: Mapping[str, int], epsilon: object = None, prior: str = 
     return problem(rule, a, SAMPLES, COHORT)
 
 
-@pytest.mark.parametrize("rule", [EVALUATION, Bounds(kind=Kind.NONE), Bounds(kind=Kind.NONE, signed=True)])
+@pytest.mark.parametrize("rule", [EVALUATION, Bounds(kind=BoundKind.NONE), Bounds(kind=BoundKind.NONE, signed=True)])
 def test_coefficients_add_up_to_one_but_for_truncation(rule: Bounds) -> None:
     assert sum(EQUAL.values()) == ONE - 6
     assert not problem(rule, EQUAL, {}, COHORT)
     for factor in (2, 0.5, 2**-20):
         scaled = {name: int(factor * a) for name, a in EQUAL.items()}
         assert "the coefficients add up to" in problem(rule, scaled, {}, COHORT)
-    if rule.kind is Kind.NONE:
+    if rule.kind is BoundKind.NONE:
         edges = {ONE + 1: False, ONE: True, ONE - 10: True, ONE - 11: False}
         for total, accepted in edges.items():
             a = EQUAL | {TEN[0]: total - 9 * EQUAL[TEN[1]]}
             assert (not problem(rule, a, {}, COHORT)) == accepted
 
 
-UNSIGNED = [name for name, kind in bounds._KINDS.items() if kind is Kind.NONE and name not in bounds._SIGNED]
+UNSIGNED = [name for name, kind in bounds._KINDS.items() if kind is BoundKind.NONE and name not in bounds._SIGNED]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_all_coefficients_of_an_evaluation_are_the_same() -> None:
         assert "the coefficient of silo-00" in problem(EVALUATION, EQUAL | {TEN[0]: ONE // 10 + by}, {}, COHORT)
 
 
-@pytest.mark.parametrize("name", [name for name, kind in bounds._KINDS.items() if kind is Kind.FIXED])
+@pytest.mark.parametrize("name", [name for name, kind in bounds._KINDS.items() if kind is BoundKind.FIXED])
 @pytest.mark.parametrize("prior", ["uniform", "samples"])
 def test_fixed_weights_are_those_of_plain_averaging_within_one_unit(name: str, prior: str) -> None:
     total = sum(SAMPLES.values())

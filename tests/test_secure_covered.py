@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.aggregation.base import Rule
-from coordinator.aggregation.phases import Replies, Reply
+from coordinator.aggregation.interface import Rows, TooFewUpdatesError, Vector
+from coordinator.aggregation.phases import PhaseReply, Replies
 from coordinator.aggregation.registry import ALGORITHMS, algorithm
-from coordinator.aggregation.rules import Rows, TooFewUpdatesError, Vector
 from coordinator.aggregation.secure.covered import covered, refusal
 from coordinator.aggregation.secure.settled import Cohort
 from federation.secure import bounds
-from federation.secure.bounds import Bounds, Kind
+from federation.secure.bounds import BoundKind, Bounds
 from federation.secure.cover import least_covered
 from federation.secure.thresholds import Mode, Thresholds, truncated
 from federation.work.secure.allowed import least_cover
@@ -27,7 +27,7 @@ from federation.work.secure.allowed import least_cover
 def cohort(m: int, W: int, mode: Mode, samples: Sequence[int] | None = None) -> Cohort:
     """W of m members that are ready, with their samples."""
     counts = samples or [100] * W
-    replies = [Reply(client_id=f"silo-{i:03}", samples=counts[i], losses={}, metrics={}) for i in range(W)]
+    replies = [PhaseReply(client_id=f"silo-{i:03}", samples=counts[i], losses={}, metrics={}) for i in range(W)]
     return Cohort(thresholds=Thresholds(m, mode), replies=Replies(replies), gram=None)
 
 
@@ -66,7 +66,7 @@ def coefficients(how: str, count: int, rng: np.random.Generator) -> Vector:
 
 
 HOW = ["even", "heavy", "one", "few", "signed", "opposed", "tiny"]
-KINDS = [kind for kind in Kind if kind is not Kind.EQUAL]
+KINDS = [kind for kind in BoundKind if kind is not BoundKind.EQUAL]
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -80,12 +80,12 @@ KINDS = [kind for kind in Kind if kind is not Kind.EQUAL]
     st.integers(0, 2**32),
 )
 def test_all_members_accept_the_coefficients_that_the_coordinator_makes_of_any_rules(
-    m: int, mode: Mode, kind: Kind, how: str, prior: Literal["uniform", "samples"], signed: bool, seed: int
+    m: int, mode: Mode, kind: BoundKind, how: str, prior: Literal["uniform", "samples"], signed: bool, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     count = int(rng.integers(Thresholds(m, mode).n_min, m + 1))
     W = cohort(m, count, mode, rng.integers(50, 150, count).tolist())
-    rule = Bounds(kind=kind, prior=prior, signed=signed and kind is Kind.NONE, epsilon=rng.choice([0.01, 0.3]))
+    rule = Bounds(kind=kind, prior=prior, signed=signed and kind is BoundKind.NONE, epsilon=rng.choice([0.01, 0.3]))
     least = W.thresholds.effective_members
     c = coefficients(how, count, rng)
     try:
@@ -108,7 +108,7 @@ def heavy(weight: float) -> Vector:
 
 
 def test_the_heavier_one_member_is_the_less_of_the_rule_is_left() -> None:
-    W, rule = cohort(10, 10, Mode.PRIVATE), Bounds(kind=Kind.NONE)
+    W, rule = cohort(10, 10, Mode.PRIVATE), Bounds(kind=BoundKind.NONE)
     least = W.thresholds.effective_members
     shares = [covered(rule, least, W, heavy(weight)).share for weight in (1, 2, 2.2, 2.3, 4, 10, 1e3, 1e6)]
     assert shares[:3] == [1.0, 1.0, 1.0], "up to the square root of 5"
@@ -120,7 +120,7 @@ def test_the_heavier_one_member_is_the_less_of_the_rule_is_left() -> None:
 
 
 def test_the_more_cover_a_run_asks_for_the_less_of_the_rule_is_left() -> None:
-    W, rule = cohort(10, 10, Mode.PRIVATE), Bounds(kind=Kind.NONE)
+    W, rule = cohort(10, 10, Mode.PRIVATE), Bounds(kind=BoundKind.NONE)
     shares = [covered(rule, Fraction(least), W, heavy(100)).share for least in (1, 1.01, 1.5, 2, 3, 5, 6)]
     assert shares[0] == 1.0
     assert shares == sorted(shares, reverse=True)
@@ -135,8 +135,8 @@ def test_the_more_cover_a_run_asks_for_the_less_of_the_rule_is_left() -> None:
 def test_where_one_member_has_most_samples_not_even_plain_averaging_is_accepted() -> None:
     W = cohort(10, 10, Mode.SUM, [10_000, *[100] * 9])
     with pytest.raises(TooFewUpdatesError, match=r"silo-000 has 0\.917 of the coefficients, too large a part"):
-        covered(Bounds(kind=Kind.FIXED, prior="samples"), Fraction(2), W, W.replies.prior("samples"))
-    free = covered(Bounds(kind=Kind.NONE, prior="samples"), Fraction(2), W, np.ones(10))
+        covered(Bounds(kind=BoundKind.FIXED, prior="samples"), Fraction(2), W, W.replies.prior("samples"))
+    free = covered(Bounds(kind=BoundKind.NONE, prior="samples"), Fraction(2), W, np.ones(10))
     assert free.share == 1, "the rule's own coefficients are accepted"
 
 
@@ -148,8 +148,8 @@ def test_the_worst_loss_is_that_of_the_members_with_the_largest_coefficients() -
         A = truncated(rng.dirichlet([rng.choice([1, 5, 20])] * 12).tolist())
         least = Fraction(int(rng.integers(2, 6)))
         given = dict(zip(W.members, A, strict=True))
-        expected = accepted(Bounds(kind=Kind.NONE), least, W, A, rng)
-        assert (not refusal(Bounds(kind=Kind.NONE), least, numbers, given, {})) == expected
+        expected = accepted(Bounds(kind=BoundKind.NONE), least, W, A, rng)
+        assert (not refusal(Bounds(kind=BoundKind.NONE), least, numbers, given, {})) == expected
 
 
 # --- the rules of the registry

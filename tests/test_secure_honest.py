@@ -31,7 +31,7 @@ from federation.secure.thresholds import (
     Thresholds,
     truncated,
 )
-from federation.secure.verification import NORM_LIMIT, challenge, failures_of_second_sketch
+from federation.secure.verified_mode import NORM_LIMIT, challenge, failures_of_second_sketch
 
 D = 1000
 _PARTS = 4

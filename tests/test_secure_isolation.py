@@ -11,26 +11,26 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from secure_cast import ORIGIN, TRAIN, Cast, Member, cast, setting
 
 from coordinator.aggregation.phases import Setting
-from coordinator.aggregation.secure.phases import Readying
+from coordinator.aggregation.secure.phases import ReadyPhase
 from federation.digests import digest
-from federation.objectives import joint_target
-from federation.runs import RunSpec
 from federation.secure import hashing
 from federation.secure.payloads import join_envelopes
 from federation.secure.thresholds import Mode
+from federation.spec.objective_names import joint_target
+from federation.spec.run_spec import RunSpec
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, UnsharedParameters
 from federation.v1.secure_pb2 import SecureReadyWork, SecureTerms
-from federation.work.base import Client, Origin, Result, WorkError
+from federation.work.base import Origin, Result, WorkError, WorkingClient
 from federation.work.evaluate.work import Evaluate
 from federation.work.registry import encode
-from federation.work.secure import refusals
+from federation.work.secure import member_checks
 from federation.work.secure.deal import Deal
 from federation.work.secure.ready import SPECIFICATION, Ready
 from federation.work.secure.wire import terms_bytes
 from federation.work.site import SecurePolicy
 from federation.work.train.work import Train
-from worker.assignments import Order
-from worker.memory import WorkerMemory
+from worker.site.assignments import Order
+from worker.work.memory import WorkerMemory
 
 VICTIM = "silo-02"
 UNSHARED = UnsharedParameters(frozen=["w"]).SerializeToString(deterministic=True)
@@ -52,7 +52,7 @@ def told(scene: Cast, lines: str = "", **changed: Any) -> Setting:
 def replied(scene: Cast, member: Member, made: Setting) -> bytes:
     """A member's signed reply to READY."""
     agreed, document = made.agreed, made.specification
-    phase = Readying(agreed=agreed, terms_bytes=made.terms_bytes, specification=document, clients=agreed.ids)
+    phase = ReadyPhase(agreed=agreed, terms_bytes=made.terms_bytes, specification=document, clients=agreed.ids)
     member.origin = Origin(**{item.name: getattr(agreed, item.name) for item in fields(Origin)})
     return scene.reply(member, phase, member.do(ready(made), {SPECIFICATION: document})).signed
 
@@ -153,7 +153,7 @@ def test_a_session_that_is_asked_again_in_another_attempt_is_over(memory: Worker
         )
         deadline = datetime.now(UTC) + timedelta(hours=1)
         order = Order(SignedEnvelope(), manifest, work, victim.shape, (), deadline)
-        client = Client(
+        client = WorkingClient(
             client_id=VICTIM,
             round=0,
             attempt=attempt,
@@ -171,5 +171,5 @@ def test_a_session_that_is_asked_again_in_another_attempt_is_over(memory: Worker
             continue
         memory.answer(order)
         keys.append(work.answer(client, Result({"loss": victim.vector}, {}, {}, 100)).statement.keys)
-        refusals.check_sessions(client, work.session.hex(), work="train", count=True)  # as MASK does
+        member_checks.check_sessions(client, work.session.hex(), work="train", count=True)  # as MASK does
     assert (len(keys), reasons) == (1, ["session-over"] * 2)

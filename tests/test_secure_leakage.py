@@ -13,19 +13,19 @@ from federation.secure import hashing, masks, openings, sketch
 from federation.secure.blocks import blocks
 from federation.secure.dealing import DealShares, deal_shares
 from federation.secure.fields import F_P, F_Q, Elements
-from federation.secure.keys import SIGMA, member_keys
-from federation.secure.masks import Mask
+from federation.secure.masks import MaskStream
+from federation.secure.member_keys import SIGMA, member_keys
 from federation.secure.openings import noise, noise_bound
 from federation.secure.payloads import CheckAnswers
 from federation.secure.shamir import inconsistent, weights
 from federation.secure.streams import Stream
 from federation.secure.thresholds import T_ROWS, Mode, Thresholds
-from federation.secure.verification import CheckShares, challenge, check_answers, check_shares
+from federation.secure.verified_mode import CheckShares, challenge, check_answers, check_shares
 from federation.secure.wire import pack, unpack
 from federation.work.base import Result, Work
 from federation.work.registry import encode_statement
 from federation.work.secure.journal import Journal
-from federation.work.secure.terms import Stage
+from federation.work.secure.terms import SessionStage
 
 SPY = 0  # the place of the member that works with the coordinator; t = 1 of 5
 D = 20_000
@@ -54,7 +54,7 @@ def stripped(played: Session, a: dict[str, int]) -> NDArray[np.uint32]:
     for name in names[:SPY] + names[SPY + 1 :]:
         keys = played.keys[name]
         publics = {other: played.keys[other].public.s for other in (name, spy)}
-        known: tuple[Mask, ...] = masks.member_masks(name, keys.s, publics, keys.sigma_b, view)
+        known: tuple[MaskStream, ...] = masks.member_masks(name, keys.s, publics, keys.sigma_b, view)
         words = played.masked(name, a)
         for mask in known:
             stream = Stream(mask.key).words(len(words))
@@ -165,7 +165,7 @@ def test_of_no_member_do_the_replies_hold_enough_shares_of_both_mask_secrets(mod
         return result
 
     # both losses would void the session
-    fatal = {(Stage.OPEN, 2), *([(Stage.CONFIRM, 0)] if mode is Mode.VERIFIED else [])}
+    fatal = {(SessionStage.OPEN, 2), *([(SessionStage.CONFIRM, 0)] if mode is Mode.VERIFIED else [])}
     stages = [place for place in STAGES if place not in fatal]
     late = {(stage.value, opening): [f"silo-{i:02}"] for i, (stage, opening) in enumerate(stages)}
     scene = cast(20, lost=late, lie=keep)

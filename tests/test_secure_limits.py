@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 from secure_cast import ORIGIN, Cast, Kept, Member, cast, equal, held, names, play, setting
 
-from coordinator.aggregation.phases import Phase, Replies, Waiting
-from coordinator.aggregation.rules import TooFewUpdatesError
+from coordinator.aggregation.interface import TooFewUpdatesError
+from coordinator.aggregation.phases import AlgorithmPhase, Replies, Waiting
 from coordinator.aggregation.secure.session import secure_sum
 from coordinator.aggregation.secure.settled import Sum, invitation
 from federation.secure.evaluation import clip
 from federation.secure.thresholds import EVALUATION_NOISE, Mode
 from federation.vectors import update_layout
-from federation.work.base import Client, Shape, Work, WorkError
+from federation.work.base import Shape, Work, WorkError, WorkingClient
 from federation.work.evaluate.work import Evaluate
-from federation.work.secure.refusals import check_sessions
-from federation.work.secure.terms import Stage
+from federation.work.secure.member_checks import check_sessions
+from federation.work.secure.terms import SessionStage
 from federation.work.site import EVALUATE, MemoryLedger, SecurePolicy, SessionEntry, SessionLedger, Site
-from worker.policy import Policy
-from worker.round_ledger import RoundLedger
+from worker.site.policy import Policy
+from worker.site.round_ledger import RoundLedger
 
 VICTIM = "silo-02"
 TEST = Evaluate(splits=("test",))
@@ -55,7 +55,7 @@ def test_two_evaluations_of_one_model_cannot_be_subtracted() -> None:
     assert evaluate(scene, b"a").record.survivors == tuple(names(range(6)))
     with pytest.raises(TooFewUpdatesError, match="0 are ready"):
         evaluate(scene, b"b", without=VICTIM)
-    declined = {(Stage.READY.value, name): "model-evaluated" for name in names(range(6)) if name != VICTIM}
+    declined = {(SessionStage.READY.value, name): "model-evaluated" for name in names(range(6)) if name != VICTIM}
     assert scene.declined == declined
 
 
@@ -64,16 +64,16 @@ def test_a_second_session_for_a_model_is_declined_at_mask_too() -> None:
     play(scene, Mode.SUM)
 
     def change(stage: str, member: Member, work: Work, inputs: Mapping[str, bytes]) -> tuple[Work, Mapping[str, bytes]]:
-        if stage == Stage.MASK and member.name == VICTIM:
+        if stage == SessionStage.MASK and member.name == VICTIM:
             other = SessionEntry("00", ORIGIN.run_id, ORIGIN.task, ORIGIN.base_model, EVALUATE)
             member.site.ledger.add(other)
-        elif stage == Stage.MASK:
+        elif stage == SessionStage.MASK:
             member.do(work, inputs)  # asked again, as after a crash of the coordinator, it answers
         return work, inputs
 
     scene.change = change
     assert VICTIM not in evaluate(scene, b"a").record.survivors
-    assert scene.declined == {(Stage.MASK.value, VICTIM): "model-evaluated"}
+    assert scene.declined == {(SessionStage.MASK.value, VICTIM): "model-evaluated"}
 
 
 def test_a_run_has_no_more_evaluations_than_private_rounds_of_training() -> None:
@@ -105,7 +105,7 @@ def asked(ledger: SessionLedger) -> Ask:
 
     def ask(session: str, model: str = "m0", *, run: str = "run", task: str = "digits", training: bool = False) -> str:
         together = frozenset({"digits", "digits-by-site"})
-        client = Client(
+        client = WorkingClient(
             client_id="a",
             round=0,
             attempt=0,
@@ -170,20 +170,20 @@ def test_a_session_that_shows_numbers_counts_at_ready() -> None:
     def abandoned(
         stage: str, member: Member, work: Work, inputs: Mapping[str, bytes]
     ) -> tuple[Work, Mapping[str, bytes]] | None:
-        return None if stage == Stage.DEAL else (work, inputs)
+        return None if stage == SessionStage.DEAL else (work, inputs)
 
     scene.change = abandoned
     for number, error in enumerate((TooFewUpdatesError, Waiting)):
         chosen = setting(scene, Mode.SUM, disclose=("loss",), nonce=bytes([number]) * 16)
         with pytest.raises(error):
             play(scene, Mode.SUM, setting_=chosen)
-    assert scene.declined == {(Stage.READY.value, name): "model-sessions" for name in scene.members}
+    assert scene.declined == {(SessionStage.READY.value, name): "model-sessions" for name in scene.members}
 
 
 # --- sums of one model
 
 
-def summing(scene: Cast, nonce: bytes, *, until: Stage | None = None) -> Callable[[], Sum]:
+def summing(scene: Cast, nonce: bytes, *, until: SessionStage | None = None) -> Callable[[], Sum]:
     """Holds a session up to a stage; what is given holds the rest."""
     conversation = secure_sum(setting(scene, Mode.SUM, nonce=nonce * 16), equal)
     phase = next(conversation)
@@ -201,7 +201,9 @@ def summing(scene: Cast, nonce: bytes, *, until: Stage | None = None) -> Callabl
     return rest
 
 
-def resumed(conversation: Generator[Phase, Replies, Sum], phase: Phase) -> Generator[Phase, Replies, Sum]:
+def resumed(
+    conversation: Generator[AlgorithmPhase, Replies, Sum], phase: AlgorithmPhase
+) -> Generator[AlgorithmPhase, Replies, Sum]:
     """A conversation whose last phase has not been asked yet."""
     while True:
         replies = yield phase
@@ -214,12 +216,12 @@ def resumed(conversation: Generator[Phase, Replies, Sum], phase: Phase) -> Gener
 
 def test_of_two_sessions_from_one_model_members_unmask_one_sum() -> None:
     scene = limited()
-    first, second = (summing(scene, nonce, until=Stage.UNMASK) for nonce in (b"1", b"2"))
+    first, second = (summing(scene, nonce, until=SessionStage.UNMASK) for nonce in (b"1", b"2"))
     assert not scene.declined
     assert second().record.survivors == tuple(names(range(6)))
     with pytest.raises(TooFewUpdatesError, match="0 of 6 members have sent their shares"):
         first()
-    assert scene.declined == {(Stage.UNMASK.value, name): "model-sums" for name in scene.members}
+    assert scene.declined == {(SessionStage.UNMASK.value, name): "model-sums" for name in scene.members}
 
 
 def test_after_a_sum_a_session_from_the_same_model_waits_until_owners_raise_the_limit() -> None:
@@ -227,7 +229,7 @@ def test_after_a_sum_a_session_from_the_same_model_waits_until_owners_raise_the_
     summing(scene, b"1")
     with pytest.raises(Waiting, match=r"the owners may raise the limits in policy\.toml; then resume the run"):
         summing(scene, b"2")
-    assert scene.declined == {(Stage.READY.value, name): "model-sums" for name in scene.members}
+    assert scene.declined == {(SessionStage.READY.value, name): "model-sums" for name in scene.members}
     for name, member in scene.members.items():
         policy = SecurePolicy(assumed=1, sums_per_model=2)
         member.members._sites[name] = replace(member.site, policies={ORIGIN.task: policy})
@@ -239,7 +241,7 @@ def test_after_a_sum_a_session_from_the_same_model_waits_until_owners_raise_the_
 def test_a_sum_that_was_not_unmasked_does_not_count() -> None:
     scene = limited()
     for number in range(3):
-        summing(scene, bytes([number]), until=Stage.UNMASK)
+        summing(scene, bytes([number]), until=SessionStage.UNMASK)
     assert summing(scene, b"4")().record.survivors == tuple(names(range(6)))
     assert not scene.declined
 
@@ -248,7 +250,7 @@ def test_a_member_that_unmasks_again_after_a_crash_counts_one_sum() -> None:
     scene = limited()
 
     def twice(stage: str, member: Member, work: Work, inputs: Mapping[str, bytes]) -> tuple[Work, Mapping[str, bytes]]:
-        if stage == Stage.UNMASK:
+        if stage == SessionStage.UNMASK:
             member.do(work, inputs)
         return work, inputs
 
@@ -273,15 +275,15 @@ def test_a_sum_that_was_unmasked_is_known_after_a_restart(tmp_path: Path) -> Non
         return ledger
 
     ledgers = [restarted()]
-    first, second = (summing(scene, nonce, until=Stage.UNMASK) for nonce in (b"1", b"2"))
+    first, second = (summing(scene, nonce, until=SessionStage.UNMASK) for nonce in (b"1", b"2"))
     first()
     for ledger in ledgers:
         ledger.close()
     ledgers = [restarted()]
     with pytest.raises(TooFewUpdatesError):
         second()
-    assert scene.declined[Stage.UNMASK.value, victim] == "model-sums"
+    assert scene.declined[SessionStage.UNMASK.value, victim] == "model-sums"
     with pytest.raises(Waiting):
         summing(scene, b"3")
-    assert scene.declined[Stage.READY.value, victim] == "model-sums"
+    assert scene.declined[SessionStage.READY.value, victim] == "model-sums"
     ledgers[0].close()

@@ -19,8 +19,8 @@ from federation.secure.derivation import confirm_key, deal_key, open_key, pair_m
 from federation.secure.errors import Fault, Malformed
 from federation.secure.fields import F_P, F_Q, Elements
 from federation.secure.hashing import PublicKeys
-from federation.secure.keys import check_keys, member_keys, shared_secret
-from federation.secure.masks import Mask, masked, reals, unmask
+from federation.secure.masks import MaskStream, masked, reals, unmask
+from federation.secure.member_keys import check_keys, member_keys, shared_secret
 from federation.secure.openings import noise, noise_bound
 from federation.secure.payloads import Unmasking, join_envelopes, split_ciphertexts, split_envelopes, unpack_open
 from federation.secure.sealing import seal, unseal
@@ -350,7 +350,7 @@ def test_masks_of_different_views_do_not_cancel() -> None:
 
 
 def test_masks_are_added_and_subtracted_block_by_block() -> None:
-    own = [Mask(b"a" * 32, 1), Mask(b"b" * 32, -1)]
+    own = [MaskStream(b"a" * 32, 1), MaskStream(b"b" * 32, -1)]
     u = np.linspace(-1, 1, BLOCK + 100)
     words = np.concatenate(list(masked(blocks(u), 2**31, own)))
     plain = np.rint(u / 2 * 2**28).astype(np.int64)

@@ -7,17 +7,21 @@ import pytest
 from secure_cast import Cast, cast, document, play
 
 from coordinator.aggregation.phases import Asked, Voided
-from federation.runs import RunSpec
 from federation.secure.thresholds import ONE, Mode
+from federation.spec.run_spec import RunSpec
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest, SignedEnvelope
 from federation.v1.secure_pb2 import SecureConfirmWork, SecureDealWork, SecureMaskWork
 from federation.work.registry import encode
 from federation.work.secure.orders import Owner, asked_coefficients, order_problems, session_of
-from federation.work.secure.terms import Stage
+from federation.work.secure.terms import SessionStage
 
 VICTIM = "silo-03"
 Message = SecureMaskWork | SecureConfirmWork | SecureDealWork
-MESSAGES = {Stage.MASK: SecureMaskWork, Stage.CONFIRM: SecureConfirmWork, Stage.DEAL: SecureDealWork}
+MESSAGES = {
+    SessionStage.MASK: SecureMaskWork,
+    SessionStage.CONFIRM: SecureConfirmWork,
+    SessionStage.DEAL: SecureDealWork,
+}
 
 
 def recorded(scene: Cast) -> tuple[list[AssignmentManifest], list[ReplyManifest]]:
@@ -45,7 +49,7 @@ def record() -> tuple[RunSpec, list[AssignmentManifest], list[ReplyManifest]]:
 
 
 def edited(
-    orders: list[AssignmentManifest], stage: Stage, edit: Callable[[Message], None], only: str = ""
+    orders: list[AssignmentManifest], stage: SessionStage, edit: Callable[[Message], None], only: str = ""
 ) -> list[AssignmentManifest]:
     """The assignments with the work of one stage edited, for all members or for one."""
     made = []
@@ -95,17 +99,17 @@ def test_an_honest_session_gives_no_problem(
 @pytest.mark.parametrize(
     ("stage", "edit", "only", "words"),
     [
-        (Stage.MASK, alone, "", "add up to"),
-        (Stage.MASK, heavy, "", "too large a part"),
-        (Stage.MASK, heavy, VICTIM, "2 different lists of coefficients"),
-        (Stage.CONFIRM, without(6), "", "too large a part"),
-        (Stage.CONFIRM, without(1), VICTIM, "2 different lists of members whose vectors arrived"),
-        (Stage.DEAL, shorter, VICTIM, "2 different cohorts"),
+        (SessionStage.MASK, alone, "", "add up to"),
+        (SessionStage.MASK, heavy, "", "too large a part"),
+        (SessionStage.MASK, heavy, VICTIM, "2 different lists of coefficients"),
+        (SessionStage.CONFIRM, without(6), "", "too large a part"),
+        (SessionStage.CONFIRM, without(1), VICTIM, "2 different lists of members whose vectors arrived"),
+        (SessionStage.DEAL, shorter, VICTIM, "2 different cohorts"),
     ],
 )
 def test_what_members_should_have_refused_is_named(
     record: tuple[RunSpec, list[AssignmentManifest], list[ReplyManifest]],
-    stage: Stage,
+    stage: SessionStage,
     edit: Callable[[Message], None],
     only: str,
     words: str,
@@ -126,14 +130,14 @@ def test_coefficients_that_the_algorithm_cannot_give_are_named(
         message.coefficients[0] += 2
         message.coefficients[1] -= 2
 
-    assert "silo-00" in "\n".join(order_problems(spec, edited(orders, Stage.MASK, shifted), replies))
+    assert "silo-00" in "\n".join(order_problems(spec, edited(orders, SessionStage.MASK, shifted), replies))
 
 
 def test_a_session_without_what_comes_before_its_masks_is_named(
     record: tuple[RunSpec, list[AssignmentManifest], list[ReplyManifest]],
 ) -> None:
     spec, orders, replies = record
-    for stage in (Stage.READY, Stage.DEAL):
+    for stage in (SessionStage.READY, SessionStage.DEAL):
         rest = [order for order in orders if order.kind != stage]
         assert "not for what comes before" in "\n".join(order_problems(spec, rest, replies))
     silent = [reply for reply in replies if reply.client_id != VICTIM]
@@ -144,13 +148,13 @@ def test_work_that_is_no_message_is_named_and_harms_nothing_else(
     record: tuple[RunSpec, list[AssignmentManifest], list[ReplyManifest]],
 ) -> None:
     spec, orders, replies = record
-    bad = AssignmentManifest(client_id="silo-00", phase=9, kind=Stage.MASK.value, work=b"\xff\xff")
+    bad = AssignmentManifest(client_id="silo-00", phase=9, kind=SessionStage.MASK.value, work=b"\xff\xff")
     (problem,) = order_problems(spec, [*orders, bad], replies)
     assert "an assignment of silo-00 in phase 9 is malformed" in problem
 
 
 def test_a_voided_attempt_is_checked_like_any_other() -> None:
-    scene = cast(10, assumed=1, lost={(Stage.MASK.value, 0): ["silo-07", "silo-08", "silo-09"]})
+    scene = cast(10, assumed=1, lost={(SessionStage.MASK.value, 0): ["silo-07", "silo-08", "silo-09"]})
 
     def uneven(cohort: object) -> np.ndarray:
         return np.array([3.0, 3, 3, 3, 1, 1, 1, 3, 3, 3])
@@ -159,15 +163,15 @@ def test_a_voided_attempt_is_checked_like_any_other() -> None:
         play(scene, Mode.SUM, uneven)
     orders, replies = recorded(scene)
     assert not list(order_problems(scene.spec, orders, replies)), "the coordinator was honest"
-    assert list(order_problems(scene.spec, edited(orders, Stage.MASK, alone), replies))
+    assert list(order_problems(scene.spec, edited(orders, SessionStage.MASK, alone), replies))
 
 
 def test_the_coefficients_of_assignments_are_read_by_session(
     record: tuple[RunSpec, list[AssignmentManifest], list[ReplyManifest]],
 ) -> None:
     _, orders, _ = record
-    masks = [order for order in orders if order.kind == Stage.MASK]
+    masks = [order for order in orders if order.kind == SessionStage.MASK]
     envelopes = [SignedEnvelope(manifest=order.SerializeToString()).SerializeToString() for order in masks]
     (session,) = {session_of(order) for order in masks}
     assert asked_coefficients(envelopes) == {bytes.fromhex(session): (ONE // 10,) * 10}
-    assert {session_of(order) for order in orders if order.kind == Stage.READY} == {""}
+    assert {session_of(order) for order in orders if order.kind == SessionStage.READY} == {""}

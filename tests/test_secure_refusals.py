@@ -10,14 +10,14 @@ import pytest
 from secure_cast import ORIGIN, Cast, Killed, Member, cast, play, setting
 
 from coordinator.aggregation.phases import Waiting
-from federation.envelope import seal
 from federation.secure.payloads import join_envelopes, split_envelopes
 from federation.secure.thresholds import Mode
+from federation.trust.envelope import seal
 from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
 from federation.v1.secure_pb2 import SecureStatement
 from federation.work.base import Work, WorkError
 from federation.work.secure.ready import Ready
-from federation.work.secure.terms import Invited, Stage
+from federation.work.secure.terms import Invited, SessionStage
 from federation.work.secure.wire import terms_bytes
 from federation.work.site import SecurePolicy, SessionEntry
 
@@ -131,7 +131,7 @@ def test_the_owner_decides(policy: SecurePolicy, mode: Mode, reason: str) -> Non
     victim = scene.members[VICTIM]
     victim.members._sites[VICTIM] = replace(victim.site, policies={ORIGIN.task: policy})
     play(scene, mode)
-    assert scene.declined == {(Stage.READY.value, VICTIM): reason}
+    assert scene.declined == {(SessionStage.READY.value, VICTIM): reason}
 
 
 def test_numbers_are_shown_only_where_the_owner_allows_it() -> None:
@@ -143,8 +143,8 @@ def test_numbers_are_shown_only_where_the_owner_allows_it() -> None:
             member.site, policies={ORIGIN.task: SecurePolicy(assumed=1, disclose=shown)}
         )
     play(scene, Mode.SUM, setting_=setting(scene, Mode.SUM, disclose=("loss",)))
-    assert scene.declined == {(Stage.READY.value, VICTIM): "policy:disclose"}
-    ready = scene.sent[Stage.READY.value, 0]
+    assert scene.declined == {(SessionStage.READY.value, VICTIM): "policy:disclose"}
+    ready = scene.sent[SessionStage.READY.value, 0]
     assert {tuple(reply.losses) for reply in ready} == {("loss", "secret")}
     assert {tuple(reply.metrics) for reply in ready} == {("train/loss",)}
     assert all(
@@ -157,7 +157,7 @@ def test_a_worker_without_a_roster_takes_no_part() -> None:
     victim = scene.members[VICTIM]
     victim.members._sites[VICTIM] = replace(victim.site, roster={})
     play(scene, Mode.SUM)
-    assert scene.declined == {(Stage.READY.value, VICTIM): "roster"}
+    assert scene.declined == {(SessionStage.READY.value, VICTIM): "roster"}
 
 
 def forged(scene: Cast, signer: str, envelope: bytes, **fields: Any) -> bytes:
@@ -298,7 +298,7 @@ def test_confirmations_that_are_forged_replayed_or_too_few_unmask_nothing() -> N
         return work, {**inputs, "ciphertexts": bytes(sealed)}
 
     def ready(found: list[bytes]) -> list[bytes]:
-        return [liar.scene.sent[Stage.READY.value, 0][0].signed, *found[1:]]
+        return [liar.scene.sent[SessionStage.READY.value, 0][0].signed, *found[1:]]
 
     reasons = liar.run(
         secure_unmask__0={
@@ -356,29 +356,29 @@ def test_a_session_whose_memory_is_gone_is_over() -> None:
     def change(stage: str, member: Member, work: Work, inputs: Inputs) -> Question:
         if member.name == VICTIM:
             asked[stage] = (work, inputs)
-            if stage == Stage.MASK.value:
+            if stage == SessionStage.MASK.value:
                 member.memory.values.clear()
         return work, inputs
 
     scene.change = change
     total = play(scene, Mode.PRIVATE)
-    assert scene.declined == {(Stage.MASK.value, VICTIM): "session-over"}
+    assert scene.declined == {(SessionStage.MASK.value, VICTIM): "session-over"}
     assert VICTIM not in total.record.survivors
-    assert tried(scene.members[VICTIM], asked[Stage.READY.value]) == "session-over"
+    assert tried(scene.members[VICTIM], asked[SessionStage.READY.value]) == "session-over"
 
 
 def test_a_member_with_another_update_than_it_became_ready_with_drops_out() -> None:
     scene = cast(8, assumed=1)
 
     def change(stage: str, member: Member, work: Work, inputs: Inputs) -> Question:
-        if (stage, member.name) == (Stage.MASK.value, VICTIM):
+        if (stage, member.name) == (SessionStage.MASK.value, VICTIM):
             (name,) = (name for name in member.memory.values if name.endswith("/vector"))
             member.memory.values[name] = (2 * member.vector).tobytes()
         return work, inputs
 
     scene.change = change
     total = play(scene, Mode.PRIVATE)
-    assert scene.declined == {(Stage.MASK.value, VICTIM): "session-over"}
+    assert scene.declined == {(SessionStage.MASK.value, VICTIM): "session-over"}
     assert VICTIM not in total.record.survivors
 
 
@@ -390,7 +390,7 @@ def test_sessions_from_one_model_are_counted_from_the_first_opening() -> None:
     ledger = victim.site.ledger
 
     def abandoned(stage: str, member: Member, work: Work, inputs: Inputs) -> Question | None:
-        return None if stage == Stage.MASK.value else (work, inputs)
+        return None if stage == SessionStage.MASK.value else (work, inputs)
 
     for number in range(3):
         scene.change = abandoned
@@ -398,7 +398,7 @@ def test_sessions_from_one_model_are_counted_from_the_first_opening() -> None:
         with pytest.raises(Exception, match="have sent their masked"):
             play(scene, Mode.PRIVATE, setting_=chosen)
         assert len(ledger.entries({ORIGIN.task})) == min(number + 1, 2)
-    assert scene.declined == {(Stage.READY.value, VICTIM): "model-sessions"}
+    assert scene.declined == {(SessionStage.READY.value, VICTIM): "model-sessions"}
     ledger.add(SessionEntry("00", ORIGIN.run_id, ORIGIN.task, "another model", "train"))
     assert len(ledger.entries({ORIGIN.task})) == 3
 

@@ -7,11 +7,11 @@ import pytest
 from few import few_of
 from secure_cast import STAGES, cast, context, document, exact, held, names, play, round_of
 
+from coordinator.aggregation.interface import TooFewUpdatesError
 from coordinator.aggregation.phases import Voided
 from coordinator.aggregation.registry import ALGORITHMS, algorithm
-from coordinator.aggregation.rules import TooFewUpdatesError
 from federation.secure.thresholds import Mode, Thresholds
-from federation.work.secure.terms import Stage
+from federation.work.secure.terms import SessionStage
 
 MODES = list(Mode)
 
@@ -41,33 +41,35 @@ def test_the_gram_matrix_is_close_to_that_of_the_unit_updates(mode: Mode) -> Non
 
 @pytest.mark.parametrize("mode", few_of(MODES, Mode.VERIFIED))
 @pytest.mark.parametrize(("stage", "opening"), STAGES)
-def test_a_member_that_is_lost_at_a_stage_costs_nothing_but_its_update(mode: Mode, stage: Stage, opening: int) -> None:
+def test_a_member_that_is_lost_at_a_stage_costs_nothing_but_its_update(
+    mode: Mode, stage: SessionStage, opening: int
+) -> None:
     gone = names([2])
     scene = cast(8, assumed=1, lost={(stage.value, opening): gone})
-    if (mode, stage) == (Mode.VERIFIED, Stage.CONFIRM):
+    if (mode, stage) == (Mode.VERIFIED, SessionStage.CONFIRM):
         with pytest.raises(Voided, match="lost before the second sketch was shared: silo-02"):
             play(scene, mode)
         return
     total = play(scene, mode)
     assert np.array_equal(total.words, exact(scene, total))
-    unused = (mode is Mode.SUM and opening > 0) or (stage, opening) == (Stage.OPEN, 2)
-    counts = unused or stage in (Stage.CONFIRM, Stage.UNMASK)
+    unused = (mode is Mode.SUM and opening > 0) or (stage, opening) == (SessionStage.OPEN, 2)
+    counts = unused or stage in (SessionStage.CONFIRM, SessionStage.UNMASK)
     assert (gone[0] in total.record.survivors) == counts
 
 
 @pytest.mark.parametrize("mode", few_of(MODES, Mode.SUM))
 def test_a_sum_needs_the_least_number_of_members_and_no_more(mode: Mode) -> None:
     least = Thresholds(8, mode).n_min
-    scene = cast(8, lost={(Stage.MASK.value, 0): names(range(8 - least))})
+    scene = cast(8, lost={(SessionStage.MASK.value, 0): names(range(8 - least))})
     total = play(scene, mode)
     assert len(total.record.survivors) == least
     assert np.array_equal(total.words, exact(scene, total))
     with pytest.raises(TooFewUpdatesError, match="have sent their masked vectors"):
-        play(cast(8, lost={(Stage.MASK.value, 0): names(range(9 - least))}), mode)
+        play(cast(8, lost={(SessionStage.MASK.value, 0): names(range(9 - least))}), mode)
 
 
 def test_members_lost_in_both_openings_void_the_session() -> None:
-    scene = cast(8, lost={(Stage.OPEN.value, 1): names([0]), (Stage.OPEN.value, 2): names([1])})
+    scene = cast(8, lost={(SessionStage.OPEN.value, 1): names([0]), (SessionStage.OPEN.value, 2): names([1])})
     with pytest.raises(Voided, match="lost in both openings"):
         play(scene, Mode.PRIVATE)
 
@@ -118,7 +120,7 @@ def test_no_algorithm_asks_for_updates_in_the_clear_in_a_private_round(name: str
     mode = Mode.SUM if ALGORITHMS[name].private == "sum" else Mode.PRIVATE
     values = {"scope": "all"} if name.startswith("fedcmoo") else {}
     first = next(algorithm(name, values).round(context(cast(8), mode)))
-    assert first.kind.name == Stage.READY.value
+    assert first.kind.name == SessionStage.READY.value
 
 
 def test_afl_gives_the_share_of_a_revoked_member_to_the_others() -> None:

@@ -8,13 +8,13 @@ import pytest
 from secure_cast import Cast, Member, cast, names, play
 from test_secure_refusals import VICTIM, Inputs, Liar, Question, tried
 
-from coordinator.aggregation.phases import Phase, Replies
+from coordinator.aggregation.phases import AlgorithmPhase, Replies
 from federation.secure.payloads import join_envelopes
 from federation.secure.thresholds import Mode
 from federation.work.base import Work
 from federation.work.secure.ready import Ready
 from federation.work.secure.sum import Confirm, Unmask
-from federation.work.secure.terms import Stage
+from federation.work.secure.terms import SessionStage
 from federation.work.secure.wire import terms_bytes
 
 M = 9
@@ -29,9 +29,9 @@ class Confirmed(Exception):
 class Cut(Cast):
     """A session that ends when all members have confirmed what they were told."""
 
-    def ask(self, phase: Phase) -> Replies:
+    def ask(self, phase: AlgorithmPhase) -> Replies:
         replies = super().ask(phase)
-        if phase.kind.name == Stage.CONFIRM:
+        if phase.kind.name == SessionStage.CONFIRM:
             assert {reply.client_id for reply in replies} == set(self.members)
             raise Confirmed
         return replies
@@ -50,7 +50,7 @@ def told(mode: Mode, tell: Callable[[Member, Confirm], Confirm]) -> dict[str, st
     scene = Cut(whole.members, change=change)
     with pytest.raises(Confirmed):
         play(scene, mode)
-    replies = join_envelopes([reply.signed for reply in scene.sent[Stage.CONFIRM.value, 0]])
+    replies = join_envelopes([reply.signed for reply in scene.sent[SessionStage.CONFIRM.value, 0]])
     inputs: Mapping[str, bytes] = {"replies": replies, **({"ciphertexts": b""} if mode is Mode.VERIFIED else {})}
     answers = {}
     for name, member in scene.members.items():

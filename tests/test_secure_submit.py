@@ -4,11 +4,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from coordinator.aggregation.secure.phases import Masking, Unmasking
+from coordinator.aggregation.secure.phases import MaskPhase, UnmaskPhase
 from coordinator.rounds.fleets.base import Question
-from coordinator.rounds.specification import cautions, parse_run
-from federation.runs import SpecError
-from federation.transfers import SLOWEST_BYTES_PER_SECOND
+from coordinator.rounds.runs.specification import cautions, parse_run
+from federation.line.transfer_times import SLOWEST_BYTES_PER_SECOND
+from federation.spec.run_spec import SpecError
 from federation.vectors import Layout, Tensor
 from storage.models import Round
 
@@ -102,7 +102,7 @@ def test_the_time_for_masked_vectors_grows_with_the_model() -> None:
     started = datetime(2026, 1, 1, tzinfo=UTC)
     session = {"session": bytes(32), "members": ("a",), "clients": ("a",)}
 
-    def seconds(phase: Masking | Unmasking) -> float:
+    def seconds(phase: MaskPhase | UnmaskPhase) -> float:
         current, layout = Round(round_id=1, attempt=0), Layout((Tensor("w", (1,)),))
         question = Question(
             current=current, number=0, phase=phase, clients=["a"], wanted=1, base_model="", layout=layout
@@ -110,6 +110,6 @@ def test_the_time_for_masked_vectors_grows_with_the_model() -> None:
         time: timedelta = question.row(run, started).deadline - started
         return time.total_seconds()
 
-    masking = Masking(**session, coefficients=(1,), length=11_200_000)
+    masking = MaskPhase(**session, coefficients=(1,), length=11_200_000)
     assert seconds(masking) == pytest.approx(60 + 4 * 11_200_000 / SLOWEST_BYTES_PER_SECOND) == 508
-    assert seconds(Unmasking(**session, lost=())) == 60
+    assert seconds(UnmaskPhase(**session, lost=())) == 60

@@ -10,7 +10,7 @@ import pytest
 import secure_reference as reference
 from secure_session import Session, triangle
 
-from federation.secure import hashing, openings, payloads, verification
+from federation.secure import hashing, openings, payloads, verified_mode
 from federation.secure.blocks import blocks
 from federation.secure.derivation import Purpose, own, taus
 from federation.secure.evaluation import noise
@@ -74,7 +74,7 @@ def computed() -> dict[str, Any]:
         for other, held in zip(V, shares[name], strict=True)
         if other != name
     }
-    challenge = verification.challenge(tau2)
+    challenge = verified_mode.challenge(tau2)
     out["challenge"] = [
         hashing.digest(pack(F_Q, challenge.rho)).hex(),
         int(challenge.s[0]),
@@ -83,7 +83,7 @@ def computed() -> dict[str, Any]:
     a = [COEFFICIENTS[name] for name in V]
     replies = {
         name: session.unmasking(
-            name, V, [reference.LOST], verification.check_answers([shares[other][i] for other in V], a, challenge)
+            name, V, [reference.LOST], verified_mode.check_answers([shares[other][i] for other in V], a, challenge)
         ).to_bytes()
         for i, name in enumerate(V)
     }

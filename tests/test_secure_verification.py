@@ -13,10 +13,10 @@ from federation.secure.fields import F_Q, Elements
 from federation.secure.payloads import CheckAnswers
 from federation.secure.sketch import second_elements, second_sketch
 from federation.secure.streams import Stream
-from federation.secure.verification import (
+from federation.secure.verified_mode import (
     Challenge,
     CheckShares,
-    Findings,
+    ShareFindings,
     challenge,
     check_answers,
     check_shares,
@@ -50,7 +50,7 @@ def answers(shares: Mapping[str, Sequence[CheckShares]], who: Sequence[str]) -> 
     return {name: check_answers([shares[h][POINTS[name] - 1] for h in NAMES], A, CHALLENGE) for name in who}
 
 
-def examined(given: Mapping[str, CheckAnswers]) -> Findings:
+def examined(given: Mapping[str, CheckAnswers]) -> ShareFindings:
     return examine({name: POINTS[name] for name in given}, given, NAMES, T)
 
 

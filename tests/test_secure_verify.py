@@ -12,17 +12,22 @@ from secure_cast import TRAIN, Cast, cast, context, document, held, round_of
 from sqlalchemy import select
 
 from coordinator.aggregation.base import Rule, conclude
-from coordinator.aggregation.fedmgda import FedMGDAPlus
-from coordinator.aggregation.phases import Reply, RoundContext, Selected, Step, Waiting
+from coordinator.aggregation.interface import Combination, Rows, TooFewUpdatesError
+from coordinator.aggregation.phases import PhaseReply, RoundContext, Selected, Step, Waiting
 from coordinator.aggregation.registry import algorithm
-from coordinator.aggregation.rules import Combination, Rows, TooFewUpdatesError
+from coordinator.aggregation.rules.fedmgda import FedMGDAPlus
 from coordinator.aggregation.secure.evaluation import evaluation
-from coordinator.aggregation.secure.step import invited
-from coordinator.aggregation.secure.verify import SecureEvidence, Unverified, verify_evaluation, verify_secure_step
+from coordinator.aggregation.secure.private_rule import invited
+from coordinator.aggregation.secure.repetition import (
+    SecureEvidence,
+    UnverifiedSession,
+    verify_evaluation,
+    verify_secure_step,
+)
 from federation.secure.thresholds import Mode
 from federation.v1.common_pb2 import SignedEnvelope, StepManifest
 from federation.work.evaluate.work import Evaluate
-from federation.work.secure.terms import Stage
+from federation.work.secure.terms import SessionStage
 from simulation.simulate import Simulation
 from storage.models import Round
 
@@ -53,7 +58,7 @@ RULES = [
 
 @pytest.mark.parametrize(("mode", "name"), RULES)
 def test_the_step_of_a_rule_is_near_the_open_one_and_is_verified(mode: Mode, name: str) -> None:
-    scene = cast(9, d=300, assumed=1, lost={(Stage.MASK.value, 0): ["silo-04"]} if mode is Mode.PRIVATE else {})
+    scene = cast(9, d=300, assumed=1, lost={(SessionStage.MASK.value, 0): ["silo-04"]} if mode is Mode.PRIVATE else {})
     step = round_of(scene, mode, name)
     assert step.combined is not None
     again = verify_secure_step(algorithm(name), scene.spec, context(scene, mode), evidence(scene, step))
@@ -66,16 +71,16 @@ def test_the_step_of_a_rule_is_near_the_open_one_and_is_verified(mode: Mode, nam
 
 
 Edit = Callable[[SecureEvidence], SecureEvidence]
-READY, DEAL, OPEN, MASK, CONFIRM, UNMASK = Stage
+READY, DEAL, OPEN, MASK, CONFIRM, UNMASK = SessionStage
 
 
-def reply_of(stage: Stage, opening: int = 0, session: int = 0, **fields: Any) -> Edit:
+def reply_of(stage: SessionStage, opening: int = 0, session: int = 0, **fields: Any) -> Edit:
     """Another first reply to a stage of a session."""
 
     def edited(found: SecureEvidence) -> SecureEvidence:
         replies = list(found.replies)
         place = next(i for i, one in enumerate(replies) if _is(one, found, stage, opening, session))
-        one: Reply = replies[place]
+        one: PhaseReply = replies[place]
         if "rows" in fields:
             row = one.rows[0].copy()  # type: ignore[union-attr]
             row[3] ^= 1  # type: ignore[index]
@@ -89,7 +94,7 @@ def reply_of(stage: Stage, opening: int = 0, session: int = 0, **fields: Any) ->
     return edited
 
 
-def _is(reply: Reply, found: SecureEvidence, stage: Stage, opening: int, session: int) -> bool:
+def _is(reply: PhaseReply, found: SecureEvidence, stage: SessionStage, opening: int, session: int) -> bool:
     said = reply.statement
     return (said.session, said.stage, said.opening) == (found.sessions[session].session, stage, opening)
 
@@ -113,7 +118,7 @@ def terms(**fields: Any) -> Edit:
     return of_record(lambda one: {"agreed": replace(one.agreed, **fields)})
 
 
-def without(stage: Stage, session: int = 0) -> Edit:
+def without(stage: SessionStage, session: int = 0) -> Edit:
     """Without the first reply to a stage."""
 
     def edited(found: SecureEvidence) -> SecureEvidence:
@@ -177,7 +182,7 @@ def verified_round() -> tuple[RoundContext, SecureEvidence]:
 def test_what_was_edited_is_named(edit: Edit, named: str) -> None:
     around, found = verified_round()
     assert around.private is not None
-    with pytest.raises(Unverified, match=named):
+    with pytest.raises(UnverifiedSession, match=named):
         verify_secure_step(algorithm("fedmgda+"), around.private.spec, around, edit(found))
 
 
@@ -186,7 +191,7 @@ def test_a_member_that_was_invited_with_another_key_is_named() -> None:
     found, around = evidence(scene, round_of(scene, Mode.SUM, "fedavg-n")), context(scene, Mode.SUM)
     assert around.private is not None
     strange = replace(around.private, keys={**around.private.keys, "silo-03": bytes(32)})
-    with pytest.raises(Unverified, match="silo-03 was invited with a key that is not its own"):
+    with pytest.raises(UnverifiedSession, match="silo-03 was invited with a key that is not its own"):
         verify_secure_step(algorithm("fedavg-n"), scene.spec, replace(around, private=strange), found)
 
 
@@ -216,7 +221,7 @@ def test_a_stationary_round_signs_a_session_without_a_sum_and_each_edit_is_named
         (without(DEAL), "silo-00 replied to secure-open, and was not asked"),
     ]
     for edit, named in edits:
-        with pytest.raises(Unverified, match=named):
+        with pytest.raises(UnverifiedSession, match=named):
             verify_secure_step(rule, scene.spec, context(scene, Mode.PRIVATE), edit(evidence(scene, step)))
 
 
@@ -267,7 +272,7 @@ def test_a_round_that_could_move_is_not_verified_as_stationary() -> None:
         combined=np.zeros_like(step.combined),
         weights=None,
     )
-    with pytest.raises(Unverified, match="another direction than the rule"):
+    with pytest.raises(UnverifiedSession, match="another direction than the rule"):
         verify_secure_step(FedMGDAPlus(), scene.spec, context(scene, Mode.PRIVATE), still)
 
 
@@ -333,7 +338,7 @@ def test_every_session_of_a_rule_over_objectives_is_signed_and_each_edit_is_name
             (reply_of(READY, session=0, losses={"a": 1.0, "b": 9.0}), "for .step. have another work than the round")
         )
     for edit, named in edits:
-        with pytest.raises(Unverified, match=named):
+        with pytest.raises(UnverifiedSession, match=named):
             verify_secure_step(rule, scene.spec, around(), edit(evidence(scene, step)))
 
 
@@ -348,16 +353,16 @@ def test_an_evaluation_is_verified_from_its_replies() -> None:
     assert verify_evaluation(spec, wanted, around, replies, scene.asked) == means
     assert abs(means.metrics["test/loss"] - 0.35) < 5 * 10 * means.noise
 
-    def other_metrics(reply: Reply) -> Reply:
+    def other_metrics(reply: PhaseReply) -> PhaseReply:
         row = reply.rows[0].copy()  # type: ignore[union-attr]
         row[0] ^= 1  # type: ignore[index]
         return replace(reply, rows=(row,))
 
     masked = [reply.statement.stage is MASK for reply in replies]
     changed = [other_metrics(one) if is_masked else one for one, is_masked in zip(replies, masked, strict=True)]
-    with pytest.raises(Unverified, match="payload of silo-00 at secure-mask has another digest"):
+    with pytest.raises(UnverifiedSession, match="payload of silo-00 at secure-mask has another digest"):
         verify_evaluation(spec, wanted, around, changed, scene.asked)
-    with pytest.raises(Unverified, match="have sent their masked vectors"):
+    with pytest.raises(UnverifiedSession, match="have sent their masked vectors"):
         verify_evaluation(
             spec,
             wanted,
@@ -365,13 +370,13 @@ def test_an_evaluation_is_verified_from_its_replies() -> None:
             [one for one, is_masked in zip(replies, masked, strict=True) if not is_masked],
             scene.asked,
         )
-    with pytest.raises(Unverified, match="another length than the round"):
+    with pytest.raises(UnverifiedSession, match="another length than the round"):
         verify_evaluation(spec, Evaluate(splits=("train", "test")), around, replies, scene.asked)
     assert around.private is not None
     of_other = replace(around.private, origin=replace(around.private.origin, base_model="other"))
-    with pytest.raises(Unverified, match="another base_model than the round"):
+    with pytest.raises(UnverifiedSession, match="another base_model than the round"):
         verify_evaluation(spec, wanted, replace(around, private=of_other), replies, scene.asked)
-    with pytest.raises(Unverified, match="not on record"):
+    with pytest.raises(UnverifiedSession, match="not on record"):
         verify_evaluation(spec, wanted, around, replies, {})
 
 

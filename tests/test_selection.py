@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from coordinator.rounds import selection
-from federation.run_sections import SelectionSpec
+from federation.spec.run_sections import SelectionSpec
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from coordinator.audit.checkpoints import LogError, LogKey, newest_signed, note, noted
+from coordinator.audit.log_verifier import log_problems
 from coordinator.audit.sequencer import Sequencer
-from coordinator.audit.verification import log_problems
 from coordinator.condition import Condition
-from federation import log_entries
-from federation.merkle import continues
+from federation.record import log_entries
+from federation.record.merkle import continues
 from federation.v1.common_pb2 import CheckpointManifest, LogHead
 from storage import audit
 from storage.database import Database

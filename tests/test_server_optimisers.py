@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from coordinator.aggregation.gram import Average, apply_step
-from coordinator.aggregation.rules import HyperparameterError
-from coordinator.aggregation.server import (
+from coordinator.aggregation.interface import HyperparameterError
+from coordinator.aggregation.server_optimisers import (
     OPTIMISERS,
     FedAdagrad,
     FedAdam,
@@ -23,9 +23,9 @@ from coordinator.aggregation.server import (
     Sgd,
 )
 from coordinator.aggregation.streaming import Row
-from coordinator.rounds.specification import parse_run
+from coordinator.rounds.runs.specification import parse_run
 from coordinator.rounds.step import server_optimiser
-from federation.runs import RunSpec, SpecError
+from federation.spec.run_spec import RunSpec, SpecError
 from federation.vectors import RowFile
 
 Vector = NDArray[np.float64]

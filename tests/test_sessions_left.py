@@ -11,10 +11,10 @@ from stage import Player, Stage, spec
 from test_secure_covered import cohort
 from typer.testing import CliRunner
 
-from coordinator.aggregation.rules import TooFewUpdatesError
+from coordinator.aggregation.interface import TooFewUpdatesError
 from coordinator.aggregation.secure.covered import covered
-from federation.channels import refusal_from_rpc_error
-from federation.secure.bounds import Bounds, Kind
+from federation.line.channels import refusal_from_rpc_error
+from federation.secure.bounds import BoundKind, Bounds
 from federation.secure.thresholds import Mode
 from federation.v1 import admin_pb2 as admin
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse, SessionsLeft
@@ -78,7 +78,7 @@ def test_a_run_is_refused_in_which_one_member_has_too_large_a_part(stage: Stage,
     stage.cast("digits", *NAMES[:5], samples=[large, 10, 10, 10, 10])
     by_samples = run(1, f'{PRIVATE}\nalgorithm.prior = "samples"')
     W = cohort(5, 5, Mode.SUM, [large, 10, 10, 10, 10])
-    rule = Bounds(kind=Kind.FIXED, prior="samples")
+    rule = Bounds(kind=BoundKind.FIXED, prior="samples")
     if not refused:
         assert "experimental" in warnings(stage, by_samples)
         assert covered(rule, Fraction(2), W, W.replies.prior("samples")).share == 1

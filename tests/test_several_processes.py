@@ -13,6 +13,7 @@ import torch
 from harness import TESTS, federation, wait_for
 from trained import jacobian, train
 
+from federation.spec.computation import Ability, Descend, LocalSgd
 from federation.tasks import DataSource, Loading, Part, Task, initial_model, task
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.external import ExternalTrainer
@@ -21,8 +22,7 @@ from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
 from federation.vectors import Vector
 from federation.work.base import WorkError
-from federation.work.computation import Ability, Descend, LocalSgd
-from fedpareto.cli.by_task import torchrun
+from fedpareto.cli.member.by_task import torchrun
 
 SOURCE = DataSource(part=Part(0, 8))
 WORK = LocalSgd(epochs=2, batch_size=25, learning_rate=0.1, momentum=0.5)  # the second process has 12 of 25 samples

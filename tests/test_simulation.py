@@ -10,18 +10,18 @@ from few import few_of
 from harness import federation
 from simulations import close, run_cli, spec
 
-from coordinator.services import views
-from coordinator.services.checks import EnvelopeChecks
-from federation.runs import SpecError
+from coordinator.services.checks.envelope_checks import EnvelopeChecks
+from coordinator.services.views import overview
+from federation.spec.computation import LocalSgd
+from federation.spec.run_spec import SpecError
 from federation.tasks import task
 from federation.v1.admin_pb2 import Reply
 from federation.vectors import read_vector
-from federation.work.computation import LocalSgd
 from fedpareto.notebook import simulate
 from fedpareto.processes.forked import completed
 from simulation import SimulationError
 from simulation.compiled import must_compile, why_not_compiled
-from simulation.simulate import Progress, Simulation
+from simulation.simulate import Simulation, SimulationProgress
 from storage.models import Run
 from storage.states import RunState
 
@@ -187,7 +187,7 @@ def test_a_simulation_that_was_stopped_goes_on_to_the_same_bytes(tmp_path: Path)
     whole = simulate(text)
     with Simulation(text, tmp_path / "home") as simulation:
 
-        def stop(progress: Progress) -> None:
+        def stop(progress: SimulationProgress) -> None:
             if progress.done == 2:
                 simulation.stop()
 
@@ -219,7 +219,7 @@ def test_a_look_into_the_record_of_a_killed_simulation_changes_nothing_that_foll
 
 
 def test_a_simulation_that_a_second_interrupt_ends_at_once_is_paused_in_its_record(tmp_path: Path) -> None:
-    def interrupt(progress: Progress) -> None:
+    def interrupt(progress: SimulationProgress) -> None:
         raise KeyboardInterrupt
 
     with Simulation(spec(rounds=3).encode(), tmp_path / "home") as simulation:
@@ -236,13 +236,13 @@ def test_a_long_record_of_updates_is_read_a_piece_at_a_time(tmp_path: Path) -> N
         simulation.run()
         with simulation._database.read() as session:
             checks = EnvelopeChecks(simulation._home.federation_id, simulation._home.signing.chain)
-            whole, _ = views.replies(session, checks, simulation.run_id, None, "", 0, 1000)
+            whole, _ = overview.replies(session, checks, simulation.run_id, None, "", 0, 1000)
             pieces: list[Reply] = []
             after = 0
-            while (found := views.replies(session, checks, simulation.run_id, None, "", after, 3))[0]:
+            while (found := overview.replies(session, checks, simulation.run_id, None, "", after, 3))[0]:
                 pieces.extend(found[0])
                 after = found[1]
-            own, _ = views.replies(session, checks, simulation.run_id, 2, "client-001", 0, 3)
+            own, _ = overview.replies(session, checks, simulation.run_id, 2, "client-001", 0, 3)
     assert [(update.round, update.client_id) for update in whole] == [
         (t, f"client-{i:03d}") for t in range(5) for i in range(4)
     ]

@@ -18,11 +18,11 @@ from simulations import OBJECTIVES, close, run_cli, spec
 from typer.testing import CliRunner
 
 from coordinator.clock import utc_now
-from coordinator.home import Home
+from coordinator.home import CoordinatorHome
 from coordinator.settings import Settings
 from federation.attacks.lone import SignFlip
-from federation.keys import IdentityError
-from fedpareto.cli.failure import Failure
+from federation.trust.keys import IdentityError
+from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.main import app
 from fedpareto.notebook import simulate
 from simulation import SimulationError
@@ -96,7 +96,7 @@ def test_a_simulation_that_cannot_be_says_why_and_makes_nothing(
     monkeypatch.chdir(tmp_path)
     Path("run.toml").write_text(spec().replace(*change, 1))
     result = CliRunner().invoke(app, ["simulate", "run.toml", "--home", "home", *options])
-    assert isinstance(result.exception, Failure), result.output
+    assert isinstance(result.exception, CommandFailure), result.output
     assert (result.exception.code, words in result.exception.message) == (code, True), result.exception.message
     assert not Path("home").exists()
 
@@ -143,13 +143,13 @@ def test_homes_that_are_taken_damaged_or_no_simulations_are_told_apart(tmp_path:
     (home / "signing.key").unlink()
     with pytest.raises(IdentityError, match=r"signing\.key"):
         Simulation(text, home, resume=True)
-    Home.init(tmp_path / "real", Settings(federation_id="real"), now=utc_now())
+    CoordinatorHome.init(tmp_path / "real", Settings(federation_id="real"), now=utc_now())
     with pytest.raises(SimulationError, match="home of the federation real, not of a simulation"):
         Simulation(text, tmp_path / "real", resume=True)
 
 
 def test_a_simulation_that_was_killed_before_it_began_begins_when_it_is_resumed(tmp_path: Path) -> None:
-    Home.init(tmp_path / "home", Settings(federation_id="simulation"), now=utc_now())
+    CoordinatorHome.init(tmp_path / "home", Settings(federation_id="simulation"), now=utc_now())
     assert simulate(spec(rounds=1), home=tmp_path / "home", resume=True).state == "COMPLETED"
 
 

@@ -7,7 +7,7 @@ import pytest
 import simulations
 from simulations import OBJECTIVES, close, spec
 
-from federation.runs import SpecError
+from federation.spec.run_spec import SpecError
 from fedpareto.notebook import simulate
 from simulation.simulate import Simulation
 

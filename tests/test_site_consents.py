@@ -24,9 +24,9 @@ from federation.v1.common_pb2 import AssignmentManifest
 from federation.v1.record_pb2 import RoundRecord
 from federation.vectors import Layout
 from fedpareto.cli.main import app
-from worker.asked_runs import AskedRun, RunsFile, Verdict
-from worker.home import Home, HomeError
-from worker.policy import OpenHours, Policy, PolicyError
+from worker.home import WorkerHome, WorkerHomeError
+from worker.site.asked_runs import AskedRun, RunsFile, Verdict
+from worker.site.policy import OpenHours, Policy, PolicyError
 
 SPEC = b'name = "trial"\ntask = "digits"\nrounds = 2\nalgorithm.name = "fedavg"\n'
 ASKED = AskedRun(
@@ -79,7 +79,7 @@ def test_decisions_are_about_a_specification_and_another_process_sees_them(tmp_p
     for file in (worker, owner):
         file.close()
     (tmp_path / "runs.db").write_bytes(b"no database" * 1000)
-    with pytest.raises(HomeError, match=r"runs.db is damaged .* move it away"):
+    with pytest.raises(WorkerHomeError, match=r"runs.db is damaged .* move it away"):
         RunsFile(tmp_path / "runs.db")
 
 
@@ -145,8 +145,8 @@ coordinator = worker_stage.coordinator
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
-    made = Home(tmp_path / "home")
+def home(tmp_path: Path) -> WorkerHome:
+    made = WorkerHome(tmp_path / "home")
     made.directory.mkdir()
     (made.directory / "member.toml").touch()  # for the commands, which look for a membership
     return made
@@ -158,7 +158,7 @@ def command(*arguments: str, code: int = 0) -> str:
     return done.output + str(done.exception or "")
 
 
-def models_in(home: Home) -> list[str]:
+def models_in(home: WorkerHome) -> list[str]:
     return [path.name for path in home.cache.rglob("*") if path.is_file()]
 
 
@@ -168,7 +168,7 @@ def answers(coordinator: ScriptedCoordinator, count: int) -> list[tuple[str, str
 
 
 def test_nothing_is_done_for_a_run_before_its_owner_has_approved_this_specification(
-    coordinator: ScriptedCoordinator, offers: dict[str, Trainer], model: tuple[Layout, bytes], home: Home
+    coordinator: ScriptedCoordinator, offers: dict[str, Trainer], model: tuple[Layout, bytes], home: WorkerHome
 ) -> None:
     running = Running(home, coordinator.member(), offers, policy=Policy(approve="each-run"))
     home.policy.write_text('approve = "each-run"')
@@ -211,7 +211,7 @@ def test_nothing_is_done_for_a_run_before_its_owner_has_approved_this_specificat
 
 
 def test_what_the_policy_refuses_the_owner_cannot_approve_and_a_refusal_outlives_the_policy(
-    coordinator: ScriptedCoordinator, offers: dict[str, Trainer], model: tuple[Layout, bytes], home: Home
+    coordinator: ScriptedCoordinator, offers: dict[str, Trainer], model: tuple[Layout, bytes], home: WorkerHome
 ) -> None:
     file, place = RunsFile(home.runs), ("--home", str(home.directory))
     file.add(ASKED)
@@ -231,7 +231,7 @@ def test_what_the_policy_refuses_the_owner_cannot_approve_and_a_refusal_outlives
 
 
 def test_a_run_that_its_owner_refuses_later_is_dropped_and_the_answer_survives_a_restart(
-    coordinator: ScriptedCoordinator, offers: dict[str, Trainer], model: tuple[Layout, bytes], home: Home
+    coordinator: ScriptedCoordinator, offers: dict[str, Trainer], model: tuple[Layout, bytes], home: WorkerHome
 ) -> None:
     policy, member = Policy(approve="each-run"), coordinator.member()
     running = Running(home, member, offers, policy=policy)
@@ -258,7 +258,7 @@ def test_a_run_that_its_owner_refuses_later_is_dropped_and_the_answer_survives_a
 
 
 def test_a_run_of_another_federation_or_without_a_signature_or_its_specification_is_not_asked_about(
-    coordinator: ScriptedCoordinator, offers: dict[str, Trainer], home: Home
+    coordinator: ScriptedCoordinator, offers: dict[str, Trainer], home: WorkerHome
 ) -> None:
     running = Running(home, coordinator.member(), offers, policy=Policy(algorithms=("fedmgda+",)))
     running.wait_for("attending")
@@ -278,7 +278,7 @@ def test_a_run_of_another_federation_or_without_a_signature_or_its_specification
 
 
 def test_a_closed_site_says_when_it_opens_and_begins_no_work_before(
-    coordinator: ScriptedCoordinator, offers: dict[str, Trainer], model: tuple[Layout, bytes], home: Home
+    coordinator: ScriptedCoordinator, offers: dict[str, Trainer], model: tuple[Layout, bytes], home: WorkerHome
 ) -> None:
     now = datetime.now(UTC)
     begin, end = (f"{now + timedelta(hours=hours):%H:%M}" for hours in (2, 4))
@@ -337,7 +337,7 @@ def test_a_run_waits_for_the_owner_of_a_member_and_goes_on_seconds_after_the_app
     expected = "1 of 2 are ready for digits; hospital-a waits for the approval of its owner"
     wait_for(lambda: expected in fed.query("select reason from runs where run_id = :run", run=run)[0][0], expected)
     home = fed.directory / "hospital-a"
-    assert models_in(Home(home)) == []
+    assert models_in(WorkerHome(home)) == []
     [waiting] = [one for one in fed.admin("clients")["clients"] if one["client_id"] == "hospital-a"]
     assert waiting["undecided"] == ["waits"]
     [consent] = fed.run_state(run)["consents"]

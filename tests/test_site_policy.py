@@ -18,11 +18,11 @@ from working import Running, files_of_at_most
 from works import offer_input, set_work
 
 from federation.digests import digest
-from federation.envelope import key_id, seal
-from federation.objectives import joint_target
-from federation.runs import RunSpec
 from federation.secure.thresholds import Mode
+from federation.spec.objective_names import joint_target
+from federation.spec.run_spec import RunSpec
 from federation.training.trainer import Trainer
+from federation.trust.envelope import key_id, seal
 from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, SearchWork
 from federation.v1.secure_pb2 import SecureReadyWork
 from federation.vectors import Layout
@@ -32,10 +32,10 @@ from federation.work.secure.terms import Invited, SessionTerms
 from federation.work.secure.wire import terms_bytes
 from federation.work.site import EVALUATE, SecurePolicy, SessionEntry, Site
 from federation.work.train.work import Train
-from worker.home import DiskFull, FileLocked, Home, HomeError
-from worker.policy import Policy, PolicyError
-from worker.roster import Card, Roster
-from worker.round_ledger import RoundLedger
+from worker.home import DiskFull, FileLocked, WorkerHome, WorkerHomeError
+from worker.site.policy import Policy, PolicyError
+from worker.site.roster import Card, Roster
+from worker.site.round_ledger import RoundLedger
 
 # --- the policy
 
@@ -126,7 +126,7 @@ def test_a_ledger_that_the_disk_does_not_take_or_that_is_damaged_is_an_error(tmp
         ledger.add(entry("a"))
     ledger.close()
     path.write_bytes(b"no database" * 1000)
-    with pytest.raises(HomeError, match=r"private-rounds.db is damaged .* put back a copy"):
+    with pytest.raises(WorkerHomeError, match=r"private-rounds.db is damaged .* put back a copy"):
         RoundLedger(path)
 
 
@@ -188,7 +188,7 @@ coordinator = worker_stage.coordinator
 def test_a_worker_evaluates_in_the_clear_what_the_ledger_allows_and_declines_the_rest(
     coordinator: ScriptedCoordinator, offers: dict[str, Trainer], model: tuple[Layout, bytes], tmp_path: Path
 ) -> None:
-    home = Home(tmp_path / "home")
+    home = WorkerHome(tmp_path / "home")
     home.directory.mkdir()
     chosen = policy(
         home.policy,
@@ -230,7 +230,7 @@ def test_a_worker_evaluates_in_the_clear_what_the_ledger_allows_and_declines_the
 def test_a_session_ends_by_a_cancel_or_a_day_after_the_worker_was_ready_and_no_other_does(
     coordinator: ScriptedCoordinator, offers: dict[str, Trainer], model: tuple[Layout, bytes], tmp_path: Path
 ) -> None:
-    member, home = coordinator.member(), Home(tmp_path / "home")
+    member, home = coordinator.member(), WorkerHome(tmp_path / "home")
     home.directory.mkdir()
     others = {f"hospital-{name}": Ed25519PrivateKey.generate().public_key() for name in "bcde"}
     keys = {CLIENT: member.signing_key.public_key(), **others}

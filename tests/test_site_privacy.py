@@ -19,19 +19,19 @@ from typer.testing import CliRunner
 from working import Running
 from works import set_train, set_work
 
-from federation.accounting import DELTA, Mechanism, epsilon
-from federation.keys import replace_private
+from federation.spec.accounting import DELTA, Mechanism, epsilon
+from federation.spec.computation import Descend, LocalSgd
 from federation.training.trainer import Trainer
+from federation.trust.keys import replace_private
 from federation.v1.admin_pb2 import GetRoundRequest, GetRunRequest
 from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, JacobianWork, SamplePrivacy
 from federation.vectors import Layout
 from federation.work.base import WorkError
-from federation.work.computation import Descend, LocalSgd
-from fedpareto.cli import render, render_rounds
 from fedpareto.cli.main import app
-from worker.home import MEMBER_FILE, Home, HomeError
-from worker.policy import Policy, PolicyError, SamplePolicy
-from worker.privacy import Entry, Ledger, SitePrivacy, read_ledger
+from fedpareto.cli.show import round_tables, tables
+from worker.home import MEMBER_FILE, WorkerHome, WorkerHomeError
+from worker.site.policy import Policy, PolicyError, SamplePolicy
+from worker.site.privacy import Ledger, PrivacyEntry, SitePrivacy, read_ledger
 
 pytestmark = pytest.mark.skipif(
     find_spec("dp_accounting") is None or find_spec("opacus") is None, reason="needs fedpareto[dp]"
@@ -57,14 +57,14 @@ def start(coordinator: ScriptedCoordinator, offers: dict[str, Trainer], tmp_path
     def run(**rules: SamplePolicy) -> Running:
         if started:
             started[-1].stop()
-        started.append(Running(Home(tmp_path / "home"), member, offers, policy=Policy(privacy=rules)))
+        started.append(Running(WorkerHome(tmp_path / "home"), member, offers, policy=Policy(privacy=rules)))
         return started[-1]
 
     yield run
     started[-1].stop()
 
 
-def entries(home: Home) -> list[tuple[Any, ...]]:
+def entries(home: WorkerHome) -> list[tuple[Any, ...]]:
     with closing(sqlite3.connect(home.privacy)) as connection:
         return connection.execute("SELECT data_set, task, run, round, noise, clip, rate, steps FROM spent").fetchall()
 
@@ -171,7 +171,7 @@ def test_tasks_on_one_data_set_share_its_budget(tmp_path: Path) -> None:
     assert site.data_set("mortality").name == site.data_set("stay").name == "patients"
     assert site.data_set("other").rule is None
     for name in ("mortality", "stay"):
-        ledger.add(Entry("2026-01-01T00:00:00+00:00", "patients", name, "r", 0, "a", 1.0, 0.5, 0.1, 5))
+        ledger.add(PrivacyEntry("2026-01-01T00:00:00+00:00", "patients", name, "r", 0, "a", 1.0, 0.5, 0.1, 5))
     assert ledger.mechanisms("patients") == [Mechanism(1.0, 0.1, 10)]
     ledger.close()
 
@@ -234,14 +234,16 @@ def test_a_policy_on_privacy_that_cannot_be_used_is_refused(tmp_path: Path, text
 
 
 def test_the_command_shows_what_is_spent_and_left(tmp_path: Path) -> None:
-    home = Home(tmp_path)
+    home = WorkerHome(tmp_path)
     replace_private(tmp_path / MEMBER_FILE, b"")
     home.policy.write_text("[privacy.digits]\nnoise = 1.0\nepsilon = 8.0\n")
     run = CliRunner().invoke
     assert "digits: epsilon = 0 of 8" in run(app, ["worker", "privacy", "--home", str(tmp_path)]).output
     ledger = Ledger(home.privacy)
     for number in range(2):
-        ledger.add(Entry("2026-01-01T00:00:00+00:00", "digits", "digits", "r", number, f"{number}", 4.0, 0.5, 0.1, 5))
+        ledger.add(
+            PrivacyEntry("2026-01-01T00:00:00+00:00", "digits", "digits", "r", number, f"{number}", 4.0, 0.5, 0.1, 5)
+        )
     found = epsilon([Mechanism(4.0, 0.1, 10)], DELTA)
     shown = run(app, ["worker", "privacy", "--home", str(tmp_path)]).output
     assert f"digits: epsilon = {found.value:.4g} of 8" in shown
@@ -254,7 +256,7 @@ def test_the_command_shows_what_is_spent_and_left(tmp_path: Path) -> None:
 
 def test_a_damaged_ledger_stops_the_worker_and_is_not_made_anew(tmp_path: Path) -> None:
     (tmp_path / "privacy.db").write_bytes(b"no database" * 1000)
-    with pytest.raises(HomeError, match="put back a copy of the file"):
+    with pytest.raises(WorkerHomeError, match="put back a copy of the file"):
         Ledger(tmp_path / "privacy.db")
 
 
@@ -279,10 +281,10 @@ def test_the_record_and_the_commands_show_what_a_reply_states(stage: Stage) -> N
     assert all(check.verified for check in shown.participations[0].envelopes)
     item = stage._admin.GetRun(GetRunRequest(run=run)).run
     assert item.members[0].epsilon == 1.5
-    console = render.console()
+    console = tables.console()
     with console.capture() as capture:
-        console.print(render_rounds.round_(shown))
-        console.print(render.run(item))
+        console.print(round_tables.round_(shown))
+        console.print(tables.run(item))
     assert capture.get().count("epsilon") >= 3
 
 

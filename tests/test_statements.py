@@ -10,12 +10,12 @@ from harness import Attending, Member
 from running import SECONDS
 from stage import Stage
 
-from federation.certificates import make_csr
-from federation.channels import refusal_from_rpc_error, signed_detail
-from federation.envelope import unseal
-from federation.identity import parse_peer
-from federation.keys import new_tls_key
-from federation.proofs import prove_renewal
+from federation.line.channels import refusal_from_rpc_error, signed_detail
+from federation.trust.certificates import make_csr
+from federation.trust.envelope import unseal
+from federation.trust.identity import parse_peer
+from federation.trust.keys import new_tls_key
+from federation.trust.proofs import prove_renewal
 from federation.v1.common_pb2 import ReceiptManifest, RevocationManifest, SignedEnvelope, TimeManifest
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse, FetchBlobRequest, Hello, RenewRequest
 

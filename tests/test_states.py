@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from coordinator.rounds import states
+from coordinator.rounds import transitions
 from federation.refusals import Refusal
 from storage.models import Assignment, Client, Phase, Round, Run
 from storage.states import AssignmentState, ClientState, PhaseState, RoundState, RunState
@@ -32,13 +32,13 @@ CLIENTS = {
 def test_a_run_goes_only_where_the_table_says(now: RunState, to: RunState) -> None:
     run = Run(run_id="r", state=now, reason="before", started=None)
     if to in RUNS.get(now, set()):
-        states.move_run(run, to, NOW, "why")
+        transitions.move_run(run, to, NOW, "why")
         assert (run.state, run.reason) == (to, "why")
         assert (run.started is not None) == (to is RunState.RUNNING)
         assert (run.ended is not None) == (to in {RunState.COMPLETED, RunState.FAILED, RunState.STOPPED})
     else:
         with pytest.raises(Refusal, match=f"run r is {now} and cannot become {to}") as refusal:
-            states.move_run(run, to, NOW, "why")
+            transitions.move_run(run, to, NOW, "why")
         assert refusal.value.reason == "run-state"
         assert (run.state, run.reason, run.started, run.ended) == (now, "before", None, None)
 
@@ -48,13 +48,13 @@ def test_a_run_goes_only_where_the_table_says(now: RunState, to: RunState) -> No
 def test_a_round_goes_only_where_the_table_says(now: RoundState, to: RoundState) -> None:
     round_ = Round(run_id="r", number=3, state=now, reason="before")
     if to in ROUNDS.get(now, set()):
-        states.move_round(round_, to, NOW)
+        transitions.move_round(round_, to, NOW)
         assert (round_.state, round_.reason) == (to, "before")  # a reason that was given stays
         assert (round_.stepped is not None) == (to is RoundState.STEPPED)
         assert (round_.ended is not None) == (to is not RoundState.STEPPED)
     else:
-        with pytest.raises(states.IllegalTransition, match=f"round 3 of run r cannot go from {now} to {to}"):
-            states.move_round(round_, to, NOW)
+        with pytest.raises(transitions.IllegalTransition, match=f"round 3 of run r cannot go from {now} to {to}"):
+            transitions.move_round(round_, to, NOW)
         assert round_.state is now
 
 
@@ -63,11 +63,11 @@ def test_a_round_goes_only_where_the_table_says(now: RoundState, to: RoundState)
 def test_a_client_goes_only_where_the_table_says(now: ClientState, to: ClientState) -> None:
     client = Client(client_id="c", state=now)
     if to in CLIENTS.get(now, set()):
-        states.move_client(client, to)
+        transitions.move_client(client, to)
         assert client.state is to
     else:
         with pytest.raises(Refusal, match=f"c is {now} and cannot become {to}") as refusal:
-            states.move_client(client, to)
+            transitions.move_client(client, to)
         assert (refusal.value.reason, client.state) == ("client-state", now)
 
 
@@ -76,7 +76,7 @@ def test_a_client_goes_only_where_the_table_says(now: ClientState, to: ClientSta
 def test_an_assignment_ends_once(now: AssignmentState, to: AssignmentState) -> None:
     assignment = Assignment(assignment_id="a", state=now)
     if now is AssignmentState.OPEN and to is not AssignmentState.OPEN:
-        states.end_assignment(assignment, to, NOW, "why", "in words")
+        transitions.end_assignment(assignment, to, NOW, "why", "in words")
         assert (assignment.state, assignment.reason, assignment.message, assignment.ended) == (
             to,
             "why",
@@ -84,27 +84,27 @@ def test_an_assignment_ends_once(now: AssignmentState, to: AssignmentState) -> N
             NOW,
         )
     else:
-        with pytest.raises(states.IllegalTransition, match=f"assignment a cannot go from {now} to {to}"):
-            states.end_assignment(assignment, to, NOW)
+        with pytest.raises(transitions.IllegalTransition, match=f"assignment a cannot go from {now} to {to}"):
+            transitions.end_assignment(assignment, to, NOW)
         assert assignment.state is now
 
 
 def test_a_phase_closes_once() -> None:
     phase = Phase(phase_id=1, state=PhaseState.OPEN)
-    states.close_phase(phase, NOW)
+    transitions.close_phase(phase, NOW)
     assert (phase.state, phase.ended) == (PhaseState.CLOSED, NOW)
-    with pytest.raises(states.IllegalTransition, match="phase 1 cannot go from CLOSED to CLOSED"):
-        states.close_phase(phase, NOW)
+    with pytest.raises(transitions.IllegalTransition, match="phase 1 cannot go from CLOSED to CLOSED"):
+        transitions.close_phase(phase, NOW)
 
 
 def test_every_state_is_in_its_table_and_nothing_leaves_an_end() -> None:
     for table, kind in (
-        (states.CLIENT_TRANSITIONS, ClientState),
-        (states.RUN_TRANSITIONS, RunState),
-        (states.ROUND_TRANSITIONS, RoundState),
-        (states.PHASE_TRANSITIONS, PhaseState),
-        (states.ASSIGNMENT_TRANSITIONS, AssignmentState),
+        (transitions.CLIENT_TRANSITIONS, ClientState),
+        (transitions.RUN_TRANSITIONS, RunState),
+        (transitions.ROUND_TRANSITIONS, RoundState),
+        (transitions.PHASE_TRANSITIONS, PhaseState),
+        (transitions.ASSIGNMENT_TRANSITIONS, AssignmentState),
     ):
         assert set(table) == set(kind)
         assert all(now not in ways for now, ways in table.items())
-    assert {state for state, ways in states.RUN_TRANSITIONS.items() if not ways} == states.RUN_ENDED
+    assert {state for state, ways in transitions.RUN_TRANSITIONS.items() if not ways} == transitions.RUN_ENDED

@@ -7,10 +7,10 @@ import pytest
 import torch
 from objective_clients import ALL, SOME, TWO, Clients, context, last
 
-from coordinator.aggregation.afl import onto_simplex
-from coordinator.aggregation.phase_kinds import Gradients, Training
+from coordinator.aggregation.phase_kinds import GradientsPhase, TrainingPhase
 from coordinator.aggregation.registry import algorithm
-from coordinator.rounds import record
+from coordinator.aggregation.rules.afl import onto_simplex
+from coordinator.rounds import signed_results
 from federation.sketches.base import clip_to_psd
 from federation.tasks import DataSource, Part, initial_model, task
 from federation.tasks.parameters import build
@@ -28,7 +28,7 @@ def test_stationarity_is_measured_on_whole_training_splits_and_all_parameters_wh
     rule = algorithm(name, {**RULES[name], "exact_stationarity": True})
     conversation = rule.round(context(SOME))
     phase = next(conversation)
-    assert phase == Gradients(sketch="exact", budget=1.0, batch_size=0)
+    assert phase == GradientsPhase(sketch="exact", budget=1.0, batch_size=0)
     exact = clients.answer(phase)
     # What follows is asked as it is without the measurement.
     plain = algorithm(name, RULES[name]).round(context(SOME))
@@ -36,11 +36,11 @@ def test_stationarity_is_measured_on_whole_training_splits_and_all_parameters_wh
     assert phase == next(plain)
     other = Clients(SOME)
     other.gradients = {key: 3 * value for key, value in other.gradients.items()}  # of one minibatch
-    if isinstance(phase, Gradients):
+    if isinstance(phase, GradientsPhase):
         phase = conversation.send(other.answer(phase))
     step = last(conversation, other.answer(phase))
     assert step.consulted[: len(exact)] == tuple(exact)
-    _, numbers = record.objectives(step, TWO)
+    _, numbers = signed_results.objectives(step, TWO)
     weights = np.array([numbers[f"weight/{side}"] for side in TWO])
     wanted = np.linalg.norm(weights @ np.array([clients.mean(side) for side in TWO]))
     assert numbers["objective/stationarity"] == pytest.approx(wanted, rel=1e-5)
@@ -50,7 +50,7 @@ def test_stationarity_is_not_measured_where_nobody_sent_the_exact_gradients_of_a
     clients = Clients(SOME)
     conversation = algorithm("fsmgda", {"exact_stationarity": True}).round(context(SOME))
     train = conversation.send(clients.answer(next(conversation), missing=("ann", "cleo")))  # who serve the right
-    _, numbers = record.objectives(last(conversation, clients.answer(train)), TWO)
+    _, numbers = signed_results.objectives(last(conversation, clients.answer(train)), TWO)
     assert "objective/conflicts" in numbers
     assert "objective/stationarity" not in numbers
 
@@ -85,9 +85,9 @@ def test_the_analysed_fedcmoo_makes_one_step_with_an_estimate_that_is_not_made_p
     values = {"unbiased": True, "sketch": "exact", "weights": "pgd-raw", "steps": 1, "beta": 1e-3}
     conversation = algorithm("fedcmoo", values).round(given)
     phase = next(conversation)
-    while isinstance(phase, Gradients):
+    while isinstance(phase, GradientsPhase):
         phase = conversation.send(clients.answer(phase))
-    assert isinstance(phase, Training)
+    assert isinstance(phase, TrainingPhase)
     step = last(conversation, clients.answer(phase))
     one, two = (np.stack([clients.gradients[client, side][:50] for side in TWO]) for client in ("ann", "cleo"))
     cross = (one @ two.T + two @ one.T) / 2

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from federation.log_entries import FIRST, LogEntry
-from federation.merkle import Tree, tree_root
+from federation.record.log_entries import FIRST, LogEntry
+from federation.record.merkle import Tree, tree_root
 from storage import audit
 from storage.database import Database
 from storage.models import AuditEntry

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from stored import blob_file, stored
 
-from storage import directory
-from storage.directory import DirectoryStore
+from storage import blob_directory
+from storage.blob_directory import DirectoryStore
 
 
 def files(directory: Path) -> list[Path]:
@@ -65,13 +65,13 @@ def test_blobs_that_are_deleted_while_they_are_listed_are_left_out(blobs: Direct
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The digests of the blobs that were checked, in order."""
     digests = []
-    check = directory._check
+    check = blob_directory._check
 
     def count(digest: str, file: FileIO) -> None:
         digests.append(digest)
         check(digest, file)
 
-    monkeypatch.setattr(directory, "_check", count)
+    monkeypatch.setattr(blob_directory, "_check", count)
     return digests
 
 
@@ -105,7 +105,7 @@ def test_a_blob_that_was_hashed_on_its_way_is_not_checked_again_nor_when_it_beco
 def test_a_blob_that_was_checked_is_checked_again_once_too_many_others_were(
     blobs: DirectoryStore, checked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directory, "MAX_VERIFIED", 2)
+    monkeypatch.setattr(blob_directory, "MAX_VERIFIED", 2)
     other = DirectoryStore(blobs.root)
     one, two, three = (other.put(bytes([i])) for i in range(3))
     for name in (one, two, one, two, three, three, one):
@@ -151,7 +151,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
-from storage.directory import DirectoryStore
+from storage.blob_directory import DirectoryStore
 store = DirectoryStore(Path(sys.argv[1]))
 for number in range(1_000_000):
     with store.writer() as writer:
@@ -189,7 +189,7 @@ def test_the_sweep_removes_what_a_killed_writer_left(blobs: DirectoryStore) -> N
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(
-            "from pathlib import Path; from storage.directory import DirectoryStore; "
+            "from pathlib import Path; from storage.blob_directory import DirectoryStore; "
             f"w = DirectoryStore(Path({str(blobs.root)!r})).writer(); w.write(b'x' * 100000); "
             "print('ready', flush=True); sys.stdin.read()\n"
         )

@@ -12,8 +12,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 from stored import blob_file, stored
 
+from storage.blob_directory import DirectoryStore
 from storage.database import Database
-from storage.directory import DirectoryStore
 from storage.models import Assignment, Client, Evaluation, Input, Model, Phase, Reply, Round, Run
 from storage.retention import Collection, collect, is_retained
 from storage.states import AssignmentState, ClientState, PhaseState, RoundState, RunState

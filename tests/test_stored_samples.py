@@ -15,7 +15,8 @@ from trained import jacobian, train
 from typer.testing import CliRunner
 
 from federation.attacks import AttackError, parse_attack
-from federation.runs import RunSpec
+from federation.spec.computation import Descend, LocalSgd, MeasureAlong, PrivateSgd
+from federation.spec.run_spec import RunSpec
 from federation.tasks import DataError, Dataset, DataSource, Loading, Part, Splits, Task, TaskError, initial_model, task
 from federation.tasks.census import census
 from federation.tasks.digits import Digits
@@ -23,8 +24,7 @@ from federation.training.stored import with_stored
 from federation.training.torch_trainer import TorchTrainer
 from federation.vectors import Vector
 from federation.work.base import WorkError
-from federation.work.computation import Descend, LocalSgd, MeasureAlong, PrivateSgd
-from fedpareto.cli.failure import Failure
+from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.main import app
 from fedpareto.notebook import simulate
 from simulation.population import populate
@@ -225,7 +225,7 @@ class Asked(Digits):
 )
 def test_the_owner_says_how_samples_are_read(options: list[str], loading: Loading) -> None:
     done = CliRunner().invoke(app, ["worker", "run", "--rehearse", "--task", f"{__name__}:Asked", *options])
-    assert isinstance(done.exception, Failure)
+    assert isinstance(done.exception, CommandFailure)
     assert done.exception.message == str(loading)
 
 

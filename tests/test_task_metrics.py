@@ -11,11 +11,11 @@ import pytest
 import torch
 from few import few_of
 
-from coordinator.rounds.scores import scores_of_means
-from coordinator.rounds.submission import Submission
-from federation.metrics import MOST_METRICS, MOST_VALUES, MetricKind, must_be_metrics, values
+from coordinator.rounds.runs.scores import scores_of_means
+from coordinator.rounds.runs.submission import Submission
 from federation.refusals import Refusal
 from federation.secure.evaluation import common
+from federation.spec.task_metrics import MOST_METRICS, MOST_VALUES, MetricKind, must_be_metrics, values
 from federation.tasks import TaskError, metrics_of, task
 from federation.tasks.digits import Digits
 from federation.work.evaluate.work import Evaluate

@@ -7,8 +7,8 @@ import torch
 from typer.testing import CliRunner
 
 from federation.tasks import DataError, Dataset, DataSource, Splits, Task, TaskError
-from federation.tasks.trial import try_splits
-from fedpareto.cli.failure import Failure
+from federation.training.data_trial import try_splits
+from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.main import app
 from worker.service import prepare_offers
 
@@ -102,7 +102,7 @@ def test_a_worker_finds_out_before_it_attends(name: str, kind: type[Exception], 
 )
 def test_data_show_finds_out_too(name: str, message: str) -> None:
     result = CliRunner().invoke(app, ["data", "show", f"trial_tasks:{name}", "--clients", "2"])
-    assert isinstance(result.exception, Failure)
+    assert isinstance(result.exception, CommandFailure)
     assert message in result.exception.message
 
 

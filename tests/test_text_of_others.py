@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from federation.v1 import admin_pb2, admin_pb2_grpc, common_pb2
-from fedpareto.cli import document, logs, render, render_envelopes, render_members, render_rounds, watch
-from fedpareto.cli.escaping import escaping_stub, make_safe
-from fedpareto.report.data import RunData
+from fedpareto.cli import document, logs
+from fedpareto.cli.admin import watch
+from fedpareto.cli.show import envelope_lines, member_tables, round_tables, tables
+from fedpareto.cli.show.escaping import escaping_stub, make_safe
 from fedpareto.report.page import page
+from fedpareto.report.report_data import RunData
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 HOSTILE = [
@@ -99,9 +101,9 @@ def any_message(draw: st.DrawFn, kind: type[Message]) -> Message:
 
 
 def shown(picture: Any) -> str:
-    screen = render.console()
+    screen = tables.console()
     screen = Console(
-        file=io.StringIO(), width=render.WIDTH, color_system=None, markup=screen._markup, emoji=screen._emoji
+        file=io.StringIO(), width=tables.WIDTH, color_system=None, markup=screen._markup, emoji=screen._emoji
     )
     with screen.capture() as capture:
         screen.print(picture)
@@ -113,17 +115,17 @@ def must_be_safe(words: str) -> None:
 
 
 PICTURES: dict[str, tuple[type[Message], Callable[[Any], Any]]] = {
-    "clients": (admin_pb2.ListClientsResponse, lambda found: render_members.clients(found.clients, NOW)),
-    "join_strings": (admin_pb2.ListJoinStringsResponse, lambda found: render_members.join_strings(found.join_strings)),
+    "clients": (admin_pb2.ListClientsResponse, lambda found: member_tables.clients(found.clients, NOW)),
+    "join_strings": (admin_pb2.ListJoinStringsResponse, lambda found: member_tables.join_strings(found.join_strings)),
     "admins": (
         admin_pb2.ListAdministratorsResponse,
-        lambda found: render_members.administrators(found.administrators),
+        lambda found: member_tables.administrators(found.administrators),
     ),
-    "runs": (admin_pb2.ListRunsResponse, lambda found: render.runs(found.runs)),
-    "run": (admin_pb2.GetRunResponse, lambda found: render.run(found.run)),
-    "rounds": (admin_pb2.ListRoundsResponse, lambda found: render_rounds.rounds(found.rounds)),
-    "round": (admin_pb2.GetRoundResponse, render_rounds.round_),
-    "replies": (admin_pb2.ListRepliesResponse, lambda found: render_envelopes.replies(found.replies)),
+    "runs": (admin_pb2.ListRunsResponse, lambda found: tables.runs(found.runs)),
+    "run": (admin_pb2.GetRunResponse, lambda found: tables.run(found.run)),
+    "rounds": (admin_pb2.ListRoundsResponse, lambda found: round_tables.rounds(found.rounds)),
+    "round": (admin_pb2.GetRoundResponse, round_tables.round_),
+    "replies": (admin_pb2.ListRepliesResponse, lambda found: envelope_lines.replies(found.replies)),
     "watch": (admin_pb2.WatchRunResponse, watch.status),
     "watch, a round": (admin_pb2.WatchRunResponse, lambda found: watch.row(found.ended)),
 }
@@ -181,7 +183,7 @@ def test_a_time_that_is_none_and_bytes_that_are_no_manifest_are_shown_as_such() 
     found = json.loads(document.dumps(update))
     assert found["envelope"]["decoded"]["created"] == "not a time: 4611686018427387904 s and -1 ns"
     assert found["received"] == "not a time: -4611686018427387904 s and 0 ns"
-    assert "not a time" in shown(render_envelopes.replies([update]))
+    assert "not a time" in shown(envelope_lines.replies([update]))
     update.envelope.manifest = b"\xff\xff"
     assert json.loads(document.dumps(update))["envelope"]["decoded"] is None
 
@@ -193,7 +195,7 @@ def test_what_is_printable_and_a_specification_with_its_lines_stay_as_they_are()
     make_safe(said)
     assert said.run.name == "Universität [1] :smile: 東京"
     assert said.run.spec == 'name = "x"\n\ttask = "y\\x1b"\n'
-    assert "Universität [1] :smile: 東京" in shown(render.run(said.run))
+    assert "Universität [1] :smile: 東京" in shown(tables.run(said.run))
 
 
 class Talker(admin_pb2_grpc.AdminServicer):

@@ -11,8 +11,8 @@ import pytest
 from harness import SECONDS, wait_for
 
 from federation.tasks.digits import bundled
-from fedpareto.processes.federation import Process
 from fedpareto.processes.forked import completed
+from fedpareto.processes.process_federation import Process
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "three-terminals.md").read_text()
 BLOCK = re.compile(r"^```(?:console|python|toml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_breast_cancer
 from trained import train
 
-from coordinator.rounds.specification import needed_abilities, parse_run
+from coordinator.rounds.runs.specification import needed_abilities, parse_run
 from federation.plugins import PluginError
+from federation.spec.computation import CANNOT, Ability, Descend, Differentiate, LocalSgd, MeasureAlong, PrivateSgd
 from federation.tasks import DataError, Dataset, DataSource, Splits, Task, TaskError, initial_model, task
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.plans import EvaluationPlan, TrainingPlan
@@ -28,7 +29,6 @@ from federation.training.trainers import trainer_code, trainer_kind
 from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
 from federation.vectors import Array, Vector
 from federation.work.base import WorkError
-from federation.work.computation import CANNOT, Ability, Descend, Differentiate, LocalSgd, MeasureAlong, PrivateSgd
 from fedpareto import simulate
 from simulation import SimulationError
 
@@ -307,10 +307,10 @@ def test_a_worker_without_pytorch_trains_a_task_of_scikit_learn_and_an_administr
         from federation.tasks import DataSource, Part
         from trained import train
         from federation.tasks import initial_model
-        from federation.work.computation import LocalSgd
+        from federation.spec.computation import LocalSgd
         from worker.service import prepare_offers
         from fedpareto import task
-        from fedpareto.cli.upload import made_model
+        from fedpareto.cli.admin.upload import made_model
         source = DataSource(part=Part(0, 3))
         offers, device = prepare_offers(["scikit:Tumours"], source, device="auto", threads=None)
         base = initial_model(task("scikit:Tumours"), 0)[1]

@@ -14,12 +14,12 @@ from torch.nn import functional
 from torch.nn.utils import vector_to_parameters
 from trained import jacobian
 
-from federation.objectives import joint_target, separate_targets
+from federation.spec.computation import LocalSgd
+from federation.spec.objective_names import joint_target, separate_targets
 from federation.tasks import DataSource, Part, TaskError, initial_model, task
 from federation.tasks import parameters as flat
 from federation.training import TrainingStopped
 from federation.training.torch_trainer import TorchTrainer
-from federation.work.computation import LocalSgd
 from fedpareto.processes.forked import completed
 
 # ---- what an update is
@@ -302,7 +302,7 @@ from federation.digests import digest
 from federation.tasks import DataSource, Part, initial_model, task
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
-from federation.work.computation import Descend, LocalSgd
+from federation.spec.computation import Descend, LocalSgd
 made = task("digits")
 trainer = TorchTrainer(made, made.load(DataSource(part=Part(1, 8, "shards:2", 0))), "cpu", 1)
 _, base = initial_model(made, 4)

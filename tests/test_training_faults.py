@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from lines import BASE, Both, Line, _train, _trainer
 
+from federation.spec.computation import LocalSgd
 from federation.tasks import DataError, DataSource, Part, Task, TaskError, initial_model, task
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.determinism import pick_device
 from federation.training.torch_trainer import TorchTrainer
-from federation.work.computation import LocalSgd
 
 
 @pytest.mark.parametrize("batch_size", [0, 5])

@@ -13,11 +13,12 @@ from torch.nn import functional
 from torch.nn.utils import vector_to_parameters
 from trained import jacobian, train
 
-from coordinator.aggregation.phase_kinds import Training
+from coordinator.aggregation.phase_kinds import TrainingPhase
 from coordinator.aggregation.phases import Asked
-from coordinator.rounds.specification import cautions, parse_run
-from federation.runs import RunSpec, SpecError
-from federation.schedules import Schedule
+from coordinator.rounds.runs.specification import cautions, parse_run
+from federation.spec.computation import Descend, LocalSgd, PrivateSgd
+from federation.spec.run_spec import RunSpec, SpecError
+from federation.spec.schedules import Schedule
 from federation.tasks import Dataset, DataSource, Splits, Task, initial_model, task
 from federation.tasks import parameters as flat
 from federation.training.sgd import minibatches
@@ -26,7 +27,6 @@ from federation.training.trainer import training_seed
 from federation.v1.common_pb2 import TrainWork
 from federation.vectors import Vector
 from federation.work.base import Shape, WorkError
-from federation.work.computation import Descend, LocalSgd, PrivateSgd
 from federation.work.train import wire
 from federation.work.train.work import Train
 from fedpareto.notebook import simulate
@@ -261,7 +261,7 @@ def test_an_option_travels_and_one_that_is_not_there_keeps_its_default() -> None
 
 def test_the_rate_of_a_round_follows_its_schedule_at_client_and_coordinator() -> None:
     spec = RunSpec.parse(RUN + "train = { learning_rate = 0.4, round_schedule = 'cosine', round_warm_up = 1 }\n")
-    rates = [Training().work(Asked("a", ("loss",), spec, number)).sgd.learning_rate for number in range(3)]
+    rates = [TrainingPhase().work(Asked("a", ("loss",), spec, number)).sgd.learning_rate for number in range(3)]
     assert rates == pytest.approx([0.2, 0.4, 0.2])
     assert rates == [spec.train.rate(number, 3) for number in range(3)]
 

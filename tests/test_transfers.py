@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from coordinator.home import HomeError
+from coordinator.home import CoordinatorHomeError
 from coordinator.services import transfers
 from coordinator.services.transfers import FIRST_WINDOW, HELD_UP_SECONDS, LARGEST_WINDOW, Transfer, Transfers
 from coordinator.settings import SMALLEST_WINDOW, Settings
@@ -162,5 +162,5 @@ def test_an_upload_that_neither_sends_nor_reads_loses_its_place(monkeypatch: pyt
 
 
 def test_a_budget_that_is_too_small_for_its_transfers_is_refused() -> None:
-    with pytest.raises(HomeError, match="transfer_bytes is 4194304: 5 transfers need 5242880"):
+    with pytest.raises(CoordinatorHomeError, match="transfer_bytes is 4194304: 5 transfers need 5242880"):
         Settings.check({"federation_id": "test", "transfers": 5, "transfer_bytes": 4 << 20}, "test")

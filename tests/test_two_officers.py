@@ -18,16 +18,16 @@ from sqlalchemy import delete, select, text, update
 from typer.testing import CliRunner
 
 from coordinator.check import check_home
-from coordinator.home import TWO_OFFICERS, Home
+from coordinator.home import TWO_OFFICERS, CoordinatorHome
 from coordinator.members.requests import TOLERANCE
-from coordinator.ownership import HomeError
-from coordinator.services.officers_check import request_problems
+from coordinator.ownership import CoordinatorHomeError
+from coordinator.services.checks.officers_check import request_problems
 from coordinator.settings import Settings
-from federation.admin_files import AdminFiles, load_admin_key
-from federation.channels import refusal_from_rpc_error
-from federation.envelope import envelope_digest, key_id, seal
-from federation.findings import Outcome
-from federation.identity import Action, Role
+from federation.findings import CheckOutcome
+from federation.line.channels import refusal_from_rpc_error
+from federation.trust.admin_files import AdminFiles, load_admin_key
+from federation.trust.envelope import envelope_digest, key_id, seal
+from federation.trust.identity import Action, Role
 from federation.v1 import admin_pb2 as messages
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import DecisionManifest, RequestManifest, SignedEnvelope
@@ -445,13 +445,15 @@ def test_what_was_edited_afterwards_is_found(apart: Running, tmp_path: Path) -> 
 
 
 def test_only_the_settings_and_a_restart_end_the_rule_which_the_log_tells(tmp_path: Path) -> None:
-    home = Home.init(tmp_path / "home", Settings.check({"federation_id": "test", **RULE}, "test"), now=Clock()())
+    home = CoordinatorHome.init(
+        tmp_path / "home", Settings.check({"federation_id": "test", **RULE}, "test"), now=Clock()()
+    )
     path, rule = home.directory / "coordinator.toml", "two_officers = " + json.dumps(RULE["two_officers"])
     for text_of_rule, reason in ((rule, "two-officers"), ("two_officers = []", ""), (rule, "two-officers")):
         changed, count = re.subn(r"two_officers = \[[^]]*\]", text_of_rule, path.read_text())
         assert count == 1
         path.write_text(changed)
-        served = Running(Home.load(home.directory), Clock())
+        served = Running(CoordinatorHome.load(home.directory), Clock())
         try:
             name = f"m-{secrets.token_hex(4)}"
             served.enroll(name)
@@ -474,11 +476,11 @@ def test_only_the_settings_and_a_restart_end_the_rule_which_the_log_tells(tmp_pa
 def test_check_warns_when_fewer_than_two_officers_are_left(apart: Running, tmp_path: Path) -> None:
     home, now = apart.home, apart.clock()
     [finding] = [one for one in check_home(home, now=now) if one.subject == "officers"]
-    assert finding.outcome is Outcome.WARNING
+    assert finding.outcome is CheckOutcome.WARNING
     assert "has 1 security officers (admin): none of this can be done" in finding.line
     Officer(apart, tmp_path / "ada", "ada").channel.close()
     [finding] = [one for one in check_home(home, now=now) if one.subject == "officers"]
-    assert finding.outcome is Outcome.OK
+    assert finding.outcome is CheckOutcome.OK
 
 
 def test_a_federation_of_one_officer_starts_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -487,9 +489,9 @@ def test_a_federation_of_one_officer_starts_with_a_warning(tmp_path: Path, caplo
 
 
 def test_two_officers_for_approvals_need_approvals() -> None:
-    with pytest.raises(HomeError, match="with approve, set approval = true"):
+    with pytest.raises(CoordinatorHomeError, match="with approve, set approval = true"):
         Settings.check({"federation_id": "test", "two_officers": ["approve"]}, "test")
-    with pytest.raises(HomeError, match="two_officers"):
+    with pytest.raises(CoordinatorHomeError, match="two_officers"):
         Settings.check({"federation_id": "test", "two_officers": ["export"]}, "test")
     settings = Settings.check({"federation_id": "test", **RULE}, "test")
     assert Settings.parse(settings.render(), "test") == settings

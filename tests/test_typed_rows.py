@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.aggregation.gram import gram
 from federation.digests import digest
-from federation.payload_check import PayloadCheck
+from federation.line.payload_check import PayloadCheck
 from federation.refusals import Refusal
 from federation.vectors import DTYPES, Layout, parse_header, payload_bytes, update_layout, update_rows
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors import numpy as safetensors
 
 from federation.digests import digest
-from federation.payload_check import PayloadCheck
+from federation.line.payload_check import PayloadCheck
 from federation.refusals import Refusal
 from federation.vectors import (
     MAX_HEADER_BYTES,

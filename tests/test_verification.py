@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from stage import LAYOUT, Stage, spec
 from typer.testing import CliRunner
 
-from federation.envelope import seal
+from federation.trust.envelope import seal
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest, SignedEnvelope, StepManifest
 from fedpareto.cli.main import app
 from storage.models import Assignment, Phase, Reply, Round

@@ -12,7 +12,7 @@ from rich.console import Console
 from running import wait_for
 from stage import Stage, spec
 
-from federation.identity import Role
+from federation.trust.identity import Role
 from federation.v1 import admin_pb2 as messages
 from federation.v1.admin_pb2 import (
     GetRoundRequest,
@@ -23,10 +23,11 @@ from federation.v1.admin_pb2 import (
     WatchRunResponse,
 )
 from federation.v1.admin_pb2_grpc import AdminStub
-from fedpareto.cli import render, render_envelopes, render_rounds, watch
+from fedpareto.cli.admin import watch
 from fedpareto.cli.document import dumps, line
-from fedpareto.report.data import RunData
+from fedpareto.cli.show import envelope_lines, round_tables, tables
 from fedpareto.report.page import page
+from fedpareto.report.report_data import RunData
 
 
 class Watcher:
@@ -137,13 +138,13 @@ def must_be_known(admin: AdminStub, run: str) -> None:
     runs = admin.ListRuns(ListRunsRequest())
     updates = next(admin.ListReplies(ListRepliesRequest(run=run)), messages.ListRepliesResponse())
     pictures = [
-        render_rounds.round_(single),
-        render_rounds.rounds(rounds.rounds),
-        render.run(whole.run),
-        render.runs(runs.runs),
+        round_tables.round_(single),
+        round_tables.rounds(rounds.rounds),
+        tables.run(whole.run),
+        tables.runs(runs.runs),
     ]
-    console = Console(file=io.StringIO(), width=render.WIDTH)
-    console.print(*pictures, render_envelopes.replies(updates.replies))
+    console = Console(file=io.StringIO(), width=tables.WIDTH)
+    console.print(*pictures, envelope_lines.replies(updates.replies))
     texts = [console.file.getvalue(), page(RunData.read(admin, run))]  # type: ignore[attr-defined]
     texts += [dumps(message) for message in (single, rounds, whole, runs, updates)]
     assert "not over yet" in texts[0]

@@ -14,31 +14,31 @@ from running import refused
 from stage import LAYOUT, Stage, spec
 
 from coordinator.aggregation.gram import combine, gram
-from coordinator.rounds.specification import parse_run
-from federation.envelope import seal
-from federation.objectives import joint_target
-from federation.runs import SpecError
+from coordinator.rounds.runs.specification import parse_run
+from federation.spec.computation import LocalSgd
+from federation.spec.objective_names import joint_target
+from federation.spec.run_spec import SpecError
 from federation.tasks import initial_model, task
+from federation.trust.envelope import seal
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest, SignedEnvelope, StepManifest, TrainWork
 from federation.vectors import narrow, payload_bytes, read_vector, update_layout, update_rows, widen
-from federation.work.base import Client, Result, RowSchema, Shape, WorkError
-from federation.work.computation import LocalSgd
+from federation.work.base import Result, RowSchema, Shape, WorkError, WorkingClient
 from federation.work.registry import decode, encode
 from federation.work.train.work import Train
 from fedpareto.notebook import simulate
-from simulation.simulate import Progress, Simulation
+from simulation.simulate import Simulation, SimulationProgress
 from worker.events import Events
-from worker.home import Home
-from worker.kept import Keeper, kept_state
-from worker.spool import Spool
+from worker.home import WorkerHome
+from worker.work.kept import Keeper, kept_state
+from worker.work.spool import Spool
 
 SHAPE = Shape(update_layout([("w", 1000)]), ("loss",), ("loss",))
 TRAIN = Train(sgd=LocalSgd(steps=1, learning_rate=0.1), targets=joint_target(("loss",)), dtype="BF16")
 
 
-def client(residual: np.ndarray | None = None) -> Client:
+def client(residual: np.ndarray | None = None) -> WorkingClient:
     given: Any = dict.fromkeys(("client_id", "round", "attempt", "memory", "origin", "site"))
-    return Client(**given, shape=SHAPE, residual=residual)
+    return WorkingClient(**given, shape=SHAPE, residual=residual)
 
 
 def answered(row: np.ndarray, residual: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -125,7 +125,7 @@ def test_gram_and_combine_hold_no_row_in_memory_and_give_the_bytes_of_the_widene
 
 
 def test_a_residual_counts_once_its_reply_is_accepted_and_not_after_a_refusal(tmp_path: Path) -> None:
-    key, home, events = Ed25519PrivateKey.from_private_bytes(bytes(32)), Home(tmp_path), Events()
+    key, home, events = Ed25519PrivateKey.from_private_bytes(bytes(32)), WorkerHome(tmp_path), Events()
     spool = Spool(home, key, events)
     keeper = Keeper(home.kept, spool, events)
     order: Any = type("Order", (), {"work": TRAIN, "shape": SHAPE, "sharing": None})()
@@ -210,7 +210,7 @@ def test_a_simulation_goes_on_to_the_same_bytes_and_learns_as_float32_does(tmp_p
     whole = simulate(NAMED, home=tmp_path / "whole", threads=1)
     with Simulation(NAMED, tmp_path / "halted", threads=1) as simulation:
 
-        def stop(progress: Progress) -> None:
+        def stop(progress: SimulationProgress) -> None:
             if progress.done == 1:
                 simulation.stop()
 

@@ -13,17 +13,17 @@ from scripted import FEDERATION, ScriptedCoordinator, ScriptedLog, scripted
 from working import Running
 
 from coordinator.audit.checkpoints import LogKey
-from federation.envelope import from_text, seal, unseal
-from federation.member_files import MemberFiles
-from federation.merkle import leaf_hash
+from federation.record.merkle import leaf_hash
 from federation.tasks import DataSource, Part, initial_model, task
+from federation.trust.envelope import from_text, seal, unseal
+from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import CheckpointManifest, KeptLog, LogHead, LogKeyManifest, RestoreManifest
 from federation.vectors import to_bytes
 from worker.events import Events
-from worker.home import Home, HomeError
+from worker.home import WorkerHome, WorkerHomeError
+from worker.line.witness import MAX_KEPT, LogForked, Witness
 from worker.progress import StatementError
 from worker.service import prepare_offers
-from worker.witness import MAX_KEPT, LogForked, Witness
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 
@@ -40,7 +40,7 @@ class Watch:
     def __init__(self, coordinator: ScriptedCoordinator, directory: Path) -> None:
         self.signing_key = coordinator.signing_key
         self.member = coordinator.member()
-        self.home = Home(directory)
+        self.home = WorkerHome(directory)
         self.log = ScriptedLog(self.signing_key)
         self.told = io.StringIO()
         self.witness = self.begin()
@@ -220,7 +220,7 @@ def test_at_most_some_checkpoints_are_kept_and_the_older_they_are_the_fewer(watc
 @pytest.mark.parametrize("text", ["{}", "[]", '{"checkpoints": ["!"], "restored": ""}', "\0"])
 def test_a_damaged_file_is_named(watch: Watch, text: str) -> None:
     watch.home.log.write_text(text)
-    with pytest.raises(HomeError, match=r"log\.json is damaged"):
+    with pytest.raises(WorkerHomeError, match=r"log\.json is damaged"):
         watch.begin()
 
 
@@ -228,7 +228,7 @@ def test_a_worker_does_nothing_for_a_coordinator_whose_log_has_forked(tmp_path: 
     layout, vector = initial_model(task("digits"), 3)
     offers = prepare_offers(["digits"], DataSource(part=Part(0, 8)), device="cpu", threads=1)[0]
     with scripted() as coordinator:
-        home = Home(tmp_path / "home")
+        home = WorkerHome(tmp_path / "home")
         home.directory.mkdir()
         coordinator.member().save(home.directory)
         running = Running(home, MemberFiles.load(home.directory), offers, uniform=lambda *_: 0.01)

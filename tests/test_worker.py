@@ -24,10 +24,10 @@ from federation.v1.common_pb2 import (
     EvaluateWork,
 )
 from federation.vectors import Layout, parse_header, to_bytes, update_layout
-from worker.accomplices import Accomplices
-from worker.attacker import Attacker
-from worker.home import Home
+from worker.home import WorkerHome
 from worker.service import prepare_offers
+from worker.work.accomplices import Accomplices
+from worker.work.attacker import Attacker
 
 # Fixtures
 offers = worker_stage.offers
@@ -213,7 +213,7 @@ def test_an_attack_on_the_data_is_honest_training_on_the_wrong_labels(
     flip = parse_attack("label-flip")
     poisoned, _ = prepare_offers(["digits"], SOURCE, device="cpu", threads=1, attack=flip, client_id=CLIENT)
     coordinator.assign(coordinator.assignment(layout, data))
-    running = Running(Home(tmp_path / "home"), coordinator.member(), poisoned, Attacker(flip, CLIENT))
+    running = Running(WorkerHome(tmp_path / "home"), coordinator.member(), poisoned, Attacker(flip, CLIENT))
     try:
         running.wait_for("receipt")
     finally:

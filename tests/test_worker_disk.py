@@ -16,16 +16,16 @@ from working import Running, files_of_at_most
 from works import ask_bf16
 
 from federation.digests import digest
-from federation.envelope import seal
 from federation.training.trainer import Trainer
+from federation.trust.envelope import seal
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
 from federation.vectors import Layout, update_layout
 from worker.events import Events
-from worker.home import DiskFull, Home
-from worker.kept import kept_state
-from worker.policy import Policy
+from worker.home import DiskFull, WorkerHome
 from worker.receipts import append, read_receipts
-from worker.spool import Spool
+from worker.site.policy import Policy
+from worker.work.kept import kept_state
+from worker.work.spool import Spool
 
 offers = worker_stage.offers
 model = worker_stage.model
@@ -41,7 +41,7 @@ def start(coordinator: ScriptedCoordinator, offers: dict[str, Trainer]) -> Itera
     started: list[Running] = []
 
     def run(directory: Path) -> Running:
-        started.append(Running(Home(directory), member, offers, policy=Policy(), uniform=lambda *_: 0.01))
+        started.append(Running(WorkerHome(directory), member, offers, policy=Policy(), uniform=lambda *_: 0.01))
         started[-1].wait_for("attending")
         return started[-1]
 
@@ -151,7 +151,7 @@ def test_what_is_kept_of_a_run_waits_in_memory_with_its_reply_and_is_written_lat
 
 
 def test_of_a_reply_that_neither_disk_nor_memory_takes_nothing_is_left(tmp_path: Path) -> None:
-    home, key = Home(tmp_path), Ed25519PrivateKey.generate()
+    home, key = WorkerHome(tmp_path), Ed25519PrivateKey.generate()
     spool, layout = Spool(home, key, Events()), update_layout([("loss", 100)])
     rows = {"loss": np.ones(100, dtype=np.float32)}
 

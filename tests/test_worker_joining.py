@@ -14,21 +14,21 @@ from harness import federation
 from scripted import CLIENT, ScriptedCoordinator, files_in, scripted
 
 from federation.digests import digest
-from federation.envelope import seal, unseal
-from federation.keys import IdentityError
-from federation.member_files import MemberFiles
 from federation.refusals import Refusal
+from federation.trust.envelope import seal, unseal
+from federation.trust.keys import IdentityError
+from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import (
     AssignmentManifest,
     ReplyManifest,
 )
 from federation.vectors import read_vector, update_layout
-from worker.backoff import Backoff
-from worker.cache import ModelCache, ModelMismatch
-from worker.enroll import EnrollmentError, enroll
 from worker.events import Events
-from worker.home import Home
-from worker.spool import Spool, SpoolError
+from worker.home import WorkerHome
+from worker.line.backoff import Backoff
+from worker.line.enroll import EnrollmentError, enroll
+from worker.work.cache import ModelCache, ModelMismatch
+from worker.work.spool import Spool, SpoolError
 
 # Fixtures
 coordinator = worker_stage.coordinator
@@ -40,7 +40,7 @@ coordinator = worker_stage.coordinator
 def test_joining_makes_a_private_directory_that_a_worker_can_run_from(
     coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
-    home = Home(tmp_path / "deep" / "member")
+    home = WorkerHome(tmp_path / "deep" / "member")
     enrolled = enroll(home, coordinator.join(), passphrase=b"secret")
     assert files_in(home.directory.parent) == ["member"]
     for name in ("tls.key", "signing.key"):
@@ -62,7 +62,7 @@ def test_a_refused_join_string_is_explained_and_leaves_nothing_behind(
 ) -> None:
     coordinator.enrollment_refusal = Refusal(reason, "no")
     with pytest.raises(EnrollmentError, match=f"{reason}: .*new one"):
-        enroll(Home(tmp_path / "member"), coordinator.join())
+        enroll(WorkerHome(tmp_path / "member"), coordinator.join())
     assert files_in(tmp_path) == []
 
 
@@ -72,7 +72,7 @@ def test_a_coordinator_with_another_ca_never_sees_the_secret(coordinator: Script
         diverted = type(join)(impostor.join().address, join.ca_fingerprint, join.secret, join.client_id)
         impostor.enrollment_refusal = Refusal("join-string-invalid", "seen")
         with pytest.raises(EnrollmentError, match="fingerprint"):
-            enroll(Home(tmp_path / "member"), diverted)
+            enroll(WorkerHome(tmp_path / "member"), diverted)
     assert files_in(tmp_path) == []
 
 
@@ -84,7 +84,7 @@ def test_an_enrollment_that_is_not_what_was_promised_is_refused(
 ) -> None:
     coordinator.change_enrollment = lambda response: setattr(response, field, value)
     with pytest.raises(EnrollmentError, match="not what the join string"):
-        enroll(Home(tmp_path / "member"), coordinator.join())
+        enroll(WorkerHome(tmp_path / "member"), coordinator.join())
     assert files_in(tmp_path) == []
 
 
@@ -93,14 +93,14 @@ def test_joining_does_not_touch_a_directory_that_holds_something_else(
 ) -> None:
     (tmp_path / "diary.txt").write_text("mine")
     with pytest.raises(EnrollmentError, match="not empty"):
-        enroll(Home(tmp_path), coordinator.join())
+        enroll(WorkerHome(tmp_path), coordinator.join())
     assert files_in(tmp_path) == ["diary.txt"]
 
 
 def test_nobody_at_the_address_is_said_so(coordinator: ScriptedCoordinator, tmp_path: Path) -> None:
     coordinator.stop()
     with pytest.raises(EnrollmentError, match="no coordinator answers at 127"):
-        enroll(Home(tmp_path / "member"), coordinator.join())
+        enroll(WorkerHome(tmp_path / "member"), coordinator.join())
     assert files_in(tmp_path) == []
 
 
@@ -117,7 +117,7 @@ def _reply(name: str, payload: str = "", size: int = 0) -> ReplyManifest:
 
 def test_the_spool_holds_what_was_added_and_nothing_half_made(tmp_path: Path) -> None:
     directory = tmp_path / "spool"
-    spool = Spool(Home(tmp_path), KEY, Events())
+    spool = Spool(WorkerHome(tmp_path), KEY, Events())
     layout = update_layout([("loss", 5)])
     vector = np.arange(5, dtype=np.float32)
     spool.add(_reply("../a"), layout, {"loss": vector}, ASSIGNMENT)
@@ -131,7 +131,7 @@ def test_the_spool_holds_what_was_added_and_nothing_half_made(tmp_path: Path) ->
     (directory / "lonely.assignment").write_bytes(ASSIGNMENT.SerializeToString())
     (directory / "unasked.envelope").write_bytes(seal(_reply("e"), KEY).SerializeToString())
 
-    again = Spool(Home(tmp_path), KEY, Events())
+    again = Spool(WorkerHome(tmp_path), KEY, Events())
     assert [entry.assignment_id for entry in again.entries()] == ["../a", "b"]
     first = again.entries()[0]
     assert (first.envelope, first.assignment) == (spool.entries()[0].envelope, ASSIGNMENT)
@@ -152,13 +152,13 @@ def test_the_spool_holds_what_was_added_and_nothing_half_made(tmp_path: Path) ->
 
 
 def test_a_damaged_spool_is_named(tmp_path: Path) -> None:
-    spool = Spool(Home(tmp_path), KEY, Events())
+    spool = Spool(WorkerHome(tmp_path), KEY, Events())
     spool.add(_reply("a"), update_layout([("loss", 2)]), {"loss": np.ones(2, dtype=np.float32)}, ASSIGNMENT)
     [entry] = spool.entries()
     assert isinstance(entry.payload, Path)
     entry.payload.write_bytes(b"1234")
     with pytest.raises(SpoolError, match="move the file away"):
-        Spool(Home(tmp_path), KEY, Events())
+        Spool(WorkerHome(tmp_path), KEY, Events())
 
 
 def test_delays_grow_to_a_ceiling_with_full_jitter_and_start_again_after_success() -> None:

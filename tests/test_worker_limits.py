@@ -17,19 +17,19 @@ from working import Running
 from works import set_train, set_work
 
 from federation.digests import digest
-from federation.envelope import seal
-from federation.key_chain import CoordinatorKeys
 from federation.sketches import sketch
 from federation.training.trainer import Trainer
+from federation.trust.envelope import seal
+from federation.trust.key_chain import CoordinatorKeys
 from federation.v1.common_pb2 import AssignmentManifest, JacobianWork, ObjectiveWeight, Row, Target, TrainWork
 from federation.v1.federation_pb2 import AttendResponse
 from federation.vectors import Layout, Tensor, update_layout
 from federation.work.base import Shape
 from federation.work.site import Site
-from worker.assignments import Declined, check_assignment
 from worker.events import Events
-from worker.home import Home
-from worker.policy import Limits, Policy, PolicyError
+from worker.home import WorkerHome
+from worker.site.assignments import Declined, check_assignment
+from worker.site.policy import Policy, PolicyError, WorkLimits
 
 LAYOUT = Layout((Tensor("weight", (4,)),))
 
@@ -76,7 +76,7 @@ def test_a_policy_that_cannot_be_used_is_refused_with_the_key(tmp_path: Path, te
 def test_a_policy_is_read_with_its_keys(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_text("restore = 'ask'\n[limits]\nsamples = 32\nhours = 1\n")
-    assert Policy.load(path) == Policy(restore="ask", limits=Limits(samples=32, hours=1.0))
+    assert Policy.load(path) == Policy(restore="ask", limits=WorkLimits(samples=32, hours=1.0))
 
 
 def test_a_task_that_the_policy_does_not_name_cannot_be_offered() -> None:
@@ -131,7 +131,7 @@ def reason(
             seal(asked, signer),
             member=Member(),  # type: ignore[arg-type]
             offers=ALLOWED,
-            limits=Limits(**limits),
+            limits=WorkLimits(**limits),
             site=site,
             newest_round=lambda run: newest,
             now=datetime.now(UTC),
@@ -246,8 +246,8 @@ def start(coordinator: ScriptedCoordinator, offers: dict[str, Trainer], tmp_path
     started: list[Running] = []
 
     def run(**limits: Any) -> Running:
-        policy = Policy(limits=Limits(**limits))
-        started.append(Running(Home(tmp_path / "home"), member, offers, policy=policy, uniform=lambda *_: 0.01))
+        policy = Policy(limits=WorkLimits(**limits))
+        started.append(Running(WorkerHome(tmp_path / "home"), member, offers, policy=policy, uniform=lambda *_: 0.01))
         return started[-1]
 
     yield run

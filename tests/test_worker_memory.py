@@ -24,9 +24,9 @@ from federation.v1.common_pb2 import AssignmentManifest, Input, Row, SignedEnvel
 from federation.vectors import Array, Layout, Vector, to_bytes, update_rows
 from federation.work.base import Shape, Work
 from federation.work.registry import decode
-from worker.assignments import Declined, Order
-from worker.home import DiskFull, Home, HomeError
-from worker.memory import WorkerMemory
+from worker.home import DiskFull, WorkerHome, WorkerHomeError
+from worker.site.assignments import Declined, Order
+from worker.work.memory import WorkerMemory
 
 CODE = Path(__file__).with_name("lottery")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -220,7 +220,7 @@ def test_a_value_of_another_key_or_place_is_not_read(tmp_path: Path) -> None:
         database.execute("UPDATE kept SET name = 'moved'")
     for key in (KEY, Ed25519PrivateKey.generate()):
         second = WorkerMemory(path, key)
-        with pytest.raises(HomeError, match="damaged"):
+        with pytest.raises(WorkerHomeError, match="damaged"):
             second.begin(order()).get("moved")
         second.close()
 
@@ -228,14 +228,14 @@ def test_a_value_of_another_key_or_place_is_not_read(tmp_path: Path) -> None:
 def test_a_damaged_database_is_named(tmp_path: Path) -> None:
     path = tmp_path / "memory.db"
     path.write_bytes(b"no database" * 100)
-    with pytest.raises(HomeError, match=r"memory\.db is damaged"):
+    with pytest.raises(WorkerHomeError, match=r"memory\.db is damaged"):
         WorkerMemory(path, KEY)
 
 
 def test_a_database_that_is_damaged_later_is_named(memory: WorkerMemory, tmp_path: Path) -> None:
     memory.answer(order(7))
     (tmp_path / "memory.db").write_bytes(b"no database" * 1000)
-    with pytest.raises(HomeError, match=r"memory\.db is damaged"):
+    with pytest.raises(WorkerHomeError, match=r"memory\.db is damaged"):
         memory.answer(order(0))
 
 
@@ -302,7 +302,7 @@ def test_a_message_of_a_protocol_is_answered_while_a_training_goes_on(
     set_train(training, steps=1)
     coordinator.assign(training)
     trainer = Patient(task("digits"), task("digits").load(DataSource()), threads=1)
-    running = Running(Home(tmp_path / "worker"), coordinator.member(), {"digits": trainer})
+    running = Running(WorkerHome(tmp_path / "worker"), coordinator.member(), {"digits": trainer})
     try:
         wait_for(trainer.began.is_set, "the training to begin")
         coordinator.assign(ticket(coordinator, layout, model, 1))
@@ -327,7 +327,7 @@ def test_work_whose_memory_the_disk_does_not_take_is_declined(
     layout, vector = initial_model(task("digits"), seed=0)
     model = to_bytes(layout, vector)
     trainer = TorchTrainer(task("digits"), task("digits").load(DataSource()), threads=1)
-    running = Running(Home(tmp_path / "worker"), coordinator.member(), {"digits": trainer})
+    running = Running(WorkerHome(tmp_path / "worker"), coordinator.member(), {"digits": trainer})
     try:
         running.wait_for("attending")
         with files_of_at_most(running.home.memory.stat().st_size + 4096):

@@ -14,7 +14,7 @@ from worker_stage import Start
 from works import set_train, set_work
 
 from federation.digests import digest
-from federation.envelope import CONTEXTS, seal
+from federation.trust.envelope import CONTEXTS, seal
 from federation.v1.common_pb2 import (
     AssignmentManifest,
     EvaluateWork,

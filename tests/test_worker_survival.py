@@ -17,13 +17,13 @@ from scripted import FEDERATION, HungUp, ScriptedCoordinator, files_in
 from worker_stage import Start, trained
 from works import ask_bf16, set_train
 
-from federation.envelope import seal
 from federation.refusals import Refusal
 from federation.training.trainer import Trainer
+from federation.trust.envelope import seal
 from federation.vectors import Layout, narrow, payload_bytes, to_bytes, update_layout
 from fedpareto.processes.forked import completed
-from worker.attendance import AttendanceError
-from worker.home import Home, HomeError
+from worker.home import WorkerHome, WorkerHomeError
+from worker.line.attendance import AttendanceError
 
 # Fixtures
 offers = worker_stage.offers
@@ -307,5 +307,5 @@ def test_a_second_worker_on_one_home_refuses_to_start(coordinator: ScriptedCoord
 
 
 def test_a_home_without_a_membership_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(HomeError, match="worker join"):
-        Home(tmp_path).require_joined()
+    with pytest.raises(WorkerHomeError, match="worker join"):
+        WorkerHome(tmp_path).require_joined()

@@ -14,11 +14,11 @@ from scripted import CLIENT, FEDERATION, ScriptedCoordinator, scripted
 from typer.testing import CliRunner
 from working import Running
 
-from federation.envelope import CONTEXTS, key_id, seal
-from federation.identity import parse_peer
-from federation.key_chain import CoordinatorKeys
-from federation.member_files import MemberFiles
 from federation.refusals import Refusal
+from federation.trust.envelope import CONTEXTS, key_id, seal
+from federation.trust.identity import parse_peer
+from federation.trust.key_chain import CoordinatorKeys
+from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import (
     KeptRun,
     ReceiptManifest,
@@ -28,12 +28,12 @@ from federation.v1.common_pb2 import (
     TimeManifest,
 )
 from fedpareto.cli.main import app
-from worker.attendance import AttendanceError
-from worker.clock import CoordinatorClock, TimeRefused
 from worker.events import Events
-from worker.home import Home, HomeError
-from worker.policy import Policy
+from worker.home import WorkerHome, WorkerHomeError
+from worker.line.attendance import AttendanceError
+from worker.line.clock import CoordinatorClock, TimeRefused
 from worker.progress import Progress, StatementError, accept_restore, pending_restore
+from worker.site.policy import Policy
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def start(member: MemberFiles, tmp_path: Path) -> Iterator[Start]:
     started: list[Running] = []
 
     def run() -> Running:
-        started.append(Running(Home(tmp_path / "home"), member, {}, uniform=lambda *_: 0.01))
+        started.append(Running(WorkerHome(tmp_path / "home"), member, {}, uniform=lambda *_: 0.01))
         return started[-1]
 
     yield run
@@ -161,7 +161,7 @@ def time_manifest(now: datetime) -> TimeManifest:
 
 
 def progress_of(member: MemberFiles, directory: Path, *, ask: bool = False) -> Progress:
-    home = Home(directory)
+    home = WorkerHome(directory)
     return Progress(home.progress, home.accepted_restore, member=member, ask=ask, events=Events())
 
 
@@ -192,8 +192,8 @@ def test_time_goes_forward_only_also_after_a_restart_of_the_worker(member: Membe
 
 def test_a_damaged_memory_of_the_coordinator_is_named(member: MemberFiles, tmp_path: Path) -> None:
     for text in ("{", "[]", '{"time": 3}', json.dumps({"time": "x", "rounds": {}, "restored": None, "pending": None})):
-        Home(tmp_path).progress.write_text(text)
-        with pytest.raises(HomeError, match=r"progress\.json is damaged"):
+        WorkerHome(tmp_path).progress.write_text(text)
+        with pytest.raises(WorkerHomeError, match=r"progress\.json is damaged"):
             progress_of(member, tmp_path)
 
 
@@ -315,7 +315,7 @@ def test_a_restore_that_the_coordinator_did_not_sign_is_refused(
 def test_a_restore_waits_for_an_owner_who_wants_to_be_asked_also_across_a_restart(
     coordinator: ScriptedCoordinator, member: MemberFiles, tmp_path: Path
 ) -> None:
-    home = Home(tmp_path)
+    home = WorkerHome(tmp_path)
     progress = progress_of(member, tmp_path, ask=True)
     progress.saw_round("a", 7)
     progress.saw_round("b", 1)
@@ -338,7 +338,7 @@ def test_a_restore_waits_for_an_owner_who_wants_to_be_asked_also_across_a_restar
 def test_a_restore_is_accepted_also_when_the_time_that_went_back_keeps_the_worker_out(
     coordinator: ScriptedCoordinator, member: MemberFiles, tmp_path: Path
 ) -> None:
-    home = Home(tmp_path)
+    home = WorkerHome(tmp_path)
     made = datetime.now(UTC) - timedelta(minutes=1)
     progress = progress_of(member, tmp_path, ask=True)
     progress.saw_round("a", 7)
@@ -382,7 +382,7 @@ def test_a_worker_process_ends_when_its_client_is_revoked_and_names_the_signed_r
 def test_a_worker_does_not_start_with_a_policy_that_cannot_be_used(
     coordinator: ScriptedCoordinator, member: MemberFiles, tmp_path: Path
 ) -> None:
-    home = Home(tmp_path / "home")
+    home = WorkerHome(tmp_path / "home")
     home.directory.mkdir()
     member.save(home.directory)
     home.policy.write_text("[limits]\nsteps = -1\n")

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.objectives import Targets, joint_target
+from federation.spec.computation import Descend, Differentiate, LocalSgd
+from federation.spec.objective_names import Targets, joint_target
 from federation.training.trainer import Trainer
 from federation.work.base import Result
-from federation.work.computation import Descend, Differentiate, LocalSgd
 
 
 def train(

@@ -10,13 +10,13 @@ from scripted import CLIENT, ScriptedCoordinator, scripted
 from trained import train
 from working import Running
 
-from federation.objectives import Targets
+from federation.spec.computation import LocalSgd
+from federation.spec.objective_names import Targets
 from federation.tasks import DataSource, Part, initial_model, task
 from federation.training.trainer import Trainer
 from federation.vectors import Layout, to_bytes
 from federation.work.base import Result
-from federation.work.computation import LocalSgd
-from worker.home import Home
+from worker.home import WorkerHome
 from worker.service import prepare_offers
 
 SOURCE = DataSource(part=Part(0, 8))
@@ -49,7 +49,7 @@ def start(coordinator: ScriptedCoordinator, offers: dict[str, Trainer], tmp_path
     started: list[Running] = []
 
     def run(**options: Any) -> Running:
-        made = Running(Home(tmp_path / "home"), options.pop("member", member), offers, **options)
+        made = Running(WorkerHome(tmp_path / "home"), options.pop("member", member), offers, **options)
         started.append(made)
         return made
 

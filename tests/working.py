@@ -12,13 +12,13 @@ from typing import Any
 from harness import wait_for
 from scripted import files_in
 
-from federation.member_files import MemberFiles
 from federation.training.trainer import Trainer
-from worker.attacker import Attacker
+from federation.trust.member_files import MemberFiles
 from worker.events import Events
-from worker.home import Home
-from worker.policy import Policy
+from worker.home import WorkerHome
 from worker.service import Worker
+from worker.site.policy import Policy
+from worker.work.attacker import Attacker
 
 
 class Running:
@@ -26,7 +26,7 @@ class Running:
 
     def __init__(
         self,
-        home: Home,
+        home: WorkerHome,
         member: MemberFiles,
         offers: dict[str, Trainer],
         attacker: Attacker | None = None,

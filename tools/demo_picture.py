@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from fedpareto.demo.dumbbells import THEMES, panels, picture
-from fedpareto.demo.stage import EIGHT, TWO
-from fedpareto.demo.story import TITLES, Column
+from fedpareto.demo.hospitals import EIGHT, TWO
+from fedpareto.demo.story import TITLES, HospitalAccuracies
 from fedpareto.formatting import percent
 from fedpareto.series import mean
 
@@ -48,7 +48,7 @@ def runs() -> Mapping[str, Any]:
 
 def drawn() -> dict[Path, str]:
     """The pictures, by file."""
-    columns = [Column(title, runs()[name]["accuracy"]) for name, title in TITLES.items()]
+    columns = [HospitalAccuracies(title, runs()[name]["accuracy"]) for name, title in TITLES.items()]
     return {PICTURES / f"demo-{theme}.svg": picture(panels(columns), theme) for theme in THEMES}
 
 

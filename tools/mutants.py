@@ -101,11 +101,11 @@ SUBJECTS = {
         tuple(f"tests/test_{name}.py" for name in ("identity", "proofs", "join_string", "member_files")),
     ),
     "blobs": Subject(
-        ("storage/directory.py", "storage/blobs.py"),
+        ("storage/blob_directory.py", "storage/blobs.py"),
         ("tests/test_blob_contract.py", "tests/test_storage_blobs.py"),
     ),
     "memory": Subject(
-        ("worker/memory.py", "worker/ledger_file.py"),
+        ("worker/work/memory.py", "worker/ledger_file.py"),
         ("tests/test_worker_memory.py", "tests/test_ledger_files.py"),
     ),
 }

@@ -40,7 +40,7 @@ LATE = "late"
 def preload(root: Path) -> None:
     """Imports the libraries, and removes all modules of this project."""
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    importlib.import_module("federation.tls").require_tls13()  # gRPC reads its settings once
+    importlib.import_module("federation.line.tls").require_tls13()  # gRPC reads its settings once
     for name in PRELOADED:
         importlib.import_module(name)
     for name, module in list(sys.modules.items()):

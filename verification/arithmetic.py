@@ -13,8 +13,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.rules import Coordinates
-from coordinator.aggregation.server import Optimiser
+from coordinator.aggregation.interface import Coordinates
+from coordinator.aggregation.server_optimisers import Optimiser
 from coordinator.aggregation.streaming import Source, Space, in_order, widened
 from federation.vectors import RowFile
 from verification.errors import Wrong

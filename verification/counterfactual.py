@@ -8,8 +8,8 @@ import numpy as np
 
 from coordinator.aggregation.phases import Step
 from coordinator.aggregation.registry import algorithm
-from federation.bundle import BundleReader
-from federation.sharing import BUFFERS
+from federation.record.bundle import BundleReader
+from federation.spec.sharing import BUFFERS
 from federation.v1.common_pb2 import StepManifest
 from verification.arithmetic import Matrix
 from verification.errors import Wrong

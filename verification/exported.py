@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from federation import digests
-from federation.log_entries import STEPPED, SUBMITTED
-from federation.provenance import Provenance, read_exported
+from federation.record.log_entries import STEPPED, SUBMITTED
+from federation.record.provenance import Provenance, read_exported
 from federation.refusals import Refusal
 from verification.errors import Wrong
 from verification.log import RunLog
@@ -13,14 +13,14 @@ from verification.run import OpenedRun
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedModel:
     """What was found of a model: in words; and why something could not be verified, empty where everything was."""
 
     words: str
     missing: str = ""
 
 
-def check_model(run: OpenedRun, path: Path) -> Checked:
+def check_model(run: OpenedRun, path: Path) -> CheckedModel:
     """Compares an exported model with the models of a run, all of whose rounds have been verified.
 
     Raises:
@@ -41,13 +41,13 @@ def check_model(run: OpenedRun, path: Path) -> Checked:
         raise Wrong(f"{name} is {found}; no round of the run has made this model")
     if origin is None:
         number = min(rounds, key=lambda one: int(one or -1))
-        return Checked(f"{name} is {_which(number)}", f"{name} carries no digest of the record")
+        return CheckedModel(f"{name} is {_which(number)}", f"{name} carries no digest of the record")
     if origin.round not in rounds:
         raise Wrong(f"{name} says that it is {_which(origin.round)}; it is {_which(min(rounds))}")
     words = f"{name} is {_which(origin.round)}"
     if not origin.record:
-        return Checked(words, f"{name} carries no digest of the record")
-    return Checked(f"{words}, and carries the digest of {_record(run.log, origin, name)}")
+        return CheckedModel(words, f"{name} carries no digest of the record")
+    return CheckedModel(f"{words}, and carries the digest of {_record(run.log, origin, name)}")
 
 
 def _record(log: RunLog, origin: Provenance, name: str) -> str:

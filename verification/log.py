@@ -10,11 +10,10 @@ from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.message import DecodeError
 
-from federation.bundle import BundleReader
 from federation.digests import digest
-from federation.envelope import unseal
-from federation.key_chain import KeyChain
-from federation.log_entries import (
+from federation.record.bundle import BundleReader
+from federation.record.exchange import Opened, OpenedExchange, open_consent
+from federation.record.log_entries import (
     ACCEPTED,
     DECLINED,
     EPOCH,
@@ -28,11 +27,12 @@ from federation.log_entries import (
     Fact,
     LogEntry,
 )
-from federation.merkle import root_from
-from federation.proofs import signing_public_key
-from federation.record.exchange import Opened, OpenedExchange, open_consent
+from federation.record.merkle import root_from
 from federation.record.rounds import OpenedRound
 from federation.refusals import Refusal
+from federation.trust.envelope import unseal
+from federation.trust.key_chain import KeyChain
+from federation.trust.proofs import signing_public_key
 from federation.v1.common_pb2 import (
     CheckpointManifest,
     ConsentManifest,
@@ -42,7 +42,7 @@ from federation.v1.common_pb2 import (
 )
 from federation.v1.record_pb2 import LoggedEntry
 from verification.errors import Wrong
-from verification.keys import Keys
+from verification.holders import Keys
 
 _OF_EXCHANGES = (ISSUED, DECLINED, ACCEPTED, REFUSED, EQUIVOCATED)
 _ENDS = {f"run.{state.lower()}": state for state in ("COMPLETED", "FAILED", "STOPPED")}

@@ -8,20 +8,20 @@ import numpy as np
 
 from coordinator.aggregation.phases import Step
 from coordinator.aggregation.qp import STATIONARY_TOLERANCE
-from coordinator.aggregation.server import OPTIMISERS, Optimiser, Sgd
-from federation.sharing import BUFFERS
+from coordinator.aggregation.server_optimisers import OPTIMISERS, Optimiser, Sgd
+from federation.spec.sharing import BUFFERS
 from federation.v1.common_pb2 import StepManifest
 from federation.vectors import RowFile
 from verification.arithmetic import Made, Matrix, gram, must_average, must_follow, panels
 from verification.errors import Wrong
-from verification.replay import RunFacts
+from verification.replay import BundleRunFacts
 from verification.signed import SignedRound
 
 AVERAGE = "average"  # the vector that is the mean of all models
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class ReplayState:
     """Where a run stands before a round.
 
     Attributes:
@@ -41,7 +41,7 @@ class Standing:
         return found
 
 
-def combined_rows(run: RunFacts, signed: SignedRound, step: StepManifest, at: Standing) -> list[RowFile]:
+def combined_rows(run: BundleRunFacts, signed: SignedRound, step: StepManifest, at: ReplayState) -> list[RowFile]:
     """The rows that were combined, in the order of K: of replies, then of earlier rounds; or the combined vector.
 
     Raises:
@@ -63,7 +63,7 @@ def combined_rows(run: RunFacts, signed: SignedRound, step: StepManifest, at: St
 
 
 def must_make(
-    run: RunFacts, step: StepManifest, made: Step, rows: list[RowFile], at: Standing, after: Standing
+    run: BundleRunFacts, step: StepManifest, made: Step, rows: list[RowFile], at: ReplayState, after: ReplayState
 ) -> tuple[int, Matrix]:
     """Checks that the new model, and the vectors that are kept with it, follow from a step.
 

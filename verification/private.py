@@ -6,13 +6,18 @@ from typing import Any
 
 from blake3 import blake3
 
-from coordinator.aggregation.phases import Private, Record, Reply, Step
-from coordinator.aggregation.secure.verify import SecureEvidence, Unverified, verify_evaluation, verify_secure_step
-from federation.bundle import BlobAbsent
-from federation.key_chain import KeyChain
-from federation.metrics import MetricKind
+from coordinator.aggregation.phases import PhaseReply, PrivateSetting, Record, Step
+from coordinator.aggregation.secure.repetition import (
+    SecureEvidence,
+    UnverifiedSession,
+    verify_evaluation,
+    verify_secure_step,
+)
+from federation.record.bundle import BlobAbsent
 from federation.secure.thresholds import Mode
-from federation.unshared import unshared_parameters
+from federation.spec.run_facts import unshared_parameters
+from federation.spec.task_metrics import MetricKind
+from federation.trust.key_chain import KeyChain
 from federation.v1.common_pb2 import SecureSession, StepManifest
 from federation.work.base import Origin, Shape, Work, WorkError
 from federation.work.evaluate.work import Evaluate
@@ -22,11 +27,11 @@ from federation.work.secure.stage import CIPHERTEXTS
 from federation.work.secure.terms import SessionTerms
 from federation.work.secure.wire import read_terms
 from verification.errors import Wrong
-from verification.replay import Absent, RunFacts, recorded_reply, round_context
+from verification.replay import Absent, BundleRunFacts, recorded_reply, round_context
 from verification.signed import SignedReply, SignedRound
 
 
-def private_step(run: RunFacts, signed: SignedRound, step: StepManifest, state: Mapping[str, Any]) -> Step:
+def private_step(run: BundleRunFacts, signed: SignedRound, step: StepManifest, state: Mapping[str, Any]) -> Step:
     """The step of a private round; arguments and errors are those of `open_step`."""
     rows = list(run.bundle.rows(step.combined).values())
     if len(rows) != 1 or rows[0].dtype != "F32":
@@ -42,11 +47,11 @@ def private_step(run: RunFacts, signed: SignedRound, step: StepManifest, state: 
     private = _private(run, step.base_model, [session.agreed for session in sessions])
     try:
         return verify_secure_step(run.rule, run.spec, replace(context, private=private), evidence)
-    except Unverified as error:
+    except UnverifiedSession as error:
         raise Wrong(str(error)) from error
 
 
-def private_means(run: RunFacts, signed: SignedRound, number: int, model: str) -> dict[str, float]:
+def private_means(run: BundleRunFacts, signed: SignedRound, number: int, model: str) -> dict[str, float]:
     """The means of what members measured in a private evaluation, by the names of replies.
 
     Args:
@@ -68,7 +73,7 @@ def private_means(run: RunFacts, signed: SignedRound, number: int, model: str) -
     wanted = Evaluate(splits=run.spec.evaluated, metrics=metrics)
     try:
         return dict(verify_evaluation(run.spec, wanted, context, replies, asked).metrics)
-    except Unverified as error:
+    except UnverifiedSession as error:
         raise Wrong(f"the evaluation: {error}") from error
 
 
@@ -78,11 +83,11 @@ def _invited(chain: KeyChain, key_id: bytes | None) -> bytes:
     return key_id if key_id is not None and key_id in ids else ids[-1]
 
 
-def _private(run: RunFacts, model: str, terms: Iterable[SessionTerms]) -> Private:
+def _private(run: BundleRunFacts, model: str, terms: Iterable[SessionTerms]) -> PrivateSetting:
     """What a private round of a run needs, for work on a model, in sessions with these terms."""
     invited = {one.client_id: one.key_id for agreed in terms for one in agreed.invited}
     privacy, about = run.spec.privacy, run.bundle.about
-    return Private(
+    return PrivateSetting(
         mode=Mode(privacy.secure),
         disclose=tuple(name for name in privacy.disclose if name != "evaluation"),
         clip=privacy.clip,
@@ -108,14 +113,14 @@ def _unsettled(purpose: str, terms: object) -> Any:
     raise LookupError(f"no session can be settled for {purpose!r}")
 
 
-def _stages(run: RunFacts, given: Sequence[SignedReply]) -> tuple[list[Reply], dict[str, Work]]:
+def _stages(run: BundleRunFacts, given: Sequence[SignedReply]) -> tuple[list[PhaseReply], dict[str, Work]]:
     """Replies to the stages of private rounds, and the work of READY that was asked for, by reply.
 
     Raises:
         BlobAbsent: the bundle has no payloads.
         Wrong: work is malformed.
     """
-    replies: list[Reply] = []
+    replies: list[PhaseReply] = []
     asked: dict[str, Work] = {}
     for reply in given:
         made = recorded_reply(run, reply)
@@ -132,13 +137,13 @@ def _stages(run: RunFacts, given: Sequence[SignedReply]) -> tuple[list[Reply], d
     return replies, asked
 
 
-def _shape(run: RunFacts) -> Shape:
+def _shape(run: BundleRunFacts) -> Shape:
     """Of a member of private rounds, which serves all objectives."""
     layout, _ = run.bundle.model(run.bundle.about.initial_model)
     return Shape(layout, run.objectives, run.objectives)
 
 
-def read_session(message: SecureSession, run: RunFacts) -> Record:
+def read_session(message: SecureSession, run: BundleRunFacts) -> Record:
     """What a signed step says of a session. Raises WorkError if its terms are malformed."""
     return Record(
         session=message.session,

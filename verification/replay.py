@@ -13,18 +13,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregation.base import Algorithm
-from coordinator.aggregation.phases import Asked, Past, Phase, Replies, Reply, RoundContext, Selected, Step, Voided
+from coordinator.aggregation.interface import TooFewUpdatesError
+from coordinator.aggregation.phases import (
+    AlgorithmPhase,
+    Asked,
+    Past,
+    PhaseReply,
+    Replies,
+    RoundContext,
+    Selected,
+    Step,
+    Voided,
+)
 from coordinator.aggregation.qp import UnsolvedError
 from coordinator.aggregation.registry import server_rate
-from coordinator.aggregation.rules import TooFewUpdatesError
 from coordinator.aggregation.streaming import one_thread
-from federation.bundle import BlobAbsent, BundleReader
 from federation.digests import digest
-from federation.key_chain import KeyChain
-from federation.objectives import encoder_columns
-from federation.runs import RunSpec
-from federation.sharing import BUFFERS
+from federation.record.bundle import BlobAbsent, BundleReader
 from federation.sketches.base import SketchError
+from federation.spec.objective_names import encoder_columns
+from federation.spec.run_spec import RunSpec
+from federation.spec.sharing import BUFFERS
+from federation.trust.key_chain import KeyChain
 from federation.v1.common_pb2 import AssignmentManifest, StepManifest
 from federation.vectors import RowFile
 from federation.work.base import WorkError
@@ -59,7 +69,7 @@ class Absent(Sequence[RowFile]):
 class _WithGram(Replies):
     """Replies whose Gram matrix is the signed one, where it has as many rows as they."""
 
-    def __init__(self, replies: Sequence[Reply], signed: Matrix | None) -> None:
+    def __init__(self, replies: Sequence[PhaseReply], signed: Matrix | None) -> None:
         super().__init__(replies)
         self._signed = signed
 
@@ -75,7 +85,7 @@ class _WithGram(Replies):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFacts:
+class BundleRunFacts:
     """What never changes about the run of a bundle."""
 
     bundle: BundleReader
@@ -120,7 +130,7 @@ def parse_gram(data: bytes) -> Matrix:
 
 
 def open_step(
-    run: RunFacts, signed: SignedRound, step: StepManifest, state: Mapping[str, Any], *, asked: bool = True
+    run: BundleRunFacts, signed: SignedRound, step: StepManifest, state: Mapping[str, Any], *, asked: bool = True
 ) -> Step:
     """The step that follows from the replies of a round whose updates were sent in the clear.
 
@@ -146,7 +156,7 @@ def open_step(
         raise Wrong(f"no step follows from the replies: {error}") from error
 
 
-def round_context(run: RunFacts, number: int, model: str, state: Mapping[str, Any]) -> RoundContext:
+def round_context(run: BundleRunFacts, number: int, model: str, state: Mapping[str, Any]) -> RoundContext:
     """What the conversation of a round may depend on, as far as it follows from the bundle."""
     spec, server, bundle = run.spec, run.spec.server, run.bundle
     layout = bundle.model(model)[0] if bundle.has(model) else None
@@ -171,10 +181,16 @@ def round_context(run: RunFacts, number: int, model: str, state: Mapping[str, An
 
 
 def _conversation(
-    run: RunFacts, signed: SignedRound, step: StepManifest, context: RoundContext, K: Matrix | None, *, asked: bool
+    run: BundleRunFacts,
+    signed: SignedRound,
+    step: StepManifest,
+    context: RoundContext,
+    K: Matrix | None,
+    *,
+    asked: bool,
 ) -> Step:
     named = {*step.replies, *step.consulted}
-    phases: dict[int, list[Reply]] = {number: [] for number in signed.phases}
+    phases: dict[int, list[PhaseReply]] = {number: [] for number in signed.phases}
     for reply in signed.replies.values():
         if reply.envelope in named:
             phases[reply.order.phase].append(recorded_reply(run, reply))
@@ -212,7 +228,7 @@ def _conversation(
     return made
 
 
-def _must_ask(run: RunFacts, phase: Phase, orders: Sequence[AssignmentManifest]) -> None:
+def _must_ask(run: BundleRunFacts, phase: AlgorithmPhase, orders: Sequence[AssignmentManifest]) -> None:
     """The assignments of a phase ask for the work that the rule and the specification say."""
     inputs = {name: digest(content) for name, content in phase.inputs().items()}
     for order in orders:
@@ -225,7 +241,7 @@ def _must_ask(run: RunFacts, phase: Phase, orders: Sequence[AssignmentManifest])
             raise Wrong(f"{who} has other inputs than the rule gives")
 
 
-def recorded_reply(run: RunFacts, reply: SignedReply) -> Reply:
+def recorded_reply(run: BundleRunFacts, reply: SignedReply) -> PhaseReply:
     """A signed reply as the rule reads it. Raises Wrong if its statement is malformed."""
     said, order = reply.said, reply.order
     rows: Sequence[RowFile] = ()
@@ -238,7 +254,7 @@ def recorded_reply(run: RunFacts, reply: SignedReply) -> Reply:
         statement = decode_statement(order.kind, said.statement)
     except WorkError as error:
         raise Wrong(f"the statement of {said.client_id}: {error}") from error
-    return Reply(
+    return PhaseReply(
         client_id=said.client_id,
         samples=said.samples,
         losses=dict(said.losses),

@@ -9,26 +9,26 @@ from typing import Any, Self
 
 import numpy as np
 
+from coordinator.aggregation.interface import HyperparameterError
 from coordinator.aggregation.phases import Step
 from coordinator.aggregation.registry import algorithm, server_rate
-from coordinator.aggregation.rules import HyperparameterError
 from federation import digests
-from federation.bundle import BlobAbsent, BundleReader
 from federation.digests import digest
+from federation.record.bundle import BlobAbsent, BundleReader
 from federation.record.rounds import RecordReader
-from federation.runs import RunSpec, SpecError
-from federation.unshared import run_facts
+from federation.spec.run_facts import run_facts
+from federation.spec.run_spec import RunSpec, SpecError
 from federation.v1.common_pb2 import StepManifest
 from federation.v1.record_pb2 import RoundRecord
 from federation.work.secure.orders import order_problems
 from verification.arithmetic import Matrix, gram, must_be_gram
 from verification.errors import Verified, Wrong
-from verification.keys import Keys, read_keys
+from verification.holders import Keys, read_keys
 from verification.log import RunLog, read_log
-from verification.model import AVERAGE, Standing, combined_rows, must_make
-from verification.noise import CHOSEN, must_be_noise
+from verification.model import AVERAGE, ReplayState, combined_rows, must_make
+from verification.noise_size import CHOSEN, must_be_noise
 from verification.private import private_means, private_step
-from verification.replay import RunFacts, open_step, read_gram
+from verification.replay import BundleRunFacts, open_step, read_gram
 from verification.signed import SignedRound
 
 _COEFFICIENTS = 1e-9  # the largest distance of two directions, relative to the longest row
@@ -52,7 +52,7 @@ class OpenedRun:
             has been verified.
     """
 
-    facts: RunFacts
+    facts: BundleRunFacts
     keys: Keys
     reader: RecordReader
     models: list[str]
@@ -87,7 +87,7 @@ class OpenedRun:
             BundleError: the file is damaged.
         """
         about, log = self.facts.bundle.about, self.log
-        at = Standing(model=about.initial_model)
+        at = ReplayState(model=about.initial_model)
         log.must_tell_keys(self.keys)
         for record in self.facts.bundle.rounds():
             try:
@@ -115,16 +115,20 @@ class OpenedRun:
         log.must_be_all_told()
 
 
-def _facts(bundle: BundleReader, keys: Keys) -> RunFacts:
+def _facts(bundle: BundleReader, keys: Keys) -> BundleRunFacts:
     try:
         spec = RunSpec.parse(bundle.specification)
         rule = algorithm(spec.algorithm.name, spec.algorithm.hyperparameters)
     except (SpecError, HyperparameterError, LookupError) as error:
         raise Wrong(f"the specification: {error}") from error
-    return RunFacts(bundle=bundle, spec=spec, spec_digest=digest(bundle.specification), rule=rule, clients=keys.clients)
+    return BundleRunFacts(
+        bundle=bundle, spec=spec, spec_digest=digest(bundle.specification), rule=rule, clients=keys.clients
+    )
 
 
-def _round(run: RunFacts, record: RoundRecord, signed: SignedRound, at: Standing) -> tuple[Verified, Standing]:
+def _round(
+    run: BundleRunFacts, record: RoundRecord, signed: SignedRound, at: ReplayState
+) -> tuple[Verified, ReplayState]:
     """What was verified of a round, and where it has left the run."""
     count = f"{signed.envelopes} signatures"
     if run.spec.privacy.secure != "off":
@@ -146,7 +150,7 @@ def _round(run: RunFacts, record: RoundRecord, signed: SignedRound, at: Standing
     run.bundle.verify_blobs([*payloads, step.base_model, step.result_model, step.combined, step.noise])
     missing: list[str] = []
     memory = _memory(record, step, at)
-    after = Standing(model=step.result_model, memory=memory, previous_step=signed.step_digest)
+    after = ReplayState(model=step.result_model, memory=memory, previous_step=signed.step_digest)
     words = [count]
     made: Step | None = None
     try:
@@ -186,7 +190,7 @@ def _round(run: RunFacts, record: RoundRecord, signed: SignedRound, at: Standing
     return Verified(number=record.number, words=verified, missing=tuple(missing)), after
 
 
-def _must_suit(run: RunFacts, step: StepManifest) -> None:
+def _must_suit(run: BundleRunFacts, step: StepManifest) -> None:
     """A step has sessions and a combined vector in a private run alone, and noise where the run protects clients."""
     for name in ("result_model", "gram", "combined", "noise"):
         try:
@@ -206,7 +210,7 @@ def _must_suit(run: RunFacts, step: StepManifest) -> None:
         raise Wrong(f"noise_scale of the signed step is {step.noise_scale!r}; the specification gives {scale!r}")
 
 
-def _means(run: RunFacts, record: RoundRecord, signed: SignedRound, after: Standing) -> dict[str, float]:
+def _means(run: BundleRunFacts, record: RoundRecord, signed: SignedRound, after: ReplayState) -> dict[str, float]:
     """The means of what members measured of the new model, by the names of replies; none where nobody did."""
     model = after.vectors.get(AVERAGE, after.model)
     if not signed.evaluations or "evaluated" not in record.metrics:
@@ -236,7 +240,7 @@ def _must_be_metrics(record: RoundRecord, means: Mapping[str, float]) -> bool:
     return bool(expected)
 
 
-def _memory(record: RoundRecord, step: StepManifest, at: Standing) -> dict[str, Any]:
+def _memory(record: RoundRecord, step: StepManifest, at: ReplayState) -> dict[str, Any]:
     """What the run remembers after a step; its digest is signed."""
     if step.state_before != digest(_canonical(at.memory)):
         raise Wrong("the step begins from another state than the step before has left")
@@ -254,7 +258,9 @@ def _canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
-def _must_be_step(run: RunFacts, made: Step, step: StepManifest, memory: Mapping[str, Any], at: Standing) -> None:
+def _must_be_step(
+    run: BundleRunFacts, made: Step, step: StepManifest, memory: Mapping[str, Any], at: ReplayState
+) -> None:
     """The signed step says what follows from the replies."""
     server, spec = run.spec.server, run.spec
     rate = made.size * server_rate(server.learning_rate, server.decay, step.round, spec.rounds, server.decay_every)

@@ -18,22 +18,22 @@ from cryptography import x509
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from federation.certificates import fingerprint, issuer_in, load_certificate, renewal_due
 from federation.findings import Finding
-from federation.member_files import MemberFiles
-from federation.proxies import Proxy, RouteError, dial
+from federation.line.proxies import Proxy, RouteError, dial
 from federation.refusals import Refusal
 from federation.tasks import DataError, DataSource
 from federation.text import escaped
 from federation.training.trainers import TrainerChoice
+from federation.trust.certificates import fingerprint, issuer_in, load_certificate, renewal_due
+from federation.trust.member_files import MemberFiles
 from federation.v1.federation_pb2 import AttendRequest, Hello
 from federation.v1.federation_pb2_grpc import FederationStub
 from federation.work.base import Lane
 from worker import software
-from worker.attendance import NONCE_BYTES, WRONG_CLOCK_SECONDS
-from worker.cache import KEPT_MODELS
-from worker.clock import TimeRefused, signed_time
-from worker.home import Home, HomeError
+from worker.home import WorkerHome, WorkerHomeError
+from worker.line.attendance import NONCE_BYTES, WRONG_CLOCK_SECONDS
+from worker.line.clock import TimeRefused, signed_time
+from worker.work.cache import KEPT_MODELS
 
 ANSWER_SECONDS = 20.0
 SHOULD_BE_RENEWED = timedelta(days=2)  # after it is due
@@ -147,7 +147,7 @@ def check_coordinator(member: MemberFiles) -> Finding:
     return Finding.ok("coordinator", f"{member.address} accepts the certificate, and serves")
 
 
-def check_clock(home: Home, member: MemberFiles) -> Finding:
+def check_clock(home: WorkerHome, member: MemberFiles) -> Finding:
     """Compares this machine's clock with the time that the coordinator signs in its first message to a worker."""
     try:
         with home.lock(), member.channel() as channel:
@@ -158,7 +158,7 @@ def check_clock(home: Home, member: MemberFiles) -> Finding:
             member.coordinator.learn(welcome.rotations)
             offset = (signed_time(welcome.time, nonce, member) - datetime.now(UTC)).total_seconds()
             call.cancel()
-    except HomeError:
+    except WorkerHomeError:
         return Finding.skipped("clock", "a worker runs with this directory: its log warns of a wrong clock")
     except grpc.RpcError as error:
         refusal = member.refusal(error)

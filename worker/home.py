@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from federation.member_files import COORDINATOR_ROTATIONS, OWN_ROTATIONS
+from federation.trust.member_files import COORDINATOR_ROTATIONS, OWN_ROTATIONS
 
 MEMBER_FILE = "member.toml"
 
 
-class HomeError(Exception):
+class WorkerHomeError(Exception):
     """A directory that cannot be used; the message says why and what to do."""
 
 
@@ -28,7 +28,7 @@ def with_remedy(error: OSError) -> str:
     return str(error) if isinstance(error, FileLocked) else f"make room on this worker's disk: {error}"
 
 
-class Home:
+class WorkerHome:
     """The directory of a worker, made by `fedpareto worker join` with mode 0700, and the paths in it."""
 
     def __init__(self, directory: Path) -> None:
@@ -61,7 +61,7 @@ class Home:
     def require_joined(self) -> None:
         """Raises HomeError if there is no membership to work with."""
         if not self.joined:
-            raise HomeError(
+            raise WorkerHomeError(
                 f"{self.directory} holds no membership (no {MEMBER_FILE}): "
                 f"ask a security officer for a join string and run `fedpareto worker join --home {self.directory}`"
             )
@@ -75,7 +75,7 @@ class Home:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
-                raise HomeError(
+                raise WorkerHomeError(
                     f"another worker (process {holder}) runs with {self.directory}: stop it first, "
                     "or join a second client into a directory of its own"
                 ) from None

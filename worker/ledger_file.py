@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from worker import software
-from worker.home import DiskFull, FileLocked, HomeError, sync_directory
+from worker.home import DiskFull, FileLocked, WorkerHomeError, sync_directory
 
 BUSY_SECONDS = 5.0  # how long a statement waits for another process that has locked the file
 # Deleted values are overwritten, in the file and in its journal.
@@ -73,9 +73,9 @@ class LedgerFile:
             except sqlite3.DatabaseError as error:
                 raise self._explained(error) from error
 
-    def damaged(self, error: object) -> HomeError:
+    def damaged(self, error: object) -> WorkerHomeError:
         """The error of a file whose content cannot be right."""
-        return HomeError(f"{self._path} is damaged ({error}): {self._advice}")
+        return WorkerHomeError(f"{self._path} is damaged ({error}): {self._advice}")
 
     def close(self) -> None:
         """Closes the file."""
@@ -100,7 +100,7 @@ class LedgerFile:
             scratch.executescript(tables)
             expected = scratch.execute(_COLUMNS).fetchall()
         if present and present != expected:
-            raise HomeError(
+            raise WorkerHomeError(
                 f"{self._path} has other tables than {software()} makes: another version of fedpareto made it. Use "
                 f"that version, or else: {self._advice}"
             )

@@ -12,11 +12,11 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from federation.envelope import envelope_digest, from_text, to_text
-from federation.key_chain import KeyChain
 from federation.record import bindings
 from federation.record.bindings import difference, repeated
 from federation.refusals import Refusal
+from federation.trust.envelope import envelope_digest, from_text, to_text
+from federation.trust.key_chain import KeyChain
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, ReplyManifest, SignedEnvelope
 
 Occasion = tuple[str, int, int]

@@ -14,20 +14,27 @@ import grpc
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from federation.certificates import load_certificate, make_csr
-from federation.envelope import envelope_digest
-from federation.identity import parse_peer
-from federation.key_chain import moment, parse_rotations, read_rotations, rotate, rotations_text
-from federation.keys import FileDamaged, IdentityError, new_tls_key, private_key_pem, replace_private, replace_together
-from federation.member_files import COORDINATOR_ROTATIONS, OWN_ROTATIONS, MemberFiles, renewed_files
-from federation.proofs import prove_renewal
 from federation.refusals import Refusal
+from federation.trust.certificates import load_certificate, make_csr
+from federation.trust.envelope import envelope_digest
+from federation.trust.identity import parse_peer
+from federation.trust.key_chain import moment, parse_rotations, read_rotations, rotate, rotations_text
+from federation.trust.keys import (
+    FileDamaged,
+    IdentityError,
+    new_tls_key,
+    private_key_pem,
+    replace_private,
+    replace_together,
+)
+from federation.trust.member_files import COORDINATOR_ROTATIONS, OWN_ROTATIONS, MemberFiles, renewed_files
+from federation.trust.proofs import prove_renewal
 from federation.v1.common_pb2 import KeyRotation, RotationReceiptManifest
 from federation.v1.federation_pb2 import RotateKeyRequest, RotateKeyResponse
 from federation.v1.federation_pb2_grpc import FederationStub
-from worker.home import FileLocked, Home
-from worker.memory import WorkerMemory
-from worker.roster import Card, Roster, pinned_roster
+from worker.home import FileLocked, WorkerHome
+from worker.site.roster import Card, Roster, pinned_roster
+from worker.work.memory import WorkerMemory
 
 ROTATE_SECONDS = 60.0
 # The coordinator has not registered the new key, and never will.
@@ -52,7 +59,7 @@ class _Begun:
     rotation: KeyRotation
 
 
-def rotate_key(home: Home, member: MemberFiles, *, passphrase: bytes | None = None, now: datetime) -> Rotated:
+def rotate_key(home: WorkerHome, member: MemberFiles, *, passphrase: bytes | None = None, now: datetime) -> Rotated:
     """Replaces the signing key of a member whose worker does not run; the caller has locked the home.
 
     If a rotation has begun before, that one is ended. `now` is by this machine's clock.
@@ -68,7 +75,7 @@ def rotate_key(home: Home, member: MemberFiles, *, passphrase: bytes | None = No
         return _end(home, member, begun, passphrase)
 
 
-def end_rotation(home: Home, member: MemberFiles, *, passphrase: bytes | None = None) -> MemberFiles:
+def end_rotation(home: WorkerHome, member: MemberFiles, *, passphrase: bytes | None = None) -> MemberFiles:
     """Ends a rotation that has begun, if there is one; arguments and errors are those of `rotate_key`."""
     with _writing(home):
         begun = _begun(home, member, passphrase)
@@ -76,7 +83,7 @@ def end_rotation(home: Home, member: MemberFiles, *, passphrase: bytes | None = 
 
 
 @contextmanager
-def _writing(home: Home) -> Iterator[None]:
+def _writing(home: WorkerHome) -> Iterator[None]:
     try:
         yield
     except FileLocked:
@@ -86,7 +93,7 @@ def _writing(home: Home) -> Iterator[None]:
         raise RotationError(f"{home.directory} cannot be written ({why}): make room there") from error
 
 
-def _begin(home: Home, member: MemberFiles, passphrase: bytes | None, now: datetime) -> _Begun:
+def _begin(home: WorkerHome, member: MemberFiles, passphrase: bytes | None, now: datetime) -> _Begun:
     key, number = Ed25519PrivateKey.generate(), len(read_rotations(home.own_rotations)) + 1
     rotation = rotate(
         member.signing_key, key, federation_id=member.federation_id, client_id=member.client_id, number=number, now=now
@@ -96,7 +103,7 @@ def _begin(home: Home, member: MemberFiles, passphrase: bytes | None, now: datet
     return _Begun(key, rotation)
 
 
-def _begun(home: Home, member: MemberFiles, passphrase: bytes | None) -> _Begun | None:
+def _begun(home: WorkerHome, member: MemberFiles, passphrase: bytes | None) -> _Begun | None:
     """The rotation that has begun; None if none has, or if nothing of it is left to do."""
     if not home.rotating.exists():
         return None
@@ -114,7 +121,7 @@ def _begun(home: Home, member: MemberFiles, passphrase: bytes | None) -> _Begun 
     return _Begun(key, rotation)
 
 
-def _end(home: Home, member: MemberFiles, begun: _Begun, passphrase: bytes | None) -> Rotated:
+def _end(home: WorkerHome, member: MemberFiles, begun: _Begun, passphrase: bytes | None) -> Rotated:
     tls_key = new_tls_key()
     csr = make_csr(tls_key)
     request = RotateKeyRequest(rotation=begun.rotation, csr=csr, proof=prove_renewal(begun.key, csr))
@@ -138,7 +145,7 @@ def _end(home: Home, member: MemberFiles, begun: _Begun, passphrase: bytes | Non
     return Rotated(changed, moment(receipt.until))
 
 
-def _ask(home: Home, member: MemberFiles, request: RotateKeyRequest) -> RotateKeyResponse:
+def _ask(home: WorkerHome, member: MemberFiles, request: RotateKeyRequest) -> RotateKeyResponse:
     with member.channel() as channel:
         try:
             return FederationStub(channel).RotateKey(request, timeout=ROTATE_SECONDS)

@@ -6,39 +6,39 @@ from datetime import UTC, datetime
 from functools import partial
 
 from federation.attacks import Attack, AttackError, attack_seed
-from federation.member_files import MemberFiles
 from federation.tasks import Dataset, DataSource, Splits, task, task_code
 from federation.training.trainer import Trainer
 from federation.training.trainers import TrainerChoice, trainer_code
+from federation.trust.member_files import MemberFiles
 from federation.work.base import Lane
 from federation.work.peers import open_reply
 from federation.work.site import Site
-from worker.asked_runs import Verdict
-from worker.attacker import Attacker
-from worker.attendance import Attendance, Handlers
-from worker.backoff import Backoff
-from worker.cache import ModelCache
-from worker.clock import CoordinatorClock
-from worker.consents import Consents
-from worker.declines import Declines
 from worker.events import Events
-from worker.evidence import Evidence
-from worker.execution import Execution
-from worker.home import Home
-from worker.introduction import Introduction
-from worker.kept import Keeper
-from worker.memory import WorkerMemory
-from worker.policy import Policy
-from worker.privacy import Ledger, SitePrivacy
+from worker.home import WorkerHome
+from worker.line.attendance import Attendance, Handlers
+from worker.line.backoff import Backoff
+from worker.line.clock import CoordinatorClock
+from worker.line.renewal import Renewer
+from worker.line.witness import Witness
 from worker.progress import Progress
-from worker.renewal import Renewer
-from worker.roster import Roster, pinned_roster
-from worker.round_ledger import RoundLedger
-from worker.runner import Runner
-from worker.spool import Spool
-from worker.submission import Submitter
-from worker.threads import LOOK_SECONDS, Threads
-from worker.witness import Witness
+from worker.site.asked_runs import Verdict
+from worker.site.consents import Consents
+from worker.site.declines import Declines
+from worker.site.introduction import Introduction
+from worker.site.policy import Policy
+from worker.site.privacy import Ledger, SitePrivacy
+from worker.site.refused_orders import RefusedOrders
+from worker.site.roster import Roster, pinned_roster
+from worker.site.round_ledger import RoundLedger
+from worker.threads import LOOK_SECONDS, WorkerThreads
+from worker.work.attacker import Attacker
+from worker.work.cache import ModelCache
+from worker.work.execution import Execution
+from worker.work.kept import Keeper
+from worker.work.memory import WorkerMemory
+from worker.work.runner import Runner
+from worker.work.spool import Spool
+from worker.work.submitter import Submitter
 
 
 def prepare_offers(
@@ -127,7 +127,7 @@ class Worker:
     def __init__(
         self,
         *,
-        home: Home,
+        home: WorkerHome,
         member: MemberFiles,
         offers: Mapping[str, Trainer],
         device: str,
@@ -137,7 +137,7 @@ class Worker:
         policy: Policy = Policy(),  # noqa: B008 - frozen
         passphrase: bytes | None = None,
     ) -> None:
-        self._threads = Threads()
+        self._threads = WorkerThreads()
         self._offers = offers
         self._accomplices = None if attacker is None else attacker.accomplices
         self.clock: Callable[[], datetime] = lambda: datetime.now(UTC)  # of the owner's own machine
@@ -196,7 +196,7 @@ class Worker:
             finished=self._submitter.wake,
             consent=self._consents.problem,
             closed=self._closed,
-            decline=Declines(self._attendance, Evidence(home.evidence, events), events).decline,
+            decline=Declines(self._attendance, RefusedOrders(home.evidence, events), events).decline,
         )
         self._handlers = Handlers(
             assigned=self._runner.assigned,

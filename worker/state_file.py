@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from federation.keys import replace_private
+from federation.trust.keys import replace_private
 from worker.events import Events
-from worker.home import HomeError
+from worker.home import WorkerHomeError
 
 T = TypeVar("T")
 
@@ -55,4 +55,4 @@ def read_state(path: Path, parse: Callable[[dict[str, Any]], T], advice: str) ->
     except FileNotFoundError:
         return None
     except (OSError, KeyError, TypeError, ValueError, AttributeError, DecodeError) as error:
-        raise HomeError(f"{path} is damaged ({type(error).__name__}: {error}): move it away; {advice}") from error
+        raise WorkerHomeError(f"{path} is damaged ({type(error).__name__}: {error}): move it away; {advice}") from error

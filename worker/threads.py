@@ -12,7 +12,7 @@ STOP_SECONDS = 10.0
 LOOK_SECONDS = 1.0
 
 
-class Threads:
+class WorkerThreads:
     """Threads that end together: when one returns or fails, or when `stop` is called.
 
     Attributes:

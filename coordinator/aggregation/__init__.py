@@ -16,8 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 from coordinator.aggregation.base import Rule
 from coordinator.aggregation.direction import Direction
 from coordinator.aggregation.gram import combine, gram
+from coordinator.aggregation.interface import HyperparameterError, Rows, TooFewUpdatesError
 from coordinator.aggregation.registry import algorithm
-from coordinator.aggregation.rules import HyperparameterError, Rows, TooFewUpdatesError
 from coordinator.aggregation.streaming import Row, one_thread
 from federation.vectors import RowFile
 

@@ -8,11 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from coordinator.aggregation.diagnostics import describe
-from coordinator.aggregation.phase_kinds import Training
-from coordinator.aggregation.phases import Replies, RoundContext, RoundGenerator, Step
-from coordinator.aggregation.pre import Stage, apply
-from coordinator.aggregation.qp import STATIONARY_TOLERANCE
-from coordinator.aggregation.rules import (
+from coordinator.aggregation.interface import (
     Combination,
     Coordinates,
     HyperparameterError,
@@ -21,11 +17,15 @@ from coordinator.aggregation.rules import (
     TooFewUpdatesError,
     Vector,
 )
-from coordinator.aggregation.secure.step import private_round
-from coordinator.aggregation.server import Optimiser
-from federation.options import Options
-from federation.plugins import Origin
-from federation.work.computation import Ability
+from coordinator.aggregation.phase_kinds import TrainingPhase
+from coordinator.aggregation.phases import Replies, RoundContext, RoundGenerator, Step
+from coordinator.aggregation.pre import Stage, apply
+from coordinator.aggregation.qp import STATIONARY_TOLERANCE
+from coordinator.aggregation.secure.private_rule import private_round
+from coordinator.aggregation.server_optimisers import Optimiser
+from federation.plugins import CodeOrigin
+from federation.spec.computation import Ability
+from federation.spec.options import Options
 
 Opened = Literal["sum", "gram"] | None
 """What a private round opens for a rule besides the weighted sum: nothing, or the Gram matrix of sketches."""
@@ -96,7 +96,7 @@ class Algorithm(Options, ABC):
         """Whether later rounds may recall updates, which must then be stored."""
         return False
 
-    def origins(self) -> tuple[Origin, ...]:
+    def origins(self) -> tuple[CodeOrigin, ...]:
         """Further plug-ins that its steps are made with, such as a sketch."""
         return ()
 
@@ -162,7 +162,7 @@ class Rule(Algorithm, ABC):
     def round(self, context: RoundContext) -> RoundGenerator:
         if context.private is not None:
             return (yield from private_round(self, context, context.private))
-        replies = self.usable((yield Training()))
+        replies = self.usable((yield TrainingPhase()))
         return Step(replies, self.decide(replies.rows(context)))
 
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from coordinator.aggregation.rules import Matrix, Vector
+from coordinator.aggregation.interface import Matrix, Vector
 
 
 def describe(K: Matrix, coefficients: Vector, weights: Vector) -> dict[str, float]:

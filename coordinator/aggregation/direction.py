@@ -6,8 +6,8 @@ import numpy as np
 
 from coordinator.aggregation.diagnostics import measure
 from coordinator.aggregation.gram import combine, trimmed_mean
+from coordinator.aggregation.interface import Combination, Coordinates, Matrix, Vector
 from coordinator.aggregation.qp import STATIONARY_TOLERANCE
-from coordinator.aggregation.rules import Combination, Coordinates, Matrix, Vector
 from coordinator.aggregation.streaming import Row
 
 

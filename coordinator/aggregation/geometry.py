@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from coordinator.aggregation.rules import Matrix, Vector
+from coordinator.aggregation.interface import Matrix, Vector
 
 
 def unit_gram(K: Matrix) -> Matrix:

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.rules import Matrix
-from coordinator.aggregation.server import Optimiser, Sgd
+from coordinator.aggregation.interface import Matrix
+from coordinator.aggregation.server_optimisers import Optimiser, Sgd
 from coordinator.aggregation.streaming import BLOCK, Row, Source, Space, in_order, widened
 
 Write = Callable[[memoryview], object]

@@ -4,7 +4,7 @@ import dataclasses
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from coordinator.aggregation.rules import HyperparameterError
+from coordinator.aggregation.interface import HyperparameterError
 
 _WORDS = {
     float: "a number",

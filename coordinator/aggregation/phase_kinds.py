@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.phases import Asked, Phase
-from federation.metrics import MetricKind
-from federation.objectives import Targets, joint_target, separate_targets
+from coordinator.aggregation.phases import AlgorithmPhase, Asked
+from federation.spec.objective_names import Targets, joint_target, separate_targets
+from federation.spec.task_metrics import MetricKind
 from federation.vectors import payload_bytes, update_layout
 from federation.work.evaluate.work import Evaluate
 from federation.work.jacobian.work import Jacobian
@@ -18,14 +18,14 @@ from federation.work.train.work import Train
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(Phase):
+class TrainingPhase(AlgorithmPhase):
     """Ask clients to train from the current model.
 
     Attributes:
         separate: each client sends a row for each of its objectives, trained for that one alone, and not one row that
             descends them together.
         weights: of the objectives in the loss of that one row; None is the mean of the client's own.
-        from_jacobian: the first step uses the gradients of the round's `Gradients`.
+        from_jacobian: the first step uses the gradients of the round's `GradientsPhase`.
         measure: measure the base model on the training split first.
     """
 
@@ -46,7 +46,7 @@ class Training(Phase):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gradients(Phase):
+class GradientsPhase(AlgorithmPhase):
     """Ask for a sketch of the gradients of each client's objectives at the current model, on one minibatch.
 
     The attributes are those of `Jacobian`; with `batch_size` None, the minibatch is as large as in training.
@@ -72,7 +72,7 @@ class Gradients(Phase):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Residuals(Phase):
+class ResidualsPhase(AlgorithmPhase):
     """Ask for the inner products of what the sketches of the round's gradients left out with the sum of the sketches.
 
     Attributes:
@@ -83,7 +83,7 @@ class Residuals(Phase):
 
     kind = Residual
 
-    gradients: Gradients
+    gradients: GradientsPhase
     reference: Mapping[str, NDArray[np.float32]]
     objectives: tuple[str, ...]
 
@@ -96,7 +96,7 @@ class Residuals(Phase):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(Phase):
+class EvaluationPhase(AlgorithmPhase):
     """Ask clients to evaluate a model on some of their own splits ("train", "validation", "test").
 
     `metrics` are those of the task that they measure besides loss and accuracy.
@@ -112,7 +112,7 @@ class Evaluation(Phase):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LineSearch(Phase):
+class LineSearchPhase(AlgorithmPhase):
     """Ask for the losses on the training splits at several steps along one direction.
 
     Attributes:

@@ -22,17 +22,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregation.gram import gram
-from coordinator.aggregation.rules import LOCAL_RATE, Combination, Rows
+from coordinator.aggregation.interface import LOCAL_RATE, Combination, Rows
 from coordinator.aggregation.streaming import Row
-from federation.objectives import JOINT
 from federation.secure.bounds import EVALUATION, Bounds
 from federation.secure.thresholds import Mode
+from federation.spec.objective_names import JOINT
 from federation.vectors import RowFile
 from federation.work.base import Origin, Work
 from federation.work.secure.terms import SessionTerms
 
 if TYPE_CHECKING:
-    from federation.runs import RunSpec
+    from federation.spec.run_spec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Closing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Phase(ABC):
+class AlgorithmPhase(ABC):
     """A question to some clients.
 
     Attributes:
@@ -88,7 +88,7 @@ class Phase(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reply:
+class PhaseReply:
     """One client's answer.
 
     Attributes:
@@ -142,7 +142,7 @@ class Reply:
 
 @dataclass(frozen=True, kw_only=True)
 class Past:
-    """An update (d,) of an earlier round that enters a step once more; `envelope` and `payload` as in `Reply`."""
+    """An update (d,) of an earlier round that enters a step once more; `envelope` and `payload` as in `PhaseReply`."""
 
     client_id: str
     round: int
@@ -196,7 +196,7 @@ class Setting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Private:
+class PrivateSetting:
     """What a private round needs of its coordinator.
 
     Attributes:
@@ -281,14 +281,14 @@ class RoundContext:
     selected: Mapping[str, Selected] = field(default_factory=dict)
     draw: Callable[[str], tuple[str, ...]] = _no_pool
     revoked: Callable[[], frozenset[str]] = frozenset
-    private: Private | None = None
+    private: PrivateSetting | None = None
 
 
-class Replies(Sequence[Reply]):
+class Replies(Sequence[PhaseReply]):
     """The accepted replies to one phase, ordered by client id; `declines` has each declining client's reason."""
 
     def __init__(
-        self, replies: Sequence[Reply], *, device: str = "cpu", declines: Mapping[str, str] = MappingProxyType({})
+        self, replies: Sequence[PhaseReply], *, device: str = "cpu", declines: Mapping[str, str] = MappingProxyType({})
     ) -> None:
         self._replies = tuple(sorted(replies, key=lambda reply: reply.client_id))
         self.declines = declines
@@ -411,7 +411,7 @@ class Step:
     replies: Replies
     combination: Combination
     history: tuple[Past, ...] = ()
-    consulted: tuple[Reply, ...] = ()
+    consulted: tuple[PhaseReply, ...] = ()
     forgotten: tuple[str, ...] = ()
     combined: NDArray[np.float32] | None = None
     size: float = 1.0
@@ -431,4 +431,4 @@ class Step:
         return gram([self.combined]) if self.combined is not None else self.replies.gram_with(self.history)
 
 
-RoundGenerator = Generator[Phase, Replies, Step]
+RoundGenerator = Generator[AlgorithmPhase, Replies, Step]

@@ -12,9 +12,9 @@ from typing import ClassVar
 import numpy as np
 
 from coordinator.aggregation.geometry import clipping, coordinates, inverse_norms, squared_distances
+from coordinator.aggregation.interface import HyperparameterError, Matrix, Rows, Vector, require_updates
 from coordinator.aggregation.qp import STATIONARY_TOLERANCE
-from coordinator.aggregation.rules import HyperparameterError, Matrix, Rows, Vector, require_updates
-from federation.options import Options, option
+from federation.spec.options import Options, option
 
 _LARGEST_LOSS = 1e300  # larger claims count as this, so that their means do not overflow
 

@@ -19,7 +19,7 @@ import numpy as np
 import piqp  # type: ignore[import-untyped]  # it has no stubs
 from numpy.typing import NDArray
 
-from coordinator.aggregation.rules import Matrix, Vector
+from coordinator.aggregation.interface import Matrix, Vector
 
 RESIDUAL_TOLERANCE = 1e-9
 # Of ||d||^2, relative to (sum lambda_i ||u_i||)^2: how far the rows cancel each other. Relative to the largest K_ii,

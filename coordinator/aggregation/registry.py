@@ -6,29 +6,29 @@ from dataclasses import MISSING, dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from coordinator.aggregation import torchjd
-from coordinator.aggregation.adafed import AdaFed
-from coordinator.aggregation.afl import AFL
 from coordinator.aggregation.base import Algorithm
-from coordinator.aggregation.clipping import CentredClipping, NormClipping
-from coordinator.aggregation.coordinate_wise import Median, TrimmedMean
-from coordinator.aggregation.dual_cone import DualCone
-from coordinator.aggregation.fedavg import FedAvg, FedAvgN
-from coordinator.aggregation.fedcmoo import FedCMOO, FedCMOOPref
-from coordinator.aggregation.fedfa import FedFa
-from coordinator.aggregation.fedfv import FedFV
-from coordinator.aggregation.fedmdfg import FedMDFG
-from coordinator.aggregation.fedmgda import FedMGDA, FedMGDAAuto, FedMGDAPlus
-from coordinator.aggregation.fsmgda import FSMGDA
-from coordinator.aggregation.geometric_median import GeometricMedian
 from coordinator.aggregation.hyperparameters import Hyperparameter, hyperparameters, typed
-from coordinator.aggregation.krum import Krum, MultiKrum
-from coordinator.aggregation.nash_mtl import NashMTL
+from coordinator.aggregation.interface import HyperparameterError
 from coordinator.aggregation.pre import STAGES, Stage
-from coordinator.aggregation.q_fedavg import QFedAvg
-from coordinator.aggregation.rules import HyperparameterError
-from coordinator.aggregation.scalarised import Scalarised
-from federation.plugins import Origin, PluginError, Plugins
+from coordinator.aggregation.rules import torchjd
+from coordinator.aggregation.rules.adafed import AdaFed
+from coordinator.aggregation.rules.afl import AFL
+from coordinator.aggregation.rules.clipping import CentredClipping, NormClipping
+from coordinator.aggregation.rules.coordinate_wise import Median, TrimmedMean
+from coordinator.aggregation.rules.dual_cone import DualCone
+from coordinator.aggregation.rules.fedavg import FedAvg, FedAvgN
+from coordinator.aggregation.rules.fedcmoo import FedCMOO, FedCMOOPref
+from coordinator.aggregation.rules.fedfa import FedFa
+from coordinator.aggregation.rules.fedfv import FedFV
+from coordinator.aggregation.rules.fedmdfg import FedMDFG
+from coordinator.aggregation.rules.fedmgda import FedMGDA, FedMGDAAuto, FedMGDAPlus
+from coordinator.aggregation.rules.fsmgda import FSMGDA
+from coordinator.aggregation.rules.geometric_median import GeometricMedian
+from coordinator.aggregation.rules.krum import Krum, MultiKrum
+from coordinator.aggregation.rules.nash_mtl import NashMTL
+from coordinator.aggregation.rules.q_fedavg import QFedAvg
+from coordinator.aggregation.rules.scalarised import Scalarised
+from federation.plugins import CodeOrigin, PluginError, Plugins
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ _STAGES: Plugins[Stage] = Plugins("stage", "fedpareto.stages", Stage, "fedpareto
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedRule:
     """A rule or a stage in a list for people: a summary in one line, or why it cannot be used.
 
     `hyperparameters` are its own; `package` brings it, and is empty for a built-in rule.
@@ -122,7 +122,7 @@ def rule_code(rule: Algorithm, doing: str) -> Iterator[None]:
         yield
 
 
-def origins(rule: Algorithm) -> tuple[Origin, ...]:
+def origins(rule: Algorithm) -> tuple[CodeOrigin, ...]:
     """The code that makes the steps: that of the algorithm, then that of each stage and sketch that is a plug-in."""
     own = rule.origin if isinstance(rule, torchjd.TorchJD) else _RULES.origin(rule.name, type(rule))
     plugged = tuple(_STAGES.origin(stage.name, type(stage)) for stage in rule.stages if stage.name not in STAGES)
@@ -140,13 +140,13 @@ def common_hyperparameters() -> tuple[Hyperparameter, ...]:
     return tuple(found.values())
 
 
-def listed() -> tuple[Listed, ...]:
+def listed() -> tuple[ListedRule, ...]:
     """Every algorithm that has a name here: the built-in ones, then those of entry points, which are imported."""
-    built_in = (Listed(name, _summary(kind), hyperparameters(kind)) for name, kind in ALGORITHMS.items())
+    built_in = (ListedRule(name, _summary(kind), hyperparameters(kind)) for name, kind in ALGORITHMS.items())
     return (*built_in, *_listed(_RULES))
 
 
-def listed_stages() -> tuple[Listed, ...]:
+def listed_stages() -> tuple[ListedRule, ...]:
     """The stages of entry points, which are imported."""
     return _listed(_STAGES)
 
@@ -203,15 +203,15 @@ def _made(plugins: Plugins[T], key: str, name: str, kind: type[T], values: Mappi
     return made
 
 
-def _listed(plugins: Plugins[T]) -> tuple[Listed, ...]:
+def _listed(plugins: Plugins[T]) -> tuple[ListedRule, ...]:
     found = []
     for offer in plugins.offers():
         try:
             kind = plugins.find(offer.name)
             with plugins.code(offer.name, "reading its hyper-parameters"):
-                found.append(Listed(offer.name, _summary(kind), hyperparameters(kind), offer.package))
+                found.append(ListedRule(offer.name, _summary(kind), hyperparameters(kind), offer.package))
         except PluginError as error:
-            found.append(Listed(offer.name, f"cannot be used: {error}", (), offer.package))
+            found.append(ListedRule(offer.name, f"cannot be used: {error}", (), offer.package))
     return tuple(found)
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]  # it has no stubs
 
-from coordinator.aggregation.rules import Matrix
+from coordinator.aggregation.interface import Matrix
 from federation.vectors import DTYPES, FLOATS, File, RowFile, widen
 
 Row = RowFile | NDArray[np.float32] | NDArray[np.float64]

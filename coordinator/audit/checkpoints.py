@@ -13,9 +13,9 @@ from google.protobuf.message import DecodeError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from federation.envelope import seal, unseal
-from federation.keys import replace_private
 from federation.refusals import Refusal
+from federation.trust.envelope import seal, unseal
+from federation.trust.keys import replace_private
 from federation.v1.common_pb2 import CheckpointManifest, LogKeyManifest, SignedEnvelope
 from storage.models import Checkpoint
 

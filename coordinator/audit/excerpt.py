@@ -7,10 +7,10 @@ from datetime import timedelta
 from sqlalchemy import and_, or_, select
 from sqlalchemy.orm import Session
 
-from coordinator.rounds.states import RUN_ENDED
-from federation import log_entries
-from federation.log_entries import EPOCH, FIRST
-from federation.merkle import Tree
+from coordinator.rounds.transitions import RUN_ENDED
+from federation.record import log_entries
+from federation.record.log_entries import EPOCH, FIRST
+from federation.record.merkle import Tree
 from federation.v1.common_pb2 import SignedEnvelope
 from federation.v1.record_pb2 import LoggedEntry, LogNode, LogRecord
 from storage import audit

@@ -19,9 +19,9 @@ from sqlalchemy.orm import Session
 
 from coordinator.audit.checkpoints import LogError, LogKey, newest_signed, note, noted
 from coordinator.condition import Condition
-from federation import log_entries
-from federation.log_entries import FIRST, LogEntry
-from federation.merkle import Tree
+from federation.record import log_entries
+from federation.record.log_entries import FIRST, LogEntry
+from federation.record.merkle import Tree
 from federation.v1.common_pb2 import LogHead
 from storage import audit
 from storage.database import UNAVAILABLE, Database

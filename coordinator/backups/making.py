@@ -8,17 +8,17 @@ from pathlib import Path
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from coordinator.backups.content import BLOBS, CONTENT_FILE, LOCK_FILE, BackupError, Content, locked
+from coordinator.backups.inventory import BLOBS, CONTENT_FILE, LOCK_FILE, BackupError, Content, locked
 from coordinator.backups.statement import STATEMENT_FILE
-from coordinator.home import Home
-from federation.certificates import fingerprint
+from coordinator.home import CoordinatorHome
 from federation.digests import file_digest
-from federation.keys import make_private_directory, replace_private
+from federation.trust.certificates import fingerprint
+from federation.trust.keys import make_private_directory, replace_private
 from storage import audit
+from storage.blob_directory import DirectoryStore
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
 from storage.copying import copy_blob, copy_rows
 from storage.database import Database
-from storage.directory import DirectoryStore
 from storage.models import Run
 from storage.retention import referenced
 from storage.revisions import pending_revisions
@@ -26,7 +26,7 @@ from storage.revisions import pending_revisions
 Progress = Callable[[int, int], None]  # bytes that were copied, and bytes that will be
 
 
-def back_up(home: Home, directory: Path, *, now: datetime, progress: Progress) -> tuple[Content, list[str]]:
+def back_up(home: CoordinatorHome, directory: Path, *, now: datetime, progress: Progress) -> tuple[Content, list[str]]:
     """Copies the database, as it is at one moment, and then the blobs that it refers to.
 
     Blobs that the backup has already are not copied again, and those that nothing refers to any more are removed from
@@ -89,7 +89,7 @@ def back_up(home: Home, directory: Path, *, now: datetime, progress: Progress) -
     return content, lost
 
 
-def _must_be_usable(directory: Path, home: Home) -> None:
+def _must_be_usable(directory: Path, home: CoordinatorHome) -> None:
     if not directory.exists() or not any(directory.iterdir()):
         return
     if (directory / CONTENT_FILE).exists():

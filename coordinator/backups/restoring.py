@@ -13,19 +13,19 @@ from google.protobuf.message import DecodeError
 from sqlalchemy import inspect, select
 from sqlalchemy.exc import DatabaseError
 
-from coordinator.backups.content import BLOBS, BackupError, Content, locked
+from coordinator.backups.inventory import BLOBS, BackupError, Content, locked
 from coordinator.backups.making import Progress
 from coordinator.backups.statement import newest_restore, state_restore
-from coordinator.home import Home
+from coordinator.home import CoordinatorHome
 from coordinator.ownership import must_own
-from federation.certificates import fingerprint
 from federation.digests import file_digest
 from federation.refusals import Refusal
+from federation.trust.certificates import fingerprint
 from federation.v1.common_pb2 import RestoreManifest, SignedEnvelope
+from storage.blob_directory import DirectoryStore
 from storage.blobs import BlobCorrupt, BlobMissing
 from storage.copying import copy_blob, copy_rows
 from storage.database import Database
-from storage.directory import DirectoryStore
 from storage.models import Federation
 from storage.retention import referenced
 
@@ -68,7 +68,7 @@ def verify_backup(directory: Path, *, progress: Progress) -> Content:
     return content
 
 
-def restore(home: Home, directory: Path, *, replace: bool, now: datetime, progress: Progress) -> Restored:
+def restore(home: CoordinatorHome, directory: Path, *, replace: bool, now: datetime, progress: Progress) -> Restored:
     """Puts database and blobs back, and signs the statement for the members that a backup was restored.
 
     The database that the settings name now takes the rows, whichever kind the backup was made from. Everything is read
@@ -124,7 +124,7 @@ class _Present(Enum):
     DAMAGED = auto()  # a file that is no database
 
 
-def _present(target: Database, home: Home) -> _Present:
+def _present(target: Database, home: CoordinatorHome) -> _Present:
     try:
         if not inspect(target.engine).has_table(Federation.__tablename__):
             return _Present.NOTHING
@@ -140,7 +140,7 @@ def _present(target: Database, home: Home) -> _Present:
 
 
 @contextmanager
-def _copied(home: Home, directory: Path, content: Content) -> Iterator[Database]:
+def _copied(home: CoordinatorHome, directory: Path, content: Content) -> Iterator[Database]:
     """A copy of the backup's database in the home, with the present schema."""
     path = home.directory / _COPY
     _remove(path)
@@ -162,7 +162,7 @@ def _copied(home: Home, directory: Path, content: Content) -> Iterator[Database]
         raise
 
 
-def _copy_blobs(home: Home, directory: Path, copy: Database, content: Content, progress: Progress) -> None:
+def _copy_blobs(home: CoordinatorHome, directory: Path, copy: Database, content: Content, progress: Progress) -> None:
     blobs, source, done = home.open_blobs(), DirectoryStore(directory / BLOBS), 0
 
     def count(piece: int) -> None:
@@ -187,7 +187,7 @@ def _digests(database: Database, content: Content) -> set[str]:
         return referenced(session, content.keep_rounds or None) - set(content.missing)
 
 
-def _newest_statement(home: Home, directory: Path) -> SignedEnvelope | None:
+def _newest_statement(home: CoordinatorHome, directory: Path) -> SignedEnvelope | None:
     """The newest of the statements in the home and in the backup that this federation has signed."""
     found = list[tuple[float, SignedEnvelope]]()
     for place in (home.directory, directory):
@@ -199,7 +199,7 @@ def _newest_statement(home: Home, directory: Path) -> SignedEnvelope | None:
     return max(found, key=lambda one: one[0])[1] if found else None
 
 
-def _put_in_place(home: Home, target: Database, *, keep: bool, now: datetime) -> Path | None:
+def _put_in_place(home: CoordinatorHome, target: Database, *, keep: bool, now: datetime) -> Path | None:
     """Moves the copy to the place of the SQLite file. The file that was there gets another name, or is removed."""
     place = Path(str(target.engine.url.database))
     target.engine.dispose()

@@ -8,10 +8,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.audit.checkpoints import newest_signed, note
-from coordinator.home import Home
-from coordinator.rounds.states import RUN_ENDED
-from federation.envelope import envelope_digest, seal
-from federation.keys import replace_private
+from coordinator.home import CoordinatorHome
+from coordinator.rounds.transitions import RUN_ENDED
+from federation.trust.envelope import envelope_digest, seal
+from federation.trust.keys import replace_private
 from federation.v1.common_pb2 import KeptLog, KeptRun, RestoreManifest, SignedEnvelope
 from storage import audit
 from storage.database import Database
@@ -22,7 +22,7 @@ STATEMENT_FILE = "restored.envelope"
 _OPEN = (RoundState.OPEN, RoundState.STEPPED)
 
 
-def sign_restore(home: Home, *, now: datetime) -> RestoreManifest:
+def sign_restore(home: CoordinatorHome, *, now: datetime) -> RestoreManifest:
     """Signs how far the record goes, for every run that has not ended and for the audit log, and keeps it in the home.
 
     Every worker gets the statement with the next welcome. The log goes on from what was restored.
@@ -38,7 +38,9 @@ def sign_restore(home: Home, *, now: datetime) -> RestoreManifest:
         return state_restore(home, database, newest_restore(home.directory), now=now)
 
 
-def state_restore(home: Home, database: Database, before: SignedEnvelope | None, *, now: datetime) -> RestoreManifest:
+def state_restore(
+    home: CoordinatorHome, database: Database, before: SignedEnvelope | None, *, now: datetime
+) -> RestoreManifest:
     """The same for a database that the caller has locked and migrated; `before` is the newest statement so far."""
     manifest = RestoreManifest(federation_id=home.federation_id)
     manifest.restored.FromDatetime(now)

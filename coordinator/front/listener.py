@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 from urllib.parse import unquote
 
-from coordinator.front.limits import Limits
+from coordinator.front.connection_limits import ConnectionLimits
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Front:
     """
 
     def __init__(
-        self, limits: Limits, refused: Callable[[str, str, int], Awaitable[None]], newcomers: str = ""
+        self, limits: ConnectionLimits, refused: Callable[[str, str, int], Awaitable[None]], newcomers: str = ""
     ) -> None:
         self._limits = limits
         self._newcomers = newcomers

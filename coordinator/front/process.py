@@ -25,9 +25,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from coordinator.front.connection_limits import ConnectionLimits
 from coordinator.front.flow import Flow, Holds
 from coordinator.front.hello import MOST_BYTES, server_name
-from coordinator.front.limits import Limits
 from coordinator.front.places import Places, network_of
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
@@ -73,7 +73,7 @@ class Forwarder:
         listeners: list[tuple[str, socket.socket]],
         control: socket.socket,
         directory: str,
-        limits: Limits,
+        limits: ConnectionLimits,
         newcomers: str,
     ) -> None:
         self._listeners = listeners
@@ -355,4 +355,6 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     listeners = [(service, socket.socket(fileno=descriptor)) for service, descriptor in settings["listeners"]]
     control = socket.socket(fileno=settings["control"])
-    Forwarder(listeners, control, settings["directory"], Limits(**settings["limits"]), settings["newcomers"]).run()
+    Forwarder(
+        listeners, control, settings["directory"], ConnectionLimits(**settings["limits"]), settings["newcomers"]
+    ).run()

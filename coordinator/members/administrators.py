@@ -10,12 +10,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
-from coordinator.members.certificates import Authority, register, retire
-from federation.certificates import der, serial_of
+from coordinator.members.authority import Authority, register, retire
 from federation.digests import digest
-from federation.envelope import key_id
-from federation.identity import NAME_PATTERN, Role, admin_uris
 from federation.refusals import Refusal
+from federation.trust.certificates import der, serial_of
+from federation.trust.envelope import key_id
+from federation.trust.identity import NAME_PATTERN, Role, admin_uris
 from storage import audit
 from storage.models import Administrator, Certificate
 
@@ -27,7 +27,7 @@ KEPT = timedelta(days=1)  # how long a certificate stays on record after its end
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedAdministrator:
     """An administrator, by the newest signing key of that name, and its newest certificate, if one is on record."""
 
     row: Administrator
@@ -44,7 +44,7 @@ def identity_digest(administrator: Administrator) -> str:
     return digest(administrator.signing_key + b"\0" + ",".join(administrator.roles).encode())
 
 
-def administrators(session: Session, *, lock: bool = False) -> list[Listed]:
+def administrators(session: Session, *, lock: bool = False) -> list[ListedAdministrator]:
     """Every administrator that ever was, by name; `lock` holds the rows until the transaction ends."""
     query = select(Administrator).order_by(Administrator.key_id)
     if lock:
@@ -52,7 +52,7 @@ def administrators(session: Session, *, lock: bool = False) -> list[Listed]:
     rows = {row.name: row for row in sorted(session.scalars(query), key=lambda row: (row.ended is None, row.issued))}
     certificates = select(Certificate).where(Certificate.administrator.in_([row.key_id for row in rows.values()]))
     newest = {row.administrator: row for row in session.scalars(certificates.order_by(Certificate.not_after))}
-    return [Listed(rows[name], newest.get(rows[name].key_id)) for name in sorted(rows)]
+    return [ListedAdministrator(rows[name], newest.get(rows[name].key_id)) for name in sorted(rows)]
 
 
 def officers(session: Session) -> list[str]:
@@ -124,7 +124,7 @@ def certify_administrator(
 
 def revoke_administrator(
     session: Session, name: str, reason: str, *, least: int, by: str, now: datetime, consent: str = ""
-) -> Listed:
+) -> ListedAdministrator:
     """Ends an administrator's signing key and certificates; its running calls are for the caller to end.
 
     `least` is the number of security officers that have to remain; `consent` is the digest of a second officer's

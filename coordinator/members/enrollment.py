@@ -8,16 +8,16 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.members.certificates import Authority, certify
+from coordinator.members.authority import Authority, certify
 from coordinator.members.membership import must_not_be_revoked
 from coordinator.members.renewal import end_surplus
-from federation.certificates import csr_public_key, der, serial_of
 from federation.digests import digest
-from federation.envelope import key_id
-from federation.join_string import SECRET_BYTES, secret_hash
-from federation.keys import IdentityError
-from federation.proofs import proves_possession, signing_public_key
 from federation.refusals import Refusal
+from federation.trust.certificates import csr_public_key, der, serial_of
+from federation.trust.envelope import key_id
+from federation.trust.join_string import SECRET_BYTES, secret_hash
+from federation.trust.keys import IdentityError
+from federation.trust.proofs import proves_possession, signing_public_key
 from storage import audit
 from storage.models import Client, JoinString
 from storage.states import ClientState

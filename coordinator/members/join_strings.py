@@ -6,12 +6,12 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, and_, select, update
 from sqlalchemy.orm import Session
 
-from coordinator.finding import must_be_client
+from coordinator.lookup import must_be_client
 from coordinator.members.membership import must_not_be_revoked
-from federation.identity import check_name
-from federation.join_string import secret_hash
-from federation.keys import IdentityError
 from federation.refusals import Refusal
+from federation.trust.identity import check_name
+from federation.trust.join_string import secret_hash
+from federation.trust.keys import IdentityError
 from storage import audit
 from storage.models import Client, JoinString
 

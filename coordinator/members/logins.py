@@ -8,13 +8,13 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.members.administrators import certify_administrator
-from coordinator.members.certificates import Authority
-from federation.certificates import csr_public_key
+from coordinator.members.authority import Authority
 from federation.digests import digest
-from federation.envelope import key_id, unseal
-from federation.identity import admin_uris
-from federation.keys import IdentityError
 from federation.refusals import Refusal
+from federation.trust.certificates import csr_public_key
+from federation.trust.envelope import key_id, unseal
+from federation.trust.identity import admin_uris
+from federation.trust.keys import IdentityError
 from federation.v1.common_pb2 import LoginManifest, SignedEnvelope
 from storage.models import Administrator, Certificate
 

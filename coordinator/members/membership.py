@@ -8,11 +8,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
-from coordinator.finding import must_be_client
-from coordinator.rounds.states import move_client
-from federation.envelope import seal
+from coordinator.lookup import must_be_client
+from coordinator.rounds.transitions import move_client
 from federation.refusals import Refusal
-from federation.run_sections import IDENTIFIER
+from federation.spec.run_sections import IDENTIFIER
+from federation.trust.envelope import seal
 from federation.v1.common_pb2 import RevocationManifest
 from storage import audit
 from storage.models import Certificate, Client

@@ -7,13 +7,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from coordinator.members.certificates import Authority, certify, retire
+from coordinator.members.authority import Authority, certify, retire
 from coordinator.members.membership import REVOKED
-from federation.certificates import csr_public_key, der, serial_of
 from federation.digests import digest
-from federation.keys import IdentityError
-from federation.proofs import proves_renewal
 from federation.refusals import Refusal
+from federation.trust.certificates import csr_public_key, der, serial_of
+from federation.trust.keys import IdentityError
+from federation.trust.proofs import proves_renewal
 from storage import audit
 from storage.models import Certificate, Client
 from storage.states import ClientState

@@ -17,9 +17,9 @@ from sqlalchemy.orm import Session
 from coordinator.members.administrators import administrators, officers, revoke_administrator
 from coordinator.members.membership import approve, forget, revoke
 from coordinator.settings import Settings
-from federation.envelope import envelope_digest, unseal
-from federation.identity import Action, Role
 from federation.refusals import Refusal
+from federation.trust.envelope import envelope_digest, unseal
+from federation.trust.identity import Action, Role
 from federation.v1.common_pb2 import DecisionManifest, RequestManifest, SignedEnvelope
 from storage import audit
 from storage.models import ActionRequest, Administrator, Client

@@ -7,19 +7,19 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.members.certificates import Authority, certify
+from coordinator.members.authority import Authority, certify
 from coordinator.members.membership import REVOKED
 from coordinator.members.renewal import end_surplus
-from coordinator.rounds.states import RUN_ENDED
+from coordinator.rounds.transitions import RUN_ENDED
 from coordinator.signing_keys import Signing, rotations_of
-from federation.certificates import csr_public_key, serial_of
 from federation.digests import digest
-from federation.envelope import key_id
-from federation.key_chain import open_rotation, receipt
-from federation.keys import IdentityError
-from federation.proofs import proves_renewal
 from federation.refusals import Refusal
-from federation.runs import RunSpec
+from federation.spec.run_spec import RunSpec
+from federation.trust.certificates import csr_public_key, serial_of
+from federation.trust.envelope import key_id
+from federation.trust.key_chain import open_rotation, receipt
+from federation.trust.keys import IdentityError
+from federation.trust.proofs import proves_renewal
 from federation.v1.common_pb2 import KeyRotation, SignedEnvelope
 from storage import audit
 from storage.models import Assignment, Client, Phase, Rotation, Round, Run

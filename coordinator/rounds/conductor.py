@@ -22,11 +22,11 @@ from coordinator.rounds.conversation import hold
 from coordinator.rounds.finish import finish_round, skip_round
 from coordinator.rounds.fleets.base import Fleet, Held, RevokedMeanwhile, Skipped
 from coordinator.rounds.opening import open_round
-from coordinator.rounds.participation import WarningLog
-from coordinator.rounds.private import record_named, since_pause
-from coordinator.rounds.record import record_step
-from coordinator.rounds.states import move_run
+from coordinator.rounds.runs.participation import WarningLog
+from coordinator.rounds.runs.private import record_named, since_pause
+from coordinator.rounds.signed_results import record_step
 from coordinator.rounds.step import make_step
+from coordinator.rounds.transitions import move_run
 from storage import audit
 from storage.models import Round, Run
 from storage.records import VoidRecord

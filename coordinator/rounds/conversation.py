@@ -8,19 +8,19 @@ from typing import Any, TypeVar
 from sqlalchemy import func, select
 
 from coordinator.aggregation.base import Algorithm
-from coordinator.aggregation.phases import Phase, Private, Replies, RoundContext, Step
+from coordinator.aggregation.interface import TooFewUpdatesError
+from coordinator.aggregation.phases import AlgorithmPhase, PrivateSetting, Replies, RoundContext, Step
 from coordinator.aggregation.qp import UnsolvedError
 from coordinator.aggregation.registry import server_rate
-from coordinator.aggregation.rules import TooFewUpdatesError
 from coordinator.aggregation.secure.evaluation import Means, evaluation
 from coordinator.aggregation.streaming import one_thread
 from coordinator.rounds import selection
 from coordinator.rounds.fleets.base import Fleet, RunFacts, Skipped
-from coordinator.rounds.private import private_facts
-from coordinator.rounds.revoked import revoked_clients
+from coordinator.rounds.replies.revoked import revoked_clients
+from coordinator.rounds.runs.private import private_facts
 from coordinator.rounds.step import recall
-from federation.objectives import encoder_columns
 from federation.sketches.base import SketchError
+from federation.spec.objective_names import encoder_columns
 from federation.vectors import Layout, model_layout
 from federation.work.base import Shows
 from federation.work.train.work import Train
@@ -67,7 +67,7 @@ def hold_evaluation(fleet: Fleet, current: Round, model: str, number: int, clien
 def _converse(
     fleet: Fleet,
     current: Round,
-    conversation: Generator[Phase, Replies, Ending],
+    conversation: Generator[AlgorithmPhase, Replies, Ending],
     number: int,
     model: str,
     required: Sequence[str] = (),
@@ -86,7 +86,7 @@ def _converse(
         number += 1
 
 
-def _continued(conversation: Generator[Phase, Replies, Any], replies: Replies | None) -> Phase:
+def _continued(conversation: Generator[AlgorithmPhase, Replies, Any], replies: Replies | None) -> AlgorithmPhase:
     """The next phase of a conversation, after the replies to the one before; None before the first."""
     try:
         with one_thread():
@@ -95,7 +95,9 @@ def _continued(conversation: Generator[Phase, Replies, Any], replies: Replies | 
         raise Skipped(f"aggregation: {error}") from error
 
 
-def _ask(fleet: Fleet, current: Round, number: int, phase: Phase, model: str, required: Sequence[str] = ()) -> Replies:
+def _ask(
+    fleet: Fleet, current: Round, number: int, phase: AlgorithmPhase, model: str, required: Sequence[str] = ()
+) -> Replies:
     """The replies to one phase, unless there are too few, or it would show updates of a run with private rounds."""
     if fleet.run.spec.privacy.secure != "off" and phase.kind.shows is Shows.UPDATE:
         raise Skipped(f"privacy.secure: the algorithm asks for {phase.kind.name}, which shows updates in the clear")
@@ -153,7 +155,7 @@ def _context(fleet: Fleet, current: Round, model: str, state: Mapping[str, Any] 
 
 
 def bare_context(
-    run: RunFacts, layout: Layout, number: int, state: Mapping[str, Any], private: Private | None
+    run: RunFacts, layout: Layout, number: int, state: Mapping[str, Any], private: PrivateSetting | None
 ) -> RoundContext:
     """The context of a round as far as it follows from the run's facts, its state, and the model's layout."""
     spec, server = run.spec, run.spec.server

@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 from sqlalchemy import select
 from sqlalchemy.orm import Session, selectinload
 
-from federation.envelope import envelope_digest
+from federation.trust.envelope import envelope_digest
 from federation.v1.common_pb2 import SignedEnvelope
 from federation.v1.record_pb2 import Answer, Exchange, PhaseRecord, RoundRecord
 from storage.models import Assignment, Phase, Reply, Round

@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from sqlalchemy import select
 
 from coordinator.aggregation.base import Algorithm
-from coordinator.aggregation.phase_kinds import Evaluation
+from coordinator.aggregation.phase_kinds import EvaluationPhase
 from coordinator.aggregation.phases import Voided, Waiting
-from coordinator.rounds import record, scores
+from coordinator.rounds import signed_results
 from coordinator.rounds.conversation import hold_evaluation
 from coordinator.rounds.fleets.base import Fleet, RevokedMeanwhile, Skipped
-from coordinator.rounds.scores import Measurements
-from coordinator.rounds.states import move_round
-from federation import log_entries
+from coordinator.rounds.runs import scores
+from coordinator.rounds.runs.scores import Measurements
+from coordinator.rounds.transitions import move_round
+from federation.record import log_entries
 from storage import audit, models
 from storage.states import RoundState
 
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class EvaluationFindings:
     """What the evaluation of a round's model found.
 
     Attributes:
@@ -53,7 +54,7 @@ def finish_round(fleet: Fleet, algorithm: Algorithm, round_id: int) -> None:
     over = current.number + 1
     last = over == spec.rounds  # no mutant: no round follows the last
     due = last or (spec.evaluate.every and over % spec.evaluate.every == 0)
-    findings = Findings()
+    findings = EvaluationFindings()
     if due and spec.evaluated and not fleet.conceals:
         private = spec.privacy.secure != "off" and "evaluation" not in spec.privacy.disclose
         pool = sorted(fleet.settled_pool())
@@ -66,22 +67,24 @@ def finish_round(fleet: Fleet, algorithm: Algorithm, round_id: int) -> None:
 
 def evaluate(
     fleet: Fleet, algorithm: Algorithm, current: models.Round, model: str, phase: int, pool: Sequence[str]
-) -> Findings:
+) -> EvaluationFindings:
     """Asks each member of the pool for its own measurements of the model."""
-    asked = Evaluation(splits=fleet.run.spec.evaluated, metrics=fleet.run.metrics)
+    asked = EvaluationPhase(splits=fleet.run.spec.evaluated, metrics=fleet.run.metrics)
     replies = fleet.ask(fleet.question(current, phase, asked, pool, len(pool), model))
     numbers = scores.scores(replies, fleet.run.objectives, fleet.run.metrics)
     if not algorithm.averages:
         with fleet.around.database.read() as session:
             numbers |= scores.improved(session, current, replies)
-    return Findings(
+    return EvaluationFindings(
         metrics=numbers | fleet.observe(model),
         measured=[reply.metrics for reply in replies],
         evaluations=scores.evaluations(current.round_id, model, replies, fleet.run.evaluation),
     )
 
 
-def evaluate_privately(fleet: Fleet, current: models.Round, model: str, phase: int, pool: Sequence[str]) -> Findings:
+def evaluate_privately(
+    fleet: Fleet, current: models.Round, model: str, phase: int, pool: Sequence[str]
+) -> EvaluationFindings:
     """Asks the members of the pool for the means of their measurements. A failure leaves the round without metrics.
 
     Members evaluate a model once. If steps have kept the model since it was evaluated, the numbers of then stand.
@@ -90,18 +93,18 @@ def evaluate_privately(fleet: Fleet, current: models.Round, model: str, phase: i
         stop, value = fleet.run.spec.stop, before.metrics.get("stop/value")
         known = [] if value is None else [{f"{stop.split}/{stop.metric}": value}]
         why = f"evaluation: the model is that of round {before.number}; its numbers stand"
-        return Findings(metrics=fleet.observe(model), measured=known, why_not=why)
+        return EvaluationFindings(metrics=fleet.observe(model), measured=known, why_not=why)
     try:
         means = hold_evaluation(fleet, current, model, phase, pool)
     except (Skipped, Voided, Waiting) as error:
-        return Findings(metrics=fleet.observe(model), why_not=f"evaluation: {error}")
+        return EvaluationFindings(metrics=fleet.observe(model), why_not=f"evaluation: {error}")
     except RevokedMeanwhile:
-        return Findings(metrics=fleet.observe(model), why_not="evaluation: a member of the round was revoked")
+        return EvaluationFindings(metrics=fleet.observe(model), why_not="evaluation: a member of the round was revoked")
     numbers = scores.scores_of_means(means.metrics, means.members, fleet.run.objectives, fleet.run.metrics)
     if means.noise:
         numbers["evaluation/noise"] = means.noise
     why = means.left_out and f"evaluation: {means.left_out}"
-    return Findings(metrics=numbers | fleet.observe(model), measured=[means.metrics], why_not=why)
+    return EvaluationFindings(metrics=numbers | fleet.observe(model), measured=[means.metrics], why_not=why)
 
 
 def _evaluated_before(fleet: Fleet, current: models.Round, model: str) -> models.Round | None:
@@ -116,15 +119,15 @@ def _evaluated_before(fleet: Fleet, current: models.Round, model: str) -> models
     return next((round_ for round_ in rounds if "evaluated" in round_.metrics), None)
 
 
-def complete_round(fleet: Fleet, current: models.Round, findings: Findings) -> None:
+def complete_round(fleet: Fleet, current: models.Round, findings: EvaluationFindings) -> None:
     """Records the end of a round, and what the evaluation of its model found."""
     with fleet.around.database.begin() as session:
         fleet.run.running(session)
         round_ = session.get_one(models.Round, current.round_id)
         stop = scores.watched(session, round_, fleet.run, findings.measured)
         session.add_all(findings.evaluations)
-        traffic = record.traffic(session, current.round_id)
-        round_.metrics = {**round_.metrics, **record.finite({**findings.metrics, **stop}), **traffic}
+        traffic = signed_results.traffic(session, current.round_id)
+        round_.metrics = {**round_.metrics, **signed_results.finite({**findings.metrics, **stop}), **traffic}
         move_round(round_, RoundState.COMPLETED, fleet.around.clock(), findings.why_not)
     level = logging.WARNING if findings.why_not else logging.INFO
     log.log(level, "run %s round %d: completed %s", fleet.run.run_id, current.number, findings.why_not)
@@ -137,7 +140,7 @@ def skip_round(fleet: Fleet, current: models.Round, skipped: Skipped) -> None:
     with fleet.around.database.begin() as session:
         fleet.run.running(session)
         round_ = session.get_one(models.Round, current.round_id)
-        round_.metrics = {**lacking, **record.traffic(session, current.round_id)}
+        round_.metrics = {**lacking, **signed_results.traffic(session, current.round_id)}
         now = fleet.around.clock()
         move_round(round_, RoundState.SKIPPED, now, why)
         subject = f"{fleet.run.run_id}/{current.number}"

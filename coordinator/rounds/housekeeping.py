@@ -12,8 +12,8 @@ from datetime import datetime, timedelta
 from sqlalchemy import select
 
 from coordinator.condition import Condition
-from coordinator.rounds.presence import Presence
-from coordinator.rounds.uploads import Uploads
+from coordinator.rounds.fleets.presence import Presence
+from coordinator.rounds.replies.uploads import Uploads
 from storage.blobs import BlobStore
 from storage.database import UNAVAILABLE, Database
 from storage.faults import explain_fault

@@ -8,11 +8,11 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.rounds import selection
-from coordinator.rounds.client_noise import noisy_steps, over_budget
 from coordinator.rounds.fleets.base import Fleet, Held
-from coordinator.rounds.scores import why_stopped
-from coordinator.rounds.states import move_run
-from coordinator.rounds.task_offers import missing_offer
+from coordinator.rounds.runs.client_noise import noisy_steps, over_budget
+from coordinator.rounds.runs.scores import why_stopped
+from coordinator.rounds.runs.task_offers import missing_offer
+from coordinator.rounds.transitions import move_run
 from storage import audit
 from storage.models import Round, Run
 from storage.states import RoundState, RunState

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from federation.digests import digest
-from federation.run_sections import Quorum, SelectionSpec
+from federation.spec.run_sections import Quorum, SelectionSpec
 
 
 def wanted(spec: SelectionSpec, pool: int) -> int:

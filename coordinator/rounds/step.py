@@ -16,16 +16,16 @@ import numpy as np
 from coordinator.aggregation.base import Algorithm
 from coordinator.aggregation.direction import Direction
 from coordinator.aggregation.gram import Average, apply_step, combine
+from coordinator.aggregation.interface import Vector
 from coordinator.aggregation.phases import Step
 from coordinator.aggregation.registry import origins, server_rate
-from coordinator.aggregation.rules import Vector
-from coordinator.aggregation.server import OPTIMISERS, Optimiser, Sgd
+from coordinator.aggregation.server_optimisers import OPTIMISERS, Optimiser, Sgd
 from coordinator.aggregation.streaming import Row, one_thread
-from coordinator.rounds.client_noise import ClientNoise, noise_of
 from coordinator.rounds.fleets.base import Fleet, Skipped
-from federation.plugins import Origin
-from federation.run_sections import ServerSpec
-from federation.sharing import BUFFERS
+from coordinator.rounds.runs.client_noise import ClientNoise, noise_of
+from federation.plugins import CodeOrigin
+from federation.spec.run_sections import ServerSpec
+from federation.spec.sharing import BUFFERS
 from federation.vectors import model_layout, model_row, payload_bytes, update_layout, update_rows
 from storage.blobs import BlobStore, BlobWriter
 from storage.models import Round
@@ -45,7 +45,7 @@ class Stepped:
     memory: RunMemory  # of the run, after the step
     direction: Direction  # the direction, and its measurements
     noise: ClientNoise | None  # on the direction; None for a run without noise
-    code: tuple[Origin, ...]  # the plug-ins that made it
+    code: tuple[CodeOrigin, ...]  # the plug-ins that made it
 
     @property
     def result(self) -> str:

@@ -13,18 +13,20 @@ from datetime import datetime, timedelta
 from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.rules import HyperparameterError
+from coordinator.aggregation.interface import HyperparameterError
 from coordinator.clock import utc_now
 from coordinator.condition import Condition
 from coordinator.rounds.bell import Bell
 from coordinator.rounds.conductor import Conductor
-from coordinator.rounds.evidence import RecordError, SignatureMemory
 from coordinator.rounds.fleets.base import Held, RunFacts, Surroundings
+from coordinator.rounds.fleets.presence import Cancelled, Presence
 from coordinator.rounds.fleets.remote import RemoteFleet
 from coordinator.rounds.housekeeping import Housekeeper
-from coordinator.rounds.presence import Cancelled, Presence
-from coordinator.rounds.revoked import REVOKED
-from coordinator.rounds.states import (
+from coordinator.rounds.replies.evidence import RecordError, SignatureMemory
+from coordinator.rounds.replies.revoked import REVOKED
+from coordinator.rounds.replies.uploads import Uploads
+from coordinator.rounds.runs.submission import Submission, new_run
+from coordinator.rounds.transitions import (
     RUN_ENDED,
     UNDER_WAY,
     end_assignment,
@@ -33,16 +35,14 @@ from coordinator.rounds.states import (
     move_run,
     open_assignments,
 )
-from coordinator.rounds.submission import Submission, new_run
-from coordinator.rounds.uploads import Uploads
 from coordinator.signing_keys import Signing
-from federation import log_entries
 from federation.owners_code import described
+from federation.record import log_entries
 from federation.refusals import Refusal
 from storage import audit
 from storage.blobs import BlobStore
 from storage.database import Database
-from storage.faults import Fault, explain_fault, fault_of
+from storage.faults import StorageFault, explain_fault, fault_of
 from storage.models import Assignment, Client, Input, Phase, Round, Run
 from storage.states import AssignmentState, ClientState, RunState
 
@@ -53,7 +53,7 @@ RECONNECT_GRACE = timedelta(seconds=30)
 RECENTLY = timedelta(seconds=60)
 RETRY_SECONDS = 1.0  # after which a conductor whose database failed begins again
 # Faults that pass: a conductor tries again, and the monitor finds out when they are over.
-_PASSING = frozenset({Fault.DATABASE, Fault.DISK, Fault.DESCRIPTORS})
+_PASSING = frozenset({StorageFault.DATABASE, StorageFault.DISK, StorageFault.DESCRIPTORS})
 DISK_REASON = "disk: "  # how the reason of a run begins that a full disk has paused
 
 
@@ -331,7 +331,7 @@ class Supervisor:
             fault = fault_of(error)
             if fault in _PASSING:
                 raise
-            if fault is Fault.BLOB or isinstance(error, OSError | MemoryError):  # an operator can repair it
+            if fault is StorageFault.BLOB or isinstance(error, OSError | MemoryError):  # an operator can repair it
                 self._pause(run_id, f"storage: {error}; repair it, then resume the run", explain_fault(error))
             else:
                 log.exception("run %s: failed", run_id)

@@ -8,24 +8,24 @@ from sqlalchemy.orm import Session
 
 from coordinator.audit.excerpt import marked
 from coordinator.disk import open_runs_bytes, run_bytes
-from coordinator.finding import find_run, model_after, removed_model
-from coordinator.members.messages import NEXT_CHUNK_SECONDS, Context, next_message
-from coordinator.rounds.scores import best_round
-from coordinator.rounds.submission import Submission
-from coordinator.rounds.uploads import Upload
-from coordinator.services import views
+from coordinator.lookup import find_run, model_after, removed_model
+from coordinator.members.access.rpc_messages import NEXT_CHUNK_SECONDS, Context, next_message
+from coordinator.rounds.replies.uploads import Upload
+from coordinator.rounds.runs.scores import best_round
+from coordinator.rounds.runs.submission import Submission
 from coordinator.services.audit_calls import AuditCalls
 from coordinator.services.bundles import write_bundle
 from coordinator.services.member_calls import MemberCalls
 from coordinator.services.record_calls import RecordCalls
-from coordinator.services.watching import Watching
+from coordinator.services.views import overview
+from coordinator.services.views.watching import Watching
 from federation import digests
-from federation.channels import CHUNK_BYTES, MAX_CHUNK_BYTES
-from federation.metrics import MetricKind
-from federation.payload_check import PayloadCheck
+from federation.line.channels import CHUNK_BYTES, MAX_CHUNK_BYTES
+from federation.line.payload_check import PayloadCheck
 from federation.refusals import Refusal
-from federation.run_sections import ParametersSpec
-from federation.sharing import SharingError
+from federation.spec.run_sections import ParametersSpec
+from federation.spec.sharing import SharingError
+from federation.spec.task_metrics import MetricKind
 from federation.v1 import admin_pb2 as messages
 from federation.v1 import admin_pb2_grpc
 from federation.vectors import Layout
@@ -145,7 +145,7 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
         return await self._run(run_id)
 
     async def _run(self, text: str) -> messages.Run:
-        return await self._read(lambda session: views.run(session, find_run(session, text)))
+        return await self._read(lambda session: overview.run(session, find_run(session, text)))
 
     async def WatchRun(
         self, request: messages.WatchRunRequest, context: Context

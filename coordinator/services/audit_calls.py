@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator, Iterator
 
 from sqlalchemy import select
 
-from coordinator.audit.verification import log_problems
-from coordinator.members.messages import Context
+from coordinator.audit.log_verifier import log_problems
+from coordinator.members.access.rpc_messages import Context
 from coordinator.services.base import Service
-from coordinator.services.record_check import blob_problems, noise_problems, record_problems
+from coordinator.services.checks.record_check import blob_problems, noise_problems, record_problems
 from federation.v1 import admin_pb2 as messages
 from federation.v1.common_pb2 import SignedEnvelope
 from storage.models import Run

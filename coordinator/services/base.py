@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from coordinator.audit.sequencer import Sequencer
 from coordinator.condition import Condition
-from coordinator.home import Home
-from coordinator.members.access import Access
-from coordinator.rounds.consents import Offers
+from coordinator.home import CoordinatorHome
+from coordinator.members.access.control import Access
+from coordinator.rounds.fleets.consents import Offers
+from coordinator.rounds.replies.uploads import Uploads
 from coordinator.rounds.supervisor import Supervisor
-from coordinator.rounds.uploads import Uploads
-from coordinator.services.reader import Reader, RecordParts
+from coordinator.services.views.reader import RecordParts, RecordViews
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Parts(RecordParts):
         enrollment_address: where newcomers enroll, "host:port".
     """
 
-    home: Home
+    home: CoordinatorHome
     uploads: Uploads
     supervisor: Supervisor
     access: Access
@@ -33,7 +33,7 @@ class Parts(RecordParts):
     enrollment_address: str
 
 
-class Service(Reader):
+class Service(RecordViews):
     """The base of a gRPC service."""
 
     def __init__(self, parts: Parts) -> None:

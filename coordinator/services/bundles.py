@@ -1,6 +1,6 @@
 """Writes the bundle of a run: its record as one file. It is streamed: memory holds the envelopes of one round at most.
 
-`record.proto` describes the entries, `federation.bundle` reads them.
+`record.proto` describes the entries, `federation.record.bundle` reads them.
 """
 
 import io
@@ -18,10 +18,10 @@ from sqlalchemy.orm import Session
 
 from coordinator.audit.excerpt import excerpt
 from coordinator.rounds.export import recorded_phases, round_record
-from coordinator.rounds.states import ROUND_ENDED, RUN_ENDED
-from federation import bundle
-from federation.certificates import der, serial_of
-from federation.identity import parse_peer
+from coordinator.rounds.transitions import ROUND_ENDED, RUN_ENDED
+from federation.record import bundle
+from federation.trust.certificates import der, serial_of
+from federation.trust.identity import parse_peer
 from federation.v1.common_pb2 import KeyRotation, Metric, ReplyManifest, SignedEnvelope, StepManifest
 from federation.v1.record_pb2 import Bundle, Consents, Rotations, RoundRecord
 from storage.blobs import BlobMissing, BlobStore

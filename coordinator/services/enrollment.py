@@ -3,13 +3,13 @@
 from sqlalchemy.exc import IntegrityError
 
 from coordinator.front.listener import host_of
+from coordinator.members.access.rpc_messages import Context
 from coordinator.members.enrollment import Application, enroll
 from coordinator.members.logins import log_in, prove_login
-from coordinator.members.messages import Context
 from coordinator.services.base import Service
-from federation.certificates import pem
-from federation.identity import admin_uris
 from federation.refusals import Refusal
+from federation.trust.certificates import pem
+from federation.trust.identity import admin_uris
 from federation.v1 import enrollment_pb2_grpc
 from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse, LoginRequest, LoginResponse
 from storage.states import ClientState

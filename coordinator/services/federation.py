@@ -9,21 +9,21 @@ from sqlalchemy import bindparam, select, union_all
 from sqlalchemy.orm import Session
 
 from coordinator.backups.statement import newest_restore
-from coordinator.finding import removed_offer
-from coordinator.members.limits import DECLINE, MESSAGE
-from coordinator.members.messages import REQUEST_SECONDS, Context, next_message
+from coordinator.lookup import removed_offer
+from coordinator.members.access.call_limits import DECLINE, MESSAGE
+from coordinator.members.access.rpc_messages import REQUEST_SECONDS, Context, next_message
 from coordinator.members.renewal import retire_older
-from coordinator.rounds.consents import offered_specification, record_consent
-from coordinator.rounds.presence import Assigned, Attendance, Message, Offered
+from coordinator.rounds.fleets.consents import offered_specification, record_consent
+from coordinator.rounds.fleets.presence import Assigned, AttendanceStream, Message, Offered
 from coordinator.services.key_calls import KeyCalls
 from coordinator.services.reply_calls import ReplyCalls
-from coordinator.services.stream_words import Introduction, closed_until, introduction, left
-from federation.channels import CHUNK_BYTES
-from federation.chunks import fetched
+from coordinator.services.stream_words import ReceivedHello, closed_until, introduction, left
 from federation.digests import parse
-from federation.envelope import seal
-from federation.identity import PeerIdentity
+from federation.line.channels import CHUNK_BYTES
+from federation.line.chunks import fetched
 from federation.refusals import Refusal
+from federation.trust.envelope import seal
+from federation.trust.identity import PeerIdentity
 from federation.v1 import federation_pb2 as messages
 from federation.v1 import federation_pb2_grpc
 from federation.v1.common_pb2 import CancelManifest, SignedEnvelope, TimeManifest
@@ -57,7 +57,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
         if len(first.hello.nonce) > MAX_NONCE_BYTES:
             raise Refusal("hello", f"a nonce of {len(first.hello.nonce)} bytes; at most {MAX_NONCE_BYTES}")
         said = introduction(first.hello)
-        attendance = Attendance(
+        attendance = AttendanceStream(
             client_id=client_id,
             tasks=said.tasks,
             objectives=said.objectives,
@@ -87,7 +87,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
             log.info("%s left", client_id)
 
     async def _listen(
-        self, requests: AsyncIterator[messages.AttendRequest], attendance: Attendance, caller: PeerIdentity
+        self, requests: AsyncIterator[messages.AttendRequest], attendance: AttendanceStream, caller: PeerIdentity
     ) -> None:
         """Reads the worker's side of its stream until it ends or falls silent; then the stream ends."""
         end: Refusal | None = None
@@ -106,7 +106,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
         finally:
             attendance.outbox.put_nowait(end)
 
-    async def _hear(self, request: messages.AttendRequest, attendance: Attendance) -> None:
+    async def _hear(self, request: messages.AttendRequest, attendance: AttendanceStream) -> None:
         kind = request.WhichOneof("message")
         if kind == "heartbeat":
             beat = request.heartbeat
@@ -132,7 +132,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
         else:
             raise Refusal("hello", "a stream has one Hello, and no messages but those of a worker may follow it")
 
-    async def _response(self, attendance: Attendance, message: Message) -> messages.AttendResponse:
+    async def _response(self, attendance: AttendanceStream, message: Message) -> messages.AttendResponse:
         """A conductor's message to a worker, for its stream."""
         if isinstance(message, Assigned):
             return messages.AttendResponse(
@@ -193,7 +193,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
                 offset += len(chunk)
 
 
-def _note_hello(session: Session, attendance: Attendance, said: Introduction, caller: PeerIdentity) -> None:
+def _note_hello(session: Session, attendance: AttendanceStream, said: ReceivedHello, caller: PeerIdentity) -> None:
     client = session.get_one(Client, attendance.client_id, with_for_update=True)
     retire_older(session, attendance.client_id, caller.serial, by=caller.uri, now=attendance.last_seen)
     client.tasks, client.objectives, client.abilities = said.tasks, said.objectives, said.abilities

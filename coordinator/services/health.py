@@ -14,7 +14,7 @@ from grpc_health.v1.health_pb2 import (
     HealthListResponse,
 )
 
-from coordinator.members.messages import Context
+from coordinator.members.access.rpc_messages import Context
 
 
 class HealthService(health.aio.HealthServicer):  # type: ignore[misc]

@@ -2,12 +2,12 @@
 
 from sqlalchemy.exc import IntegrityError
 
-from coordinator.members.messages import Context
+from coordinator.members.access.rpc_messages import Context
 from coordinator.members.renewal import renew
 from coordinator.members.rotation import rotate_key
 from coordinator.services.base import Service
-from federation.certificates import pem
 from federation.refusals import Refusal
+from federation.trust.certificates import pem
 from federation.v1 import federation_pb2 as messages
 
 

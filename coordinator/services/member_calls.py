@@ -7,13 +7,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from coordinator.members import administrators, join_strings, membership, requests
-from coordinator.members.messages import Context
-from coordinator.services import member_views, views
+from coordinator.members.access.rpc_messages import Context
 from coordinator.services.base import Service
-from federation.certificates import fingerprint
-from federation.identity import Action
-from federation.join_string import SECRET_BYTES, JoinString
+from coordinator.services.views import member_views, overview
 from federation.refusals import Refusal
+from federation.trust.certificates import fingerprint
+from federation.trust.identity import Action
+from federation.trust.join_string import SECRET_BYTES, JoinStringFields
 from federation.v1 import admin_pb2 as messages
 from storage import models
 from storage.retention import Collection, remove_forgotten
@@ -46,7 +46,7 @@ class MemberCalls(Service):
         replaced = await self._act(
             join_strings.create_join_string, request.client_id, secret, again=request.again, expires=expires
         )
-        join = JoinString(self._enrollment_address, fingerprint(self._home.ca), secret, request.client_id)
+        join = JoinStringFields(self._enrollment_address, fingerprint(self._home.ca), secret, request.client_id)
         response = messages.CreateJoinStringResponse(join_string=join.encode(), replaced=replaced)
         response.expires.FromDatetime(expires)
         return response
@@ -96,7 +96,7 @@ class MemberCalls(Service):
         await self._act(membership.forget, request.client_id, request.reason)
         removed = await self._remove_forgotten(request.client_id)
         return messages.ForgetClientResponse(
-            client=await self._read(views.client, self._presence.attending(), request.client_id),
+            client=await self._read(overview.client, self._presence.attending(), request.client_id),
             removed=removed.deleted,
             removed_bytes=removed.freed,
             kept=removed.kept,
@@ -115,9 +115,9 @@ class MemberCalls(Service):
 
     async def _changed(self, client_id: str) -> messages.Client:
         """Lets runs that wait for clients look again; shows the client."""
-        for run_id in await self._read(views.active_runs):
+        for run_id in await self._read(overview.active_runs):
             await self._in_thread(self._supervisor.notify, run_id)
-        return await self._read(views.client, self._presence.attending(), client_id)
+        return await self._read(overview.client, self._presence.attending(), client_id)
 
     # --- administrators
 

@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from coordinator.rounds.content import payload_problem
-from coordinator.rounds.intake import Admission
-from coordinator.rounds.uploads import ReplyUpload, Upload, Uploads
+from coordinator.rounds.replies.content import payload_problem
+from coordinator.rounds.replies.intake import Admission
+from coordinator.rounds.replies.uploads import ReplyUpload, Upload, Uploads
 from coordinator.services.transfers import Transfer
-from coordinator.threads import Threads, wait_ended
-from federation.channels import MAX_CHUNK_BYTES
-from federation.chunks import Chunk
-from federation.payload_check import PayloadCheck
+from coordinator.thread_pool import ThreadPool, wait_ended
+from federation.line.channels import MAX_CHUNK_BYTES
+from federation.line.chunks import Chunk
+from federation.line.payload_check import PayloadCheck
 from federation.refusals import Refusal
 from federation.v1 import federation_pb2 as messages
 from federation.v1.common_pb2 import SignedEnvelope
@@ -44,7 +44,7 @@ class Receiving:
         *,
         uploads: Uploads,
         blobs: BlobStore,
-        threads: Threads,
+        threads: ThreadPool,
     ) -> None:
         self._admission = admission
         self._check = check

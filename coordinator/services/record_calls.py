@@ -11,15 +11,15 @@ from datetime import UTC
 from sqlalchemy.orm import Session
 
 from coordinator.disk import usage
-from coordinator.finding import find_round, find_run
+from coordinator.lookup import find_round, find_run
 from coordinator.members import administrators, join_strings, requests
-from coordinator.members.messages import Context
-from coordinator.services import details, member_views, views
-from coordinator.services.messages import like
-from coordinator.services.paging import Page, size_of_page
-from coordinator.services.reader import Reader
-from coordinator.services.summaries import rounds_from, summaries
-from coordinator.services.watching import run_with_members, runs_from
+from coordinator.members.access.rpc_messages import Context
+from coordinator.services.views import details, member_views, overview
+from coordinator.services.views.conversion import like
+from coordinator.services.views.paging import Page, size_of_page
+from coordinator.services.views.reader import RecordViews
+from coordinator.services.views.summaries import rounds_from, summaries
+from coordinator.services.views.watching import run_with_members, runs_from
 from federation.refusals import Refusal
 from federation.v1 import admin_pb2 as messages
 from storage import audit
@@ -35,7 +35,7 @@ ENTRIES_AT_A_TIME = 500
 FOLLOW_SECONDS = 0.5
 
 
-class RecordCalls(Reader):
+class RecordCalls(RecordViews):
     """Shows administrators runs and rounds, members, and the audit log; writes nothing itself."""
 
     async def _note_export(self, action: str, subject: str) -> None:
@@ -62,7 +62,7 @@ class RecordCalls(Reader):
     def _whole_run(self, session: Session, text: str) -> messages.Run:
         item = find_run(session, text)
         run = run_with_members(session, item, spec=True)
-        run.consents.extend(views.consents(session, self._checks, item))
+        run.consents.extend(overview.consents(session, self._checks, item))
         return run
 
     # --- rounds
@@ -76,7 +76,7 @@ class RecordCalls(Reader):
             items = rounds_from(session, run.run_id, page.start, page.size + 1)
             rounds = summaries(session, items[: page.size])
             return messages.ListRoundsResponse(
-                run=views.run(session, run), rounds=rounds, next_page_token=page.next_token(items)
+                run=overview.run(session, run), rounds=rounds, next_page_token=page.next_token(items)
             )
 
         return await self._read(read)
@@ -117,7 +117,7 @@ class RecordCalls(Reader):
         after = 0
         while True:
             replies, after = await self._read(
-                views.replies, self._checks, run_id, number, request.client_id, after, REPLIES_AT_A_TIME
+                overview.replies, self._checks, run_id, number, request.client_id, after, REPLIES_AT_A_TIME
             )
             if not replies:
                 return
@@ -141,7 +141,9 @@ class RecordCalls(Reader):
     async def ListClients(self, request: messages.ListClientsRequest, context: Context) -> messages.ListClientsResponse:
         """Lists the clients."""
         size = size_of_page(request.page_size, CLIENTS_AT_A_TIME)
-        clients = await self._read(views.clients, self._presence.attending(), after=request.page_token, count=size + 1)
+        clients = await self._read(
+            overview.clients, self._presence.attending(), after=request.page_token, count=size + 1
+        )
         more = len(clients) > size
         return messages.ListClientsResponse(
             clients=clients[:size], next_page_token=clients[size - 1].client_id if more else ""

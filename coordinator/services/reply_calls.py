@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 from time import monotonic
 from weakref import WeakValueDictionary
 
-from coordinator.members.messages import NEXT_CHUNK_SECONDS, REQUEST_SECONDS, Context, next_message
-from coordinator.rounds.intake import Admission, Intake
+from coordinator.members.access.rpc_messages import NEXT_CHUNK_SECONDS, REQUEST_SECONDS, Context, next_message
+from coordinator.rounds.replies.intake import Admission, Intake
 from coordinator.services.base import Parts, Service
 from coordinator.services.receiving import Receiving
 from coordinator.services.transfers import Transfers
-from coordinator.threads import wait_ended
-from federation.chunks import Chunk
-from federation.payload_check import PayloadCheck
+from coordinator.thread_pool import wait_ended
+from federation.line.chunks import Chunk
+from federation.line.payload_check import PayloadCheck
 from federation.refusals import Refusal
 from federation.v1 import federation_pb2 as messages
 from federation.v1.common_pb2 import LogHead, SignedEnvelope

@@ -13,17 +13,17 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from coordinator.home import ROTATIONS_FILE, database_url, read_settings
-from coordinator.ownership import HomeError, lost_database, must_own
-from coordinator.rounds.presence import Presence
-from coordinator.services.reader import RecordParts
+from coordinator.ownership import CoordinatorHomeError, lost_database, must_own
+from coordinator.rounds.fleets.presence import Presence
 from coordinator.services.record_calls import RecordCalls
+from coordinator.services.views.reader import RecordParts
 from coordinator.settings import SQLITE
-from coordinator.threads import Threads
-from federation.certificates import load_certificate_file, pem
-from federation.identity import parse_peer
-from federation.key_chain import KeyChain, read_rotations, whole_chain
+from coordinator.thread_pool import ThreadPool
+from federation.trust.certificates import load_certificate_file, pem
+from federation.trust.identity import parse_peer
+from federation.trust.key_chain import KeyChain, read_rotations, whole_chain
+from storage.blob_directory import DirectoryStore
 from storage.database import Database, DatabaseMissing
-from storage.directory import DirectoryStore
 
 
 class ElsewhereError(RuntimeError):
@@ -52,7 +52,7 @@ def stopped_record(directory: Path, *, clock: Callable[[], datetime]) -> Iterato
         database = Database.open_to_read(database_url(directory, settings))
     except DatabaseMissing as error:
         missing = f"the database {error.filename} is missing"
-        raise HomeError(lost_database(missing, directory, federation)) from None
+        raise CoordinatorHomeError(lost_database(missing, directory, federation)) from None
     with closing(database), ThreadPoolExecutor(1) as executor:
         database.must_be_known()
         must_own(database, directory, federation, load_certificate_file(directory / "ca.pem"))
@@ -61,7 +61,7 @@ def stopped_record(directory: Path, *, clock: Callable[[], datetime]) -> Iterato
             RecordParts(
                 settings=settings,
                 chain=chain,
-                threads=Threads(database, executor),
+                threads=ThreadPool(database, executor),
                 blobs=DirectoryStore((directory / settings.blobs).absolute()),
                 presence=Presence(),
                 clock=clock,

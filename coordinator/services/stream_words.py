@@ -5,12 +5,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from federation.objectives import OBJECTIVE
 from federation.refusals import Refusal
-from federation.run_sections import TASK
+from federation.spec.computation import Ability
+from federation.spec.objective_names import OBJECTIVE
+from federation.spec.run_sections import TASK
 from federation.text import escaped
 from federation.v1.federation_pb2 import Heartbeat, Hello, SessionsLeft
-from federation.work.computation import Ability
 
 MAX_HELLO_BYTES = 64 << 10
 MAX_TASKS = 100
@@ -20,7 +20,7 @@ MAX_TEXT = 200  # characters of software and device
 
 
 @dataclass(frozen=True)
-class Introduction:
+class ReceivedHello:
     """A worker's Hello, within bounds. All but the texts, which are printable, is by offered task."""
 
     tasks: dict[str, int]  # training samples
@@ -33,7 +33,7 @@ class Introduction:
     device: str
 
 
-def introduction(hello: Hello) -> Introduction:
+def introduction(hello: Hello) -> ReceivedHello:
     """Reads a Hello.
 
     Raises:
@@ -52,7 +52,7 @@ def introduction(hello: Hello) -> Introduction:
         for name in offer.objectives:
             _must_match(OBJECTIVE, name, "an objective")
     tasks = {offer.task: min(offer.samples, MAX_SAMPLES) for offer in hello.tasks}
-    return Introduction(
+    return ReceivedHello(
         tasks=tasks,
         objectives={offer.task: list(dict.fromkeys(offer.objectives)) for offer in hello.tasks},
         sessions_left={told.task: left(told, tasks) for told in hello.sessions_left},

@@ -4,21 +4,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.leakage import views
-from experiments.leakage.federation import Federation
-from experiments.leakage.specification import Specification
+from experiments.leakage.federation import AttackedFederation
+from experiments.leakage.specification import LeakageSpecification
 from federation.secure import hashing
 
 Reals = NDArray[np.float64]
 
 
-class Attack:
+class LeakageAttack:
     """The attack of one specification on a federation.
 
     Attributes:
         number: the rounds after which the model is attacked.
     """
 
-    def __init__(self, federation: Federation, specification: Specification) -> None:
+    def __init__(self, federation: AttackedFederation, specification: LeakageSpecification) -> None:
         self.federation = federation
         self.specification = specification
         self.number = specification.rounds if specification.trained else 0

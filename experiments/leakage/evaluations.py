@@ -19,8 +19,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from experiments.leakage import labels
-from experiments.leakage.federation import CLASSES, Federation, Reals
-from experiments.leakage.specification import Specification, View
+from experiments.leakage.federation import CLASSES, AttackedFederation, Reals
+from experiments.leakage.specification import LeakageSpecification, View
 from federation.secure.evaluation import clip, deviation, noise
 from federation.secure.thresholds import ONE, SUM_BITS, Mode, Thresholds
 
@@ -51,11 +51,11 @@ class Row:
     cost: tuple[float, float]
 
 
-def federation(members: int, seed: int) -> Federation:
+def federation(members: int, seed: int) -> AttackedFederation:
     """Members with equally many digits."""
     colluders = Thresholds(members, Mode.SUM).t
-    return Federation(
-        Specification(
+    return AttackedFederation(
+        LeakageSpecification(
             name="evaluations",
             seed=seed,
             attack="labels",
@@ -66,7 +66,7 @@ def federation(members: int, seed: int) -> Federation:
     )
 
 
-def vectors(made: Federation) -> Reals:
+def vectors(made: AttackedFederation) -> Reals:
     """What each member measures, over the largest values, (m, ENTRIES)."""
     w, rows = made.model(made.specification.rounds), []
     for x, y, shares in zip(made.members.x, made.members.y, made.members.histograms, strict=True):
@@ -85,7 +85,7 @@ def total(values: Reals, cohort: Thresholds, sigma: float, draws: Reals) -> Real
     return summed
 
 
-def measured(made: Federation, sigma: float, pairs: int) -> Row:
+def measured(made: AttackedFederation, sigma: float, pairs: int) -> Row:
     """The guesses from this number of pairs of evaluations."""
     values, m = vectors(made), made.specification.members
     whole, less = Thresholds(m, Mode.SUM), Thresholds(m - 1, Mode.SUM)

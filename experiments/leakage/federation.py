@@ -20,7 +20,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 from experiments.leakage.accounting import noise_multiplier
-from experiments.leakage.specification import Specification, Training
+from experiments.leakage.specification import LeakageSpecification, LocalTraining
 from federation.digests import derived_seed
 from federation.tasks import DataSource, Part, Pool
 from federation.tasks.digits import Digits
@@ -99,7 +99,7 @@ class Network:
 
 
 def local_updates(
-    network: Network, w: Tensor, clients: Clients, train: Training, generator: torch.Generator, sigma: float = 0.0
+    network: Network, w: Tensor, clients: Clients, train: LocalTraining, generator: torch.Generator, sigma: float = 0.0
 ) -> Tensor:
     """The updates of all clients, (c, d); with DP-SGD if the noise multiplier sigma is positive."""
     values = w.expand(len(clients), -1).clone()
@@ -115,7 +115,7 @@ def local_updates(
 
 
 def _private_gradients(
-    network: Network, values: Tensor, clients: Clients, train: Training, generator: torch.Generator, sigma: float
+    network: Network, values: Tensor, clients: Clients, train: LocalTraining, generator: torch.Generator, sigma: float
 ) -> Tensor:
     drawn = torch.rand(clients.y.shape, generator=generator) < train.batch / clients.y.shape[1]
     chosen = drawn.float().argsort(1, descending=True)[:, : max(1, int(drawn.sum(1).max()))]
@@ -139,7 +139,7 @@ def _vmap(function: Any, dimensions: tuple[int | None, ...]) -> Callable[..., Te
     return mapped
 
 
-class Federation:
+class AttackedFederation:
     """The federation of one specification, and what its coordinator can prepare. All values are made once.
 
     Attributes:
@@ -149,7 +149,7 @@ class Federation:
         members: the clients.
     """
 
-    def __init__(self, specification: Specification) -> None:
+    def __init__(self, specification: LeakageSpecification) -> None:
         self.specification = specification
         self.pool: Pool = Digits().pool(DataSource())
         self.network = Network(self._seed("network"))
@@ -219,7 +219,7 @@ class Federation:
         return self._train.batch / self.members.y.shape[1]
 
     @property
-    def _train(self) -> Training:
+    def _train(self) -> LocalTraining:
         return self.specification.train
 
     def _updates(self, kind: str, clients: Clients, number: int, visit: int, epsilon: float | None) -> Updates:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.definition import Cell, Experiment
-from experiments.results import Measures, Result
+from experiments.results import Measures, RunResult
 from experiments.tables import ours
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _INK = 16
 _BASELINES = ("nothing", "random")
 
 
-def draw(figure: "Figure", experiment: Experiment, title: str, results: Sequence[Result]) -> bool:
+def draw(figure: "Figure", experiment: Experiment, title: str, results: Sequence[RunResult]) -> bool:
     """Draws a row for each method: on the left its guesses of labels, on the right images of the least seed.
 
     Returns:
@@ -67,7 +67,7 @@ def _bars(
     cells: dict[tuple[str, str], Cell],
     methods: list[str],
     conditions: list[str],
-    results: Sequence[Result],
+    results: Sequence[RunResult],
 ) -> None:
     """100 (1 - total-variation distance) of each method under each condition; a dashed line for the best baseline."""
     height = 0.8 / len(conditions)
@@ -95,7 +95,7 @@ def _with_images(cells: dict[tuple[str, str], Cell], methods: list[str], conditi
     return next(method for method in methods if (method, condition) in cells)
 
 
-def _images(cell: Cell, results: Sequence[Result]) -> list[Measures]:
+def _images(cell: Cell, results: Sequence[RunResult]) -> list[Measures]:
     runs = sorted((item for item in results if item.is_of(cell)), key=lambda item: item.seed)
     return runs[0].rounds if runs else []
 

@@ -11,7 +11,7 @@ from torch.func import vmap
 
 from experiments.leakage import images, views
 from experiments.leakage.accounting import noise_multiplier
-from experiments.leakage.attack import Attack, unit_rows
+from experiments.leakage.attack import LeakageAttack, unit_rows
 from experiments.leakage.federation import CLASSES
 from experiments.leakage.specification import View
 from experiments.results import Measures
@@ -21,7 +21,7 @@ _SHOWN = 6  # images whose pixels are kept for the figure
 _INK = 16
 
 
-class GradientInversion(Attack):
+class GradientInversion(LeakageAttack):
     """Reconstructions of the images of one batch of each member."""
 
     def measures(self) -> tuple[Measures, list[Measures]]:

@@ -8,16 +8,16 @@ import torch
 
 from experiments.leakage import labels, views
 from experiments.leakage.accounting import epsilon
-from experiments.leakage.attack import Attack, Reals, unit_rows
+from experiments.leakage.attack import LeakageAttack, Reals, unit_rows
 from experiments.leakage.federation import CLASSES
-from experiments.leakage.labels import Opened, Regression
+from experiments.leakage.labels import OpenedSession, RidgeRegression
 from experiments.leakage.specification import View
 from experiments.results import Measures
 
 _DRAWS = 100  # of random histograms
 
 
-class LabelInference(Attack):
+class LabelInference(LeakageAttack):
     """Guesses of label histograms."""
 
     def measures(self) -> Measures:
@@ -71,7 +71,7 @@ class LabelInference(Attack):
         for number in self._numbers:
             shadow = federation.shadow_updates(number, epsilon=self.specification.epsilon)
             units = federation.updates(number, epsilon=self.specification.epsilon).units
-            regression = Regression.trained(shadow.units, shadow.histograms)
+            regression = RidgeRegression.trained(shadow.units, shadow.histograms)
             guesses.append(regression.raw(units[: federation.targets]))
         return labels.on_simplex(np.mean(guesses, axis=0))
 
@@ -79,7 +79,7 @@ class LabelInference(Attack):
         guesses = []
         for number in self._numbers:
             own, shadow = self._sketches(number)
-            regression = Regression.trained(shadow, self.federation.shadow_members.histograms)
+            regression = RidgeRegression.trained(shadow, self.federation.shadow_members.histograms)
             guesses.append(regression.raw(own[: self.federation.targets]))
         return labels.on_simplex(np.mean(guesses, axis=0))
 
@@ -90,7 +90,9 @@ class LabelInference(Attack):
             for number in self._numbers:
                 units, shadow = federation.updates(number).units, federation.shadow_updates(number)
                 metric, deviation = _linear_model(shadow.units, shadow.histograms)
-                rounds.append(Opened(units @ units.T, metric, deviation, np.zeros(len(units)), None, np.ones(CLASSES)))
+                rounds.append(
+                    OpenedSession(units @ units.T, metric, deviation, np.zeros(len(units)), None, np.ones(CLASSES))
+                )
             fitted = labels.fitted(rounds, len(federation.members), None, self.specification.seed)
             return fitted[: federation.targets]
         own, shadow_probed = [], []
@@ -104,14 +106,14 @@ class LabelInference(Attack):
     def _probes(self, features: Reals, count: int, session: int) -> Reals:
         """The coordinator's vectors in a session, (count, f), chosen with half of the shadow clients."""
         half = len(features) // 2
-        regression = Regression.trained(features[:half], self.federation.shadow_members.histograms[:half])
+        regression = RidgeRegression.trained(features[:half], self.federation.shadow_members.histograms[:half])
         return regression.probes(features[:half], count, session * count)
 
-    def _regression_on_probes(self, probed: list[Reals]) -> Regression:
+    def _regression_on_probes(self, probed: list[Reals]) -> RidgeRegression:
         """Trained on the other half: inner products of the first one with its own vectors are too telling."""
         features = np.hstack(probed)
         half = len(features) // 2
-        return Regression.trained(features[half:], self.federation.shadow_members.histograms[half:])
+        return RidgeRegression.trained(features[half:], self.federation.shadow_members.histograms[half:])
 
     def _from_private_rounds(self) -> Reals:
         federation, t = self.federation, self.specification.colluders
@@ -127,10 +129,10 @@ class LabelInference(Attack):
             metric, deviation = _linear_model(shadow.units, histograms, X)
             honest = federation.targets if t else len(units)
             a = seen.a[:honest]
-            regression = Regression.trained(shadow.units, histograms)
+            regression = RidgeRegression.trained(shadow.units, histograms)
             mixture = a.sum() * regression.raw(seen.total[None] / a.sum())[0]
             spread = np.linalg.norm(a) * regression.deviation
-            opened.append(Opened(seen.gram[:honest, :honest], metric, deviation, a, mixture, spread))
+            opened.append(OpenedSession(seen.gram[:honest, :honest], metric, deviation, a, mixture, spread))
             if probes is not None:
                 probed.append(seen.probed)
                 noise = views.opening_noise(secrets[:honest], digest + b"shadow", len(S), 100)
@@ -155,7 +157,7 @@ class LabelInference(Attack):
             a, b, difference = self.difference(first, second, target)
             draws = [self._random.choice(len(again), len(a), replace=False) for _ in again]
             rests = np.stack([a @ shadow.units[others] - b @ again[others] for others in draws])
-            regression = Regression.trained(shadow.units + rests, shadow.histograms)
+            regression = RidgeRegression.trained(shadow.units + rests, shadow.histograms)
             guesses.append(regression.guess(difference[None])[0])
             cosines.append(unit_rows(difference[None])[0] @ first[target])
         return np.stack(guesses), float(np.mean(cosines))

@@ -24,7 +24,7 @@ _ITERATIONS = 400
 
 
 @dataclass(frozen=True)
-class Regression:
+class RidgeRegression:
     """Ridge regression on f features: histogram = mean + (features - centre) weights.
 
     Attributes:
@@ -40,7 +40,7 @@ class Regression:
     deviation: Reals
 
     @classmethod
-    def trained(cls, features: Reals, histograms: Reals) -> "Regression":
+    def trained(cls, features: Reals, histograms: Reals) -> "RidgeRegression":
         """With the penalty whose leave-one-out error is least; features (c, f), histograms (c, 10)."""
         centre, mean = features.mean(0), histograms.mean(0)
         X, Y = features - centre, histograms - mean
@@ -91,7 +91,7 @@ def from_bias(step: Reals, by_label: Reals) -> Reals:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedSession:
     """What is known of one round for a fit.
 
     Attributes:
@@ -111,7 +111,7 @@ class Opened:
     spread: Reals
 
 
-def fitted(rounds: Sequence[Opened], members: int, start: tuple[Reals, Reals] | None, seed: int) -> Reals:
+def fitted(rounds: Sequence[OpenedSession], members: int, start: tuple[Reals, Reals] | None, seed: int) -> Reals:
     """Histograms of `members` members that explain the rounds, (members, 10).
 
     Args:
@@ -138,7 +138,10 @@ def fitted(rounds: Sequence[Opened], members: int, start: tuple[Reals, Reals] | 
 
 
 def _misfit(
-    logits: Tensor, rounds: Sequence[Opened], pairs: tuple[NDArray[np.int64], ...], start: tuple[Reals, Reals] | None
+    logits: Tensor,
+    rounds: Sequence[OpenedSession],
+    pairs: tuple[NDArray[np.int64], ...],
+    start: tuple[Reals, Reals] | None,
 ) -> Tensor:
     """The sum of the squared standardised errors of all fits."""
     H = torch.softmax(logits, 2)

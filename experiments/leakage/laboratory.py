@@ -2,10 +2,10 @@
 
 import time
 
-from experiments.leakage.federation import Federation
+from experiments.leakage.federation import AttackedFederation
 from experiments.leakage.gradient_inversion import GradientInversion
 from experiments.leakage.label_inference import LabelInference
-from experiments.leakage.specification import Specification
+from experiments.leakage.specification import LeakageSpecification
 from experiments.results import Measures
 
 _OF_THE_FEDERATION = ("seed", "rounds", "members", "colluders_at_most", "alpha", "shadow", "shadow_clients", "train")
@@ -16,9 +16,9 @@ class Laboratory:
 
     def __init__(self) -> None:
         self._key: dict[str, object] = {}
-        self._federation: Federation | None = None
+        self._federation: AttackedFederation | None = None
 
-    def measure(self, specification: Specification) -> tuple[Measures, list[Measures]]:
+    def measure(self, specification: LeakageSpecification) -> tuple[Measures, list[Measures]]:
         """The measures of a run, and for gradient inversion a row for each of the first images.
 
         Returns:
@@ -40,8 +40,8 @@ class Laboratory:
             final, rows = GradientInversion(federation, specification).measures()
         return {**final, "seconds": time.perf_counter() - began}, rows
 
-    def _federation_of(self, specification: Specification) -> Federation:
+    def _federation_of(self, specification: LeakageSpecification) -> AttackedFederation:
         key = specification.model_dump(include=set(_OF_THE_FEDERATION))
         if self._federation is None or key != self._key:
-            self._key, self._federation = key, Federation(specification)
+            self._key, self._federation = key, AttackedFederation(specification)
         return self._federation

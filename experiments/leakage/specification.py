@@ -20,7 +20,7 @@ class View(StrEnum):
     NEXT = "next"
 
 
-class Training(BaseModel):
+class LocalTraining(BaseModel):
     """Local training by SGD: `steps` random minibatches of `batch` samples."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -32,7 +32,7 @@ class Training(BaseModel):
     delta: float = Field(1e-5, gt=0, lt=1)
 
 
-class Specification(BaseModel):
+class LeakageSpecification(BaseModel):
     """One run. docs/experiments.md describes the keys.
 
     Attributes:
@@ -66,7 +66,7 @@ class Specification(BaseModel):
     alpha: float = Field(0.3, gt=0)
     shadow: int = Field(360, ge=20)
     shadow_clients: int = Field(300, ge=20)
-    train: Training = Training()
+    train: LocalTraining = LocalTraining()
     rows: int = Field(1024, ge=1)
     probes: int = Field(0, ge=0)
     colluders: int = Field(0, ge=0)

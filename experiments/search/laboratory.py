@@ -6,20 +6,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from experiments.leakage.federation import Federation
-from experiments.leakage.specification import Specification as Attack
+from experiments.leakage.federation import AttackedFederation
+from experiments.leakage.specification import LeakageSpecification as Attack
 from experiments.results import Measures
-from experiments.search.members import Members, Reals
-from experiments.search.optimiser import Search
-from experiments.search.specification import Specification
-from experiments.search.target import Target, individual_parts
+from experiments.search.members import Reals, SearchMembers
+from experiments.search.optimiser import PlanSearch
+from experiments.search.specification import SearchSpecification
+from experiments.search.target import CosineTarget, individual_parts
 from federation.secure.bounds import EVALUATION, Bounds, bounds
 from federation.secure.thresholds import Thresholds
 
 _DRAWS = 200
 
 
-def measure(specification: Specification) -> Measures:
+def measure(specification: SearchSpecification) -> Measures:
     """The measures of a run.
 
     Returns:
@@ -33,15 +33,15 @@ def measure(specification: Specification) -> Measures:
     random = np.random.default_rng([specification.seed, specification.members])
     m = specification.members
     cohort = Thresholds(m, specification.mode)
-    members, level = Members.of(_rule(specification), cohort), Members.of(EVALUATION, cohort)
+    members, level = SearchMembers.of(_rule(specification), cohort), SearchMembers.of(EVALUATION, cohort)
     visits = _updates(specification)
     began = time.process_time()
     gram, parts = _inner(visits), _inner([individual_parts(visit) for visit in visits])
     largest = {
-        "cosine": Target(members, gram),
-        "individual": Target(members, parts),
-        "equal": Target(level, gram),
-        "equal/individual": Target(level, parts),
+        "cosine": CosineTarget(members, gram),
+        "individual": CosineTarget(members, parts),
+        "equal": CosineTarget(level, gram),
+        "equal/individual": CosineTarget(level, parts),
     }
     lengths = np.sqrt(np.diag(gram))
     cosines = gram / np.outer(lengths, lengths)
@@ -56,18 +56,18 @@ def measure(specification: Specification) -> Measures:
     }
 
 
-def _largest(specification: Specification, target: Target, random: np.random.Generator) -> float:
+def _largest(specification: SearchSpecification, target: CosineTarget, random: np.random.Generator) -> float:
     members, sums, trials = target.members, specification.sums, specification.trials
     if members.fixed:  # nothing but members and losses: cheap to try
         trials *= 2
     if specification.knows == "gram":
-        return target.cosine(Search(target, sums, trials, random).best())
-    plan = Search(Target(members, _uncorrelated(target.gram, sums)), sums, trials, random).best()
+        return target.cosine(PlanSearch(target, sums, trials, random).best())
+    plan = PlanSearch(CosineTarget(members, _uncorrelated(target.gram, sums)), sums, trials, random).best()
     draws = (replace(plan, places=random.permutation(len(plan.places))) for _ in range(_DRAWS))
     return float(np.mean([target.cosine(draw) for draw in draws]))
 
 
-def _rule(specification: Specification) -> Bounds:
+def _rule(specification: SearchSpecification) -> Bounds:
     if specification.algorithm == "evaluation":
         return EVALUATION
     rule = bounds(specification.algorithm, "uniform", specification.epsilon, ())
@@ -76,11 +76,11 @@ def _rule(specification: Specification) -> Bounds:
     return rule
 
 
-def _updates(specification: Specification) -> list[Reals]:
+def _updates(specification: SearchSpecification) -> list[Reals]:
     """The members' updates in each sum, (m, d)."""
     if specification.updates == "ideal":
         return [np.eye(specification.members)]
-    federation = Federation(
+    federation = AttackedFederation(
         Attack(
             name=specification.name,
             seed=specification.seed,

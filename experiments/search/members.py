@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.secure import bounds
-from federation.secure.bounds import Bounds, Kind
+from federation.secure.bounds import BoundKind, Bounds
 from federation.secure.cover import covers
 from federation.secure.thresholds import Thresholds, truncated
 
@@ -17,7 +17,7 @@ Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Members:
+class SearchMembers:
     """The members of a session, of which the slots 1 to t collude.
 
     Attributes:
@@ -31,7 +31,7 @@ class Members:
     least: Fraction
 
     @classmethod
-    def of(cls, rule: Bounds, cohort: Thresholds) -> "Members":
+    def of(cls, rule: Bounds, cohort: Thresholds) -> "SearchMembers":
         """Members whose owners have chosen no E*."""
         return cls(rule, cohort, cohort.effective_members)
 
@@ -43,7 +43,7 @@ class Members:
     @property
     def fixed(self) -> bool:
         """Whether the algorithm leaves no choice of coefficients."""
-        return self.rule.kind in (Kind.EQUAL, Kind.FIXED)
+        return self.rule.kind in (BoundKind.EQUAL, BoundKind.FIXED)
 
     def accept(self, weights: Reals, survivors: Mask) -> bool:
         """Whether the honest members of V answer MASK over W, and CONFIRM over V.

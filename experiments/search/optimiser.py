@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from experiments.search.members import Members, Reals
+from experiments.search.members import Reals, SearchMembers
 from experiments.search.plan import Plan, changed, extremal, within
-from experiments.search.target import Target
-from federation.secure.bounds import Kind
+from experiments.search.target import CosineTarget
+from federation.secure.bounds import BoundKind
 
 _STARTS = 6
 _MOVED = 0.2  # the share of changes that are moved towards equal weights until members accept them
@@ -16,7 +16,7 @@ _MARGIN = 1 - 1e-9  # inside what members accept, after truncation
 
 
 @dataclass(frozen=True)
-class Search:
+class PlanSearch:
     """A search for the plan with the largest cosine of those that members accept.
 
     Attributes:
@@ -26,13 +26,13 @@ class Search:
         random: the generator.
     """
 
-    target: Target
+    target: CosineTarget
     sums: int
     trials: int
     random: np.random.Generator
 
     @property
-    def members(self) -> Members:
+    def members(self) -> SearchMembers:
         """The members of the session."""
         return self.target.members
 
@@ -61,7 +61,7 @@ class Search:
         With b the weights of the honest members of V, colluders whose weights are as large as the largest of these, and
         no other members, E* b_i^2 <= |b|^2 is required.
         """
-        if self.sums > 1 or self.members.rule.kind is not Kind.NONE:
+        if self.sums > 1 or self.members.rule.kind is not BoundKind.NONE:
             return plan
         t = self.members.cohort.t
         slots = np.flatnonzero(plan.survivors[0])

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from experiments.search.members import Mask, Members, Reals
+from experiments.search.members import Mask, Reals, SearchMembers
 
 _HALVINGS = 8
 
@@ -23,12 +23,12 @@ class Plan:
     weights: Reals
     survivors: Mask
 
-    def accepted(self, members: Members) -> bool:
+    def accepted(self, members: SearchMembers) -> bool:
         """Whether members accept all sums, and the attacked member is in the first one."""
         return bool(self.survivors[0, 0]) and all(map(members.accept, self.weights, self.survivors))
 
 
-def extremal(members: Members, sums: int, random: np.random.Generator) -> list[Plan]:
+def extremal(members: SearchMembers, sums: int, random: np.random.Generator) -> list[Plan]:
     """Plans at the corners of what members accept: equal weights, one heavy member, two levels, zeros, many lost."""
     m, t, n_min = members.cohort.m, members.cohort.t, members.cohort.n_min
     plans = []
@@ -53,7 +53,7 @@ def extremal(members: Members, sums: int, random: np.random.Generator) -> list[P
     return [plan for plan in (within(plan, members) for plan in plans) if plan is not None]
 
 
-def within(plan: Plan, members: Members) -> Plan | None:
+def within(plan: Plan, members: SearchMembers) -> Plan | None:
     """The plan, moved towards equal weights as little as members require; None if they refuse those, too."""
     if plan.accepted(members):
         return plan
@@ -72,7 +72,7 @@ def within(plan: Plan, members: Members) -> Plan | None:
     return moved(low)
 
 
-def changed(plan: Plan, members: Members, random: np.random.Generator) -> Plan:
+def changed(plan: Plan, members: SearchMembers, random: np.random.Generator) -> Plan:
     """A small change: some weights, one made equal to another, zero or negative, members lost, or members exchanged."""
     sums, m = plan.weights.shape
     t = members.cohort.t

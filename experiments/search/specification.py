@@ -4,11 +4,11 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from experiments.leakage.specification import Training
+from experiments.leakage.specification import LocalTraining
 from federation.secure.thresholds import Mode
 
 
-class Specification(BaseModel):
+class SearchSpecification(BaseModel):
     """One run. docs/experiments.md describes the keys.
 
     Attributes:
@@ -41,7 +41,7 @@ class Specification(BaseModel):
     rounds: int = Field(10, ge=0)
     trials: int = Field(1000, ge=1)
     alpha: float = Field(0.3, gt=0)
-    train: Training = Training()
+    train: LocalTraining = LocalTraining()
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.search.members import Members, Reals
+from experiments.search.members import Reals, SearchMembers
 from experiments.search.plan import Plan
 
 Score = Callable[[Plan], float]
 
 
 @dataclass(frozen=True)
-class Target:
+class CosineTarget:
     """Cosines with the update of the member in slot 0.
 
     Attributes:
@@ -21,7 +21,7 @@ class Target:
             (sums m, sums m).
     """
 
-    members: Members
+    members: SearchMembers
     gram: Reals
 
     def cosine(self, plan: Plan) -> float:

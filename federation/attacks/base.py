@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.digests import derived_seed
-from federation.options import Options
+from federation.spec.options import Options
 
 if TYPE_CHECKING:
-    from federation.objectives import Targets
+    from federation.spec.objective_names import Targets
     from federation.tasks import Dataset, Splits, Task
 
 Vector = NDArray[np.float32]

@@ -115,7 +115,7 @@ def _example(name: str, kind: type[Attack]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class ListedAttack:
     """An attack in a list for people: its description with every default, a summary, and the meaning of each option.
 
     `package` brings it, and is empty for a built-in attack.
@@ -127,7 +127,7 @@ class Entry:
     package: str = ""
 
 
-def entries() -> tuple[Entry, ...]:
+def entries() -> tuple[ListedAttack, ...]:
     """Every attack that has a name here: the built-in ones, then those of entry points, which are imported."""
     kinds: tuple[type[Attack], ...] = (Inflation, *ATTACKS.values())
     found = [_entry(kind()) for kind in kinds]
@@ -135,7 +135,7 @@ def entries() -> tuple[Entry, ...]:
         try:
             found.append(_entry(parse_attack(offer.name), offer.package))
         except AttackError as error:
-            found.append(Entry(offer.name, f"cannot be used: {error}", {}, offer.package))
+            found.append(ListedAttack(offer.name, f"cannot be used: {error}", {}, offer.package))
     return tuple(found)
 
 
@@ -144,6 +144,6 @@ def names() -> tuple[str, ...]:
     return (*ATTACKS, *(offer.name for offer in _PLUGINS.offers()))
 
 
-def _entry(attack: Attack, package: str = "") -> Entry:
+def _entry(attack: Attack, package: str = "") -> ListedAttack:
     options = {field.name: field.metadata.get("help", "") for field in dataclasses.fields(attack)}
-    return Entry(attack.spelling(), attack.summary, options, package)
+    return ListedAttack(attack.spelling(), attack.summary, options, package)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.attacks.base import Attack, AttackError, Matrix, Vector
-from federation.options import option
+from federation.spec.options import option
 
 _BLOCK = 1 << 16  # columns that are read in double precision at a time
 _DIRECTIONS = ("unit", "std", "sign")

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from federation.attacks.base import Attack, Matrix, Vector
-from federation.options import option
+from federation.spec.options import option
 
 if TYPE_CHECKING:
-    from federation.objectives import Targets
+    from federation.spec.objective_names import Targets
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from federation.attacks.base import Attack, AttackError, Matrix, Vector
-from federation.options import option
+from federation.spec.options import option
 
 if TYPE_CHECKING:
     from torch import Tensor

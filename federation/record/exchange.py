@@ -13,13 +13,13 @@ from typing import Any, Generic, Protocol
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.message import Message
 
-from federation.envelope import ManifestT, envelope_digest
-from federation.envelope import unseal as verify_signature
-from federation.key_chain import KeyChain, moment
-from federation.log_entries import ACCEPTED, DECLINED, EQUIVOCATED, ISSUED, REFUSED, Fact
 from federation.record import bindings
 from federation.record.bindings import repeated
+from federation.record.log_entries import ACCEPTED, DECLINED, EQUIVOCATED, ISSUED, REFUSED, Fact
 from federation.refusals import Refusal
+from federation.trust.envelope import ManifestT, envelope_digest
+from federation.trust.envelope import unseal as verify_signature
+from federation.trust.key_chain import KeyChain, moment
 from federation.v1.common_pb2 import (
     AssignmentManifest,
     ConsentManifest,
@@ -58,7 +58,7 @@ class Mismatch(Unbound):
 
 
 class Unseal(Protocol):
-    """Verifies a signature, and parses what was signed. Raises Refusal, as `federation.envelope.unseal`."""
+    """Verifies a signature, and parses what was signed. Raises Refusal, as `federation.trust.envelope.unseal`."""
 
     def __call__(self, envelope: SignedEnvelope, kind: type[ManifestT], key: Ed25519PublicKey, /) -> ManifestT:
         """The manifest in an envelope that the key has signed."""

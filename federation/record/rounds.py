@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from federation.log_entries import SKIPPED, STEPPED, Fact
 from federation.record.exchange import (
     Opened,
     OpenedExchange,
@@ -16,6 +15,7 @@ from federation.record.exchange import (
     open_assignment,
     opened,
 )
+from federation.record.log_entries import SKIPPED, STEPPED, Fact
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
 from federation.v1.record_pb2 import PhaseRecord, RoundRecord
@@ -72,7 +72,7 @@ class RecordReader:
 
     Attributes:
         signers: who may sign what.
-        facts: what all assignments of the run repeat, by the name of the field; see `federation.unshared.run_facts`.
+        facts: what all assignments of the run repeat, by the name of the field; see `federation.spec.run_facts.run_facts`.
     """
 
     signers: Signers

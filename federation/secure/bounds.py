@@ -17,7 +17,7 @@ SOLVER_TOLERANCE = 2**6
 _PLUGGED_IN = ("torchjd:",)  # beginnings of names; so is a name with a colon, "module:Class"
 
 
-class Kind(StrEnum):
+class BoundKind(StrEnum):
     """What bounds a single coefficient, besides the cover of every member."""
 
     EQUAL = "equal"  # all are floor(2^32 / |W|)
@@ -38,21 +38,23 @@ class Bounds:
         signed: whether coefficients may be negative.
     """
 
-    kind: Kind
+    kind: BoundKind
     prior: Literal["uniform", "samples"] = "uniform"
     epsilon: float | None = None
     signed: bool = False
 
 
-EVALUATION = Bounds(kind=Kind.EQUAL)
+EVALUATION = Bounds(kind=BoundKind.EQUAL)
 """The coefficients of a private evaluation."""
 
 _KINDS = {
-    **dict.fromkeys(("fedavg", "fedavg-n", "scalarised", "fsmgda", "fedcmoo", "fedcmoo-pref"), Kind.FIXED),
-    **dict.fromkeys(("fedmgda", "fedmgda+auto"), Kind.CAP),
-    "fedmgda+": Kind.BOX,
-    **dict.fromkeys(("afl", "fedfa", "q-fedavg", "adafed", "fedfv", "dual-cone", "nash-mtl", "multi-krum"), Kind.NONE),
-    **dict.fromkeys(("geometric-median", "centred-clipping"), Kind.NONE),
+    **dict.fromkeys(("fedavg", "fedavg-n", "scalarised", "fsmgda", "fedcmoo", "fedcmoo-pref"), BoundKind.FIXED),
+    **dict.fromkeys(("fedmgda", "fedmgda+auto"), BoundKind.CAP),
+    "fedmgda+": BoundKind.BOX,
+    **dict.fromkeys(
+        ("afl", "fedfa", "q-fedavg", "adafed", "fedfv", "dual-cone", "nash-mtl", "multi-krum"), BoundKind.NONE
+    ),
+    **dict.fromkeys(("geometric-median", "centred-clipping"), BoundKind.NONE),
 }
 _SIGNED = frozenset({"adafed"})
 
@@ -69,14 +71,14 @@ def bounds(
         stages: before the rule. With stages, weights of the rule are not those of the members.
     """
     if algorithm.startswith(_PLUGGED_IN) or ":" in algorithm:
-        return Bounds(kind=Kind.NONE, prior=prior, signed=True)
+        return Bounds(kind=BoundKind.NONE, prior=prior, signed=True)
     kind = _KINDS.get(algorithm)
     if kind is None:
         return None
     width = None if epsilon in (None, "auto") else float(epsilon)  # type: ignore[arg-type] # a number of a specification
     if stages:
-        kind = Kind.NONE
-    return Bounds(kind=kind, prior=prior, epsilon=width if kind is Kind.BOX else None, signed=algorithm in _SIGNED)
+        kind = BoundKind.NONE
+    return Bounds(kind=kind, prior=prior, epsilon=width if kind is BoundKind.BOX else None, signed=algorithm in _SIGNED)
 
 
 def problem(rule: Bounds, coefficients: Mapping[str, int], samples: Mapping[str, int], cohort: Thresholds) -> str:
@@ -93,7 +95,7 @@ def problem(rule: Bounds, coefficients: Mapping[str, int], samples: Mapping[str,
         return f"the coefficients add up to {total / ONE:.9f}, not to 1"
     if not rule.signed and (below := [name for name, a in coefficients.items() if a < 0]):
         return f"the coefficient of {below[0]} is negative; this algorithm has none that are"
-    if rule.kind is Kind.NONE:
+    if rule.kind is BoundKind.NONE:
         return ""
     prior = _prior(rule, coefficients, samples)
     for name, a in coefficients.items():
@@ -118,7 +120,7 @@ def uncovered(coefficients: Mapping[str, int], t: int, least: Fraction) -> str:
 
 def _prior(rule: Bounds, coefficients: Mapping[str, int], samples: Mapping[str, int]) -> dict[str, Fraction]:
     """lambda0 of each member, in units of 2^-32."""
-    if rule.kind is Kind.EQUAL or rule.prior == "uniform":
+    if rule.kind is BoundKind.EQUAL or rule.prior == "uniform":
         return dict.fromkeys(coefficients, Fraction(ONE, len(coefficients)))
     total = sum(samples[name] for name in coefficients)
     return {name: Fraction(ONE * samples[name], total) for name in coefficients}
@@ -126,12 +128,12 @@ def _prior(rule: Bounds, coefficients: Mapping[str, int], samples: Mapping[str, 
 
 def _interval(rule: Bounds, prior: Fraction, members: int, cohort: Thresholds) -> tuple[Fraction, Fraction]:
     """The smallest and the largest coefficient of a member with this lambda0."""
-    if rule.kind is Kind.EQUAL:
+    if rule.kind is BoundKind.EQUAL:
         return Fraction(prior // 1), Fraction(prior // 1)
-    if rule.kind is Kind.FIXED:
+    if rule.kind is BoundKind.FIXED:
         return Fraction(prior // 1 - 1), Fraction(prior // 1 + 1)
     cap = Fraction(cohort.cap) * ONE
-    if rule.kind is Kind.CAP:
+    if rule.kind is BoundKind.CAP:
         return Fraction(0), cap + SOLVER_TOLERANCE
     epsilon = (Fraction(1, 2 * members) if rule.epsilon is None else Fraction(rule.epsilon)) * ONE
     return min(prior - epsilon, cap) - SOLVER_TOLERANCE, min(prior + epsilon, cap) + SOLVER_TOLERANCE

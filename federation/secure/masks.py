@@ -18,14 +18,14 @@ from federation.secure.blocks import BLOCK, Blocks
 from federation.secure.derivation import pair_mask_key, self_mask_key
 from federation.secure.errors import Fault, Malformed
 from federation.secure.fields import Reals
-from federation.secure.keys import shared_secret
+from federation.secure.member_keys import shared_secret
 from federation.secure.streams import Stream
 from federation.secure.thresholds import COEFFICIENT_BITS, SUM_BITS
 from federation.secure.wire import Words
 
 
 @dataclass(frozen=True)
-class Mask:
+class MaskStream:
     """The words of a stream, added (+1) or subtracted (-1)."""
 
     key: bytes
@@ -34,7 +34,7 @@ class Mask:
 
 def member_masks(
     me: str, private: X25519PrivateKey, publics: Mapping[str, bytes], sigma_b: bytes, view_mask: bytes
-) -> tuple[Mask, ...]:
+) -> tuple[MaskStream, ...]:
     """The masks of a member's y.
 
     Args:
@@ -50,10 +50,10 @@ def member_masks(
     pairs = (
         _pair_mask(private, me, other, public, view_mask) for other, public in sorted(publics.items()) if other != me
     )
-    return (Mask(self_mask_key(sigma_b, view_mask), 1), *pairs)
+    return (MaskStream(self_mask_key(sigma_b, view_mask), 1), *pairs)
 
 
-def masked(vector: Blocks, coefficient: int, masks: Sequence[Mask]) -> Iterator[Words]:
+def masked(vector: Blocks, coefficient: int, masks: Sequence[MaskStream]) -> Iterator[Words]:
     """y, one block of words for each block of u.
 
     Args:
@@ -81,7 +81,7 @@ def masks_of_sum(
     lost: Mapping[str, X25519PrivateKey],
     publics: Mapping[str, bytes],
     view_mask: bytes,
-) -> tuple[Mask, ...]:
+) -> tuple[MaskStream, ...]:
     """The masks that the sum of the y of V holds.
 
     Args:
@@ -94,16 +94,16 @@ def masks_of_sum(
     Raises:
         Malformed: a public key is refused.
     """
-    self_masks = [Mask(self_mask_key(sigma_b[name], view_mask), 1) for name in sorted(V)]
+    self_masks = [MaskStream(self_mask_key(sigma_b[name], view_mask), 1) for name in sorted(V)]
     pair_masks = [
-        Mask(mask.key, -mask.sign)  # computed from the lost member's side; the sum holds that of the other one
+        MaskStream(mask.key, -mask.sign)  # computed from the lost member's side; the sum holds that of the other one
         for name, private in sorted(lost.items())
         for mask in (_pair_mask(private, name, other, publics[other], view_mask) for other in sorted(V))
     ]
     return (*self_masks, *pair_masks)
 
 
-def unmask(total: Words, masks: Sequence[Mask]) -> None:
+def unmask(total: Words, masks: Sequence[MaskStream]) -> None:
     """Subtracts masks from the sum of the y of V, (d,), in place."""
     streams = [(Stream(mask.key), -mask.sign) for mask in masks]
     for start in range(0, len(total), BLOCK):
@@ -115,9 +115,9 @@ def reals(words: Words) -> Reals:
     return words.astype(np.uint32).view(np.int32).astype(np.float64) * 2.0**-SUM_BITS
 
 
-def _pair_mask(private: X25519PrivateKey, me: str, other: str, public: bytes, view_mask: bytes) -> Mask:
+def _pair_mask(private: X25519PrivateKey, me: str, other: str, public: bytes, view_mask: bytes) -> MaskStream:
     """Of the member with this private key, with another one."""
-    return Mask(pair_mask_key(shared_secret(private, public), view_mask, me, other), 1 if me < other else -1)
+    return MaskStream(pair_mask_key(shared_secret(private, public), view_mask, me, other), 1 if me < other else -1)
 
 
 def _apply(words: Words, streams: Sequence[tuple[Stream, int]]) -> None:

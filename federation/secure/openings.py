@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from federation.secure.derivation import Purpose, open_key, own
 from federation.secure.fields import F_P, Elements, Integers, Reals
-from federation.secure.keys import shared_secret
-from federation.secure.masks import Mask
+from federation.secure.masks import MaskStream
+from federation.secure.member_keys import shared_secret
 from federation.secure.payloads import pair_count
 from federation.secure.shamir import weights
 from federation.secure.streams import Stream
@@ -43,7 +43,9 @@ def noise(secret: bytes, view_open: bytes, rows: int, members: int) -> Integers:
     return stream.centred(noise_bound(rows, members), pair_count(members))
 
 
-def open_masks(me: str, private: X25519PrivateKey, publics: Mapping[str, bytes], view_open: bytes) -> tuple[Mask, ...]:
+def open_masks(
+    me: str, private: X25519PrivateKey, publics: Mapping[str, bytes], view_open: bytes
+) -> tuple[MaskStream, ...]:
     """The masks of a member's elements.
 
     Args:
@@ -56,13 +58,15 @@ def open_masks(me: str, private: X25519PrivateKey, publics: Mapping[str, bytes],
         Malformed: a public key is refused.
     """
     return tuple(
-        Mask(open_key(shared_secret(private, public), view_open, me, other), 1 if me < other else -1)
+        MaskStream(open_key(shared_secret(private, public), view_open, me, other), 1 if me < other else -1)
         for other, public in sorted(publics.items())
         if other != me
     )
 
 
-def opening(shares: Elements, points: Mapping[str, int], me: str, noise: Integers, masks: Iterable[Mask]) -> Elements:
+def opening(
+    shares: Elements, points: Mapping[str, int], me: str, noise: Integers, masks: Iterable[MaskStream]
+) -> Elements:
     """A member's elements, (|W| (|W| + 1) / 2,), the upper triangle by rows.
 
     Args:

@@ -18,7 +18,7 @@ import numpy as np
 from federation.secure.errors import Fault, Malformed
 from federation.secure.fields import F_P, F_Q, Elements
 from federation.secure.hashing import exactly
-from federation.secure.keys import SIGMA
+from federation.secure.member_keys import SIGMA
 from federation.secure.thresholds import RANGE_TESTS, T_ROWS
 from federation.secure.wire import pack, unpack
 

@@ -19,7 +19,7 @@ import numpy as np
 from federation.secure.berlekamp_welch import decode_columns
 from federation.secure.fields import F_Q, Elements
 from federation.secure.hashing import commitment
-from federation.secure.keys import SIGMA, pair_private_key
+from federation.secure.member_keys import SIGMA, pair_private_key
 from federation.secure.shamir import interpolate
 from federation.secure.wire import pack
 

@@ -15,15 +15,15 @@ import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from federation.plugins import Origin, PluginError, Plugins
+from federation.plugins import CodeOrigin, PluginError, Plugins
 from federation.sketches.base import Sketch, SketchError
 from federation.sketches.grams import GramSum
-from federation.sketches.linear import CountSketch, Exact, Mask
+from federation.sketches.linear import CountSketch, Exact, RandomMask
 from federation.sketches.svd import Svd, TwoWaySvd
 from federation.sketches.top_k import TopK
 
 SKETCHES: Mapping[str, type[Sketch]] = MappingProxyType(
-    {kind.name: kind for kind in (CountSketch, Svd, TwoWaySvd, TopK, Mask, GramSum, Exact)}
+    {kind.name: kind for kind in (CountSketch, Svd, TwoWaySvd, TopK, RandomMask, GramSum, Exact)}
 )
 
 
@@ -44,7 +44,7 @@ def load(name: str) -> type[Sketch]:
         raise SketchError(str(error)) from error
 
 
-def origin(name: str) -> Origin | None:
+def origin(name: str) -> CodeOrigin | None:
     """The code of a plug-in; None for a built-in sketch. Raises SketchError where there is no such sketch."""
     return None if name in SKETCHES else _PLUGINS.origin(name, load(name))
 

@@ -50,7 +50,7 @@ class Exact(_Stacked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mask(_Stacked):
+class RandomMask(_Stacked):
     """A random mask: one coordinate of each of k equal stretches, the same in every gradient and at every client.
 
     An inner product over the kept coordinates, each counted as many times as its stretch is long, is unbiased.

@@ -9,8 +9,8 @@ torch needs none.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from federation.part import Part, PartError
 from federation.plugins import Offer, PluginError, Plugins
+from federation.spec.part import Part, PartError
 from federation.tasks.data import Dataset, DataSource, Loading, Pool, Splits
 from federation.tasks.errors import DataError, TaskError, task_code
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from federation.metrics import Metric, MetricKind
+    from federation.spec.task_metrics import Metric, MetricKind
     from federation.vectors import Layout
 
 __all__ = [
@@ -45,16 +45,16 @@ _BUILT_IN = {
     "celeba": "federation.tasks.celeba:CelebA",
     "celeba-5": "federation.tasks.celeba:CelebA5",
     "cifar10": "federation.tasks.vision:Cifar10",
-    "cifar10-fedfv": "federation.tasks.fedfv:Cifar10FedFV",
+    "cifar10-fedfv": "federation.tasks.fedfv_tasks:Cifar10FedFV",
     "cifar10-mnist": "federation.tasks.pairs:Cifar10Mnist",
     "digits": "federation.tasks.digits:Digits",
     "emnist": "federation.tasks.vision:Emnist",
     "fashion-mnist": "federation.tasks.vision:FashionMnist",
-    "fashion-mnist-3": "federation.tasks.fedfv:FashionMnist3",
+    "fashion-mnist-3": "federation.tasks.fedfv_tasks:FashionMnist3",
     "femnist": "federation.tasks.femnist:Femnist",
     "mnist": "federation.tasks.vision:Mnist",
     "mnist-fashion": "federation.tasks.pairs:MnistFashion",
-    "mnist-fedfv": "federation.tasks.fedfv:MnistFedFV",
+    "mnist-fedfv": "federation.tasks.fedfv_tasks:MnistFedFV",
     "multi-mnist": "federation.tasks.pairs:MultiMnist",
     "multi-mnist-fmol": "federation.tasks.pairs:MultiMnistFmol",
     "multi-mnist-fmol-256": "federation.tasks.pairs:MultiMnistFmol256",
@@ -194,7 +194,7 @@ def metrics_of(task: Task) -> "tuple[MetricKind, ...]":
     Raises:
         TaskError: its code raised an exception, or one that cannot be used.
     """
-    from federation.metrics import kinds  # noqa: PLC0415
+    from federation.spec.task_metrics import kinds  # noqa: PLC0415
 
     with task_code(task.name, "making its metrics"):
         return kinds(task.metrics())

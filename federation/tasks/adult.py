@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.tasks import DataError, DataSource, Pool
-from federation.tasks.files import lines
 from federation.tasks.published import Published
+from federation.tasks.published_files import lines
 
 OWNERS = ("non-phd", "phd")
 _INCOMES = ("<=50K", ">50K")

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from federation.tasks import DataError, Dataset, DataSource, Pool, Splits
-from federation.tasks.files import BROKEN, lines
 from federation.tasks.partition import deal
 from federation.tasks.published import Classification
+from federation.tasks.published_files import BROKEN, lines
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from federation.tasks import Dataset, DataSource, Part, PartError, Pool, Splits, Task, task_code
 from federation.tasks.partition import classes, deal, deal_all, holders
-from federation.tasks.trial import try_pool, try_splits
+from federation.training.data_trial import try_pool, try_splits
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainers import trainer_code, trainer_kind
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from federation.part import Part
+from federation.spec.part import Part
 from federation.tasks.errors import DataError
 
 if TYPE_CHECKING:

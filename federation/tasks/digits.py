@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.tasks import DataError, DataSource, Part, Pool
-from federation.tasks.files import NOT_NPZ
 from federation.tasks.partition import partition
 from federation.tasks.published import Published
+from federation.tasks.published_files import NOT_NPZ
 
 FILE = "digits.npz"
 _INK = 16  # pixels count the dots in a block of 4 x 4

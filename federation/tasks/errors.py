@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from federation.owners_code import described
-from federation.part import PartError
+from federation.spec.part import PartError
 
 
 class TaskError(ValueError):

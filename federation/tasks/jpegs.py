@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.tasks.errors import DataError
-from federation.tasks.files import BROKEN, NOT_NPZ
+from federation.tasks.published_files import BROKEN, NOT_NPZ
 
 FILE = "cifar10_jpeg/cifar10_jpeg.npz"
 _WANTED = "expected an .npz with JPEG images of 32 x 32 (jpeg, offsets), their labels from 0 to 9, and is_test"

@@ -84,7 +84,7 @@ class _Composed(Classification):
         """The images of one part, and the labels of either objective."""
 
 
-class _Grey(_Composed):
+class _GreyPairs(_Composed):
     """28 x 28 grey images, with the LeNet of FedCMOO."""
 
     network = "lenet"
@@ -94,12 +94,12 @@ class _Grey(_Composed):
         import torch  # noqa: PLC0415
 
         from federation.tasks.augmentation import rotated  # noqa: PLC0415
-        from federation.tasks.models import GREY_MEAN  # noqa: PLC0415
+        from federation.tasks.networks import GREY_MEAN  # noqa: PLC0415
 
         return rotated(x, 50 * torch.rand(len(x), device=x.device) - 25, GREY_MEAN)
 
 
-class MultiMnist(_Grey):
+class MultiMnist(_GreyPairs):
     """Two digits that overlap, left above and right below: 60,000 and 10,000 for testing (Sener and Koltun 2018).
 
     Every digit is once on the left; the one on the right is drawn uniformly, so that some are there several times.
@@ -155,7 +155,7 @@ class MultiMnistFmol256(MultiMnistFmol):
         return replace(whole, x=whole.x[:_FEW], y=whole.y[:_FEW], labels=labels)
 
 
-class MnistFashion(_Grey):
+class MnistFashion(_GreyPairs):
     """A digit and a garment that overlap, each of them once: 60,000 and 10,000 for testing (FedCMOO)."""
 
     objectives = ("digit", "garment")
@@ -182,7 +182,7 @@ class Cifar10Mnist(_Composed):
         import torch  # noqa: PLC0415
 
         from federation.tasks.augmentation import rotated  # noqa: PLC0415
-        from federation.tasks.models import CIFAR_MEAN  # noqa: PLC0415
+        from federation.tasks.networks import CIFAR_MEAN  # noqa: PLC0415
 
         degrees = torch.randint(-30, 31, (len(x),), device=x.device)
         return rotated(x, degrees, CIFAR_MEAN, torch.rand((), device=x.device) < 0.4)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.part import Part, PartError
+from federation.spec.part import Part, PartError
 from federation.tasks.data import Dataset, Pool, Splits
 from federation.tasks.errors import DataError
 

@@ -14,7 +14,7 @@ class Published(Task):
     """A task on a published data set.
 
     Attributes:
-        network: the function of `federation.tasks.models` that makes the model; of several objectives, it takes them.
+        network: the function of `federation.tasks.networks` that makes the model; of several objectives, it takes them.
         files: what the directory of `--data` must hold.
         hint: more about them, for the message that there is no directory.
     """
@@ -24,9 +24,9 @@ class Published(Task):
     hint: ClassVar[str] = ""
 
     def model(self) -> "nn.Module":
-        from federation.tasks import models  # noqa: PLC0415
+        from federation.tasks import networks  # noqa: PLC0415
 
-        network = getattr(models, self.network)
+        network = getattr(networks, self.network)
         model: nn.Module = network() if len(self.objectives) == 1 else network(self.objectives)
         return model
 

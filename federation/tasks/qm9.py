@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.tasks import DataError, DataSource, Pool
-from federation.tasks.files import BROKEN, found, lines
 from federation.tasks.published import Regression
+from federation.tasks.published_files import BROKEN, found, lines
 
 FOLDER = Path("QM9") / "raw"
 OBJECTIVES = ("mu", "alpha", "homo", "lumo", "r2", "zpve", "u0-atom", "u298-atom", "h298-atom", "g298-atom", "cv")

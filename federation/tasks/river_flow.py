@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.tasks import DataError, DataSource, Pool
-from federation.tasks.files import lines
 from federation.tasks.published import Regression
+from federation.tasks.published_files import lines
 
 FILE = Path("rf1") / "rf1.arff"
 PLACES = ("chsi2", "nasi2", "eadm7", "sclm7", "clkm7", "vali2", "napm7", "dldi4")

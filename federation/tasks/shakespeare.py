@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.tasks import DataError, DataSource, Pool
-from federation.tasks.files import found, lines
 from federation.tasks.published import Published
+from federation.tasks.published_files import found, lines
 
 SYMBOLS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 SPEECHES = "shakespeare/mit_shakespeare_speeches.jsonl"

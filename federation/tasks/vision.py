@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.tasks import DataError, DataSource, Pool
-from federation.tasks.files import BROKEN, found, read_idx
 from federation.tasks.published import Published
+from federation.tasks.published_files import BROKEN, found, read_idx
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]

@@ -12,15 +12,15 @@ from typing import Any
 
 from torch import Tensor
 
+from federation.spec.computation import Ability
 from federation.tasks import Task
 from federation.training import TrainingDiverged, TrainingStopped
-from federation.training.orders import plan_of, training_order
 from federation.training.plans import TrainingPlan
 from federation.training.ranks import Ranks
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
+from federation.training.training_json import plan_of, training_order
 from federation.vectors import Vector
-from federation.work.computation import Ability
 
 
 class DistributedTrainer(TorchTrainer):

@@ -13,15 +13,15 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import NoReturn
 
+from federation.spec.computation import SPLITS, Ability
 from federation.tasks import DataSource, Task
 from federation.training import TrainingDiverged, TrainingStopped
-from federation.training.orders import training_order
 from federation.training.pipe import FLOAT, PROTOCOL, Header, Messages, PipeError
 from federation.training.plans import EvaluationPlan, TrainingPlan
 from federation.training.trainer import Trainer
+from federation.training.training_json import training_order
 from federation.vectors import Array, Vector
 from federation.work.base import WorkError
-from federation.work.computation import SPLITS, Ability
 
 SILENCE_SECONDS = 600.0
 _LOOK_SECONDS = 0.1

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from federation.refusals import Refusal
-from federation.run_sections import ParametersSpec
-from federation.sharing import BUFFERS, Sharing, SharingError
+from federation.spec.computation import Computation, Descend, MeasureAlong
+from federation.spec.run_sections import ParametersSpec
+from federation.spec.sharing import BUFFERS, Sharing, SharingError
 from federation.tasks import Task, initial_model
 from federation.training.trainer import Trainer
 from federation.vectors import Layout, Vector, read_vector, to_bytes
 from federation.work.base import Result, RowSchema, Shape, WorkError, payload_layout
-from federation.work.computation import Computation, Descend, MeasureAlong
 
 if TYPE_CHECKING:
     from federation.v1.common_pb2 import UnsharedParameters

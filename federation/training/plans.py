@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from federation.spec.computation import LocalSgd, PrivateSgd
 from federation.training import TrainingStopped
-from federation.work.computation import LocalSgd, PrivateSgd
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from federation.objectives import JOINT, OBJECTIVE
+from federation.spec.objective_names import JOINT, OBJECTIVE
 from federation.tasks import Task, TaskError
 
 

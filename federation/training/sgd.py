@@ -7,9 +7,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from federation.spec.computation import LocalSgd
 from federation.tasks import Dataset
 from federation.training.stored import StoredSamples
-from federation.work.computation import LocalSgd
 
 # Minibatches gathered at a time: for small models, gathering each alone costs as much as a forward pass.
 _GATHERED = 32

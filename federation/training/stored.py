@@ -80,7 +80,7 @@ class _Batches:
         return len(self.keys)
 
 
-class Reader:
+class SampleReader:
     """Reads the samples of a client's splits.
 
     Args:
@@ -152,7 +152,7 @@ class Reader:
 class StoredSamples:
     """The samples of one split, which are read when they are needed."""
 
-    def __init__(self, reader: Reader, name: str, count: int) -> None:
+    def __init__(self, reader: SampleReader, name: str, count: int) -> None:
         self._reader, self._name, self._count = reader, name, count
         self.device = torch.device("cpu")
 
@@ -217,5 +217,5 @@ def with_stored(splits: Splits, loading: Loading = _HERE) -> Splits:
             )
     if not stored:
         return splits
-    reader = Reader(stored, loading)
+    reader = SampleReader(stored, loading)
     return replace(splits, **{name: StoredSamples(reader, name, len(split)) for name, split in stored.items()})

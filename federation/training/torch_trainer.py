@@ -12,24 +12,24 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from federation.noise import Noise
+from federation.spec.computation import SPLITS, Ability, Computation, Descend, Differentiate
+from federation.spec.noise import Noise
 from federation.tasks import Dataset, DataSource, Splits, Task
 from federation.tasks import parameters as flat
-from federation.tasks.trial import try_splits
 from federation.training import TrainingDiverged, TrainingStopped, precision
 from federation.training.buffers import ModelState, ParameterBuffers
+from federation.training.data_trial import try_splits
 from federation.training.determinism import describe_device, deterministic, pick_device, seed_torch
-from federation.training.objectives import losses, measure, weighted
+from federation.training.dp_sgd import PrivateGradients, must_suit
+from federation.training.objective_losses import losses, measure, weighted
 from federation.training.plans import EvaluationPlan, TrainingPlan
 from federation.training.precision import Precision
-from federation.training.private import PrivateGradients, must_suit
 from federation.training.serving import served
 from federation.training.sgd import Descent, minibatches
 from federation.training.stored import StoredSamples, with_stored
 from federation.training.trainer import Trainer
 from federation.vectors import Layout, Vector
 from federation.work.base import Result
-from federation.work.computation import SPLITS, Ability, Computation, Descend, Differentiate
 
 # Steps between looks at the losses: on a GPU each look waits for the device.
 _LOOK_EVERY = 50
@@ -131,7 +131,7 @@ class TorchTrainer(Trainer):
         try_splits(self.task, self.data, self.objectives)
 
     def must_be_private(self) -> None:
-        """Checks that the model can be trained with noise. Raises as `federation.training.private.must_suit`."""
+        """Checks that the model can be trained with noise. Raises as `federation.training.dp_sgd.must_suit`."""
         must_suit(self._model, self.task, self._data["train"])
 
     def must_do(self, computation: Computation) -> None:

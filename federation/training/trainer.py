@@ -12,16 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from federation.digests import derived_seed
-from federation.metrics import NAME
-from federation.objectives import OBJECTIVE
-from federation.tasks import DataError, DataSource, Task, TaskError, initial_model
-from federation.tensor_names import size_difference
-from federation.training import TrainingDiverged
-from federation.training.plans import EvaluationPlan, TrainingPlan
-from federation.training.serving import must_have_objectives, reported_losses, served, split_metrics
-from federation.vectors import Array, Layout, Vector
-from federation.work.base import Result, Shape, WorkError
-from federation.work.computation import (
+from federation.spec.computation import (
     CANNOT,
     SPLITS,
     Ability,
@@ -32,6 +23,15 @@ from federation.work.computation import (
     MeasureAlong,
     training_losses,
 )
+from federation.spec.objective_names import OBJECTIVE
+from federation.spec.task_metrics import NAME
+from federation.tasks import DataError, DataSource, Task, TaskError, initial_model
+from federation.tensor_names import size_difference
+from federation.training import TrainingDiverged
+from federation.training.plans import EvaluationPlan, TrainingPlan
+from federation.training.serving import must_have_objectives, reported_losses, served, split_metrics
+from federation.vectors import Array, Layout, Vector
+from federation.work.base import Result, Shape, WorkError
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,15 +11,15 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from federation.accounting import SamplePrivacy
 from federation.refusals import Refusal
+from federation.spec.accounting import SamplePrivacy
+from federation.spec.computation import Computation
 from federation.vectors import Array, Layout, Vector, update_layout
-from federation.work.computation import Computation
 from federation.work.site import Site
 
 if TYPE_CHECKING:
-    from federation.run_sections import LimitsSpec, Quorum
-    from federation.runs import RunSpec
+    from federation.spec.run_sections import LimitsSpec, Quorum
+    from federation.spec.run_spec import RunSpec
 
 
 RESIDUAL = "residual/"  # begins the name of what the rounding of a row left; no tensor of a model is called so
@@ -172,7 +172,7 @@ class Origin:
 
 
 @dataclass(frozen=True, eq=False)
-class Client:
+class WorkingClient:
     """The client that does the work, in one attempt at a round; rounds and attempts count from 0.
 
     Attributes:
@@ -280,7 +280,7 @@ class Work(ABC):
         """
         return None
 
-    def computation(self, client: Client) -> Computation | None:
+    def computation(self, client: WorkingClient) -> Computation | None:
         """What the client's model and data are needed for; None where they are not.
 
         Raises:
@@ -288,7 +288,7 @@ class Work(ABC):
         """
         return None
 
-    def answer(self, client: Client, computed: Result) -> Result:
+    def answer(self, client: WorkingClient, computed: Result) -> Result:
         """What the client hands in, given what `computation` came to: nothing but `samples` where there is none.
 
         Raises:

@@ -6,9 +6,9 @@ from dataclasses import fields
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.message import DecodeError
 
-from federation.envelope import unseal
 from federation.record.bindings import repeated
 from federation.refusals import Refusal
+from federation.trust.envelope import unseal
 from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
 from federation.work.base import WorkError
 from federation.work.registry import STAGES, decode_statement

@@ -11,8 +11,8 @@ from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
+from federation.spec.computation import NoisyTraining
 from federation.work.base import Shape, Work, WorkError
-from federation.work.computation import NoisyTraining
 
 GROUP = "fedpareto.work"
 BUILT_IN = ("train", "evaluate", "jacobian", "residual", "search")

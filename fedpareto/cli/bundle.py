@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from federation.text import counted
-from fedpareto.cli.admin_app import Home, RunName, Yes, app, confirm, connected, show
+from fedpareto.cli.admin.app import Home, RunName, Yes, app, confirm, connected, show
 from fedpareto.cli.completion import algorithms
-from fedpareto.cli.failure import USAGE, Failure, answer, failing
-from fedpareto.cli.options import ForceOption, JsonOption
+from fedpareto.cli.failure import USAGE, CommandFailure, answer, failing
+from fedpareto.cli.shared_options import ForceOption, JsonOption
 from fedpareto.cli.whole_file import whole_file
 
 if TYPE_CHECKING:
@@ -51,12 +51,12 @@ def bundle_command(
     from federation.v1 import admin_pb2 as v1
 
     if out.exists() and not force:
-        raise Failure(f"{out} exists: give --force to overwrite it", code=USAGE)
+        raise CommandFailure(f"{out} exists: give --force to overwrite it", code=USAGE)
     with connected(context, home) as stub:
         if payloads:
             confirm(yes, lambda: payloads_question(stub, run, out), why="the file would show each member's updates")
         size = _save(stub.ExportBundle(v1.ExportBundleRequest(run=run, payloads=payloads)), out)
-    from federation.bundle import BundleError, BundleReader
+    from federation.record.bundle import BundleError, BundleReader
     from verification.errors import Wrong
     from verification.run import OpenedRun
 
@@ -76,7 +76,7 @@ def bundle_command(
 
 def payloads_question(stub: "AdminStub", name: str, out: Path) -> str:
     """What a bundle with payloads will hold, with its size, and whether to write it."""
-    from federation.runs import RunSpec
+    from federation.spec.run_spec import RunSpec
     from federation.v1 import admin_pb2 as v1
     from fedpareto import formatting
 
@@ -123,10 +123,10 @@ def replay_command(
     With another model, clients would have sent other updates. So the rounds after the first different step are marked
     as counterfactual. Needs the role security-officer.
     """
-    from coordinator.aggregation.rules import HyperparameterError
-    from federation.bundle import BlobAbsent, BundleError, BundleReader
+    from coordinator.aggregation.interface import HyperparameterError
+    from federation.record.bundle import BlobAbsent, BundleError, BundleReader
     from federation.v1 import admin_pb2 as v1
-    from fedpareto.cli.aggregate import parameters_of
+    from fedpareto.cli.research.aggregate import parameters_of
     from verification.counterfactual import counterfactual
     from verification.errors import Wrong
 
@@ -139,9 +139,11 @@ def replay_command(
             with failing(Wrong, BundleError), failing(HyperparameterError, code=USAGE), BundleReader(path) as bundle:
                 found = list(counterfactual(bundle, name, values, number))
         except BlobAbsent as error:
-            raise Failure(f"{name} reads more than the products of updates: give --payloads ({error})") from error
+            raise CommandFailure(
+                f"{name} reads more than the products of updates: give --payloads ({error})"
+            ) from error
     if not found:
-        raise Failure(f"run {run} has no step" + ("" if number is None else f" in round {number}"))
+        raise CommandFailure(f"run {run} has no step" + ("" if number is None else f" in round {number}"))
     if as_json:
         answer(
             True,
@@ -153,7 +155,7 @@ def replay_command(
             },
         )
         return
-    from fedpareto.cli.render import console, new_table
+    from fedpareto.cli.show.tables import console, new_table
 
     for one in found:
         mark = ", counterfactual" if one.counterfactual else ""
@@ -182,7 +184,7 @@ def _write(pieces: "Iterable[ExportBundleResponse]", file: BinaryIO) -> int:
         size += file.write(piece.chunk)
         whole = piece.end
     if not whole:
-        raise Failure("the coordinator ended before the bundle was whole; nothing was written")
+        raise CommandFailure("the coordinator ended before the bundle was whole; nothing was written")
     return size
 
 
@@ -213,7 +215,7 @@ def verify_command(
     something could not be verified, such as models in a file without payloads, or with noise that the coordinator
     chose.
     """
-    from federation.bundle import BundleError, BundleReader
+    from federation.record.bundle import BundleError, BundleReader
     from verification.errors import Wrong
     from verification.exported import check_model
     from verification.run import OpenedRun
@@ -266,7 +268,7 @@ def verify_command(
     if as_json:
         answer(True, document)
     if wrong:
-        raise Failure(f"{file} does not verify: {wrong}")
+        raise CommandFailure(f"{file} does not verify: {wrong}")
     words = "everything was verified" if whole else "nothing is wrong; what is named above could not be verified"
     say(f"{file}: {words}")
     if not whole:

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedpareto.cli.failure import INTERRUPTED, USAGE, Failure, failing, require
-from fedpareto.cli.options import ProgressJsonOption
+from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure, failing, require
+from fedpareto.cli.shared_options import ProgressJsonOption
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from federation.v1.admin_pb2_grpc import AdminStub
     from fedpareto.demo.acts import Play
+    from fedpareto.demo.demo_results import DemoResult, Ended, Served
+    from fedpareto.demo.hospitals import Hospitals
     from fedpareto.demo.outsider import Verification
-    from fedpareto.demo.private import Private
-    from fedpareto.demo.results import Ended, Outcome, Served
-    from fedpareto.demo.stage import Stage
+    from fedpareto.demo.private_act import PrivateResult
 
 DEFAULT_DIRECTORY = Path("fedpareto-demo")
 PAGE = "demo.html"
@@ -67,15 +67,15 @@ def demo_command(
     At a terminal the coordinator goes on afterwards, for two hours, so that you can look at the record; `fedpareto demo
     --stop` ends it. Ctrl-C during the demo stops everything.
     """
-    from fedpareto.cli.render import console as make_console
-    from fedpareto.demo.directory import DirectoryError, fresh_directory, is_demo, stop_kept
-    from fedpareto.processes.federation import ProcessError, leaving_on_signals
+    from fedpareto.cli.show.tables import console as make_console
+    from fedpareto.demo.demo_directory import DirectoryError, fresh_directory, is_demo, stop_kept
     from fedpareto.processes.forked import start_server
+    from fedpareto.processes.process_federation import ProcessError, leaving_on_signals
 
     console = make_console(stderr=as_json)
     if stop:
         if directory.exists() and not is_demo(directory):
-            raise Failure(f"{directory} is not the directory of a demo: name it with --dir", code=USAGE)
+            raise CommandFailure(f"{directory} is not the directory of a demo: name it with --dir", code=USAGE)
         with failing(ProcessError):
             stopped = stop_kept(directory)
         console.print(f"the coordinator in {directory} has {'stopped' if stopped else 'not been running'}")
@@ -126,9 +126,9 @@ class _Results:
     """What the acts gave; nothing of an act that was not played."""
 
     wishes: _Wishes
-    runs: "dict[str, Outcome]" = field(default_factory=dict)
+    runs: "dict[str, DemoResult]" = field(default_factory=dict)
     objectives: "list[Served]" = field(default_factory=list)
-    private: "Private | None" = None
+    private: "PrivateResult | None" = None
     verification: "Verification | None" = None
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -138,18 +138,18 @@ class _Results:
 
 
 def _perform(console: "Console", directory: Path, wishes: _Wishes) -> _Results:
-    from fedpareto.cli.client import connect
+    from fedpareto.cli.admin.client import connect
     from fedpareto.demo import acts
-    from fedpareto.demo.directory import keep_coordinator, stop_kept, wait_kept
+    from fedpareto.demo.demo_directory import keep_coordinator, stop_kept, wait_kept
+    from fedpareto.demo.hospitals import ATTACKER, Hospitals
     from fedpareto.demo.outsider import verification
-    from fedpareto.demo.private import private
+    from fedpareto.demo.private_act import private
     from fedpareto.demo.show import step
-    from fedpareto.demo.stage import ATTACKER, Stage
     from fedpareto.demo.story import of_private
 
     results = _Results(wishes)
     tasks = [*(["scanners"] if wishes.whole or wishes.private else []), *(["two-digits-scaled"] * wishes.objectives)]
-    with Stage(directory, seed=wishes.seed, tasks=tasks) as stage:
+    with Hospitals(directory, seed=wishes.seed, tasks=tasks) as stage:
         clock = _Clock(results.seconds)
         with step(
             console, "making a federation", "Act 0: a federation, with its certificate authority and its database"
@@ -215,15 +215,15 @@ class _Player:
     """Plays the acts that have rounds."""
 
     console: "Console"
-    stage: "Stage"
+    stage: "Hospitals"
     stub: "AdminStub"
     results: _Results
     clock: _Clock
 
     def run(self, play: "Play", title: str = "") -> "Ended":
         """Runs a play to its end, and returns how it ended."""
-        from fedpareto.cli import watch
-        from fedpareto.demo.results import Ended, how_it_ended
+        from fedpareto.cli.admin import watch
+        from fedpareto.demo.demo_results import Ended, how_it_ended
         from fedpareto.demo.show import follow
 
         wishes = self.results.wishes
@@ -251,7 +251,7 @@ class _Player:
     def attacked(self) -> None:
         """Act 3."""
         from fedpareto.demo import acts
-        from fedpareto.demo.stage import ATTACKER
+        from fedpareto.demo.hospitals import ATTACKER
 
         self.console.print(f"\nAct 3: {ATTACKER} multiplies its update by 100 and adds 1000 to its loss", style="bold")
         self.stage.cast(self.stub, acts.ATTACK)
@@ -263,7 +263,7 @@ class _Player:
         """The other demo."""
         from federation.tasks.pairs import TwoDigitsScaled
         from fedpareto.demo import acts
-        from fedpareto.demo.results import served
+        from fedpareto.demo.demo_results import served
 
         self.console.print("\nTwo digits at once; the right one's loss is a tenth as large", style="bold")
         for play in acts.OBJECTIVES:
@@ -272,7 +272,7 @@ class _Player:
         self.clock.note("objectives")
 
     def _compared(self, play: "Play", *, attacked: bool = False) -> None:
-        from fedpareto.demo.results import outcome
+        from fedpareto.demo.demo_results import outcome
 
         run = self.run(play, f"{play.title}, attacked" if attacked else play.title)
         self.results.runs[play.name] = outcome(self.stub, run.run_id, attacked=attacked)
@@ -282,8 +282,8 @@ def _record(directory: Path, results: _Results) -> str:
     """The results as a JSON document, which is also written into the directory, with the page."""
     from fedpareto.cli.document import dumps
     from fedpareto.demo import acts, story
-    from fedpareto.demo.page import page
-    from fedpareto.demo.stage import ATTACKER, HOSPITALS, TWO
+    from fedpareto.demo.demo_page import page
+    from fedpareto.demo.hospitals import ATTACKER, HOSPITALS, TWO
 
     told = story.story(results.runs, results.private, results.verification)
     warning = story.of_the_record(results.runs["fedavg"]) if results.runs else ""

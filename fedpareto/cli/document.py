@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from federation.v1.common_pb2 import DecisionManifest, ReplyManifest, RequestManifest, StepManifest
-from fedpareto.messages import enum_name
+from fedpareto.admin_messages import enum_name
 
 # Which manifest travels in which envelope, so that the document shows it beside the signed bytes.
 _MANIFESTS: dict[str, type[Message]] = {

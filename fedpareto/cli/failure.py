@@ -14,7 +14,7 @@ USAGE = 2
 INTERRUPTED = 130
 
 
-class Failure(Exception):
+class CommandFailure(Exception):
     """Ends the command.
 
     Attributes:
@@ -40,7 +40,7 @@ def failing(*errors: type[Exception], code: int = 1, what: str = "") -> Iterator
         message = str(error)
         if isinstance(error, OSError) and error.strerror:
             what, message = what or str(error.filename or "this machine"), error.strerror
-        raise Failure(f"{what}: {message}" if what else message, code=code) from error
+        raise CommandFailure(f"{what}: {message}" if what else message, code=code) from error
 
 
 def require(what: str, *packages: str, extra: str = "torch") -> None:
@@ -50,13 +50,13 @@ def require(what: str, *packages: str, extra: str = "torch") -> None:
         Failure: one of them is missing; the message says which and how to install it.
     """
     if missing := [name for name in packages if find_spec(name) is None]:
-        raise Failure(f"{what} {' and '.join(missing)}, not installed here: install fedpareto[{extra}]")
+        raise CommandFailure(f"{what} {' and '.join(missing)}, not installed here: install fedpareto[{extra}]")
 
 
-def not_served(centre: Path, why: str = "this command needs it") -> Failure:
+def not_served(centre: Path, why: str = "this command needs it") -> CommandFailure:
     """The Failure of a command that needs the coordinator of a directory, which does not run."""
     where = shlex.quote(str(centre))
-    return Failure(
+    return CommandFailure(
         f"no coordinator serves {centre}, and {why}: start it with `fedpareto coordinator serve --home {where}` "
         "(with --hold no run advances), and give this command again"
     )

@@ -13,23 +13,26 @@ from typing import Annotated
 
 import typer
 
+from federation.line.tls import require_tls13
 from federation.text import escaped_lines
-from federation.tls import require_tls13
-from fedpareto.cli import admin, coordinator, data, experiment, roster, worker
-from fedpareto.cli.aggregate import aggregate_command
-from fedpareto.cli.backup import backup_command, restore_command
+from fedpareto.cli.admin import runs
 from fedpareto.cli.bundle import verify_command
-from fedpareto.cli.by_task import trainer_command
+from fedpareto.cli.coordinator import daemon
+from fedpareto.cli.coordinator.backup import backup_command, restore_command
 from fedpareto.cli.demo import demo_command
-from fedpareto.cli.doctor import doctor_command
-from fedpareto.cli.failure import INTERRUPTED, Failure
-from fedpareto.cli.keys import renew_command, rotate_coordinator_key_command, rotate_key_command
-from fedpareto.cli.personal import export_command
+from fedpareto.cli.failure import INTERRUPTED, CommandFailure
+from fedpareto.cli.member import roster, worker
+from fedpareto.cli.member.by_task import trainer_command
+from fedpareto.cli.member.doctor import doctor_command
+from fedpareto.cli.member.next_keys import renew_command, rotate_coordinator_key_command, rotate_key_command
+from fedpareto.cli.member.personal import export_command
+from fedpareto.cli.member.run_requests import approve_command, refuse_command, runs_command
+from fedpareto.cli.member.site_record import log_command, receipts_command
+from fedpareto.cli.member.site_record import verify_command as verify_own_command
 from fedpareto.cli.report import report_command
-from fedpareto.cli.simulate import simulate_command
-from fedpareto.cli.worker_record import log_command, receipts_command
-from fedpareto.cli.worker_record import verify_command as verify_own_command
-from fedpareto.cli.worker_runs import approve_command, refuse_command, runs_command
+from fedpareto.cli.research import data, experiment
+from fedpareto.cli.research.aggregate import aggregate_command
+from fedpareto.cli.research.simulate import simulate_command
 
 _IMPORT_PAUSE = 0.05  # seconds from an interrupt that arrives in an import to the next attempt
 _HELP = """Federated learning that is fair to each member.
@@ -72,10 +75,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("demo")(demo_command)
-coordinator.app.command("backup")(backup_command)
-coordinator.app.command("restore")(restore_command)
-coordinator.app.command("rotate-key")(rotate_coordinator_key_command)
-app.add_typer(coordinator.app, name="coordinator")
+daemon.app.command("backup")(backup_command)
+daemon.app.command("restore")(restore_command)
+daemon.app.command("rotate-key")(rotate_coordinator_key_command)
+app.add_typer(daemon.app, name="coordinator")
 worker.app.add_typer(roster.app, name="roster")
 worker.app.command("doctor")(doctor_command)
 worker.app.command("renew")(renew_command)
@@ -89,7 +92,7 @@ worker.app.command("receipts")(receipts_command)
 worker.app.command("log")(log_command)
 worker.app.command("verify")(verify_own_command)
 app.add_typer(worker.app, name="worker")
-app.add_typer(admin.app, name="admin")
+app.add_typer(runs.app, name="admin")
 app.command("simulate")(simulate_command)
 app.add_typer(experiment.app, name="experiment")
 app.command("report")(report_command)
@@ -130,7 +133,7 @@ def main() -> None:
         signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         program()()
-    except Failure as failure:
+    except CommandFailure as failure:
         typer.echo(f"fedpareto: {escaped_lines(failure.message)}", err=True)
         sys.exit(failure.code)
     except KeyboardInterrupt:

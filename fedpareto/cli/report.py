@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from federation.text import counted
-from fedpareto.cli.admin_app import DEFAULT_HOME, AdminHome, RunName
-from fedpareto.cli.failure import USAGE, Failure, failing
-from fedpareto.cli.options import AdminPassphraseOption, ForceOption
+from fedpareto.cli.admin.app import DEFAULT_HOME, AdminHome, RunName
+from fedpareto.cli.failure import USAGE, CommandFailure, failing
+from fedpareto.cli.shared_options import AdminPassphraseOption, ForceOption
 
 if TYPE_CHECKING:
-    from fedpareto.report.data import RunData
+    from fedpareto.report.report_data import RunData
 
 
 def report_command(
@@ -42,9 +42,9 @@ def report_command(
 
     With --beside and runs of `scalarised` that weigh one objective alone, it shows the best loss of each objective.
     """
-    from fedpareto.cli.client import connect
-    from fedpareto.report.data import RunData
+    from fedpareto.cli.admin.client import connect
     from fedpareto.report.page import page
+    from fedpareto.report.report_data import RunData
 
     names = beside or []
     with connect(home, passphrase_file=passphrase_file) as stub:
@@ -55,13 +55,13 @@ def report_command(
             with connect(Path(name), passphrase_file=passphrase_file) as stub:
                 newest = RunData.newest(stub)
             if newest is None:
-                raise Failure(f"--beside {name}: that coordinator has no runs yet")
+                raise CommandFailure(f"--beside {name}: that coordinator has no runs yet")
             others[name] = newest
     for other in others.values():
         _must_compare(data, other)
     target = out or Path(f"report-{re.sub(r'[^A-Za-z0-9.-]', '-', data.run.name)}.html")  # whatever the name
     if target.exists() and not force:
-        raise Failure(f"{target} exists: give --force to overwrite it", code=USAGE)
+        raise CommandFailure(f"{target} exists: give --force to overwrite it", code=USAGE)
     with failing(OSError, what=f"cannot write {target}"):
         target.write_text(page(data, list(others.values())), encoding="utf-8")
     typer.echo(f"{target}: {counted(len(data.rounds), 'round')}, {counted(len(data.clients), 'client')}")
@@ -70,7 +70,7 @@ def report_command(
 def _must_compare(data: "RunData", other: "RunData") -> None:
     """Raises a Failure if two runs do not measure the same."""
     if (other.run.task, other.objectives) != (data.run.task, data.objectives):
-        raise Failure(
+        raise CommandFailure(
             f"--beside {other.run.name}: it is a run of {other.run.task}, {data.run.name} one of {data.run.task}; only "
             "runs of the same task and objectives compare",
             code=USAGE,

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fedpareto.cli.failure import USAGE, Failure, failing
+from fedpareto.cli.failure import USAGE, CommandFailure, failing
 
 if TYPE_CHECKING:
-    from federation.proxies import Proxy
+    from federation.line.proxies import Proxy
 
 STANDARD_INPUT = Path("-")
 
@@ -25,7 +25,7 @@ def read_join_string(file: Path, arguments: list[str]) -> str:
         Failure: it is among the arguments of the command, or the file cannot be read.
     """
     if arguments:
-        raise Failure(
+        raise CommandFailure(
             "a join string is not accepted as an argument, because every user of this machine could read it: give "
             "it on standard input, or in a file with --join-file. If this machine has other users, ask for a new one, "
             "and have this one cancelled (fedpareto admin cancel-join-string CLIENT)",
@@ -50,7 +50,7 @@ def read_passphrase(path: Path | None) -> bytes | None:
     with failing(OSError, code=USAGE, what=f"cannot read the passphrase file {path}"):
         passphrase = path.read_bytes().split(b"\n", 1)[0].rstrip(b"\r")
     if not passphrase:
-        raise Failure(f"the first line of the passphrase file {path} is empty", code=USAGE)
+        raise CommandFailure(f"the first line of the passphrase file {path} is empty", code=USAGE)
     return passphrase
 
 
@@ -67,7 +67,7 @@ def passphrase_for(key: Path, path: Path | None) -> bytes | None:
     Raises:
         Failure, IdentityError: the passphrase file, the key file cannot be read.
     """
-    from federation.keys import is_encrypted  # loads slowly
+    from federation.trust.keys import is_encrypted  # loads slowly
 
     if path is None and key.is_file() and is_encrypted(key) and sys.stdin.isatty():
         return str(typer.prompt(f"Passphrase of {key}", hide_input=True, err=True)).encode()
@@ -80,13 +80,13 @@ def proxy_for(address: str, given: str | None) -> "Proxy | None":
     Raises:
         Failure: its URL cannot be used, or has a password among the arguments of the command.
     """
-    from federation.proxies import ProxyError, choose_proxy
+    from federation.line.proxies import ProxyError, choose_proxy
 
     if given is not None and given.startswith("@"):
         with failing(OSError, code=USAGE, what=f"cannot read the file of --proxy, {given[1:]}"):
             given = Path(given[1:]).read_text(errors="replace").partition("\n")[0].strip()
     elif given is not None and "@" in given:
-        raise Failure(
+        raise CommandFailure(
             "--proxy: a user and password are not accepted as an argument, because every user of this machine could "
             "read them: put the URL into a file and give --proxy @FILE, or set https_proxy",
             code=USAGE,

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedpareto.demo.stage import HOSPITALS, TWO
-from fedpareto.demo.story import Column
+from fedpareto.demo.hospitals import HOSPITALS, TWO
+from fedpareto.demo.story import HospitalAccuracies
 from fedpareto.formatting import percent
 from fedpareto.report.html import Html, join, tag
 
@@ -28,11 +28,11 @@ class Panel:
     """Two runs that are compared: the first is a hollow mark, the second a filled one."""
 
     title: str
-    first: Column
-    second: Column
+    first: HospitalAccuracies
+    second: HospitalAccuracies
 
 
-def panels(columns: Sequence[Column]) -> list[Panel]:
+def panels(columns: Sequence[HospitalAccuracies]) -> list[Panel]:
     """All honest, and under attack, from the story's four columns."""
     average, fair, average_attacked, fair_attacked = columns
     return [

@@ -17,8 +17,8 @@ from federation.tasks.scanners import turned
 from federation.v1.admin_pb2 import ListRepliesRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.vectors import Array, update_rows
-from fedpareto.demo.stage import HOSPITALS, TWO
-from storage.directory import DirectoryStore
+from fedpareto.demo.hospitals import HOSPITALS, TWO
+from storage.blob_directory import DirectoryStore
 
 CLASSES, PIXELS = 10, 64
 PARAMETERS = CLASSES * PIXELS + CLASSES

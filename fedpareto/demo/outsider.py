@@ -5,7 +5,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedpareto.demo.stage import TWO, Stage
+from fedpareto.demo.hospitals import TWO, Hospitals
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Verification:
     wrong: str
 
 
-def verification(stage: Stage, run: str) -> Verification:
+def verification(stage: Hospitals, run: str) -> Verification:
     """Writes the record of a run to a file, verifies it, changes one byte and verifies it again."""
     file = stage.directory / f"{run}.fedpareto"
     stage.admin("bundle", run, "--out", str(file), "--payloads", "--yes")

@@ -12,11 +12,11 @@ from rich.text import Text
 
 from federation.v1.admin_pb2 import Run, WatchRunRequest
 from federation.v1.admin_pb2_grpc import AdminStub
-from fedpareto.demo.results import Served
-from fedpareto.demo.stage import HOSPITALS, TWO
-from fedpareto.demo.story import Column, Story
+from fedpareto.admin_messages import name_of
+from fedpareto.demo.demo_results import Served
+from fedpareto.demo.hospitals import HOSPITALS, TWO
+from fedpareto.demo.story import HospitalAccuracies, Story
 from fedpareto.formatting import number, percent, size
-from fedpareto.messages import name_of
 from fedpareto.series import metric
 
 _BAR = 24  # columns of the bar of an act
@@ -63,7 +63,7 @@ def bar(share: float, width: int) -> str:
     return "━" * filled + "─" * (width - filled)
 
 
-def bars(columns: Sequence[Column]) -> Table:
+def bars(columns: Sequence[HospitalAccuracies]) -> Table:
     """A bar for each hospital and run."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("accuracy")

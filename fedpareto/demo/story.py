@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fedpareto.demo.demo_results import DemoResult
+from fedpareto.demo.hospitals import ATTACKER, EIGHT, TWO
 from fedpareto.demo.outsider import Verification
-from fedpareto.demo.private import Private
-from fedpareto.demo.results import Outcome
-from fedpareto.demo.stage import ATTACKER, EIGHT, TWO
+from fedpareto.demo.private_act import PrivateResult
 from fedpareto.formatting import percent
 from fedpareto.series import mean
 
@@ -21,7 +21,7 @@ _SAME = 0.05  # points, which are shown with one decimal
 
 
 @dataclass(frozen=True)
-class Column:
+class HospitalAccuracies:
     """The accuracies of the hospitals after a run, in [0, 1], by name."""
 
     title: str
@@ -32,13 +32,13 @@ class Column:
 class Story:
     """What is told at the end."""
 
-    columns: Sequence[Column]
+    columns: Sequence[HospitalAccuracies]
     sentences: Sequence[str]
 
 
-def story(runs: Mapping[str, Outcome], private: Private | None, verification: Verification | None) -> Story:
+def story(runs: Mapping[str, DemoResult], private: PrivateResult | None, verification: Verification | None) -> Story:
     """The story of the runs by name; of acts that were not played nothing is told."""
-    columns = [Column(title, runs[name].accuracy) for name, title in TITLES.items() if name in runs]
+    columns = [HospitalAccuracies(title, runs[name].accuracy) for name, title in TITLES.items() if name in runs]
     sentences = []
     if private is not None and not runs:
         sentences.append(of_private(private))
@@ -50,7 +50,7 @@ def story(runs: Mapping[str, Outcome], private: Private | None, verification: Ve
     return Story(columns, sentences)
 
 
-def of_the_record(run: Outcome) -> str:
+def of_the_record(run: DemoResult) -> str:
     """The warnings of the record about a run; without any, how far the updates of both kinds agree with the step."""
     if run.warnings:
         return "The record warns: " + " ".join(f"{words}." for words in run.warnings)
@@ -61,21 +61,21 @@ def of_the_record(run: Outcome) -> str:
     )
 
 
-def _average(run: Outcome) -> str:
+def _average(run: DemoResult) -> str:
     return (
         f"Averaging (FedAvg) gives the eight hospitals with the usual scanner {percent(run.eight)}, and leaves the two "
         f"with the other scanner at {percent(run.two)}."
     )
 
 
-def _fair(average: Outcome, run: Outcome) -> str:
+def _fair(average: DemoResult, run: DemoResult) -> str:
     paid = 100 * (average.eight - run.eight)
     cost = f"the eight pay {paid:.1f} points" if paid > 0 else "the eight pay nothing"
     gained = f"FedMGDA+ brings the two to {percent(run.two)} in as many rounds"
     return f"{gained}, and the eight to {percent(run.eight)}: {cost}."
 
 
-def _attack(fair: Outcome, average_attacked: Outcome, fair_attacked: Outcome) -> str:
+def _attack(fair: DemoResult, average_attacked: DemoResult, fair_attacked: DemoResult) -> str:
     chance = ", which is chance" if average_attacked.mean <= _CHANCE else ""
     difference = 100 * (fair_attacked.mean - fair.mean)
     end = f"{abs(difference):.1f} points {'above' if difference > 0 else 'below'} its end"
@@ -88,7 +88,7 @@ def _attack(fair: Outcome, average_attacked: Outcome, fair_attacked: Outcome) ->
     )
 
 
-def of_private(run: Private) -> str:
+def of_private(run: PrivateResult) -> str:
     """What the coordinator could learn of the hospitals, and who was named, in sentences."""
     named = "".join(f" {name} entered a vector that was five times too long, and was named." for name in run.named)
     return (

@@ -19,7 +19,7 @@ from contextlib import suppress
 from multiprocessing import forkserver, parent_process
 from pathlib import Path
 
-from federation.tls import require_tls13
+from federation.line.tls import require_tls13
 
 # What coordinators, workers and commands import. None of it may start a thread, or talk gRPC, at its import.
 PRELOADED = [
@@ -29,16 +29,16 @@ PRELOADED = [
     "cryptography.hazmat.backends.openssl.backend",
     "encodings.idna",
     "federation.tasks.digits",
-    "federation.tasks.models",
+    "federation.tasks.networks",
     "federation.training.torch_trainer",
     "fedpareto.cli.main",
-    "fedpareto.cli.client",
+    "fedpareto.cli.admin.client",
     "fedpareto.cli.document",
     "fedpareto.cli.entry",
-    "fedpareto.cli.render",
-    "fedpareto.cli.stopped",
-    "fedpareto.cli.upload",
-    "fedpareto.cli.watch",
+    "fedpareto.cli.show.tables",
+    "fedpareto.cli.admin.stopped",
+    "fedpareto.cli.admin.upload",
+    "fedpareto.cli.admin.watch",
     "psycopg",
     "pydantic.type_adapter",
     "rich.progress",
@@ -47,7 +47,7 @@ PRELOADED = [
     "storage.migrations",
     "torch",
     "verification.run",
-    "worker.enroll",
+    "worker.line.enroll",
     "worker.service",
     "fedpareto.cli.preloaded",  # the last one
 ]

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from fedpareto.formatting import number, percent, whole
-from fedpareto.report import charts, metrics, objectives, traffic
+from fedpareto.report import charts, metric_figures, objective_figures, traffic
 from fedpareto.report.charts import ACCURACY, COSINE, Axis, Series, general
-from fedpareto.report.data import RunData
 from fedpareto.report.html import Html, table
 from fedpareto.report.layout import absent, figure, line_figure, recorded, same, some
+from fedpareto.report.report_data import RunData
 from fedpareto.series import known, last, mean
 
 _NO_ACCURACY = "No client reported an accuracy in this run."
@@ -19,10 +19,10 @@ _NO_STEP = "No round of this run has made a step."
 def all_figures(data: RunData, beside: Sequence[RunData]) -> Iterator[tuple[str, str, list[Html]]]:
     """The sections of a report: an anchor, a title, the figures."""
     if data.objectives:
-        yield "objectives", "The objectives", list(objectives.figures(data, beside))
+        yield "objectives", "The objectives", list(objective_figures.figures(data, beside))
     yield "accuracy", "Accuracy, and how evenly it is spread", [_accuracy(data), _spread(data), _final(data)]
     if data.own_metrics:
-        yield "metrics", "The task's own metrics", list(metrics.figures(data))
+        yield "metrics", "The task's own metrics", list(metric_figures.figures(data))
     yield "loss", "Loss, and who was better off", [_losses(data), _improved(data)]
     yield "weights", "Who decided: the weights", [_weights(data), _entropy(data)]
     yield "conflicts", "Conflicts, and the direction that was taken", [_conflicts(data), _cosines(data), _norms(data)]

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Sequence
 
-from coordinator.rounds.definitions import definition
+from coordinator.rounds.runs.metric_definitions import definition
 from fedpareto.formatting import UNKNOWN, format_of
 from fedpareto.report import charts
 from fedpareto.report.charts import Axis, Format, Series
-from fedpareto.report.data import RunData
 from fedpareto.report.html import Html, table, tag
+from fedpareto.report.report_data import RunData
 from fedpareto.series import known
 
 Column = tuple[str, Sequence[float], Format]  # of a table: its name, its numbers, and how they are written

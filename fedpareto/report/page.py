@@ -4,13 +4,13 @@ import math
 from collections.abc import Sequence
 from importlib.resources import files
 
-from coordinator.rounds import definitions
+from coordinator.rounds.runs import metric_definitions
 from federation.text import counted
+from fedpareto.admin_messages import epsilon_of_clients, name_of
 from fedpareto.formatting import PERSONALISED, UNKNOWN, number, percent, short, size, when
-from fedpareto.messages import epsilon_of_clients, name_of
-from fedpareto.report.data import RunData
 from fedpareto.report.figures import all_figures
 from fedpareto.report.html import Html, join, table, tag
+from fedpareto.report.report_data import RunData
 from fedpareto.series import known, mean
 
 # Nothing is loaded and no script runs, whatever a text of others contains.
@@ -54,7 +54,7 @@ def page(data: RunData, beside: Sequence[RunData] = ()) -> Html:
 
 
 def _definitions() -> Html:
-    rows = [(name, known.meaning, known.source) for name, known in definitions.DEFINITIONS.items()]
+    rows = [(name, known.meaning, known.source) for name, known in metric_definitions.DEFINITIONS.items()]
     return table(["name", "definition", "source"], rows, words=3)
 
 

@@ -5,17 +5,17 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC
 from itertools import accumulate
 
-from coordinator.rounds.definitions import SCORED
+from coordinator.rounds.runs.metric_definitions import SCORED
 from federation.v1.admin_pb2 import ExportRoundsResponse, PhaseProgress
 from federation.v1.common_pb2 import AssignmentState
+from fedpareto.admin_messages import duration, name_of
 from fedpareto.formatting import UNKNOWN, number, percent, size, whole
-from fedpareto.messages import duration, name_of
 from fedpareto.report import charts
 from fedpareto.report.charts import COLOURS, Axis, Format, Series
-from fedpareto.report.data import RunData
 from fedpareto.report.html import Html, join, table
 from fedpareto.report.layout import absent, figure, line_figure, over_rounds, recorded, some
 from fedpareto.report.plane import Path, plane
+from fedpareto.report.report_data import RunData
 from fedpareto.report.timeline import Bar, timeline
 from fedpareto.series import known, mean
 

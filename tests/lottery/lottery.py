@@ -12,15 +12,15 @@ from google.protobuf.wrappers_pb2 import UInt64Value
 
 from coordinator.aggregation.base import Algorithm
 from coordinator.aggregation.diagnostics import describe
-from coordinator.aggregation.phase_kinds import Training
-from coordinator.aggregation.phases import Asked, Closing, Phase, Replies, RoundContext, RoundGenerator, Step
-from coordinator.aggregation.rules import Combination, Rows
+from coordinator.aggregation.interface import Combination, Rows
+from coordinator.aggregation.phase_kinds import TrainingPhase
+from coordinator.aggregation.phases import AlgorithmPhase, Asked, Closing, Replies, RoundContext, RoundGenerator, Step
 from federation.vectors import RowFile
-from federation.work.base import Client, Lane, Result, RowSchema, Shape, Terms, Work, WorkError
+from federation.work.base import Lane, Result, RowSchema, Shape, Terms, Work, WorkError, WorkingClient
 from federation.work.registry import Kind
 
 if TYPE_CHECKING:
-    from federation.runs import RunSpec
+    from federation.spec.run_spec import RunSpec
 
 NOTE_BYTES = 8
 KEPT_BYTES = 8192  # of a ticket, so that a test can give it too little space
@@ -60,7 +60,7 @@ class Ticket(Work):
         """Each of the two questions is answered once."""
         return "first" if self.number else "second"
 
-    def answer(self, client: Client, computed: Result) -> Result:
+    def answer(self, client: WorkingClient, computed: Result) -> Result:
         if self.number:
             client.memory.put("number", str(self.number).rjust(KEPT_BYTES).encode(), durable=True)
             return Result({"answer": np.array([self.number**2], np.uint32)}, {}, {}, computed.samples)
@@ -80,7 +80,7 @@ KIND = Kind(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tickets(Phase):
+class Tickets(AlgorithmPhase):
     """Hand out tickets, or ask for them again."""
 
     kind: ClassVar[type[Work]] = Ticket
@@ -127,7 +127,7 @@ class Lottery(Algorithm):
             assert read(reply, "answer")[0] == numbers[reply.client_id]
             assert bytes(read(reply, "note")) == note(numbers[reply.client_id])
         winners = sorted(numbers, key=numbers.__getitem__)[-2:]
-        replies: Replies = yield Training(clients=tuple(winners))
+        replies: Replies = yield TrainingPhase(clients=tuple(winners))
         return Step(replies, self.combine(replies.rows(context)), consulted=(*squares, *kept))
 
 

@@ -21,9 +21,9 @@ from byzfl import (
 from peer_rounds import Matrix, Round, Vector, rounds
 
 from coordinator.aggregation import aggregate
+from coordinator.aggregation.interface import Rows
 from coordinator.aggregation.pre import apply
 from coordinator.aggregation.registry import algorithm
-from coordinator.aggregation.rules import Rows
 
 ALL = tuple(rounds())
 

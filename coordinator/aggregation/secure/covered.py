@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from coordinator.aggregation.rules import TooFewUpdatesError, Vector
+from coordinator.aggregation.interface import TooFewUpdatesError, Vector
 from coordinator.aggregation.secure.settled import Cohort
 from federation.secure import bounds
 from federation.secure.bounds import Bounds

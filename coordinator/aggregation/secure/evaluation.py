@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coordinator.aggregation.phases import Phase, Replies, RoundContext
-from coordinator.aggregation.rules import TooFewUpdatesError, Vector
+from coordinator.aggregation.interface import TooFewUpdatesError, Vector
+from coordinator.aggregation.phases import AlgorithmPhase, Replies, RoundContext
+from coordinator.aggregation.secure.private_rule import drawn, make_setting
 from coordinator.aggregation.secure.session import secure_sum
 from coordinator.aggregation.secure.settled import Cohort
-from coordinator.aggregation.secure.step import drawn, make_setting
 from federation.secure.evaluation import clip, common, deviation_of_mean
 from federation.secure.thresholds import Mode
 from federation.work.evaluate.work import Evaluate
@@ -33,7 +33,9 @@ class Means:
     left_out: str = ""
 
 
-def evaluation(context: RoundContext, asked: Evaluate, clients: Sequence[str]) -> Generator[Phase, Replies, Means]:
+def evaluation(
+    context: RoundContext, asked: Evaluate, clients: Sequence[str]
+) -> Generator[AlgorithmPhase, Replies, Means]:
     """One evaluation of the model that `context.private` names.
 
     Members sum the metrics that all members of W compute, and no others: a metric of few members is theirs alone.

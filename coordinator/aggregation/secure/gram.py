@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from coordinator.aggregation.rules import Matrix
+from coordinator.aggregation.interface import Matrix
 
 LEAST = 2.0**-12
 """The least eigenvalue: with it the weights of a rule are unique, so that every processor finds the same ones."""

@@ -9,18 +9,18 @@ from collections.abc import Callable, Generator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.phases import Asked, Phase, Private, Replies, RoundContext, Step
-from coordinator.aggregation.rules import Combination, Vector
+from coordinator.aggregation.interface import Combination, Vector
+from coordinator.aggregation.phases import AlgorithmPhase, Asked, PrivateSetting, Replies, RoundContext, Step
+from coordinator.aggregation.secure.private_rule import invited, make_setting
 from coordinator.aggregation.secure.session import secure_sum
 from coordinator.aggregation.secure.settled import Cohort, Sum
-from coordinator.aggregation.secure.step import invited, make_setting
 from federation.secure.thresholds import Mode
 from federation.work.base import Work
 
 
 def mean_of(
-    context: RoundContext, private: Private, inner: Callable[[Asked], Work], length: int, purpose: str
-) -> Generator[Phase, Replies, tuple[NDArray[np.float32], Sum]]:
+    context: RoundContext, private: PrivateSetting, inner: Callable[[Asked], Work], length: int, purpose: str
+) -> Generator[AlgorithmPhase, Replies, tuple[NDArray[np.float32], Sum]]:
     """The mean of the members' vectors, weighted by the prior, (length,), and the session.
 
     `purpose` distinguishes the sessions of one attempt at a round.

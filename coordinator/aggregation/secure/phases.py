@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from coordinator.aggregation.phases import Asked, Closing, Phase
+from coordinator.aggregation.phases import AlgorithmPhase, Asked, Closing
+from federation.line.transfer_times import slowest_seconds
 from federation.secure.thresholds import Mode
-from federation.transfers import slowest_seconds
 from federation.work.secure.deal import Deal, Open
 from federation.work.secure.ready import SPECIFICATION, Ready
 from federation.work.secure.stage import CIPHERTEXTS, REPLIES
@@ -14,7 +14,7 @@ from federation.work.secure.terms import SessionTerms
 
 
 @dataclass(frozen=True, kw_only=True)
-class StagePhase(Phase):
+class StagePhase(AlgorithmPhase):
     """A stage of a session. All that are asked may reply; with fewer than `needed` replies the round is skipped."""
 
     needed: int = 0
@@ -24,7 +24,7 @@ class StagePhase(Phase):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Readying(StagePhase):
+class ReadyPhase(StagePhase):
     """READY."""
 
     kind = Ready
@@ -62,7 +62,7 @@ class _Later(StagePhase):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dealing(_Later):
+class DealPhase(_Later):
     """DEAL, of the members that are ready."""
 
     kind = Deal
@@ -75,7 +75,7 @@ class Dealing(_Later):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opening(_Later):
+class OpenPhase(_Later):
     """OPEN over the members W; `opening` is its number, 0 to 2."""
 
     kind = Open
@@ -88,7 +88,7 @@ class Opening(_Later):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Masking(_Later):
+class MaskPhase(_Later):
     """MASK over W, whose coefficients are in units of 2^-32."""
 
     kind = Mask
@@ -106,7 +106,7 @@ class Masking(_Later):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Confirming(_Later):
+class ConfirmPhase(_Later):
     """CONFIRM over V, with the digests of their masked vectors."""
 
     kind = Confirm
@@ -127,7 +127,7 @@ class Confirming(_Later):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unmasking(_Later):
+class UnmaskPhase(_Later):
     """UNMASK: V, and the members of W whose masked vectors did not arrive."""
 
     kind = Unmask

@@ -10,25 +10,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.phases import Phase, Record, Replies, Reply, Setting, Voided, Waiting
-from coordinator.aggregation.rules import TooFewUpdatesError, Vector
+from coordinator.aggregation.interface import TooFewUpdatesError, Vector
+from coordinator.aggregation.phases import AlgorithmPhase, PhaseReply, Record, Replies, Setting, Voided, Waiting
 from coordinator.aggregation.secure.covered import Covered, covered
 from coordinator.aggregation.secure.gram import positive
-from coordinator.aggregation.secure.phases import Confirming, Dealing, Masking, Opening, Readying, Unmasking
+from coordinator.aggregation.secure.phases import ConfirmPhase, DealPhase, MaskPhase, OpenPhase, ReadyPhase, UnmaskPhase
 from coordinator.aggregation.secure.settled import Cohort, Sum
 from federation.digests import parse
-from federation.secure import accusations, bounds, checks, hashing, masks, openings, sketch, unmasking, verification
+from federation.secure import accusations, bounds, checks, hashing, masks, openings, sketch, unmasking, verified_mode
 from federation.secure.blocks import blocks
 from federation.secure.checks import Failure
 from federation.secure.dealing import deal_bytes
 from federation.secure.errors import Malformed
 from federation.secure.fields import Elements, Reals
 from federation.secure.hashing import PublicKeys
-from federation.secure.keys import check_keys, pair_private_key
+from federation.secure.member_keys import check_keys, pair_private_key
 from federation.secure.payloads import Unmasking as Shares
 from federation.secure.payloads import join_envelopes, unpack_open
 from federation.secure.thresholds import ONE, SMALLEST, Mode, Thresholds
-from federation.secure.verification import confirm_bytes
+from federation.secure.verified_mode import confirm_bytes
 from federation.secure.wire import Words
 from federation.vectors import RowFile
 from federation.work.secure.allowed import least_cover
@@ -43,10 +43,10 @@ TOLERANCE = 2.0**-24
 
 _SPENT = ("sessions", "model-sessions", "model-sums")  # reasons of members whose owners allow no further session
 
-Conversation = Generator[Phase, Replies, Any]
+Conversation = Generator[AlgorithmPhase, Replies, Any]
 
 
-def secure_sum(setting: Setting, decide: Decide) -> Generator[Phase, Replies, Sum]:
+def secure_sum(setting: Setting, decide: Decide) -> Generator[AlgorithmPhase, Replies, Sum]:
     """One session. Without coefficients it ends before the sum.
 
     Args:
@@ -74,14 +74,14 @@ class _Session:
 
     setting: Setting
     alarms: list[str] = field(default_factory=list)
-    consulted: list[Reply] = field(default_factory=list)
+    consulted: list[PhaseReply] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.digest = hashing.session(self.setting.terms_bytes)
         self.mode = self.setting.agreed.mode
         self.V: tuple[str, ...] = ()
         self.tau1 = self.tau2 = b""
-        self.masked: list[Reply] = []
+        self.masked: list[PhaseReply] = []
         self.named: dict[str, str] = {}
         self.words: Words = np.zeros(self.setting.agreed.length, np.uint32)
 
@@ -89,13 +89,13 @@ class _Session:
 
     def ready(self) -> Conversation:
         agreed = self.setting.agreed
-        replies = yield Readying(
+        replies = yield ReadyPhase(
             agreed=agreed,
             terms_bytes=self.setting.terms_bytes,
             specification=self.setting.specification,
             clients=agreed.ids,
         )
-        kept: dict[str, Reply] = {}
+        kept: dict[str, PhaseReply] = {}
         keys: dict[str, PublicKeys] = {}
         for reply in replies:
             shown = PublicKeys(reply.statement.keys[: hashing.KEY], reply.statement.keys[hashing.KEY :])
@@ -121,7 +121,7 @@ class _Session:
         self.consulted += [kept[name] for name in self.ids]
 
     def deal(self) -> Conversation:
-        replies = yield Dealing(
+        replies = yield DealPhase(
             session=self.digest,
             mode=self.mode,
             members=self.ids,
@@ -144,7 +144,7 @@ class _Session:
         if self.mode is Mode.SUM:
             return
         for opening in (1, 2):
-            replies = yield Opening(session=self.digest, opening=opening, members=self.W, clients=self.W)
+            replies = yield OpenPhase(session=self.digest, opening=opening, members=self.W, clients=self.W)
             view = hashing.view_open(self.view1, opening, self.W)
             answers = self._unpacked(self._agreeing(replies, view))
             self.consulted += [reply for reply in replies if reply.client_id in answers]
@@ -159,7 +159,7 @@ class _Session:
     def _accept(self) -> Conversation:
         """Attempt 0: W is left without those whose ciphertexts were bad, or who say so of others without cause."""
         senders = self.W
-        replies = yield Opening(
+        replies = yield OpenPhase(
             session=self.digest,
             opening=0,
             members=senders,
@@ -186,7 +186,7 @@ class _Session:
         self._enough(len(self.W), "have accepted their shares")
         self.consulted += agreeing
 
-    def _unpacked(self, replies: Sequence[Reply]) -> dict[str, Elements]:
+    def _unpacked(self, replies: Sequence[PhaseReply]) -> dict[str, Elements]:
         found = {}
         for reply in replies:
             try:
@@ -231,7 +231,7 @@ class _Session:
 
     def mask(self) -> Conversation:
         length = self.setting.agreed.length
-        replies = yield Masking(
+        replies = yield MaskPhase(
             session=self.digest,
             members=self.W,
             coefficients=self.coefficients,
@@ -254,7 +254,7 @@ class _Session:
         if verified:
             self.tau1, self.tau2 = self.setting.taus(self.view_mask, self.V, digests)
         commitment = hashing.digest(self.tau2) if verified else b""
-        replies = yield Confirming(
+        replies = yield ConfirmPhase(
             session=self.digest,
             members=self.V,
             masked=digests,
@@ -280,7 +280,7 @@ class _Session:
     def unmask(self) -> Conversation:
         who = tuple(reply.client_id for reply in self.confirmed)
         verified = self.mode is Mode.VERIFIED
-        replies = yield Unmasking(
+        replies = yield UnmaskPhase(
             session=self.digest,
             members=self.V,
             lost=self.lost,
@@ -347,7 +347,7 @@ class _Session:
         if self.mode is Mode.VERIFIED:
             points = {name: self.points[name] for name in answers}
             told = {name: one.answers for name, one in answers.items() if one.answers is not None}
-            findings = verification.examine(points, told, self.V, self.cohort.t)
+            findings = verified_mode.examine(points, told, self.V, self.cohort.t)
             failures += findings.failures
             self.named |= findings.named
             for name, dealers in findings.corrected.items():
@@ -355,7 +355,7 @@ class _Session:
             if findings.sums is not None:
                 TR = sketch.second_sketch(self.tau1, (masks.reals(block) for block in blocks(self.words)))
                 size, m = len(self.words), len(self.V)
-                failures += verification.failures_of_second_sketch(TR, findings.sums, size, m)
+                failures += verified_mode.failures_of_second_sketch(TR, findings.sums, size, m)
         self._check(failures, self.named)
 
     def result(self) -> Sum:
@@ -385,7 +385,7 @@ class _Session:
 
     # --- what stages share
 
-    def _agreeing(self, replies: Replies, view: bytes) -> list[Reply]:
+    def _agreeing(self, replies: Replies, view: bytes) -> list[PhaseReply]:
         """The replies of members that were told the same; others are dropouts."""
         agreeing = [reply for reply in replies if reply.statement.view == view]
         for reply in replies:
@@ -406,16 +406,16 @@ class _Session:
             raise Voided(f"a check failed: {words[:300]}", named=named or {}, blind=not named)
 
 
-def _row(reply: Reply) -> NDArray[Any]:
+def _row(reply: PhaseReply) -> NDArray[Any]:
     (row,) = reply.rows
     return row.read() if isinstance(row, RowFile) else row
 
 
-def _content(reply: Reply) -> bytes:
+def _content(reply: PhaseReply) -> bytes:
     return bytes(_row(reply).tobytes())
 
 
-def _inbox(replies: Sequence[Reply], receivers: Sequence[str], length: int) -> Callable[[str], bytes]:
+def _inbox(replies: Sequence[PhaseReply], receivers: Sequence[str], length: int) -> Callable[[str], bytes]:
     """The ciphertexts for a receiver, by sender; a sender made one for each other receiver, in order.
 
     They are cut from the replies when they are handed on: m members have m^2 of them, which need not be in memory.

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.phases import Record, Replies, Reply
+from coordinator.aggregation.phases import PhaseReply, Record, Replies
 from federation.secure import masks
 from federation.secure.blocks import blocks
 from federation.secure.fields import Reals
@@ -53,7 +53,7 @@ class Sum:
     words: Words
     cohort: Cohort
     survivors: Replies
-    consulted: tuple[Reply, ...]
+    consulted: tuple[PhaseReply, ...]
     record: Record
     named: Mapping[str, str]
     share: float

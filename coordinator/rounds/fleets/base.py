@@ -11,14 +11,14 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.phases import Phase, Replies, Selected
-from coordinator.rounds.evidence import Evidence, RecordError, SignatureMemory
+from coordinator.aggregation.phases import AlgorithmPhase, Replies, Selected
+from coordinator.rounds.replies.evidence import Evidence, RecordError, SignatureMemory
 from coordinator.signing_keys import Signing
 from federation.digests import digest
-from federation.envelope import ManifestT
-from federation.metrics import MetricKind, kind_of
-from federation.runs import RunSpec
-from federation.unshared import unshared_parameters
+from federation.spec.run_facts import unshared_parameters
+from federation.spec.run_spec import RunSpec
+from federation.spec.task_metrics import MetricKind, kind_of
+from federation.trust.envelope import ManifestT
 from federation.v1.common_pb2 import SignedEnvelope
 from federation.vectors import Layout, model_layout
 from federation.work.base import Origin, Shape
@@ -166,7 +166,7 @@ class Question:
 
     current: Round  # the round, with the number of its attempt
     number: int  # of the phase in the round, from 0, over all attempts
-    phase: Phase
+    phase: AlgorithmPhase
     clients: list[str]
     wanted: int  # the number of replies with which the phase is complete
     base_model: str  # the digest of the model to train or evaluate
@@ -281,7 +281,7 @@ class Fleet(ABC):
         return RunMemory.decode(self.around.evidence.state(session.get_one(Run, run_id), before, base_model))
 
     def question(
-        self, current: Round, number: int, phase: Phase, clients: Sequence[str], wanted: int, base_model: str
+        self, current: Round, number: int, phase: AlgorithmPhase, clients: Sequence[str], wanted: int, base_model: str
     ) -> Question:
         """A question about a model that is stored; the arguments are as in `Question`.
 

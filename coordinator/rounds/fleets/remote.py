@@ -14,8 +14,6 @@ from sqlalchemy import bindparam, insert, select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.phases import Asked, Replies, Selected
-from coordinator.rounds import columns
-from coordinator.rounds.consents import reluctant
 from coordinator.rounds.export import newest_step
 from coordinator.rounds.fleets.base import (
     Fleet,
@@ -26,13 +24,15 @@ from coordinator.rounds.fleets.base import (
     Skipped,
     Surroundings,
 )
-from coordinator.rounds.presence import Assigned, Cancelled, Presence
-from coordinator.rounds.revoked import REVOKED, count_fulfilled, fulfilled, of_revoked, revoked_before
-from coordinator.rounds.states import close_phase, end_assignment, open_assignments
-from federation import log_entries
-from federation.envelope import envelope_digest
-from federation.runs import RunSpec
-from federation.unshared import unshared_parameters
+from coordinator.rounds.fleets.consents import reluctant
+from coordinator.rounds.fleets.presence import Assigned, Cancelled, Presence
+from coordinator.rounds.replies import signed_columns
+from coordinator.rounds.replies.revoked import REVOKED, count_fulfilled, fulfilled, of_revoked, revoked_before
+from coordinator.rounds.transitions import close_phase, end_assignment, open_assignments
+from federation.record import log_entries
+from federation.spec.run_facts import unshared_parameters
+from federation.spec.run_spec import RunSpec
+from federation.trust.envelope import envelope_digest
 from federation.v1.common_pb2 import AssignmentManifest, Input, Row
 from federation.work.base import payload_layout
 from federation.work.registry import encode
@@ -345,7 +345,7 @@ def _record(session: Session, phase_id: int, issued: Sequence[_Issued], now: dat
         )
     assignments = [
         {
-            **columns.of_assignment(item.order),
+            **signed_columns.of_assignment(item.order),
             "phase_id": phase_id,
             "state": AssignmentState.OPEN,
             "envelope": item.message.envelope,
@@ -356,7 +356,7 @@ def _record(session: Session, phase_id: int, issued: Sequence[_Issued], now: dat
     inputs = [
         {"assignment_id": item.order.assignment_id, **values}
         for item in issued
-        for values in columns.of_inputs(item.order)
+        for values in signed_columns.of_inputs(item.order)
     ]
     # Each table in one statement: the ORM would handle each row by itself.
     if assignments:

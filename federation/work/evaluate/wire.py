@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from federation.metrics import MetricKind
+from federation.spec.task_metrics import MetricKind
 from federation.v1.common_pb2 import EvaluateWork, Metric
 from federation.work.base import Shape
 from federation.work.evaluate.work import Evaluate

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from federation.metrics import MetricKind, must_be_metrics
-from federation.work.base import Client, RowSchema, Shape, Shows, Terms, Work, WorkError
-from federation.work.computation import SPLITS, Measure
+from federation.spec.computation import SPLITS, Measure
+from federation.spec.task_metrics import MetricKind, must_be_metrics
+from federation.work.base import RowSchema, Shape, Shows, Terms, Work, WorkError, WorkingClient
 from federation.work.site import EVALUATE
 
 if TYPE_CHECKING:
-    from federation.runs import RunSpec
+    from federation.spec.run_spec import RunSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +43,6 @@ class Evaluate(Work):
             raise WorkError(str(error)) from None
         return ()
 
-    def computation(self, client: Client) -> Measure:
+    def computation(self, client: WorkingClient) -> Measure:
         """The measurement; `answer` hands in its metrics."""
         return Measure(splits=self.splits, metrics=tuple(kind.name for kind in self.metrics))

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.objectives import encoder_columns, width
 from federation.sketches import sketch
 from federation.sketches.base import Sketch, SketchError
 from federation.sketches.draws import own_seed, shared_seed
+from federation.spec.computation import Differentiate
+from federation.spec.objective_names import encoder_columns, width
 from federation.vectors import Layout
-from federation.work.base import Client, Demand, Result, RowSchema, Shape, Terms, Work, WorkError
-from federation.work.computation import Differentiate
+from federation.work.base import Demand, Result, RowSchema, Shape, Terms, Work, WorkError, WorkingClient
 
 if TYPE_CHECKING:
-    from federation.runs import RunSpec
+    from federation.spec.run_spec import RunSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +59,11 @@ class Jacobian(Work):
         """One minibatch, and no step."""
         return Demand(1, min(samples, self.batch_size or samples))
 
-    def computation(self, client: Client) -> Differentiate:
+    def computation(self, client: WorkingClient) -> Differentiate:
         """The gradients of all of the client's objectives."""
         return Differentiate(batch_size=self.batch_size, measure=self.measure)
 
-    def gradients(self, client: Client, computed: Result) -> NDArray[np.float32]:
+    def gradients(self, client: WorkingClient, computed: Result) -> NDArray[np.float32]:
         """The columns that count of the gradients that are asked for, (M_i, d_e)."""
         parts = self._columns(client.shape.layout)
         rows = (computed.rows[name] for name in self.objectives)
@@ -77,7 +77,7 @@ class Jacobian(Work):
     def _columns(self, layout: Layout) -> tuple[slice, ...]:
         return encoder_columns(layout) if self.encoder_only else (slice(0, layout.size),)
 
-    def compressed(self, client: Client, gradients: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+    def compressed(self, client: WorkingClient, gradients: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         """The message of the sketch, by row."""
         return self.made(client.shape).compress(
             gradients,
@@ -85,7 +85,7 @@ class Jacobian(Work):
             own_seed=own_seed(client.origin.seed, client.round, client.client_id),
         )
 
-    def answer(self, client: Client, computed: Result) -> Result:
+    def answer(self, client: WorkingClient, computed: Result) -> Result:
         try:
             rows = self.compressed(client, self.gradients(client, computed))
         except SketchError as error:

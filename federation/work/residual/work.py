@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, ClassVar
 from federation.refusals import Refusal
 from federation.sketches.base import SketchError
 from federation.sketches.svd import TwoWaySvd
+from federation.spec.computation import Differentiate
 from federation.vectors import payload_rows
-from federation.work.base import Client, Demand, Result, RowSchema, Shape, Terms, Work, WorkError, payload_layout
-from federation.work.computation import Differentiate
+from federation.work.base import Demand, Result, RowSchema, Shape, Terms, Work, WorkError, WorkingClient, payload_layout
 from federation.work.jacobian.work import Jacobian
 
 if TYPE_CHECKING:
-    from federation.runs import RunSpec
+    from federation.spec.run_spec import RunSpec
 
 REFERENCE = "reference"  # the input: the sum of all sketches, itself sketched
 
@@ -46,11 +46,11 @@ class Residual(Work):
     def demand(self, samples: int) -> Demand:
         return self.jacobian.demand(samples)
 
-    def computation(self, client: Client) -> Differentiate:
+    def computation(self, client: WorkingClient) -> Differentiate:
         """The gradients once more; clients usually have them still."""
         return Differentiate(batch_size=self.jacobian.batch_size, measure=False, again=True)
 
-    def answer(self, client: Client, computed: Result) -> Result:
+    def answer(self, client: WorkingClient, computed: Result) -> Result:
         """The inner products of what the sketch lost with the reference."""
         try:
             reference = payload_rows(client.inputs[REFERENCE], payload_layout(self._reference(client.shape)))

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from federation.refusals import Refusal
+from federation.spec.computation import MeasureAlong
 from federation.vectors import Layout, payload_rows, update_layout
-from federation.work.base import Client, Demand, RowSchema, Shape, Terms, Work, WorkError
-from federation.work.computation import MeasureAlong
+from federation.work.base import Demand, RowSchema, Shape, Terms, Work, WorkError, WorkingClient
 
 if TYPE_CHECKING:
-    from federation.runs import RunSpec
+    from federation.spec.run_spec import RunSpec
 
 DIRECTION = "direction"  # the input, and its one row
 MAX_STEPS = 64
@@ -59,7 +59,7 @@ class Search(Work):
         """The whole training split, and no optimiser step."""
         return Demand(0, samples)
 
-    def computation(self, client: Client) -> MeasureAlong:
+    def computation(self, client: WorkingClient) -> MeasureAlong:
         """The measurements; `answer` hands in their metrics.
 
         Raises:

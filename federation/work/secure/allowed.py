@@ -2,10 +2,10 @@
 
 from fractions import Fraction
 
-from federation.runs import RunSpec
 from federation.secure import bounds
-from federation.secure.bounds import Bounds, Kind
+from federation.secure.bounds import BoundKind, Bounds
 from federation.secure.thresholds import Thresholds
+from federation.spec.run_spec import RunSpec
 
 
 def known_bounds(spec: RunSpec) -> Bounds | None:
@@ -21,7 +21,7 @@ def known_bounds(spec: RunSpec) -> Bounds | None:
 
 def run_bounds(spec: RunSpec) -> Bounds:
     """What the run's algorithm allows; the cover alone for one that is not known here. Errors as of `known_bounds`."""
-    return known_bounds(spec) or Bounds(kind=Kind.NONE, prior=spec.algorithm.prior, signed=True)
+    return known_bounds(spec) or Bounds(kind=BoundKind.NONE, prior=spec.algorithm.prior, signed=True)
 
 
 def least_cover(chosen: float, cohort: Thresholds) -> Fraction:

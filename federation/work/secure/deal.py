@@ -13,21 +13,21 @@ from federation.secure.errors import Malformed
 from federation.secure.hashing import PublicKeys
 from federation.secure.thresholds import LARGEST, Mode, Thresholds
 from federation.vectors import Array
-from federation.work.base import Client, RowSchema, Shape, WorkError
-from federation.work.secure import refusals
+from federation.work.base import RowSchema, Shape, WorkError, WorkingClient
+from federation.work.secure import member_checks
 from federation.work.secure.journal import Journal
-from federation.work.secure.refusals import require
+from federation.work.secure.member_checks import require
 from federation.work.secure.stage import CIPHERTEXTS, MAX_ENVELOPES, REPLIES, StageWork, bytes_row, channel
-from federation.work.secure.terms import Stage, Statement
+from federation.work.secure.terms import SessionStage, Statement
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deal(StageWork):
     """DEAL: share the mask secrets and the sketch with the members that replied to READY."""
 
-    name: ClassVar[str] = Stage.DEAL.value
+    name: ClassVar[str] = SessionStage.DEAL.value
     doing: ClassVar[str] = "sharing secrets"
-    stage: ClassVar[Stage] = Stage.DEAL
+    stage: ClassVar[SessionStage] = SessionStage.DEAL
     keeps_payload: ClassVar[bool] = False  # ciphertexts
 
     mode: Mode
@@ -44,22 +44,22 @@ class Deal(StageWork):
     def input_sizes(self, shape: Shape) -> Mapping[str, int]:
         return {REPLIES: MAX_ENVELOPES}
 
-    def reply(self, client: Client, journal: Journal) -> tuple[dict[str, Array], Statement]:
+    def reply(self, client: WorkingClient, journal: Journal) -> tuple[dict[str, Array], Statement]:
         envelopes, _ = payloads.split_envelopes(bytes(client.inputs[REPLIES]))
-        shown = refusals.peers(client, journal, envelopes, Stage.READY)
+        shown = member_checks.peers(client, journal, envelopes, SessionStage.READY)
         require(tuple(sorted(shown)) == self.members, "members", "the members are not those of the replies")
-        require(self.mode.value == journal.agreed(Stage.READY)["mode"], "terms", "the terms have another mode")
+        require(self.mode.value == journal.agreed(SessionStage.READY)["mode"], "terms", "the terms have another mode")
         require(all(len(one.statement.keys) == 64 for one in shown.values()), "keys", "keys are 64 bytes")
-        refusals.check_measured(journal, {name: one.statement.measured for name, one in shown.items()})
+        member_checks.check_measured(journal, {name: one.statement.measured for name, one in shown.items()})
         keys = {name: PublicKeys(one.statement.keys[:32], one.statement.keys[32:]) for name, one in shown.items()}
-        refusals.check_public_keys(client.client_id, journal.keys.public, keys)
-        refusals.check_cohort(client, self.mode, len(keys), "are ready")
+        member_checks.check_public_keys(client.client_id, journal.keys.public, keys)
+        member_checks.check_cohort(client, self.mode, len(keys), "are ready")
         facts = {
             "keys": {name: (key.c + key.s).hex() for name, key in keys.items()},
             "samples": {name: reply.samples for name, reply in shown.items()},
             "measured": {name: reply.statement.measured.hex() for name, reply in shown.items()},
         }
-        journal.agree(Stage.DEAL, 0, facts)
+        journal.agree(SessionStage.DEAL, 0, facts)
         view1 = journal.view1
         dealt = dict(zip(journal.ids, _dealt(journal), strict=True))
         journal.keep_own(self.name, dealt.pop(client.client_id).to_bytes())
@@ -76,9 +76,9 @@ class Deal(StageWork):
 class Open(StageWork):
     """OPEN: opening 0 says whose ciphertexts are bad, openings 1 and 2 open the Gram matrix over the members W."""
 
-    name: ClassVar[str] = Stage.OPEN.value
+    name: ClassVar[str] = SessionStage.OPEN.value
     doing: ClassVar[str] = "opening the Gram matrix"
-    stage: ClassVar[Stage] = Stage.OPEN
+    stage: ClassVar[SessionStage] = SessionStage.OPEN
 
     opening: int
     members: tuple[str, ...]
@@ -97,23 +97,25 @@ class Open(StageWork):
     def input_sizes(self, shape: Shape) -> Mapping[str, int]:
         return {} if self.opening else {CIPHERTEXTS: LARGEST * deal_bytes(32 * LARGEST)}
 
-    def reply(self, client: Client, journal: Journal) -> tuple[dict[str, Array], Statement]:
+    def reply(self, client: WorkingClient, journal: Journal) -> tuple[dict[str, Array], Statement]:
         me, cohort = client.client_id, journal.thresholds
         if self.opening == 0:
-            refusals.check_members(self.members, journal.ids, me, cohort.n_min)
+            member_checks.check_members(self.members, journal.ids, me, cohort.n_min)
             held, bad = self._received(client, journal)
             journal.keep_shares(held)
-            journal.agree(Stage.OPEN, 0, {"W": list(self.members), "held": sorted(held)})
+            journal.agree(SessionStage.OPEN, 0, {"W": list(self.members), "held": sorted(held)})
             return {}, self.said(view=hashing.view_open(journal.view1, 0, self.members), complaints=tuple(bad))
         require(cohort.mode is not Mode.SUM, "stage", "a session of the mode sum opens no Gram matrix")
-        before = journal.agreed(Stage.OPEN, self.opening - 1)["W"]
-        refusals.check_members(self.members, before, me, cohort.n_min)
+        before = journal.agreed(SessionStage.OPEN, self.opening - 1)["W"]
+        member_checks.check_members(self.members, before, me, cohort.n_min)
         require(
             self.opening == 1 or len(self.members) < len(before), "members", "the second opening needs fewer members"
         )
         shares = np.stack([one.sketch for one in journal.shares(self.members)])
-        refusals.check_sessions(client, self.session.hex(), work=journal.agreed(Stage.READY)["work"], count=True)
-        journal.agree(Stage.OPEN, self.opening, {"W": list(self.members)})
+        member_checks.check_sessions(
+            client, self.session.hex(), work=journal.agreed(SessionStage.READY)["work"], count=True
+        )
+        journal.agree(SessionStage.OPEN, self.opening, {"W": list(self.members)})
         view, publics, points = (
             hashing.view_open(journal.view1, self.opening, self.members),
             journal.publics,
@@ -128,7 +130,7 @@ class Open(StageWork):
         )
         return bytes_row("elements", payloads.pack_open(elements)), self.said(view=view)
 
-    def _received(self, client: Client, journal: Journal) -> tuple[dict[str, DealShares], list[str]]:
+    def _received(self, client: WorkingClient, journal: Journal) -> tuple[dict[str, DealShares], list[str]]:
         """The shares of the dealers whose ciphertexts are good, this member's own among them, and the other dealers."""
         me, view1, rows = client.client_id, journal.view1, journal.thresholds.k
         others = [name for name in self.members if name != me]

@@ -17,11 +17,11 @@ from federation.secure import hashing
 from federation.secure.blocks import Blocks, blocks, unit
 from federation.secure.dealing import DealShares, deal_bytes
 from federation.secure.hashing import PublicKeys
-from federation.secure.keys import MemberKeys, member_keys
+from federation.secure.member_keys import MemberKeys, member_keys
 from federation.secure.sealing import TAG
 from federation.secure.thresholds import Mode, Thresholds
 from federation.work.base import Memory, WorkError
-from federation.work.secure.terms import Stage
+from federation.work.secure.terms import SessionStage
 
 
 def session_names(session: bytes) -> str:
@@ -83,13 +83,13 @@ class Journal:
             WorkError: it is not the one with which the member became ready.
         """
         (divisor,), kept = np.frombuffer(self._must("divisor"), np.float64), self._must("vector")
-        if digest(kept) != self.agreed(Stage.READY)["vector"]:
+        if digest(kept) != self.agreed(SessionStage.READY)["vector"]:
             raise WorkError("the update that is kept is not the one of this session", reason="session-over")
         return unit(blocks(np.frombuffer(kept, np.float32)), float(divisor))
 
     # --- what was agreed, stage by stage
 
-    def facts(self, stage: Stage, opening: int = 0) -> dict[str, Any] | None:
+    def facts(self, stage: SessionStage, opening: int = 0) -> dict[str, Any] | None:
         """What was agreed at a stage; None when it has not been reached."""
         value = self._get(f"facts/{stage.place(opening)}")
         if value is None:
@@ -97,20 +97,20 @@ class Journal:
         found: dict[str, Any] = json.loads(value)
         return found
 
-    def agreed(self, stage: Stage, opening: int = 0) -> dict[str, Any]:
+    def agreed(self, stage: SessionStage, opening: int = 0) -> dict[str, Any]:
         """What was agreed at a stage. Raises WorkError when it has not been reached."""
         found = self.facts(stage, opening)
         if found is None:
             raise WorkError(f"this member has not answered {stage.value}, opening {opening}", reason="stage")
         return found
 
-    def agree(self, stage: Stage, opening: int, facts: Mapping[str, Any]) -> None:
+    def agree(self, stage: SessionStage, opening: int, facts: Mapping[str, Any]) -> None:
         """Keeps what is agreed at a stage, before it is answered."""
         self._put(f"facts/{stage.place(opening)}", json.dumps(dict(facts), sort_keys=True).encode())
 
     def reached(self) -> int:
         """The place of the last stage that was answered; -1 before the first."""
-        places = (stage.place(opening) for stage in Stage for opening in range(3))
+        places = (stage.place(opening) for stage in SessionStage for opening in range(3))
         return max((place for place in places if self._get(f"facts/{place}") is not None), default=-1)
 
     # --- the cohort
@@ -118,12 +118,12 @@ class Journal:
     @cached_property
     def ids(self) -> list[str]:
         """U1, sorted."""
-        return sorted(self.agreed(Stage.DEAL)["keys"])
+        return sorted(self.agreed(SessionStage.DEAL)["keys"])
 
     @cached_property
     def mode(self) -> Mode:
         """The mode of the session."""
-        return Mode(self.agreed(Stage.READY)["mode"])
+        return Mode(self.agreed(SessionStage.READY)["mode"])
 
     @cached_property
     def thresholds(self) -> Thresholds:
@@ -138,7 +138,7 @@ class Journal:
     @cached_property
     def publics(self) -> dict[str, PublicKeys]:
         """The public keys of U1."""
-        shown = self.agreed(Stage.DEAL)["keys"]
+        shown = self.agreed(SessionStage.DEAL)["keys"]
         return {name: PublicKeys(bytes.fromhex(both[:64]), bytes.fromhex(both[64:])) for name, both in shown.items()}
 
     @cached_property
@@ -166,7 +166,7 @@ class Journal:
         Raises:
             WorkError: that of one is missing.
         """
-        held, rows = self.agreed(Stage.OPEN)["held"], self.thresholds.k
+        held, rows = self.agreed(SessionStage.OPEN)["held"], self.thresholds.k
         value, size = self._must("shares"), deal_bytes(rows) - TAG
         found = []
         for name in names:

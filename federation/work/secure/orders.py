@@ -9,12 +9,12 @@ from fractions import Fraction
 
 from google.protobuf.message import DecodeError
 
-from federation.runs import RunSpec
 from federation.secure import hashing
 from federation.secure.bounds import EVALUATION, Bounds, problem, uncovered
 from federation.secure.cover import cover, covers
 from federation.secure.errors import Malformed
 from federation.secure.thresholds import Mode, Thresholds
+from federation.spec.run_spec import RunSpec
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest, SignedEnvelope
 from federation.v1.secure_pb2 import (
     SecureConfirmWork,
@@ -26,7 +26,7 @@ from federation.v1.secure_pb2 import (
     SecureTerms,
 )
 from federation.work.secure.allowed import least_cover, run_bounds
-from federation.work.secure.terms import Stage
+from federation.work.secure.terms import SessionStage
 
 Coefficients = tuple[tuple[str, int], ...]
 
@@ -76,7 +76,7 @@ def order_problems(
                 said = SecureStatement.FromString(reply.statement)
             except DecodeError:
                 continue  # a reply to another kind of work
-            if said.stage == Stage.READY and said.session in sessions:
+            if said.stage == SessionStage.READY and said.session in sessions:
                 sessions[said.session].samples[reply.client_id] = reply.samples
     for session, asked in sessions.items():
         for wrong in _problems(spec, asked, owner):
@@ -99,24 +99,24 @@ def session_of(order: AssignmentManifest) -> str:
     Raises:
         DecodeError: the work is malformed.
     """
-    if order.kind == Stage.OPEN:
+    if order.kind == SessionStage.OPEN:
         return SecureOpenWork.FromString(order.work).session.hex()
-    return SecureMaskWork.FromString(order.work).session.hex() if order.kind == Stage.MASK else ""
+    return SecureMaskWork.FromString(order.work).session.hex() if order.kind == SessionStage.MASK else ""
 
 
 def _read(order: AssignmentManifest, sessions: dict[bytes, _Asked]) -> None:
     """Adds what one member was asked."""
-    if order.kind == Stage.READY:
+    if order.kind == SessionStage.READY:
         terms = SecureReadyWork.FromString(order.work).terms
         sessions.setdefault(hashing.session(terms), _Asked()).terms = SecureTerms.FromString(terms)
-    elif order.kind == Stage.DEAL:
+    elif order.kind == SessionStage.DEAL:
         deal = SecureDealWork.FromString(order.work)
         sessions.setdefault(deal.session, _Asked()).cohorts.add(tuple(deal.members))
-    elif order.kind == Stage.MASK:
+    elif order.kind == SessionStage.MASK:
         mask = SecureMaskWork.FromString(order.work)
         given = tuple(zip(mask.members, mask.coefficients, strict=True))
         sessions.setdefault(mask.session, _Asked()).coefficients.add(given)
-    elif order.kind == Stage.CONFIRM:
+    elif order.kind == SessionStage.CONFIRM:
         confirm = SecureConfirmWork.FromString(order.work)
         sessions.setdefault(confirm.session, _Asked()).survivors.add(tuple(confirm.members))
 
@@ -149,16 +149,16 @@ def _of_coefficients(
     rule: Bounds, least: Fraction, cohort: Thresholds, given: Mapping[str, int], asked: _Asked, owner: Owner | None
 ) -> Iterator[str]:
     if unknown := sorted(given.keys() - asked.samples.keys()):
-        yield f"{unknown[0]} has a coefficient, and no accepted reply to {Stage.READY.value}"
+        yield f"{unknown[0]} has a coefficient, and no accepted reply to {SessionStage.READY.value}"
         return
     if wrong := problem(rule, given, asked.samples, cohort) or _uncovered(given, cohort.t, least, owner):
-        yield f"{Stage.MASK.value}: {wrong}"
+        yield f"{SessionStage.MASK.value}: {wrong}"
     for names in asked.survivors:
         left = {name: given[name] for name in names if name in given}
         if len(left) < len(names):
-            yield f"{Stage.CONFIRM.value}: a member has no coefficient"
+            yield f"{SessionStage.CONFIRM.value}: a member has no coefficient"
         elif wrong := _uncovered(left, cohort.t, least, owner):
-            yield f"{Stage.CONFIRM.value}: {wrong}"
+            yield f"{SessionStage.CONFIRM.value}: {wrong}"
 
 
 def _uncovered(given: Mapping[str, int], t: int, least: Fraction, owner: Owner | None) -> str:

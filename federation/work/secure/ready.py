@@ -10,15 +10,15 @@ from federation.record import bindings
 from federation.record.bindings import repeated
 from federation.secure import hashing
 from federation.secure.derivation import Purpose, own
-from federation.work.base import Client, Demand, Result, RowSchema, Shape, Shows, Terms, Work, WorkError
-from federation.work.computation import AtBase, Computation, Measure
+from federation.spec.computation import AtBase, Computation, Measure
+from federation.work.base import Demand, Result, RowSchema, Shape, Shows, Terms, Work, WorkError, WorkingClient
 from federation.work.evaluate.work import Evaluate
-from federation.work.secure import refusals, vector
+from federation.work.secure import member_checks, vector
 from federation.work.secure.journal import Journal, session_names
-from federation.work.secure.terms import SessionTerms, Stage, Statement
+from federation.work.secure.terms import SessionStage, SessionTerms, Statement
 
 if TYPE_CHECKING:
-    from federation.runs import RunSpec
+    from federation.spec.run_spec import RunSpec
 
 SPECIFICATION = "specification"
 """The input of READY: the specification of the run, as it was submitted."""
@@ -34,7 +34,7 @@ class Ready(Work):
         terms_bytes: the terms as received; the session is named by their digest.
     """
 
-    name: ClassVar[str] = Stage.READY.value
+    name: ClassVar[str] = SessionStage.READY.value
     doing: ClassVar[str] = "preparing a private round"
     shows: ClassVar[Shows] = Shows.NOTHING
     sends_update: ClassVar[bool] = True
@@ -88,16 +88,16 @@ class Ready(Work):
             return len(vector.entries(self.inner, shape.objectives))
         return sum(row.length for row in self.inner.rows(shape))
 
-    def computation(self, client: Client) -> Computation | None:
+    def computation(self, client: WorkingClient) -> Computation | None:
         """That of the inner work, seeded by the session's secret."""
         evaluates = self.evaluates
-        refusals.check_terms(client, self.agreed, self.length(client.shape), evaluation=evaluates)
-        spec = refusals.specification(client, bytes(client.inputs[SPECIFICATION]))
-        refusals.check_asked(spec, self.agreed, evaluation=evaluates)
-        refusals.check_algorithm(client, spec, evaluation=evaluates)
+        member_checks.check_terms(client, self.agreed, self.length(client.shape), evaluation=evaluates)
+        spec = member_checks.specification(client, bytes(client.inputs[SPECIFICATION]))
+        member_checks.check_asked(spec, self.agreed, evaluation=evaluates)
+        member_checks.check_algorithm(client, spec, evaluation=evaluates)
         if evaluates:
-            refusals.check_noise(client, spec)
-        refusals.check_sessions(client, self.session.hex(), work=self.inner.name, count=False)
+            member_checks.check_noise(client, spec)
+        member_checks.check_sessions(client, self.session.hex(), work=self.inner.name, count=False)
         journal = Journal(client.memory, self.session)
         if not journal.known:
             if client.again:
@@ -112,11 +112,11 @@ class Ready(Work):
         seed = int.from_bytes(own(journal.secret, Purpose.TRAINING, self.session)[:8], "big") >> 1
         return replace(computation, secret_seed=seed) if isinstance(computation, AtBase) else computation
 
-    def answer(self, client: Client, computed: Result) -> Result:
+    def answer(self, client: WorkingClient, computed: Result) -> Result:
         journal, agreed = Journal(client.memory, self.session), self.agreed
-        refusals.check_order(journal, Stage.READY, 0, again=client.again)
+        member_checks.check_order(journal, SessionStage.READY, 0, again=client.again)
         if agreed.disclose:  # the reply shows numbers of this member
-            refusals.check_sessions(client, self.session.hex(), work=self.inner.name, count=True)
+            member_checks.check_sessions(client, self.session.hex(), work=self.inner.name, count=True)
         found = self.inner.answer(client, computed)
         if isinstance(self.inner, Evaluate):
             made, measured = vector.of_metrics(found.metrics, self.inner, client.shape.objectives)
@@ -125,10 +125,10 @@ class Ready(Work):
             made = vector.joined([found.rows[row.name] for row in self.inner.rows(client.shape)])
         divisor = vector.divisor(made, agreed.clip) / client.site.stretch
         kept = journal.keep_vector(made, divisor)
-        spec = refusals.specification(client, bytes(client.inputs[SPECIFICATION]))
-        allowed = refusals.check_algorithm(client, spec, evaluation=self.evaluates)
+        spec = member_checks.specification(client, bytes(client.inputs[SPECIFICATION]))
+        allowed = member_checks.check_algorithm(client, spec, evaluation=self.evaluates)
         journal.agree(
-            Stage.READY,
+            SessionStage.READY,
             0,
             {
                 "mode": agreed.mode.value,
@@ -152,5 +152,7 @@ class Ready(Work):
             rows={},
             losses=found.losses if "loss" in agreed.disclose else {},
             metrics=metrics,
-            statement=Statement(session=self.session, stage=Stage.READY, keys=public.c + public.s, measured=measured),
+            statement=Statement(
+                session=self.session, stage=SessionStage.READY, keys=public.c + public.s, measured=measured
+            ),
         )

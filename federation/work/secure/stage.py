@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from federation.secure.errors import Malformed
-from federation.secure.keys import shared_secret
+from federation.secure.member_keys import shared_secret
 from federation.secure.thresholds import LARGEST
 from federation.vectors import Array
-from federation.work.base import Client, Lane, Result, Shows, Terms, Work, WorkError
-from federation.work.secure import refusals
+from federation.work.base import Lane, Result, Shows, Terms, Work, WorkError, WorkingClient
+from federation.work.secure import member_checks
 from federation.work.secure.journal import Journal, session_names
-from federation.work.secure.terms import Stage, Statement
+from federation.work.secure.terms import SessionStage, Statement
 
 if TYPE_CHECKING:
-    from federation.runs import RunSpec
+    from federation.spec.run_spec import RunSpec
 
 REPLIES, CIPHERTEXTS = "replies", "ciphertexts"
 """Inputs and rows: the signed replies of other members, ciphertexts between members."""
@@ -33,7 +33,7 @@ class StageWork(Work):
     shows: ClassVar[Shows] = Shows.NOTHING
     keeps_inputs: ClassVar[bool] = False
     once_ever: ClassVar[bool] = True
-    stage: ClassVar[Stage]
+    stage: ClassVar[SessionStage]
 
     session: bytes
 
@@ -53,11 +53,11 @@ class StageWork(Work):
     def kept_under(self) -> str:
         return session_names(self.session)
 
-    def answer(self, client: Client, computed: Result) -> Result:
+    def answer(self, client: WorkingClient, computed: Result) -> Result:
         journal = Journal(client.memory, self.session)
         if not journal.known:
             raise WorkError("this member keeps nothing of the session: it is over", reason="session-over")
-        refusals.check_order(journal, self.stage, self.place, again=client.again)
+        member_checks.check_order(journal, self.stage, self.place, again=client.again)
         try:
             rows, statement = self.reply(client, journal)
         except Malformed as error:
@@ -65,7 +65,7 @@ class StageWork(Work):
         return replace(computed, rows=rows, samples=0, statement=statement)
 
     @abstractmethod
-    def reply(self, client: Client, journal: Journal) -> tuple[dict[str, Array], Statement]:
+    def reply(self, client: WorkingClient, journal: Journal) -> tuple[dict[str, Array], Statement]:
         """The rows of the payload, and what the member signs with them."""
 
     def said(self, **fields: object) -> Statement:

@@ -7,20 +7,20 @@ from typing import ClassVar
 import numpy as np
 
 from federation.digests import digest, parse
-from federation.secure import evaluation, hashing, masks, payloads, sealing, sketch, verification
+from federation.secure import evaluation, hashing, masks, payloads, sealing, sketch, verified_mode
 from federation.secure.blocks import Blocks, blocks
 from federation.secure.derivation import confirm_key
 from federation.secure.errors import Malformed
 from federation.secure.fields import Elements
 from federation.secure.thresholds import LARGEST, RANGE_TESTS, T_ROWS, Mode
-from federation.secure.verification import CheckShares, confirm_bytes
+from federation.secure.verified_mode import CheckShares, confirm_bytes
 from federation.vectors import Array, payload_bytes
-from federation.work.base import Client, RowSchema, Shape, WorkError, payload_layout
-from federation.work.secure import refusals
+from federation.work.base import RowSchema, Shape, WorkError, WorkingClient, payload_layout
+from federation.work.secure import member_checks
 from federation.work.secure.journal import Journal
-from federation.work.secure.refusals import require
+from federation.work.secure.member_checks import require
 from federation.work.secure.stage import CIPHERTEXTS, MAX_ENVELOPES, REPLIES, StageWork, bytes_row, channel
-from federation.work.secure.terms import Stage, Statement
+from federation.work.secure.terms import SessionStage, Statement
 from federation.work.site import EVALUATE
 
 
@@ -28,9 +28,9 @@ from federation.work.site import EVALUATE
 class Mask(StageWork):
     """MASK: the vector times the member's coefficient, masked; `coefficients` are in units of 2^-32, one for each."""
 
-    name: ClassVar[str] = Stage.MASK.value
+    name: ClassVar[str] = SessionStage.MASK.value
     doing: ClassVar[str] = "masking"
-    stage: ClassVar[Stage] = Stage.MASK
+    stage: ClassVar[SessionStage] = SessionStage.MASK
 
     members: tuple[str, ...]
     coefficients: tuple[int, ...]
@@ -41,22 +41,23 @@ class Mask(StageWork):
             raise WorkError("a sum needs coordinates, and one coefficient for each member")
         return (RowSchema("masked", self.length, "U32"),)
 
-    def reply(self, client: Client, journal: Journal) -> tuple[dict[str, Array], Statement]:
-        me, cohort, ready = client.client_id, journal.thresholds, journal.agreed(Stage.READY)
+    def reply(self, client: WorkingClient, journal: Journal) -> tuple[dict[str, Array], Statement]:
+        me, cohort, ready = client.client_id, journal.thresholds, journal.agreed(SessionStage.READY)
         require(self.length == ready["length"], "terms", f"the terms say {ready['length']} coordinates")
-        last = next((found for opening in (2, 1, 0) if (found := journal.facts(Stage.OPEN, opening))), None)
+        last = next((found for opening in (2, 1, 0) if (found := journal.facts(SessionStage.OPEN, opening))), None)
         require(last is not None, "stage", "nothing was opened")
         before = (last or {})["W"]
-        refusals.check_members(self.members, before, me, cohort.n_min)
+        member_checks.check_members(self.members, before, me, cohort.n_min)
         require(
-            cohort.mode is Mode.SUM or (list(self.members) == before and journal.facts(Stage.OPEN, 1) is not None),
+            cohort.mode is Mode.SUM
+            or (list(self.members) == before and journal.facts(SessionStage.OPEN, 1) is not None),
             "members",
             "the members are not those for which elements were sent",
         )
         journal.shares(self.members)
         coefficients = dict(zip(self.members, self.coefficients, strict=True))
-        refusals.check_coefficients(client, journal, coefficients)
-        refusals.check_sessions(client, self.session.hex(), work=ready["work"], count=True)
+        member_checks.check_coefficients(client, journal, coefficients)
+        member_checks.check_sessions(client, self.session.hex(), work=ready["work"], count=True)
         view = hashing.view_mask(journal.view1, self.members, self.coefficients)
         publics = {name: journal.publics[name].s for name in self.members}
         keys = journal.keys
@@ -65,7 +66,7 @@ class Mask(StageWork):
         row = np.concatenate(list(masks.masked(vector, coefficients[me], streams)))
         file = payload_bytes(payload_layout(self.rows(client.shape)), {"masked": row})
         journal.agree(
-            Stage.MASK,
+            SessionStage.MASK,
             0,
             {"W": list(self.members), "a": list(self.coefficients), "digest": digest(b"".join(file))},
         )
@@ -79,9 +80,9 @@ class Confirm(StageWork):
     `masked` has the digest of the masked vector of each member of V, 32 bytes.
     """
 
-    name: ClassVar[str] = Stage.CONFIRM.value
+    name: ClassVar[str] = SessionStage.CONFIRM.value
     doing: ClassVar[str] = "confirming"
-    stage: ClassVar[Stage] = Stage.CONFIRM
+    stage: ClassVar[SessionStage] = SessionStage.CONFIRM
     keeps_payload: ClassVar[bool] = False  # ciphertexts
 
     members: tuple[str, ...]
@@ -94,9 +95,9 @@ class Confirm(StageWork):
             return ()
         return (RowSchema(CIPHERTEXTS, (len(self.members) - 1) * confirm_bytes(), "U8"),)
 
-    def reply(self, client: Client, journal: Journal) -> tuple[dict[str, Array], Statement]:
-        me, cohort, mask = client.client_id, journal.thresholds, journal.agreed(Stage.MASK)
-        refusals.check_members(self.members, mask["W"], me, cohort.n_min)
+    def reply(self, client: WorkingClient, journal: Journal) -> tuple[dict[str, Array], Statement]:
+        me, cohort, mask = client.client_id, journal.thresholds, journal.agreed(SessionStage.MASK)
+        member_checks.check_members(self.members, mask["W"], me, cohort.n_min)
         require(len(self.masked) == len(self.members), "members", "there is not one digest for each member")
         own_digest = bytes.fromhex(parse(mask["digest"])[1])
         require(
@@ -106,11 +107,11 @@ class Confirm(StageWork):
         lengths = (32, 32) if verified else (0, 0)
         require((len(self.tau1), len(self.commitment)) == lengths, "terms", "the challenge does not fit the mode")
         coefficients = dict(zip(mask["W"], mask["a"], strict=True))
-        refusals.check_survivors(client, journal, {name: coefficients[name] for name in self.members})
+        member_checks.check_survivors(client, journal, {name: coefficients[name] for name in self.members})
         view = hashing.view_mask(journal.view1, mask["W"], mask["a"])
         final = hashing.final(view, self.members, self.masked, self.tau1, self.commitment)
         journal.agree(
-            Stage.CONFIRM,
+            SessionStage.CONFIRM,
             0,
             {
                 "V": list(self.members),
@@ -134,9 +135,9 @@ class Confirm(StageWork):
 class Unmask(StageWork):
     """UNMASK: shares of the self masks of V, and of the pair keys of the members that were lost after OPEN."""
 
-    name: ClassVar[str] = Stage.UNMASK.value
+    name: ClassVar[str] = SessionStage.UNMASK.value
     doing: ClassVar[str] = "unmasking"
-    stage: ClassVar[Stage] = Stage.UNMASK
+    stage: ClassVar[SessionStage] = SessionStage.UNMASK
     forgets: ClassVar[bool] = True
 
     members: tuple[str, ...]
@@ -152,13 +153,17 @@ class Unmask(StageWork):
         replies = {REPLIES: MAX_ENVELOPES}
         return {**replies, CIPHERTEXTS: LARGEST * confirm_bytes()} if self.tau2 else replies
 
-    def reply(self, client: Client, journal: Journal) -> tuple[dict[str, Array], Statement]:
-        cohort, mask, confirm = journal.thresholds, journal.agreed(Stage.MASK), journal.agreed(Stage.CONFIRM)
+    def reply(self, client: WorkingClient, journal: Journal) -> tuple[dict[str, Array], Statement]:
+        cohort, mask, confirm = (
+            journal.thresholds,
+            journal.agreed(SessionStage.MASK),
+            journal.agreed(SessionStage.CONFIRM),
+        )
         final, lost = bytes.fromhex(confirm["final"]), sorted(set(mask["W"]) - set(confirm["V"]))
         require(list(self.members) == confirm["V"], "members", "the members are not those that were confirmed")
         require(list(self.lost) == lost, "members", "the lost members are not those that were confirmed")
         envelopes, _ = payloads.split_envelopes(bytes(client.inputs[REPLIES]))
-        said = refusals.peers(client, journal, envelopes, Stage.CONFIRM)
+        said = member_checks.peers(client, journal, envelopes, SessionStage.CONFIRM)
         agree = [name for name, one in said.items() if name in confirm["V"] and one.statement.view == final]
         require(
             len(agree) >= cohort.t_mask,
@@ -174,17 +179,17 @@ class Unmask(StageWork):
             coefficients = dict(zip(mask["W"], mask["a"], strict=True))
             held = self._held(client, journal, final)
             weights = [coefficients[name] for name in self.members]
-            answers = verification.check_answers(held, weights, verification.challenge(self.tau2))
+            answers = verified_mode.check_answers(held, weights, verified_mode.challenge(self.tau2))
         else:
             require(not self.tau2, "terms", "the challenge does not fit the mode")
         sigma_b = _stacked([shares.sigma_b for shares in journal.shares(self.members)])
         sigma_s = _stacked([shares.sigma_s for shares in journal.shares(self.lost)])
-        refusals.unmask(client, self.session.hex(), work=journal.agreed(Stage.READY)["work"])
-        journal.agree(Stage.UNMASK, 0, {})
+        member_checks.unmask(client, self.session.hex(), work=journal.agreed(SessionStage.READY)["work"])
+        journal.agree(SessionStage.UNMASK, 0, {})
         payload = payloads.Unmasking(sigma_b, sigma_s, answers).to_bytes()
         return bytes_row("shares", payload), self.said(view=final)
 
-    def _held(self, client: Client, journal: Journal, final: bytes) -> list[CheckShares]:
+    def _held(self, client: WorkingClient, journal: Journal, final: bytes) -> list[CheckShares]:
         """The shares of the second sketch of each member of V."""
         me, others = client.client_id, [name for name in self.members if name != client.client_id]
         sealed = payloads.split_ciphertexts(bytes(client.inputs[CIPHERTEXTS]), len(others), confirm_bytes())
@@ -200,7 +205,7 @@ class Unmask(StageWork):
 
 def _with_noise(journal: Journal, members: Sequence[str], view_mask: bytes) -> Blocks:
     """The metrics that all members of W compute, with this member's noise; 0 elsewhere."""
-    ready, measured = journal.agreed(Stage.READY), journal.agreed(Stage.DEAL)["measured"]
+    ready, measured = journal.agreed(SessionStage.READY), journal.agreed(SessionStage.DEAL)["measured"]
     summed = np.frombuffer(evaluation.common([bytes.fromhex(measured[name]) for name in members]), np.uint8)
     size = evaluation.deviation(ready["noise"], journal.thresholds) / ready["clip"]
     metrics = np.concatenate(list(journal.vector()))
@@ -209,10 +214,10 @@ def _with_noise(journal: Journal, members: Sequence[str], view_mask: bytes) -> B
 
 def _dealt(journal: Journal) -> tuple[CheckShares, ...]:
     """What this member deals at CONFIRM, one for each member of V."""
-    confirm, points = journal.agreed(Stage.CONFIRM), journal.points
+    confirm, points = journal.agreed(SessionStage.CONFIRM), journal.points
     elements = sketch.second_elements(bytes.fromhex(confirm["tau1"]), journal.vector())
     at, final = [points[name] for name in confirm["V"]], bytes.fromhex(confirm["final"])
-    return verification.check_shares(elements, at, journal.thresholds.t, journal.secret, final)
+    return verified_mode.check_shares(elements, at, journal.thresholds.t, journal.secret, final)
 
 
 def _stacked(shares: Sequence[Elements]) -> Elements:

@@ -7,7 +7,7 @@ from federation.secure.thresholds import Mode
 from federation.work.base import Work
 
 
-class Stage(StrEnum):
+class SessionStage(StrEnum):
     """The stages of a session in their order; the value is the name of the kind of work."""
 
     READY = "secure-ready"
@@ -19,7 +19,7 @@ class Stage(StrEnum):
 
     def place(self, opening: int = 0) -> int:
         """The place of a stage in the order of all; OPEN has three places, one for each opening."""
-        return 3 * list(Stage).index(self) + opening
+        return 3 * list(SessionStage).index(self) + opening
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Statement:
     """What a member signs with its reply to a stage; the fields are those of SecureStatement."""
 
     session: bytes
-    stage: Stage
+    stage: SessionStage
     opening: int = 0
     keys: bytes = b""
     commitment: bytes = b""

@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.metrics import BUILT_IN, MetricKind
 from federation.secure.blocks import blocks, norm
+from federation.spec.task_metrics import BUILT_IN, MetricKind
 from federation.vectors import Array
 from federation.work.base import WorkError
 from federation.work.evaluate.work import Evaluate

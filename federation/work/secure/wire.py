@@ -9,8 +9,9 @@ from federation.record.bindings import repeated
 from federation.secure import hashing
 from federation.secure.errors import Malformed
 from federation.secure.hashing import PublicKeys
-from federation.secure.keys import check_keys
+from federation.secure.member_keys import check_keys
 from federation.secure.thresholds import Mode
+from federation.spec.computation import NoisyTraining
 from federation.v1.secure_pb2 import (
     Invited,
     SecureConfirmWork,
@@ -23,7 +24,6 @@ from federation.v1.secure_pb2 import (
     SecureUnmaskWork,
 )
 from federation.work.base import Shape, WorkError
-from federation.work.computation import NoisyTraining
 from federation.work.evaluate import wire as evaluate
 from federation.work.jacobian import wire as jacobian
 from federation.work.registry import Kind, Statements
@@ -31,7 +31,7 @@ from federation.work.secure import terms
 from federation.work.secure.deal import Deal, Open
 from federation.work.secure.ready import Ready
 from federation.work.secure.sum import Confirm, Mask, Unmask
-from federation.work.secure.terms import SessionTerms, Stage, Statement
+from federation.work.secure.terms import SessionStage, SessionTerms, Statement
 from federation.work.site import EVALUATE
 from federation.work.train import wire as train
 
@@ -96,7 +96,7 @@ def statement_from_proto(message: SecureStatement) -> Statement:
     """The statement of a message. Raises ValueError if there is no such stage."""
     return Statement(
         session=message.session,
-        stage=Stage(message.stage),
+        stage=SessionStage(message.stage),
         opening=message.opening,
         keys=message.keys,
         commitment=message.commitment,
@@ -182,13 +182,13 @@ def problem(asked: Any, said: Statement) -> str:
     stage = next(stage for stage, kind in KINDS.items() if kind.message is type(asked))
     if (said.session, said.stage, said.opening) != (session, stage, getattr(asked, "opening", 0)):
         return "the statement is of another session, stage or opening"
-    if len(said.view) != (0 if said.stage is Stage.READY else hashing.DIGEST):
+    if len(said.view) != (0 if said.stage is SessionStage.READY else hashing.DIGEST):
         return f"the view has {len(said.view)} bytes"
-    if len(said.commitment) != (hashing.DIGEST if said.stage is Stage.DEAL else 0):
+    if len(said.commitment) != (hashing.DIGEST if said.stage is SessionStage.DEAL else 0):
         return f"the commitment has {len(said.commitment)} bytes"
-    if said.complaints and (said.stage, said.opening) != (Stage.OPEN, 0):
+    if said.complaints and (said.stage, said.opening) != (SessionStage.OPEN, 0):
         return "there are complaints at a stage that takes none"
-    if len(said.keys) != (2 * hashing.KEY if said.stage is Stage.READY else 0):
+    if len(said.keys) != (2 * hashing.KEY if said.stage is SessionStage.READY else 0):
         return f"the keys have {len(said.keys)} bytes"
     if len(said.measured) != _entries(asked) or not set(said.measured) <= {0, 1}:
         return "there is not one byte, 0 or 1, for each metric of an evaluation"

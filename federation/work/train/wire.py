@@ -2,11 +2,11 @@
 
 from dataclasses import asdict, fields
 
-from federation.objectives import joint_target
+from federation.spec.computation import LocalSgd, NoisyTraining, PrivateSgd
+from federation.spec.objective_names import joint_target
 from federation.v1.common_pb2 import ObjectiveWeight, Target, TrainWork
 from federation.vectors import FLOATS
 from federation.work.base import Shape, WorkError
-from federation.work.computation import LocalSgd, NoisyTraining, PrivateSgd
 from federation.work.registry import Kind
 from federation.work.train.work import Train
 

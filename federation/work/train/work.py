@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from federation.objectives import Targets
 from federation.refusals import Refusal
-from federation.sharing import BUFFERS
+from federation.spec.computation import Descend, LocalSgd, PrivateSgd
+from federation.spec.objective_names import Targets
+from federation.spec.sharing import BUFFERS
 from federation.vectors import narrow
 from federation.work.base import (
     RESIDUAL,
-    Client,
     Demand,
     Result,
     RowSchema,
@@ -21,13 +21,13 @@ from federation.work.base import (
     Terms,
     Work,
     WorkError,
+    WorkingClient,
     payload_layout,
 )
-from federation.work.computation import Descend, LocalSgd, PrivateSgd
 
 if TYPE_CHECKING:
-    from federation.run_sections import LimitsSpec
-    from federation.runs import RunSpec
+    from federation.spec.run_sections import LimitsSpec
+    from federation.spec.run_spec import RunSpec
 
 _DTYPES = {"float32": "F32", "bf16": "BF16"}  # the element types of updates, by their names in a specification
 
@@ -103,7 +103,7 @@ class Train(Work):
             )
         return None
 
-    def computation(self, client: Client) -> Descend:
+    def computation(self, client: WorkingClient) -> Descend:
         """The descent; `answer` hands in its rows, rounded to `dtype`."""
         return Descend(
             sgd=self.sgd,
@@ -113,7 +113,7 @@ class Train(Work):
             private=self.private,
         )
 
-    def answer(self, client: Client, computed: Result) -> Result:
+    def answer(self, client: WorkingClient, computed: Result) -> Result:
         kept = self.residuals(client.shape)
         if not kept:
             return computed

@@ -1,0 +1,1 @@
+"""The rules and the algorithms for objectives: one file for each family."""

@@ -1,0 +1,144 @@
+"""Finds the run, round, model or client that an operator names, or refuses with the ones that exist.
+
+A blob that retention has removed is refused with what was asked for and what is kept. A lost blob is another matter.
+"""
+
+import re
+from itertools import groupby
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from federation.refusals import Refusal
+from federation.trust.identity import NAME_PATTERN
+from storage import models
+from storage.blobs import BlobStore
+from storage.retention import is_retained
+from storage.states import RoundState
+
+_RUN_WORD = re.compile(r"[a-z0-9.-]{1,63}")
+
+
+def find_run(session: Session, text: str) -> models.Run:
+    """The run with an id, with an unambiguous beginning of the id, or with a name; of several, the newest.
+
+    Raises:
+        Refusal: `run-unknown`, `run-ambiguous`.
+    """
+    unknown = Refusal("run-unknown", f"there is no run {text[:63]!r}; `fedpareto admin runs` lists them")
+    if not _RUN_WORD.fullmatch(text):  # not for a database, then
+        raise unknown
+    run = session.get(models.Run, text)
+    if run is not None:
+        return run
+    run = session.scalar(select(models.Run).where(models.Run.name == text).order_by(models.Run.created.desc()).limit(1))
+    if run is not None:
+        return run
+    found = session.scalars(select(models.Run).where(models.Run.run_id.startswith(text)).limit(5)).all()
+    if not found:
+        raise unknown
+    if len(found) > 1:
+        ids = ", ".join(run.run_id for run in found)
+        raise Refusal("run-ambiguous", f"{text!r} begins the ids of several runs: {ids}; give more characters")
+    return found[0]
+
+
+def find_round(session: Session, run: models.Run, number: int) -> models.Round:
+    """A round of a run; -1 is the last one.
+
+    Raises:
+        Refusal: `round-unknown`.
+    """
+    last = session.scalar(select(func.max(models.Round.number)).where(models.Round.run_id == run.run_id))
+    count = 0 if last is None else last + 1
+    wanted = number if number >= 0 else count + number
+    query = select(models.Round).where(models.Round.run_id == run.run_id, models.Round.number == wanted)
+    found = session.scalar(query) if 0 <= wanted < count else None
+    if found is None:
+        has = f"it has rounds 0 to {count - 1}" if count else "it has none yet"
+        raise Refusal("round-unknown", f"run {run.run_id} has no round {number}: {has}")
+    return found
+
+
+def model_after(session: Session, run: models.Run, number: int | None) -> tuple[str, int | None]:
+    """The newest model of a run to deploy, or the one after a round.
+
+    Returns:
+        Its digest, and the round that made it: a round that was skipped leaves the model of an earlier one; None for
+        the model that the run began with.
+
+    Raises:
+        Refusal: `round-unknown`: no such round, or it has made no model yet.
+    """
+    made = select(models.Round.deployed_model, models.Round.number).where(
+        models.Round.run_id == run.run_id, models.Round.deployed_model.is_not(None)
+    )
+    if number is not None:
+        round_ = find_round(session, run, number)
+        if round_.state is RoundState.OPEN:
+            raise Refusal(
+                "round-unknown", f"round {number} of run {run.run_id} has made no model yet: it is {round_.state}"
+            )
+        made = made.where(models.Round.number <= round_.number)
+    found = session.execute(made.order_by(models.Round.number.desc()).limit(1)).one_or_none()
+    return (run.initial_model, None) if found is None else (str(found.deployed_model), found.number)
+
+
+def must_be_client(session: Session, client_id: str) -> None:
+    """Raises if no client has this name.
+
+    Raises:
+        Refusal: `client-unknown`.
+    """
+    if NAME_PATTERN.fullmatch(client_id) is None or session.get(models.Client, client_id) is None:
+        raise Refusal("client-unknown", f"there is no client {client_id[:63]!r}; `fedpareto admin clients` lists them")
+
+
+def removed_model(
+    session: Session, blobs: BlobStore, run: models.Run, number: int | None, digest: str, keep_rounds: int
+) -> Refusal | None:
+    """The refusal to export a model that is not stored; None if retention keeps it, so that it is lost.
+
+    `number` is of the round that made the model, None for the newest model; `keep_rounds` is the setting, 0 for all.
+    """
+    if number is None or is_retained(session, digest, keep_rounds or None):
+        return None
+    made = select(models.Round.number, models.Round.deployed_model).where(
+        models.Round.run_id == run.run_id, models.Round.deployed_model.is_not(None)
+    )
+    left = [
+        after for after, model in session.execute(made.order_by(models.Round.number)) if model and blobs.exists(model)
+    ]
+    return Refusal(
+        "blob-removed",
+        f"the model after round {number} of run {run.run_id} was removed: {_retention(keep_rounds)}. Of this run there "
+        f"are the models after {_listed(left)}; without --round the newest is exported",
+    )
+
+
+def removed_offer(session: Session, assignment_id: str, digest: str, keep_rounds: int) -> Refusal | None:
+    """The refusal to serve a blob of an assignment that is not stored; None if retention keeps it, so it is lost."""
+    if is_retained(session, digest, keep_rounds or None):
+        return None
+    round_ = session.get_one(models.Assignment, assignment_id).phase.round
+    return Refusal(
+        "blob-removed",
+        f"{digest} of assignment {assignment_id} was removed: round {round_.number} of run {round_.run_id} "
+        f"has ended, and {_retention(keep_rounds)}",
+    )
+
+
+def _retention(keep_rounds: int) -> str:
+    return (
+        "of each run, only the first, the best and the last rounds keep their models and updates "
+        f"(keep_rounds = {keep_rounds} in the coordinator's settings)"
+    )
+
+
+def _listed(numbers: list[int]) -> str:
+    """Rising numbers of rounds as text: "rounds 0, 3, 7 to 9"."""
+    spans = []
+    for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        found = [number for _, number in group]
+        spans.append(str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}")
+    return ("rounds " if len(numbers) > 1 else "round ") + ", ".join(spans) if numbers else "no round"

@@ -1,0 +1,1 @@
+"""Access control on each call: the caller, the limits, and the refusals."""

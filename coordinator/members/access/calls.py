@@ -1,0 +1,43 @@
+"""An rpc under way, which can be ended with a refusal."""
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from federation.refusals import Refusal
+from federation.trust.identity import PeerIdentity
+
+
+@dataclass(eq=False)
+class Call:
+    """An rpc under way.
+
+    Attributes:
+        task: serves it.
+        streams: whether it streams to its caller.
+        identity: the caller's; None without a certificate.
+        doom: why it is to end, if it is.
+        expiry: ends it with its caller's certificate, or, without one, when it has streamed too long.
+    """
+
+    task: "asyncio.Task[Any]"
+    streams: bool
+    identity: PeerIdentity | None = None
+    doom: Refusal | None = None
+    expiry: asyncio.TimerHandle | None = None
+
+    def end(self, refusal: Refusal) -> None:
+        """Ends the call, unless it is ending."""
+        if self.doom is None:
+            self.doom = refusal
+            self.task.cancel()
+
+    async def settle(self, refusal: Refusal) -> None:
+        """Protects the call from being ended from now on, because its answer would not arrive."""
+        if self.doom is None:
+            self.doom = refusal
+            return
+        with suppress(asyncio.CancelledError):  # it was ended at this very moment
+            await asyncio.sleep(0)
+        self.task.uncancel()

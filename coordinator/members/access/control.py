@@ -1,0 +1,379 @@
+"""Access: identifies the caller of each rpc, checks that it may call, and answers with a refusal if it may not.
+
+One interceptor stands before every rpc of both ports. A certificate is looked up in the database on each rpc, nothing
+is remembered between two, and an rpc that is under way when its caller is revoked or its certificate expires is ended
+at once. A `Refusal` becomes a status with its reason; any other error becomes INTERNAL with the number of an incident,
+and the log has the rest. Both are recorded.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from contextvars import ContextVar
+from datetime import datetime, timedelta
+from functools import lru_cache
+from time import monotonic
+from typing import Any, NoReturn
+
+import grpc
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import bindparam, select
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from coordinator.condition import Condition
+from coordinator.front.listener import host_of
+from coordinator.members.access.call_limits import RATES, REFUSED, Buckets
+from coordinator.members.access.callers import RULES, CallerRule, authorise
+from coordinator.members.access.calls import Call
+from coordinator.members.access.refusal_record import RefusalRecord
+from coordinator.members.access.rpc_messages import (
+    MAX_MESSAGE_CHARACTERS,
+    Context,
+    abort,
+    checked_requests,
+    only_request,
+    reader,
+    write_whole,
+    writer,
+)
+from coordinator.members.access.strangers import Strangers
+from coordinator.members.administrators import note_seen, revoked_among
+from coordinator.members.membership import REVOKED, revoked
+from coordinator.thread_pool import ThreadPool
+from federation.refusals import Refusal
+from federation.trust.certificates import der, load_certificate
+from federation.trust.identity import PeerIdentity, admin_uris, client_uri, parse_peer
+from federation.trust.keys import IdentityError
+from storage.database import DatabaseBusy
+from storage.faults import StorageFault
+from storage.models import Certificate, Client
+from storage.states import ClientState
+
+log = logging.getLogger(__name__)
+
+MAX_CONCURRENT_CALLS = 64  # of one caller: a worker needs two or three
+CLOCK_LOOK_SECONDS = 30.0  # after which the clock is compared with a certificate's end again
+WATCH_SECONDS = 5.0  # between two looks for certificates of administrators that another process has revoked
+HOLD_SECONDS = 3.0  # before a member that calls too often is answered, so that it cannot ask again at once
+SEEN_EVERY = timedelta(minutes=1)  # how often it is noted that an administrator calls
+# What the record says of a caller, in one query, which every rpc makes.
+_CALLER = (
+    select(Certificate.certificate, Certificate.revoked, Client.state)
+    .outerjoin_from(Certificate, Client, Client.client_id == bindparam("client"))
+    .where(Certificate.serial == bindparam("serial"))
+)
+_ENDED = frozenset({"certificate-revoked", "certificate-unknown"})
+_TOO_OFTEN = frozenset({"limit:rate", "limit:calls"})
+# Faults of the coordinator itself: `coordinator.condition` logs them, and the record may be the part that fails.
+_NOT_RECORDED = frozenset({"stopping", StorageFault.DISK, StorageFault.DATABASE, StorageFault.DESCRIPTORS})
+
+
+class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-ignore]
+    """The interceptor. Its methods are called on the event loop.
+
+    `on_verified` is told the peer, as gRPC names it, and the caller of each call with a good certificate.
+    """
+
+    def __init__(
+        self,
+        threads: ThreadPool,
+        federation_id: str,
+        *,
+        signing_key: Ed25519PrivateKey,
+        condition: Condition,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._threads = threads
+        self._condition = condition
+        self._federation_id = federation_id
+        self._signing_key = signing_key
+        self._clock = clock
+        self._calls: dict[str, set[Call]] = {}  # by account
+        self._strangers = Strangers()  # those of `_calls` that showed no certificate
+        self._buckets = Buckets(RATES)
+        # Serial numbers of certificates that have ended. Their calls are not charged to the member: the holder of a
+        # stolen certificate that was replaced must not use up the calls that the member may make.
+        self._ended: set[str] = set()
+        self._seen: dict[str, datetime] = {}  # serial number of an administrator's certificate -> when it was noted
+        self._record = RefusalRecord(threads, condition, clock)
+        self.on_verified: Callable[[str, str], None] = lambda peer, actor: None
+        self._stopping = False
+        self._call: ContextVar[Call] = ContextVar("call")
+
+    def caller(self) -> PeerIdentity:
+        """The identity of the caller whose rpc the running task serves."""
+        identity = self._call.get().identity
+        if identity is None:
+            raise AssertionError("anyone may make this rpc")
+        return identity
+
+    def charge(self, account: str, kind: str) -> None:
+        """Charges a call, or what a member does within one, to its member or to a certificate that has ended.
+
+        Raises:
+            Refusal: `limit:rate`: this happens too often.
+        """
+        now = monotonic()
+        for charged in (kind, REFUSED):
+            seconds = self._buckets.wait(account, charged, now)
+            if seconds > 0:
+                many = "calls of yours were refused" if charged == REFUSED else f"calls of {kind} by you"
+                raise Refusal("limit:rate", f"too many {many}: try again in {seconds:.1f} s", retry_seconds=seconds)
+        self._buckets.charge(account, kind, now)
+
+    async def finish(self) -> None:
+        """Records the refusals that are not on record yet."""
+        await self._record.finish()
+
+    def ender(self) -> Callable[[Refusal], None]:
+        """A function that ends the rpc that the running task serves with a refusal."""
+        return self._call.get().end
+
+    def revoke_live(self, client: Client) -> None:
+        """Ends every rpc of a client that is under way, after the revocation is committed."""
+        refusal = revoked(self._federation_id, self._signing_key, client, None)
+        for call in list(self._calls.get(client_uri(self._federation_id, client.client_id), ())):
+            call.end(refusal)
+
+    def revoke_live_administrator(self, name: str) -> None:
+        """Ends every rpc of an administrator that is under way, after the revocation is committed.
+
+        The running rpc gets its answer, should it be the administrator's own.
+        """
+        for call in list(self._calls.get(admin_uris(self._federation_id, name, ())[0], ())):
+            if call is not self._call.get():
+                call.end(Refusal("certificate-revoked", REVOKED))
+
+    async def note_refused_connections(self, source: str, reason: str, times: int) -> None:
+        """Records that the front listener has refused connections of a host, a network, or a member's URI."""
+        actor = source if source.startswith("fedpareto://") else f"peer {source}"
+        log.warning("closed %d connections of %s: %s", times, actor, reason)
+        await self._record.write(actor, "connect", reason, f"{times} connections closed", times)
+
+    async def watch_administrators(self) -> None:
+        """Ends rpcs of administrators when another process revokes their certificate; never returns."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            serials = {
+                call: call.identity.serial
+                for calls in self._calls.values()
+                for call in calls
+                if call.identity is not None and call.identity.kind == "admin"
+            }
+            try:
+                ended = await self._threads.read(revoked_among, set(serials.values())) if serials else set[str]()
+            except SQLAlchemyError as error:  # the next check may reach the database
+                if self._condition.note(error) is None:
+                    log.warning("could not check whether certificates were revoked: %s", error)
+                continue
+            for call, serial in serials.items():
+                if serial in ended:
+                    call.end(Refusal("certificate-revoked", REVOKED))
+
+    def stop(self) -> None:
+        """Refuses new rpcs, and ends those that stream to callers; a reply that is being sent may finish."""
+        self._stopping = True
+        for call in [call for calls in self._calls.values() for call in calls if call.streams]:
+            call.end(_stopping())
+
+    def _end_at_expiry(self, call: Call, identity: PeerIdentity) -> None:
+        """Ends a call when its caller's certificate expires, also when the clock is set meanwhile."""
+        left = (identity.not_after - self._clock()).total_seconds()
+        if left <= 0:
+            call.end(_expired(identity))
+        else:
+            later = asyncio.get_running_loop().call_later
+            call.expiry = later(min(left, CLOCK_LOOK_SECONDS), self._end_at_expiry, call, identity)
+
+    def _note_seen(self, serial: str) -> None:
+        """Notes once in a while that an administrator calls; the call does not wait for it."""
+        now = self._clock()
+        if serial not in self._seen or abs(now - self._seen[serial]) >= SEEN_EVERY:
+            self._seen[serial] = now
+            self._threads.executor.submit(self._write_seen, serial, now)
+
+    def _write_seen(self, serial: str, now: datetime) -> None:
+        try:
+            with self._threads.database.begin() as session:
+                note_seen(session, serial, now)
+        except (SQLAlchemyError, DatabaseBusy) as error:  # what was asked for matters more
+            log.warning("could not note that the administrator with certificate %s has called: %s", serial, error)
+
+    # The interceptor
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Puts itself between gRPC and the service's method."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None  # gRPC answers UNIMPLEMENTED
+        method = handler_call_details.method
+        method = method.decode() if isinstance(method, bytes) else method
+        return self._guarded(handler, method, RULES.get(method))
+
+    def _guarded(self, handler: Any, method: str, rule: CallerRule | None) -> Any:
+        action = method.rpartition("/")[2]
+        behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+
+        # Every rpc is served as one that takes a stream, which is the same on the wire. gRPC would read a single
+        # request before it calls us: calls without a request would stay open for ever, uncounted.
+        async def read(requests: AsyncIterator[Any]) -> Any:
+            return checked_requests(requests) if handler.request_streaming else await only_request(requests)
+
+        async def single(requests: AsyncIterator[Any], context: Context) -> Any:
+            async with self._admitted(context, action, rule):
+                request = await read(requests)
+                self._strangers.heard(self._call.get())
+                return await behaviour(request, context)
+
+        # Not a generator: ending a call while gRPC writes would end gRPC's write, and this code would not be told.
+        async def stream(requests: AsyncIterator[Any], context: Context) -> None:
+            async with self._admitted(context, action, rule, streams=True):
+                responses = behaviour(await read(requests), context)
+                async with aclosing(responses):
+                    async for response in responses:
+                        await write_whole(context, response)
+
+        make, function = (
+            (grpc.stream_stream_rpc_method_handler, stream)
+            if handler.response_streaming
+            else (grpc.stream_unary_rpc_method_handler, single)
+        )
+        return make(function, reader(method, handler.request_deserializer), writer(handler.response_serializer))
+
+    @asynccontextmanager
+    async def _admitted(
+        self, context: Context, action: str, rule: CallerRule | None, *, streams: bool = False
+    ) -> AsyncIterator[None]:
+        """Establishes the caller, runs the body as an rpc of theirs, and turns what goes wrong into a status."""
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("an rpc runs in a task")
+        call = Call(task, streams)
+        self._call.set(call)
+        peer = host_of(context.peer())
+        account = actor = f"peer {peer}"
+        calls: set[Call] | None = None
+        try:
+            if self._stopping:
+                raise _stopping()
+            self._condition.must_serve(action)
+            presented = context.auth_context().get("x509_pem_cert")
+            identity, certificate = _identify(next(iter(presented))) if presented else (None, b"")
+            if identity is not None:
+                account = actor = identity.uri
+                if identity.serial in self._ended:
+                    account = f"{actor} {identity.serial}"
+            # Counted among the calls under way before it is checked: a revocation in between finds it.
+            calls = self._calls.setdefault(account, set())
+            if identity is not None:
+                self.charge(account, action)
+                if len(calls) >= MAX_CONCURRENT_CALLS:
+                    raise Refusal("limit:calls", f"{MAX_CONCURRENT_CALLS} calls of yours are under way: wait for one")
+            calls.add(call)
+            if identity is None:
+                self._strangers.admit(call, peer)
+            else:
+                call.identity = identity
+                try:
+                    await self._threads.read(self._check, identity, certificate)
+                except Refusal as refusal:
+                    if refusal.reason in _ENDED:
+                        self._ended.add(identity.serial)
+                    raise
+                self.on_verified(context.peer(), actor)
+                self._end_at_expiry(call, identity)
+            authorise(rule, identity, action)
+            if identity is not None and identity.kind == "admin":
+                self._note_seen(identity.serial)
+            yield
+        except Refusal as refusal:
+            await call.settle(refusal)
+            self._strangers.discard(call)
+            await self._refuse(context, actor, action, refusal, account)
+        except asyncio.CancelledError:
+            if call.doom is None:
+                raise
+            task.uncancel()
+            await self._refuse(context, actor, action, call.doom, account)
+        except (grpc.aio.AbortError, GeneratorExit):
+            raise
+        except Exception as error:
+            fault = self._condition.refusal(error)
+            await call.settle(fault or _stopping())
+            if fault is not None:
+                await self._refuse(context, actor, action, fault, account)
+            incident = secrets.token_hex(4)
+            log.exception("incident %s: %s by %s failed", incident, action, actor)
+            await self._record.write(actor, action, "internal", f"incident {incident}")
+            await context.abort(
+                grpc.StatusCode.INTERNAL, f"internal error; the coordinator's log has more under incident {incident}"
+            )
+        finally:
+            if call.expiry is not None:
+                call.expiry.cancel()
+            self._strangers.discard(call)
+            if calls is not None:
+                calls.discard(call)
+                if not calls and self._calls.get(account) is calls:
+                    del self._calls[account]
+
+    def _check(self, session: Session, identity: PeerIdentity, certificate: bytes) -> None:
+        """Checks what TLS does not: this federation has issued the certificate, and it still counts."""
+        client_id = identity.name if identity.kind == "client" else None
+        asked = {"serial": identity.serial, "client": client_id}
+        row = session.connection().execute(_CALLER, asked).one_or_none()
+        if (
+            identity.federation_id != self._federation_id
+            or row is None
+            or row.certificate != certificate
+            or (client_id is not None and row.state is None)
+        ):
+            raise Refusal("certificate-unknown", "this federation has not issued your certificate")
+        if row.revoked is not None or row.state is ClientState.REVOKED:
+            if client_id is None:
+                raise Refusal("certificate-revoked", REVOKED)
+            client, shown = session.get_one(Client, client_id), session.get_one(Certificate, identity.serial)
+            raise revoked(self._federation_id, self._signing_key, client, shown)
+        if self._clock() >= identity.not_after:
+            raise _expired(identity)
+
+    async def _refuse(self, context: Context, actor: str, action: str, refusal: Refusal, account: str) -> NoReturn:
+        if refusal.reason in _NOT_RECORDED:
+            await abort(context, refusal)
+        if not actor.startswith("peer "):
+            if refusal.reason in _TOO_OFTEN:
+                self._record.count(actor, action, refusal.reason)
+                await asyncio.sleep(min(HOLD_SECONDS, (context.time_remaining() or HOLD_SECONDS * 2) / 2))
+                await abort(context, refusal)
+            self._buckets.charge(account, REFUSED, monotonic())
+        # In quotes: part of the message may be the caller's text, with line breaks.
+        log.info("refused %s by %s: %s (%r)", action, actor, refusal.reason, refusal.message[:MAX_MESSAGE_CHARACTERS])
+        await self._record.write(actor, action, refusal.reason, refusal.message)
+        await abort(context, refusal)
+
+
+@lru_cache(maxsize=256)  # of a certificate that comes with each of its holder's calls; what it says never changes
+def _identify(certificate: bytes) -> tuple[PeerIdentity, bytes]:
+    """The caller, and the certificate in DER."""
+    try:
+        return parse_peer(certificate), der(load_certificate(certificate))
+    except IdentityError as error:
+        raise Refusal("certificate-unknown", str(error)) from None
+
+
+def _stopping() -> Refusal:
+    return Refusal("stopping", "the coordinator is stopping; try again when it is back")
+
+
+def _expired(identity: PeerIdentity) -> Refusal:
+    remedy = "run `fedpareto admin login`" if identity.kind == "admin" else "ask an administrator for a new one"
+    return Refusal(
+        "certificate-expired", f"your certificate expired on {identity.not_after:%Y-%m-%d %H:%M} UTC: {remedy}"
+    )

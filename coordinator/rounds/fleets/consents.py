@@ -1,0 +1,146 @@
+"""Members that answer each run before they work for it: the signed question about a run, and their signed answers."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator.rounds.fleets.presence import AttendanceStream, Offered
+from coordinator.rounds.replies import signed_columns
+from coordinator.rounds.replies.declines import MAX_BYTES
+from coordinator.rounds.transitions import RUN_ENDED
+from federation.refusals import Refusal
+from federation.spec.run_spec import RunSpec
+from federation.trust.envelope import envelope_digest, seal, unseal
+from federation.trust.identity import client_uri
+from federation.v1.common_pb2 import ConsentManifest, RunManifest, SignedEnvelope
+from storage import audit
+from storage.models import Client, Consent, Run
+from storage.states import Answer, ClientState
+
+WAITS = "waits for the approval of its owner"
+
+
+@dataclass(frozen=True)
+class Offers:
+    """Tells members of runs, as the coordinator of a federation."""
+
+    federation_id: str
+    signing_key: Ed25519PrivateKey
+
+    def of(self, run: Run) -> SignedEnvelope:
+        """What is told of a run; the same bytes each time."""
+        manifest = RunManifest(
+            federation_id=self.federation_id,
+            run_id=run.run_id,
+            name=run.name,
+            task=RunSpec.parse(run.spec).task,
+            spec=run.spec_digest,
+            submitted_by=run.submitted_by.rpartition("/")[2],
+        )
+        manifest.created.FromDatetime(run.created)
+        return seal(manifest, self.signing_key)
+
+    def tell(self, session: Session, attending: Iterable[AttendanceStream], run_id: str = "") -> None:
+        """Tells the members among these that answer runs of a run, or of each one that has not ended.
+
+        They are told of runs of the tasks that they offer, once they are members.
+        """
+        told = [one for one in attending if one.consents]
+        if not told:
+            return
+        query = select(Run).where(Run.state.not_in(list(RUN_ENDED))).order_by(Run.created)
+        runs = session.scalars(query.where(Run.run_id == run_id) if run_id else query).all()
+        names = [one.client_id for one in told]
+        members = set(
+            session.scalars(
+                select(Client.client_id).where(Client.client_id.in_(names), Client.state == ClientState.ACTIVE)
+            )
+        )
+        for run in runs:
+            task, envelope = RunSpec.parse(run.spec).task, self.of(run).SerializeToString()
+            for one in told:
+                if one.client_id in members and task in one.tasks:
+                    one.say(Offered(envelope))
+
+
+def offered_specification(session: Session, client_id: str, digest: str) -> bytes | None:
+    """The specification of this digest, if a run that has not ended asks this client to take part; None otherwise."""
+    client = session.get_one(Client, client_id)
+    if client.state is not ClientState.ACTIVE or not client.consents:
+        return None
+    runs = select(Run.spec).where(Run.spec_digest == digest, Run.state.not_in(list(RUN_ENDED))).limit(1)
+    document = session.scalar(runs)
+    return document if document is not None and RunSpec.parse(document).task in client.tasks else None
+
+
+def record_consent(
+    session: Session, client_id: str, envelope: SignedEnvelope, *, federation_id: str, now: datetime
+) -> str:
+    """Records a client's answer to a run.
+
+    Returns:
+        The id of the run, empty if there is no such run, or this very answer was on record already.
+
+    Raises:
+        Refusal: `limit:manifest`, `key-unknown`, `signature`, `manifest`, `mismatch`.
+    """
+    if envelope.ByteSize() > MAX_BYTES:
+        raise Refusal("limit:manifest", f"a consent of {envelope.ByteSize()} bytes; at most {MAX_BYTES}")
+    key = session.get_one(Client, client_id).signing_key
+    said = unseal(envelope, ConsentManifest, Ed25519PublicKey.from_public_bytes(key))
+    run = session.get(Run, said.run_id[:32], with_for_update=True)
+    if run is None or run.run_id != said.run_id:
+        return ""  # the coordinator was restored from a backup
+    _must_fit(said, {"federation_id": federation_id, "client_id": client_id, "spec": run.spec_digest})
+    data = envelope.SerializeToString(deterministic=True)
+    row = session.get(Consent, (run.run_id, client_id))
+    if row is not None and row.envelope == data:
+        return ""
+    signed = signed_columns.of_consent(said)
+    session.merge(Consent(**{**signed, "answer": Answer(said.answer)}, envelope=data, at=now))
+    audit.record(
+        session,
+        at=now,
+        actor=client_uri(federation_id, client_id),
+        action=f"consent.{said.answer}",
+        subject=f"{run.run_id}/{client_id}",
+        detail=signed["reason"],
+        digest=envelope_digest(envelope),
+    )
+    return run.run_id
+
+
+def _must_fit(said: ConsentManifest, expected: Mapping[str, str]) -> None:
+    """Raises the Refusal `mismatch:<field>` unless an answer has these fields, and is one of the possible answers."""
+    for name, value in expected.items():
+        if getattr(said, name) != value:
+            raise Refusal(f"mismatch:{name}", f"the answer is about another {name} than the run's")
+    if said.answer not in set(Answer):
+        raise Refusal("mismatch:answer", f"{said.answer[:20]!r} is no answer: accepted, waiting or refused")
+
+
+def reluctant(session: Session, run_id: str) -> dict[str, str]:
+    """The members that answer each run and have not accepted this one, by name, with what they say in words."""
+    rows = session.execute(
+        select(Client.client_id, Consent)
+        .outerjoin(Consent, (Consent.client_id == Client.client_id) & (Consent.run_id == run_id))
+        .where(Client.consents, Client.state == ClientState.ACTIVE)
+        .order_by(Client.client_id)
+    )
+    return {
+        client_id: _words(consent)
+        for client_id, consent in rows
+        if consent is None or consent.answer is not Answer.ACCEPTED
+    }
+
+
+def _words(consent: Consent | None) -> str:
+    if consent is None:
+        return "has not answered the run yet"
+    if consent.answer is Answer.WAITING:
+        return WAITS
+    return f"refuses the run: {consent.reason}" + (f": {consent.message}" if consent.message else "")

@@ -1,0 +1,108 @@
+"""Bounds of a reply: its fields match its assignment, and its names, numbers and payload are within limits."""
+
+import math
+import re
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from federation.digests import parse
+from federation.line.payload_check import PayloadCheck
+from federation.record import bindings
+from federation.record.bindings import difference
+from federation.refusals import Refusal
+from federation.spec.run_sections import LimitsSpec
+from federation.text import escaped
+from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
+from federation.work.base import Work
+from federation.work.registry import noise_asked
+
+MAX_NUMBERS = 2000  # losses and metrics of one reply
+NUMBER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./:-]{0,119}")
+_YEAR_1, _YEAR_10000 = -62_135_596_800, 253_402_300_800  # in seconds from 1970
+
+
+def must_be_a_time(created: Timestamp) -> None:
+    """Validates a client's timestamp.
+
+    Raises:
+        Refusal: `manifest`.
+    """
+    if not (_YEAR_1 <= created.seconds < _YEAR_10000 and 0 <= created.nanos < 1_000_000_000):
+        raise Refusal("manifest", f"created is not a time: {created.seconds} s and {created.nanos} ns")
+
+
+def must_match(manifest: ReplyManifest, order: AssignmentManifest) -> None:
+    """Raises if a reply differs from its assignment.
+
+    Raises:
+        Refusal: `mismatch:<field>`, or `payload-digest` for a payload that is not a digest.
+    """
+    if name := difference(order, manifest, bindings.REPLY):
+        said = getattr(manifest, name)
+        if name == "rows":
+            said = [(row.name, row.dtype, row.length) for row in manifest.rows]
+        raise Refusal(f"mismatch:{name}", f"the reply says {said!r}, its assignment differs")
+    if bool(manifest.payload) != bool(order.rows) or bool(manifest.payload_bytes) != bool(order.rows):
+        raise Refusal("mismatch:payload", "the reply must carry a payload exactly when its assignment asks for rows")
+    if manifest.payload:
+        try:
+            parse(manifest.payload)
+        except ValueError as error:
+            raise Refusal("payload-digest", str(error)) from None
+
+
+def content_problem(manifest: ReplyManifest, kind: type[Work], limits: LimitsSpec) -> Refusal | None:
+    """What is wrong with the numbers in the manifest of a reply to work of this kind; None when nothing is."""
+    if manifest.samples > limits.samples or (kind.needs_samples and manifest.samples == 0):
+        return Refusal(
+            "limit:samples",
+            f"{manifest.samples} training samples claimed; between 1 and {limits.samples} are taken (limits.samples)",
+        )
+    numbers = [*manifest.losses.items(), *manifest.metrics.items()]
+    if len(numbers) > MAX_NUMBERS:
+        return Refusal("limit:metrics", f"{len(numbers)} losses and metrics; at most {MAX_NUMBERS}")
+    for name, _ in numbers:
+        if NUMBER_NAME.fullmatch(name) is None:
+            words = "at most 120 letters, digits and _ . / : -"
+            shown = escaped(name, 80)  # no mutant: any length that is easy to read
+            return Refusal("limit:metrics", f"'{shown}' cannot be the name of a loss or a metric: {words}")
+    for name, value in numbers:
+        if not math.isfinite(value):
+            return Refusal("non-finite", f"{name} is {value}")
+    stated = manifest.privacy
+    if not (
+        all(value >= 0 and math.isfinite(value) for _, value in stated.ListFields())  # no mutant: it leaves out 0
+        and stated.rate <= 1
+        and stated.delta < 1
+    ):
+        return Refusal("privacy", "a number of its statement on noise is out of range")
+    return None
+
+
+def privacy_problem(manifest: ReplyManifest, order: AssignmentManifest) -> Refusal | None:
+    """What is wrong with the noise that a reply states, if its assignment asks for noise; None when nothing is.
+
+    Less noise and a larger clip protect a sample less, and so do more steps and larger minibatches.
+    """
+    training = noise_asked(order.kind, order.work)
+    if training is None:
+        return None
+    asked, most, stated = training.private, training.mechanism(manifest.samples), manifest.privacy
+    if (
+        stated.noise >= asked.noise
+        and 0 < stated.clip <= asked.clip
+        and 0 < stated.rate <= most.rate
+        and 0 < stated.steps <= most.steps
+    ):
+        return None
+    return Refusal(
+        "privacy",
+        f"the run asks for noise {asked.noise:g} and clip {asked.clip:g} (privacy.sample_noise) in at most "
+        f"{most.steps} steps at the rate {most.rate:g}; the reply states noise {stated.noise:g} and clip "
+        f"{stated.clip:g} in {stated.steps} steps at the rate {stated.rate:g}",
+    )
+
+
+def payload_problem(check: PayloadCheck, kind: type[Work], limits: LimitsSpec) -> Refusal | None:
+    """What is wrong with the content of a payload that arrived whole; None when nothing is."""
+    return check.problem or kind.problem(check.norms, limits)

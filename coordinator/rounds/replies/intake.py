@@ -1,0 +1,320 @@
+"""The intake: the checks of a reply before it counts, cheapest first (docs/protocol.md, the order of checks).
+
+A reply that is refused for its transport or its envelope leaves its assignment open: another party may have caused it,
+and the client may try again. A reply with a valid signature and wrong content is recorded, the assignment is closed,
+and the client gets a signed receipt of the refusal.
+"""
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+
+from google.protobuf.message import DecodeError
+from sqlalchemy import and_, bindparam, insert, select
+from sqlalchemy.orm import Session
+
+from coordinator.rounds.replies.content import content_problem, must_be_a_time, must_match, privacy_problem
+from coordinator.rounds.replies.declines import claimed_assignment, verified_decline, words
+from coordinator.rounds.replies.evidence import SignatureMemory
+from coordinator.rounds.replies.recorder import FULFILLED, Signed, ending, record_equivocation, reply_row
+from coordinator.rounds.transitions import end_assignment, end_open_assignment
+from coordinator.signing_keys import Signing
+from federation.record import bindings, log_entries
+from federation.record.bindings import repeated
+from federation.refusals import Refusal
+from federation.spec.run_sections import LimitsSpec
+from federation.spec.run_spec import RunSpec
+from federation.trust.envelope import envelope_digest
+from federation.trust.identity import client_uri
+from federation.trust.key_chain import moment
+from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, ReplyManifest, SignedEnvelope
+from federation.vectors import Layout, update_layout
+from federation.work.base import Work
+from federation.work.registry import kind, statement_problem
+from storage import audit
+from storage.database import Database
+from storage.models import Assignment, Client, Phase, Reply, Round, Run
+from storage.states import AssignmentState
+
+log = logging.getLogger(__name__)
+
+MAX_ENVELOPE_BYTES = 64 * 1024
+ASSIGNMENT_ID = re.compile(r"[0-9a-f]{32}")
+
+
+# What the record says of the assignment that a reply names, and of the receipt that this very envelope got before: one
+# query, built once, since it is asked for each reply.
+_STANDING = (
+    select(
+        Assignment.client_id,
+        Assignment.state,
+        Assignment.reason,
+        Assignment.message,
+        Assignment.envelope,
+        Phase.deadline,
+        Run.spec,
+        Client.signing_key,
+        Reply.accepted,
+        Reply.reason.label("refused"),
+        Reply.receipt,
+    )
+    .join_from(Assignment, Phase)
+    .join(Round)
+    .join(Run)
+    .join(Client, Client.client_id == Assignment.client_id)
+    .outerjoin(
+        Reply,
+        and_(Reply.assignment_id == Assignment.assignment_id, Reply.envelope_digest == bindparam("envelope")),
+    )
+    .where(Assignment.assignment_id == bindparam("assignment"))
+)
+_LOCKED = (  # no mutant: SQLite has one writer
+    select(Assignment.state, Assignment.reason, Assignment.message)
+    .where(Assignment.assignment_id == bindparam("assignment"))
+    .with_for_update()
+)
+_INSERT = insert(Reply)
+
+
+@dataclass(frozen=True)
+class Admission(Signed):
+    """A reply whose envelope has passed; its payload may come in."""
+
+    layout: Layout | None  # of the payload that the assignment asks for; None when it asks for none
+    kind: type[Work]  # of the work that the assignment asks for
+    limits: LimitsSpec  # of the run
+    deadline: datetime  # until when the reply counts
+
+    def must_be_in_time(self, now: datetime) -> None:
+        """Raises the Refusal `deadline` once the reply comes too late."""
+        if now > self.deadline:
+            raise _late(self.manifest.assignment_id, self.deadline)
+
+
+class Intake:
+    """Admits and records replies.
+
+    Args:
+        database: where they are recorded.
+        signing: the coordinator's keys; the present one signs receipts.
+        changed: called with the run's id after an assignment was declined.
+        replied: likewise after a reply was recorded.
+        clock: the time, aware.
+        signatures: those that this process has verified or made.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        signing: Signing,
+        *,
+        changed: Callable[[str], None],
+        replied: Callable[[str], None],
+        clock: Callable[[], datetime],
+        signatures: SignatureMemory,
+    ) -> None:
+        self._database = database
+        self._signing = signing
+        self._signatures = signatures
+        self._changed = changed
+        self._replied = replied
+        self._clock = clock
+
+    def admit(self, client_id: str, envelope: SignedEnvelope) -> Admission | SignedEnvelope:
+        """Checks a reply before any byte of its payload: the envelope of a ReplyManifest, sent by `client_id`.
+
+        Returns the admission, or the stored receipt when this very envelope was accepted before.
+
+        Raises:
+            Refusal: with the reason of the first check that failed.
+        """
+        # The whole envelope, since it is kept as it came: unknown fields, too long a signature and all.
+        if envelope.ByteSize() > MAX_ENVELOPE_BYTES:
+            raise Refusal("limit:manifest", f"{envelope.ByteSize()} bytes of envelope; at most {MAX_ENVELOPE_BYTES}")
+        name = envelope_digest(envelope)
+        claimed = _parse(envelope.manifest)
+        with self._database.read() as session:
+            assignment_id = claimed.assignment_id if ASSIGNMENT_ID.fullmatch(claimed.assignment_id) else None
+            asked = {"assignment": assignment_id, "envelope": name}
+            standing = session.connection().execute(_STANDING, asked).one_or_none()
+            if standing is not None and standing.client_id == client_id:
+                keys = self._signing.keys_of(session, client_id, standing.signing_key, envelope)
+        if standing is None or standing.client_id != client_id:
+            raise _foreign(claimed.assignment_id, issued=standing is not None, client_id=client_id)
+        order = AssignmentManifest.FromString(SignedEnvelope.FromString(standing.envelope).manifest)
+        if claimed.payload_bytes > order.max_payload_bytes:
+            raise Refusal(
+                "limit:payload",
+                f"{claimed.payload_bytes} bytes declared; this assignment takes {order.max_payload_bytes}",
+            )
+        if standing.receipt:
+            return _given(
+                standing.receipt, accepted=standing.accepted, reason=standing.refused, message=standing.message
+            )
+        spec = _spec(standing.spec)
+        closed = self._closed(claimed.assignment_id, standing.state, standing.reason, standing.deadline)
+        if closed is not None and closed.reason != FULFILLED:
+            raise closed
+        try:
+            manifest = self._signatures.open(envelope, ReplyManifest, keys.signer(envelope))
+            keys.must_count(envelope, moment(order.created), self._clock())
+            must_match(manifest, order)
+        except Refusal as refusal:
+            raise closed or refusal from None
+        layout = update_layout([(row.name, row.length, row.dtype) for row in order.rows]) if order.rows else None
+        work = kind(order.kind).work
+        admission = Admission(envelope, name, manifest, layout, work, spec.limits, standing.deadline)
+        problem = content_problem(manifest, work, spec.limits) or privacy_problem(manifest, order)
+        if problem is None and (wrong := statement_problem(order.kind, order.work, manifest.statement)):
+            problem = Refusal("statement", wrong[:400])  # no mutant: any length that is easy to read
+        if closed is not None or problem is not None:
+            return self.record(admission, problem)
+        return admission
+
+    def record(self, admission: Admission, problem: Refusal | None) -> SignedEnvelope:
+        """Records an admitted reply: one transaction for reply, assignment and receipt. Returns the signed receipt.
+
+        `problem` says what is wrong with its content; None when nothing is, and its payload is stored. A reply after
+        which another one came first is kept as evidence.
+
+        Raises:
+            Refusal: `problem`, with the signed receipt; or another reply or the deadline came first.
+        """
+        with self._database.begin() as session:
+            name = admission.manifest.assignment_id
+            locked = session.connection().execute(_LOCKED, {"assignment": name}).one()
+            if locked.state is not AssignmentState.OPEN:
+                stored = _stored_receipt(session, locked.message, admission.digest)
+                if stored is not None:
+                    return stored
+            now = self._clock()
+            closed = self._closed(name, locked.state, locked.reason, admission.deadline)
+            if closed is None:
+                receipt = self._receipt(admission, problem, now)
+                row = reply_row(admission, problem, now, receipt=receipt.SerializeToString())
+                session.connection().execute(_INSERT, row)
+                state, reason, message = ending(problem)
+                end_open_assignment(session, name, state, now, reason, message)
+                self._log(session, admission, problem, now)
+            elif closed.reason == FULFILLED:
+                record_equivocation(session, session.get_one(Assignment, name), admission, now)
+        if closed is not None:
+            raise closed
+        self._replied(admission.manifest.run_id)
+        if problem is not None:
+            raise Refusal(problem.reason, problem.message, signed=receipt.SerializeToString())
+        return receipt
+
+    def decline(self, client_id: str, envelope: SignedEnvelope) -> None:
+        """Closes an assignment that its client will not do: the envelope of a DeclineManifest, sent by `client_id`.
+
+        Raises:
+            Refusal: `assignment-unknown`, `assignment-client`, or what is wrong with the envelope.
+        """
+        name = claimed_assignment(envelope)
+        with self._database.begin() as session:
+            valid = ASSIGNMENT_ID.fullmatch(name) is not None
+            # no mutant: SQLite has one writer
+            assignment = session.get(Assignment, name, with_for_update=True) if valid else None
+            if assignment is None or assignment.client_id != client_id:
+                raise _foreign(name, issued=assignment is not None, client_id=client_id)
+            asked = SignedEnvelope.FromString(assignment.envelope)
+            order = AssignmentManifest.FromString(asked.manifest)
+            federation_id = order.federation_id
+            registered = session.get_one(Client, client_id).signing_key
+            keys = self._signing.keys_of(session, client_id, registered, envelope)
+            said = verified_decline(envelope, asked, keys)
+            keys.must_count(envelope, moment(order.created), self._clock())
+            reason, message = words(said)
+            log.warning("%s declines %r: %s: %s", client_id, name, reason, message)
+            if assignment.state is not AssignmentState.OPEN:
+                return
+            now, run_id = self._clock(), assignment.phase.round.run_id
+            end_assignment(assignment, AssignmentState.DECLINED, now, reason, message)
+            assignment.decline = envelope.SerializeToString(deterministic=True)
+            audit.record(
+                session,
+                at=now,
+                actor=client_uri(federation_id, client_id),
+                action=log_entries.DECLINED,
+                subject=name,
+                detail=reason,
+                digest=envelope_digest(envelope),
+            )
+        self._changed(run_id)
+
+    def _receipt(self, admission: Admission, refusal: Refusal | None, now: datetime) -> SignedEnvelope:
+        same = repeated(admission.manifest, bindings.RECEIPT)
+        receipt = ReceiptManifest(**same, envelope=admission.digest, accepted=refusal is None)
+        if refusal is not None:
+            receipt.reason, receipt.message = refusal.reason, refusal.message
+        receipt.created.FromDatetime(now)
+        return self._signatures.sign(receipt, self._signing.key)
+
+    def _log(self, session: Session, admission: Admission, refusal: Refusal | None, now: datetime) -> None:
+        manifest = admission.manifest
+        audit.record(
+            session,
+            at=now,
+            actor=client_uri(manifest.federation_id, manifest.client_id),
+            action=log_entries.REFUSED if refusal else log_entries.ACCEPTED,
+            subject=manifest.assignment_id,
+            outcome=refusal.reason if refusal else "",
+            digest=admission.digest,
+        )
+
+    def _closed(self, name: str, state: AssignmentState, reason: str, deadline: datetime) -> Refusal | None:
+        """Why an assignment takes no reply; None when it is open."""
+        if state is AssignmentState.FULFILLED:
+            return Refusal(FULFILLED, f"assignment {name} was fulfilled with another reply")
+        if (state is AssignmentState.EXPIRED and reason == "deadline") or (
+            state is AssignmentState.OPEN and self._clock() > deadline
+        ):
+            return _late(name, deadline)
+        if state is not AssignmentState.OPEN:
+            return Refusal("assignment-closed", f"assignment {name} is {state}: {reason}")
+        return None
+
+
+def _late(assignment_id: str, deadline: datetime) -> Refusal:
+    return Refusal("deadline", f"assignment {assignment_id} ended at {deadline.isoformat()}")
+
+
+@lru_cache(maxsize=64)
+def _spec(document: bytes) -> RunSpec:
+    return RunSpec.parse(document)
+
+
+def _foreign(assignment_id: str, *, issued: bool, client_id: str) -> Refusal:
+    """The refusal of an assignment that is not the client's own."""
+    if issued:
+        return Refusal("assignment-client", f"assignment {assignment_id} was not issued to {client_id}")
+    shown = assignment_id[:32]  # no mutant: any length that is easy to read
+    return Refusal("assignment-unknown", f"there is no assignment {shown!r}")
+
+
+def _parse(data: bytes) -> ReplyManifest:
+    try:
+        manifest = ReplyManifest.FromString(data)
+    except DecodeError:
+        raise Refusal("manifest", "the manifest is not a ReplyManifest") from None
+    must_be_a_time(manifest.created)
+    return manifest
+
+
+def _stored_receipt(session: Session, message: str, envelope: str) -> SignedEnvelope | None:
+    """The receipt that this very envelope got before; None if it got none."""
+    reply = session.scalar(select(Reply).where(Reply.envelope_digest == envelope))  # it names the assignment
+    if reply is None or not reply.receipt:
+        return None
+    return _given(reply.receipt, accepted=reply.accepted, reason=reply.reason, message=message)
+
+
+def _given(receipt: bytes, *, accepted: bool, reason: str, message: str) -> SignedEnvelope:
+    """A receipt that was given before, raised as a refusal when the reply was refused."""
+    if not accepted:
+        raise Refusal(reason, message, signed=receipt)
+    return SignedEnvelope.FromString(receipt)

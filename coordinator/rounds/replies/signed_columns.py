@@ -1,0 +1,96 @@
+"""The columns of the record that repeat what was signed, as functions of the manifests.
+
+The record is written with these functions, and compared with what was signed by the same ones.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from coordinator.rounds.replies.declines import words
+from federation.v1.common_pb2 import (
+    AssignmentManifest,
+    ConsentManifest,
+    DeclineManifest,
+    ReceiptManifest,
+    ReplyManifest,
+    StepManifest,
+)
+
+_LARGEST = 2**63 - 1  # that a column of integers holds
+
+
+def of_assignment(order: AssignmentManifest) -> dict[str, Any]:
+    """Columns of `assignments`."""
+    return {
+        "assignment_id": order.assignment_id,
+        "client_id": order.client_id,
+        "base_model": order.base_model,
+        "objectives": list(order.objectives),
+    }
+
+
+def of_inputs(order: AssignmentManifest) -> list[dict[str, Any]]:
+    """Columns of the rows in `inputs` of an assignment, without its id, in the order of their names."""
+    inputs = sorted(order.inputs, key=lambda item: item.name)
+    return [{"name": item.name, "digest": item.digest, "size": item.size} for item in inputs]
+
+
+def of_decline(said: DeclineManifest) -> dict[str, Any]:
+    """Columns of `assignments` for one that its client has declined."""
+    reason, message = words(said)
+    return {"reason": reason, "message": message}
+
+
+def of_reply(said: ReplyManifest, *, stored: bool, counted: bool = True) -> dict[str, Any]:
+    """Columns of `replies`.
+
+    Args:
+        said: the reply.
+        stored: whether its payload was stored: if it was accepted, and its payload is kept at all.
+        counted: whether it ended its assignment; False for a further reply to a fulfilled one, kept as evidence.
+    """
+    return {
+        "assignment_id": said.assignment_id,
+        "client_id": said.client_id,
+        "payload": said.payload if stored else "",
+        "payload_bytes": said.payload_bytes if counted else 0,
+        "samples": min(said.samples, _LARGEST),
+        "losses": _finite(said.losses),
+        "metrics": _finite(said.metrics),
+        "privacy": _finite({field.name: float(value) for field, value in said.privacy.ListFields()}),
+        "unrepeatable": said.unrepeatable,
+    }
+
+
+def of_receipt(said: ReceiptManifest) -> dict[str, Any]:
+    """Columns of `replies` that say how the reply ended its assignment."""
+    return {"accepted": said.accepted, "reason": said.reason}
+
+
+def of_step(step: StepManifest) -> dict[str, Any]:
+    """Columns of `rounds`."""
+    return {
+        "base_model": step.base_model,
+        "result_model": step.result_model,
+        "gram": step.gram,
+        "combined": step.combined or None,
+        "noise": step.noise or None,
+    }
+
+
+def of_consent(said: ConsentManifest) -> dict[str, Any]:
+    """Columns of `consents`."""
+    reason, message = words(said) if said.reason else ("", "")
+    return {
+        "run_id": said.run_id,
+        "client_id": said.client_id,
+        "answer": said.answer,
+        "reason": reason,
+        "message": message,
+    }
+
+
+def _finite(numbers: Mapping[str, float]) -> dict[str, float]:
+    """The numbers that JSON can hold: refused replies may carry NaN."""
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}

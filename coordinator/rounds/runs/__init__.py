@@ -1,0 +1,1 @@
+"""A run as a whole: its submission, members, consents, metrics and scores."""

@@ -1,0 +1,108 @@
+"""The coordinator's data for a private round: keys, the members that were named, and secrets of its own."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator.aggregation.phases import PrivateSetting, Setting
+from coordinator.rounds.fleets.base import Fleet, RunFacts
+from federation.secure import hashing
+from federation.secure.derivation import taus
+from federation.secure.thresholds import Mode
+from federation.work.secure.orders import asked_coefficients
+from federation.work.secure.terms import SessionStage, SessionTerms
+from federation.work.secure.wire import terms_bytes
+from storage import audit
+from storage.models import Assignment, Phase, Round
+from storage.records import VoidRecord
+
+
+def since_pause(current: Round) -> Sequence[VoidRecord]:
+    """The attempts at a round that were voided since the run was last paused for it."""
+    paused = [place for place, void in enumerate(current.voided) if void.paused]
+    return current.voided[paused[-1] + 1 :] if paused else current.voided
+
+
+def record_named(session: Session, current: Round, named: Mapping[str, str], at: datetime) -> None:
+    """Records in the audit log that members have cheated in an attempt at a round, and how."""
+    where = f"run {current.run_id} round {current.number} attempt {current.attempt}"
+    for member, reason in named.items():
+        detail = f"{where}: {reason}"
+        audit.record(session, at=at, actor="coordinator", action="member.named", subject=member, detail=detail)
+
+
+def private_facts(session: Session, fleet: Fleet, current: Round, base_model: str) -> PrivateSetting | None:
+    """The facts for an attempt at a round, for work on this model; None for a run with updates in the clear."""
+    run = fleet.run
+    if run.spec.privacy.secure == "off":
+        return None
+    rounds = session.scalars(select(Round).where(Round.run_id == run.run_id)).all()
+    return replace(
+        bare_private(run, fleet.around.federation_id, base_model, fleet.keys(session)),
+        named=frozenset(
+            name
+            for round_ in rounds
+            for named in (round_.named, *(void.named for void in round_.voided))
+            for name in named
+        ),
+        blind=sum(void.blind for void in since_pause(current)),
+        settle=partial(
+            _settle,
+            fleet,
+            f"{fleet.run.run_id}\0{current.number}\0{current.attempt}",
+            _coefficients(session, current),
+        ),
+    )
+
+
+def _coefficients(session: Session, current: Round) -> dict[bytes, tuple[int, ...]]:
+    """The coefficients with which members have been asked for masked vectors in this attempt, by session."""
+    rows = session.scalars(
+        select(Assignment.envelope)
+        .join(Phase)
+        .where(
+            Phase.round_id == current.round_id, Phase.attempt == current.attempt, Phase.kind == SessionStage.MASK.value
+        )
+    )
+    return asked_coefficients(rows)
+
+
+def bare_private(run: RunFacts, federation_id: str, base_model: str, keys: Mapping[str, bytes]) -> PrivateSetting:
+    """The facts that follow from a run with private rounds, its model, and the ids of the members' keys."""
+    privacy = run.spec.privacy
+    return PrivateSetting(
+        mode=Mode(privacy.secure),
+        disclose=tuple(name for name in privacy.disclose if name != "evaluation"),
+        clip=privacy.clip,
+        spec=run.spec,
+        document=run.document,
+        origin=run.origin(federation_id, base_model),
+        keys=keys,
+        named=frozenset(),
+        blind=0,
+        settle=_unsettled,
+    )
+
+
+def _unsettled(purpose: str, terms: SessionTerms) -> Setting:
+    raise LookupError(f"no session can be settled for {purpose!r}")
+
+
+def _settle(
+    fleet: Fleet, attempt: str, asked: Mapping[bytes, tuple[int, ...]], purpose: str, terms: SessionTerms
+) -> Setting:
+    """The setting of a session in an attempt at a round; nobody else can derive its nonce and its challenge key."""
+    place = f"{attempt}\0{purpose}".encode()
+    agreed = replace(terms, nonce=fleet.derive("nonce", place)[:16])
+    sent = terms_bytes(agreed)
+    return Setting(
+        purpose=purpose,
+        agreed=agreed,
+        terms_bytes=sent,
+        taus=partial(taus, fleet.derive("challenge", place)),
+        asked=asked.get(hashing.session(sent)),
+    )

@@ -1,0 +1,365 @@
+"""A run specification and the algorithm that it names."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from coordinator.aggregation.base import Algorithm
+from coordinator.aggregation.interface import HyperparameterError
+from coordinator.aggregation.registry import algorithm, rule_code
+from coordinator.aggregation.rules.objectives import ObjectiveRule
+from coordinator.aggregation.rules.scalarised import Scalarised
+from coordinator.rounds.runs.client_noise import affordable
+from federation.attacks import AttackError, must_exist
+from federation.secure.evaluation import deviation_of_mean
+from federation.secure.thresholds import Mode, Thresholds
+from federation.spec.computation import Ability, LocalSgd
+from federation.spec.objective_names import JOINT
+from federation.spec.run_spec import RunSpec, SpecError
+from federation.spec.task_metrics import BUILT_IN, MetricKind, must_be_metrics
+
+_LARGE_FOR_ADAM = 0.05
+
+
+def parse_run(text: str | bytes) -> tuple[RunSpec, Algorithm]:
+    """Reads a TOML document, the algorithm's hyper-parameters included.
+
+    Raises:
+        SpecError: it cannot be used; the message names each key that is wrong.
+    """
+    spec = RunSpec.parse(text)
+    if spec.simulation.attack:
+        _must_name_an_attack(spec.simulation.attack)
+    with _named():
+        rule = algorithm(spec.algorithm.name, spec.algorithm.hyperparameters)
+    if (rule.reads_losses or rule.reads_accuracies) and not spec.train.measure:
+        raise SpecError(f"train.measure: {rule.name} needs what clients measure before they train; leave it out")
+    if spec.privacy.sample_noise and rule.measures_samples:
+        raise SpecError(
+            f"privacy.sample_noise: {rule.name} asks clients for losses or gradients on their samples without noise; "
+            "choose an algorithm that needs updates only, such as fedmgda+ or fedavg"
+        )
+    if spec.privacy.client_noise:
+        _must_protect_clients(spec, rule)
+    _must_train(spec, rule)
+    with _named(), rule_code(rule, "asking it for an optimiser"):
+        optimiser = rule.optimiser()
+    if optimiser is not None and spec.server.optimiser != "sgd":
+        raise SpecError(f"server.optimiser: {rule.name} brings its own; leave it out")
+    if spec.privacy.secure != "off":
+        must_suit_private_rounds(spec, rule)
+        if spec.train.wire_dtype != "float32":
+            raise SpecError(
+                f"train.wire_dtype: members of a private round send masked sums, which cannot be rounded to "
+                f'"{spec.train.wire_dtype}"; leave it out'
+            )
+    if spec.parameters.buffers == "averaged":
+        _must_show_buffers(spec)
+    return spec, rule
+
+
+def _must_name_an_attack(description: str) -> None:
+    try:
+        must_exist(description)
+    except AttackError as error:
+        raise SpecError(f"simulation.attack: {error}") from error
+
+
+def _must_show_buffers(spec: RunSpec) -> None:
+    """Raises SpecError if the run protects what averaged buffers, which are sent in the clear, would show."""
+    privacy = spec.privacy
+    for key, protects, why in (
+        ("secure", privacy.secure != "off", "a private round sums updates alone"),
+        ("sample_noise", privacy.sample_noise > 0, "no noise protects the samples that they describe"),
+        ("client_noise", privacy.client_noise > 0, "no noise protects the client that they describe"),
+    ):
+        if protects:
+            raise SpecError(
+                f'parameters.buffers: "averaged" buffers are sent in the clear, and {why} (privacy.{key}): use "local" '
+                'or "frozen", or a model with GroupNorm or LayerNorm'
+            )
+
+
+def must_suit_private_rounds(spec: RunSpec, rule: Algorithm) -> None:
+    """Checks that a rule can work on what a private round opens (section 6 of the protocol).
+
+    Raises:
+        SpecError: it cannot; the message says why and what to use instead.
+    """
+    mode, privacy = spec.privacy.secure, spec.privacy
+
+    def require(holds: bool, problem: str) -> None:
+        if not holds:
+            raise SpecError(f"privacy.{problem}")
+
+    why = _NOT_PRIVATE.get(rule.name, "it needs more than one weighted sum and the Gram matrix")
+    require(
+        rule.private is not None,
+        f'secure = "{mode}": {rule.name} has no private rounds: {why}; use fedmgda+ with "private" or "verified", or '
+        'fedavg-n with "sum"',
+    )
+    require(
+        rule.private == "sum" or mode != "sum",
+        f'secure = "sum": {rule.name} needs the Gram matrix: use "private" or "verified"',
+    )
+    mixing = [stage.name for stage in rule.stages if stage.name not in ("normalise", "clip")]
+    require(
+        not (rule.stages and rule.private == "sum"),
+        f"secure: algorithm.pre: {rule.name} sums updates of length 1 in a private round; "
+        "leave out the stages before the rule",
+    )
+    require("arc" not in mixing, "secure: algorithm.pre: arc clips by the lengths of updates, which stay hidden")
+    require(
+        getattr(rule, "tau", 0) == 0,
+        f"secure: algorithm.tau: {rule.name} would need updates of earlier rounds, which nobody has; leave tau out",
+    )
+    over_objectives = isinstance(rule, ObjectiveRule | Scalarised)
+    require(not over_objectives or mode == "sum", f'secure = "{mode}": {rule.name} needs nothing but sums: use "sum"')
+    require(
+        (rule.name == "fedavg" or over_objectives) == (privacy.clip > 0),
+        f"clip: fedavg and the rules over objectives need the length to which a member's vector is shortened, such as "
+        f"1.0; others sum updates of length 1, and {rule.name} is one of these"
+        if privacy.clip
+        else f"clip: {rule.name} needs the length to which a member's vector is shortened, such as 1.0",
+    )
+    if over_objectives:
+        must_suit_private_sums(rule)
+    measures = rule.reads_losses or getattr(rule, "measures", False)
+    for reads, number in ((measures, "loss"), (rule.reads_accuracies, "accuracy")):
+        require(not reads or number in privacy.disclose, f'disclose: {rule.name} needs "{number}"')
+    needs_norms = rule.name == "q-fedavg" or (rule.name == "fedfv" and not rule.stages)
+    require(
+        not needs_norms or "norm" in privacy.disclose,
+        f'disclose: {rule.name} needs "norm", the lengths of the updates'
+        + (', or the stage "normalise"' if rule.name == "fedfv" else ""),
+    )
+    require(not spec.objectives.serve, "secure: objectives.serve: members of a private round serve all objectives")
+
+
+def must_suit_private_sums(rule: Algorithm) -> None:
+    """Checks that a rule over objectives needs nothing of a member but its part of a sum. Raises SpecError."""
+    for key, allowed in (
+        ("sketch", {"count", "mask", "exact"}),
+        ("bound", {"none"}),
+        ("unbiased", {False}),
+        ("latecomers", {False}),
+        ("exact_stationarity", {False}),
+    ):
+        value = getattr(rule, key, None)
+        if value is not None and value not in allowed:
+            words = " or ".join(f'"{one}"' if isinstance(one, str) else str(one).lower() for one in sorted(allowed))
+            raise SpecError(f"privacy.secure: algorithm.{key}: in a private round it is {words}")
+
+
+def _must_train(spec: RunSpec, rule: Algorithm) -> None:
+    """Raises SpecError if clients cannot train as `[train]` says for this rule, or with noise."""
+    sgd = LocalSgd.of(spec.train)
+    if spec.privacy.sample_noise and (why := sgd.without_noise()):
+        raise SpecError(f"train.{why} (privacy.sample_noise)")
+    if rule.divides_by_rate and not sgd.plain:
+        key = "optimiser" if sgd.optimiser != "sgd" else "step_schedule" if sgd.step_warm_up == 0 else "step_warm_up"
+        raise SpecError(
+            f"train.{key}: {rule.name} as it is set up divides updates by train.learning_rate and takes the result for "
+            "gradients: use plain SGD with one rate in each round, or a rule that does not, such as fedmgda+"
+        )
+
+
+_NOT_PRIVATE = {
+    "krum": "it takes one member's update, which the sum would show",
+    "median": "it reads single coordinates of the updates",
+    "trimmed-mean": "it reads single coordinates of the updates",
+    "norm-clipping": "fedavg with privacy.clip does the same with a fixed length",
+    "fedmdfg": "its line search needs every member's losses at several models",
+}
+
+
+def _must_protect_clients(spec: RunSpec, rule: Algorithm) -> None:
+    """Raises SpecError if noise on the steps of a run would not protect its clients."""
+    key = "privacy.client_noise"
+    if spec.privacy.secure != "off":
+        raise SpecError(
+            f"{key}: in private rounds the members see the weights, which have no noise; choose one of both"
+        )
+    if rule.sensitivity(1) is None:
+        raise SpecError(
+            f"{key}: {rule.name} as it is set up has no bound on how far one client moves the step; fedavg-n, and "
+            "fedmgda+ without drop_zero, have one, both without stages (pre)"
+        )
+    if spec.algorithm.prior != "uniform":
+        raise SpecError(
+            f'{key}: algorithm.prior = "{spec.algorithm.prior}" weighs clients by their data; use "uniform"'
+        )
+
+
+def needed_abilities(spec: RunSpec, rule: Algorithm, objectives: tuple[str, ...]) -> frozenset[Ability]:
+    """What the members' trainers must be able to do, besides training on one loss and evaluating."""
+    with _named(), rule_code(rule, "asking it for the abilities that it needs"):
+        needed = rule.needs(objectives)
+    asked = {
+        Ability.NOISE: spec.privacy.of_samples is not None,
+        Ability.OPTIMISERS: not LocalSgd.of(spec.train).bare,
+        Ability.PROXIMAL: spec.train.proximal_mu > 0,
+        Ability.FROZEN: bool(spec.parameters.frozen) or spec.parameters.buffers == "frozen",
+    }
+    return needed | {name for name, wanted in asked.items() if wanted}
+
+
+def cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
+    """What an operator should know of a run: claims of members that steer it, and a decay without effect."""
+    with _named(), rule_code(rule, "asking it for cautions"):
+        found = tuple(rule.cautions())
+    if spec.privacy.secure != "off":
+        found += private_cautions(spec, rule)
+    if spec.train.optimiser != "sgd" and spec.train.learning_rate >= _LARGE_FOR_ADAM:
+        found += (
+            f"train.learning_rate = {spec.train.learning_rate:g} is large for {spec.train.optimiser}, which moves each "
+            "parameter by about the rate in each step; 0.001 is usual",
+        )
+    if spec.train.precision == "fp16":
+        found += ('train.precision = "fp16": members without a CUDA device decline; "bf16" works everywhere',)
+    if spec.server.decay and spec.rounds <= spec.server.decay_every:
+        found += (
+            f"server.decay = {spec.server.decay:g} has no effect: the rate changes every {spec.server.decay_every} "
+            f"rounds, and the run has {spec.rounds}; server.decay_every = {max(1, spec.rounds // 20)} makes about 20 "
+            "reductions",
+        )
+    if spec.privacy.client_noise:
+        short, long = (spec.privacy.client_noise * (rule.sensitivity(replies) or 0.0) for replies in (1000, 10))
+        found += (
+            "privacy.client_noise: the direction of a step is at most 1 long. The noise on it, in square roots of the "
+            f"number of parameters, is {short:.2g} long with 1000 replies and {long:.2g} with 10: it is meant for "
+            "thousands of clients",
+            "privacy.client_noise: the coordinator chooses the noise, and with it the models; `fedpareto verify` "
+            "bounds how far each step moves, and cannot verify the models",
+        )
+        if (rounds := affordable(spec.privacy, spec.rounds)) < spec.rounds:
+            found += (
+                f"privacy.client_epsilon = {spec.privacy.client_epsilon:g} is spent after {rounds} of {spec.rounds} "
+                "rounds; the run is then stopped",
+            )
+    keys = []
+    if spec.selection.by == "samples" and spec.selection.method != "all":
+        keys.append('selection.by = "samples"')
+    if spec.algorithm.prior == "samples":
+        keys.append('algorithm.prior = "samples"')
+    if keys:
+        found += (
+            f"{' and '.join(keys)}: members claim their numbers of training samples, and nobody can verify them; a "
+            f"claim counts up to limits.samples = {spec.limits.samples}: set that near the largest honest number",
+        )
+    return found
+
+
+def needed_sessions(spec: RunSpec, rule: Algorithm) -> dict[str, int]:
+    """The private rounds of a whole run, for "training" and for "evaluation", if no attempt at a round is voided."""
+    every, each = spec.evaluate.every, 2 if rule.name.startswith("fedcmoo") else 1
+    evaluations = 1 if every == 0 else -(-spec.rounds // every)
+    return {
+        "training": each * spec.rounds,
+        "evaluation": 0 if "evaluation" in spec.privacy.disclose else evaluations,
+    }
+
+
+def private_cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
+    """What an operator should know of private rounds, with the number of sessions that the run needs."""
+    needs = needed_sessions(spec, rule)
+    asks = " and ".join(f"{count} of {kind}" for kind, count in needs.items() if count)
+    found: tuple[str, ...] = (
+        "private rounds are experimental until an outside cryptographer has reviewed them",
+        f"the run needs {asks} of the sessions that every member's owner allows its data set (policy.toml)",
+    )
+    if needs["evaluation"]:
+        ten, twenty = (deviation_of_mean(spec.privacy.evaluation_noise, Thresholds(m, Mode.SUM), m) for m in (10, 20))
+        found += (
+            f"privacy.evaluation_noise = {spec.privacy.evaluation_noise:g}: the mean accuracy of 10 members has noise "
+            f"of {ten:.2g}, of 20 members {twenty:.2g}, and a mean loss 10 times as much. Metrics that not every "
+            "member computes are left out, and those on splits that not every member has",
+        )
+    if spec.train.batch_size == 0 and not spec.privacy.sample_noise:
+        found += (
+            "train.batch_size = 0: a member that trains on all its samples at a time makes the same update again from "
+            "the same model. If an attempt at a round is voided, and the next one leaves out a member, the difference "
+            "of the two sums shows its update: use minibatches, or privacy.sample_noise",
+        )
+    if spec.algorithm.prior == "samples":
+        found += (
+            'algorithm.prior = "samples": a member that holds much more than the others is not covered by them, and '
+            "every round is skipped",
+        )
+    return found
+
+
+def fitting_objectives(spec: RunSpec, rule: Algorithm, objectives: tuple[str, ...]) -> tuple[str, ...]:
+    """The objectives of a run: those that the specification names, otherwise those of the task, in its order.
+
+    Raises:
+        SpecError: they do not suit the rule or the specification.
+    """
+    named = spec.objectives.names or objectives or (JOINT,)
+    if len(set(named)) < len(named):
+        raise SpecError(f"objectives.names: {', '.join(named)}: each once")
+    if objectives and set(named) != set(objectives):
+        raise SpecError(
+            f"objectives.names: {', '.join(named)} are not those of {spec.task}, which has {', '.join(objectives)}"
+        )
+    if len(named) > 1 and (spec.parameters.keeps or spec.parameters.buffers == "averaged"):
+        key, what = ("personal", "personal parameters") if spec.parameters.personal else ("buffers", "such buffers")
+        raise SpecError(f"parameters.{key}: {spec.task} has {len(named)} objectives; {what} are for tasks with one")
+    for client, served in spec.objectives.serve.items():
+        if unknown := [name for name in served if name not in named]:
+            raise SpecError(f"objectives.serve.{client}: no objective {unknown[0]!r}; there are {', '.join(named)}")
+    with _named(), rule_code(rule, "fitting it to the objectives"):
+        rule.fit(named)
+        takes_gradients = spec.parameters.buffers and Ability.GRADIENTS in rule.needs(named)
+    if takes_gradients:
+        raise SpecError(f"parameters.buffers: {rule.name} needs gradients, which a model with buffers has none of here")
+    return named
+
+
+def fitting_metrics(spec: RunSpec, metrics: tuple[MetricKind, ...]) -> tuple[MetricKind, ...]:
+    """The metrics of a run: those that the specification names, otherwise those of the task.
+
+    Raises:
+        SpecError: they are not the task's or cannot be used, or `stop` or `privacy` does not suit them.
+    """
+    named = spec.evaluate.kinds
+    if metrics and (strange := [kind for kind in named if kind not in metrics]):
+        raise SpecError(
+            f"evaluate.metrics.{strange[0].name}: the metrics of {spec.task} are "
+            + "; ".join(f"{one.name} (better: {one.better}, largest: {one.largest:g})" for one in metrics)
+        )
+    found = named or metrics
+    try:
+        must_be_metrics(found)
+    except ValueError as error:
+        raise SpecError(f"evaluate.metrics: {error}") from None
+    if spec.stop.metric:
+        _must_stop(spec, found)
+    return found
+
+
+def _must_stop(spec: RunSpec, metrics: tuple[MetricKind, ...]) -> None:
+    """Raises SpecError if members will not report the metric that stops the run."""
+    stop = spec.stop
+    name, _, key = stop.metric.partition("/")
+    if (known := [kind.name for kind in (*BUILT_IN, *metrics)]) and name not in known:
+        raise SpecError(f"stop.metric: {spec.task} has no metric {name!r}; there are {', '.join(known)}")
+    if stop.split not in spec.evaluated:
+        raise SpecError(f'stop.split: "{stop.split}" is not evaluated; evaluate.splits has {list(spec.evaluated)}')
+    if spec.evaluate.every == 0:
+        raise SpecError("stop: evaluate.every = 0 evaluates no model before the last round")
+    if spec.privacy.client_noise:
+        raise SpecError("stop: privacy.client_noise hides what members measure; choose one of both")
+    if spec.privacy.secure != "off" and "evaluation" not in spec.privacy.disclose and (stop.of != "mean" or key):
+        raise SpecError(
+            f'stop: a private round shows only the mean of a metric: use of = "mean"{" and no class" if key else ""}, '
+            'or privacy.disclose = ["evaluation"], which owners must allow'
+        )
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """Puts the section in front of the key that is wrong."""
+    try:
+        yield
+    except HyperparameterError as error:
+        raise SpecError(f"algorithm.{error}") from error

@@ -1,0 +1,217 @@
+"""A run at its submission: the checks of its specification, and the members that it would ask."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator.aggregation.base import Algorithm
+from coordinator.aggregation.secure.covered import refusal
+from coordinator.rounds.fleets.remote import known_clients
+from coordinator.rounds.runs.specification import (
+    cautions,
+    fitting_metrics,
+    fitting_objectives,
+    needed_abilities,
+    needed_sessions,
+    parse_run,
+)
+from coordinator.rounds.runs.task_offers import missing_offer
+from coordinator.rounds.selection import asked
+from coordinator.rounds.transitions import RUN_ENDED
+from federation.digests import digest
+from federation.refusals import Refusal
+from federation.secure.thresholds import (
+    LARGEST,
+    SMALLEST,
+    SMALLEST_MGDA,
+    Mode,
+    Thresholds,
+    assumed,
+    smallest_cohort,
+    truncated,
+)
+from federation.spec.computation import CANNOT
+from federation.spec.run_spec import RunSpec, SpecError
+from federation.spec.task_metrics import MetricKind
+from federation.work.secure.allowed import least_cover, run_bounds
+from storage.models import Client, Run
+from storage.states import ClientState, RunState
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A run that may be taken."""
+
+    document: bytes  # the specification, as submitted
+    spec: RunSpec  # the same, parsed
+    rule: Algorithm  # of the run
+    objectives: tuple[str, ...]  # of the task, in its order
+    metrics: tuple[MetricKind, ...]  # of the task, beside loss and accuracy
+    warnings: tuple[str, ...]  # what the operator should know about the specification
+
+    @classmethod
+    def parse(cls, document: bytes, objectives: tuple[str, ...], metrics: tuple[MetricKind, ...] = ()) -> "Submission":
+        """Reads a specification, a TOML document, which need not name the task's objectives and metrics.
+
+        Raises:
+            Refusal: `spec`.
+        """
+        try:
+            spec, rule = parse_run(document)
+            fitting = fitting_objectives(spec, rule, objectives), fitting_metrics(spec, metrics)
+            return cls(document, spec, rule, *fitting, cautions(spec, rule))
+        except SpecError as error:
+            raise Refusal("spec", str(error)) from error
+
+    def must_be_new(self, session: Session) -> None:
+        """Raises if a run of this name has not ended.
+
+        Raises:
+            Refusal: `run-exists`.
+        """
+        name = self.spec.name
+        active = session.scalar(select(Run.run_id).where(Run.name == name, Run.state.not_in(list(RUN_ENDED))).limit(1))
+        if active is not None:
+            raise Refusal("run-exists", f"run {active} has the name {name!r} and has not ended: stop it or rename")
+
+    def must_find_members(self, session: Session) -> None:
+        """Raises if the run's selection names clients or tags that the federation does not have.
+
+        Raises:
+            Refusal: `spec`.
+        """
+        wanted = self.spec.selection
+        active = session.scalars(select(Client).where(Client.state == ClientState.ACTIVE)).all()
+        everybody = session.scalars(select(Client.client_id)).all()
+        tags = {tag for client in active for tag in client.tags}
+        if problem := wanted.unknown(everybody):
+            raise Refusal("spec", f"{problem}; `fedpareto admin clients` lists them")
+        if strange := [tag for tag in wanted.tags if tag not in tags]:
+            have = ", ".join(sorted(tags)) or "none"
+            raise Refusal("spec", f"selection.tags: no client has the tag {strange[0]!r}; the tags are: {have}")
+        names = {client.client_id for client in active}
+        if shut := [name for name in wanted.required if name not in names]:
+            raise Refusal("spec", f"selection.required: {shut[0]} is not an active member")
+
+    def must_share(self, session: Session) -> None:
+        """Raises if private rounds would weigh members by samples of which one member has too large a part.
+
+        Raises:
+            Refusal: `spec`: a round with this member would be skipped.
+        """
+        if self.spec.privacy.secure == "off" or self.spec.algorithm.prior != "samples":
+            return
+        samples = {name: one.samples for name, one in known_clients(session, self.spec, self.objectives).items()}
+        if not SMALLEST <= len(samples) <= LARGEST:
+            return
+        total, numbers = sum(samples.values()), Thresholds(len(samples), Mode(self.spec.privacy.secure))
+        parts = dict(zip(samples, truncated([count / total for count in samples.values()]), strict=True))
+        least = least_cover(self.spec.privacy.effective_members, numbers)
+        if why := refusal(run_bounds(self.spec), least, numbers, parts, samples):
+            raise Refusal(
+                "spec",
+                f'algorithm.prior = "samples": {why}. Use "uniform", or a smaller limits.samples, or leave the members '
+                "with the most samples out (selection.exclude)",
+            )
+
+    def sessions_caution(self, session: Session) -> str:
+        """Which members have fewer private rounds left than the whole run needs; empty if none, or for an open run.
+
+        What their workers have told last is advice: the ledger of each worker decides.
+
+        Raises:
+            Refusal: `sessions-left`: the other members are too few for a round.
+        """
+        if self.spec.privacy.secure == "off":
+            return ""
+        needs = needed_sessions(self.spec, self.rule)
+        active = session.scalars(select(Client).where(Client.state == ClientState.ACTIVE)).all()
+        known = known_clients(session, self.spec, self.objectives)
+        short = {}
+        for client in active:
+            left = client.sessions_left.get(self.spec.task, needs)
+            missing = [f"{needs[kind] - left[kind]} of {kind}" for kind in needs if left[kind] < needs[kind]]
+            if client.client_id in known and missing:
+                short[client.client_id] = " and ".join(missing)
+        if not short:
+            return ""
+        mode = Mode(self.spec.privacy.secure)
+        least = max(
+            self.spec.selection.minimum,
+            smallest_cohort(mode, assumed(len(active))),
+            SMALLEST_MGDA if self.rule.private != "sum" else SMALLEST,
+        )
+        names = ", ".join(f"{name} ({missing})" for name, missing in sorted(short.items()))
+        words = f"the owners of these members allow too few private rounds for the whole run; missing are: {names}"
+        if (able := len(known) - len(short)) < least:
+            raise Refusal(
+                "sessions-left",
+                f"{words}. A round needs {least} members, and {able} have enough. The owners may raise secure.sessions "
+                "and secure.evaluations in policy.toml; or ask for fewer rounds or evaluations",
+            )
+        return f"{words}. They drop out on the way; {able} members have enough"
+
+    def members(self, session: Session, attending: Collection[str]) -> list[str]:
+        """The members that a round could ask now, by name; `attending` are those that attend."""
+        known = known_clients(session, self.spec, self.objectives)
+        enrolled = self.spec.selection.pool != "attending"
+        return sorted(name for name in known if enrolled or name in attending)
+
+    def unable(self, session: Session, members: Collection[str]) -> Iterator[str]:
+        """A warning for each ability that the run needs and that trainers of these members do not have.
+
+        Raises:
+            Refusal: `spec`: the rule's own code raised an exception.
+        """
+        try:
+            needs = needed_abilities(self.spec, self.rule, self.objectives)
+        except SpecError as error:
+            raise Refusal("spec", str(error)) from error
+        rows = session.scalars(select(Client).where(Client.client_id.in_(members)).order_by(Client.client_id)).all()
+        for ability in sorted(needs):
+            names = [row.client_id for row in rows if ability not in row.abilities.get(self.spec.task, ())]
+            if names:
+                yield (
+                    f"{', '.join(names[:10])}{' and others' if len(names) > 10 else ''} ({len(names)} of {len(rows)} "
+                    f"members) will decline work of this run: their trainer {CANNOT[ability]}"
+                )
+
+    def unoffered(self, session: Session) -> Iterator[str]:
+        """A warning if no member offers the task."""
+        if words := missing_offer(session, self.spec.task):
+            yield f"{words}. The run waits until a member runs `fedpareto worker run --task {self.spec.task}`"
+
+    def asked(self, members: int) -> int:
+        """How many of the available members a round asks."""
+        return asked(self.spec.selection, members)
+
+
+def new_run(
+    document: bytes,
+    spec: RunSpec,
+    objectives: tuple[str, ...],
+    metrics: tuple[MetricKind, ...],
+    *,
+    run_id: str,
+    model: str,
+    by: str,
+    created: datetime,
+) -> Run:
+    """The row of a run that is PENDING, with the digest of its initial model and its submitter."""
+    return Run(
+        run_id=run_id,
+        name=spec.name,
+        state=RunState.PENDING,
+        spec=document,
+        spec_digest=digest(document),
+        initial_model=model,
+        model=model,
+        objectives=list(objectives),
+        metrics=metrics,
+        state_data={},
+        submitted_by=by,
+        created=created,
+    )

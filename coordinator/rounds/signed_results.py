@@ -1,0 +1,221 @@
+"""The results of a round: the signed step with each client's share, and the scores of the model after it."""
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from coordinator.aggregation.diagnostics import conflicts
+from coordinator.aggregation.direction import Direction
+from coordinator.aggregation.phases import Step
+from coordinator.rounds.fleets.base import Fleet, RevokedMeanwhile
+from coordinator.rounds.manifest import step_manifest, weights
+from coordinator.rounds.replies import signed_columns
+from coordinator.rounds.replies.revoked import left_out, revoked_clients
+from coordinator.rounds.runs import metrics
+from coordinator.rounds.runs.client_noise import noisy_steps, spent
+from coordinator.rounds.runs.private import record_named
+from coordinator.rounds.step import Stepped
+from coordinator.rounds.transitions import move_round
+from federation.record import log_entries
+from federation.trust.envelope import envelope_digest
+from storage import audit
+from storage.models import Assignment, Input, Model, Phase, Reply, Round, note_model
+from storage.records import ObjectivesRecord, memory_digest
+from storage.states import AssignmentState, RoundState
+
+log = logging.getLogger(__name__)
+
+_ANSWERED = (AssignmentState.FULFILLED, AssignmentState.REFUSED)
+
+
+@dataclass(frozen=True)
+class Share:
+    """One client's part in a step, over all its rows; NaN where it is not known."""
+
+    norm: float  # the length of its update (of the sum of its rows)
+    weight: float  # lambda
+    coefficient: float  # c; NaN where the direction is made coordinate by coordinate
+    cosine: float  # between its update and the direction; 0 where either has no length
+
+
+def shares(step: Step, direction: Direction) -> dict[str, Share]:
+    """Each client's share in the step, by its name. Of a step that is combined already only the weights are known."""
+    if step.combined is not None:
+        weighed = zip(step.replies, step.combination.weights.tolist(), strict=True)  # no mutant: a weight for each
+        return {reply.client_id: Share(math.nan, weight, math.nan, math.nan) for reply, weight in weighed}
+    gram, answer = step.gram, step.combination
+    coefficients = np.full(len(gram), np.nan) if answer.coordinates is not None else answer.coefficients
+    by_client = {}
+    start = 0
+    for reply in step.replies:
+        rows = slice(start, start + len(reply.rows))
+        start = rows.stop
+        norm = float(np.sqrt(max(float(gram[rows, rows].sum()), 0.0)))
+        length = norm * direction.norm
+        by_client[reply.client_id] = Share(
+            norm=norm,
+            weight=float(answer.weights[rows].sum()),
+            coefficient=float(coefficients[rows].sum()),
+            cosine=float(direction.products[rows].sum()) / length if length > 0 else 0.0,
+        )
+    return by_client
+
+
+def agreement(step: Step) -> dict[str, float]:
+    """Conflicts and stationarity of the round's own updates."""
+    if step.combined is not None:
+        return {}
+    updates = len(step.replies.updates)
+    K = step.gram[:updates, :updates]
+    return {**conflicts(K), **metrics.stationarity(K)}
+
+
+def objectives(step: Step, names: tuple[str, ...]) -> tuple[ObjectivesRecord | None, dict[str, float]]:
+    """The record and the metrics of a round of a run with several objectives, which have these names."""
+    if len(names) < 2:
+        return None, {}
+    claims: dict[str, dict[str, float]] = {name: {} for name in names}
+    for reply in (*step.consulted, *step.replies):
+        for name in names:
+            if name in reply.objectives and name in reply.losses:
+                claims[name].setdefault(reply.client_id, reply.losses[name])
+    counts = {name: sum(name in reply.objectives for reply in step.replies) for name in names}
+    with np.errstate(over="ignore"):  # claims, of any size
+        losses = finite({name: float(np.mean(list(values.values()))) for name, values in claims.items() if values})
+    record = ObjectivesRecord(names=names, clients=counts, losses=losses)
+    decided = step.combination.objectives
+    if decided is None:
+        return record, {}
+    cosines = None
+    numbers = {f"weight/{name}": value for name, value in weights(step).items()}
+    if decided.divergence is not None:
+        numbers["preference/divergence"] = decided.divergence
+    if decided.gram is not None:
+        lengths = np.sqrt(np.maximum(np.diag(decided.gram), 0.0))
+        scale = np.outer(lengths, lengths)
+        products = np.divide(decided.gram, scale, out=np.zeros_like(decided.gram), where=scale > 0)
+        cosines = np.clip(products, -1.0, 1.0).tolist()
+        numbers |= {f"objective/{name}": value for name, value in conflicts(decided.gram).items()}
+    gram = decided.gram if decided.exact is None else decided.exact
+    if gram is not None and np.isfinite(gram).all():
+        numbers["objective/stationarity"] = metrics.length(gram, decided.weights)
+    excluded, notes = dict(decided.left_out), decided.notes
+    weighed = replace(record, weights=weights(step), mode=decided.mode, left_out=excluded, notes=notes, cosines=cosines)
+    return weighed, numbers
+
+
+def record_step(fleet: Fleet, current: Round, step: Step, phases: int, stepped: Stepped) -> None:
+    """Signs and records a step: one transaction for the round, the run and each update's share.
+
+    Raises:
+        Held: the run is not RUNNING.
+        RevokedMeanwhile: a member whose reply entered the step was revoked.
+    """
+    run, around = fleet.run, fleet.around
+    now = around.clock()
+    epsilons = _spent_on_clients(fleet) if stepped.noise is not None else {}
+    with around.database.begin() as session:
+        row = run.running(session)
+        if revoked_clients(session) & {part.client_id for part in (*step.replies, *step.consulted, *step.history)}:
+            raise RevokedMeanwhile
+        if not fleet.conceals:
+            _record_shares(session, step, stepped.direction)
+        for model in sorted({stepped.model, stepped.result}):
+            size = around.blobs.stat(model).size
+            note_model(session, model, size=size, parameters=run.parameters, created=now)
+        round_ = session.get_one(Round, current.round_id)
+        round_.deployed_model, round_.evaluation_phase = stepped.result, phases
+        record, numbers = objectives(step, run.objectives)
+        round_.objectives = record.encode() if record and not fleet.conceals else {}
+        epsilons |= _stated_of_samples(session, current)
+        measured = {} if fleet.conceals else {**stepped.direction.diagnostics, **agreement(step), **numbers}
+        round_.metrics = {"step/rate": stepped.rate, **finite({**measured, **epsilons})}
+        round_.named = dict(step.named)
+        record_named(session, current, step.named, now)
+        gone = left_out(session, current.round_id)
+        before = memory_digest(row.state_data)
+        manifest = step_manifest(run, around.federation_id, current, step, stepped, state_before=before, revoked=gone)
+        manifest.created.FromDatetime(now)
+        for name, value in signed_columns.of_step(manifest).items():
+            setattr(round_, name, value)
+        envelope = around.sign(manifest)
+        round_.step = envelope.SerializeToString()
+        audit.record(
+            session,
+            at=now,
+            actor="coordinator",
+            action=log_entries.STEPPED,
+            subject=f"{run.run_id}/{current.number}",
+            detail=f"model {stepped.model}",
+            digest=envelope_digest(envelope),
+        )
+        move_round(round_, RoundState.STEPPED, now, "stationary" if stepped.stationary else "")
+        row.model = stepped.model
+        row.state_data = round_.state_after = stepped.memory.encode()
+    log.info("run %s round %d: stepped to %s", run.run_id, current.number, stepped.model)
+
+
+def _record_shares(session: Session, step: Step, direction: Direction) -> None:
+    """Records each client's share with the reply that the step was made of; there may be replies to other phases."""
+    parts, envelopes = shares(step, direction), [reply.envelope for reply in step.replies]
+    for reply in session.scalars(select(Reply).where(Reply.envelope_digest.in_(envelopes))):
+        share = parts[reply.client_id]
+        reply.norm, reply.weight = share.norm, share.weight
+        reply.coefficient, reply.cosine = share.coefficient, share.cosine
+
+
+def _spent_on_clients(fleet: Fleet) -> dict[str, float]:
+    """What a run's noise has spent after one more step. Outside of transactions: the first call takes a while."""
+    with fleet.around.database.read() as session:
+        steps = noisy_steps(session, fleet.run.run_id)
+    return {"epsilon/clients": spent(fleet.run.spec.privacy, steps + 1)}
+
+
+def _stated_of_samples(session: Session, current: Round) -> dict[str, float]:
+    """The largest epsilon that an accepted reply of a round states of its client's samples."""
+    replies = select(Reply.privacy).join(Assignment).join(Phase)
+    here = replies.where(Phase.round_id == current.round_id, Phase.attempt == current.attempt, Reply.accepted)
+    stated = [privacy["epsilon"] for privacy in session.scalars(here) if "epsilon" in privacy]
+    return {"epsilon/samples": max(stated)} if stated else {}
+
+
+def traffic(session: Session, round_id: int) -> dict[str, float]:
+    """The bytes of updates and models of a round that ends, by the record."""
+    sent = dict(
+        session.execute(
+            select(Reply.accepted, func.sum(Reply.payload_bytes))
+            .join(Assignment)
+            .join(Phase)
+            .where(Phase.round_id == round_id)
+            .group_by(Reply.accepted)
+        ).all()
+    )
+    answered = (
+        select(Assignment.client_id, Assignment.base_model)
+        .join(Phase)
+        .where(Assignment.state.in_(_ANSWERED))
+        .distinct()
+    )
+    pairs = {(client, model) for client, model in session.execute(answered.where(Phase.round_id == round_id))}
+    models = {model for _, model in pairs}
+    before = answered.where(Phase.round_id < round_id, Assignment.base_model.in_(models))
+    pairs -= {(client, model) for client, model in session.execute(before)}
+    sizes = dict(session.execute(select(Model.digest, Model.size).where(Model.digest.in_(models))).all())
+    inputs = select(func.sum(Input.size)).join(Assignment).join(Phase)
+    further = session.scalar(inputs.where(Phase.round_id == round_id, Assignment.state.in_(_ANSWERED))) or 0
+    refused = float(sent.get(False) or 0)
+    return {
+        "bytes/up": float(sent.get(True) or 0) + refused,
+        "bytes/refused": refused,
+        "bytes/down": float(sum(sizes[model] for _, model in pairs) + further),
+    }
+
+
+def finite(values: Mapping[str, float]) -> dict[str, float]:
+    """The numbers that are finite."""
+    return {name: float(value) for name, value in values.items() if math.isfinite(value)}

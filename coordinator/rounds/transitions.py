@@ -1,0 +1,180 @@
+"""The states of clients, runs, rounds, phases and assignments, and the allowed transitions."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+from sqlalchemy import ColumnElement, bindparam, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from federation.record import log_entries
+from federation.refusals import Refusal
+from storage import audit
+from storage.models import Assignment, Client, Phase, Round, Run
+from storage.states import AssignmentState, ClientState, PhaseState, RoundState, RunState
+
+EVALUATES = or_(~Phase.decides, Phase.number >= func.coalesce(Round.evaluation_phase, 2**31 - 1))
+"""Selects the phases, of joined rounds, that evaluate the new model.
+
+The stages of a private evaluation are of the same kinds as those before the step.
+"""
+CLIENT_TRANSITIONS: dict[ClientState, frozenset[ClientState]] = {
+    ClientState.PENDING: frozenset({ClientState.ACTIVE, ClientState.REVOKED}),
+    ClientState.ACTIVE: frozenset({ClientState.REVOKED}),
+    ClientState.REVOKED: frozenset(),
+}
+RUN_TRANSITIONS: dict[RunState, frozenset[RunState]] = {
+    RunState.PENDING: frozenset({RunState.RUNNING, RunState.PAUSED, RunState.STOPPED, RunState.FAILED}),
+    RunState.RUNNING: frozenset({RunState.PAUSED, RunState.COMPLETED, RunState.FAILED, RunState.STOPPED}),
+    RunState.PAUSED: frozenset({RunState.RUNNING, RunState.STOPPED}),
+    RunState.COMPLETED: frozenset(),
+    RunState.FAILED: frozenset(),
+    RunState.STOPPED: frozenset(),
+}
+ROUND_TRANSITIONS: dict[RoundState, frozenset[RoundState]] = {
+    RoundState.OPEN: frozenset({RoundState.STEPPED, RoundState.SKIPPED}),
+    RoundState.STEPPED: frozenset({RoundState.COMPLETED}),
+    RoundState.COMPLETED: frozenset(),
+    RoundState.SKIPPED: frozenset(),
+}
+PHASE_TRANSITIONS: dict[PhaseState, frozenset[PhaseState]] = {
+    PhaseState.OPEN: frozenset({PhaseState.CLOSED}),
+    PhaseState.CLOSED: frozenset(),
+}
+ASSIGNMENT_TRANSITIONS: dict[AssignmentState, frozenset[AssignmentState]] = {
+    AssignmentState.OPEN: frozenset(AssignmentState) - {AssignmentState.OPEN},
+    **{state: frozenset() for state in AssignmentState if state is not AssignmentState.OPEN},
+}
+
+UNDER_WAY = (RunState.PENDING, RunState.RUNNING)
+RUN_ENDED = frozenset({RunState.COMPLETED, RunState.FAILED, RunState.STOPPED})
+ROUND_ENDED = frozenset({RoundState.COMPLETED, RoundState.SKIPPED})
+
+SIMULATOR = "simulation"  # the submitter of runs on simulated clients
+INTERRUPTED = "interrupted; fedpareto simulate --resume goes on"
+
+StateT = TypeVar("StateT", RunState, RoundState, PhaseState, AssignmentState)
+
+
+class IllegalTransition(Exception):
+    """A change of state that does not exist: a bug, not a user's mistake."""
+
+
+def _check(transitions: dict[StateT, frozenset[StateT]], now: StateT, to: StateT, what: str) -> None:
+    if to not in transitions[now]:
+        raise IllegalTransition(f"{what} cannot go from {now} to {to}")
+
+
+def move_client(client: Client, to: ClientState) -> None:
+    """Moves a client.
+
+    Raises:
+        Refusal: `client-state`, with the state and the possible ones.
+    """
+    if to not in CLIENT_TRANSITIONS[client.state]:
+        ways = ", ".join(sorted(CLIENT_TRANSITIONS[client.state])) or "nothing: it is shut out for good"
+        raise Refusal("client-state", f"{client.client_id} is {client.state} and cannot become {to}; possible: {ways}")
+    client.state = to
+
+
+def move_run(run: Run, to: RunState, at: datetime, reason: str = "") -> None:
+    """Moves a run.
+
+    Raises:
+        Refusal: `run-state`, with the state and the possible ones.
+    """
+    if to not in RUN_TRANSITIONS[run.state]:
+        ways = ", ".join(sorted(RUN_TRANSITIONS[run.state])) or "nothing: it has ended"
+        raise Refusal("run-state", f"run {run.run_id} is {run.state} and cannot become {to}; possible now: {ways}")
+    run.state = to
+    run.reason = reason[:400]
+    if to is RunState.RUNNING and run.started is None:
+        run.started = at
+    if to in RUN_ENDED:
+        run.ended = at
+
+
+def interrupt_simulations(session: Session, at: datetime) -> None:
+    """Pauses the runs on simulated clients that a dead process left under way.
+
+    A live simulation holds the exclusive lock of its database; the caller must hold that lock.
+    """
+    for run in session.scalars(select(Run).where(Run.submitted_by == SIMULATOR, Run.state.in_(UNDER_WAY))):
+        move_run(run, RunState.PAUSED, at, INTERRUPTED)
+
+
+def move_round(round_: Round, to: RoundState, at: datetime, reason: str = "") -> None:
+    """Moves a round; STEPPED and the end are stamped with the time."""
+    _check(ROUND_TRANSITIONS, round_.state, to, f"round {round_.number} of run {round_.run_id}")
+    round_.state = to
+    if reason:
+        round_.reason = reason[:400]
+    if to is RoundState.STEPPED:
+        round_.stepped = at
+    else:
+        round_.ended = at
+
+
+def close_phase(phase: Phase, at: datetime) -> None:
+    """Closes a phase."""
+    _check(PHASE_TRANSITIONS, phase.state, PhaseState.CLOSED, f"phase {phase.phase_id}")
+    phase.state = PhaseState.CLOSED
+    phase.ended = at
+
+
+def end_assignment(
+    assignment: Assignment, to: AssignmentState, at: datetime, reason: str = "", message: str = ""
+) -> None:
+    """Ends an assignment."""
+    _check(ASSIGNMENT_TRANSITIONS, assignment.state, to, f"assignment {assignment.assignment_id}")
+    for name, value in _ending(to, at, reason, message).items():
+        setattr(assignment, name, value)
+
+
+def end_open_assignment(
+    session: Session, assignment_id: str, to: AssignmentState, at: datetime, reason: str = "", message: str = ""
+) -> None:
+    """Ends an assignment that this transaction has locked and found open, without loading its row."""
+    session.connection().execute(_END, {"ended_id": assignment_id, **_ending(to, at, reason, message)})
+
+
+_END = update(Assignment).where(Assignment.assignment_id == bindparam("ended_id"))
+
+
+def _ending(to: AssignmentState, at: datetime, reason: str, message: str) -> dict[str, Any]:
+    return {"state": to, "reason": reason[:80], "message": message[:400], "ended": at}
+
+
+def open_assignments(session: Session, *where: ColumnElement[bool]) -> Sequence[Assignment]:
+    """The open assignments that meet the conditions, locked: a reply may be accepted at the same time."""
+    return session.scalars(
+        select(Assignment)
+        .where(Assignment.state == AssignmentState.OPEN, *where)
+        .order_by(Assignment.assignment_id)
+        .with_for_update()
+    ).all()
+
+
+def end_conversation(session: Session, run_id: str, reason: str, at: datetime) -> list[Assignment]:
+    """Ends the round of a run that has ended. Returns the assignments that this cancels."""
+    current = session.scalar(
+        select(Round).where(Round.run_id == run_id, Round.state.in_([RoundState.OPEN, RoundState.STEPPED]))
+    )
+    if current is None:
+        return []
+    cancelled: list[Assignment] = []
+    for phase in session.scalars(
+        select(Phase).where(Phase.round_id == current.round_id, Phase.state == PhaseState.OPEN).with_for_update()
+    ):
+        for assignment in open_assignments(session, Assignment.phase_id == phase.phase_id):
+            end_assignment(assignment, AssignmentState.CANCELLED, at, "run-ended")
+            cancelled.append(assignment)
+        close_phase(phase, at)
+    why = f"the run ended: {reason}"
+    if current.state is RoundState.OPEN:
+        move_round(current, RoundState.SKIPPED, at, why)
+        subject = f"{run_id}/{current.number}"
+        audit.record(session, at=at, actor="coordinator", action=log_entries.SKIPPED, subject=subject, detail=why)
+    else:
+        move_round(current, RoundState.COMPLETED, at, why)
+    return cancelled

@@ -1,0 +1,261 @@
+"""Compares the record with the audit log, and blobs with their digests: finds edited rows."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator.members.administrators import CERTIFIED, ISSUED, REVOKED, identity_digest
+from coordinator.rounds.export import parsed
+from coordinator.rounds.transitions import RUN_ENDED, SIMULATOR
+from coordinator.services.checks.envelope_checks import EnvelopeChecks
+from coordinator.services.checks.officers_check import request_problems
+from federation.digests import digest
+from federation.record import log_entries
+from federation.record.log_entries import Fact
+from federation.record.rounds import OpenedRound
+from federation.refusals import Refusal
+from federation.spec.noise_rows import noise_defect
+from federation.spec.run_spec import RunSpec, SpecError
+from federation.trust.envelope import envelope_digest
+from federation.trust.proofs import UNSIGNED
+from federation.vectors import update_rows
+from federation.work.secure.orders import order_problems
+from storage import audit
+from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
+from storage.models import (
+    Administrator,
+    AuditEntry,
+    Certificate,
+    Client,
+    Consent,
+    Round,
+    Run,
+)
+from storage.states import ClientState
+
+_BLOBS_AT_A_TIME = 50
+# The actions of entries about rounds, and what they are about.
+_OF_ROUNDS = {
+    log_entries.STEPPED: "step of round",
+    log_entries.SKIPPED: "end of round",
+    log_entries.ISSUED: "assignment",
+    log_entries.DECLINED: "decline of assignment",
+    log_entries.ACCEPTED: "accepted reply to assignment",
+    log_entries.REFUSED: "refused reply to assignment",
+    log_entries.EQUIVOCATED: "further reply to assignment",
+}
+
+
+@dataclass(frozen=True)
+class LoggedDigests:
+    """What the entries of one action tell: the digest of each subject, the newest last."""
+
+    digests: Mapping[str, list[str]]
+
+    @classmethod
+    def read(cls, session: Session, action: str) -> "LoggedDigests":
+        """The entries of an action."""
+        digests: dict[str, list[str]] = {}
+        rows = select(AuditEntry.subject, AuditEntry.digest).where(AuditEntry.action == action)
+        for subject, told in session.execute(rows.order_by(AuditEntry.entry_id)):
+            digests.setdefault(subject, []).append(told)
+        return cls(digests)
+
+    def missing(self, subject: str, found: str) -> bool:
+        """Whether no entry tells of this digest about a subject."""
+        return found not in self.digests.get(subject, ())
+
+
+class _LoggedRounds:
+    """The entries about rounds, compared with the envelopes on record."""
+
+    def __init__(self, session: Session) -> None:
+        self._logged = {action: LoggedDigests.read(session, action) for action in _OF_ROUNDS}
+        self._seen: set[Fact] = set()
+        self._named: set[tuple[str, str]] = set()  # actions and subjects of which something was named already
+
+    def problems(self, place: str, opened: OpenedRound) -> Iterator[str]:
+        """Yields what the entries do not tell of a round, in words."""
+        if opened.step is None and place in self._logged[log_entries.STEPPED].digests:
+            self._named.add((log_entries.STEPPED, place))
+            yield f"round {place}: the log tells of its step, and it has none"
+        facts = [(one.name, one.fact) for one in opened.envelopes if one.fact is not None]
+        if opened.skipped is not None:
+            facts.append(("its end", opened.skipped))
+        for exchange in opened.exchanges:
+            if exchange.assignment.fact is not None and any(one.reply.fact is None for one in exchange.answers):
+                subject = exchange.assignment.fact.subject  # its receipt was named
+                self._named |= {(log_entries.ACCEPTED, subject), (log_entries.REFUSED, subject)}
+        for name, fact in facts:
+            self._seen.add(fact)
+            if self._logged[fact.action].missing(fact.subject, fact.digest):
+                self._named.add((fact.action, fact.subject))
+                yield f"round {place}: {name}: no entry of the log tells of it"
+
+    def further(self) -> Iterator[str]:
+        """Yields what the entries tell of besides, after all rounds."""
+        for action, logged in self._logged.items():
+            for subject, digests in logged.digests.items():
+                unseen = any(Fact(action, subject, told) not in self._seen for told in digests)
+                if unseen and (action, subject) not in self._named:
+                    yield f"{_OF_ROUNDS[action]} {subject}: the log tells of it, and it is not in the record"
+
+
+def record_problems(session: Session, checks: EnvelopeChecks) -> Iterator[str | int]:
+    """What differs between the record and the log, in words, and after each round how many there were so far."""
+    yield from _clients(session, checks)
+    yield from _administrators(session)
+    yield from request_problems(session)
+    yield from _runs(session)
+    yield from _consents(session, checks)
+    log = _LoggedRounds(session)
+    rounds = select(Round.round_id).join(Run).where(Run.submitted_by != SIMULATOR).order_by(Round.run_id, Round.number)
+    for count, round_id in enumerate(session.scalars(rounds).all(), 1):
+        row = session.get_one(Round, round_id)
+        place = f"{row.run_id}/{row.number}"
+        checked = checks.of_round(session, row)
+        if checked.step is not None and not checked.step.verified:
+            yield f"round {place}: the step: {checked.step.reason}: {checked.step.message}"
+        for one in checked.envelopes:
+            if not one.check.verified:
+                where = f"the {one.check.kind} of {one.client_id} in phase {one.check.phase}"
+                yield f"round {place}: {where}: {one.check.reason}: {one.check.message}"
+        yield from log.problems(place, checked.opened)
+        yield from _private(row.run, place, checked.opened)
+        yield count
+        session.expunge_all()
+    yield from log.further()
+
+
+def _private(run: Run, place: str, opened: OpenedRound) -> Iterator[str]:
+    """What members of private rounds should have refused, in any attempt."""
+    try:
+        spec = RunSpec.parse(run.spec)
+    except SpecError as error:
+        yield f"round {place}: the specification of its run: {error}"
+        return
+    if spec.privacy.secure == "off":
+        return
+    orders = [one.assignment.manifest for one in opened.exchanges if one.assignment.is_signed]
+    replies = [answer.reply.manifest for one in opened.exchanges for answer in one.accepted if answer.reply.is_signed]
+    for problem in order_problems(spec, orders, replies):
+        yield f"round {place}: {problem}"
+
+
+def _runs(session: Session) -> Iterator[str]:
+    submitted = LoggedDigests.read(session, log_entries.SUBMITTED)
+    ends = {state: LoggedDigests.read(session, f"run.{state.lower()}") for state in RUN_ENDED}
+    runs = session.scalars(select(Run).where(Run.submitted_by != SIMULATOR).order_by(Run.run_id)).all()
+    for run in runs:
+        found = digest(run.spec)
+        if found != run.spec_digest or submitted.missing(run.run_id, found):
+            yield f"run {run.run_id}: its specification is not the one whose submission the log tells of"
+        for state, told in ends.items():
+            if (run.run_id in told.digests) != (run.state is state):
+                there = "tells" if run.run_id in told.digests else "does not tell"
+                yield f"run {run.run_id}: it is {run.state}, and the log {there} that it became {state}"
+    for run_id in submitted.digests.keys() - {run.run_id for run in runs}:
+        yield f"run {run_id}: the log tells of it, and it is not in the record"
+
+
+def _consents(session: Session, checks: EnvelopeChecks) -> Iterator[str]:
+    """The newest answer of a client to a run is the one that the log tells of last."""
+    told: dict[str, str] = {}
+    entries = select(AuditEntry.subject, AuditEntry.digest).where(AuditEntry.action.startswith("consent."))
+    told.update((subject, found) for subject, found in session.execute(entries.order_by(AuditEntry.entry_id)))
+    for row, spec in session.execute(select(Consent, Run.spec_digest).join(Run)):
+        place, check = f"{row.run_id}/{row.client_id}", checks.consent(session, row, spec)
+        envelope = parsed(row.envelope)
+        if not check.verified:
+            yield f"consent {place}: {check.reason}: {check.message}"
+        if envelope is not None and told.pop(place, "") != envelope_digest(envelope):
+            yield f"consent {place}: the log tells of another answer"
+    for place in told:
+        yield f"consent {place}: the log tells of it, and it is not in the record"
+
+
+def _clients(session: Session, checks: EnvelopeChecks) -> Iterator[str]:
+    enrolled, rotated, approved, revoked, forgotten = (
+        LoggedDigests.read(session, action)
+        for action in (audit.ENROLLED, audit.ROTATED, "client.approved", "client.revoked", "client.forgotten")
+    )
+    pending = AuditEntry.detail.endswith(f", {ClientState.PENDING}")
+    waited = set(session.scalars(select(AuditEntry.subject).where(AuditEntry.action == audit.ENROLLED, pending)))
+    clients = session.scalars(select(Client).where(Client.signing_key != UNSIGNED).order_by(Client.client_id)).all()
+    for client in clients:
+        name = client.client_id
+        told = [*enrolled.digests.get(name, ()), *rotated.digests.get(name, ())]
+        try:
+            if [digest(key) for key in checks.keys(session, client).raw] != told:
+                yield f"client {name}: its signing keys are not those that the log tells of"
+        except Refusal as refusal:
+            yield f"client {name}: its signing keys: {refusal.message}"
+        if (name in revoked.digests) != (client.state is ClientState.REVOKED):
+            there = "tells" if name in revoked.digests else "does not tell"
+            yield f"client {name}: it is {client.state}, and the log {there} of its revocation"
+        if (name in forgotten.digests) != (client.forgotten is not None):
+            there = "tells" if name in forgotten.digests else "does not tell"
+            yield f"client {name}: the log {there} that it was forgotten, unlike the record"
+        if client.state is ClientState.ACTIVE and name in waited and name not in approved.digests:
+            yield f"client {name}: it is ACTIVE, and the log does not tell of its approval"
+    for name in enrolled.digests.keys() - {"", *(client.client_id for client in clients)}:
+        yield f"client {name}: the log tells that it enrolled, and it is not in the record"
+
+
+def _administrators(session: Session) -> Iterator[str]:
+    issued, certified = LoggedDigests.read(session, ISSUED), LoggedDigests.read(session, CERTIFIED)
+    changes = select(AuditEntry.subject, AuditEntry.action).where(AuditEntry.action.in_([ISSUED, REVOKED]))
+    last = {row.subject: row.action for row in session.execute(changes.order_by(AuditEntry.entry_id))}
+    keys: dict[str, list[Administrator]] = {}
+    for row in session.scalars(select(Administrator).order_by(Administrator.name, Administrator.issued)):
+        keys.setdefault(row.name, []).append(row)
+        if issued.missing(row.name, identity_digest(row)):
+            yield f"administrator {row.name}: no entry of the log tells of its signing key with these roles"
+    for name, rows in keys.items():
+        if any(row.ended is None for row in rows[:-1]):
+            yield f"administrator {name}: a signing key counts although the log tells of a newer one"
+        if (last.get(name) == REVOKED) != (rows[-1].ended is not None):
+            there = "tells" if last.get(name) == REVOKED else "does not tell"
+            yield f"administrator {name}: the log {there} of its revocation, and the record says otherwise"
+    for name in issued.digests.keys() - keys.keys():
+        yield f"administrator {name}: the log tells of it, and it is not in the record"
+    for certificate in session.scalars(select(Certificate).where(Certificate.client_id.is_(None))):
+        name = certificate.subject.rpartition("/")[2]
+        if certified.missing(name, digest(certificate.certificate)):
+            yield f"administrator {name}: no entry of the log tells of the certificate {certificate.serial}"
+
+
+def blob_problems(blobs: BlobStore, needed: set[str]) -> Iterator[str | int]:
+    """Which blobs are damaged, or missing although they are `needed`, and now and then how many were read so far."""
+    count, stored = 0, set()
+    for count, blob in enumerate(blobs.scan(), 1):
+        stored.add(blob.digest)
+        try:
+            blobs.verify(blob.digest)
+        except BlobCorrupt as error:
+            yield f"blob {blob.digest}: {error}"
+        except BlobMissing:
+            pass  # it was removed a moment ago
+        if count % _BLOBS_AT_A_TIME == 0:
+            yield count
+    for digest_ in sorted(needed - stored):
+        yield f"blob {digest_}: it is missing, and a run needs it"
+    yield count
+
+
+def noise_problems(session: Session, blobs: BlobStore) -> Iterator[str]:
+    """Which rounds have noise for clients that is too long or too large, as far as it is kept."""
+    rounds = select(Round.run_id, Round.number, Round.noise).order_by(Round.run_id, Round.number)
+    for run_id, number, noise in session.execute(rounds):
+        if noise is None:
+            continue
+        try:
+            defect = noise_defect(update_rows(blobs.local(noise)).values())
+        except (BlobMissing, BlobCorrupt):
+            continue  # it is kept no longer, or is named with the blobs
+        except Refusal as refusal:
+            defect = refusal.message
+        if defect:
+            yield f"round {run_id}/{number}: the noise {noise}: {defect}"

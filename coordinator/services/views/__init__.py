@@ -1,0 +1,1 @@
+"""Views for operators: rows of the record as the messages of the Admin service."""

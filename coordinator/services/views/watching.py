@@ -1,0 +1,104 @@
+"""Runs with their members, and news for watchers of a run, as the messages of the Admin service."""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator.rounds.fleets.presence import AttendanceStream
+from coordinator.rounds.runs.participation import Participation, read_rounds
+from coordinator.rounds.transitions import ROUND_ENDED, RUN_ENDED
+from coordinator.services.views import overview
+from coordinator.services.views.conversion import like
+from coordinator.services.views.summaries import ended_rounds, phases_of, rounds_from, summaries
+from federation.v1 import admin_pb2 as messages
+from storage import models
+from storage.states import AssignmentState, PhaseState
+
+
+def run_with_members(session: Session, item: models.Run, *, spec: bool = False) -> messages.Run:
+    """A run with what each member did in it, and warnings; with its specification if `spec`."""
+    participation = Participation()
+    for round_ in read_rounds(session, item.run_id):
+        participation.add(round_)
+    run = overview.run(session, item, spec=spec)
+    _add_members(run, participation)
+    return run
+
+
+def runs_from(session: Session, start: int, count: int) -> list[messages.Run]:
+    """Runs, newest first: at most `count` of them, after the first `start`."""
+    query = select(models.Run).order_by(models.Run.created.desc(), models.Run.run_id).offset(start).limit(count)
+    return [run_with_members(session, item) for item in session.scalars(query)]
+
+
+class Watching:
+    """One watcher of one run, and what it has been told."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._participation = Participation()
+        self._since: int | None = None
+        self.over = False
+
+    def look(
+        self, session: Session, attending: Mapping[str, AttendanceStream], now: datetime
+    ) -> list[messages.WatchRunResponse]:
+        """News since the last call, at least one message; the last one shows the run as it is now."""
+        first = self._since is None
+        since = ended_rounds(session, self._run_id) if self._since is None else self._since
+        item = session.get_one(models.Run, self._run_id)
+        ended = [row for row in rounds_from(session, self._run_id, since) if row.state in ROUND_ENDED]
+        self._since = ended[-1].number + 1 if ended else since
+        if first or ended:
+            for round_ in read_rounds(session, self._run_id, self._participation.next_round):
+                self._participation.add(round_)
+        self.over = item.state in RUN_ENDED
+        run = overview.run(session, item)
+        if first or ended or self.over:
+            _add_members(run, self._participation)
+        told = [messages.WatchRunResponse(run=run, ended=summary) for summary in summaries(session, ended)]
+        told = told or [messages.WatchRunResponse(run=run)]
+        phase = _open_phase(session, self._run_id, attending)
+        if phase is not None:
+            told[-1].phase.CopyFrom(phase)
+        for message in told:
+            message.now.FromDatetime(now)
+        return told
+
+
+def _open_phase(
+    session: Session, run_id: str, attending: Mapping[str, AttendanceStream]
+) -> messages.PhaseProgress | None:
+    """The open phase with the clients that have not replied yet; None between phases."""
+    phase = session.scalar(
+        select(models.Phase)
+        .join(models.Round)
+        .where(models.Round.run_id == run_id, models.Phase.state == PhaseState.OPEN)
+        .order_by(models.Phase.phase_id.desc())
+        .limit(1)
+    )
+    if phase is None:
+        return None
+    progress = phases_of(session, [phase.round_id])[phase.round_id][phase.number]
+    rows = session.execute(
+        select(models.Assignment.client_id, models.Assignment.created, models.Client.last_seen)
+        .join(models.Client, models.Client.client_id == models.Assignment.client_id)
+        .where(models.Assignment.phase_id == phase.phase_id, models.Assignment.state == AssignmentState.OPEN)
+        .order_by(models.Assignment.client_id)
+    )
+    for client, asked, last_seen in rows:
+        stream = attending.get(client)
+        seen = last_seen if stream is None else stream.last_seen
+        progress.outstanding.append(
+            like(messages.Outstanding, None, client_id=client, asked=asked, attending=bool(stream), last_seen=seen)
+        )
+    return progress
+
+
+def _add_members(run: messages.Run, participation: Participation) -> None:
+    for member in participation.members:
+        outcomes = {outcome.lower(): count for outcome, count in member.outcomes.items()}
+        run.members.append(like(messages.MemberSummary, member, **outcomes))
+    run.warnings.extend(like(messages.RunWarning, warning) for warning in participation.warnings)

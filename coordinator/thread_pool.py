@@ -1,0 +1,78 @@
+"""Threads that wait for the database or the disk, so that the event loop never waits."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+from typing import BinaryIO, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy.orm import Session
+
+from storage.database import Database
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class ThreadPool:
+    """Runs functions in the threads of an executor.
+
+    Args:
+        database: for `read` and `write`.
+        executor: has the threads.
+    """
+
+    def __init__(self, database: Database, executor: Executor) -> None:
+        self.database = database
+        self.executor = executor
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls `function` in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self.executor, partial(function, *args, **kwargs))
+
+    async def read_file(self, file: BinaryIO, offset: int, size: int) -> bytes:
+        """Up to `size` bytes of a file from `offset` on: at once if memory has them, otherwise in a thread."""
+        buffer = bytearray(size)
+        try:
+            count = os.preadv(file.fileno(), [buffer], offset, os.RWF_NOWAIT)
+        except OSError:  # they are on the disk, or the file system cannot tell
+            return await self.run(os.pread, file.fileno(), size, offset)
+        return bytes(buffer[:count])
+
+    async def read(self, function: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls `function` in a thread with a session that reads."""
+
+        def read() -> T:
+            with self.database.read() as session:
+                return function(session, *args, **kwargs)
+
+        return await self.run(read)
+
+    async def write(self, function: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls `function` in a thread with a session whose transaction is committed when it returns."""
+
+        def write() -> T:
+            with self.database.begin() as session:
+                return function(session, *args, **kwargs)
+
+        return await self.run(write)
+
+
+async def wait_ended(task: "asyncio.Future[T]") -> T:
+    """Waits for the end of a task, also if the caller is cancelled meanwhile, even several times; returns its result.
+
+    Raises:
+        CancelledError: the caller was cancelled; the task has ended by now.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # looked at, or asyncio would log it
+        raise cancelled
+    return task.result()

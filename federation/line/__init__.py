@@ -1,0 +1,1 @@
+"""Bytes between the coordinator and its members: TLS, channels, proxies, chunks, and checks on arrival."""

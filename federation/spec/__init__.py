@@ -1,0 +1,1 @@
+"""The run specification: its sections, names, units and bounds."""

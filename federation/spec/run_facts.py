@@ -1,0 +1,23 @@
+"""What every assignment of a run repeats of its specification."""
+
+from federation.digests import digest
+from federation.spec.run_sections import ParametersSpec
+from federation.spec.run_spec import RunSpec
+from federation.v1.common_pb2 import UnsharedParameters
+
+
+def unshared_parameters(chosen: ParametersSpec) -> UnsharedParameters:
+    """The message; empty where the run shares all."""
+    return UnsharedParameters(personal=chosen.personal, frozen=chosen.frozen, buffers=chosen.buffers)
+
+
+def run_facts(federation_id: str, run_id: str, document: bytes, spec: RunSpec) -> dict[str, object]:
+    """What all assignments of a run repeat, by the name of the field; `spec` is the document, parsed."""
+    return {
+        "federation_id": federation_id,
+        "run_id": run_id,
+        "spec": digest(document),
+        "task": spec.task,
+        "seed": spec.seed,
+        "unshared": unshared_parameters(spec.parameters),
+    }

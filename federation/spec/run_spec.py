@@ -1,0 +1,109 @@
+"""RunSpec: the typed, validated description of a run, written as TOML.
+
+    name = "digits"
+    task = "digits"
+    rounds = 30
+
+    [algorithm]
+    name = "fedmgda+"
+    epsilon = 0.1
+
+Every key is optional but `name`, `task` and `rounds`. An unknown or wrong key is refused with its path.
+"""
+
+import tomllib
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from federation.spec.problems import Section, explain
+from federation.spec.run_sections import (
+    IDENTIFIER,
+    TASK,
+    AlgorithmSpec,
+    EvaluateSpec,
+    JacobianSpec,
+    LimitsSpec,
+    ObjectivesSpec,
+    ParametersSpec,
+    PrivacySpec,
+    SelectionSpec,
+    ServerSpec,
+    SimulationSpec,
+    Split,
+    StopSpec,
+)
+from federation.spec.train_section import TrainSpec
+
+_KEYS = "see `fedpareto admin submit --explain` for the keys that exist"
+MAX_LINE = 1000
+MAX_PROBLEMS = 20
+
+
+class SpecError(ValueError):
+    """A run specification that cannot be used; the message names each key that is wrong."""
+
+
+class RunSpec(Section):
+    """A run specification; `RunSpec.parse` reads it from TOML."""
+
+    name: str = Field(pattern=IDENTIFIER)
+    task: str = Field(pattern=f"^{TASK}$", description="a task's name, as workers allow it")
+    rounds: int = Field(ge=1, le=1_000_000)
+    seed: int = Field(0, ge=0, lt=2**63)
+    algorithm: AlgorithmSpec = AlgorithmSpec()
+    server: ServerSpec = ServerSpec()
+    train: TrainSpec = TrainSpec()
+    parameters: ParametersSpec = ParametersSpec()
+    objectives: ObjectivesSpec = ObjectivesSpec()
+    jacobian: JacobianSpec = JacobianSpec()
+    evaluate: EvaluateSpec = EvaluateSpec()
+    stop: StopSpec = StopSpec()
+    privacy: PrivacySpec = PrivacySpec()
+    selection: SelectionSpec = SelectionSpec()
+    limits: LimitsSpec = LimitsSpec()
+    simulation: SimulationSpec = SimulationSpec()
+
+    @property
+    def evaluated(self) -> tuple[Split, ...]:
+        """The splits that clients measure after a round: not the training split where its samples are protected."""
+        private = self.privacy.sample_noise > 0
+        return tuple(split for split in self.evaluate.splits if not (private and split == "train"))
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> "RunSpec":
+        """Reads a TOML document.
+
+        Raises:
+            SpecError: not TOML (with the line), or keys that are unknown, missing or wrong (each with its path).
+        """
+        try:
+            text = text.decode() if isinstance(text, bytes) else text
+            _must_have_short_lines(text)
+            document = tomllib.loads(text)
+            _must_have_small_integers(document)
+        except (ValueError, RecursionError) as error:  # TOMLDecodeError, UnicodeDecodeError, an endless number
+            raise SpecError(f"not a TOML document: {str(error)[:400]}") from error
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            problems = error.errors()
+            more = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
+            raise SpecError(
+                "\n".join([explain(problem, _KEYS) for problem in problems[:MAX_PROBLEMS]] + more)
+            ) from error
+
+
+def _must_have_short_lines(text: str) -> None:
+    # The time that tomllib needs grows with the square of the length of a dotted key.
+    for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > MAX_LINE:
+            raise ValueError(f"line {number} has {len(line)} characters; at most {MAX_LINE}")
+
+
+def _must_have_small_integers(value: Any) -> None:
+    # TOML's integers have 64 bits; Python's have no limit, and cannot be shown beyond some thousand digits.
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError("an integer of more than 64 bits")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _must_have_small_integers(item)

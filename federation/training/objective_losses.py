@@ -1,0 +1,137 @@
+"""The losses of a task's objectives, and what a model scores on them."""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from federation.spec import task_metrics as own
+from federation.spec.objective_names import JOINT
+from federation.tasks import Dataset, Task, TaskError
+from federation.training import TrainingStopped
+from federation.training.stored import StoredSamples
+
+
+def losses(task: Task, output: object, y: Tensor) -> dict[str, Tensor]:
+    """The mean loss of a batch for each objective. Raises TaskError if they are not those of the task's objectives."""
+    found = task.losses(output, y)
+    if set(found) != set(task.objectives):
+        raise TaskError(
+            f"task {task.name!r}: losses() returned {sorted(found)}, its objectives are {sorted(task.objectives)}"
+        )
+    return found
+
+
+def weighted(losses: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
+    """sum_k weights_k losses_k; a single loss with weight 1 is returned as it is."""
+    terms = [losses[name] if weight == 1.0 else weight * losses[name] for name, weight in weights.items()]
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a model scores on one split: mean losses and shares of right samples by objective, and the task's metrics.
+
+    All are empty for an empty split, or where nothing was measured. An accuracy under "" is for all objectives.
+    """
+
+    losses: Mapping[str, float]
+    accuracies: Mapping[str, float]
+    samples: int
+    others: Mapping[str, float] = field(default_factory=dict)
+
+    def scores(self) -> dict[str, float]:
+        """What `Trainer.evaluate` returns."""
+        found = {}
+        for kind, values in (("loss", self.losses), ("accuracy", self.accuracies)):
+            if values:
+                found[kind] = sum(values.values()) / len(values)
+            if set(self.losses) != {JOINT}:
+                found |= {f"{kind}/{name}": value for name, value in values.items() if name}
+        return {**found, **self.others}
+
+
+def correct(task: Task, output: object, y: Tensor, objectives: Sequence[str]) -> dict[str, Tensor]:
+    """Which samples of a batch are right, (n,) of bool, by objective; under "" where the task does not tell apart."""
+    hits = task.correct(output, y)
+    if hits is None:
+        return {}
+    return {"": hits} if isinstance(hits, Tensor) else {name: hits[name] for name in objectives if name in hits}
+
+
+class OwnMetrics:
+    """Some of a task's metrics over batches. Names that the task does not have are passed over."""
+
+    def __init__(self, task: Task, names: Collection[str]) -> None:
+        self._task = task
+        self._metrics = {name: one for name, one in task.metrics().items() if name in names} if names else {}
+
+    def update(self, output: object, y: Tensor) -> None:
+        """Takes what the model returned for a batch, and its targets."""
+        if self._metrics:
+            output, y = tree_map_only(Tensor, lambda part: part.detach().cpu(), (output, y))
+        for metric in self._metrics.values():
+            metric.measure.update(output, y)
+
+    def compute(self) -> dict[str, float]:
+        """The values by name, as `federation.spec.task_metrics.values` names them. Raises TaskError if one is not a number."""
+        found: dict[str, float] = {}
+        for name, metric in self._metrics.items():
+            try:
+                found |= own.values(name, metric.measure.compute())
+            except ValueError as error:
+                raise TaskError(f"task {self._task.name!r}: {error}") from None
+        return found
+
+
+def _in_order(data: Dataset | StoredSamples, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """All samples in batches of at most this size."""
+    if isinstance(data, StoredSamples):
+        return data.in_order(size)
+    return zip(torch.split(data.x, size), torch.split(data.y, size), strict=True)
+
+
+def measure(
+    model: torch.nn.Module,
+    task: Task,
+    data: Dataset | StoredSamples,
+    objectives: Sequence[str],
+    batch_size: int,
+    stopped: Callable[[], bool],
+    metrics: Collection[str] = (),
+) -> Measured:
+    """Mean losses and accuracies of a model over a split, and some of the task's metrics; nothing for an empty one.
+
+    `stopped` is asked before every forward pass of `batch_size` samples.
+
+    Raises:
+        TrainingStopped: `stopped` returned True.
+        TaskError: a metric that is not a number.
+        DataError: a sample that is not in memory cannot be read.
+    """
+    count = len(data)
+    if count == 0:
+        return Measured({}, {}, 0)
+    sums = dict.fromkeys(objectives, 0.0)
+    right: dict[str, float] = defaultdict(float)
+    others = OwnMetrics(task, metrics)
+    model.eval()
+    with torch.no_grad():
+        for x, y in _in_order(data, batch_size):
+            if stopped():
+                raise TrainingStopped
+            output = model(x)
+            values = losses(task, output, y)
+            for name in objectives:
+                sums[name] += values[name].item() * len(y)
+            for name, hits in correct(task, output, y, objectives).items():
+                right[name] += hits.sum().item()
+            others.update(output, y)
+    means = {name: value / count for name, value in sums.items()}
+    return Measured(means, {name: value / count for name, value in right.items()}, count, others.compute())

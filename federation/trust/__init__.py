@@ -1,0 +1,1 @@
+"""Keys, certificates and signed envelopes, and the files that hold them."""

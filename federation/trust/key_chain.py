@@ -1,0 +1,366 @@
+"""The signing keys of one holder over time: each new one is signed by the one that it replaces (docs/keys.md).
+
+An envelope counts if the key that signed it was the holder's when the envelope was made. For the coordinator that is
+the time in the manifest. A client may also use a key that has ended for replies to what it was asked before, for some
+time; the coordinator's signed receipts say when.
+"""
+
+import base64
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from federation.refusals import Refusal
+from federation.trust.envelope import ManifestT, envelope_digest, key_id, seal, unseal
+from federation.trust.keys import FileDamaged, IdentityError, read_file
+from federation.trust.proofs import signing_public_key
+from federation.v1.common_pb2 import (
+    AssignmentManifest,
+    KeyRotation,
+    ReceiptManifest,
+    RestoreManifest,
+    RotationManifest,
+    RotationReceiptManifest,
+    SignedEnvelope,
+    StepManifest,
+)
+
+MAX_ROTATIONS = 1000  # of one holder
+_POSSESSION = b"fedpareto/v1/rotation-possession\0"
+# Where a manifest of the coordinator says when it was made. Others are made for one call, with the present key.
+_MADE: dict[type[Message], str] = {
+    AssignmentManifest: "created",
+    ReceiptManifest: "created",
+    StepManifest: "created",
+    RotationReceiptManifest: "ended",
+    RestoreManifest: "restored",
+}
+
+
+@dataclass(frozen=True)
+class FormerKey:
+    """A key that another one has replaced.
+
+    Attributes:
+        ended: when; what is made or asked later needs the next key.
+        until: until when it may sign replies to what was asked before; the same time for the coordinator.
+    """
+
+    key: Ed25519PublicKey
+    ended: datetime
+    until: datetime
+
+    def must_count(self, asked: datetime, received: datetime) -> None:
+        """Raises the Refusal `key-ended` unless it may sign a reply to what was asked and received at these times."""
+        if asked > self.ended:
+            raise _ended(self.key, f"was replaced at {_words(self.ended)}, before this was asked or made")
+        if received > self.until:
+            raise _ended(self.key, f"was replaced at {_words(self.ended)}, and counted until {_words(self.until)}")
+
+
+@dataclass(frozen=True)
+class KeyChain:
+    """The signing keys of one holder; the former ones are in their order."""
+
+    present: Ed25519PublicKey
+    former: tuple[FormerKey, ...] = ()
+
+    @property
+    def raw(self) -> tuple[bytes, ...]:
+        """The raw keys, the oldest first."""
+        return (*(one.key.public_bytes_raw() for one in self.former), self.present.public_bytes_raw())
+
+    def former_of(self, envelope: SignedEnvelope) -> FormerKey | None:
+        """The former key that an envelope names; None if it names the present one, or none of the holder's."""
+        return next((one for one in self.former if key_id(one.key) == envelope.key_id), None)
+
+    def signer(self, envelope: SignedEnvelope) -> Ed25519PublicKey:
+        """The key of the holder that an envelope names; the present one if it names none."""
+        former = self.former_of(envelope)
+        return self.present if former is None else former.key
+
+    def must_count(self, envelope: SignedEnvelope, asked: datetime, received: datetime) -> None:
+        """Raises the Refusal `key-ended` if a former key signed an envelope and did not count at these times."""
+        former = self.former_of(envelope)
+        if former is not None:
+            former.must_count(asked, received)
+
+    def must_have_made(self, envelope: SignedEnvelope, manifest: Message) -> None:
+        """The same for an envelope of the coordinator, whose manifest says when it was made."""
+        former = self.former_of(envelope)
+        if former is None:
+            return
+        field = _MADE.get(type(manifest))
+        if field is None:
+            raise _ended(former.key, f"was replaced at {_words(former.ended)}, and this is signed anew each time")
+        made = moment(getattr(manifest, field))
+        former.must_count(made, made)
+
+    def unseal(self, envelope: SignedEnvelope, kind: type[ManifestT]) -> ManifestT:
+        """An envelope of the coordinator, verified and parsed.
+
+        Raises:
+            Refusal: `key-unknown`, `key-ended`, `signature` or `manifest`.
+        """
+        manifest = unseal(envelope, kind, self.signer(envelope))
+        self.must_have_made(envelope, manifest)
+        return manifest
+
+
+class CoordinatorKeys:
+    """The coordinator's signing keys as a member knows them. Any thread may call.
+
+    Args:
+        federation_id: the federation.
+        first: the key that the member got when it joined.
+        rotations: those that it has followed since, in their order.
+
+    Raises:
+        Refusal: they do not follow from the first key.
+    """
+
+    def __init__(self, federation_id: str, first: Ed25519PublicKey, rotations: Sequence[KeyRotation] = ()) -> None:
+        self._federation_id = federation_id
+        self._lock = threading.Lock()
+        self.first = first
+        self.rotations: tuple[KeyRotation, ...] = ()
+        self.chain = KeyChain(first)
+        self.learn(rotations)
+
+    def learn(self, shown: Sequence[KeyRotation]) -> bool:
+        """Follows the rotations that a coordinator shows, those from before included; whether there is a new key.
+
+        Raises:
+            Refusal: they do not lead on from the key that is known: `rotation`, or that of `follow`.
+        """
+        with self._lock:
+            chain, new = follow(self.chain, shown, federation_id=self._federation_id)
+            self.chain, self.rotations = chain, (*self.rotations, *new)
+        return bool(new)
+
+    def unseal(self, envelope: SignedEnvelope, kind: type[ManifestT]) -> ManifestT:
+        """As `KeyChain.unseal`."""
+        return self.chain.unseal(envelope, kind)
+
+
+def rotations_text(rotations: Sequence[KeyRotation]) -> str:
+    """Rotations as the lines of a file."""
+    return "".join(base64.b64encode(one.SerializeToString(deterministic=True)).decode() + "\n" for one in rotations)
+
+
+def read_rotations(path: Path) -> tuple[KeyRotation, ...]:
+    """The rotations in a file, none where there is no file. Raises FileDamaged."""
+    if not path.exists():
+        return ()
+    try:
+        return parse_rotations(read_file(path).decode())
+    except ValueError as error:  # UnicodeDecodeError is one
+        raise FileDamaged(f"{path} is damaged: {error}") from None
+
+
+def parse_rotations(text: str) -> tuple[KeyRotation, ...]:
+    """What `rotations_text` wrote. Raises ValueError."""
+    try:
+        return tuple(KeyRotation.FromString(base64.b64decode(line, validate=True)) for line in text.split())
+    except DecodeError as error:
+        raise ValueError(f"no rotation: {error}") from None
+
+
+def rotate(
+    old: Ed25519PrivateKey,
+    new: Ed25519PrivateKey,
+    *,
+    federation_id: str,
+    client_id: str = "",
+    number: int,
+    now: datetime,
+) -> KeyRotation:
+    """The statement that one key replaces another, by both; without a `client_id`, of the coordinator's.
+
+    `number` counts the rotations of this holder, with this one.
+    """
+    manifest = RotationManifest(
+        federation_id=federation_id,
+        client_id=client_id,
+        number=number,
+        old_key=old.public_key().public_bytes_raw(),
+        new_key=new.public_key().public_bytes_raw(),
+    )
+    manifest.created.FromDatetime(now)
+    statement = seal(manifest, old)
+    return KeyRotation(statement=statement, possession=new.sign(_POSSESSION + statement.manifest))
+
+
+def open_rotation(
+    rotation: KeyRotation, old: Ed25519PublicKey, *, federation_id: str, client_id: str = "", number: int | None = None
+) -> tuple[RotationManifest, Ed25519PublicKey]:
+    """A rotation that replaces a key, verified, and the new key.
+
+    `number` is the one that it has to have; None is any.
+
+    Raises:
+        Refusal: `key-unknown`, `signature`, `manifest`; `rotation`: it is of another holder, or not the next one;
+            `signing-key`: the new key is none; `proof`: the new key has not signed.
+    """
+    manifest = unseal(rotation.statement, RotationManifest, old)
+    expected: dict[str, object] = {"federation_id": federation_id, "client_id": client_id}
+    expected["old_key"] = old.public_bytes_raw()
+    if number is not None:
+        expected["number"] = number
+    for field, value in expected.items():
+        if getattr(manifest, field) != value:
+            shown = manifest.old_key.hex() if field == "old_key" else getattr(manifest, field)
+            raise Refusal("rotation", f"the rotation is for another {field}, {str(shown)[:80]!r}")
+    try:
+        new = signing_public_key(manifest.new_key)
+        moment(manifest.created)
+    except IdentityError as error:
+        raise Refusal("signing-key", str(error)) from None
+    try:
+        new.verify(rotation.possession, _POSSESSION + rotation.statement.manifest)
+    except InvalidSignature:
+        raise Refusal("proof", "the new key has not signed the rotation: nobody may take the key of another") from None
+    return manifest, new
+
+
+def follow(
+    known: KeyChain,
+    rotations: Sequence[KeyRotation],
+    *,
+    federation_id: str,
+    client_id: str = "",
+    coordinator: KeyChain | None = None,
+) -> tuple[KeyChain, list[KeyRotation]]:
+    """Goes on from the present key of a chain; returns the longer chain, and the rotations that are new to it.
+
+    Args:
+        known: what is known of the holder; a key without history begins a chain.
+        rotations: of the holder, in their order; those that lead to the present key come first.
+        federation_id: of all of them.
+        client_id: the client whose keys they are; empty for the coordinator.
+        coordinator: the keys that have signed the receipts of a client's rotations.
+
+    Raises:
+        Refusal: a rotation is not signed by the key before and by its new key, or has no receipt; `rotation`: one is
+            missing, or they lead elsewhere.
+    """
+    if len(rotations) > MAX_ROTATIONS:
+        raise Refusal("rotation", f"{len(rotations)} rotations; at most {MAX_ROTATIONS} are read")
+    present, number, new = known.present, None, list[KeyRotation]()
+    former, claimed = list(known.former), RotationManifest()
+    for rotation in rotations:
+        before, claimed = claimed, _claimed(rotation)
+        if claimed.old_key != (before.new_key or claimed.old_key):
+            raise _missing(client_id, present)
+        if claimed.old_key != present.public_bytes_raw():
+            continue  # it comes before what is known
+        manifest, following = open_rotation(
+            rotation, present, federation_id=federation_id, client_id=client_id, number=number
+        )
+        ended = until = moment(manifest.created)
+        if client_id:
+            ended, until = _receipt_times(rotation, coordinator, federation_id, client_id)
+        former.append(FormerKey(present, ended, until))
+        present, number = following, manifest.number + 1
+        new.append(rotation)
+    if rotations and claimed.new_key != present.public_bytes_raw():
+        raise _missing(client_id, present)
+    return KeyChain(present, tuple(former)), new
+
+
+def whole_chain(
+    rotations: Sequence[KeyRotation],
+    present: Ed25519PublicKey,
+    *,
+    federation_id: str,
+    client_id: str = "",
+    coordinator: KeyChain | None = None,
+) -> KeyChain:
+    """All keys of a holder, whose rotations, from the first one on, lead to its present key.
+
+    The other arguments are those of `follow`.
+
+    Raises:
+        Refusal: as of `follow`; `rotation`: the first one is missing, or they lead to another key.
+    """
+    if not rotations:
+        return KeyChain(present)
+    first = _claimed(rotations[0])
+    try:
+        oldest = signing_public_key(first.old_key)
+    except IdentityError as error:
+        raise Refusal("signing-key", str(error)) from None
+    chain, _ = follow(
+        KeyChain(oldest), rotations, federation_id=federation_id, client_id=client_id, coordinator=coordinator
+    )
+    if first.number != 1 or chain.present != present:
+        raise _missing(client_id, present)
+    return chain
+
+
+def receipt(
+    rotation: KeyRotation,
+    key: Ed25519PrivateKey,
+    *,
+    federation_id: str,
+    client_id: str,
+    ended: datetime,
+    until: datetime,
+) -> SignedEnvelope:
+    """The coordinator's receipt for a client's rotation."""
+    name = envelope_digest(rotation.statement)
+    manifest = RotationReceiptManifest(federation_id=federation_id, client_id=client_id, rotation=name)
+    manifest.ended.FromDatetime(ended)
+    manifest.until.FromDatetime(until)
+    return seal(manifest, key)
+
+
+def _receipt_times(
+    rotation: KeyRotation, coordinator: KeyChain | None, federation_id: str, client_id: str
+) -> tuple[datetime, datetime]:
+    if coordinator is None or not rotation.HasField("receipt"):
+        raise Refusal("rotation", f"a rotation of {client_id} has no receipt of the coordinator")
+    said = coordinator.unseal(rotation.receipt, RotationReceiptManifest)
+    expected = (federation_id, client_id, envelope_digest(rotation.statement))
+    if (said.federation_id, said.client_id, said.rotation) != expected:
+        raise Refusal("rotation", f"the receipt of a rotation of {client_id} is for another one")
+    return moment(said.ended), moment(said.until)
+
+
+def _claimed(rotation: KeyRotation) -> RotationManifest:
+    try:
+        return RotationManifest.FromString(rotation.statement.manifest)
+    except DecodeError:
+        raise Refusal("manifest", "the manifest is not a RotationManifest") from None
+
+
+def _missing(client_id: str, known: Ed25519PublicKey) -> Refusal:
+    whose = f"of {client_id}" if client_id else "of the coordinator"
+    return Refusal(
+        "rotation",
+        f"the signing keys {whose} do not lead on from the key {key_id(known).hex()[:16]} that is known: a rotation is "
+        "missing, or they are of another federation",
+    )
+
+
+def moment(stamp: Timestamp) -> datetime:
+    """A time from a message, aware. Raises the Refusal `manifest` if there is no such time."""
+    try:
+        return stamp.ToDatetime(tzinfo=UTC)
+    except (ValueError, OverflowError) as error:
+        raise Refusal("manifest", f"a time that does not exist: {error}") from None
+
+
+def _ended(key: Ed25519PublicKey, why: str) -> Refusal:
+    return Refusal("key-ended", f"the key {key_id(key).hex()[:16]} {why}")
+
+
+def _words(time: datetime) -> str:
+    return f"{time:%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,306 @@
+"""What a member refuses (section 3 of the protocol): each check raises WorkError with a stable reason."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from fractions import Fraction
+
+from federation.digests import digest, parse
+from federation.record import bindings
+from federation.record.bindings import difference, repeated
+from federation.secure import bounds
+from federation.secure import evaluation as evaluations
+from federation.secure.bounds import Bounds
+from federation.secure.cover import cover, covers
+from federation.secure.errors import Malformed
+from federation.secure.hashing import PublicKeys
+from federation.secure.member_keys import check_keys
+from federation.secure.thresholds import ONE, Mode, smallest_cohort
+from federation.spec.run_spec import RunSpec, SpecError
+from federation.work.base import Origin, WorkError, WorkingClient
+from federation.work.evaluate.work import Evaluate
+from federation.work.secure.allowed import known_bounds
+from federation.work.secure.journal import Journal
+from federation.work.secure.terms import SessionStage, SessionTerms
+from federation.work.site import EVALUATE, PeerReply, SessionEntry
+from federation.work.train.work import Train
+
+
+def require(holds: bool, reason: str, message: str) -> None:
+    """Raises WorkError unless it holds."""
+    if not holds:
+        raise WorkError(message, reason=reason)
+
+
+def check_terms(client: WorkingClient, terms: SessionTerms, length: int, *, evaluation: bool) -> None:
+    """The terms against the assignment, the pinned roster and the owner's policy.
+
+    Args:
+        client: the member.
+        terms: of the session.
+        length: coordinates of the vector that the work gives.
+        evaluation: whether the session sums the metrics of an evaluation.
+    """
+    origin, site = client.origin, client.site
+    policy = site.policy(origin.task)
+    require(terms.round == client.round, "terms", f"the terms are for round {terms.round}, the work for {client.round}")
+    name = difference(origin, terms, (field.name for field in fields(Origin)))
+    require(not name, "terms", f"the terms are for another {name} than the work")
+    require(terms.length == length, "terms", f"the terms say {terms.length} coordinates; the work gives {length}")
+    require(len(terms.nonce) == 16, "terms", f"the nonce has {len(terms.nonce)} bytes, not 16")
+    require(terms.clip >= 0, "terms", f"vectors cannot be clipped to {terms.clip}")
+    require(bool(site.roster), "roster", "no roster is pinned here: `fedpareto worker roster pin FILE`")
+    ids = terms.ids
+    require(list(ids) == sorted(set(ids)), "terms", "the members invited are not sorted, or one is named twice")
+    require(client.client_id in ids, "terms", "this member is not invited")
+    for one in terms.invited:
+        require(
+            site.key_id(one.client_id) == one.key_id,
+            "roster",
+            f"{one.client_id} is not in the pinned roster with the key {one.key_id.hex()[:16]}",
+        )
+    require(terms.mode in policy.modes, "policy:mode", f"the owner does not allow the mode {terms.mode}")
+    require(terms.mode is Mode.SUM or not evaluation, "policy:mode", "an evaluation is a sum, and needs no other mode")
+    hidden = sorted(set(terms.disclose) - policy.disclose)
+    require(not hidden, "policy:disclose", f"the owner does not disclose {', '.join(hidden)}")
+    require(not (evaluation and terms.disclose), "terms", "an evaluation shows no number of one member")
+    check_cohort(client, terms.mode, len(ids), "are invited")
+
+
+def check_cohort(client: WorkingClient, mode: Mode, members: int, doing: str) -> None:
+    """Whether enough members take part for the colluders that the owner assumes."""
+    policy, colluders = client.site.policy(client.origin.task), client.site.assumed(client.origin.task)
+    least = max(policy.smallest, smallest_cohort(mode, colluders))
+    require(
+        members >= least,
+        "cohort",
+        f"{members} members {doing}; against {colluders} colluding members, the mode {mode} needs {least}",
+    )
+
+
+def specification(client: WorkingClient, document: bytes) -> RunSpec:
+    """The specification of the run, from which the member knows what the coordinator may ask.
+
+    Nothing that it names is imported.
+    """
+    name = client.origin.spec
+    require(digest(document, parse(name)[0]) == name, "terms", "the specification is not the one of the assignment")
+    try:
+        return RunSpec.parse(document)
+    except SpecError as error:
+        message = f"this worker cannot read the specification of the run: {error}"
+        raise WorkError(message[:400], reason="policy:algorithm") from error
+
+
+def check_asked(spec: RunSpec, terms: SessionTerms, *, evaluation: bool) -> None:
+    """The terms against the specification of the run."""
+    require(spec.privacy.secure != "off", "terms", "the specification asks for no private rounds")
+    require(spec.task == terms.task, "terms", f"the specification is for the task {spec.task}")
+    require(spec.seed == terms.seed, "terms", "the specification has another seed")
+    shown = () if evaluation else tuple(sorted(set(spec.privacy.disclose) - {"evaluation"}))
+    mode = Mode.SUM if evaluation else Mode(spec.privacy.secure)
+    clip = evaluations.clip(terms.length, spec.privacy.evaluation_noise) if evaluation else spec.privacy.clip
+    require(terms.mode is mode, "terms", f"the specification asks for the mode {mode}, the terms for {terms.mode}")
+    require(terms.clip == clip, "terms", f"vectors are clipped to {clip}; the terms say {terms.clip}")
+    require(terms.disclose == shown, "terms", f"the specification discloses {list(shown)}")
+    _check_work(spec, terms)
+
+
+def _check_work(spec: RunSpec, terms: SessionTerms) -> None:
+    """The work of the session is what the specification asks for; a sketch of gradients is the algorithm's."""
+    work = terms.work
+    if isinstance(work, Evaluate):
+        require(work.splits == spec.evaluated, "terms", f"the specification evaluates {list(spec.evaluated)}")
+        named = spec.evaluate.kinds
+        require(not named or work.metrics == named, "terms", "the specification names other metrics")
+    if isinstance(work, Train):
+        asked = Train.of(spec, terms.round, work.targets)
+        asked = replace(asked, from_jacobian=work.from_jacobian, measure=work.measure)  # these are the algorithm's
+        require(work == asked, "terms", "the specification asks for another training")
+
+
+def check_noise(client: WorkingClient, spec: RunSpec) -> None:
+    """The noise on an evaluation is at least what the owner asks for."""
+    least, sigma = client.site.policy(client.origin.task).evaluation_noise, spec.privacy.evaluation_noise
+    require(
+        sigma >= least,
+        "policy:evaluation-noise",
+        f"privacy.evaluation_noise is {sigma:g}; the owner asks for {least:g} (secure.evaluation_noise)",
+    )
+
+
+def check_algorithm(client: WorkingClient, spec: RunSpec, *, evaluation: bool) -> Bounds:
+    """What the run's algorithm allows of coefficients, which must be known here."""
+    if evaluation:
+        return bounds.EVALUATION
+    algorithm = spec.algorithm
+    try:
+        known = known_bounds(spec)
+    except (TypeError, ValueError) as error:
+        raise WorkError(f"algorithm.epsilon: {error}", reason="policy:algorithm") from error
+    if known is None and algorithm.name in client.site.policy(client.origin.task).algorithms:
+        return Bounds(kind=bounds.BoundKind.NONE, prior=algorithm.prior, signed=True)
+    if known is None:
+        raise WorkError(
+            f"this worker does not know the algorithm {algorithm.name}, so it cannot tell which coefficients suit it: "
+            "compare versions, or name it in `algorithms` of policy.toml to rely on the cover of the sum alone",
+            reason="policy:algorithm",
+        )
+    return known
+
+
+def check_sessions(client: WorkingClient, session: str, *, work: str, count: bool) -> None:
+    """Whether the owner's limits allow one more session; `count` makes it count, durably.
+
+    An evaluation is deterministic: two of one model, the second without one member, would show what this member
+    measured. So each model is evaluated once, and in a run as often as this member has trained in private rounds.
+
+    Args:
+        client: the member.
+        session: as the ledger names it; once it counts, it is allowed again.
+        work: the kind of work that the vectors are made of; an evaluation may be shown in the clear.
+        count: whether it counts from now on.
+    """
+    origin, site, evaluation = client.origin, client.site, work == EVALUATE
+    policy = site.policy(origin.task)
+    what, most = ("evaluation", policy.evaluations) if evaluation else ("training", policy.sessions)
+    with site.ledger.lock:
+        others = [one for one in site.counted(origin.task) if one.session != session]
+        alike = [one for one in others if one.evaluation == evaluation]
+        require(
+            len(alike) < most,
+            "sessions",
+            f"this data set has been in all sessions of {what} that its owner allows: {most}",
+        )
+        here = sum(one.base_model == origin.base_model for one in alike)
+        if evaluation:
+            measured, trained = (
+                sum(one.evaluation == kind and one.run_id == origin.run_id for one in others) for kind in (True, False)
+            )
+            require(not here, "model-evaluated", "this model was evaluated here before; the numbers of then stand")
+            require(
+                measured < trained + policy.evaluations_ahead,
+                "evaluations",
+                f"this data set has been in {trained} private rounds of training of this run and in {measured} "
+                "evaluations; there are no more evaluations than rounds",
+            )
+        else:
+            require(
+                here < policy.sessions_per_model,
+                "model-sessions",
+                f"{here} sessions have begun from this model; {policy.sessions_per_model} are allowed",
+            )
+            _check_sums(client, alike, work)
+        if count:
+            site.ledger.add(SessionEntry(session, origin.run_id, origin.task, origin.base_model, work))
+
+
+def unmask(client: WorkingClient, session: str, *, work: str) -> None:
+    """Records that the sum of a session is unmasked, if the owner's limits allow one more.
+
+    Two sums from one model, of which one lacks a member, show its vector: see `docs/privacy.md`.
+    """
+    ledger = client.site.ledger
+    with ledger.lock:
+        entries = client.site.counted(client.origin.task)
+        _check_sums(client, [entry for entry in entries if entry.session != session], work)
+        ledger.unmask(session)
+
+
+def _check_sums(client: WorkingClient, others: Sequence[SessionEntry], work: str) -> None:
+    most, model = client.site.policy(client.origin.task).sums_per_model, client.origin.base_model
+    sums = sum(other.unmasked and other.work == work and other.base_model == model for other in others)
+    require(
+        sums < most,
+        "model-sums",
+        f"{sums} sums of {work} from this model have been unmasked; {most} are allowed (secure.sums_per_model)",
+    )
+
+
+def check_order(journal: Journal, stage: SessionStage, opening: int, *, again: bool) -> None:
+    """Stages only go forward; the last one may be asked again."""
+    reached, place = journal.reached(), stage.place(opening)
+    require(
+        place > reached or (place == reached and again),
+        "stage",
+        f"{stage.value} is asked for after a later stage, or a second time",
+    )
+
+
+def peers(
+    client: WorkingClient, journal: Journal, envelopes: Sequence[bytes], stage: SessionStage
+) -> dict[str, PeerReply]:
+    """The signed replies of other members to a stage, by id, verified with the keys of the pinned roster."""
+    ready = journal.agreed(SessionStage.READY)
+    found: dict[str, PeerReply] = {}
+    for envelope in envelopes:
+        try:
+            reply = client.site.open_reply(envelope, client.site.roster)
+        except ValueError as error:
+            raise WorkError(f"a reply of another member does not verify: {error}", reason="envelope") from error
+        name, said = reply.client_id, reply.statement
+        same = repeated(reply, bindings.SESSION) == {field: ready[field] for field in bindings.SESSION}
+        require(
+            same and said is not None and said.session == journal.session and said.stage is stage,
+            "envelope",
+            f"the reply of {name} is of another session or stage",
+        )
+        require(name in ready["invited"], "envelope", f"{name} is not invited")
+        require(name not in found, "envelope", f"{name} is named twice")
+        found[name] = reply
+    return found
+
+
+def check_measured(journal: Journal, measured: Mapping[str, bytes]) -> None:
+    """Every member of an evaluation has signed which of the metrics it computes."""
+    ready = journal.agreed(SessionStage.READY)
+    length = ready["length"] if ready["work"] == EVALUATE else 0
+    wrong = [name for name, entries in measured.items() if len(entries) != length or not set(entries) <= {0, 1}]
+    require(not wrong, "metrics", f"{', '.join(wrong)}: there is not one byte, 0 or 1, for each metric")
+
+
+def check_public_keys(me: str, own: PublicKeys, shown: Mapping[str, PublicKeys]) -> None:
+    """The keys of U1: this member's own are among them, and none is refused."""
+    require(shown.get(me) == own, "keys", "this member's own keys are missing or changed")
+    try:
+        check_keys(shown.values())
+    except Malformed as error:
+        raise WorkError(str(error), reason="keys") from error
+
+
+def check_members(members: Sequence[str], within: Sequence[str], me: str, least: int) -> None:
+    """A list of members: sorted, a subset, with this member in it, and long enough."""
+    require(list(members) == sorted(set(members)), "members", "the members are not sorted, or one is named twice")
+    require(set(members) <= set(within), "members", "the members are not among those of the stage before")
+    require(me in members, "members", "this member is not among them")
+    require(len(members) >= least, "members", f"{len(members)} members; at least {least} are needed")
+
+
+def check_coefficients(client: WorkingClient, journal: Journal, coefficients: Mapping[str, int]) -> None:
+    """The coefficients of W at MASK: what the algorithm allows, and the cover of this member (section 3.5)."""
+    ready, deal = journal.agreed(SessionStage.READY), journal.agreed(SessionStage.DEAL)
+    rule = Bounds(**{**ready["bounds"], "kind": bounds.BoundKind(ready["bounds"]["kind"])})
+    wrong = bounds.problem(rule, coefficients, deal["samples"], journal.thresholds)
+    require(not wrong, "coefficients", wrong)
+    me, cohort, least = client.client_id, journal.thresholds, _least_cover(client, journal)
+    require(
+        covers(coefficients, me, cohort.t, least),
+        "cover",
+        f"with this member's coefficient {coefficients[me] / ONE:.4f}, {cohort.t} colluding members would leave "
+        f"{float(cover(coefficients, me, cohort.t)):.2f} effective members in the sum; {float(least):g} are needed",
+    )
+
+
+def check_survivors(client: WorkingClient, journal: Journal, coefficients: Mapping[str, int]) -> None:
+    """The cover of every member of V at CONFIRM (section 3.5).
+
+    The masked vectors of V have been sent, and t_mask members can unmask their sum without the others. So a member
+    whose cover has become too small cannot prevent the sum alone: each member requires the cover of all.
+    """
+    wrong = bounds.uncovered(coefficients, journal.thresholds.t, _least_cover(client, journal))
+    require(not wrong, "cover", wrong)
+
+
+def _least_cover(client: WorkingClient, journal: Journal) -> Fraction:
+    """E* of this member's owner."""
+    chosen = client.site.policy(client.origin.task).effective_members
+    return journal.thresholds.effective_members if chosen is None else Fraction(chosen)

@@ -1,0 +1,1 @@
+"""`fedpareto admin ...`: the commands of administrators, and their session with a coordinator."""

@@ -1,0 +1,156 @@
+"""`fedpareto admin audit ...`: shows and verifies the audit log."""
+
+import re
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from federation.text import counted
+from fedpareto.cli.admin.app import Home, Late, app, connected
+from fedpareto.cli.failure import USAGE, CommandFailure
+from fedpareto.cli.shared_options import JsonOption
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import grpc
+
+    from federation.line import channels
+    from federation.v1 import admin_pb2 as v1
+    from federation.v1 import common_pb2 as common
+    from federation.v1.admin_pb2_grpc import AdminStub
+    from fedpareto import formatting
+    from fedpareto.cli import document
+    from fedpareto.cli.show import tables
+else:
+    grpc, channels = map(Late, ("grpc", "federation.line.channels"))
+    v1, common, formatting = map(Late, ("federation.v1.admin_pb2", "federation.v1.common_pb2", "fedpareto.formatting"))
+    document, tables = map(Late, ("fedpareto.cli.document", "fedpareto.cli.show.tables"))
+
+audit = typer.Typer(help="Show the audit log; `audit verify` verifies it.", invoke_without_command=True)
+app.add_typer(audit, name="audit")
+
+_AGO = re.compile(r"(\d{1,6})([smhd])")
+_SHORTEST_SECONDS = 1.0  # of a call whose certificate was good when it began
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+@audit.callback()
+def show_log(
+    context: typer.Context,
+    follow: Annotated[bool, typer.Option("--follow", help="Also show new entries as they come.")] = False,
+    since: Annotated[
+        str | None, typer.Option(help="Only entries since 90m, 12h, 7d ago, or since a time such as 2026-05-04T12:00.")
+    ] = None,
+    actor: Annotated[
+        str,
+        typer.Option(help="Only entries of this actor: as the log has it, or the name of a member or administrator."),
+    ] = "",
+    home: Home = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the audit log: who did what, refusals included.
+
+    With --json it prints one object for each entry.
+    """
+    if context.invoked_subcommand is not None:
+        context.obj = (home or context.obj[0], *context.obj[1:])
+        return
+    request = v1.ListAuditRequest(actor=actor, follow=follow)
+    if since is not None:
+        request.since.FromDatetime(_time(since, datetime.now(UTC)))
+    with connected(context, home) as stub:
+        for entries in listed(stub, request):
+            for entry in entries:
+                typer.echo(document.line(entry) if as_json else _line(entry))
+            sys.stdout.flush()
+
+
+def listed(stub: "AdminStub", request: "v1.ListAuditRequest") -> "Iterator[list[v1.AuditEntry]]":
+    """The entries, some at a time. Following goes on after the end of a certificate, with the next one."""
+    last = -1
+    while True:
+        begun = time.monotonic()
+        try:
+            for response in stub.ListAudit(request):
+                if entries := [entry for entry in response.entries if entry.number > last]:
+                    last = entries[-1].number
+                    yield entries
+        except grpc.RpcError as error:
+            expired = channels.refusal_from_rpc_error(error).reason == "certificate-expired"
+            if not (request.follow and expired and time.monotonic() > begun + _SHORTEST_SECONDS):
+                raise
+        else:
+            return
+
+
+@audit.command()
+def verify(
+    context: typer.Context,
+    skip_blobs: Annotated[
+        bool, typer.Option("--skip-blobs", help="Do not read the models and updates, which may take long.")
+    ] = False,
+    home: Home = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Verify the audit log, and the record against it.
+
+    Every entry, leaf and checkpoint is computed anew. Signed envelopes, runs, members and administrators are compared
+    with the entries that tell of them, and blobs with their digests. Noise that protects clients must have the length
+    and the extremes of noise. The exit code is 1 when something is wrong.
+    """
+    problems, verified = list[str](), v1.AuditVerified()
+    with connected(context, home) as stub:
+        for response in stub.VerifyAudit(v1.VerifyAuditRequest(skip_blobs=skip_blobs)):
+            kind = response.WhichOneof("message")
+            if kind == "problem":
+                problems.append(response.problem)
+                if not as_json:
+                    typer.echo(f"wrong: {response.problem}")
+            elif kind == "progress" and sys.stderr.isatty():
+                typer.echo(f"\r{response.progress.part}: {response.progress.done} ", nl=False, err=True)
+            elif kind == "verified":
+                verified = response.verified
+    if sys.stderr.isatty():
+        typer.echo("", err=True)
+    newest = common.CheckpointManifest.FromString(verified.checkpoint.manifest)
+    counts = {name: getattr(verified, name) for name in ("entries", "rounds", "blobs")}
+    if as_json:
+        checkpoint = {"size": newest.size, "root": newest.root.hex(), "created": newest.created.ToJsonString()}
+        typer.echo(document.dumps({**counts, "problems": problems, "checkpoint": checkpoint}))
+    else:
+        blobs = "no blobs" if skip_blobs else counted(verified.blobs, "blob")
+        entries, rounds = counted(verified.entries, "entry", "entries"), counted(verified.rounds, "round")
+        typer.echo(
+            f"{entries}, {rounds} and {blobs} verified; the newest checkpoint covers "
+            f"{newest.size} entries, with root {newest.root.hex()}"
+        )
+    if problems:
+        raise CommandFailure(f"{len(problems)} things are wrong" if len(problems) > 1 else "one thing is wrong")
+
+
+def _line(entry: "v1.AuditEntry") -> str:
+    when = formatting.local(entry.at)
+    words = [f"{entry.number:>7}  {when}  {entry.actor}  {entry.action}"]
+    words += [part for part in (entry.subject, entry.detail) if part]
+    if entry.outcome:
+        words.append(f"refused: {entry.outcome}")
+    if entry.times > 1:
+        words.append(f"{entry.times} times")
+    return "  ".join(words)
+
+
+def _time(text: str, now: datetime) -> datetime:
+    """The time that `--since` names."""
+    if (ago := _AGO.fullmatch(text)) is not None:
+        return now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+    try:
+        named = datetime.fromisoformat(text)
+    except ValueError:
+        raise CommandFailure(
+            f"--since {text}: expected 90m, 12h, 7d, or a time as in 2026-05-04T12:00", code=USAGE
+        ) from None
+    return named if named.tzinfo is not None else named.astimezone()

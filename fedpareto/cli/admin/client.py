@@ -1,0 +1,105 @@
+"""Calls to the coordinator: the administrator's directory, the channel, and errors in words."""
+
+import json
+import socket
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+
+from federation.text import escaped, escaped_lines
+from federation.trust.admin_files import SIGNING_KEY, Account
+from federation.trust.keys import IdentityError
+from federation.v1.admin_pb2_grpc import AdminStub
+from fedpareto.cli.admin.admin_session import Line, Local, Way
+from fedpareto.cli.failure import USAGE, CommandFailure, failing
+from fedpareto.cli.show.escaping import escaping_stub
+
+SETTINGS = "coordinator.toml"
+_ANSWER_SECONDS = 2.0
+
+
+def find_home(given: Path) -> Path:
+    """The administrator's directory: the given one, or the one inside it; a Failure if there is none."""
+    for directory in (given, given / "admin", given / "coordinator" / "admin"):
+        if (directory / SIGNING_KEY).is_file() and (directory / "member.toml").is_file():
+            return directory
+    raise CommandFailure(
+        f"{given} is not an administrator's directory: there is no {SIGNING_KEY} in it. Name one with --home or in "
+        "FEDPARETO_ADMIN. `fedpareto demo` and `fedpareto coordinator init --home DIR` make one (DIR/admin)",
+        code=USAGE,
+    )
+
+
+@contextmanager
+def connect(given: Path, *, passphrase_file: Path | None = None, proxy: str | None = None) -> Iterator[AdminStub]:
+    """The Admin service, as the administrator whose directory is given. Logs in if the last login has ended.
+
+    If the directory is part of a coordinator's home, and that coordinator does not run, the calls that only show the
+    record read it from the home. Each other call is a Failure that says how to start the coordinator.
+
+    Args:
+        given: see `find_home`.
+        passphrase_file: its first line is the passphrase of the signing key.
+        proxy: as the user gave it; None is that of the environment.
+
+    Raises:
+        Failure: the directory cannot be used, or a call fails inside.
+    """
+    way = way_to(given, passphrase_file=passphrase_file, proxy=proxy)
+    if way.stopped:
+        from fedpareto.cli.admin.stopped import reading
+
+        with reading(way.home.parent) as call:
+            yield escaping_stub(call)
+        return
+    line = Line(way)
+    try:
+        line.open()
+        yield escaping_stub(line.call)
+    except grpc.RpcError as error:
+        refusal = way.refusal(error, line.files)
+        if refusal.reason == "unreachable":
+            message = f"cannot reach the coordinator at {way.account.address}: {escaped(refusal.message)}"
+            raise CommandFailure(message) from None
+        raise CommandFailure(escaped_lines(f"{refusal.message} [{refusal.reason or refusal.status}]")) from None
+    finally:
+        line.close()
+
+
+def way_to(given: Path, *, passphrase_file: Path | None = None, proxy: str | None = None) -> Way:
+    """How to reach the coordinator of an administrator; arguments and errors as of `connect`."""
+    home = find_home(given)
+    centre = home.parent
+    with failing(IdentityError, code=USAGE):
+        account = Account.load(home)
+    local = _local(centre)
+    stopped = local is None and (centre / SETTINGS).is_file() and not _answers(account.address)
+    return Way(home, account, local, stopped, passphrase_file, proxy)
+
+
+def _local(centre: Path) -> Local | None:
+    """The addresses on this machine of the coordinator that serves the directory `centre`; None if there is none."""
+    try:
+        ports = json.loads((centre / "ports.json").read_text())
+        federation, enrollment = int(ports["federation"]), int(ports["enrollment"])
+        bind = str(tomllib.loads((centre / SETTINGS).read_text()).get("bind", ""))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    loopback = ["[::1]"] if bind.strip("[]") == "::" else []
+    own = [] if bind.strip("[]") in ("", "0.0.0.0", "::") else [f"[{bind.strip('[]')}]" if ":" in bind else bind]  # noqa: S104
+    hosts = dict.fromkeys([*own, "127.0.0.1", *loopback])
+    host = next((host for host in hosts if _answers(f"{host}:{federation}")), None)
+    return None if host is None else Local(f"{host}:{federation}", f"{host}:{enrollment}")
+
+
+def _answers(address: str) -> bool:
+    """Whether a process listens there; TLS checks later whether it is the coordinator."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS):
+            return True
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,80 @@
+"""Writes a model that the coordinator sends to a file: the whole model with the right digest, or nothing."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from federation import digests
+from federation.record.provenance import Provenance, with_provenance
+from federation.refusals import Refusal
+from federation.v1.admin_pb2 import BestModel, ExportModelResponse, ModelOrigin
+from federation.vectors import LENGTH_BYTES, header_length
+from fedpareto.cli.failure import CommandFailure, failing
+from fedpareto.cli.whole_file import whole_file
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A model that was written.
+
+    Attributes:
+        digest: of the model as it is on record, which the file is without the metadata that tell where it comes from.
+        size: of the same, in bytes.
+        best: the round, if it was chosen by a metric.
+    """
+
+    digest: str
+    size: int
+    best: BestModel | None
+
+
+def save(pieces: Iterable[ExportModelResponse], path: Path) -> Saved:
+    """Writes the pieces to `path`, with metadata that tell where the model comes from.
+
+    Raises:
+        Failure: the bytes are not those that the coordinator named, or the file cannot be written; an older file stays.
+    """
+    with (
+        failing(OSError, what=f"cannot write {path}"),
+        failing(Refusal, what="the model that arrived"),
+        whole_file(path) as file,
+    ):
+        return _write(pieces, file)
+
+
+def _write(pieces: Iterable[ExportModelResponse], file: BinaryIO) -> Saved:
+    best = None
+    digest, size, count, state = "", 0, 0, digests.hasher()
+    head: bytes | None = b""  # what has come of the header, until it is whole
+    for piece in pieces:
+        if not digest:
+            digest, size = piece.digest, piece.size
+            best = piece.best if piece.HasField("best") else None
+            state = digests.hasher(digests.parse(digest)[0])
+        state.update(piece.chunk)
+        count += len(piece.chunk)
+        if head is None or not piece.HasField("origin"):
+            file.write(piece.chunk)
+            continue
+        head += piece.chunk
+        if len(head) < LENGTH_BYTES or len(head) < (end := LENGTH_BYTES + header_length(head)):
+            continue
+        file.write(with_provenance(head[:end], _provenance(piece.origin)) + head[end:])
+        head = None
+    if not digest:
+        raise CommandFailure("the coordinator sent no model")
+    found = f"{digests.parse(digest)[0]}:{state.hexdigest()}"
+    if found != digest or count != size:
+        raise CommandFailure(f"the model that arrived is {found} ({count} bytes); expected {digest} ({size} bytes)")
+    return Saved(digest, size, best)
+
+
+def _provenance(origin: ModelOrigin) -> Provenance:
+    return Provenance(
+        federation=origin.federation_id,
+        run=origin.run_id,
+        round=str(origin.round) if origin.HasField("round") else "",
+        record=origin.record,
+        entries=str(origin.entries) if origin.record else "",
+    )

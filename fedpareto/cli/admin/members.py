@@ -1,0 +1,148 @@
+"""`fedpareto admin ...`: logins, members and administrators."""
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from federation.text import counted
+from fedpareto.cli.admin.app import Answer, ClientName, Home, Late, app, command, connected
+from fedpareto.cli.failure import USAGE, CommandFailure, answer, failing, not_served
+from fedpareto.cli.secret_input import passphrase_for
+from fedpareto.cli.shared_options import JsonOption
+
+if TYPE_CHECKING:
+    from federation.trust import admin_files, identity, keys
+    from federation.v1 import admin_pb2 as v1
+    from federation.v1.admin_pb2_grpc import AdminStub
+    from fedpareto import admin_messages, formatting
+    from fedpareto.cli import document
+    from fedpareto.cli.admin import client
+    from fedpareto.cli.show import member_tables
+else:
+    v1, formatting, admin_messages = map(
+        Late, ("federation.v1.admin_pb2", "fedpareto.formatting", "fedpareto.admin_messages")
+    )
+    client, document, member_tables = map(
+        Late, ("fedpareto.cli.admin.client", "fedpareto.cli.document", "fedpareto.cli.show.member_tables")
+    )
+    admin_files, identity, keys = map(
+        Late, ("federation.trust.admin_files", "federation.trust.identity", "federation.trust.keys")
+    )
+
+
+@app.command()
+def login(context: typer.Context, home: Home = None, as_json: JsonOption = False) -> None:
+    """Log in with the signing key, for some hours.
+
+    The command gets a certificate for a new TLS key. Other commands do this by themselves if the signing key has no
+    passphrase, or with --passphrase-file.
+    """
+    given, passphrase_file, proxy = context.obj
+    way = client.way_to(home or given, passphrase_file=passphrase_file, proxy=proxy)
+    if way.stopped:
+        raise not_served(way.home.parent)
+    with failing(keys.IdentityError, code=USAGE):
+        passphrase = passphrase_for(way.home / admin_files.SIGNING_KEY, passphrase_file)
+        key = admin_files.load_admin_key(way.home, passphrase)
+    files = way.log_in(key, datetime.now(UTC))
+    roles = sorted(identity.parse_peer(files.certificate).roles)
+    document = {"name": files.name, "federation_id": files.federation_id, "roles": roles}
+    until = f"{files.not_after:%Y-%m-%d %H:%M} UTC"
+    answer(
+        as_json,
+        {**document, "certificate_expires": files.not_after.isoformat()},
+        f"{files.name} is logged in to {files.federation_id} until {until}, as {', '.join(roles)}",
+    )
+
+
+@app.command()
+def join_string(
+    context: typer.Context,
+    client: Annotated[str, typer.Argument(metavar="CLIENT", help="Name of the new client, such as hospital-a.")],
+    hours: Annotated[
+        float | None, typer.Option(min=0.01, max=720, help="Hours until it expires. Default: the federation's setting.")
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="For a member that joins again, because its certificate has ended.")
+    ] = False,
+    home: Home = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a join string for a new member. It is shown once, works once, and expires.
+
+    There is one for a name at a time: another one replaces it.
+    """
+    with connected(context, home) as stub:
+        request = v1.CreateJoinStringRequest(client_id=client, lifetime_seconds=round((hours or 0) * 3600), again=again)
+        response = stub.CreateJoinString(request)
+    typer.echo(document.dumps(response) if as_json else response.join_string)
+    if not as_json:
+        if response.replaced:
+            older = counted(response.replaced, "open join string")
+            typer.echo(f"\nIt replaces {older} for {client}: nobody can join with the older one any more.", err=True)
+        typer.echo(
+            f"\nHand it to {client} in confidence, before {formatting.local(response.expires)}. On that machine"
+            + (", with the directory that it has:\n" if again else ":\n")
+            + f"    fedpareto worker join --home {'DIRECTORY' if again else client}",
+            err=True,
+        )
+
+
+@command()
+def join_strings(
+    stub: "AdminStub",
+    every: Annotated[bool, typer.Option("--all", help="Also list used, cancelled and expired join strings.")] = False,
+) -> Answer:
+    """List the join strings that can still be used. Their secrets are not kept."""
+    response = admin_messages.whole(stub.ListJoinStrings, v1.ListJoinStringsRequest(all=every))
+    return response, lambda: member_tables.join_strings(response.join_strings)
+
+
+@command()
+def cancel_join_string(stub: "AdminStub", client: ClientName) -> Answer:
+    """Cancel the unused join strings for a name."""
+    response = stub.CancelJoinStrings(v1.CancelJoinStringsRequest(client_id=client))
+    return response, f"join strings of {client} that were cancelled: {len(response.join_strings)}"
+
+
+@command()
+def clients(stub: "AdminStub") -> Answer:
+    """List the members, and what is wrong with each."""
+    response = admin_messages.whole(stub.ListClients, v1.ListClientsRequest())
+    return response, lambda: member_tables.clients(response.clients, datetime.now(UTC))
+
+
+@command("client")
+def show_client(stub: "AdminStub", client: ClientName) -> Answer:
+    """Show a member.
+
+    That is: its state, its key and its machine, and for each task its samples, quotas and abilities.
+    """
+    listed = admin_messages.whole(stub.ListClients, v1.ListClientsRequest()).clients
+    item = next((item for item in listed if item.client_id == client), None)
+    if item is None:
+        raise CommandFailure(f"no client has the name {client!r}: `fedpareto admin clients` lists them")
+    return item, lambda: member_tables.client(item, datetime.now(UTC))
+
+
+@command()
+def tag(
+    stub: "AdminStub",
+    client: ClientName,
+    tags: Annotated[list[str] | None, typer.Argument(help="All its tags; without any, its tags are removed.")] = None,
+) -> Answer:
+    """Set the tags of a member.
+
+    Runs select members by tags (selection.tags). The tags replace the present ones, from the next round on.
+    """
+    response = stub.TagClient(v1.TagClientRequest(client_id=client, tags=tags or ()))
+    found = ", ".join(response.client.tags)
+    return response, f"{client} has the tags {found}" if found else f"{client} has no tags"
+
+
+@command()
+def admins(stub: "AdminStub") -> Answer:
+    """List the administrators."""
+    response = stub.ListAdministrators(v1.ListAdministratorsRequest())
+    return response, lambda: member_tables.administrators(response.administrators)

@@ -1,0 +1,223 @@
+"""`fedpareto admin ...`: decisions of one or two security officers about members and administrators."""
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedpareto.cli.admin.app import ClientName, Home, Late, Reason, Yes, app, command, confirm, connected, show
+from fedpareto.cli.failure import USAGE, CommandFailure, failing
+from fedpareto.cli.secret_input import passphrase_for
+from fedpareto.cli.shared_options import JsonOption
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import grpc
+    from google.protobuf.message import Message
+
+    from federation.line import channels
+    from federation.trust import admin_files, envelope, identity, keys
+    from federation.v1 import admin_pb2 as v1
+    from federation.v1 import common_pb2 as common
+    from federation.v1.admin_pb2_grpc import AdminStub
+    from fedpareto import admin_messages, formatting
+    from fedpareto.cli.admin import client
+    from fedpareto.cli.admin.app import Answer
+    from fedpareto.cli.show import member_tables
+else:
+    grpc, v1, common = map(Late, ("grpc", "federation.v1.admin_pb2", "federation.v1.common_pb2"))
+    admin_files, channels, envelope, identity, keys = map(
+        Late,
+        (
+            "federation.trust.admin_files",
+            "federation.line.channels",
+            "federation.trust.envelope",
+            "federation.trust.identity",
+            "federation.trust.keys",
+        ),
+    )
+    formatting, admin_messages = map(Late, ("fedpareto.formatting", "fedpareto.admin_messages"))
+    client, member_tables = map(Late, ("fedpareto.cli.admin.client", "fedpareto.cli.show.member_tables"))
+
+RequestName = Annotated[str, typer.Argument(metavar="ID", help="The request's id, or the beginning of it.")]
+
+
+class Officer:
+    """A security officer at the Admin service, with the signing key at hand."""
+
+    def __init__(self, stub: "AdminStub", home: "Path", passphrase_file: "Path | None") -> None:
+        self.stub = stub
+        self._home = home
+        self._passphrase_file = passphrase_file
+
+    def sign(self, manifest: "common.RequestManifest | common.DecisionManifest") -> "common.SignedEnvelope":
+        """Signs, as this officer and now."""
+        with failing(keys.IdentityError, code=USAGE):
+            account = admin_files.Account.load(self._home)
+            passphrase = passphrase_for(self._home / admin_files.SIGNING_KEY, self._passphrase_file)
+            key = admin_files.load_admin_key(self._home, passphrase)
+        manifest.federation_id, manifest.officer = account.federation_id, account.name
+        manifest.created.FromDatetime(datetime.now(UTC))
+        return envelope.seal(manifest, key)
+
+    def act(self, call: "Callable[[Any], Message]", request: "Message", wanted: "common.RequestManifest") -> "Answer":
+        """Makes a call. If it takes two officers, a signed request for the same is made instead."""
+        try:
+            return call(request), ""
+        except grpc.RpcError as error:
+            if channels.refusal_from_rpc_error(error).reason != "two-officers":
+                raise
+        rules = self.stub.ListRequests(v1.ListRequestsRequest(page_size=1))
+        wanted.expires.FromDatetime(datetime.now(UTC) + timedelta(seconds=rules.lifetime_seconds))
+        answer = self.stub.RequestAction(v1.RequestActionRequest(request=self.sign(wanted)))
+        name = member_tables.request_name(answer.request.request_id)
+        until = formatting.local(wanted.expires)
+        return answer, (
+            f"{wanted.action} takes two officers: this is request {name} now, open until {until}.\n"
+            f"Another security officer consents: fedpareto admin consent {name}"
+        )
+
+
+@contextmanager
+def _officer(context: typer.Context, home: "Path | None") -> "Iterator[Officer]":
+    given, passphrase_file, _ = context.obj
+    with connected(context, home) as stub:
+        yield Officer(stub, client.find_home(home or given), passphrase_file)
+
+
+@app.command()
+def approve(context: typer.Context, name: ClientName, home: Home = None, as_json: JsonOption = False) -> None:
+    """Approve a pending member, so that it gets work."""
+    with _officer(context, home) as officer:
+        request = v1.ApproveClientRequest(client_id=name)
+        wanted = common.RequestManifest(action=identity.Action.APPROVE, subject=name)
+        answer, words = officer.act(officer.stub.ApproveClient, request, wanted)
+    show(as_json, answer, words or f"{name} is active and gets work")
+
+
+@app.command()
+def revoke(
+    context: typer.Context,
+    name: ClientName,
+    reason: Reason = "",
+    yes: Yes = False,
+    home: Home = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Revoke a member, at once and permanently."""
+    confirm(yes, lambda: f"Shut {name} out for good? Its name is never given again.")
+    with _officer(context, home) as officer:
+        request = v1.RevokeClientRequest(client_id=name, reason=reason)
+        wanted = common.RequestManifest(action=identity.Action.REVOKE, subject=name, reason=reason)
+        answer, words = officer.act(officer.stub.RevokeClient, request, wanted)
+    show(as_json, answer, words or f"{name} is revoked; its past updates stay in the record")
+
+
+@app.command()
+def forget(
+    context: typer.Context,
+    name: ClientName,
+    reason: Reason = "",
+    yes: Yes = False,
+    home: Home = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove the updates that a member has sent.
+
+    Its signed envelopes, the steps and the models stay, so that signatures can still be verified; K and the models of
+    its rounds cannot be recomputed any more. Updates that the current round needs are removed after the round. The
+    command does not revoke the member. Backups are not changed: make a new one into each directory.
+    """
+    confirm(yes, lambda: f"Remove every update that {name} has sent? Its rounds cannot be recomputed afterwards.")
+    with _officer(context, home) as officer:
+        request = v1.ForgetClientRequest(client_id=name, reason=reason)
+        wanted = common.RequestManifest(action=identity.Action.FORGET, subject=name, reason=reason)
+        answer, words = officer.act(officer.stub.ForgetClient, request, wanted)
+    if not words:
+        words = f"{answer.removed} payloads of {name} were removed, {answer.removed_bytes / 1e6:.1f} MB"
+        if answer.kept:
+            words += f"; {answer.kept} are removed within a day after the round or the run that needs them has ended"
+    show(as_json, answer, words)
+
+
+@app.command()
+def revoke_admin(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The administrator's name.")],
+    reason: Reason = "",
+    yes: Yes = False,
+    home: Home = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Revoke an administrator, at once. `coordinator admin` can issue the name again."""
+    confirm(yes, lambda: f"End the signing key and the certificates of the administrator {name}?")
+    with _officer(context, home) as officer:
+        request = v1.RevokeAdministratorRequest(name=name, reason=reason)
+        wanted = common.RequestManifest(action=identity.Action.REVOKE_ADMIN, subject=name, reason=reason)
+        answer, words = officer.act(officer.stub.RevokeAdministrator, request, wanted)
+    show(as_json, answer, words or f"the signing key and the certificates of {name} have ended, and so have its calls")
+
+
+@command()
+def requests(
+    stub: "AdminStub",
+    every: Annotated[bool, typer.Option("--all", help="Also list decided and expired requests.")] = False,
+) -> "Answer":
+    """List the requests that wait for another officer."""
+    response = admin_messages.whole(stub.ListRequests, v1.ListRequestsRequest(all=every))
+    return response, lambda: member_tables.requests(response)
+
+
+@app.command()
+def consent(
+    context: typer.Context, request: RequestName, yes: Yes = False, home: Home = None, as_json: JsonOption = False
+) -> None:
+    """Consent to a request of another officer.
+
+    The action is then done.
+    """
+    _decide(context, home, request, common.DecisionManifest(consent=True), yes=yes, as_json=as_json)
+
+
+@app.command()
+def withdraw(
+    context: typer.Context,
+    request: RequestName,
+    reason: Reason = "",
+    yes: Yes = False,
+    home: Home = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Withdraw a request, or refuse one of another officer."""
+    _decide(context, home, request, common.DecisionManifest(consent=False, reason=reason), yes=yes, as_json=as_json)
+
+
+def _decide(
+    context: typer.Context,
+    home: "Path | None",
+    name: str,
+    decision: "common.DecisionManifest",
+    *,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    with _officer(context, home) as officer:
+        listed = admin_messages.whole(officer.stub.ListRequests, v1.ListRequestsRequest(all=True)).requests
+        fitting = [one for one in listed if member_tables.request_name(one.request_id, whole=True).startswith(name)]
+        if len(fitting) != 1:
+            found = "no request has" if not fitting else f"{len(fitting)} requests have"
+            raise CommandFailure(
+                f"{found} an id that begins with {name!r}; `fedpareto admin requests` lists them", code=USAGE
+            )
+        # What is shown is what the other officer signed, and the decision is bound to it.
+        signed = fitting[0].request
+        decision.request = envelope.envelope_digest(signed)
+        words = member_tables.request_in_words(signed)
+        confirm(yes, lambda: f"{words}. {'Consent, and do it?' if decision.consent else 'Refuse or withdraw it?'}")
+        answer = officer.stub.DecideRequest(v1.DecideRequestRequest(decision=officer.sign(decision)))
+    done = "done" if decision.consent else admin_messages.name_of(answer.request, "state").lower()
+    show(as_json, answer, f"{words}: {done}")

@@ -1,0 +1,327 @@
+"""`fedpareto admin ...`: runs, rounds and disk space. Most commands are one call of the Admin service."""
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from federation.text import counted
+from fedpareto.cli.admin import audit, members, officers
+from fedpareto.cli.admin.app import Answer, Home, Late, Reason, RunName, Yes, app, command, confirm, connected, show
+from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure
+from fedpareto.cli.shared_options import CodeOption, ForceOption, JsonOption
+
+if TYPE_CHECKING:
+    from federation.v1 import admin_pb2 as v1
+    from federation.v1.admin_pb2_grpc import AdminStub
+    from fedpareto import admin_messages
+    from fedpareto.cli import document
+    from fedpareto.cli.admin import download, upload
+    from fedpareto.cli.show import envelope_lines, metric_tables, participation_table, round_tables, tables
+else:
+    v1, admin_messages = map(Late, ("federation.v1.admin_pb2", "fedpareto.admin_messages"))
+    document, download, participation_table, tables, envelope_lines, metric_tables, round_tables, upload = map(
+        Late,
+        (
+            "fedpareto.cli.document",
+            "fedpareto.cli.admin.download",
+            "fedpareto.cli.show.participation_table",
+            "fedpareto.cli.show.tables",
+            "fedpareto.cli.show.envelope_lines",
+            "fedpareto.cli.show.metric_tables",
+            "fedpareto.cli.show.round_tables",
+            "fedpareto.cli.admin.upload",
+        ),
+    )
+
+__all__ = ["app", "audit", "members", "officers"]  # importing them adds their commands before those of this file
+
+
+@command()
+def disk(stub: "AdminStub") -> Answer:
+    """Show the disk space of the record.
+
+    It shows models, updates and the database for each run, the free space, and an estimate of the space that open runs
+    will still need.
+    """
+    response = stub.GetDisk(v1.GetDiskRequest())
+    return response, lambda: tables.disk(response)
+
+
+@app.command()
+def submit(
+    context: typer.Context,
+    spec: Annotated[
+        Path | None, typer.Argument(metavar="SPEC.toml", help="The run specification; see --explain.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="The initial model, a safetensors file. Default: the task makes it.")
+    ] = None,
+    code: CodeOption = None,
+    paused: Annotated[bool, typer.Option("--paused", help="Wait for `resume` before the first round.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Only check the run: show which members it would ask and how much disk space it would need.",
+        ),
+    ] = False,
+    watch_it: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print every key of a run specification, as TOML with comments.")
+    ] = False,
+    home: Home = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Submit a run.
+
+    With --dry-run the exit code is 0 when the run could begin now; 1 when the coordinator would refuse it, or it would
+    wait for members or for space on the disk; 2 when the specification is wrong.
+
+    With --watch the exit code is 0 when the run completed and every member that its last round asked replied;
+    otherwise 1.
+    """
+    if explain:
+        _explain(as_json)
+        return
+    if spec is None:
+        raise CommandFailure(
+            "name the run specification: fedpareto admin submit SPEC.toml, or see --explain", code=USAGE
+        )
+    text, parsed = upload.read_spec(spec)
+    initial = (
+        upload.model_file(model, parsed.task)
+        if model
+        else upload.made_model(parsed.task, parsed.seed, parsed.parameters)
+    )
+    with connected(context, home) as stub:
+        if dry_run:
+            upload.show_prospects(upload.submit(stub, text, initial, dry_run=True), as_json)
+            return
+        response = _submit(stub, text, initial, paused)
+        run = response.run
+        if as_json:
+            typer.echo(document.line(response) if watch_it else document.dumps(response))
+        else:
+            for warning in response.warnings:
+                typer.echo(f"warning: {warning}", err=True)
+            typer.echo(
+                f"run {run.run_id} ({run.name}): {run.parameters:,} parameters, {counted(run.rounds_total, 'round')}"
+            )
+            for next_command in () if watch_it else [*(["resume"] if paused else []), "watch", "rounds"]:
+                typer.echo(f"    fedpareto admin {next_command} {run.run_id}", err=True)
+        if watch_it:
+            _follow(stub, run.run_id, as_json)
+
+
+def _submit(stub: "AdminStub", text: bytes, initial: Any, paused: bool) -> Any:
+    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+
+    columns = ("uploading the initial model", BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=tables.console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("upload", total=initial.size)
+        return upload.submit(
+            stub, text, initial, paused=paused, progress=lambda count: progress.update(bar, advance=count)
+        )
+
+
+def _explain(as_json: bool) -> None:
+    from fedpareto.cli.research import explain
+
+    keys = explain.every_key()
+    typer.echo(document.dumps([asdict(key) for key in keys]) if as_json else explain.template(keys))
+
+
+@command()
+def runs(stub: "AdminStub") -> Answer:
+    """List the runs, newest first."""
+    response = admin_messages.whole(stub.ListRuns, v1.ListRunsRequest())
+    return response, lambda: tables.runs(response.runs)
+
+
+@command("run")
+def show_run(stub: "AdminStub", run: RunName) -> Answer:
+    """Show a run.
+
+    That is: its state, its numbers, the objectives that each client serves, its specification.
+    """
+    response = stub.GetRun(v1.GetRunRequest(run=run))
+    own = metric_tables.members_at_the_end(stub, response.run)
+    return response, lambda: tables.run(response.run, own)
+
+
+@command()
+def pause(stub: "AdminStub", run: RunName) -> Answer:
+    """Pause a run. Replies to open assignments still count."""
+    response = stub.PauseRun(v1.PauseRunRequest(run=run))
+    return response, f"paused; resume it with: fedpareto admin resume {response.run.run_id}"
+
+
+@command()
+def resume(stub: "AdminStub", run: RunName) -> Answer:
+    """Resume a paused run."""
+    response = stub.ResumeRun(v1.ResumeRunRequest(run=run))
+    return response, f"resumed; follow it with: fedpareto admin watch {response.run.run_id}"
+
+
+@command()
+def stop(stub: "AdminStub", run: RunName, reason: Reason = "", yes: Yes = False) -> Answer:
+    """Stop a run for good. Its last model can still be exported."""
+
+    def question() -> str:
+        found = stub.GetRun(v1.GetRunRequest(run=run)).run
+        done = f"{found.rounds_done} of {counted(found.rounds_total, 'round')} done"
+        return f"End {found.name} ({found.run_id}), {done}? It cannot go on afterwards."
+
+    confirm(yes, question)
+    response = stub.StopRun(v1.StopRunRequest(run=run, reason=reason))
+    return response, f"stopped; its model: fedpareto admin export {response.run.run_id} --out model.safetensors"
+
+
+@app.command()
+def watch(context: typer.Context, run: RunName, home: Home = None, as_json: JsonOption = False) -> None:
+    """Show the rounds of a run until it ends.
+
+    Ctrl-C stops watching, not the run. Watching goes on when the coordinator restarts. With --json each change is one
+    JSON object on a line.
+
+    Exit code 0 when the run completed and every member that its last round asked replied; otherwise 1.
+    """
+    with connected(context, home) as stub:
+        _follow(stub, run, as_json)
+
+
+def _follow(stub: "AdminStub", run: str, as_json: bool) -> None:
+    """Watches a run to its end. Fails if it did not complete, or a member did not reply in its last round."""
+    from federation.v1.common_pb2 import RunState
+    from fedpareto.cli.admin import watch as watching
+
+    found = v1.Run()
+    try:
+        if as_json:
+            told = watching.messages(stub, run, lambda words: typer.echo(words, err=True))
+            for message in watching.changes(told):
+                typer.echo(document.line(message))
+                found = message.run
+        else:
+            found = watching.show(stub, run, tables.console())
+    except KeyboardInterrupt:
+        typer.echo(f"\nThe run goes on. Follow it again: fedpareto admin watch {run}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    if found.state != RunState.RUN_STATE_COMPLETED:
+        state = f"{admin_messages.name_of(found, 'state')} {found.reason}".strip()
+        raise CommandFailure(f"run {found.run_id} did not complete: {state}")
+    if not as_json:
+        typer.echo(f"completed; its model: fedpareto admin export {found.run_id} --out model.safetensors", err=True)
+    if silent := participation_table.silent(found):
+        who = "; ".join(map(participation_table.said, silent))
+        asked = counted(len(participation_table.asked_last(found)), "member")
+        raise CommandFailure(f"{len(silent)} of {asked} failed in the last round: {who}")
+
+
+@command()
+def rounds(stub: "AdminStub", run: RunName) -> Answer:
+    """List the rounds of a run.
+
+    For each: replies, accuracy, improvement, bytes, time.
+    """
+    response = admin_messages.whole(stub.ListRounds, v1.ListRoundsRequest(run=run))
+    return response, lambda: round_tables.rounds(response.rounds)
+
+
+@command()
+def compare(
+    stub: "AdminStub",
+    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN ...", help="Runs by id or name, two or more.")],
+) -> Answer:
+    """Show runs beside each other.
+
+    That is: the numbers of their last evaluated rounds, their bytes and their time.
+    """
+    if len(runs) < 2:
+        raise CommandFailure("name two runs or more: fedpareto admin compare RUN RUN", code=USAGE)
+    found = []
+    for run in runs:
+        response = stub.GetRun(v1.GetRunRequest(run=run))
+        found.append((response.run, admin_messages.whole(stub.ListRounds, v1.ListRoundsRequest(run=run)).rounds))
+    table = metric_tables.comparison(found)
+    return table, lambda: metric_tables.compared(table)
+
+
+@command("round", context_settings={"ignore_unknown_options": True})
+def show_round(
+    stub: "AdminStub",
+    run: RunName,
+    number: Annotated[int, typer.Argument(metavar="N", help="The round, from 0; -1 is the last one.")],
+) -> Answer:
+    """Show a round.
+
+    That is: its phases and objectives, every client's part, the cosines between their updates.
+    """
+    response = stub.GetRound(v1.GetRoundRequest(run=run, round=number))
+    found = document.document(response)
+    for matrix in filter(None, (found, found["objectives"])):
+        matrix["cosines"] = _square(matrix["cosines"])
+    return found, lambda: round_tables.round_(response)
+
+
+def _square(values: list[float]) -> list[list[float]]:
+    """A square matrix from its rows, one after the other."""
+    side = math.isqrt(len(values))
+    return [values[row * side : (row + 1) * side] for row in range(side)]
+
+
+@command()
+def replies(
+    stub: "AdminStub",
+    run: RunName,
+    number: Annotated[int | None, typer.Option("--round", min=0, help="Only this round.")] = None,
+    client: Annotated[str, typer.Option(help="Only this client.")] = "",
+) -> Answer:
+    """List the received replies, including refused ones.
+
+    --json has the signed envelopes.
+    """
+    found = v1.ListRepliesResponse()
+    for some in stub.ListReplies(v1.ListRepliesRequest(run=run, round=number, client_id=client)):
+        found.MergeFrom(some)
+    return found, lambda: envelope_lines.replies(found.replies)
+
+
+@app.command()
+def export(
+    context: typer.Context,
+    run: RunName,
+    out: Annotated[Path, typer.Option(help="The file to write, safetensors.")],
+    number: Annotated[
+        int | None, typer.Option("--round", min=0, help="The model after this round. Default: the newest.")
+    ] = None,
+    best: Annotated[
+        str, typer.Option("--best", metavar="METRIC", help="The best model by accuracy, loss or a metric of the task.")
+    ] = "",
+    of: Annotated[str, typer.Option(help="With --best: mean, weighted or worst of the members, or a member.")] = "mean",
+    split: Annotated[str, typer.Option(help="With --best: train, validation or test.")] = "validation",
+    force: ForceOption = False,
+    home: Home = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a model of a run to a file.
+
+    Its newest model, the model after one round, or with --best the best one: `--best auc --of worst` is the model
+    whose worst member is best off. Choose by the validation split, so that the test split stays an honest measure.
+    """
+    if best and number is not None:
+        raise CommandFailure("give --round or --best, not both", code=USAGE)
+    if out.exists() and not force:
+        raise CommandFailure(f"{out} exists: give --force to overwrite it", code=USAGE)
+    with connected(context, home) as stub:
+        by = v1.BestBy(metric=best, of=of, split=split) if best else None
+        saved = download.save(stub.ExportModel(v1.ExportModelRequest(run=run, round=number, best=by)), out)
+    found: dict[str, Any] = {"file": str(out), "digest": saved.digest, "size": saved.size}
+    words = f"{out}: {saved.size:,} bytes, {saved.digest}"
+    if saved.best is not None:
+        found |= {"round": saved.best.round, "value": saved.best.value}
+        words += f"; round {saved.best.round}, {split} {best} ({of}) = {saved.best.value:.6g}"
+    show(as_json, found, words)

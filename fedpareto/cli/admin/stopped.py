@@ -1,0 +1,74 @@
+"""Commands that only show the record, while the coordinator of this machine does not run: they read its directory."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from coordinator.ownership import CoordinatorHomeError
+from coordinator.services.record_calls import RecordCalls
+from coordinator.services.stopped import ElsewhereError, stopped_record
+from federation.refusals import Refusal
+from federation.text import escaped_lines
+from federation.trust.keys import IdentityError
+from fedpareto.cli.failure import CommandFailure, failing, not_served
+from storage.blobs import BlobCorrupt, BlobMissing
+from storage.database import DatabaseIncompatible, DatabaseTooOld
+from storage.faults import explain_fault
+
+
+@contextmanager
+def reading(centre: Path) -> Iterator[Callable[..., Any]]:
+    """The calls of the Admin service on the record in a coordinator's directory, as `admin_line.Line.call` makes them.
+
+    Raises:
+        Failure: the record cannot be read, or a call inside fails or needs a coordinator that serves.
+    """
+    try:
+        with (
+            failing(CoordinatorHomeError, IdentityError, DatabaseIncompatible),
+            stopped_record(centre, clock=lambda: datetime.now(UTC)) as record,
+            asyncio.Runner() as runner,
+        ):
+            yield _Calls(centre, record, runner).call
+    except (ElsewhereError, DatabaseTooOld) as error:
+        raise not_served(centre, str(error)) from None
+    except Refusal as refusal:
+        raise CommandFailure(escaped_lines(f"{refusal.message} [{refusal.reason}]")) from None
+    except (SQLAlchemyError, BlobCorrupt, BlobMissing) as error:
+        raise CommandFailure(f"the record in {centre} cannot be read: {explain_fault(error)}") from error
+
+
+class _Calls:
+    """The calls of a record. What it does not offer needs a coordinator that serves."""
+
+    def __init__(self, centre: Path, record: RecordCalls, runner: asyncio.Runner) -> None:
+        self._centre = centre
+        self._record = record
+        self._runner = runner
+
+    def call(self, kind: str, method: str, *, response_deserializer: Callable[[bytes], Any], **_: Any) -> Any:
+        """A function that makes a call; arguments as of `admin_line.Line.call`."""
+        name = method.rpartition("/")[2]
+        answer = getattr(self._record, name, None)
+
+        def call(request: Any, **_: Any) -> Any:
+            if answer is None:
+                raise not_served(self._centre)
+            if kind == "unary_unary":
+                return response_deserializer(self._runner.run(answer(request, None)).SerializeToString())
+            return map(response_deserializer, self._stream(answer(request, None)))
+
+        return call
+
+    def _stream(self, messages: AsyncIterator[Any]) -> Iterator[bytes]:
+        while (message := self._runner.run(_next_of(messages))) is not None:
+            yield message.SerializeToString()
+
+
+async def _next_of(messages: AsyncIterator[Any]) -> Any:
+    return await anext(messages, None)

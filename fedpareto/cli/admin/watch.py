@@ -1,0 +1,253 @@
+"""Following a run: its rounds as they end, and the open phase with the members that it waits for."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+
+import grpc
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from federation.line.channels import refusal_from_rpc_error
+from federation.text import escaped
+from federation.v1.admin_pb2 import (
+    ListRoundsRequest,
+    MemberSummary,
+    Outstanding,
+    PhaseProgress,
+    RoundSummary,
+    Run,
+    WatchRunRequest,
+    WatchRunResponse,
+)
+from federation.v1.admin_pb2_grpc import AdminStub
+from federation.v1.common_pb2 import RoundState, RunState
+from fedpareto import formatting
+from fedpareto.admin_messages import name_of, whole
+from fedpareto.cli.show import participation_table, round_lines, tables
+
+_METRICS = ("accuracy/mean", "accuracy/worst5", "improved")
+HEADER = round_lines.heading(_METRICS, "replies", "time")
+QUIET_SECONDS = 5.0  # without a terminal: between a line about an open phase and the line before it
+NAMED = 6  # members that are waited for by name
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0  # seconds between two attempts to reach the coordinator again
+
+_ENDED_ROUNDS = (RoundState.ROUND_STATE_COMPLETED, RoundState.ROUND_STATE_SKIPPED)
+_ENDED_RUNS = (RunState.RUN_STATE_COMPLETED, RunState.RUN_STATE_FAILED, RunState.RUN_STATE_STOPPED)
+_RESTARTING = ("UNAVAILABLE", "CANCELLED")  # what a call ends with when its coordinator stops, or does not answer
+
+
+def row(summary: RoundSummary) -> Text:
+    """A round in one line, under `HEADER`."""
+    replies = f"{summary.accepted}/{summary.asked}"
+    took = formatting.seconds(summary.seconds)
+    line = Text(round_lines.line(summary.round, summary.metrics, _METRICS, replies, took))
+    if summary.reason:
+        line.append(f"  {name_of(summary, 'state')}: {summary.reason}", style="yellow")
+    return line
+
+
+def status(message: WatchRunResponse, late: float = 0.0) -> Text:
+    """The state of a run and its open phase in one line, `late` seconds after the message arrived."""
+    run = message.run
+    line = Text().append(f"{run.name}  ", style="bold")
+    line.append_text(tables.state(name_of(run, "state")))
+    line.append(f"  {run.rounds_done}/{run.rounds_total} rounds")
+    if message.HasField("phase"):
+        left = (
+            message.phase.deadline.ToNanoseconds() - message.now.ToNanoseconds()
+        ) / 1e9  # by the coordinator's clock
+        line.append(f"  {_phase(message.phase, left - late)}")
+    elif run.reason:
+        line.append(f"  {run.reason}")
+    return line
+
+
+def _phase(phase: PhaseProgress, left: float) -> str:
+    words = f"round {phase.round}: {phase.kind}, {phase.replied} of {phase.asked} replied, {formatting.span(left)} left"
+    if not phase.outstanding:
+        return words
+    names = ", ".join(_waited_for(one) for one in phase.outstanding[:NAMED])
+    more = f" and {len(phase.outstanding) - NAMED} more" if len(phase.outstanding) > NAMED else ""
+    since = min(one.asked.ToNanoseconds() for one in phase.outstanding)
+    return f"{words}; waiting since {_clock(since)} for {names}{more}"
+
+
+def _waited_for(member: Outstanding) -> str:
+    if member.attending:
+        return member.client_id
+    since = f" since {_clock(member.last_seen.ToNanoseconds())}" if member.HasField("last_seen") else ""
+    return f"{member.client_id} (away{since})"
+
+
+def _clock(nanoseconds: int) -> str:
+    """A time of day in the local zone."""
+    return datetime.fromtimestamp(nanoseconds / 1e9, UTC).astimezone().strftime("%H:%M:%S")
+
+
+def messages(stub: AdminStub, run: str, tell: Callable[[str], None]) -> Iterator[WatchRunResponse]:
+    """The messages of a run until it ends, across restarts of the coordinator, of which `tell` is told.
+
+    Raises:
+        grpc.RpcError: the coordinator refuses, or it did not answer the first call.
+    """
+    begun, lost, pause = False, False, _FIRST_PAUSE
+    while True:
+        why = "the coordinator ended the call"
+        call = stub.WatchRun(WatchRunRequest(run=run))
+        try:
+            for message in call:
+                if lost:
+                    tell("the coordinator answers again")
+                begun, lost, pause = True, False, _FIRST_PAUSE
+                run = message.run.run_id
+                yield message
+                if message.run.state in _ENDED_RUNS:
+                    return
+        except grpc.RpcError as error:
+            refusal = refusal_from_rpc_error(error)
+            expired = refusal.reason == "certificate-expired"  # the next call begins with a login
+            if not begun or not (expired or refusal.status in _RESTARTING):
+                raise
+            why = refusal.message
+        finally:
+            call.cancel()
+        if not lost:
+            tell(f"lost the coordinator, trying again until it answers (Ctrl-C ends this): {escaped(why)}")
+            lost = True
+        time.sleep(pause)  # the coordinator may be restarting; longer each time, so as not to load it
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def changes(messages: Iterable[WatchRunResponse]) -> Iterator[WatchRunResponse]:
+    """The messages in which more than the time has changed."""
+    before = None
+    for message in messages:
+        told = WatchRunResponse()
+        told.CopyFrom(message)
+        told.ClearField("now")
+        for member in told.phase.outstanding if told.HasField("phase") else ():
+            if member.attending:
+                member.ClearField("last_seen")  # changes with every sign of life
+        # Members and warnings are told with a round's end, and not repeated after it.
+        del told.run.members[:], told.run.warnings[:]
+        if told != before:
+            before = told
+            yield message
+
+
+class _Screen:
+    """Prints lines about a run, and none of them twice."""
+
+    def __init__(self, stub: AdminStub, console: Console) -> None:
+        self._stub = stub
+        self._console = console
+        self._shown = -1  # the last round that has a line
+        self._warned: set[tuple[int, str]] = set()
+        self._said: dict[str, str] = {}  # the last failure of each member
+        self._complete = False  # whether every ended round before the next message has been looked for
+
+    def print(self, line: Text) -> None:
+        """Prints a line."""
+        self._console.print(line, soft_wrap=not self._console.is_terminal)
+
+    def gap(self) -> None:
+        """Notes that rounds may have ended without an message."""
+        self._complete = False
+
+    def show(self, message: WatchRunResponse) -> bool:
+        """Prints rounds that have ended, with failures and new warnings; True if it printed a round."""
+        run, before = message.run, self._shown
+        rounds = [message.ended] if message.HasField("ended") else []
+        if not self._complete:  # asked for once the stream has begun, so that no round falls between the two
+            missed = _ended_rounds(self._stub, run.run_id)
+            if missed is None:
+                return False  # the coordinator has stopped again; asked for at the next message
+            rounds, self._complete = [*missed, *rounds], True
+        for summary in rounds:
+            if summary.round > self._shown:
+                self.print(row(summary))
+                self._shown = summary.round
+        if run.members or run.warnings:
+            self._failures(run.members)
+            self._warnings(run)
+        return self._shown > before
+
+    def _failures(self, summaries: Iterable[MemberSummary]) -> None:
+        for member in summaries:
+            failed = member.last_reason and member.last_reason_round == member.last_round == self._shown
+            words = participation_table.said(member) if failed else ""
+            if words and words != self._said.get(member.client_id):
+                self.print(Text(f"{'':>6}  {words}", style="yellow"))
+            if member.last_round == self._shown:
+                self._said[member.client_id] = words
+
+    def _warnings(self, run: Run) -> None:
+        kinds = [(warning.kind, warning.client_id) for warning in run.warnings]
+        for kind, line in zip(kinds, tables.warnings(run), strict=True):
+            if kind not in self._warned:
+                self.print(line)
+        self._warned = set(kinds)
+
+
+def show(stub: AdminStub, run_id: str, console: Console, *, quiet_seconds: float = QUIET_SECONDS) -> Run:
+    """Shows a run until it ends, and returns it: a line for each round, and the open phase.
+
+    On a terminal the open phase is one line at the bottom. Elsewhere it is a further line when it has changed and
+    `quiet_seconds` have passed since the last line.
+    """
+    console.print(Text(HEADER, style="bold"))
+    screen = _Screen(stub, console)
+
+    def tell(words: str) -> None:
+        screen.gap()
+        screen.print(Text(words, style="yellow"))
+
+    follow = _follow_live if console.is_terminal else _follow_in_lines
+    run = follow(messages(stub, run_id, tell), screen, console, quiet_seconds)
+    if any(map(participation_table.failures, run.members)):
+        console.print(Text(), tables.members(run.members))
+    console.print(status(WatchRunResponse(run=run)))
+    return run
+
+
+def _follow_live(messages: Iterable[WatchRunResponse], screen: _Screen, console: Console, _: float) -> Run:
+    message, arrived = WatchRunResponse(), time.monotonic()
+
+    def now() -> Text:
+        return status(message, time.monotonic() - arrived) if message.run.run_id else Text()
+
+    with Live(console=console, transient=True, refresh_per_second=4, get_renderable=now):
+        for told in messages:
+            screen.show(told)
+            message, arrived = told, time.monotonic()
+    return message.run
+
+
+def _follow_in_lines(messages: Iterable[WatchRunResponse], screen: _Screen, console: Console, quiet: float) -> Run:
+    message, printed, last = WatchRunResponse(), time.monotonic(), ""
+    for message in messages:
+        if screen.show(message):
+            printed = time.monotonic()
+        now = _subject(message)
+        if now and now != last and time.monotonic() - printed >= quiet:
+            screen.print(status(message))
+            printed, last = time.monotonic(), now
+    return message.run
+
+
+def _subject(message: WatchRunResponse) -> str:
+    """The content of a line about the present, without the time."""
+    return _phase(message.phase, 0.0) if message.HasField("phase") else message.run.reason
+
+
+def _ended_rounds(stub: AdminStub, run_id: str) -> list[RoundSummary] | None:
+    """The rounds that have ended; None when the coordinator does not answer."""
+    try:
+        rounds = whole(stub.ListRounds, ListRoundsRequest(run=run_id)).rounds
+    except grpc.RpcError as error:
+        if refusal_from_rpc_error(error).status not in _RESTARTING:
+            raise
+        return None
+    return [summary for summary in rounds if summary.state in _ENDED_ROUNDS]

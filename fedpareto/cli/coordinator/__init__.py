@@ -1,0 +1,1 @@
+"""`fedpareto coordinator ...`: the commands on the coordinator's machine."""

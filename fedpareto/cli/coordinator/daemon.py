@@ -1,0 +1,297 @@
+"""`fedpareto coordinator`: make a federation, run its daemon, issue further administrators."""
+
+import json
+import logging
+import os
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedpareto.cli import logs
+from fedpareto.cli.code_path import leave_current_directory
+from fedpareto.cli.failure import USAGE, CommandFailure, answer, failing
+from fedpareto.cli.secret_input import new_passphrase, passphrase_for
+from fedpareto.cli.shared_options import AskOption, CodeOption, JsonOption, PassphraseOption
+
+if TYPE_CHECKING:
+    from coordinator.home import CoordinatorHome
+    from coordinator.server import Coordinator
+
+app = typer.Typer(help="The coordinator: make a federation, and run its daemon.", no_args_is_help=True)
+
+DEFAULT_HOME = Path("fedpareto-coordinator")
+HomeOption = Annotated[Path, typer.Option("--home", help="Directory of the coordinator: settings, keys, database.")]
+PORT_HELP = "0: the kernel picks one at the first start, which is then kept."
+
+
+@app.command()
+def init(
+    home: HomeOption = DEFAULT_HOME,
+    name: Annotated[
+        str, typer.Option(help="The federation's name, in every certificate and signature.")
+    ] = "federation",
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name or address under which members reach this machine; repeat it for several. Members get the "
+            "first one. Default: localhost, 127.0.0.1 and the host's name."
+        ),
+    ] = None,
+    bind: Annotated[
+        str | None, typer.Option(help="Address to listen on. Default: 0.0.0.0 with --host, else 127.0.0.1.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help=f"For members, mutual TLS. {PORT_HELP}")] = 0,
+    enrollment_port: Annotated[int, typer.Option(min=0, max=65535, help=f"For newcomers. {PORT_HELP}")] = 0,
+    enrollment_host: Annotated[
+        str,
+        typer.Option(
+            help="A second name of this machine, for newcomers: they use the same port as members, and ask for this "
+            "name."
+        ),
+    ] = "",
+    database: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FEDPARETO_DATABASE",
+            show_envvar=True,
+            help="postgresql://USER:PASSWORD@HOST/NAME, or sqlite:///FILE. Default: SQLite in the directory.",
+        ),
+    ] = None,
+    approval: Annotated[
+        bool, typer.Option("--approval", help="New members get no work before `admin approve`.")
+    ] = False,
+    passphrase_file: PassphraseOption = None,
+    ask_passphrase: AskOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a federation.
+
+    This makes a certificate authority, keys, a database, and an administrator with every role.
+    """
+    from coordinator.clock import utc_now
+    from coordinator.home import CoordinatorHome
+    from coordinator.settings import Settings
+    from federation.trust.certificates import fingerprint
+
+    values: dict[str, Any] = {
+        "federation_id": name,
+        "hosts": host or _own_names(),
+        "bind": bind or ("0.0.0.0" if host else "127.0.0.1"),  # noqa: S104 - who names hosts wants to be reached
+        "federation_port": port,
+        "enrollment_port": enrollment_port,
+        "enrollment_host": enrollment_host,
+        "approval": approval,
+    }
+    if database is not None:
+        values["database"] = database
+    passphrase = new_passphrase(passphrase_file, ask=ask_passphrase)
+    with explained(usage=True):
+        settings = Settings.check(values, "the options")
+    with explained():
+        made = CoordinatorHome.init(home, settings, now=utc_now(), passphrase=passphrase)
+    document = {
+        "federation_id": made.federation_id,
+        "home": str(home),
+        "settings": str(home / "coordinator.toml"),
+        "admin": str(made.admin_dir),
+        "ca": str(home / "ca.pem"),
+        "ca_fingerprint": fingerprint(made.ca),
+        "hosts": list(made.settings.hosts),
+    }
+    unencrypted = "The private keys are not encrypted: anyone who can read the directory can act for the federation."
+    answer(
+        as_json,
+        document,
+        f"Federation {made.federation_id} is in {home}; its settings, with comments, in coordinator.toml there.",
+        f"CA fingerprint (SHA-256): {document['ca_fingerprint']}",
+        f"Administrator with every role: {made.admin_dir}",
+        *([unencrypted] if passphrase is None else []),
+        f"Next: fedpareto coordinator serve --home {home}",
+    )
+
+
+@app.command()
+def serve(
+    home: HomeOption = DEFAULT_HOME,
+    bind: Annotated[
+        str | None,
+        typer.Option(metavar="HOST[:PORT]", help="Address to listen on, instead of that in coordinator.toml."),
+    ] = None,
+    port_file: Annotated[
+        Path | None,
+        typer.Option(help="Also write the ports to this file, as JSON, once it serves. ports.json always has them."),
+    ] = None,
+    code: CodeOption = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error; to standard error.")] = "info",
+    passphrase_file: PassphraseOption = None,
+    hold: Annotated[bool, typer.Option("--hold", help="Serve the record only: no run advances.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print ports and process id as JSON once the coordinator serves.")
+    ] = False,
+) -> None:
+    """Run the daemon until it is stopped (SIGTERM or Ctrl-C)."""
+    if log_level not in ("debug", "info", "warning", "error"):
+        raise CommandFailure(f"--log-level {log_level}: expected debug, info, warning or error", code=USAGE)
+    logs.to_standard_error(log_level.upper(), "%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    leave_current_directory()  # a run may name `module:Class`: that is imported from what was installed, or from --code
+    from coordinator.audit.checkpoints import LogError
+    from coordinator.monitor import LockLost
+    from coordinator.server import PortTaken
+    from coordinator.server import serve as run
+
+    with explained(), failing(LockLost, LogError, PortTaken):
+        centre = settled(home, bind, passphrase_file)
+        run(centre, ready=lambda made: _announce(centre, made, port_file, as_json), conduct=not hold)
+
+
+@app.command()
+def check(
+    home: HomeOption = DEFAULT_HOME, passphrase_file: PassphraseOption = None, as_json: JsonOption = False
+) -> None:
+    """Check settings, keys, ports, database, blobs, clock and disk.
+
+    Nothing is changed, and the coordinator may run meanwhile. The exit code is 1 when a check failed.
+    """
+    from coordinator.check import check_home
+    from coordinator.clock import utc_now
+    from federation.findings import CheckOutcome, Finding
+
+    findings = list[Finding]()
+    try:
+        with explained():
+            findings += check_home(settled(home, None, passphrase_file), now=utc_now())
+    except CommandFailure as failure:
+        findings.append(Finding.failed("directory", failure.message))
+    answer(as_json, [asdict(finding) for finding in findings], *(finding.line for finding in findings))
+    failed = sum(finding.outcome is CheckOutcome.FAILED for finding in findings)
+    if failed:
+        raise CommandFailure(f"{failed} of {len(findings)} checks failed")
+
+
+@app.command()
+def admin(
+    name: Annotated[str, typer.Argument(help="The administrator's name.")],
+    role: Annotated[list[str], typer.Option(help="viewer, operator or security-officer; repeat it for several.")],
+    out: Annotated[Path, typer.Option(help="Directory for its keys; hand it over safely.")],
+    home: HomeOption = DEFAULT_HOME,
+    passphrase_file: PassphraseOption = None,
+    new_passphrase_file: Annotated[
+        Path | None, typer.Option(help="File whose first line is the passphrase of the administrator's signing key.")
+    ] = None,
+    ask_passphrase: Annotated[bool, typer.Option(help="Ask for a passphrase for the signing key.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make another administrator: its signing key and directory.
+
+    Run it on the coordinator's own machine. An older key and certificate of the name end.
+    """
+    from coordinator.clock import utc_now
+    from federation.trust.identity import Role
+
+    try:
+        roles = [Role(one) for one in role]
+    except ValueError:
+        raise CommandFailure(f"--role {' '.join(role)}: expected {', '.join(Role)}", code=USAGE) from None
+    with explained():
+        centre = settled(home, None, passphrase_file)
+        if centre.ports()[0] == 0:
+            raise CommandFailure(
+                "the port for members is not known yet, because the coordinator has never served: start it once, or "
+                f"set federation_port in {home / 'coordinator.toml'}"
+            )
+        passphrase = new_passphrase(new_passphrase_file, ask=ask_passphrase)
+        with closing(centre.open_database()) as database:
+            files = centre.issue_admin(
+                database, name, roles, out, now=utc_now(), by="coordinator admin", passphrase=passphrase
+            )
+    document = {"name": name, "home": str(out), "certificate_expires": files.not_after.isoformat()}
+    answer(
+        as_json,
+        {**document, "roles": sorted({"viewer", *role})},
+        f"Administrator {name} is in {out}, logged in until {files.not_after:%Y-%m-%d %H:%M} UTC.",
+        f"Its commands: fedpareto admin --home {out} ...",
+    )
+
+
+@app.command()
+def restored(
+    home: HomeOption = DEFAULT_HOME, passphrase_file: PassphraseOption = None, as_json: JsonOption = False
+) -> None:
+    """Sign a statement for workers that a backup was restored.
+
+    Run it after the files are restored, before the coordinator starts.
+    """
+    from coordinator.backups.statement import sign_restore
+    from coordinator.clock import utc_now
+
+    with explained():
+        manifest = sign_restore(settled(home, None, passphrase_file), now=utc_now())
+    runs = {run.run_id: run.next_round for run in manifest.runs}
+    answer(
+        as_json,
+        {"restored": manifest.restored.ToJsonString(), "runs": runs},
+        *(f"run {run} goes on with round {number}" for run, number in runs.items()),
+        "Workers get this statement when they next attend. Now start the coordinator: "
+        f"fedpareto coordinator serve --home {home}",
+    )
+
+
+def settled(home: Path, bind: str | None, passphrase_file: Path | None) -> "CoordinatorHome":
+    """The coordinator's directory, with `--bind` in the place of its setting."""
+    from coordinator.home import CoordinatorHome
+    from coordinator.settings import SETTINGS_FILE, Settings
+
+    passphrase = None
+    if (home / SETTINGS_FILE).is_file():
+        passphrase = passphrase_for(home / "ca.key", passphrase_file)
+    found = CoordinatorHome.load(home, passphrase)
+    if bind is None:
+        return found
+    values: dict[str, Any] = {**found.settings.model_dump(), "bind": bind}
+    host, colon, port = bind.rpartition(":")
+    if colon and port.isdecimal() and (":" not in host or host.startswith("[")):
+        values |= {"bind": host.strip("[]"), "federation_port": int(port)}
+    return replace(found, settings=Settings.check(values, "--bind"))
+
+
+def _announce(home: "CoordinatorHome", coordinator: "Coordinator", port_file: Path | None, as_json: bool) -> None:
+    from federation.trust.keys import replace_private
+
+    ports = {"federation": coordinator.federation_port, "enrollment": coordinator.enrollment_port}
+    if port_file is not None:
+        replace_private(port_file, json.dumps(ports).encode() + b"\n")
+    if as_json:
+        document = {"federation_id": home.federation_id, "home": str(home.directory), "pid": os.getpid()}
+        typer.echo(json.dumps({**document, "ports": ports}))
+
+
+def _own_names() -> list[str]:
+    name = socket.gethostname()
+    own = [name] if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", name) else []
+    return list(dict.fromkeys(["localhost", "127.0.0.1", *own]))
+
+
+@contextmanager
+def explained(*, usage: bool = False) -> Iterator[None]:
+    """Turns what can go wrong here into a paragraph for a person."""
+    from sqlalchemy.exc import DBAPIError
+
+    from coordinator.ownership import CoordinatorHomeError
+    from federation.trust.keys import IdentityError
+    from storage.database import DatabaseBusy, DatabaseIncompatible
+
+    with (
+        failing(CoordinatorHomeError, IdentityError, code=USAGE if usage else 1),
+        failing(DatabaseBusy, DatabaseIncompatible, OSError),
+    ):
+        try:
+            yield
+        except DBAPIError as error:
+            raise CommandFailure(f"the database does not answer as it should: {error.orig}") from None

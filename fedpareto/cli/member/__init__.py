@@ -1,0 +1,1 @@
+"""`fedpareto worker ...`: the commands of a member."""

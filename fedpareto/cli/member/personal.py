@@ -1,0 +1,52 @@
+"""`fedpareto worker export`: the personal parameters that a worker keeps of a run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedpareto.cli.failure import CommandFailure, answer, failing
+from fedpareto.cli.shared_options import JsonOption
+
+
+def export_command(
+    run: Annotated[str, typer.Argument(help="The run's id, as the worker's log names it.")],
+    out: Annotated[Path, typer.Option(help="The file to write, in the safetensors format.")],
+    home: Annotated[Path, typer.Option(help="Directory of this worker.")] = Path("fedpareto-worker"),
+    as_json: JsonOption = False,
+) -> None:
+    """Write the personal parameters of this member in a run.
+
+    With the shared parameters, which `fedpareto admin export` writes, they are this member's model.
+    """
+    from federation.refusals import Refusal
+    from federation.vectors import Layout, read_vector, to_bytes
+    from federation.work.base import RESIDUAL
+    from worker.home import WorkerHome, WorkerHomeError
+    from worker.work.kept import kept_state
+
+    place = WorkerHome(home)
+    with failing(WorkerHomeError):
+        place.require_joined()
+    kept = kept_state(place.kept, run)
+    rounds = kept.rounds()
+    nothing = CommandFailure(f"{home} keeps no personal parameters of a run {run!r}")
+    if not rounds:
+        raise nothing
+    path = kept.path(rounds[-1])
+    try:
+        found, vector = read_vector(path)
+    except Refusal as refusal:
+        raise CommandFailure(f"{path} is damaged: {refusal.message}") from None
+    personal = tuple(tensor for tensor in found.tensors if not tensor.name.startswith(RESIDUAL))
+    if not personal:
+        raise nothing
+    layout = Layout(personal)
+    with failing(OSError, what=f"cannot write {out}"):
+        out.write_bytes(to_bytes(layout, vector[: layout.size]))
+    names = [tensor.name for tensor in layout.tensors]
+    answer(
+        as_json,
+        {"run": run, "round": rounds[-1], "file": str(out), "tensors": names, "parameters": layout.size},
+        f"{out}: {layout.size} personal parameters after round {rounds[-1]}: {', '.join(names)}",
+    )

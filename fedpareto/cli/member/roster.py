@@ -1,0 +1,177 @@
+"""`fedpareto worker roster`: the members and keys that this worker trusts in private rounds."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedpareto.cli.failure import USAGE, CommandFailure, answer, failing
+from fedpareto.cli.member.worker import DEFAULT_HOME, HomeOption, membership
+from fedpareto.cli.shared_options import JsonOption, PassphraseOption
+
+if TYPE_CHECKING:
+    from worker.home import WorkerHome
+    from worker.site.policy import Policy
+    from worker.site.roster import Changes, Roster
+
+app = typer.Typer(help="The members and keys that are trusted in private rounds.", no_args_is_help=True)
+
+_COMPARE = (
+    "Compare these digits with the other owners, by telephone or in person: not through the coordinator, which could "
+    "change them on the way."
+)
+
+
+@app.command()
+def card(
+    home: HomeOption = DEFAULT_HOME,
+    old_home: Annotated[
+        Path | None,
+        typer.Option(
+            help="This member's directory from before, when it has joined again: the old key signs the new one."
+        ),
+    ] = None,
+    passphrase_file: PassphraseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print this member's entry in a roster: its name and its public key. It is not secret."""
+    from federation.trust.key_chain import read_rotations
+    from worker.site.roster import Card
+
+    with membership(home, passphrase_file) as (place, member, _):
+        old_key = None
+        if old_home is not None:
+            with membership(old_home, passphrase_file) as (_, before, _):
+                if (before.federation_id, before.client_id) != (member.federation_id, member.client_id):
+                    raise CommandFailure(f"{old_home} is the directory of {before.client_id} of {before.federation_id}")
+                old_key = before.signing_key
+        made = Card.of(member, read_rotations(place.own_rotations), old_key)
+    document = {"federation_id": made.federation_id, "client_id": made.client_id, "key": made.key.hex()}
+    title = f"# The card of {made.client_id}, not secret. The cards of all members, one after the other, are a roster."
+    answer(as_json, {**document, "card": made.text()}, title, made.text())
+
+
+@app.command()
+def pin(
+    file: Annotated[Path, typer.Argument(help="The roster: the cards of all members, one after the other.")],
+    home: HomeOption = DEFAULT_HOME,
+    replace: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CLIENT",
+            help="Accept the new key of this member without a signature by its old key. Call its owner first. "
+            "Repeat it for several.",
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    passphrase_file: PassphraseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Trust these members and keys, and no others, in private rounds.
+
+    The command shows what changes, and asks. A running worker uses the roster after a restart.
+    """
+    from worker.site.roster import RosterError, changes, pinned_roster, read_roster
+
+    with failing(RosterError), membership(home, passphrase_file) as (place, member, _):
+        new = read_roster(file, member)
+        found = changes(pinned_roster(place.roster, member), new)
+        accepted = set(replace or ())
+        if unknown := sorted(accepted - set(found.unsigned)):
+            raise CommandFailure(f"--replace {unknown[0]}: its key does not change without a signature", code=USAGE)
+        if unsigned := sorted(set(found.unsigned) - accepted):
+            raise CommandFailure(
+                f"{unsigned[0]} has another key than in the pinned roster, and its old key has not signed the new one. "
+                "Call its owner. If the owner still has the old directory, ask for a card made with --old-home; if "
+                f"not, and the owner reads you the same new key, give --replace {unsigned[0]}"
+            )
+        if not as_json:
+            for line in (*_members(new), *_changed(found)):
+                typer.echo(line)
+        if found:
+            _confirm(yes)
+            with failing(OSError):
+                new.pin(place.roster)
+    words = "Pinned; a worker that runs takes it when it is started again." if found else "It is pinned already."
+    answer(as_json, {**_document(new), "changes": vars(found)}, words, _COMPARE)
+
+
+@app.command()
+def show(
+    home: HomeOption = DEFAULT_HOME, passphrase_file: PassphraseOption = None, as_json: JsonOption = False
+) -> None:
+    """Show the pinned roster, and how many private rounds have counted."""
+    from worker.site.policy import Policy, PolicyError
+    from worker.site.roster import RosterError, pinned_roster
+
+    with failing(RosterError, PolicyError), membership(home, passphrase_file) as (place, member, _):
+        roster, policy = pinned_roster(place.roster, member), Policy.load(place.policy)
+        used = _used(place, policy)
+    lines = [
+        f"{name}: {task['sessions']} of {task['sessions_allowed']} private rounds, {task['evaluations']} of "
+        f"{task['evaluations_allowed']} evaluations"
+        for name, task in used.items()
+    ]
+    if roster is None:
+        answer(as_json, {"roster": None, "tasks": used}, "no roster is pinned: private rounds are declined", *lines)
+    else:
+        answer(as_json, {"roster": _document(roster), "tasks": used}, *_members(roster), *lines, _COMPARE)
+
+
+def _used(place: "WorkerHome", policy: "Policy") -> dict[str, dict[str, int]]:
+    """For each task that has been in a session or has a policy of its own: those of its data set, and the limits."""
+    from contextlib import closing
+
+    from worker.site.round_ledger import RoundLedger
+
+    with closing(RoundLedger(place.rounds)) as ledger:
+        shared = policy.data_sets
+        entries = {name: ledger.entries(shared.get(name, {name})) for name in {*policy.secure.tasks, *ledger.tasks()}}
+    used = {}
+    for name, of_task in sorted(entries.items()):
+        evaluations, allowed = sum(entry.evaluation for entry in of_task), policy.secure.of(name)
+        used[name] = {
+            "sessions": len(of_task) - evaluations,
+            "sessions_allowed": allowed.sessions,
+            "evaluations": evaluations,
+            "evaluations_allowed": allowed.evaluations,
+        }
+    return used
+
+
+def _document(roster: "Roster") -> dict[str, Any]:
+    return {
+        "federation_id": roster.federation_id,
+        "digest": roster.digest,
+        "members": [{"client_id": name, "key": key.hex()} for name, key in roster.keys.items()],
+    }
+
+
+def _members(roster: "Roster") -> Iterator[str]:
+    yield f"The roster of {roster.federation_id}, {len(roster.cards)} members:"
+    for name, key in roster.keys.items():
+        yield f"  {name}  {key.hex()}"
+    yield f"Digest: {roster.digest}"
+
+
+def _changed(found: "Changes") -> Iterator[str]:
+    words = {
+        "added": "new member",
+        "removed": "no longer a member",
+        "rotated": "new key, signed by the old one",
+        "unsigned": "new key, NOT signed by the old one",
+    }
+    for kind, names in vars(found).items():
+        for name in names:
+            yield f"{words[kind]}: {name}"
+
+
+def _confirm(yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise CommandFailure("there is no terminal to ask at: compare what changes, and give --yes", code=USAGE)
+    if not typer.confirm("Pin this roster?", err=True):
+        raise CommandFailure("nothing was changed")

@@ -1,0 +1,119 @@
+"""`fedpareto worker runs`, `approve` and `refuse`: the decisions of a site's owner about runs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedpareto.cli.failure import CommandFailure, answer, failing
+from fedpareto.cli.member.worker import DEFAULT_HOME, HomeOption
+from fedpareto.cli.shared_options import JsonOption
+
+if TYPE_CHECKING:
+    from worker.site.asked_runs import AskedRun, RunsFile
+    from worker.site.policy import Policy
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The id, the beginning of it, or the name.")]
+
+
+def runs_command(
+    run: Annotated[str, typer.Argument(metavar="[RUN]", help="Show this run alone, with its specification.")] = "",
+    home: HomeOption = DEFAULT_HOME,
+    as_json: JsonOption = False,
+) -> None:
+    """List the runs that asked this site to take part.
+
+    A run asks where policy.toml names algorithms or submitters, or says approve = "each-run". The command can be used
+    while the worker runs.
+    """
+    from federation.text import escaped
+
+    with _opened(home) as (file, policy):
+        found = file.runs(run)
+        documents = [_document(one, policy) for one in found]
+    if run and not found:
+        raise CommandFailure(f"no run {run!r} has asked this site: `fedpareto worker runs` lists those that have")
+    lines = []
+    for one, told in zip(found, documents, strict=True):
+        reason = f", {told['reason']}: {told['message']}" if told["reason"] else ""
+        by = one.submitted_by or "nobody"
+        lines.append(
+            escaped(f"{one.run} {one.name} ({one.task}, by {by}): {told['answer']}{reason}; specification {one.spec}")
+        )
+        if run:
+            lines += [escaped(line) for line in one.document.decode(errors="replace").splitlines()]
+    answer(as_json, documents, *lines or ["no run has asked this site"])
+
+
+def approve_command(run: RunArgument, home: HomeOption = DEFAULT_HOME, as_json: JsonOption = False) -> None:
+    """Approve a run, with its present specification.
+
+    `worker runs RUN` shows it. A worker that runs tells the coordinator within seconds. A run with another
+    specification waits again.
+    """
+    _decide(home, run, "approved", "", as_json=as_json)
+
+
+def refuse_command(
+    run: RunArgument,
+    reason: Annotated[str, typer.Option(help="Why; the worker signs it, and the federation's operators see it.")],
+    home: HomeOption = DEFAULT_HOME,
+    as_json: JsonOption = False,
+) -> None:
+    """Refuse a run, also one that was approved before.
+
+    A worker that runs drops what it does for the run, and tells the coordinator within seconds.
+    """
+    _decide(home, run, "refused", reason, as_json=as_json)
+
+
+def _decide(home: Path, name: str, owner: str, reason: str, *, as_json: bool) -> None:
+    from datetime import UTC, datetime
+
+    from federation.text import escaped
+
+    with _opened(home) as (file, policy):
+        run = _one(file, name)
+        decided = datetime.now(UTC)
+        after = replace(run, owner=owner, words=reason[:400], decided=decided.isoformat())
+        verdict = after.verdict(policy)
+        if owner == "approved" and verdict.answer != "accepted":
+            raise CommandFailure(f"policy.toml refuses this run: {verdict.message}")
+        file.decide(run, owner, reason[:400], decided)
+        document = _document(after, policy)
+    answer(as_json, document, escaped(f"{owner}: run {run.run} ({run.name}) with the specification {run.spec}"))
+
+
+def _one(file: "RunsFile", name: str) -> "AskedRun":
+    """The run that the owner names, with the specification that asked last."""
+    found = file.runs(name)
+    if not found:
+        raise CommandFailure(f"no run {name!r} has asked this site: `fedpareto worker runs` lists those that have")
+    if len({one.run for one in found}) > 1:
+        raise CommandFailure(f"{name!r} is several runs ({', '.join(sorted({one.run for one in found}))}): give the id")
+    return found[-1]
+
+
+def _document(run: "AskedRun", policy: "Policy") -> dict[str, Any]:
+    told = {**asdict(run), **asdict(run.verdict(policy))}
+    return {**told, "document": run.document.decode(errors="replace")}
+
+
+@contextmanager
+def _opened(home: Path) -> "Iterator[tuple[RunsFile, Policy]]":
+    from worker.home import WorkerHome, WorkerHomeError
+    from worker.site.asked_runs import RunsFile
+    from worker.site.policy import Policy, PolicyError
+
+    place = WorkerHome(home)
+    with failing(WorkerHomeError, PolicyError, OSError):
+        place.require_joined()
+        policy = Policy.load(place.policy)
+        file = RunsFile(place.runs)
+        try:
+            yield file, policy
+        finally:
+            file.close()

@@ -1,0 +1,197 @@
+"""`fedpareto worker receipts`, `log` and `verify`: a site's replies, and their use."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from federation.text import counted, escaped
+from fedpareto.cli.bundle import NOT_VERIFIED
+from fedpareto.cli.failure import CommandFailure, answer, failing
+from fedpareto.cli.member.worker import DEFAULT_HOME, HomeOption, membership
+from fedpareto.cli.shared_options import JsonOption, PassphraseOption
+
+if TYPE_CHECKING:
+    from federation.spec.run_spec import RunSpec
+    from federation.trust.member_files import MemberFiles
+    from federation.work.secure.orders import Owner
+    from federation.work.site import SessionEntry
+    from verification.own_replies import Fate
+    from worker.home import WorkerHome
+    from worker.receipts import Receipt
+
+
+def receipts_command(
+    home: HomeOption = DEFAULT_HOME,
+    compare: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Another member's receipts.jsonl, to compare models and steps with."),
+    ] = None,
+    passphrase_file: PassphraseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List, verify and compare receipts of assignments and replies."""
+    from worker.receipts import ReceiptsError, disagreements, read_receipts
+
+    with failing(ReceiptsError), membership(home, passphrase_file) as (place, member, _):
+        ours = read_receipts(place.receipts, member.coordinator.chain) if place.receipts.exists() else []
+        theirs = read_receipts(compare, member.coordinator.chain) if compare is not None else []
+    if compare is None:
+        answer(as_json, [asdict(receipt) for receipt in ours], *_lines(ours))
+        return
+    both = {receipt.occasion for receipt in ours} & {receipt.occasion for receipt in theirs}
+    found = disagreements(ours, theirs)
+    answer(
+        as_json,
+        {"compared": len(both), "disagreements": [{"ours": asdict(a), "theirs": asdict(b)} for a, b in found]},
+        *_lines([receipt for pair in found for receipt in pair]),
+        f"{counted(len(both), 'occasion')} compared, with {counted(len(found), 'disagreement')}",
+    )
+    if found:
+        raise CommandFailure(
+            "the coordinator gave two members different models or steps: keep both files, and inform all members"
+        )
+
+
+def _lines(receipts: "Sequence[Receipt]") -> Iterator[str]:
+    for receipt in receipts:
+        run, number, phase = receipt.occasion
+        outcome = "accepted" if receipt.accepted else f"refused, {receipt.reason}"
+        yield escaped(
+            f"{receipt.client_id} run {run} round {number} phase {phase}: base model {receipt.base_model[:23]}, "
+            f"previous step {receipt.previous_step[:23] or '(none)'}, {outcome}"
+        )
+
+
+def log_command(
+    home: HomeOption = DEFAULT_HOME, passphrase_file: PassphraseOption = None, as_json: JsonOption = False
+) -> None:
+    """Show what this site has contributed.
+
+    By run and kind of work: rounds, replies that were accepted and refused, and bytes, from the site's own
+    receipts. `fedpareto worker verify` shows the use of the replies in the steps.
+    """
+    from fedpareto.cli.show.tables import console, new_table
+    from fedpareto.formatting import size
+    from worker.receipts import ReceiptsError, read_receipts
+
+    with failing(ReceiptsError), membership(home, passphrase_file) as (place, member, _):
+        receipts = read_receipts(place.receipts, member.coordinator.chain) if place.receipts.exists() else []
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in receipts:
+        run, number, _ = one.occasion
+        entry = found.setdefault(
+            (run, one.kind),
+            {"run": run, "task": one.task, "kind": one.kind, "rounds": set(), "accepted": 0, "refused": 0, "bytes": 0},
+        )
+        entry["rounds"].add(number)
+        entry["accepted" if one.accepted else "refused"] += 1
+        entry["bytes"] += one.payload_bytes
+    entries = [{**entry, "rounds": len(entry["rounds"])} for entry in found.values()]
+    if as_json:
+        answer(True, entries)
+        return
+    table = new_table("run", "task", "work", ">rounds", ">accepted", ">refused", ">sent")
+    for entry in entries:
+        counts = (str(entry[name]) for name in ("rounds", "accepted", "refused"))
+        table.add_row(
+            escaped(entry["run"]), escaped(entry["task"]), escaped(entry["kind"]), *counts, size(entry["bytes"])
+        )
+    if entries:
+        console().print(table)
+    else:
+        typer.echo("this site has no receipts yet")
+
+
+def verify_command(
+    file: Annotated[Path, typer.Argument(help="The bundle of a run that `fedpareto admin bundle` wrote.")],
+    home: HomeOption = DEFAULT_HOME,
+    passphrase_file: PassphraseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Verify that this site's replies are in the record of a run.
+
+    First the record itself, as `fedpareto verify` does, with this member's CA. Then each receipt of this site: that the
+    record has the same assignment, reply and receipt, and that an accepted update entered the step. It shows the
+    coefficients with which the updates entered. Of private rounds it also verifies that each one that this site
+    counts is in the record, and that this member's update was covered as policy.toml requires.
+
+    Exit codes: 0 all was verified; 1 something is missing or differs, and is named; 3 nothing is wrong, and
+    something could not be verified, such as models in a file without payloads.
+    """
+    from federation.record.bundle import BundleError, BundleReader
+    from federation.trust.certificates import fingerprint, load_certificate
+    from verification.errors import Wrong
+    from verification.own_replies import MemberReceipt as Held
+    from verification.own_replies import fates, private_problems
+    from verification.run import OpenedRun
+    from worker.home import WorkerHomeError
+    from worker.receipts import ReceiptsError, read_receipts
+    from worker.site.policy import PolicyError
+
+    problems, missing = [], list[str]()
+    with failing(ReceiptsError), membership(home, passphrase_file) as (place, member, _):
+        receipts = read_receipts(place.receipts, member.coordinator.chain) if place.receipts.exists() else []
+    with failing(OSError, BundleError, WorkerHomeError, PolicyError), BundleReader(file) as bundle:
+        run_id = bundle.about.run_id
+        held = [
+            Held(
+                assignment_id=one.assignment_id, round=one.occasion[1], phase=one.occasion[2], accepted=one.accepted,
+                assignment=one.assignment, reply=one.reply, receipt=one.receipt,
+            )
+            for one in receipts
+            if one.occasion[0] == run_id
+        ]  # fmt: skip
+        found = list(fates(bundle, member.client_id, held))
+        problems += [f"round {one.round} phase {one.phase}: {one.wrong}" for one in found if one.wrong]
+        try:
+            opened = OpenedRun.of(bundle, fingerprint(load_certificate(member.ca)))
+            for verified in opened.verify():
+                missing += [f"round {verified.number}: not verified, because {why}" for why in verified.missing]
+            if place.rounds.exists():
+                problems += private_problems(bundle, *_private_facts(place, member, opened.facts.spec))
+        except Wrong as error:
+            problems.append(f"the record does not verify: {error}")
+    document = {
+        "file": str(file),
+        "run": run_id,
+        "client_id": member.client_id,
+        "receipts": len(held),
+        "replies": [asdict(one) for one in found],
+        "problems": problems,
+        "missing": missing,
+        "verified": not problems and not missing,
+    }
+    answer(as_json, document, *_fate_lines(found), *map(escaped, missing))
+    if problems:
+        raise CommandFailure("\n".join(escaped(problem) for problem in problems))
+    words = "nothing is wrong; the record could not be verified in full" if missing else "all of it was verified"
+    if not as_json:
+        typer.echo(f"{counted(len(held), 'receipt')} of run {escaped(run_id)} compared with {file}: {words}")
+    if missing:
+        raise typer.Exit(NOT_VERIFIED)
+
+
+def _private_facts(
+    place: "WorkerHome", member: "MemberFiles", spec: "RunSpec"
+) -> "tuple[Sequence[SessionEntry], Owner, RunSpec]":
+    """The private rounds that count at this site, and what its owner requires of them."""
+    from federation.work.secure.orders import Owner
+    from worker.site.policy import Policy
+    from worker.site.round_ledger import RoundLedger
+
+    policy, ledger = Policy.load(place.policy), RoundLedger(place.rounds)
+    try:
+        entries = ledger.entries(ledger.tasks())
+    finally:
+        ledger.close()
+    return entries, Owner(member.client_id, policy.secure.of(spec.task).effective_members or 0.0), spec
+
+
+def _fate_lines(found: "Sequence[Fate]") -> Iterator[str]:
+    for one in found:
+        weights = ", ".join(f"{value:.6g}" for value in one.coefficients)
+        words = one.words + (f" with the coefficient {weights}" if weights else "")
+        yield escaped(f"round {one.round} phase {one.phase} {one.kind}: {one.wrong or words}")

@@ -1,0 +1,66 @@
+"""The trial round of `fedpareto worker run --rehearse`."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from fedpareto.cli.failure import failing
+
+if TYPE_CHECKING:
+    from federation.training.trainer import Trainer
+    from worker.work.trial import TrialRound
+
+
+def rehearse_round(
+    prepare: "Callable[[], tuple[dict[str, Trainer], str]]", spec: Path | None, *, as_json: bool
+) -> None:
+    """Trains and evaluates one round of each task, and prints what it took. No membership is needed.
+
+    `prepare` is `worker.service.prepare_offers` with its arguments.
+
+    Raises:
+        Failure: the specification, the task or the data cannot be used, a trainer cannot do what it asks for, or the
+            training diverges.
+    """
+    from federation.spec.run_spec import RunSpec, SpecError
+    from federation.tasks import DataError
+    from federation.training import TrainingDiverged
+    from worker.work.trial import try_round
+
+    with failing(SpecError, OSError):
+        run = None if spec is None else RunSpec.parse(spec.read_bytes())
+    with failing(DataError, ValueError, TrainingDiverged):
+        offers, _ = prepare()
+        for trainer in offers.values():
+            found = try_round(trainer, run)
+            for line in [json.dumps(asdict(found))] if as_json else lines(found):
+                typer.echo(line)
+
+
+def lines(found: "TrialRound") -> Iterator[str]:
+    """A trial round in words."""
+    from fedpareto import formatting
+
+    where = f" on {found.device}" if found.device else ""
+    yield (
+        f"{found.task}{where}: {found.samples} training samples, {found.parameters} shared parameters, "
+        f"{found.steps} steps a round"
+    )
+    training, evaluation = formatting.seconds(found.training_seconds), formatting.seconds(found.evaluation_seconds)
+    yield f"  time: {training} to train, {evaluation} to evaluate"
+    gpu = "" if found.device_bytes is None else f", {formatting.size(found.device_bytes)} on the GPU"
+    memory = f"{formatting.size(found.memory_bytes)} in this process"
+    if found.trainer_bytes is None:
+        yield f"  memory: {memory}, with the data{gpu}"
+    else:
+        largest = formatting.size(found.trainer_bytes)
+        yield f"  memory: {memory}, at most {largest} in each process of the trainer on this machine, without GPUs"
+    yield (
+        f"  bytes: {formatting.size(found.download_bytes)} down for the model, "
+        f"{formatting.size(found.upload_bytes)} up for an update with one row"
+    )
+    yield "  nothing was sent"

@@ -1,0 +1,1 @@
+"""Commands for research: simulations, experiments, and single aggregations."""

@@ -1,0 +1,213 @@
+"""`fedpareto aggregate`: one aggregation, off line, on an .npz file."""
+
+import dataclasses
+import json
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedpareto.cli import completion
+from fedpareto.cli.failure import USAGE, CommandFailure, failing
+from fedpareto.cli.shared_options import CodeOption, JsonOption
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from coordinator.aggregation import Aggregate
+    from coordinator.aggregation.hyperparameters import Hyperparameter
+    from coordinator.aggregation.registry import ListedRule
+
+_PER_ROW = ("losses", "accuracies", "samples", "prior", "ages")
+_ARRAYS = ("updates", *_PER_ROW, "state")
+
+
+def aggregate_command(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE.npz",
+            help="Arrays: updates (m, d), and optionally losses, accuracies, samples, prior, ages (m,) "
+            "and state (a JSON text).",
+        ),
+    ] = None,
+    name: Annotated[
+        str,
+        typer.Option(
+            "--algorithm",
+            "-a",
+            metavar="NAME",
+            help="An algorithm of --list, or your own, module:Class.",
+            autocompletion=completion.algorithms,
+        ),
+    ] = "fedmgda+",
+    param: Annotated[
+        list[str] | None,
+        typer.Option("--param", "-p", metavar="KEY=VALUE", help="A hyper-parameter; repeat it for several."),
+    ] = None,
+    code: CodeOption = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.npy", help="Write the direction (d,) here.")] = None,
+    as_json: JsonOption = False,
+    as_list: Annotated[bool, typer.Option("--list", help="Show the algorithms and their hyper-parameters.")] = False,
+) -> None:
+    """Combine the updates in a file into one direction.
+
+    No federation is needed.
+
+    A model w moves by -rate * direction. Rows that are not finite are left out.
+    """
+    if as_list:
+        _list(as_json)
+        return
+    if file is None:
+        raise CommandFailure(
+            "no file was given: name an .npz file with an array `updates` of shape (m, d); see --help", code=USAGE
+        )
+    import numpy as np
+
+    from coordinator.aggregation import HyperparameterError, aggregate
+    from federation.owners_code import described, owners_frame
+
+    arrays = _load(file)
+    per_row: dict[str, Any] = {key: arrays[key] for key in _PER_ROW if key in arrays}
+    state, parameters = _state(file, arrays), parameters_of(param or [])
+    try:
+        result = aggregate(name, arrays["updates"], **per_row, state=state, **parameters)
+    except HyperparameterError as error:
+        raise CommandFailure(str(error), code=USAGE) from None
+    except Exception as error:
+        if owners_frame(error):
+            raise CommandFailure(f"{name}: {described(error)}") from None
+        if not isinstance(error, ValueError | ArithmeticError):
+            raise
+        raise CommandFailure(f"{file}: {error}", code=USAGE if isinstance(error, ValueError) else 1) from None
+    if out is not None:
+        with failing(OSError, what=f"could not write the direction to {out}"), out.open("wb") as target:
+            np.save(target, result.direction, allow_pickle=False)  # on a path it would append .npy
+    if as_json:
+        document = {
+            "algorithm": name,
+            "coefficients": None if result.coefficients is None else result.coefficients.tolist(),
+            "weights": result.weights.tolist(),
+            "dropped": list(result.dropped),
+            "diagnostics": result.diagnostics,
+            "state": result.state,
+        }
+        typer.echo(json.dumps(document, allow_nan=False))
+    else:
+        _print(name, result)
+
+
+def _load(file: Path) -> "dict[str, NDArray[Any]]":
+    import numpy as np
+
+    plain = f"{file} is not an .npz file of plain arrays"  # reading an array of objects would run code from the file
+    with (
+        failing(OSError, code=USAGE, what=f"{file} could not be read"),
+        failing(ValueError, EOFError, zipfile.BadZipFile, code=USAGE, what=plain),
+    ):
+        archive = np.load(file, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise CommandFailure(
+                f"{file} is a single array; an .npz file with `updates` is needed: np.savez", code=USAGE
+            )
+        with archive:
+            arrays = {key: archive[key] for key in archive.files}
+    unknown = sorted(arrays.keys() - set(_ARRAYS))
+    if unknown:
+        raise CommandFailure(f"{file}: no use for array {unknown[0]!r}; there are {', '.join(_ARRAYS)}", code=USAGE)
+    if "updates" not in arrays:
+        raise CommandFailure(f"{file} has no array `updates` of shape (m, d), one row per client", code=USAGE)
+    for key in arrays.keys() - {"state"}:
+        if arrays[key].dtype.kind not in "fiu":
+            raise CommandFailure(f"{file}: {key} must be numbers; it is {arrays[key].dtype}", code=USAGE)
+    return arrays
+
+
+def _state(file: Path, arrays: "dict[str, NDArray[Any]]") -> dict[str, Any] | None:
+    if "state" not in arrays:
+        return None
+    try:
+        state = json.loads(str(arrays["state"].item()))
+    except ValueError:
+        state = None
+    if not isinstance(state, dict):
+        raise CommandFailure(
+            f'{file}: state must be the text of a JSON object, such as the "state" of --json', code=USAGE
+        )
+    return state
+
+
+def parameters_of(texts: list[str]) -> dict[str, Any]:
+    """Hyper-parameters from KEY=VALUE; a value is JSON, or a text. Raises Failure."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise CommandFailure(f"{text!r}: expected KEY=VALUE, such as epsilon=0.1", code=USAGE)
+        try:
+            found[key] = json.loads(value)
+        except ValueError:
+            found[key] = value
+    return found
+
+
+def _list(as_json: bool) -> None:
+    from coordinator.aggregation.registry import common_hyperparameters, listed, listed_stages
+    from coordinator.aggregation.rules import torchjd
+    from fedpareto.cli.show.tables import console, new_table
+
+    def described(fields: "Iterable[Hyperparameter]") -> list[dict[str, Any]]:
+        defaults = ({} if each.default is dataclasses.MISSING else {"default": each.default} for each in fields)
+        return [
+            {"name": each.name, **default, "help": each.help} for each, default in zip(fields, defaults, strict=True)
+        ]
+
+    def entry(item: "ListedRule") -> dict[str, Any]:
+        brought = {"package": item.package} if item.package else {}
+        parameters = described(item.hyperparameters)
+        return {"name": item.name, "summary": item.summary, **brought, "hyperparameters": parameters}
+
+    algorithms, stages = list(map(entry, listed())), list(map(entry, listed_stages()))
+    common = described(common_hyperparameters())
+    if as_json:
+        typer.echo(json.dumps({"algorithms": algorithms, "stages": stages, "common": common}))
+        return
+    others: dict[str, Any] = {"name": f"{torchjd.PREFIX}NAME", "summary": torchjd.SUMMARY, "hyperparameters": []}
+    every = "What is done to the updates before the algorithm sees them."
+    table = new_table("algorithm", "hyper-parameter", "default", "meaning")
+    table.columns[0].max_width = None
+    for item in [
+        *algorithms,
+        others,
+        {"name": "every algorithm", "summary": every, "hyperparameters": common},
+        *({**stage, "name": f"stage {stage['name']}"} for stage in stages),
+    ]:
+        package = f" [package {item['package']}]" if "package" in item else ""
+        table.add_row(item["name"], "", "", item["summary"] + package)
+        for each in item["hyperparameters"]:
+            default = json.dumps(each["default"]) if "default" in each else "–"
+            table.add_row("", each["name"], default, each["help"])
+    console().print(table)
+
+
+def _print(name: str, result: "Aggregate") -> None:
+    from fedpareto.cli.show.tables import console, new_table
+
+    table = new_table("row", ">weight λ", ">coefficient c", "")
+    for row, weight in enumerate(result.weights):
+        note = "dropped: not finite" if row in result.dropped else ""
+        coefficient = "-" if result.coefficients is None else f"{result.coefficients[row]:.6g}"
+        table.add_row(str(row), f"{weight:.6f}", coefficient, note)
+    screen = console()
+    screen.print(table)
+    diagnostics = new_table("diagnostic", ">value")
+    diagnostics.columns[0].max_width = None
+    for key, value in result.diagnostics.items():
+        diagnostics.add_row(key, f"{value:.6g}")
+    screen.print(diagnostics)
+    if result.diagnostics.get("stationary"):
+        screen.print(f"{name}: no direction improves every row; the direction is zero.")

@@ -1,0 +1,93 @@
+"""`fedpareto data`: the samples that each client would hold."""
+
+import json
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedpareto.cli import completion
+from fedpareto.cli.failure import USAGE, failing, require
+from fedpareto.cli.shared_options import CodeOption, DataOption, DownloadOption, JsonOption
+
+app = typer.Typer(help="Show which samples each client would hold.", no_args_is_help=True)
+
+
+@app.command()
+def show(
+    task: Annotated[
+        str,
+        typer.Argument(
+            metavar="TASK",
+            help="A built-in task, or your own as module:Class.",
+            autocompletion=completion.tasks,
+        ),
+    ],
+    clients: Annotated[int, typer.Option(min=1, help="How many clients share the data.")] = 10,
+    partition: Annotated[
+        str, typer.Option(metavar="SCHEME", help="The partition: iid, shards:S, dirichlet:ALPHA or natural.")
+    ] = "iid",
+    sizes: Annotated[
+        str, typer.Option(metavar="SIZES", help="Number of samples of each client: equal or lognormal:SIGMA.")
+    ] = "equal",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the partition; `--part-seed` of workers.")] = 0,
+    data: DataOption = None,
+    code: CodeOption = None,
+    download: DownloadOption = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Also draw a bar for each client, stacked by class.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how many samples of which class each client would hold.
+
+    The partition is that of a simulation or of workers that rehearse. First, the task is tried on a batch of the data.
+
+    iid: every client gets a random part. shards:2: the data is sorted by class and cut into twice as many
+    shards as clients; each gets two, and so has few classes. dirichlet:0.3: each client draws its own shares of the
+    classes; a smaller number makes them more unequal. natural: each client holds the data of one owner, if the data set
+    names owners; the owners with the most samples come first.
+
+    lognormal:1 makes the clients of iid and dirichlet differ in size, by a factor of e at one standard deviation.
+    Each client gets at least 10 samples, if there are enough.
+
+        fedpareto data show digits --clients 8 --partition shards:2
+
+        fedpareto data show digits --clients 30 --partition dirichlet:0.3 --sizes lognormal:1 --plot digits.png
+
+    The same words go into a specification, [simulation] partition = "shards:2", and to a worker:
+    --part 3/8 --partition shards:2.
+    """
+    from federation.tasks import DataError, DataSource, Part, PartError, TaskError
+    from federation.tasks import task as find_task
+
+    require("a task's data is read with", "torch")
+    if plot is not None:
+        require("--plot draws with", "matplotlib", extra="experiments")
+    from federation.tasks.census import census
+    from fedpareto.cli.show import shares
+    from fedpareto.cli.show.tables import console
+    from simulation.population import client_names
+
+    with failing(PartError, TaskError, code=USAGE), failing(DataError):
+        part = Part(0, clients, partition, seed, sizes)
+        found = census(find_task(task), DataSource(data, download=download), part, tried=True)
+    names = client_names(clients)
+    if as_json:
+        document = {
+            "task": task,
+            "partition": partition,
+            "sizes": sizes,
+            "seed": seed,
+            "samples": int(found.sizes.sum()),
+            "heterogeneity": None if math.isnan(found.heterogeneity) else found.heterogeneity,
+            "clients": list(shares.document(found, names)),
+        }
+        typer.echo(json.dumps(document, indent=2))
+    else:
+        screen = console()
+        screen.print(shares.table(found, found.owners or names))
+        screen.print(f"\n{shares.sentence(found)}")
+    if plot is not None:
+        shares.draw(found, found.owners or names, f"{task}: {partition}, sizes {sizes}, seed {seed}", plot)

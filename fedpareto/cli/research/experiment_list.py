@@ -1,0 +1,67 @@
+"""The table of `fedpareto experiment list`."""
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from experiments import loading
+from experiments.definition import Experiment, ExperimentError
+from fedpareto.cli.document import dumps
+from fedpareto.cli.show.tables import console, new_table
+from fedpareto.formatting import span
+
+
+def data_is_there(experiment: Experiment, data: Path | None) -> bool | None:
+    """Whether the data directory has the data of an experiment; None if it is unknown."""
+    if not experiment.data:
+        return True
+    return None if data is None else any((data / path).exists() for path in experiment.data)
+
+
+def show(data: Path | None, *, as_json: bool) -> None:
+    """Prints the experiments, and those that cannot be used."""
+    packages = {offer.name: {"package": offer.package} for offer in loading.plugins()}
+    usable, unusable = list[dict[str, Any]](), list[dict[str, Any]]()
+    for name in loading.names():
+        package = packages.get(name, {})
+        try:
+            usable.append(_overview(loading.load(name), data) | package)
+        except ExperimentError as error:
+            unusable.append({"name": name, "error": str(error)} | package)
+    if as_json:
+        typer.echo(dumps({"experiments": usable, "unusable": unusable}))
+        return
+    table = new_table("experiment", ">runs", ">quick", "on a core", "data", "what")
+    for item in usable:
+        whole, quick = item["core_seconds"], item["quick_core_seconds"]
+        table.add_row(
+            item["name"],
+            str(item["runs"]),
+            str(item["quick_runs"]),
+            f"{span(whole)} ({span(quick)})" if whole and quick else "–",
+            {None: "give --data", True: "there", False: "missing"}[item["data_there"]],
+            f"{item['title']}\n{item['source']}" + (f" [package {item['package']}]" if "package" in item else ""),
+        )
+    for item in unusable:
+        table.add_row(item["name"], "", "", "", "", f"cannot be used: {item['error']}")
+    console().print(table)
+
+
+def _overview(experiment: Experiment, data: Path | None) -> dict[str, Any]:
+    quick = experiment.in_quick_form()
+    return {
+        "name": experiment.name,
+        "title": experiment.title,
+        "source": experiment.source,
+        "methods": [method.name for method in experiment.methods],
+        "conditions": [condition.name for condition in experiment.conditions if condition.name],
+        "seeds": list(experiment.seeds),
+        "rounds": experiment.spec["rounds"],
+        "runs": len(experiment.cells()) * len(experiment.seeds),
+        "quick_runs": len(quick.cells()) * len(quick.seeds),
+        "core_seconds": experiment.core_seconds(experiment.cells(), len(experiment.seeds)),
+        "quick_core_seconds": quick.core_seconds(quick.cells(), len(quick.seeds)),
+        "data": list(experiment.data),
+        "data_there": data_is_there(experiment, data),
+    }

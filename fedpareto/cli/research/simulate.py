@@ -1,0 +1,200 @@
+"""`fedpareto simulate`: a run specification on simulated clients."""
+
+import shlex
+import signal
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from federation.text import counted
+from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure, failing, require
+from fedpareto.cli.shared_options import CodeOption, DataOption, DownloadOption, ProgressJsonOption
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from simulation.history import History
+    from simulation.simulate import Simulation, SimulationProgress
+
+_METRICS = ("accuracy/mean", "accuracy/worst5", "improved", "loss/train")
+
+
+def simulate_command(
+    spec: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="A run specification; see docs/run-spec.md.")],
+    data: DataOption = None,
+    code: CodeOption = None,
+    home: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Directory of the record, a new one. Default: ./NAME-simulation."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where clients train: auto, cpu, cuda or cuda:N.")] = "auto",
+    backend: Annotated[
+        str,
+        typer.Option(
+            help="How clients train: stacked (all at once), loop (one by one), compiled (for small models; needs "
+            "a C++ compiler), ray (in several processes), or auto (stacked if possible and fast, else loop)."
+        ),
+    ] = "auto",
+    trainer: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="The trainer, in place of the task's own: torch, or module:Class."),
+    ] = "",
+    ray_address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="A running Ray cluster, for --backend ray. Default: start one here."),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads; small models are faster with 1. Default: all cores.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted simulation in --home.")] = False,
+    download: DownloadOption = False,
+    as_json: ProgressJsonOption = False,
+) -> None:
+    """Run a specification on simulated clients.
+
+    It uses the conductor, the algorithms and the record of a real federation, without a network.
+
+    The section [simulation] of the specification says how many clients there are, which samples they hold, and
+    which of them attack. Without it, ten clients share the data evenly. The results equal those of real workers with
+    the same names and data, up to rounding in float32.
+
+        fedpareto simulate run.toml --data ~/data --home sim
+
+    After Ctrl-C, --resume continues. The administrator's commands read the record:
+
+        fedpareto admin --home sim/admin rounds RUN
+
+        fedpareto report RUN --home sim/admin
+
+    A federation of real workers takes the same file and ignores [simulation].
+    """
+    require("simulated clients train with", "torch")
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from federation.spec.run_spec import RunSpec, SpecError
+    from federation.tasks import DataError
+    from fedpareto.cli import document
+    from fedpareto.cli.show.tables import console as make_console
+    from simulation import SimulationError
+    from simulation.simulate import Simulation
+    from storage.blobs import BlobCorrupt, BlobMissing
+    from storage.database import DatabaseBusy
+
+    console = make_console(stderr=as_json)
+    say = partial(console.print, soft_wrap=True)  # lines that can be copied
+    with failing(OSError, code=USAGE, what=f"cannot read {spec}"):
+        text = spec.read_bytes()
+    with (
+        failing(SimulationError, DatabaseBusy, ValueError, code=USAGE),  # tasks, attacks, devices, homes
+        failing(SpecError, code=USAGE, what=str(spec)),
+        failing(DataError),
+    ):
+        directory = home or Path(f"{RunSpec.parse(text).name}-simulation")
+        try:
+            simulation = Simulation(
+                text,
+                directory,
+                data=data,
+                download=download,
+                device=device,
+                backend=backend,
+                trainer=trainer,
+                ray_address=ray_address,
+                threads=threads,
+                resume=resume,
+            )
+        except (OSError, SQLAlchemyError) as error:
+            raise CommandFailure(f"{directory} cannot hold a simulation: {_first_line(error)}") from error
+    try:
+        with failing(SimulationError), simulation:
+            _announce(say, simulation, directory)
+            history = _run(console, simulation)
+    except (OSError, SQLAlchemyError, BlobMissing, BlobCorrupt) as error:
+        raise CommandFailure(f"the record in {directory} cannot be used: {_first_line(error)}") from error
+    except KeyboardInterrupt:
+        raise CommandFailure("interrupted; the same command with --resume goes on", code=INTERRUPTED) from None
+    if as_json:
+        typer.echo(document.dumps(_document(history, directory)))
+    else:
+        _summarise(say, history, directory)
+    if history.state == "PAUSED":
+        raise CommandFailure("stopped; the same command with --resume goes on", code=INTERRUPTED)
+    if history.state != "COMPLETED":
+        raise CommandFailure(f"the run ended {history.state}: {history.reason}")
+
+
+def _first_line(error: Exception) -> str:
+    said = error.strerror if isinstance(error, OSError) else None
+    return (said or str(error)).partition("\n")[0]
+
+
+def _announce(say: Callable[..., None], simulation: "Simulation", directory: Path) -> None:
+    backend = simulation.backend
+    why = f" ({backend.why})" if backend.why else ""
+    say(f"{simulation.spec.name}: {counted(simulation.spec.simulation.clients, 'client')}, {backend.name}{why}")
+    for caution in simulation.cautions:
+        say(f"caution: {caution}", style="yellow")
+    if simulation.attackers:
+        first, last = simulation.attackers[0], simulation.attackers[-1]
+        who = first if first == last else f"{first} to {last}"
+        say(f"{who}: {simulation.spec.simulation.attack}", style="red")
+    done = f", {simulation.done} of {counted(simulation.spec.rounds, 'round')} done" if simulation.done else ""
+    say(f"run {simulation.run_id} in {directory}{done}")
+
+
+def _run(console: "Console", simulation: "Simulation") -> "History":
+    from fedpareto.cli.show import round_lines
+    from fedpareto.progress_line import bar
+
+    def stop(received: int, _: object) -> None:
+        simulation.stop()
+        signal.signal(received, before[signal.Signals(received)])  # a second Ctrl-C does not wait
+
+    before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
+    header = [round_lines.heading(_METRICS)]  # printed once, before the first round with numbers
+    try:
+        with bar(console) as advance:
+
+            def show(now: "SimulationProgress") -> None:
+                advance(now)
+                if "accuracy/mean" in now.metrics or "loss/train" in now.metrics:
+                    while header:
+                        console.print(header.pop(), style="bold")
+                    console.print(round_lines.line(now.done - 1, now.metrics, _METRICS))
+
+            return simulation.run(show)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _document(history: "History", directory: Path) -> dict[str, Any]:
+    facts = ("run_id", "state", "reason", "seconds", "attackers", "warnings")
+    return {
+        **{name: getattr(history, name) for name in facts},
+        "rounds": history.round_records,
+        "clients": history.client_records,
+        "replies": history.reply_records,
+        "members": history.member_records,
+        "objectives": history.objective_records,
+        "home": str(directory),
+    }
+
+
+def _summarise(say: Callable[..., None], history: "History", directory: Path) -> None:
+    rounds = sum(record["state"] in ("COMPLETED", "SKIPPED") for record in history.round_records)
+    skipped = sum(record["state"] == "SKIPPED" for record in history.round_records)
+    missing = Counter(record["reason"] for record in history.reply_records if not record["accepted"])
+    messages = {record["reason"]: record["message"] for record in history.reply_records if record["message"]}
+    say(f"{counted(rounds, 'round')} in {history.seconds:.1f} s" + (f", {skipped} skipped" if skipped else ""))
+    for warning in history.warnings:
+        say(f"warning: {warning}", style="yellow")
+    for reason, count in missing.most_common():
+        said = f": {messages[reason]}" if reason in messages else ""
+        say(f"{counted(count, 'reply', 'replies')} not accepted, {reason or 'without a reason'}{said}", style="yellow")
+    home = shlex.quote(str(directory / "admin"))
+    say(f"fedpareto admin --home {home} rounds {history.run_id}", style="dim")

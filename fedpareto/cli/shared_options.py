@@ -1,0 +1,94 @@
+"""Options that several commands share."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedpareto.cli.code_path import VARIABLE, append
+from fedpareto.cli.failure import USAGE, CommandFailure
+
+
+def _use(context: typer.Context, directories: list[Path] | None) -> list[Path] | None:
+    """Makes the directories importable; warns of modules in them that Python does not import."""
+    if not directories:
+        return directories
+    try:
+        hidden = append(directories)
+    except OSError as error:
+        if context.resilient_parsing:  # completion of a line that is not finished
+            return directories
+        raise CommandFailure(f"--code: {error}", code=USAGE) from None
+    for item in hidden if not context.resilient_parsing else ():
+        typer.echo(
+            f"warning: {item.path} is hidden: `import {item.name}` gives {item.hidden_by}. Rename yours if your code "
+            "imports it",
+            err=True,
+        )
+    return directories
+
+
+CodeOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--code",
+        metavar="DIR",
+        envvar=VARIABLE,
+        callback=_use,
+        help=f"Directory of your own modules, for classes named module:Class; repeat it for several. Also: {VARIABLE}.",
+        show_envvar=False,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+ProgressJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document; progress on stderr.")]
+PassphraseOption = Annotated[
+    Path | None, typer.Option("--passphrase-file", help="File whose first line is the passphrase of the private keys.")
+]
+AdminPassphraseOption = Annotated[
+    Path | None,
+    typer.Option("--passphrase-file", help="File whose first line is the passphrase of the administrator's key."),
+]
+ProxyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--proxy",
+        metavar="URL",
+        help="The proxy on the way to the coordinator, http://HOST:PORT; @FILE reads the URL, which may hold "
+        "USER:PASSWORD@, from the first line of a file; direct is none. Default: https_proxy and no_proxy of the "
+        "environment.",
+    ),
+]
+AskOption = Annotated[bool, typer.Option(help="Ask for a passphrase for the private keys.")]
+DataOption = Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of the task's data.")]
+PartOption = Annotated[
+    str | None,
+    typer.Option("--part", help="Rehearse with one part of a data set: 3/8 is the third of eight.", show_default=False),
+]
+PartitionOption = Annotated[
+    str,
+    typer.Option(
+        "--partition", help="The partition: iid, shards:S, dirichlet:ALPHA or natural; see `fedpareto data show`."
+    ),
+]
+SizesOption = Annotated[
+    str,
+    typer.Option("--sizes", help="Number of samples of a part, for iid and dirichlet: equal or lognormal:SIGMA."),
+]
+PartSeedOption = Annotated[int, typer.Option("--part-seed", help="Seed of the partition; the same for all parts.")]
+DownloadOption = Annotated[bool, typer.Option("--download", help="Let the task fetch a public data set into --data.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
+
+
+def by_task(option: str, texts: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
+    """What an option of the form [TASK=]VALUE says, by task."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals and len(set(tasks)) != 1:
+            raise CommandFailure(f"{option} {text}: of which task? Write TASK={text}", code=USAGE)
+        name, value = (name, value) if equals else (tasks[0], text)
+        if name not in tasks or name in found:
+            raise CommandFailure(f"{option} {text}: name each task of --task at most once", code=USAGE)
+        found[name] = value
+    return found

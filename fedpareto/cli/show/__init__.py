@@ -1,0 +1,1 @@
+"""Tables and lines on a terminal."""

@@ -1,0 +1,114 @@
+"""Tables of a task's own metrics, and of several runs beside each other."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from coordinator.rounds.runs.metric_definitions import OWN, SUMMARIES
+from federation.v1.admin_pb2 import GetRoundRequest, Participation, RoundSummary, Run
+from fedpareto.admin_messages import name_of
+from fedpareto.cli.show.tables import NAME_WIDTH, new_table, state
+from fedpareto.formatting import DIGITS, UNKNOWN, format_of, natural, number, seconds, size
+from fedpareto.series import known, metric, own_names, own_values
+
+if TYPE_CHECKING:
+    from federation.v1.admin_pb2_grpc import AdminStub
+
+_COLUMNS = 6  # metrics that the table of members has room for
+
+
+def own_metrics(summary: RoundSummary) -> RenderableType:
+    """A row for each value of the task's metrics: mean, mean by samples, worst and best member."""
+    table = new_table("metric", *(f">{of}" for of in SUMMARIES))
+    for name in own_names(summary.metrics):
+        table.add_row(name, *(number(metric(summary, f"{OWN}{name}/{of}")) for of in SUMMARIES))
+    return table
+
+
+def members_at_the_end(stub: "AdminStub", run: Run) -> list[RenderableType]:
+    """As `members`, after the last evaluated round of a run."""
+    if not own_names(run.latest.metrics):
+        return []
+    request = GetRoundRequest(run=run.run_id, round=run.latest.round)
+    return list(members(stub.GetRound(request).participations))
+
+
+def members(parts: Sequence[Participation]) -> Iterator[RenderableType]:
+    """What each member measured in the task's metrics, on the first split of each that it evaluated."""
+    found = {part.client_id: own_values(part.evaluation) for part in parts}
+    names = sorted({name for values in found.values() for name in values})
+    if not names:
+        return
+    table = new_table("client", *(f">{name}" for name in names[:_COLUMNS]))
+    for client, values in sorted(found.items(), key=lambda row: natural(row[0])):
+        table.add_row(client, *(number(values.get(name, math.nan)) for name in names[:_COLUMNS]))
+    yield table
+    if more := names[_COLUMNS:]:
+        yield Text(f"{len(more)} more with --json: {', '.join(more[:_COLUMNS])}{', ...' if more[_COLUMNS:] else ''}")
+
+
+def comparison(runs: Sequence[tuple[Run, Sequence[RoundSummary]]]) -> dict[str, Any]:
+    """Several runs beside each other: their states, the numbers of the last evaluated round, and what they cost.
+
+    A number that a run does not have is None.
+    """
+    found = []
+    for run, rounds in runs:
+        latest = run.latest
+        scores = {name: value for name, value in sorted(latest.metrics.items()) if math.isfinite(value)}
+        found.append(
+            {
+                "run": run.run_id,
+                "name": run.name,
+                "task": run.task,
+                "algorithm": run.algorithm,
+                "state": name_of(run, "state"),
+                "reason": run.reason,
+                "rounds": run.rounds_done,
+                "evaluated_round": latest.round if run.HasField("latest") else None,
+                "metrics": scores,
+                "bytes_up": math.fsum(known(metric(item, "bytes/up") for item in rounds)),
+                "bytes_down": math.fsum(known(metric(item, "bytes/down") for item in rounds)),
+                "seconds": math.fsum(known(item.seconds for item in rounds)),
+            }
+        )
+    return {"runs": found}
+
+
+def compared(found: Mapping[str, Any]) -> RenderableType:
+    """The same as a table: a column for each run, a row for each number."""
+    runs = found["runs"]
+    table = new_table("", *(f">{run['name'][:NAME_WIDTH]}" for run in runs))
+
+    def row(title: str, words: Callable[[Any], Any]) -> None:
+        table.add_row(title, *(words(run) for run in runs))
+
+    row("run", lambda run: run["run"][:DIGITS])
+    row("task", lambda run: run["task"])
+    row("algorithm", lambda run: run["algorithm"])
+    row("state", lambda run: state(run["state"]))
+    row("rounds", lambda run: str(run["rounds"]))
+    row("evaluated after", lambda run: UNKNOWN if run["evaluated_round"] is None else f"round {run['evaluated_round']}")
+    for name in _compared({name: value for run in runs for name, value in run["metrics"].items()}):
+        table.add_row(name, *(format_of(name)(run["metrics"].get(name, math.nan)) for run in runs))
+    row("bytes up", lambda run: size(run["bytes_up"]))
+    row("bytes down", lambda run: size(run["bytes_down"]))
+    row("time", lambda run: seconds(run["seconds"]))
+    notes = [Text(f"{run['name']}: {run['reason']}") for run in runs if run["reason"]]
+    if len({run["task"] for run in runs}) > 1:
+        notes.append(Text("These runs have different tasks: their numbers are not comparable.", style="yellow"))
+    return Group(table, *notes)
+
+
+def _compared(metrics: Mapping[str, float]) -> list[str]:
+    """The numbers that are worth a row, in order."""
+    names = (
+        *(f"accuracy/{name}" for name in ("mean", "weighted", "std", "worst5", "worst")),
+        *(f"loss/{split}" for split in ("train", "validation", "test")),
+        *(f"{OWN}{name}/{of}" for name in own_names(metrics) for of in SUMMARIES if of != "best"),
+        *("improved", "epsilon/clients", "epsilon/samples"),
+    )
+    return [name for name in names if name in metrics]

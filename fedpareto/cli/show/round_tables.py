@@ -1,0 +1,234 @@
+"""Tables of rounds, and one round with its numbers and every client's part."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from google.protobuf.message import DecodeError
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from coordinator.rounds.runs.metric_definitions import SCORED, definition, in_groups
+from federation.record.results import accepted
+from federation.text import escaped
+from federation.v1.admin_pb2 import GetRoundResponse, ObjectiveResult, PhaseProgress, RoundSummary
+from federation.v1.common_pb2 import StepManifest
+from federation.v1.secure_pb2 import SecureTerms
+from fedpareto.admin_messages import duration, name_of
+from fedpareto.cli.show import envelope_lines
+from fedpareto.cli.show.heat_map import heat_map
+from fedpareto.cli.show.metric_tables import members, own_metrics
+from fedpareto.cli.show.tables import new_table, state, state_of
+from fedpareto.formatting import (
+    PERSONALISED,
+    UNKNOWN,
+    format_of,
+    local,
+    natural,
+    number,
+    percent,
+    seconds,
+    short,
+    size,
+    when,
+)
+from fedpareto.series import metric, own_names
+
+_COLUMNS = ("accuracy/mean", "accuracy/worst5", "improved", "conflicts", "direction_norm", "bytes/up")  # of `rounds`
+_MODE, _ALARM = 20, 300  # characters of words in signed steps
+_STATIONARY = (
+    "No direction is good for every participant, so the model stayed as it was. Either it is Pareto-stationary for "
+    "them, or one of them stops the others on purpose."
+)
+_STANDSTILL = 0.5  # of all the weight: about the share of a client that cancels the others
+
+
+def rounds(items: Sequence[RoundSummary]) -> RenderableType:
+    """The rounds of a run."""
+    titles = (f">{definition(name).title}".replace(" ", "\n", 1) for name in _COLUMNS)
+    table = new_table(">round", "state", ">replies", ">refused", *titles, "worst client", ">time", gap=1)
+    worst = table.columns[-2]
+    worst.overflow, worst.no_wrap, worst.max_width = "ellipsis", True, 13
+    notes = []
+    for summary in items:
+        table.add_row(
+            str(summary.round),
+            state(name_of(summary, "state")),
+            f"{summary.accepted}/{summary.asked}",
+            str(summary.refused),
+            *(format_of(name)(metric(summary, name)) for name in _COLUMNS),
+            summary.worst_client or "–",
+            seconds(summary.seconds),
+        )
+        if summary.reason:
+            more = ": no direction is good for every participant" if metric(summary, "stationary") == 1 else ""
+            notes.append(Text(f"round {summary.round}: {summary.reason}{more}"))
+    return Group(table, *notes) if items else Text("no rounds yet")
+
+
+def round_(item: GetRoundResponse) -> RenderableType:
+    """One round, whole."""
+    summary = item.summary
+    head = Table.grid(padding=(0, 2))
+    head.add_row("round", Text(f"{summary.round} of {item.run.name} ({item.run.run_id})"))
+    head.add_row("state", state_of(summary))
+    if metric(summary, "stationary") == 1:
+        head.add_row("", Text(" ".join([_STATIONARY, *_suspects(item)]), style="yellow"))
+    took = f"took {summary.seconds:.2f} s" if math.isfinite(summary.seconds) else "not over yet"
+    head.add_row("began", f"{when(summary, 'started')}, {took}")
+    counts = ("asked", "accepted", "refused", "missing")
+    head.add_row("replies", ", ".join(f"{getattr(summary, name)} {name}" for name in counts))
+    result = short(summary.result_model) or "(no step)"
+    head.add_row("model", f"{short(summary.base_model)} → {result}")
+    if item.HasField("step_check"):
+        head.add_row("step", envelope_lines.step(item))
+    if item.step_check.verified:
+        for code in _step(item).code:
+            head.add_row(code.kind, envelope_lines.code(code))
+    if item.participations:
+        head.add_row("envelopes", envelope_lines.tally(item.participations))
+    for void in item.voided:
+        named = ", ".join(f"{one.client_id} ({one.reason})" for one in void.named)
+        words = f"{'paused' if void.paused else 'voided'}: {void.reason}" + (f"; named: {named}" if named else "")
+        head.add_row(f"attempt {void.attempt}", Text(words))
+    for label, text in _private(item):
+        head.add_row(label, text)
+    for one in item.not_asked:
+        head.add_row("not asked", Text(f"{one.client_id} {one.reason}", style="yellow"))
+    for phase in item.phases:
+        head.add_row(f"phase {phase.phase}", _phase(phase))
+    if item.run.measured == "personalised":
+        head.add_row("metrics", PERSONALISED)
+    for label, words in _measured(summary):
+        head.add_row(label, words)
+    parts: list[RenderableType] = [head, Text()]
+    if item.HasField("objectives"):
+        parts += [*_objectives(item), Text()]
+    if own_names(summary.metrics):
+        parts += [own_metrics(summary), Text()]
+    parts.append(participations(item))
+    if own := list(members(item.participations)):
+        parts += [Text("\nthe members' own metrics", style="bold"), *own]
+    if item.gram_clients:
+        title = Text("\ncosines between the accepted updates", style="bold")
+        parts += [title, heat_map(item.gram_clients, item.cosines)]
+    return Group(*parts)
+
+
+def _step(item: GetRoundResponse) -> StepManifest:
+    """The step; an empty one when the manifest cannot be read, which a coordinator may send."""
+    try:
+        return StepManifest.FromString(item.step.manifest)
+    except DecodeError:
+        return StepManifest()
+
+
+def _private(item: GetRoundResponse) -> Iterator[tuple[str, Text]]:
+    """What the sessions of a private round settled, and their alarms."""
+    for settled in _step(item).secure:
+        try:
+            mode = escaped(SecureTerms.FromString(settled.terms).mode, _MODE)
+        except DecodeError:
+            mode = UNKNOWN
+        what, ready = f"{mode}, {escaped(settled.purpose, _MODE)}", f"{len(settled.ready)} members that were ready"
+        summed = f"{len(settled.survivors)} of {ready} are in the sum"
+        yield "private", Text(f"{what}: {summed if settled.coefficients else f'{ready}, and nothing to sum'}")
+        for alarm in settled.alarms:
+            yield "alarm", Text(escaped(alarm, _ALARM))
+
+
+def _phase(phase: PhaseProgress) -> str:
+    words = f"{phase.kind}: {phase.replied} of {phase.asked} replied"
+    if phase.bytes_up:
+        words += f", {size(phase.bytes_up)}"
+    if phase.HasField("started"):
+        words += f", from {local(phase.started)[11:]}"
+    if phase.HasField("ended"):
+        return f"{words} for {duration(phase):.2f} s"
+    return f"{words}, deadline {when(phase, 'deadline')}"
+
+
+def _objectives(item: GetRoundResponse) -> Iterator[RenderableType]:
+    """The objectives of a round: weights, losses and clients, and the scores after it."""
+    found, summary = item.objectives, item.summary
+    columns: list[tuple[str, Callable[[ObjectiveResult], str]]] = [
+        (">weight", lambda one: number(one.weight)),
+        (">loss\nbefore", lambda one: number(one.loss)),
+    ]
+    names = [one.name for one in found.results]
+    split = next((split for split in SCORED if any(f"loss/{split}/{name}" in summary.metrics for name in names)), None)
+    if split:
+        title = f">{split} loss\nafter it"
+        columns.append((title, lambda one: number(metric(summary, f"loss/{split}/{one.name}"))))
+    if any(f"accuracy/objective/{name}" in summary.metrics for name in names):
+        columns.append((">accuracy\nafter it", lambda one: percent(metric(summary, f"accuracy/objective/{one.name}"))))
+    columns.append((">clients", lambda one: str(one.clients)))
+    if any(one.left_out for one in found.results):
+        columns.append(("left out", lambda one: one.left_out))
+    table = new_table("objective", *(title for title, _ in columns))
+    for result in found.results:
+        table.add_row(result.name, *(words(result) for _, words in columns))
+    yield table
+    if found.mode:
+        yield Text(f"weights: {found.mode}")
+    for note in found.notes:
+        yield Text(note, style="yellow")
+    if found.cosines:
+        yield Text("\ncosines between the objectives", style="bold")
+        yield heat_map(names, found.cosines)
+
+
+def _measured(summary: RoundSummary) -> Iterator[tuple[str, str]]:
+    """The numbers of a round in lines, each with its label."""
+    if summary.worst_client:
+        accuracy, loss = metric(summary, "accuracy/worst"), metric(summary, "loss/worst")
+        value = f"accuracy {percent(accuracy)}" if math.isfinite(accuracy) else f"loss {number(loss)}"
+        yield "worst client", f"{summary.worst_client}: {value}"
+    for group, names in in_groups(summary.metrics).items():
+        yield group, ", ".join(f"{definition(name).label} {format_of(name)(summary.metrics[name])}" for name in names)
+
+
+def _suspects(item: GetRoundResponse) -> list[str]:
+    """The clients that may have stopped a round: an update of length 0, or about half of all the weight."""
+    parts = [part for part in item.participations if math.isfinite(part.weight)]
+    still = [f"{part.client_id} sent an update of length 0." for part in parts if part.update_norm == 0]
+    return still + [
+        f"{part.client_id} alone got {percent(part.weight)} of the weight: look at its cosines."
+        for part in parts
+        if part.weight >= _STANDSTILL - 1e-3 and len(parts) > 2
+    ]
+
+
+def participations(item: GetRoundResponse) -> RenderableType:
+    """Every client's part in a round; below, the reasons of replies that do not count."""
+    table = new_table(
+        "client", "update", ">samples", ">loss", ">norm", ">lambda", ">cosine", "signed by", ">bytes", ">time", ">test",
+        gap=1,
+    )  # fmt: skip
+    notes = []
+    private = any(part.HasField("privacy") for part in item.participations)
+    if private:
+        table.add_column("epsilon", justify="right")
+    for part in sorted(item.participations, key=lambda one: natural(one.client_id)):
+        name = name_of(part, "state")
+        word = ("accepted" if accepted(item.phases, part) else "answered") if name == "FULFILLED" else name.lower()
+        table.add_row(
+            part.client_id,
+            Text(word, style=state(name).style),
+            str(part.samples) if part.samples else "–",
+            number(part.loss_before),
+            number(part.update_norm),
+            number(part.weight),
+            number(part.cosine),
+            envelope_lines.signed_by(part),
+            size(part.payload_bytes),
+            seconds(part.seconds),
+            percent(part.evaluation.get("test/accuracy", math.nan)),
+            *([number(part.privacy.epsilon) if part.HasField("privacy") else UNKNOWN] if private else []),
+        )
+        if part.reason:
+            notes.append(Text(f"{part.client_id}: {part.reason}"))
+    if marked := [part.client_id for part in item.participations if part.unrepeatable]:
+        notes.append(Text(f"The trainer of {', '.join(marked)} cannot repeat its work with the same result."))
+    notes += envelope_lines.doubts([(part.client_id, part.envelopes) for part in item.participations])
+    return Group(table, *notes)

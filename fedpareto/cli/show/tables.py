@@ -1,0 +1,256 @@
+"""Tables and runs on a terminal: at most 100 columns, digests abbreviated, times in the local zone."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from coordinator.rounds.runs.metric_definitions import of_objective
+from federation.text import counted
+from federation.v1.admin_pb2 import (
+    Consent,
+    GetDiskResponse,
+    MemberSummary,
+    RoundSummary,
+    Run,
+    Serving,
+    WarningKind,
+)
+from fedpareto.admin_messages import epsilon_of_clients, name_of
+from fedpareto.cli.show import participation_table
+from fedpareto.formatting import DIGITS, PERSONALISED, UNKNOWN, format_of, natural, number, percent, short, size, when
+from fedpareto.series import metric
+
+WIDTH = 100  # columns
+NAME_WIDTH = 24  # columns; a longer name ends in an ellipsis
+_NAMES = frozenset({"run", "name", "state", "algorithm", "client", "worst client", "task"})  # columns that hold no text
+LISTED = 5  # members with failures that a list of runs names for each run
+MATRIX_ROWS = 24  # of the indicator matrix; more clients are put together by what they serve
+
+_GOOD = {"COMPLETED", "ACTIVE", "FULFILLED", "RUNNING", "STEPPED"}
+_BAD = {"FAILED", "REVOKED", "REFUSED", "SKIPPED", "EXPIRED"}
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console at most 100 columns wide; where there is no terminal, exactly so wide. A string is text, not markup."""
+    found = Console(stderr=stderr)
+    width = min(found.width, WIDTH) if found.is_terminal else WIDTH
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=width)
+
+
+def state(name: str) -> Text:
+    """A state, coloured by how it went."""
+    return Text(name, style="green" if name in _GOOD else "red" if name in _BAD else "yellow")
+
+
+def state_of(message: Run | RoundSummary) -> Text:
+    """The state of a run or a round, with its reason."""
+    text = state(name_of(message, "state"))
+    return text.append(f"  {message.reason}", style="default") if message.reason else text
+
+
+def new_table(*columns: str, gap: int = 2) -> Table:
+    """A table; a column whose name begins with `>` is aligned to the right; names are never broken into lines."""
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, gap, 0, 0))
+    for column in columns:
+        table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
+    first = table.columns[0]
+    first.max_width = NAME_WIDTH
+    for named in (first, *(each for each in table.columns if each.header in _NAMES)):
+        named.overflow, named.no_wrap = "ellipsis", True
+    return table
+
+
+def runs(items: Iterable[Run]) -> RenderableType:
+    """The runs."""
+    table = new_table("run", "name", "state", "algorithm", ">rounds", ">replied", ">mean", ">worst 5 %", "created")
+    listed = list(items)
+    for run in listed:
+        asked = participation_table.asked_last(run)
+        table.add_row(
+            run.run_id[:DIGITS],
+            run.name,
+            state(name_of(run, "state")),
+            run.algorithm,
+            f"{run.rounds_done}/{run.rounds_total}",
+            f"{len(asked) - len(participation_table.silent(run))}/{len(asked)}" if asked else UNKNOWN,
+            percent(metric(run.latest, "accuracy/mean")),
+            percent(metric(run.latest, "accuracy/worst5")),
+            when(run, "created")[:16],
+        )
+    if not table.row_count:
+        return Text("no runs yet: submit one with `fedpareto admin submit SPEC.toml`")
+    notes = list(_notes(listed))
+    return Group(table, *([Text(), *notes] if notes else []))
+
+
+def _notes(items: Iterable[Run]) -> Iterator[Text]:
+    """Why runs are not going on, their warnings, and their members with failures, in lines."""
+    for run in items:
+        failing = sorted(
+            filter(participation_table.failures, run.members), key=participation_table.failures, reverse=True
+        )
+        lines = [Text(f"{run.name}: {name_of(run, 'state')} {run.reason}")] if run.reason else []
+        lines += [
+            Text(f"{run.name}: {warning.message}", style="yellow")
+            for warning in run.warnings
+            if warning.kind != WarningKind.WARNING_KIND_MEMBER_FAILS
+        ]
+        lines += [
+            Text(f"{run.name}: {participation_table.tally(member)}", style="yellow") for member in failing[:LISTED]
+        ]
+        if more := failing[LISTED:]:
+            others = counted(len(more), "more member")
+            lines.append(Text(f"{run.name}: {others} with failures, see `fedpareto admin run {run.run_id}`"))
+        yield from lines
+
+
+def members(summaries: Sequence[MemberSummary]) -> RenderableType:
+    """Each member over the rounds that have ended: how often it replied, or why not."""
+    if not summaries:
+        return Text("no round has ended yet")
+    always, rare = participation_table.COUNTS[:5], participation_table.COUNTS[5:]
+    counts = [*always, *(name for name in rare if any(getattr(member, name) for member in summaries))]
+    private = any(member.HasField("epsilon") for member in summaries)
+    heads = [*(f">{name.replace('_', ' ')}" for name in counts), *([">epsilon"] if private else [])]
+    table = new_table("member", *heads, "last reason")
+    for member in sorted(summaries, key=lambda one: natural(one.client_id)):
+        reason = (
+            f"round {member.last_reason_round}: {participation_table.reason(member)}" if member.last_reason else UNKNOWN
+        )
+        who = Text(member.client_id, style="yellow" if participation_table.failures(member) else "")
+        values = [str(getattr(member, name)) for name in counts]
+        if private:
+            values.append(number(member.epsilon) if member.HasField("epsilon") else UNKNOWN)
+        table.add_row(who, *values, reason)
+    return table
+
+
+def warnings(run: Run) -> Iterator[Text]:
+    """The warnings of a run, in lines."""
+    for warning in run.warnings:
+        yield Text(f"warning: {warning.message}", style="yellow")
+
+
+def run(item: Run, own: Sequence[RenderableType] = ()) -> RenderableType:
+    """One run; `own` are the tables of what its members measured last in the task's own metrics."""
+    from coordinator.aggregation.registry import ALGORITHMS  # loads NumPy
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row("run", item.run_id)
+    grid.add_row("name", item.name)
+    grid.add_row("state", state_of(item))
+    grid.add_row("algorithm", item.algorithm)
+    grid.add_row("task", item.task)
+    grid.add_row("rounds", f"{item.rounds_done} of {item.rounds_total}")
+    kind = ALGORITHMS.get(item.algorithm)
+    mean = ", the mean of the models of all rounds" if kind is not None and kind.averages else ""
+    grid.add_row("model", f"{short(item.model)}  ({item.parameters:,} parameters{mean})")
+    for field in ("created", "started", "ended"):
+        grid.add_row(field, when(item, field))
+    if words := epsilon_of_clients(item):
+        grid.add_row("privacy", words)
+    if item.measured == "personalised":
+        grid.add_row("metrics", PERSONALISED)
+    several = len(item.objectives) > 1
+    parts: list[RenderableType] = [grid]
+    if item.members:
+        parts += [Text("\nmembers in the rounds that have ended", style="bold"), members(item.members)]
+        parts += warnings(item)
+    if item.consents:
+        parts += [Text("\nmembers that decide on each run", style="bold"), _consents(item.consents)]
+    if own:
+        parts += [Text(f"\nthe members' own metrics after round {item.latest.round}", style="bold"), *own]
+    raw = Table.grid(padding=(0, 2))
+    for name, value in sorted(item.latest.metrics.items()):
+        if not (several and of_objective(name)):
+            raw.add_row(name, format_of(name)(value))
+    if raw.row_count:
+        parts += [Text(f"\nmetrics of round {item.latest.round}", style="bold"), raw]
+    if several:
+        if item.HasField("latest"):
+            parts += [Text(f"\nobjectives after round {item.latest.round}", style="bold"), _scores(item)]
+        parts += [Text("\nwho serves which objective", style="bold"), indicator(item.objectives, item.serving)]
+    if item.spec:
+        parts += [Text("\nspecification", style="bold"), Text(item.spec.rstrip())]
+    return Group(*parts)
+
+
+def _consents(items: Iterable[Consent]) -> RenderableType:
+    """The answers of members to a run."""
+    table = new_table("client", "answer", "since", "signed by", "reason")
+    styles = {"accepted": "green", "waiting": "yellow", "refused": "red"}
+    for one in sorted(items, key=lambda one: natural(one.client_id)):
+        doubt = f"not verified because {one.check.reason}: {one.check.message}"
+        key = Text(f"{one.check.key_id[:8]} ✓") if one.check.verified else Text(doubt, style="red")
+        reason = ": ".join(filter(None, (one.reason, one.message)))
+        answer = Text(one.answer, style=styles.get(one.answer, ""))
+        table.add_row(one.client_id, answer, when(one, "at")[:16], key, reason)
+    return table
+
+
+def _scores(item: Run) -> RenderableType:
+    """The numbers of the last evaluated round for each objective."""
+    columns: list[tuple[str, str, Callable[[float], str]]] = [
+        ("weight", "weight/", number),
+        *((f"{split} loss", f"loss/{split}/", number) for split in ("train", "validation", "test")),
+        ("accuracy", "accuracy/objective/", percent),
+    ]
+    columns = [one for one in columns if any(f"{one[1]}{name}" in item.latest.metrics for name in item.objectives)]
+    table = new_table("objective", *(f">{title}" for title, _, _ in columns))
+    for name in item.objectives:
+        table.add_row(name, *(words(metric(item.latest, f"{prefix}{name}")) for _, prefix, words in columns))
+    return table
+
+
+def indicator(objectives: Sequence[str], serving: Sequence[Serving]) -> RenderableType:
+    """The indicator matrix: a row for each client, or for all clients with the same objectives if there are many."""
+    if not serving:
+        return Text("no active client offers this task")
+    groups: dict[tuple[bool, ...], list[str]] = {}
+    for row in serving:
+        groups.setdefault(tuple(name in row.objectives for name in objectives), []).append(row.client_id)
+    if len(groups) == 1 and all(next(iter(groups))):
+        return Text(f"each of the {len(serving)} clients serves each of the {len(objectives)}: {', '.join(objectives)}")
+    if len(serving) <= MATRIX_ROWS:
+        rows = [(client, pattern) for pattern, names in groups.items() for client in names]
+        rows.sort(key=lambda row: natural(row[0]))
+    else:
+        several = ((f"{len(names)}: {names[0]}, …", names, pattern) for pattern, names in groups.items())
+        rows = [(label if len(names) > 1 else names[0], pattern) for label, names, pattern in several]
+    wide = sum(max(len(name), 2) + 2 for name in objectives) + NAME_WIDTH + 2 <= WIDTH
+    heads = list(objectives) if wide else [str(at + 1) for at in range(len(objectives))]
+    table = new_table("client", *heads, gap=2 if wide else 1)
+    for label, pattern in rows:
+        table.add_row(label, *("●" if serves else "·" for serves in pattern))
+    counts = [sum(len(names) for pattern, names in groups.items() if pattern[at]) for at in range(len(objectives))]
+    nobody = [name for name, count in zip(objectives, counts, strict=True) if not count]
+    parts: list[RenderableType] = [table]
+    if wide or max(counts) < 10:
+        table.add_row("clients", *map(str, counts), style="bold")
+    else:
+        parts.append(Text(f"clients for an objective: {min(counts)} to {max(counts)}"))
+    if not wide:
+        parts.append(Text(", ".join(f"{at + 1} {name}" for at, name in enumerate(objectives))))
+    if nobody:
+        parts.append(Text(f"nobody serves {', '.join(nobody)}", style="yellow"))
+    return Group(*parts)
+
+
+def disk(item: GetDiskResponse) -> RenderableType:
+    """The disk space of the record, of each run and in all."""
+    kept = f"each run keeps the last {counted(item.keep_rounds, 'round')}, with the first and the best one"
+    summary = Text(
+        f"models {size(item.models)}, replies {size(item.replies)}, other blobs {size(item.other)}, "
+        f"database {size(item.database)}\n"
+        f"free {size(item.free)}; runs that have not ended will still take about {size(item.needed)}\n"
+        f"{kept if item.keep_rounds else 'every round is kept (keep_rounds = 0)'}"
+    )
+    table = new_table("run", "name", "state", ">models", ">replies", ">still needed")
+    for run in item.runs:
+        needed = size(run.needed) if run.needed else UNKNOWN
+        table.add_row(
+            run.run_id[:DIGITS], run.name, state(name_of(run, "state")), size(run.models), size(run.replies), needed
+        )
+    return Group(summary, Text(), table) if item.runs else summary

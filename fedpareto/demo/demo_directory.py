@@ -1,0 +1,155 @@
+"""The directory of a demo: it replaces an earlier one, and may keep a coordinator running that `demo --stop` ends."""
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from fedpareto.processes.process_federation import ProcessError, serving
+
+MARKER = "demo.json"
+KEPT_SECONDS = 7200.0  # how long a coordinator goes on after the demo
+_STOP_SECONDS = 20.0
+_POLL_SECONDS = 0.05
+
+
+class DirectoryError(Exception):
+    """The directory cannot be used; the message says why and what to do."""
+
+
+@contextmanager
+def fresh_directory(directory: Path) -> Iterator[None]:
+    """Makes the demo's directory, in place of one that an earlier demo left; holds it while the block runs.
+
+    Raises:
+        DirectoryError: it holds something else, or is in use.
+    """
+    marker = directory / MARKER
+    if directory.exists() and not directory.is_dir():
+        raise DirectoryError(f"{directory} is not a directory")
+    if directory.exists() and any(directory.iterdir()) and not marker.is_file():
+        raise DirectoryError(
+            f"{directory} holds files that are not of a demo; nothing was touched: name another directory with --dir"
+        )
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        if not _lock(stack, marker):
+            raise DirectoryError(f"another demo is running in {directory}: wait for it, or name another with --dir")
+        stop_kept(directory)
+        if _is_served(directory / "coordinator"):
+            raise DirectoryError(f"a coordinator is serving {directory / 'coordinator'}: stop it first")
+        for path in directory.iterdir():
+            if path.name != MARKER:
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        _note(directory, None)
+        yield
+
+
+def keep_coordinator(directory: Path) -> int:
+    """Starts the coordinator of a demo as a process that goes on after this one, and ends by itself after two hours.
+
+    It inherits no output. Returns its process id at once; `wait_kept` waits until it serves.
+    """
+    home = (directory / "coordinator").absolute()
+    with (directory / "coordinator.log").open("ab") as log:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-P", "-m", "fedpareto.processes.detached", str(KEPT_SECONDS)),
+                *("coordinator", "serve", "--home", str(home)),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    _note(directory, process.pid)
+    process.returncode = 0  # not a child that is waited for
+    return process.pid
+
+
+def wait_kept(directory: Path, seconds: float) -> None:
+    """Waits until the coordinator that was kept serves.
+
+    Raises:
+        ProcessError: it does not in this time.
+    """
+    kept = _kept(directory)
+    if not _waited(lambda: serving(directory / "coordinator") == kept, seconds):
+        raise ProcessError(f"the coordinator does not serve after {seconds:.0f} seconds: {directory}/coordinator.log")
+
+
+def stop_kept(directory: Path) -> bool:
+    """Stops the coordinator that a demo left running in a directory; False if none runs.
+
+    A process counts only if it holds the database of the directory: a number that another process has since got does
+    not.
+
+    Raises:
+        ProcessError: it does not end.
+    """
+    kept, home = _kept(directory), directory / "coordinator"
+    if kept is None or serving(home) != kept or not _is_served(home):
+        return False
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.kill(kept, number)
+        if _waited(lambda: not _is_served(home), _STOP_SECONDS):
+            with suppress(ChildProcessError):
+                os.waitpid(kept, os.WNOHANG)
+            _note(directory, None)
+            return True
+    raise ProcessError(f"the coordinator of {directory} (process {kept}) does not end")
+
+
+def is_demo(directory: Path) -> bool:
+    """Whether a demo was run in this directory."""
+    return (directory / MARKER).is_file()
+
+
+def _note(directory: Path, kept: int | None) -> None:
+    (directory / MARKER).write_text(json.dumps({"made_by": "fedpareto demo", "coordinator": kept}) + "\n")
+
+
+def _kept(directory: Path) -> int | None:
+    try:
+        kept = json.loads((directory / MARKER).read_text())["coordinator"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return kept if isinstance(kept, int) else None
+
+
+def _is_served(home: Path) -> bool:
+    """Whether a process holds the database of a coordinator's directory."""
+    lock = home / "coordinator.db.lock"
+    if not lock.exists():
+        return False
+    with ExitStack() as brief:
+        return not _lock(brief, lock)
+
+
+def _lock(stack: ExitStack, path: Path) -> bool:
+    """Locks a file until the stack is closed; False if another process has locked it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    stack.callback(os.close, descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _waited(condition: Callable[[], bool], seconds: float) -> bool:
+    """Waits for at most `seconds` until a condition holds, and returns whether it does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)  # the condition is in another process, which does not notify
+    return True

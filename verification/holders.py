@@ -1,0 +1,124 @@
+"""The holders of keys: the CA's certificate is the root of trust, and its certificates name the signing keys."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from google.protobuf.message import DecodeError
+
+from federation.record.bundle import BundleReader
+from federation.record.exchange import Signers
+from federation.refusals import Refusal
+from federation.trust.certificates import load_certificate
+from federation.trust.identity import PeerIdentity, parse_peer
+from federation.trust.key_chain import KeyChain, whole_chain
+from federation.trust.keys import IdentityError
+from federation.trust.proofs import signing_public_key
+from federation.v1.common_pb2 import KeyRotation, RotationManifest, SignedEnvelope
+from verification.errors import Wrong
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The signing keys of a federation.
+
+    Attributes:
+        ca_fingerprint: the SHA-256 of the CA's certificate, hexadecimal.
+        coordinator: sign assignments, receipts and steps.
+        clients: by client id.
+    """
+
+    ca_fingerprint: str
+    coordinator: KeyChain
+    clients: Mapping[str, KeyChain]
+
+    @property
+    def signers(self) -> Signers:
+        """Who may sign what in the record."""
+        return Signers(coordinator=self.coordinator, client=self._client)
+
+    def _client(self, client_id: str, envelope: SignedEnvelope) -> KeyChain:
+        keys = self.clients.get(client_id)
+        if keys is None:
+            raise Refusal("key-unknown", f"no certificate names a signing key of {client_id}")
+        return keys
+
+
+def read_keys(bundle: BundleReader, fingerprint: str = "") -> Keys:
+    """The keys that the certificates in a bundle name, and those from before, which have signed the next ones.
+
+    The dates of certificates do not count: they say when TLS accepted them.
+
+    Args:
+        bundle: has the certificates.
+        fingerprint: the SHA-256 of the CA's certificate that the caller trusts, hexadecimal; empty trusts the bundle's.
+
+    Raises:
+        Wrong: a certificate is not of this CA and federation, two name different keys for one holder, or a rotation
+            does not lead to the key that the certificate names.
+    """
+    found = hashlib.sha256(bundle.ca).hexdigest()
+    wanted = fingerprint.replace(":", "").strip().lower()
+    if wanted and wanted != found:
+        raise Wrong(f"the bundle's CA has the fingerprint {found}, not {wanted}: it is of another federation")
+    try:
+        ca = load_certificate(bundle.ca)
+        ca.verify_directly_issued_by(ca)
+    except (IdentityError, ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature) as error:
+        raise Wrong(f"the CA's certificate: {error or 'it is not signed by its own key'}") from error
+    keys: dict[tuple[str, str], bytes] = {}
+    for name, data in bundle.certificates.items():
+        holder = _holder(name, data, ca)
+        if holder.federation_id != bundle.about.federation_id or holder.kind == "admin" or not holder.signing_key:
+            raise Wrong(f"{name} names no signing key of a member of {bundle.about.federation_id}: {holder.uri}")
+        if keys.setdefault((holder.kind, holder.name), holder.signing_key) != holder.signing_key:
+            raise Wrong(f"{name} names another signing key of {holder.uri} than an earlier certificate")
+    replaced: dict[str, list[KeyRotation]] = {}
+    for rotation in bundle.rotations:
+        replaced.setdefault(_claimed(rotation), []).append(rotation)
+    try:
+        own = keys.pop(("coordinator", "coordinator"))
+    except KeyError:
+        raise Wrong("the bundle has no certificate of the coordinator") from None
+    federation_id = bundle.about.federation_id
+    coordinator = _chain(replaced.pop("", []), own, federation_id, "", None)
+    clients = {
+        name: _chain(replaced.pop(name, []), key, federation_id, name, coordinator) for (_, name), key in keys.items()
+    }
+    if replaced:
+        raise Wrong(f"the bundle has rotations of {min(replaced)}, and no certificate of it")
+    return Keys(found, coordinator, clients)
+
+
+def _claimed(rotation: KeyRotation) -> str:
+    try:
+        return RotationManifest.FromString(rotation.statement.manifest).client_id
+    except DecodeError as error:
+        raise Wrong(f"a rotation: {error}") from error
+
+
+def _chain(
+    rotations: list[KeyRotation], present: bytes, federation_id: str, client_id: str, coordinator: KeyChain | None
+) -> KeyChain:
+    try:
+        key = Ed25519PublicKey.from_public_bytes(present)
+        return whole_chain(rotations, key, federation_id=federation_id, client_id=client_id, coordinator=coordinator)
+    except Refusal as error:
+        raise Wrong(f"the rotations of {client_id or 'the coordinator'}: {error.message}") from error
+
+
+def _holder(name: str, data: bytes, ca: x509.Certificate) -> PeerIdentity:
+    try:
+        certificate = load_certificate(data)
+        certificate.verify_directly_issued_by(ca)
+        holder = parse_peer(data)
+        if holder.signing_key:
+            signing_public_key(holder.signing_key)
+    except InvalidSignature:
+        raise Wrong(f"{name} was not issued by the federation's CA") from None
+    except (IdentityError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise Wrong(f"{name}: {error}") from error
+    return holder

@@ -1,0 +1,25 @@
+"""The noise that protects clients: the coordinator has drawn it alone, so only its size can be verified."""
+
+from federation.record.bundle import BundleReader
+from federation.spec.noise_rows import noise_defect
+from verification.errors import Wrong
+
+CHOSEN = "the coordinator chose the noise; the model is not verified"
+
+
+def must_be_noise(bundle: BundleReader, noise: str) -> None:
+    """Checks the length and the extremes of the noise of a step.
+
+    The step adds `noise_scale` times this row, and `noise_scale` follows from the specification and the number of
+    updates. So the row itself has to look like standard normal numbers.
+
+    Args:
+        bundle: the record of the run.
+        noise: the digest of the row.
+
+    Raises:
+        BlobAbsent: the noise is not in the bundle.
+        Wrong: it is no row of float32 numbers, or has another length or larger numbers than noise has.
+    """
+    if defect := noise_defect(bundle.rows(noise).values()):
+        raise Wrong(f"the noise {noise}: {defect}")

@@ -1,0 +1,210 @@
+"""One member's replies: its own receipts, compared with the record of a run."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from federation.record.bundle import BundleReader
+from federation.spec.run_spec import RunSpec
+from federation.spec.sharing import BUFFERS
+from federation.trust.envelope import envelope_digest
+from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, ReplyManifest, StepManifest
+from federation.v1.record_pb2 import Answer, Exchange, RoundRecord
+from federation.work.secure.orders import Owner, order_problems, session_of
+from federation.work.site import SessionEntry
+
+_ENDED = ("COMPLETED", "FAILED", "STOPPED")
+_UNIT = 2.0**-32  # of the coefficients of a private round
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberReceipt:
+    """A receipt that a member keeps, whose signatures were verified. Envelopes are named by their digests.
+
+    Attributes:
+        assignment_id: the assignment.
+        round, phase: where it belongs.
+        accepted: whether the reply counts.
+        assignment, reply, receipt: the envelopes.
+    """
+
+    assignment_id: str
+    round: int
+    phase: int
+    accepted: bool
+    assignment: str
+    reply: str
+    receipt: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fate:
+    """What the record says of one reply.
+
+    Attributes:
+        round, phase: of the reply.
+        kind: of the work; empty if the record does not know it.
+        words: what became of it.
+        coefficients: of its rows in the step, in their order; none where they entered no step.
+        wrong: what is missing in the record or differs from the receipt; empty where nothing is.
+    """
+
+    round: int
+    phase: int
+    kind: str
+    words: str
+    coefficients: tuple[float, ...] = ()
+    wrong: str = ""
+
+
+def fates(bundle: BundleReader, client_id: str, receipts: Iterable[MemberReceipt]) -> Iterator[Fate]:
+    """What became of each reply of a member to a run, in the order of the rounds.
+
+    It compares the receipts with a record that was verified before, and does not verify it again.
+
+    Args:
+        bundle: the record of the run.
+        client_id: the member.
+        receipts: those that the member has of the run.
+
+    Raises:
+        BundleError: the file is damaged.
+    """
+    held = {receipt.assignment_id: receipt for receipt in receipts}
+    for record in bundle.rounds():
+        step = StepManifest.FromString(record.step.manifest) if record.HasField("step") else None
+        rows = _rows(record)
+        for phase in record.phases:
+            for exchange in phase.exchanges:
+                order = AssignmentManifest.FromString(exchange.assignment.manifest)
+                if order.client_id == client_id:
+                    deciding = phase.decides and phase.attempt == record.attempt
+                    yield from _fate(exchange, order, held.pop(order.assignment_id, None), record, step, rows, deciding)
+    goes_on = bundle.about.state not in _ENDED
+    for lost in sorted(held.values(), key=lambda one: (one.round, one.phase)):
+        later = goes_on and lost.round >= bundle.about.rounds
+        wrong = f"the record does not know assignment {lost.assignment_id}, for which this member has a receipt"
+        words = "of a later round than the bundle has" if later else ""
+        yield Fate(round=lost.round, phase=lost.phase, kind="", words=words, wrong="" if later else wrong)
+
+
+def private_problems(
+    bundle: BundleReader, sessions: Iterable[SessionEntry], owner: Owner, spec: RunSpec
+) -> Iterator[str]:
+    """What a member's own ledger and its owner's policy say of the private rounds in the record of a run.
+
+    Args:
+        bundle: the record of the run, verified before.
+        sessions: those that count at this member's site.
+        owner: the member, and what its owner requires.
+        spec: of the run.
+
+    Raises:
+        BundleError: the file is damaged.
+    """
+    named: set[str] = set()
+    for record in bundle.rounds():
+        exchanges = [exchange for phase in record.phases for exchange in phase.exchanges]
+        orders = [AssignmentManifest.FromString(exchange.assignment.manifest) for exchange in exchanges]
+        answers = [
+            ReplyManifest.FromString(answer.reply.manifest)
+            for exchange in exchanges
+            for answer in exchange.answers
+            if answer.HasField("receipt") and ReceiptManifest.FromString(answer.receipt.manifest).accepted
+        ]
+        named |= {session_of(order) for order in orders if order.client_id == owner.client_id}
+        for problem in order_problems(spec, orders, answers, owner):
+            yield f"round {record.number}: {problem}"
+    of_run = [entry for entry in sessions if entry.run_id == bundle.about.run_id and "/" not in entry.session]
+    for entry in of_run:
+        if entry.session not in named:
+            yield (
+                f"this member answered in the private session {entry.session[:16]} of {entry.work}, which the record "
+                "lacks"
+                + ("" if bundle.about.state in _ENDED else "; if a round has begun since, ask for a newer bundle")
+            )
+
+
+def _fate(
+    exchange: Exchange,
+    order: AssignmentManifest,
+    held: MemberReceipt | None,
+    record: RoundRecord,
+    step: StepManifest | None,
+    rows: Mapping[str, int],
+    deciding: bool,
+) -> Iterator[Fate]:
+    """What became of the replies to one assignment."""
+    answered = [answer for answer in exchange.answers if answer.HasField("receipt")]
+    place: dict[str, Any] = {"round": order.round, "phase": order.phase, "kind": order.kind}
+    if held is None:
+        for answer in answered:
+            said = ReceiptManifest.FromString(answer.receipt.manifest)
+            words = "accepted" if said.accepted else f"refused, {said.reason}"
+            yield Fate(**place, words=words, wrong="this member has no receipt for it")
+        return
+    if held.assignment != envelope_digest(exchange.assignment):
+        yield Fate(**place, words="", wrong="the record has another assignment than the one that this member was sent")
+        return
+    found = next((one for one in answered if envelope_digest(one.reply) == held.reply), None)
+    if found is None:
+        words = "an accepted reply" if held.accepted else "a refused reply"
+        yield Fate(**place, words="", wrong=f"the record lacks {words} for which this member has a receipt")
+        return
+    if envelope_digest(found.receipt) != held.receipt:
+        yield Fate(**place, words="", wrong="the record has another receipt than the one that this member was sent")
+        return
+    yield _entered(found, order, held, record, step, rows, deciding)
+
+
+def _entered(
+    answer: Answer,
+    order: AssignmentManifest,
+    held: MemberReceipt,
+    record: RoundRecord,
+    step: StepManifest | None,
+    rows: Mapping[str, int],
+    deciding: bool,
+) -> Fate:
+    """What the step of the round made of a reply that is on record as the member's receipt says."""
+    place: dict[str, Any] = {"round": order.round, "phase": order.phase, "kind": order.kind}
+    if not held.accepted:
+        reason = ReceiptManifest.FromString(answer.receipt.manifest).reason
+        return Fate(**place, words=f"refused, {reason}")
+    if not deciding:
+        return Fate(**place, words="accepted; the step does not depend on it")
+    if step is None:
+        return Fate(**place, words=f"accepted; the round has no step: {record.reason or record.state.lower()}")
+    if held.reply in step.replies:
+        found = _coefficients(step, held.reply, order.client_id, rows)
+        return Fate(**place, words="entered the step", coefficients=found)
+    if held.reply in step.consulted:
+        return Fate(**place, words="entered the weights of the step")
+    if order.client_id in step.revoked:
+        return Fate(**place, words="accepted; left out, since this member was revoked")
+    return Fate(**place, words="accepted", wrong="the step leaves out this accepted reply")
+
+
+def _coefficients(step: StepManifest, update: str, client_id: str, rows: Mapping[str, int]) -> tuple[float, ...]:
+    """The coefficients of the rows of an update, as the step says them; none where it has none."""
+    for session in step.secure:
+        if session.purpose == "step" and client_id in session.members and session.coefficients:
+            return (session.coefficients[list(session.members).index(client_id)] * _UNIT,)
+    start = 0
+    for name in step.replies:
+        count = rows.get(name, 1)
+        if name == update:
+            return tuple(step.coefficients[start : start + count])
+        start += count
+    return ()
+
+
+def _rows(record: RoundRecord) -> dict[str, int]:
+    """How many rows each update of a round gives the step, by the digest of its envelope."""
+    found = {}
+    for phase in record.phases:
+        for exchange in phase.exchanges:
+            for answer in exchange.answers:
+                rows = ReplyManifest.FromString(answer.reply.manifest).rows
+                found[envelope_digest(answer.reply)] = sum(row.name != BUFFERS for row in rows)
+    return found

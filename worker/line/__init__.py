@@ -1,0 +1,1 @@
+"""The connection of a worker to its coordinator: joining, certificates, attendance, and signed times."""

@@ -1,0 +1,412 @@
+"""The attendance of a worker: one stream to the coordinator, which is made again each time that it breaks.
+
+The worker dials out and says hello; the coordinator's assignments arrive on the same stream at once. After a
+reconnection the coordinator sends again whatever is still open, so nothing that matters is kept here.
+"""
+
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import grpc
+
+from federation.line.channels import MAX_CHUNK_BYTES, RpcRefusal, signed_detail
+from federation.refusals import Refusal
+from federation.text import escaped
+from federation.trust.envelope import envelope_digest, seal
+from federation.trust.identity import parse_peer
+from federation.trust.member_files import MemberFiles
+from federation.v1.common_pb2 import DeclineManifest, LogHead, RevocationManifest, SignedEnvelope
+from federation.v1.federation_pb2 import (
+    AttendRequest,
+    AttendResponse,
+    Heartbeat,
+    Hello,
+    SessionsLeft,
+    Welcome,
+)
+from federation.v1.federation_pb2_grpc import FederationStub
+from worker.events import Events
+from worker.line.backoff import Backoff
+from worker.line.clock import CoordinatorClock, TimeRefused
+from worker.line.coordinator_key import follow_coordinator
+from worker.line.file_calls import CHANNEL_OPTIONS, FileCalls
+from worker.line.witness import Witness
+from worker.progress import Progress, StatementError, open_restore
+
+# Refusals that end the worker, as a signed revocation does: the owner has to act.
+FINAL_REASONS = {
+    "certificate-expired": "join again, with a new join string and this directory",
+    "superseded": "another worker with this client's identity attends now: run one, or join a second client",
+}
+# Refusals after which the worker keeps trying: they may end by themselves, or the coordinator's operator ends them.
+ADVICE = {
+    "certificate-unknown": "the coordinator may have lost its database, or been restored from a backup that is older "
+    "than this membership, or this directory belongs to another federation: ask its operator",
+    "certificate-revoked": "the coordinator sent no signed statement of a revocation, and only that ends a worker: "
+    "ask the federation's security officer",
+    "role": "this certificate may not work for the federation: use the directory that `fedpareto worker join` made",
+    "hello": "the coordinator did not understand this worker: compare the versions of both",
+    "limit:tasks": "offer fewer tasks or objectives, with names of letters, digits and hyphens",
+    "limit:hello": "offer fewer tasks or objectives, or such with shorter names",
+}
+# A message of the coordinator is a chunk of a model or an assignment. gRPC refuses a larger one before it is in memory.
+MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + (64 << 10)
+NONCE_BYTES = 32
+MAX_OUTBOX = 1000  # messages that wait to be sent
+WELCOME_SECONDS = 30.0
+WELCOME_REFUSED = "welcome"  # the reason of a refusal that is this worker's own
+# A stream that lasted this long was a success: the next failure counts as the first, and is followed by a quick retry.
+SETTLED_SECONDS = 1.0
+WRONG_CLOCK_SECONDS = 60.0
+# A transfer without an answer is given up and repeated after this time, and the time that its bytes may take.
+ANSWER_SECONDS = 120.0
+
+
+class AttendanceError(Exception):
+    """The coordinator refuses this worker for good; the message says what to do."""
+
+
+class WelcomeRefused(Exception):
+    """A first message that this worker does not accept; the message says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Handlers:
+    """Take the coordinator's messages, and say what this worker does; the threads of the stream call them.
+
+    Attributes:
+        assigned: takes an assignment, with the contents of its inputs that came with it, in their order.
+        cancelled: takes the cancellation of an assignment.
+        asked: takes a run that asks this site to take part.
+        restored: goes on with what was held until the owner accepted a restore.
+        working: returns the assignment in work, empty when idle, and the share of it that is done.
+    """
+
+    assigned: Callable[[SignedEnvelope, Sequence[bytes]], None]
+    cancelled: Callable[[SignedEnvelope], None]
+    asked: Callable[[SignedEnvelope], None]
+    restored: Callable[[], None]
+    working: Callable[[], tuple[str, float]]
+
+
+class Attendance:
+    """Attends, and lends its channel to those who fetch and submit.
+
+    `rotations` is the file of those of the coordinator's keys; `hello` makes the first message, without its nonce;
+    `closed` says until when the site is closed, aware, and None while it is open; `patience` gives the delays after a
+    refusal, which grow longer than those of `backoff` after a broken connection.
+    """
+
+    def __init__(
+        self,
+        *,
+        member: MemberFiles,
+        rotations: Path,
+        hello: Callable[[], Hello],
+        clock: CoordinatorClock,
+        progress: Progress,
+        witness: Witness,
+        backoff: Backoff,
+        patience: Backoff,
+        events: Events,
+        closed: Callable[[], datetime | None] = lambda: None,
+    ) -> None:
+        self._member = member
+        self._closed = closed
+        self._federation_id = member.federation_id
+        self._rotations = rotations
+        self._hello = hello
+        self._clock = clock
+        self._progress = progress
+        self._witness = witness
+        self._backoff = backoff
+        self._patience = patience
+        self._events = events
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._files: FileCalls | None = None  # while attending
+        self._outbox: queue.SimpleQueue[AttendRequest | None] | None = None  # of the present stream
+        self._close: Callable[[], None] | None = None
+        self._heartbeat_seconds = WELCOME_SECONDS
+        self._calls = 0  # of the worker on the channel that is lent, besides the stream
+        self._renewed = False  # the stream ends because there is a new certificate
+
+    def run(self, handlers: Handlers) -> None:
+        """Attends until `stop`, and gives each message to its handler.
+
+        Raises:
+            AttendanceError: the client was revoked, its place is taken, or its certificate has expired.
+        """
+        while not self._stopping:
+            if (now := datetime.now(UTC)) >= (not_after := self._member.not_after):
+                raise AttendanceError(
+                    f"this client's certificate expired on {not_after:%Y-%m-%d %H:%M} UTC, and this machine's "
+                    f"clock says {now:%Y-%m-%d %H:%M} UTC: set the clock if it is wrong, or else "
+                    f"{FINAL_REASONS['certificate-expired']}"
+                )
+            if self._progress.accepted():
+                handlers.restored()
+            began = time.monotonic()
+            refusal, welcomed = self._attend(handlers)
+            if self._stopping:
+                return
+            with self._changed:
+                renewed, self._renewed = self._renewed, False
+            if renewed:
+                continue
+            message = escaped(refusal.message)
+            if refusal.reason in FINAL_REASONS:
+                raise AttendanceError(f"{refusal.reason}: {message}; {FINAL_REASONS[refusal.reason]}")
+            if welcomed:
+                self._patience.reset()
+            if welcomed and time.monotonic() - began >= SETTLED_SECONDS:
+                self._backoff.reset()
+            elif welcomed:
+                self._backoff.ease()
+            refused = refusal.reason in ADVICE or refusal.reason == WELCOME_REFUSED
+            delay = max((self._patience if refused else self._backoff).delay(), refusal.retry_seconds)
+            advice = f"; {ADVICE[refusal.reason]}" if refusal.reason in ADVICE else ""
+            self._events.warn(
+                "refused" if refused else "disconnected",
+                f"not attending: {message or refusal.status}{advice}; trying again in {delay:.1f} s",
+                reason=refusal.reason,
+                status=refusal.status,
+                retry_seconds=delay,
+            )
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping, timeout=delay)
+
+    def stop(self) -> None:
+        """Ends the stream and every call on its channel; `run` returns soon after. Callable from any thread."""
+        with self._changed:
+            self._stopping = True
+            close = self._close
+            self._changed.notify_all()
+        if close is not None:
+            close()
+
+    @property
+    def member(self) -> MemberFiles:
+        """The member, with the certificate that the next stream shows."""
+        return self._member
+
+    def renewed(self, member: MemberFiles) -> None:
+        """Attends with a new certificate from the next stream on, which begins once no other call is under way.
+
+        Calls that take longer than half of what is left of the old certificate are ended; transfers then go on.
+        """
+        self._clock.renewed(member)
+        with self._changed:
+            left = (self._member.not_after - datetime.now(UTC)).total_seconds()
+            self._member = member
+            self._changed.wait_for(lambda: self._calls == 0 or self._stopping, timeout=max(left, 0.0) / 2)
+            self._files, close = None, self._close
+            self._renewed = close is not None
+        if close is not None:
+            close()
+
+    @contextmanager
+    def calling(self) -> Iterator[FileCalls | None]:
+        """The channel's calls for files, for one call, as soon as the worker attends; None once it is stopping."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._files is not None or self._stopping)
+            files = None if self._stopping else self._files
+            self._calls += 1
+        try:
+            yield files
+        finally:
+            with self._changed:
+                self._calls -= 1
+                self._changed.notify_all()
+
+    def decline(self, assignment_id: str, reason: str, message: str, asked: SignedEnvelope | None) -> None:
+        """Declines an assignment, which is None if it could not be verified, and signs that.
+
+        Without a stream the message is lost, and the assignment comes again.
+        """
+        said = DeclineManifest(
+            federation_id=self._federation_id,
+            client_id=self._member.client_id,
+            assignment_id=assignment_id,
+            assignment="" if asked is None else envelope_digest(asked),
+            reason=reason,
+            message=message[:1000],
+        )
+        said.created.FromDatetime(self.now())
+        self._say(AttendRequest(decline=seal(said, self._member.signing_key)))
+
+    def beat(self, assignment_id: str, progress: float) -> None:
+        """Tells at once what is in work, without waiting for the next heartbeat."""
+        self._say(AttendRequest(heartbeat=self._beat(assignment_id, progress)))
+
+    def _beat(self, assignment_id: str, progress: float) -> Heartbeat:
+        beat = Heartbeat(assignment_id=assignment_id, progress=progress, log_size=self.log_size)
+        if (until := self._closed()) is not None:
+            beat.closed_until.FromDatetime(until)
+        return beat
+
+    def consent(self, envelope: SignedEnvelope) -> None:
+        """Sends the signed answer to a run. Without a stream it is lost; the coordinator asks again."""
+        self._say(AttendRequest(consent=envelope))
+
+    def files_now(self) -> FileCalls | None:
+        """The channel's calls for files; None while the worker does not attend."""
+        with self._changed:
+            return self._files
+
+    def tell_left(self, left: SessionsLeft) -> None:
+        """Tells how many private rounds of a task are left. Without a stream it is lost, and in the next Hello."""
+        self._say(AttendRequest(sessions_left=left))
+
+    @property
+    def log_size(self) -> int:
+        """The number of entries in the newest checkpoint of the coordinator's log that this worker keeps."""
+        return self._witness.size
+
+    def saw_log(self, head: LogHead) -> None:
+        """Takes a checkpoint that came with a receipt. If the log does not continue the kept one, the stream ends."""
+        try:
+            self._witness.saw(head)
+        except StatementError as error:
+            self._events.warn("log", str(error))
+            close = self._close
+            if close is not None:
+                close()
+
+    def now(self) -> datetime:
+        """The time by the coordinator's clock, which its deadlines are written in."""
+        return self._clock.now()
+
+    def _say(self, request: AttendRequest) -> None:
+        outbox = self._outbox
+        # The queue is bounded if the coordinator does not read; it asks again for what it missed.
+        if outbox is not None and outbox.qsize() < MAX_OUTBOX:
+            outbox.put(request)
+
+    def _attend(self, handlers: Handlers) -> tuple[RpcRefusal, bool]:
+        """Holds one stream to its end; returns why it ended, and whether there was a welcome.
+
+        Each stream has a fresh channel: a channel has a back-off of its own, which would delay the next attempt.
+        """
+        channel = self._member.channel([*CHANNEL_OPTIONS, ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)])
+        outbox: queue.SimpleQueue[AttendRequest | None] = queue.SimpleQueue()
+        with self._changed:
+            if self._stopping:
+                channel.close()
+                return RpcRefusal("CANCELLED", "", "stopping"), False
+            self._close = channel.close
+            self._heartbeat_seconds = WELCOME_SECONDS
+        welcomed = False
+        hello = self._hello()
+        hello.nonce, hello.log_size = secrets.token_bytes(NONCE_BYTES), self.log_size
+        if (until := self._closed()) is not None:
+            hello.closed_until.FromDatetime(until)
+        try:
+            call = FederationStub(channel).Attend(self._requests(hello, outbox, handlers))
+            for response in call:
+                if not welcomed:
+                    self._welcome(response, hello.nonce)
+                    welcomed = True
+                    self._outbox = outbox
+                    outbox.put(self._heartbeat(handlers))
+                    with self._changed:
+                        self._files = FileCalls(channel)
+                        self._changed.notify_all()
+                elif response.WhichOneof("message") == "assignment":
+                    if response.HasField("log"):
+                        self._witness.saw(response.log)
+                    handlers.assigned(response.assignment, response.inputs)
+                elif response.WhichOneof("message") == "cancel":
+                    handlers.cancelled(response.cancel)
+                elif response.WhichOneof("message") == "run":
+                    handlers.asked(response.run)
+            return RpcRefusal("OK", "", "the coordinator ended the stream"), welcomed
+        except (WelcomeRefused, StatementError, TimeRefused) as error:
+            return RpcRefusal("", WELCOME_REFUSED, str(error)), welcomed
+        except grpc.RpcError as error:
+            self._must_not_be_revoked(error)
+            return self._member.refusal(error), welcomed
+        except ValueError as error:  # gRPC's answer to a call on a channel that `stop` closed a moment ago
+            return RpcRefusal("CANCELLED", "", str(error)), welcomed
+        finally:
+            with self._changed:
+                self._files = None
+                self._close = None
+            self._outbox = None
+            outbox.put(None)
+            channel.close()
+
+    def _must_not_be_revoked(self, error: grpc.RpcError) -> None:
+        """Raises AttendanceError if a refusal carries the coordinator's signed statement of a revocation."""
+        envelope = signed_detail(error)
+        if envelope is None:
+            return
+        try:
+            manifest = self._member.coordinator.unseal(envelope, RevocationManifest)
+        except Refusal:
+            return
+        ours, serial = (self._federation_id, self._member.client_id), parse_peer(self._member.certificate).serial
+        if (manifest.federation_id, manifest.client_id) != ours or manifest.serial not in ("", serial):
+            return
+        what, advice = "a security officer shut this client out", "talk to the federation's security officer"
+        if manifest.serial:
+            what, advice = "this certificate has ended", "use the directory that was renewed, not a copy from before"
+        reason = f" ({escaped(manifest.reason)})" if manifest.reason else ""
+        raise AttendanceError(f"certificate-revoked: {what}{reason}; the coordinator signed it: {advice}")
+
+    def _requests(
+        self, hello: Hello, outbox: "queue.SimpleQueue[AttendRequest | None]", handlers: Handlers
+    ) -> Iterator[AttendRequest]:
+        yield AttendRequest(hello=hello)
+        while True:
+            try:
+                request = outbox.get(timeout=self._heartbeat_seconds)
+            except queue.Empty:
+                if self._files is None:  # no welcome came
+                    if self._close is not None:
+                        self._close()
+                    return
+                request = self._heartbeat(handlers)
+            if request is None:
+                return
+            yield request
+
+    def _heartbeat(self, handlers: Handlers) -> AttendRequest:
+        if self._progress.accepted():
+            handlers.restored()
+        assignment_id, progress = handlers.working()
+        return AttendRequest(heartbeat=self._beat(assignment_id, progress))
+
+    def _welcome(self, response: AttendResponse, nonce: bytes) -> None:
+        """Takes the coordinator's first message, or raises WelcomeRefused, StatementError or TimeRefused."""
+        if response.WhichOneof("message") != "welcome":
+            raise WelcomeRefused("the server at this address is not a coordinator: its first message was not a Welcome")
+        welcome: Welcome = response.welcome
+        if welcome.federation_id != self._federation_id:
+            raise WelcomeRefused(
+                f"the coordinator there is of federation {escaped(welcome.federation_id, 80)!r}; "
+                f"this client is a member of {self._federation_id!r}"
+            )
+        follow_coordinator(self._member, welcome.rotations, self._rotations, self._events)
+        restored = None
+        if welcome.HasField("restored"):
+            restored = open_restore(welcome.restored, self._member)
+            self._progress.restored(welcome.restored)
+        self._witness.welcome(welcome.log_key, welcome.log, restored)
+        offset = self._clock.set(welcome.time, nonce).total_seconds()
+        self._heartbeat_seconds = min(max(welcome.heartbeat_seconds, 0.1), WELCOME_SECONDS)
+        self._events.tell("attending", f"attending federation {self._federation_id}")
+        if abs(offset) > WRONG_CLOCK_SECONDS:
+            self._events.warn(
+                "clock",
+                f"this machine's clock and the coordinator's differ by {offset:.0f} s: "
+                "certificates and records go by them, so set the wrong one right",
+                offset_seconds=offset,
+            )

@@ -1,0 +1,199 @@
+"""Joining a federation, and joining it again with the signing key (docs/keys.md)."""
+
+import contextlib
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from federation.line.channels import refusal_from_rpc_error, server_verified_channel
+from federation.line.proxies import Proxy, RouteError
+from federation.trust.certificates import load_certificate_file, make_csr, pem
+from federation.trust.identity import parse_peer
+from federation.trust.join_string import JoinStringFields, fetch_ca
+from federation.trust.key_chain import CoordinatorKeys
+from federation.trust.keys import IdentityError, load_signing_key, new_tls_key, remedy
+from federation.trust.member_files import MemberFiles, move_address, read_description, save_renewal
+from federation.trust.proofs import prove_possession
+from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
+from federation.v1.enrollment_pb2_grpc import EnrollmentStub
+from worker import software
+from worker.home import WorkerHome
+
+CONNECT_SECONDS = 20.0
+ENROL_SECONDS = 60.0
+
+_ADVICE = {
+    "join-string-invalid": "the coordinator does not know this join string: check that it was copied whole, "
+    "or ask a security officer for a new one",
+    "join-string-expired": "this join string has expired: ask a security officer for a new one",
+    "join-string-cancelled": "this join string was cancelled: ask a security officer for a new one",
+    "join-string-used": "this join string was used before; it works once. If that was not you, tell the federation's "
+    "security officer at once; in any case ask for a new one",
+}
+
+
+class EnrollmentError(Exception):
+    """Joining failed and left nothing behind; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Enrolled:
+    """A membership that is on the disk, and whether an operator must approve the client before it gets work."""
+
+    member: MemberFiles
+    approval_pending: bool
+
+
+def enroll(
+    home: WorkerHome, join: JoinStringFields, *, passphrase: bytes | None = None, proxy: Proxy | None = None
+) -> Enrolled:
+    """Becomes the client that a join string was made for. The directory appears complete or not at all.
+
+    The home must not exist yet, or be empty. Without a passphrase, the private keys are protected by the file mode
+    alone.
+
+    Raises:
+        EnrollmentError: the directory is taken, nobody or another server answers, or the join string is refused.
+    """
+    with _new_directory(home) as staging:
+        ca = _ca(join, proxy)
+        tls_key = new_tls_key()
+        signing_key = Ed25519PrivateKey.generate()
+        response = _exchange(join, ca, _request(join, tls_key, signing_key), proxy)
+        _check(response, join, ca)
+        member = MemberFiles(
+            federation_id=response.federation_id,
+            client_id=response.client_id,
+            address=response.address,
+            ca=ca,
+            certificate=response.certificate,
+            tls_key=tls_key,
+            signing_key=signing_key,
+            coordinator=CoordinatorKeys(
+                response.federation_id, Ed25519PublicKey.from_public_bytes(response.coordinator_key)
+            ),
+        )
+        member.save(staging, passphrase)
+    return Enrolled(member, response.approval_pending)
+
+
+def join_again(
+    home: WorkerHome, join: JoinStringFields, *, passphrase: bytes | None = None, proxy: Proxy | None = None
+) -> Enrolled:
+    """Gets a certificate for a member whose own has ended, or whose TLS key is lost, with the signing key in `home`.
+
+    The caller has locked the home. The passphrase opens the signing key and encrypts the new TLS key.
+
+    Raises:
+        EnrollmentError: the join string is for another name or federation, nobody answers, or it is refused.
+        IdentityError: the signing key or another file that the membership needs is missing or damaged.
+    """
+    directory = home.directory
+    values = read_description(directory, MemberFiles.name_key)
+    if values["client_id"] != join.client_id:
+        raise EnrollmentError(
+            f"{directory} holds the membership of {values['client_id']}, and the join string is for {join.client_id}: "
+            "choose another directory for another client"
+        )
+    with remedy(
+        f"restore it from a backup; without the signing key, have {join.client_id} revoked, and join under a new name"
+    ):
+        signing_key = load_signing_key(directory / "signing.key", passphrase)
+        known = pem(load_certificate_file(directory / "ca.pem"))
+    ca = _ca(join, proxy)
+    if ca.strip() != known.strip():
+        raise EnrollmentError(f"the join string is of another federation than {values['federation_id']}")
+    tls_key = new_tls_key()
+    response = _exchange(join, ca, _request(join, tls_key, signing_key), proxy)
+    _check(response, join, ca)
+    try:
+        save_renewal(directory, tls_key, response.certificate, passphrase)
+        move_address(directory, MemberFiles.name_key, address=response.address)
+    except OSError as error:
+        raise EnrollmentError(
+            f"the certificate cannot be written to {directory} ({error.strerror or error}): make room there, and ask "
+            "for another join string"
+        ) from error
+    return Enrolled(MemberFiles.load(directory, passphrase), response.approval_pending)
+
+
+def _request(join: JoinStringFields, tls_key: EllipticCurvePrivateKey, signing_key: Ed25519PrivateKey) -> EnrollRequest:
+    csr = make_csr(tls_key)
+    return EnrollRequest(
+        secret=join.secret,
+        csr=csr,
+        signing_key=signing_key.public_key().public_bytes_raw(),
+        proof=prove_possession(signing_key, join.secret, csr),
+        software=software(),
+    )
+
+
+@contextmanager
+def _new_directory(home: WorkerHome) -> Iterator[Path]:
+    """A directory to fill, made before the join string is used, so that a mistyped path costs nothing."""
+    directory = home.directory.absolute()
+    if home.joined:
+        raise EnrollmentError(
+            f"{home.directory} holds a membership already: choose another directory for another client, "
+            "or move this one away first"
+        )
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise EnrollmentError(f"{home.directory} is not empty: choose a directory that does not exist yet")
+    staging = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}")
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        staging.mkdir(mode=0o700)
+        yield staging
+        staging.rename(directory)
+    except OSError as error:
+        raise EnrollmentError(
+            f"cannot make {home.directory}: {error.strerror or error}; choose one inside a directory of yours"
+        ) from error
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(staging)
+
+
+def _ca(join: JoinStringFields, proxy: Proxy | None) -> bytes:
+    try:
+        return fetch_ca(join.address, join.ca_fingerprint, CONNECT_SECONDS, proxy)
+    except (IdentityError, RouteError) as error:
+        raise EnrollmentError(str(error)) from error
+
+
+def _exchange(join: JoinStringFields, ca: bytes, request: EnrollRequest, proxy: Proxy | None) -> EnrollResponse:
+    with server_verified_channel(join.address, ca, proxy=proxy) as channel:
+        try:
+            return EnrollmentStub(channel).Enroll(request, timeout=ENROL_SECONDS)
+        except grpc.RpcError as error:
+            refusal = refusal_from_rpc_error(error, proxy=proxy)
+            advice = _ADVICE.get(refusal.reason, refusal.message or refusal.status)
+            reason = f"{refusal.reason}: " if refusal.reason else ""
+            raise EnrollmentError(f"{join.address} did not enroll {join.client_id}: {reason}{advice}") from error
+
+
+def _check(response: EnrollResponse, join: JoinStringFields, ca: bytes) -> None:
+    """The coordinator was authenticated; this catches its mistakes while they are easy to name."""
+    try:
+        identity = parse_peer(response.certificate)
+    except IdentityError as error:
+        raise EnrollmentError(f"the coordinator issued a certificate that cannot be read: {error}") from error
+    fits = (
+        response.client_id == identity.name == join.client_id
+        and identity.kind == "client"
+        and identity.federation_id == response.federation_id
+        and response.ca_certificate.strip() == ca.strip()
+        and len(response.coordinator_key) == 32
+        and ":" in response.address
+    )
+    if not fits:
+        raise EnrollmentError(
+            f"the coordinator enrolled {identity.uri}, which is not what the join string for {join.client_id} promised"
+        )

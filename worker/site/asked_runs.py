@@ -1,0 +1,144 @@
+"""The runs that asked a site to take part, in the file `runs.db` of its home, and what its owner decided about each.
+
+The worker and the owner's commands share the file: `fedpareto worker runs`, `approve` and `refuse`. A decision is about
+the digest of a specification: a run with another specification is another question.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from federation.spec.run_spec import RunSpec, SpecError
+from federation.v1.common_pb2 import SignedEnvelope
+from worker.ledger_file import LedgerFile
+from worker.site.policy import Policy
+
+APPROVED, REFUSED = "approved", "refused"  # by the owner
+_TABLE = """
+CREATE TABLE IF NOT EXISTS runs (
+    run TEXT, spec TEXT, name TEXT NOT NULL, task TEXT NOT NULL, submitted_by TEXT NOT NULL, document BLOB NOT NULL,
+    asked TEXT NOT NULL, owner TEXT NOT NULL DEFAULT '', words TEXT NOT NULL DEFAULT '', decided TEXT NOT NULL
+    DEFAULT '', consent BLOB, PRIMARY KEY (run, spec)
+) WITHOUT ROWID;
+"""
+_COLUMNS = "run, spec, name, task, submitted_by, document, asked, owner, words, decided"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a site answers a run: "accepted", "waiting" or "refused", the reason, and the reason in words."""
+
+    answer: str
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedRun:
+    """A run that asked this site to take part.
+
+    Attributes:
+        run: its id.
+        spec: the digest of its specification.
+        name, task: as the specification says.
+        submitted_by: the administrator who submitted it, as the coordinator signed.
+        document: the specification, TOML.
+        asked: when it asked first, ISO 8601.
+        owner: what the owner decided: "approved", "refused", or nothing yet.
+        words: why the owner refused.
+        decided: when.
+    """
+
+    run: str
+    spec: str
+    name: str
+    task: str
+    submitted_by: str
+    document: bytes
+    asked: str
+    owner: str
+    words: str
+    decided: str
+
+    def verdict(self, policy: Policy) -> Verdict:
+        """What the site answers under a policy."""
+        try:
+            spec = RunSpec.parse(self.document)
+        except SpecError as error:
+            return Verdict("refused", "spec", f"this worker cannot read the specification: {error}")
+        if spec.task != self.task:
+            return Verdict("refused", "spec", f"the specification is for the task {spec.task}, the run for {self.task}")
+        if policy.algorithms and spec.algorithm.name not in policy.algorithms:
+            return Verdict("refused", "policy:algorithm", f"the owner does not allow {spec.algorithm.name}")
+        if policy.submitters and self.submitted_by not in policy.submitters:
+            who = self.submitted_by or "nobody"
+            return Verdict("refused", "policy:submitter", f"the owner does not allow runs that {who} submitted")
+        if self.owner == REFUSED:
+            return Verdict("refused", "owner", self.words)
+        if policy.approve == "each-run" and self.owner != APPROVED:
+            return Verdict("waiting", "owner", "the owner approves each run, and has not decided about this one")
+        return Verdict("accepted")
+
+
+class RunsFile:
+    """The file `runs.db` of a home, made when it is missing. Any thread and any process may use it.
+
+    Raises:
+        HomeError, OSError: see `LedgerFile`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = LedgerFile(path, _TABLE, "move it away; runs then ask again")
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def changes(self) -> int:
+        """A number that differs after each change by another process."""
+        with self._file.using() as connection:
+            return int(connection.execute("PRAGMA data_version").fetchone()[0])
+
+    def runs(self, beginning: str = "") -> list[AskedRun]:
+        """Those that asked, in their order, whose id begins like this or that have this name."""
+        found = self._select("ORDER BY asked, run, spec")
+        return [one for one in found if one.run.startswith(beginning) or one.name == beginning]
+
+    def get(self, run: str, spec: str) -> AskedRun | None:
+        """The run with this specification; None if it has not asked."""
+        return next(iter(self._select("WHERE run = ? AND spec = ?", run, spec)), None)
+
+    def _select(self, which: str, *values: str) -> list[AskedRun]:
+        with self._file.using() as connection:
+            rows = connection.execute(f"SELECT {_COLUMNS} FROM runs {which}", values).fetchall()  # noqa: S608
+        return [AskedRun(**dict(zip(_COLUMNS.split(", "), row, strict=True))) for row in rows]
+
+    def add(self, one: AskedRun) -> None:
+        """Writes down that a run asked."""
+        values = [getattr(one, name) for name in _COLUMNS.split(", ")]
+        with self._file.using() as connection:
+            connection.execute(f"INSERT OR IGNORE INTO runs ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?)", values)  # noqa: S608
+
+    def decide(self, one: AskedRun, owner: str, words: str, decided: datetime) -> None:
+        """Writes down what the owner decided about a run with this specification."""
+        with self._file.using() as connection:
+            connection.execute(
+                "UPDATE runs SET owner = ?, words = ?, decided = ? WHERE run = ? AND spec = ?",
+                (owner, words, decided.isoformat(), one.run, one.spec),
+            )
+
+    def consent(self, one: AskedRun) -> SignedEnvelope | None:
+        """The newest signed answer to a run; None if it got none."""
+        with self._file.using() as connection:
+            row = connection.execute(
+                "SELECT consent FROM runs WHERE run = ? AND spec = ?", (one.run, one.spec)
+            ).fetchone()
+        return SignedEnvelope.FromString(row[0]) if row is not None and row[0] is not None else None
+
+    def keep_consent(self, one: AskedRun, envelope: SignedEnvelope) -> None:
+        """Keeps the newest signed answer to a run."""
+        with self._file.using() as connection:
+            connection.execute(
+                "UPDATE runs SET consent = ? WHERE run = ? AND spec = ?",
+                (envelope.SerializeToString(deterministic=True), one.run, one.spec),
+            )

@@ -1,0 +1,270 @@
+"""The checks of an assignment: the coordinator signed it, it is for this worker, and the owner allows it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from google.protobuf.message import DecodeError
+
+from federation.digests import digest, parse
+from federation.refusals import Refusal
+from federation.spec.sharing import Sharing, SharingError
+from federation.training.own import run_shape
+from federation.training.trainer import Trainer
+from federation.trust.member_files import MemberFiles
+from federation.v1.common_pb2 import AssignmentManifest, CancelManifest, SignedEnvelope
+from federation.work.base import RowSchema, Shape, Shows, Work, WorkError, payload_layout
+from federation.work.registry import decode
+from federation.work.site import SecurePolicy, Site
+from worker.site.policy import WorkLimits
+
+# A task of a thousand objectives with names of sixty letters takes about 200 KiB.
+MAX_MANIFEST_BYTES = 512 << 10
+MAX_ROUND = 2**31 - 1  # what the coordinator's tables hold
+
+# Why nothing is done for an assignment: the reason and its words; None where its run is accepted.
+Consent = Callable[[AssignmentManifest], tuple[str, str] | None]
+
+
+class Declined(Exception):
+    """An assignment that this worker will not do, for a stable reason, which the coordinator records.
+
+    With `repeated` the owner was told of others like it, and is not told again.
+    """
+
+    def __init__(self, reason: str, message: str, *, repeated: bool = False) -> None:
+        super().__init__(f"{reason}: {message}")
+        self.repeated = repeated
+        self.reason = reason
+        self.message = message
+
+
+class UnverifiedAssignment(Declined):
+    """An assignment that cannot be shown to be the coordinator's."""
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """An assignment that passed every check, as the coordinator signed it.
+
+    The reply has `rows` in its payload; none for a reply without one. It is refused after the deadline, which is aware
+    and by the coordinator's clock. `sharing` is None for a run that shares all parameters; otherwise the layout of
+    `shape` has only those that are shared. `sent` has the inputs that came with the assignment, by name.
+    """
+
+    envelope: SignedEnvelope
+    manifest: AssignmentManifest
+    work: Work
+    shape: Shape
+    rows: tuple[RowSchema, ...]
+    deadline: datetime
+    sharing: Sharing | None = None
+    sent: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def check_assignment(
+    envelope: SignedEnvelope,
+    inputs: Sequence[bytes] = (),
+    *,
+    member: MemberFiles,
+    offers: Mapping[str, Trainer],
+    limits: WorkLimits,
+    site: Site,
+    newest_round: Callable[[str], int | None],
+    now: datetime,
+    consent: Consent = lambda _: None,
+) -> Order:
+    """Verifies an assignment against the coordinator's key, then every field that says what to do.
+
+    A coordinator that was taken over, or an attacker on the network, can make this worker do nothing but train a task
+    that its owner named, from a model of that task's layout, within the bounds that its owner set.
+
+    `inputs` are the contents of its inputs, in their order, if they came with it. `newest_round` returns the newest
+    round of a run in which this worker accepted work; `now` is by the coordinator's clock.
+
+    Raises:
+        Declined: with the reason of the first check that failed.
+    """
+    manifest = _opened(envelope, member)
+    newest = newest_round(manifest.run_id) if limits.rounds_forward else None
+    _check_address(manifest, member)
+    deadline = _check_time(manifest, newest, now)
+    trainer = _check_consent(manifest, offers, limits, consent)
+    try:
+        shape, sharing = run_shape(trainer, manifest.unshared)
+        work = decode(manifest.kind, manifest.work, shape)
+        _check_model(manifest, shape)
+        _check_clear(work, site.policy(manifest.task))
+        _check_demand(work, trainer.samples, shape, limits)
+        rows = _check_transfers(manifest, work, shape, limits)
+    except SharingError as error:
+        raise Declined("parameters", str(error)[:500]) from None
+    except WorkError as error:
+        raise Declined("work", str(error)[:500]) from None
+    sent = _check_digests(manifest, inputs)
+    return Order(envelope, manifest, work, shape, rows, deadline, sharing, sent)
+
+
+def check_cancel(envelope: SignedEnvelope, member: MemberFiles) -> CancelManifest:
+    """The cancellation in an envelope, verified against the coordinator's key.
+
+    Raises:
+        Refusal: the coordinator has not signed it, or not for this client.
+    """
+    manifest = member.coordinator.unseal(envelope, CancelManifest)
+    for name in ("federation_id", "client_id"):
+        if getattr(manifest, name) != getattr(member, name):
+            raise Refusal(f"mismatch:{name}", f"the cancellation is for another {name}")
+    return manifest
+
+
+def _require(holds: bool, reason: str, message: str) -> None:
+    """Declines an assignment unless a check holds."""
+    if not holds:
+        raise Declined(reason, message[:500])
+
+
+# The checks, in their order. Each raises Declined.
+
+
+def _opened(envelope: SignedEnvelope, member: MemberFiles) -> AssignmentManifest:
+    """The assignment in an envelope. Raises Unverified unless the coordinator signed it."""
+    if (size := len(envelope.manifest)) > MAX_MANIFEST_BYTES:
+        message = f"an assignment of {size} bytes; at most {MAX_MANIFEST_BYTES}"
+        raise UnverifiedAssignment("limit:manifest", message)
+    try:
+        return member.coordinator.unseal(envelope, AssignmentManifest)
+    except Refusal as refusal:
+        reason = "manifest" if refusal.reason == "manifest" else "signature"
+        message = f"not signed with the key of the coordinator that this client enrolled with ({refusal.message})"
+        raise UnverifiedAssignment(reason, message) from None
+
+
+def _check_address(manifest: AssignmentManifest, member: MemberFiles) -> None:
+    _require(manifest.federation_id == member.federation_id, "mismatch:federation_id", "of another federation")
+    _require(manifest.client_id == member.client_id, "mismatch:client_id", "issued to another client")
+
+
+def _check_time(manifest: AssignmentManifest, newest: int | None, now: datetime) -> datetime:
+    """Returns the deadline."""
+    try:
+        deadline = manifest.deadline.ToDatetime(tzinfo=UTC)
+    except (ValueError, OverflowError) as error:
+        raise Declined("deadline", f"its deadline does not exist: {error}") from None
+    _require(now <= deadline, "deadline", "its deadline has passed")
+    _require(manifest.round <= MAX_ROUND, "round", f"it is of round {manifest.round}, which no run reaches")
+    _require(
+        newest is None or manifest.round >= newest,
+        "round",
+        f"it is of round {manifest.round}; this worker has worked in round {newest} of the run. After a backup was "
+        "restored, the coordinator's operator runs `fedpareto coordinator restored`",
+    )
+    return deadline
+
+
+def _check_consent(
+    manifest: AssignmentManifest, offers: Mapping[str, Trainer], limits: WorkLimits, consent: Consent
+) -> Trainer:
+    """Returns what trains the task."""
+    _require(manifest.task in offers, "task-not-allowed", "the owner of this worker did not allow this task")
+    if (problem := consent(manifest)) is not None:
+        _require(False, *problem)
+    message = f"{manifest.members} clients are asked; this worker takes part with at least {limits.members}"
+    _require(manifest.members >= limits.members or limits.members == 1, "limit:members", message)
+    return offers[manifest.task]
+
+
+def _check_model(manifest: AssignmentManifest, shape: Shape) -> None:
+    _require(
+        manifest.base_model_bytes == shape.layout.file_bytes,
+        "layout",
+        f"the base model has {manifest.base_model_bytes} bytes; a model of this task has {shape.layout.file_bytes}: "
+        "compare the versions of the task",
+    )
+
+
+def _check_clear(work: Work, policy: SecurePolicy) -> None:
+    """An owner who requires private rounds refuses to show some results in the clear."""
+    if policy.required:
+        _require(
+            work.shows is not Shows.UPDATE,
+            "policy:required",
+            f"the owner requires private rounds, and {work.name!r} shows an update or a gradient in the clear",
+        )
+        _require(
+            work.shows is not Shows.METRICS or "evaluation" in policy.disclose,
+            "policy:required",
+            "the owner requires private rounds, and does not disclose evaluations in the clear",
+        )
+
+
+def _check_demand(work: Work, samples: int, shape: Shape, limits: WorkLimits) -> None:
+    """The bounds of the owner on what the work asks of `samples` samples."""
+    if (demand := work.demand(samples)) is None:
+        return
+    rows, steps = limits.rows or len(shape.serves), f"{demand.steps} steps are asked for; this worker does at"
+    message = f"{demand.rows} rows are asked for; this worker gives at most {rows}"
+    _require(demand.rows <= rows, "limit:rows", message)
+    _require(demand.steps <= limits.max_steps, "limit:steps", f"{steps} most {limits.max_steps}")
+    message = (
+        f"{demand.epochs:g} passes over the samples are asked for; this worker makes at most {limits.max_epochs:g}"
+    )
+    _require(not limits.max_epochs or demand.epochs <= limits.max_epochs, "limit:epochs", message)
+    _require(not demand.rows or demand.steps >= limits.steps, "limit:steps", f"{steps} least {limits.steps}")
+    message = f"it would be made from {demand.samples} of {samples} samples; this worker uses at least {limits.samples}"
+    _require(demand.samples >= limits.samples, "limit:samples", message)
+
+
+def _check_transfers(
+    manifest: AssignmentManifest, work: Work, shape: Shape, limits: WorkLimits
+) -> tuple[RowSchema, ...]:
+    """The reply and the inputs, and the bytes of all. Returns the rows of the reply."""
+    rows, largest = work.rows(shape), work.input_sizes(shape)
+    asked = tuple(RowSchema(row.name, row.length, row.dtype) for row in manifest.rows)
+    _require(asked == rows, "rows", f"this work gives {_described(rows)}; asked for is {_described(asked)}")
+    size = payload_layout(rows).file_bytes if rows else 0
+    _require(manifest.max_payload_bytes >= size, "limit:payload", f"what this work gives takes {size} bytes")
+    offered = [item.name for item in manifest.inputs]
+    message = f"the work needs the inputs {sorted(largest)}; offered are {offered}"
+    _require(sorted(offered) == sorted(largest), "inputs", message)
+    for item in manifest.inputs:
+        most = largest[item.name]
+        _require(
+            item.size <= most,
+            "inputs",
+            f"input {item.name!r} has {item.size} bytes; at most {most} are taken",
+        )
+    moved = manifest.base_model_bytes + sum(item.size for item in manifest.inputs) + size
+    message = f"{moved} bytes would be moved; this worker moves at most {limits.max_bytes} for an assignment"
+    _require(not limits.max_bytes or moved <= limits.max_bytes, "limit:bytes", message)
+    return rows
+
+
+def _check_digests(manifest: AssignmentManifest, inputs: Sequence[bytes]) -> dict[str, bytes]:
+    """Returns the inputs that came with an assignment, by name. One that differs from what was signed is left out."""
+    sent = dict(zip((item.name for item in manifest.inputs), inputs, strict=False))
+    try:
+        parse(manifest.base_model)
+    except ValueError as error:
+        raise Declined("base-model", str(error)[:500]) from None
+    for item in manifest.inputs:
+        try:
+            algorithm, _ = parse(item.digest)
+        except ValueError as error:
+            raise Declined("inputs", f"input {item.name!r}: {error}"[:500]) from None
+        content = sent.get(item.name)
+        if content is not None and (len(content) != item.size or digest(content, algorithm) != item.digest):
+            del sent[item.name]
+    return sent
+
+
+def _described(rows: tuple[RowSchema, ...]) -> str:
+    return ", ".join(f"{row.name} ({row.dtype}, {row.length})" for row in rows) or "no rows"
+
+
+def claimed_id(envelope: SignedEnvelope) -> str:
+    """The assignment that an envelope names, verified or not, to name it in a refusal; empty if it is unreadable."""
+    try:
+        return AssignmentManifest.FromString(envelope.manifest).assignment_id[:200]
+    except DecodeError:
+        return ""

@@ -1,0 +1,196 @@
+"""A site's answers to the runs that ask it to take part: the policy decides, or the owner.
+
+The worker looks once a second at what the owner has decided, signs the answer and sends it.
+"""
+
+import queue
+from collections.abc import Callable, Collection
+from datetime import UTC, datetime
+from pathlib import Path
+
+import grpc
+
+from federation.digests import digest, parse
+from federation.refusals import Refusal
+from federation.text import escaped
+from federation.trust.envelope import key_id, seal
+from federation.v1.common_pb2 import AssignmentManifest, ConsentManifest, RunManifest, SignedEnvelope
+from federation.v1.federation_pb2 import FetchBlobRequest
+from worker.events import Events
+from worker.home import with_remedy
+from worker.line.attendance import ANSWER_SECONDS, Attendance
+from worker.site.asked_runs import AskedRun, RunsFile, Verdict
+from worker.site.policy import Policy
+
+MAX_SPEC_BYTES = 64 << 10
+MAX_WAITING = 1000  # questions that have not been looked at, and those whose specification cannot be fetched
+
+
+class Consents:
+    """Answers runs for a site, if its policy says anything about runs.
+
+    `withdrawn` is called with the id of a run that was accepted and is refused from now on, and the verdict.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        policy: Policy,
+        offers: Collection[str],
+        attendance: Attendance,
+        events: Events,
+        withdrawn: Callable[[str, Verdict], None],
+    ) -> None:
+        self._policy = policy
+        self._offers = offers
+        self._attendance = attendance
+        self._events = events
+        self._withdrawn = withdrawn
+        self._file = RunsFile(path)
+        self._asked: queue.SimpleQueue[SignedEnvelope] = queue.SimpleQueue()
+        self._open: dict[tuple[str, str], RunManifest] = {}  # whose specification has to be fetched
+        self._changes = -1
+        self._full = False  # the disk did not take what the last look wanted to write
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def asked(self, envelope: SignedEnvelope) -> None:
+        """Takes a question in. Callable from any thread."""
+        if self._policy.decides and self._asked.qsize() < MAX_WAITING:
+            self._asked.put(envelope)
+
+    def problem(self, manifest: AssignmentManifest) -> tuple[str, str] | None:
+        """Why nothing is done for an assignment: the reason and its words; None where its run is accepted."""
+        try:
+            run = self._file.get(manifest.run_id, manifest.spec)
+        except OSError as error:
+            return "disk", with_remedy(error)
+        if run is None and not self._policy.decides:
+            return None
+        if run is None:
+            return "consent", "this site answers each run first, and this one has not asked with this specification"
+        verdict = run.verdict(self._policy)
+        if verdict.answer != "accepted":
+            return ("consent" if verdict.answer == "waiting" else verdict.reason), verdict.message
+        if manifest.task != run.task:
+            return "consent", f"the run was accepted for the task {run.task}, and asks for {manifest.task}"
+        return None
+
+    def look(self) -> None:
+        """Answers the runs that have asked, and sends what the owner has decided since.
+
+        A run that the disk does not take now is not answered; it is tried again at the next look.
+        """
+        if not self._policy.decides:
+            return
+        try:
+            self._look()
+        except OSError as error:
+            if not self._full:
+                self._events.warn("disk", f"no run is answered: {with_remedy(error)}")
+            self._full, self._changes = True, -1
+        else:
+            self._full = False
+
+    def _look(self) -> None:
+        changes = self._file.changes()
+        if self._asked.empty() and not self._open and changes == self._changes:
+            return
+        while not self._asked.empty():
+            self._take(self._asked.get())
+        for key, manifest in list(self._open.items()):
+            if (document := self._fetched(manifest.spec)) is not None:
+                self._add(manifest, document)
+                del self._open[key]
+        for run in self._file.runs():
+            self._answer(run, again=False)
+        self._changes = changes
+
+    def _take(self, envelope: SignedEnvelope) -> None:
+        try:
+            manifest = self._attendance.member.coordinator.unseal(envelope, RunManifest)
+            parse(manifest.spec)
+        except (Refusal, ValueError) as error:
+            self._events.warn("run-invalid", f"a run that the coordinator did not sign asks to take part: {error}")
+            return
+        if manifest.federation_id != self._attendance.member.federation_id or manifest.task not in self._offers:
+            return
+        known = self._file.get(manifest.run_id, manifest.spec)
+        if known is not None:
+            self._answer(known, again=True)
+        elif len(self._open) < MAX_WAITING:
+            self._open[manifest.run_id, manifest.spec] = manifest
+
+    def _add(self, manifest: RunManifest, document: bytes) -> None:
+        run = AskedRun(
+            run=manifest.run_id,
+            spec=manifest.spec,
+            name=manifest.name,
+            task=manifest.task,
+            submitted_by=manifest.submitted_by,
+            document=document,
+            asked=datetime.now(UTC).isoformat(),
+            owner="",
+            words="",
+            decided="",
+        )
+        self._file.add(run)
+        verdict = run.verdict(self._policy)
+        what = f"run {escaped(run.run)} ({escaped(run.name)}, submitted by {escaped(run.submitted_by)})"
+        fields = {"run_id": run.run, "spec": run.spec, "answer": verdict.answer}
+        if verdict.answer == "waiting":
+            advice = f"`fedpareto worker runs {escaped(run.run)}` shows it, `fedpareto worker approve` approves it"
+            self._events.warn("run-waits", f"{what} waits for your approval: {advice}", **fields)
+        else:
+            why = f", {verdict.reason}: {verdict.message}" if verdict.reason else ""
+            self._events.tell("run-answered", f"{what}: {verdict.answer}{why}", **fields)
+
+    def _fetched(self, name: str) -> bytes | None:
+        """The specification of this digest; None if it cannot be had now."""
+        files = self._attendance.files_now()
+        if files is None:
+            return None
+        data = b""
+        try:
+            for piece in files.fetch(FetchBlobRequest(digest=name), timeout=ANSWER_SECONDS):
+                data += piece
+                if len(data) > MAX_SPEC_BYTES:
+                    break
+        except (grpc.RpcError, ValueError):
+            return None
+        return data if digest(data, parse(name)[0]) == name else None
+
+    def _answer(self, run: AskedRun, *, again: bool) -> None:
+        """Sends the answer to a run if it has changed; the one that was sent before also if it is asked `again`."""
+        member, verdict, sent = self._attendance.member, run.verdict(self._policy), self._file.consent(run)
+        said = ConsentManifest() if sent is None else ConsentManifest.FromString(sent.manifest)
+        changed = (said.answer, said.reason, said.message) != (verdict.answer, verdict.reason, verdict.message[:400])
+        changed |= sent is not None and sent.key_id != key_id(member.signing_key.public_key())
+        if sent is None or changed:
+            manifest = ConsentManifest(
+                federation_id=member.federation_id,
+                client_id=member.client_id,
+                run_id=run.run,
+                spec=run.spec,
+                answer=verdict.answer,
+                reason=verdict.reason,
+                message=verdict.message[:400],
+            )
+            manifest.created.FromDatetime(self._attendance.now())
+            sent = seal(manifest, member.signing_key)
+            self._file.keep_consent(run, sent)
+            if said.answer == "accepted":
+                self._withdrawn(run.run, verdict)
+            if said.answer:
+                self._events.tell(
+                    "run-answered",
+                    f"run {escaped(run.run)}: {verdict.answer}",
+                    run_id=run.run,
+                    spec=run.spec,
+                    answer=verdict.answer,
+                )
+        elif not again:
+            return
+        self._attendance.consent(sent)

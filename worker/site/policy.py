@@ -1,0 +1,250 @@
+"""The policy of a member's site: `policy.toml` in the worker's home, written by the worker's owner.
+
+    restore = "ask"
+
+    [limits]
+    samples = 32
+
+It says what the coordinator may ask of this site; the coordinator cannot change it. Every key is optional.
+"""
+
+import tomllib
+from collections.abc import Iterable
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from federation.secure.thresholds import EVALUATION_NOISE, LARGEST, SMALLEST, Mode
+from federation.spec.accounting import DELTA, LEAST_NOISE
+from federation.spec.computation import PrivateSgd
+from federation.spec.problems import Section, explain
+from federation.work.site import SecurePolicy
+
+_TIME = r"^(([01][0-9]|2[0-3]):[0-5][0-9]|24:00)$"
+_Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+_DAYS: tuple[_Day, ...] = get_args(_Day)
+_KEYS = "docs/site-policy.md lists the keys that exist"
+
+
+class PolicyError(ValueError):
+    """A policy that cannot be used; the message names the file and each key that is wrong."""
+
+
+class WorkLimits(Section):
+    """Bounds on the work that is done, and on what the coordinator may keep waiting here."""
+
+    samples: int = Field(
+        8, ge=1, description="the fewest different training samples that an update or a gradient is made from"
+    )
+    steps: int = Field(1, ge=1, description="the fewest optimiser steps in an update")
+    max_steps: int = Field(1_000_000, ge=1, description="the most optimiser steps in an update")
+    max_epochs: float = Field(
+        0.0, ge=0, description="the most passes over the training samples for an update; 0 is any number"
+    )
+    max_bytes: int = Field(
+        0, ge=0, description="the most bytes that one assignment moves: model, inputs and reply; 0 is any number"
+    )
+    members: int = Field(1, ge=1, description="the fewest clients that the coordinator asks beside and with this one")
+    rows: int = Field(0, ge=0, description="the most rows in an update; 0 is one for each objective served here")
+    hours: float = Field(168.0, gt=0, le=87_600, description="the longest time that one assignment may be worked on")
+    waiting: int = Field(64, ge=1, le=10_000, description="the most assignments that wait here at a time")
+    rounds_forward: bool = Field(
+        True, description="whether a round before the newest one of its run is declined, unless a restore was signed"
+    )
+
+
+class OpenHours(Section):
+    """When the site is open: it begins no training or evaluation at other times."""
+
+    zone: str = Field("UTC", description='the time zone of `begin` and `end`, such as "Europe/Berlin"')
+    begin: str = Field("00:00", pattern=_TIME, description="the time of day at which the site opens")
+    end: str = Field("24:00", pattern=_TIME, description="when it closes; not after `begin` is on the next day")
+    days: Annotated[tuple[_Day, ...], Field(strict=False)] = Field(
+        _DAYS, min_length=1, description="the days on which it opens"
+    )
+
+    @field_validator("zone")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        try:
+            ZoneInfo(value)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            raise ValueError(f"this machine knows no time zone {value!r}; see `timedatectl list-timezones`") from None
+        return value
+
+    def closed_until(self, now: datetime) -> datetime | None:
+        """When the site opens next, UTC; None if it is open now. Times are aware."""
+        today, opens = now.astimezone(ZoneInfo(self.zone)).date(), []
+        for offset in range(-1, 9):
+            day = today + timedelta(days=offset)
+            if _DAYS[day.weekday()] not in self.days:
+                continue
+            begin, end = self._at(day, self.begin), self._at(day, self.end)
+            if end <= begin:
+                end = self._at(day + timedelta(days=1), self.end)
+            if begin <= now < end:
+                return None
+            opens.append(begin)
+        return min(begin for begin in opens if begin > now)
+
+    def _at(self, day: date, time: str) -> datetime:
+        """A time of day, UTC; "24:00" is the beginning of the next day."""
+        hours, minutes = map(int, time.split(":"))
+        local = datetime(day.year, day.month, day.day, tzinfo=ZoneInfo(self.zone)) + timedelta(
+            days=hours // 24, hours=hours % 24, minutes=minutes
+        )
+        return local.astimezone(UTC)
+
+
+class SamplePolicy(Section):
+    """Differential privacy of the samples of one data set: every training on it has noise, in every run."""
+
+    tasks: tuple[str, ...] = Field(
+        (), strict=False, description="the tasks that train on this data set; none is the task of the same name"
+    )
+    noise: float = Field(
+        ge=LEAST_NOISE, description="the least noise on a sum of gradients: its standard deviation in units of `clip`"
+    )
+    clip: float = Field(1.0, gt=0, description="the largest norm to which the gradient of a sample is clipped")
+    epsilon: float = Field(gt=0, description="the budget: what all runs together may spend")
+    delta: float = Field(DELTA, gt=0, lt=1, description="for which epsilon holds; below 1 / the number of samples")
+    evaluate: bool = Field(
+        False, description="whether losses and accuracies on the validation and test splits are told, without noise"
+    )
+
+    @property
+    def floor(self) -> PrivateSgd:
+        """The least noise and the largest bound."""
+        return PrivateSgd(noise=self.noise, clip=self.clip)
+
+
+class PrivateRounds(Section):
+    """What is allowed of private rounds."""
+
+    required: bool = Field(
+        False,
+        description="whether work that shows an update or a gradient in the clear is declined, and evaluations "
+        "are limited",
+    )
+    modes: Annotated[tuple[Literal["sum", "private", "verified"], ...], Field(strict=False)] = Field(
+        ("sum", "private", "verified"), description="the modes that are allowed"
+    )
+    assumed: int | None = Field(
+        None, ge=0, description="colluding members to withstand; none is (N - 1) / 4, rounded down, of a roster of N"
+    )
+    smallest: int = Field(SMALLEST, ge=SMALLEST, le=LARGEST, description="the fewest members in a private round")
+    disclose: Annotated[tuple[Literal["accuracy", "evaluation", "loss", "norm"], ...], Field(strict=False)] = Field(
+        (), description="numbers that may be shown in the clear"
+    )
+    sessions: int = Field(1000, ge=0, description="private rounds of training, over all runs")
+    evaluations: int = Field(1000, ge=0, description="private evaluations, over all runs")
+    sessions_per_model: int = Field(4, ge=0, description="private rounds of training that may start from one model")
+    sums_per_model: int = Field(
+        1, ge=0, description="sums of one kind of work that may be unmasked for one model: two differ by one member"
+    )
+    effective_members: float | None = Field(
+        None,
+        ge=1,
+        le=LARGEST,
+        description="the least cover of this member's vector by the others' in a sum; none is (n_min - t) / 2 of the "
+        "round, at least 2",
+    )
+    evaluation_noise: float = Field(
+        EVALUATION_NOISE, ge=0, description="the least sigma of the noise on a private evaluation"
+    )
+
+
+class SecureSection(PrivateRounds):
+    """What is allowed of private rounds: for all tasks, and what differs for some."""
+
+    tasks: dict[str, PrivateRounds] = Field({}, description="what differs for a task, by its name")
+    data_sets: dict[str, Annotated[tuple[str, ...], Field(strict=False)]] = Field(
+        {}, description="the tasks that train on one data set, by its name: their private rounds count together"
+    )
+
+    def of(self, task: str) -> SecurePolicy:
+        """What is allowed for a task."""
+        special = self.tasks.get(task, PrivateRounds())
+        chosen = {
+            name: getattr(special if name in special.model_fields_set else self, name)
+            for name in PrivateRounds.model_fields
+        }
+        modes, disclose = frozenset(map(Mode, chosen.pop("modes"))), frozenset(chosen.pop("disclose"))
+        return SecurePolicy(modes=modes, disclose=disclose, **chosen)
+
+
+class Policy(Section):
+    """What the owner of a worker allows. `Policy.load` reads it."""
+
+    restore: Literal["accept", "ask"] = Field(
+        "accept",
+        description="what happens when the coordinator signs that it was restored from a backup: accept it at once, or "
+        "do nothing of the affected runs until the owner accepts it",
+    )
+    tasks: Annotated[tuple[str, ...], Field(strict=False)] = Field(
+        (), description="the tasks that may be offered; none is each one that `--task` names"
+    )
+    algorithms: Annotated[tuple[str, ...], Field(strict=False)] = Field(
+        (), description="the algorithms of runs in which the site takes part; none is any"
+    )
+    submitters: Annotated[tuple[str, ...], Field(strict=False)] = Field(
+        (), description="the administrators in whose runs the site takes part, by name; none is all"
+    )
+    approve: Literal["none", "each-run"] = Field(
+        "none", description="whether nothing is done for a run before the owner has approved it"
+    )
+    limits: WorkLimits = WorkLimits()
+    open: OpenHours = OpenHours()
+    secure: SecureSection = SecureSection()
+    privacy: dict[str, SamplePolicy] = Field({}, description="differential privacy, by the name of a data set")
+
+    @model_validator(mode="after")
+    def _one_data_set_for_each_task(self) -> "Policy":
+        tasks = [task for name, rule in self.privacy.items() for task in rule.tasks or (name,)]
+        if twice := sorted({task for task in tasks if tasks.count(task) > 1}):
+            raise ValueError(f"privacy: task {twice[0]!r} belongs to two data sets; it can train on one")
+        return self
+
+    @property
+    def data_sets(self) -> dict[str, frozenset[str]]:
+        """For each task that shares its data set with others, the tasks of this data set."""
+        found: dict[str, frozenset[str]] = {}
+        for tasks in (*self.secure.data_sets.values(), *(rule.tasks for rule in self.privacy.values())):
+            joined = frozenset(tasks).union(*(found.get(task, frozenset()) for task in tasks))
+            found |= dict.fromkeys(joined, joined)
+        return found
+
+    @property
+    def decides(self) -> bool:
+        """Whether the site answers each run before it works for it."""
+        return bool(self.algorithms or self.submitters) or self.approve == "each-run"
+
+    def must_allow(self, tasks: Iterable[str]) -> None:
+        """Raises PolicyError if the owner does not allow one of these tasks to be offered."""
+        for name in tasks:
+            if self.tasks and name not in self.tasks:
+                raise PolicyError(f"policy.toml allows the tasks {', '.join(self.tasks)}; --task names {name!r}")
+
+    @classmethod
+    def load(cls, path: Path) -> "Policy":
+        """Reads the policy; the defaults when there is no such file.
+
+        Raises:
+            PolicyError: the file cannot be read, is not TOML, or has keys that are unknown or wrong.
+        """
+        try:
+            document = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return cls()
+        except OSError as error:
+            raise PolicyError(f"{path} cannot be read: {error.strerror or error}") from None
+        except (ValueError, RecursionError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
+            raise PolicyError(f"{path} is not a TOML document: {error}") from None
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            problems = "\n".join(explain(problem, _KEYS) for problem in error.errors())
+            raise PolicyError(f"{path} cannot be used:\n{problems}") from None

@@ -1,0 +1,262 @@
+"""Differential privacy at a site: the owner's noise on every training, and the ledger of the epsilon that is spent.
+
+The worker enforces it, not the coordinator: noise is added before anything leaves the site, and an assignment that
+would spend more than the owner's budget is declined. Spending is on the disk before any noise is drawn. So a worker
+that dies in between has spent too much on record, never too little.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from federation.spec.accounting import DELTA, AccountingError, Epsilon, Mechanism, SamplePrivacy, epsilon
+from federation.spec.computation import Computation, Descend, Measure
+from federation.training.trainer import Trainer
+from federation.v1.common_pb2 import AssignmentManifest
+from federation.work.base import WorkError
+from worker.ledger_file import LedgerFile
+from worker.site.policy import SamplePolicy
+
+_TABLE = """
+CREATE TABLE IF NOT EXISTS spent (
+    entry INTEGER PRIMARY KEY, at TEXT, data_set TEXT, task TEXT, run TEXT, round INTEGER, assignment TEXT,
+    noise REAL, clip REAL, rate REAL, steps INTEGER
+)
+"""
+_ADVICE = (
+    "it says what has been learned of this site's samples, so do not start without it: put back a copy of the file"
+)
+
+
+@dataclass(frozen=True)
+class PrivacyEntry:
+    """One training with noise."""
+
+    at: str  # ISO 8601, by the coordinator's clock
+    data_set: str
+    task: str
+    run: str
+    round: int
+    assignment: str
+    noise: float
+    clip: float
+    rate: float
+    steps: int
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What it released."""
+        return Mechanism(self.noise, self.rate, self.steps)
+
+
+_COLUMNS = ", ".join(PrivacyEntry.__dataclass_fields__)
+
+
+class Ledger:
+    """The trainings with noise of a site, over all its runs; a file that is only added to. Any thread may call.
+
+    Raises:
+        HomeError, OSError: see `LedgerFile`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = LedgerFile(path, _TABLE, _ADVICE)
+
+    def mechanisms(self, data_set: str) -> list[Mechanism]:
+        """What was released of a data set."""
+        with self._file.using() as connection:
+            rows = connection.execute(
+                "SELECT noise, rate, sum(steps) FROM spent WHERE data_set = ? GROUP BY noise, rate", (data_set,)
+            ).fetchall()
+        return [Mechanism(*row) for row in rows]
+
+    def entries(self) -> list[PrivacyEntry]:
+        """All entries in order."""
+        with self._file.using() as connection:
+            rows = connection.execute(f"SELECT {_COLUMNS} FROM spent ORDER BY entry").fetchall()  # noqa: S608 - our own
+        return [PrivacyEntry(*row) for row in rows]
+
+    def add(self, entry: PrivacyEntry) -> None:
+        """Adds an entry; it is on the disk when this returns. Raises OSError if the disk does not take it."""
+        values = tuple(asdict(entry).values())
+        with self._file.using() as connection:
+            connection.execute(
+                f"INSERT INTO spent ({_COLUMNS}) VALUES ({', '.join('?' * len(values))})",  # noqa: S608 - our own
+                values,
+            )
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def read_ledger(path: Path) -> list[PrivacyEntry]:
+    """All entries of a ledger in order, also while a worker uses it; none if there is no file.
+
+    Raises:
+        HomeError, OSError: see `LedgerFile`.
+    """
+    if not path.exists():
+        return []
+    with closing(Ledger(path)) as ledger:
+        return ledger.entries()
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set of the site, with the owner's rule for it; None where there is none."""
+
+    name: str
+    rule: SamplePolicy | None
+
+    @property
+    def delta(self) -> float:
+        """For which its epsilon is computed."""
+        return self.rule.delta if self.rule is not None else DELTA
+
+
+def data_sets(rules: Mapping[str, SamplePolicy]) -> dict[str, DataSet]:
+    """The data sets with rules, by task."""
+    return {task: DataSet(name, rule) for name, rule in rules.items() for task in rule.tasks or (name,)}
+
+
+@dataclass(frozen=True, eq=False)
+class SitePrivacy:
+    """Turns what is asked into what the owner allows, and keeps the ledger. `rules` are the owner's, by data set."""
+
+    rules: Mapping[str, SamplePolicy]
+    ledger: Ledger
+
+    def data_set(self, task: str) -> DataSet:
+        """The data set of a task; without a rule, it has the task's name."""
+        return data_sets(self.rules).get(task, DataSet(task, None))
+
+    def must_suit(self, offers: Mapping[str, Trainer]) -> None:
+        """Checks that every task with a rule can be trained with noise, and that its delta means something.
+
+        Raises:
+            WorkError: one cannot; the message names it.
+        """
+        for task, trainer in offers.items():
+            if (rule := self.data_set(task).rule) is not None:
+                if trainer.samples * rule.delta >= 1:
+                    raise WorkError(
+                        f"task {task}: delta = {rule.delta:g} of policy.toml allows one of {trainer.samples} samples "
+                        "to be shown; it has to be far below 1 / samples"
+                    )
+                try:
+                    trainer.must_be_private()
+                except WorkError as error:
+                    raise WorkError(f"task {task}, which policy.toml wants trained with noise: {error}") from error
+
+    def admit(
+        self, order: AssignmentManifest, computation: Computation, trainer: Trainer, now: datetime
+    ) -> tuple[Computation, SamplePrivacy | None]:
+        """What is computed in place of what was asked, and the statement that goes with an update made with noise.
+
+        The noise is the larger of the owner's and the coordinator's, the bound on a sample the smaller. What measures
+        the training split, or gives gradients without noise, is not done under a rule.
+
+        Raises:
+            WorkError: `dp-work`, `dp-budget`, `dp-model` or `dp-missing`.
+            OSError: the disk does not take the entry in the ledger.
+        """
+        data = self.data_set(order.task)
+        if isinstance(computation, Measure):
+            return (computation if data.rule is None else _evaluation(computation, data.rule)), None
+        if not isinstance(computation, Descend):
+            if data.rule is not None:
+                raise WorkError("this site gives no gradients and no training losses without noise", reason="dp-work")
+            return computation, None
+        private = computation.private
+        if data.rule is not None:
+            private = data.rule.floor if private is None else private.with_floor(data.rule.floor)
+        if private is None:
+            return computation, None
+        if computation.from_jacobian:
+            raise WorkError("the first step would be made of gradients without noise", reason="dp-work")
+        if why := computation.sgd.without_noise():
+            raise WorkError(f"this site trains with noise. train.{why}", reason="dp-work")
+        trainer.must_be_private()
+        mechanism = private.mechanism(computation.sgd, trainer.samples, len(computation.targets))
+        spent = self._spend(order, data, private.clip, mechanism, now)
+        statement = SamplePrivacy(
+            **asdict(mechanism), clip=private.clip, epsilon=spent.value, bound=spent.bound, delta=data.delta
+        )
+        return replace(computation, private=private, measure=False), statement
+
+    def _spend(
+        self, order: AssignmentManifest, data: DataSet, clip: float, mechanism: Mechanism, now: datetime
+    ) -> Epsilon:
+        """Adds a training to the ledger, unless that would overspend. Returns what is spent with it."""
+        before = self.ledger.mechanisms(data.name)
+        try:
+            after = epsilon([*before, mechanism], data.delta)
+            if data.rule is not None and after.value > data.rule.epsilon:
+                spent = epsilon(before, data.delta).value
+                raise WorkError(
+                    f"this data set has spent epsilon = {spent:.4g} of {data.rule.epsilon:g} (delta = {data.delta:g}), "
+                    f"{max(0.0, data.rule.epsilon - spent):.4g} is left; this training would bring it to "
+                    f"{after.value:.4g}",
+                    reason="dp-budget",
+                )
+        except AccountingError as error:
+            raise WorkError(str(error), reason="dp-missing") from None
+        at = now.astimezone(UTC).isoformat(timespec="seconds")
+        place = (order.task, order.run_id, order.round, order.assignment_id)
+        self.ledger.add(PrivacyEntry(at, data.name, *place, mechanism.noise, clip, mechanism.rate, mechanism.steps))
+        return after
+
+
+@dataclass(frozen=True)
+class OfRun:
+    """What one run has released of a data set, with one noise and one rate."""
+
+    run: str
+    noise: float
+    rate: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class PrivacyAccount:
+    """What a data set has spent; `budget` is None where the owner has set none."""
+
+    data_set: str
+    epsilon: float
+    bound: float
+    delta: float
+    budget: float | None
+    entries: list[PrivacyEntry]
+    by_run: list[OfRun]
+
+
+def spent(path: Path, rules: Mapping[str, SamplePolicy]) -> list[PrivacyAccount]:
+    """The account of each data set that has a rule, or a training with noise in the ledger at `path`, by name.
+
+    Raises:
+        HomeError, OSError: see `LedgerFile`.
+        AccountingError: `dp-accounting` is not installed, and there are entries.
+    """
+    entries = read_ledger(path)
+    accounts = []
+    for name in sorted({*rules, *(entry.data_set for entry in entries)}):
+        own = [entry for entry in entries if entry.data_set == name]
+        data = DataSet(name, rules.get(name))
+        found = epsilon([entry.mechanism for entry in own], data.delta) if own else Epsilon(0.0, 0.0)
+        steps: Counter[tuple[str, float, float]] = Counter()
+        for entry in own:
+            steps[entry.run, entry.noise, entry.rate] += entry.steps
+        runs = [OfRun(*key, count) for key, count in steps.items()]
+        budget = data.rule.epsilon if data.rule is not None else None
+        accounts.append(PrivacyAccount(name, found.value, found.bound, data.delta, budget, own, runs))
+    return accounts
+
+
+def _evaluation(computation: Measure, rule: SamplePolicy) -> Measure:
+    """The splits that an owner lets be measured; the training split never is."""
+    splits = tuple(split for split in computation.splits if split != "train") if rule.evaluate else ()
+    return replace(computation, splits=splits)

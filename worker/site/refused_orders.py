@@ -1,0 +1,46 @@
+"""Evidence of orders that an honest coordinator does not give: kept for the owner, who is alerted."""
+
+from pathlib import Path
+
+from federation.text import escaped
+from federation.trust.keys import replace_private
+from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
+from worker.events import Events
+
+ATTACKS = frozenset({"cover", "coefficients"})
+"""Reasons of declines for which the owner is alerted: the order would have shown this member's update."""
+MAX_KEPT = 100  # orders; later ones are alerts without a file
+
+
+class RefusedOrders:
+    """The directory of a worker's home that holds refused orders, as their coordinator has signed them."""
+
+    def __init__(self, directory: Path, events: Events) -> None:
+        self._directory, self._events = directory, events
+
+    def alert(self, order: SignedEnvelope, reason: str, message: str) -> None:
+        """Alerts the owner of a refused order, and keeps the order."""
+        manifest = AssignmentManifest.FromString(order.manifest)
+        where = f"run {escaped(manifest.run_id)} round {manifest.round}"
+        kept = self._keep(f"{reason}-{manifest.assignment_id}.order", order)
+        self._events.warn(
+            "alert",
+            f"{where}: the coordinator asked for what would show this member's update, and was refused: {message}. "
+            f"{kept}. Ask the other members whether they were asked the same, and the coordinator's operator why",
+            reason=reason,
+            run_id=manifest.run_id,
+            round=manifest.round,
+            assignment_id=manifest.assignment_id,
+        )
+
+    def _keep(self, name: str, order: SignedEnvelope) -> str:
+        """Keeps an order under a name without separators; says where, or why not."""
+        try:
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+            if len(list(self._directory.glob("*.order"))) >= MAX_KEPT:
+                return f"{self._directory} holds {MAX_KEPT} orders already, so its signed order is not kept"
+            path = self._directory / name.replace("/", "_")
+            replace_private(path, order.SerializeToString(deterministic=True))
+        except OSError as error:
+            return f"Its signed order cannot be kept: {error.strerror or error}"
+        return f"Its signed order is kept in {path}"

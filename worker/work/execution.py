@@ -1,0 +1,281 @@
+"""Does an assignment: fetches its inputs, does the work, and puts the reply into the spool."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import grpc
+import numpy as np
+
+from federation.line.transfer_times import slowest_seconds
+from federation.owners_code import described, owners_frame
+from federation.refusals import Refusal
+from federation.spec.computation import Ability, Computation, Descend, Measure, MeasureAlong
+from federation.tensor_names import tensor_differences
+from federation.training import TrainingStopped
+from federation.training.own import Own, compute
+from federation.training.reasons import reason_of
+from federation.training.trainer import Trainer
+from federation.v1.common_pb2 import AssignmentManifest, Input, SignedEnvelope
+from federation.v1.federation_pb2 import FetchBlobRequest
+from federation.vectors import Vector, read_vector
+from federation.work.base import Lane, Origin, Result, Shows, WorkError, WorkingClient, payload_layout
+from federation.work.registry import decode
+from federation.work.replies import reply_manifest
+from federation.work.secure.member_checks import check_sessions
+from federation.work.site import EVALUATE, Site
+from worker import software
+from worker.events import Events
+from worker.home import DiskFull, FileLocked
+from worker.line.attendance import ANSWER_SECONDS, Attendance
+from worker.line.backoff import Backoff
+from worker.site.assignments import Declined, Order
+from worker.site.privacy import SitePrivacy
+from worker.work.attacker import Attacker
+from worker.work.cache import ModelCache, ModelMismatch
+from worker.work.kept import Keeper
+from worker.work.memory import WorkerMemory, question_digest
+from worker.work.spool import Spool
+
+LOGGER = logging.getLogger("fedpareto.worker")
+
+
+@dataclass(frozen=True, eq=False)
+class Control:
+    """How work is steered while it is done.
+
+    Attributes:
+        progress: told the share of the computation that is done.
+        stopped: asked before every step; True ends the work.
+        pause: waits for some seconds; raises TrainingStopped if the work is stopped meanwhile.
+        wanted: whether the reply is still wanted.
+    """
+
+    progress: Callable[[float], None]
+    stopped: Callable[[], bool]
+    pause: Callable[[float], None]
+    wanted: Callable[[], bool]
+
+
+@dataclass(frozen=True, eq=False)
+class Execution:
+    """Does the work of one client, in any lane.
+
+    `offers` are the trainers of the tasks that the owner allowed, by name; an honest member has no attacker.
+    """
+
+    attendance: Attendance
+    offers: Mapping[str, Trainer]
+    attacker: Attacker | None
+    caches: Mapping[Lane, ModelCache]
+    spool: Spool
+    memory: WorkerMemory
+    site: Site
+    privacy: SitePrivacy
+    keeper: Keeper
+    backoff: Backoff
+    events: Events
+
+    def do(self, order: Order, control: Control) -> None:
+        """Does what an assignment asks for, and puts the reply into the spool.
+
+        Raises:
+            Declined: the work cannot be done.
+            TrainingStopped: it was stopped.
+            OSError: the disk does not take what is fetched, computed or kept.
+        """
+        manifest, work, trainer = order.manifest, order.work, self.offers[order.manifest.task]
+        self.memory.sweep(self.attendance.now())
+        client = WorkingClient(
+            client_id=self.attendance.member.client_id,
+            round=manifest.round,
+            attempt=manifest.attempt,
+            shape=order.shape,
+            memory=self.memory.begin(order),
+            origin=_origin(manifest),
+            site=self.site,
+            inputs={item.name: self._input(order, item, control) for item in manifest.inputs},
+            again=self.memory.answered(order),
+        )
+        with _declining(manifest.assignment_id):
+            computation = work.computation(client)
+            own = None
+            if computation is not None:
+                own = self.keeper.own(order, trainer, computation, control.pause)
+                trainer.must_do(computation if own is None else own.widened(computation))
+            client = replace(client, residual=self.keeper.residual(order, control.pause))
+        base = None if computation is None else self._base_model(order, control)
+        self.memory.answer(order)
+        privacy = None
+        if computation is not None:
+            try:
+                computation, privacy = self.privacy.admit(manifest, computation, trainer, self.attendance.now())
+            except WorkError as error:
+                raise Declined(error.reason, str(error)) from error
+        with _declining(manifest.assignment_id):
+            self._admit(order, client)
+        self.events.tell_of(manifest, work.doing, work.doing, kind=manifest.kind)
+        self.attendance.beat(manifest.assignment_id, 0.0)
+        with _declining(manifest.assignment_id):
+            result = Result({}, {}, {}, trainer.samples)
+            if computation is not None and base is not None:
+                result = self._compute(order, trainer, computation, base, own, control)
+            result = replace(work.answer(client, result), privacy=privacy)
+        words, seconds = f"{work.doing} done in {result.seconds:.2f} s", result.seconds
+        self.events.tell_of(manifest, "done", words, kind=manifest.kind, seconds=seconds)
+        if work.ends_after is not None:
+            self.memory.end_after(manifest, work.kept_under(), work.ends_after)
+        self._reply(order, result, control.wanted)
+
+    def forget(self, assignment: SignedEnvelope, *, acknowledged: bool = False) -> None:
+        """Erases what is kept only for an assignment, checked before, and for the later stages of its work.
+
+        If its reply was acknowledged, this is done only for kinds of work that forget. What belongs to a task or a kind
+        that this worker no longer has is erased a day later.
+        """
+        manifest = AssignmentManifest.FromString(assignment.manifest)
+        trainer = self.offers.get(manifest.task)
+        with suppress(WorkError):
+            work = None if trainer is None else decode(manifest.kind, manifest.work, trainer.shape)
+            if work is not None and (work.forgets or not acknowledged):
+                self.memory.forget(manifest, work.kept_under())
+
+    def _admit(self, order: Order, client: WorkingClient) -> None:
+        """Counts an evaluation in the clear where the owner requires private rounds, or raises WorkError."""
+        task = order.manifest.task
+        if order.work.shows is Shows.METRICS and self.site.policy(task).required:
+            name = f"{task}/{question_digest(order.manifest)}"  # the same question is answered again
+            check_sessions(client, name, work=EVALUATE, count=True)
+
+    def _compute(
+        self,
+        order: Order,
+        trainer: Trainer,
+        computation: Computation,
+        base: Vector,
+        own: Own | None,
+        control: Control,
+    ) -> Result:
+        """What the run's model (d,) and the data give, and what an attacker makes of it."""
+        attacker, manifest = self.attacker, order.manifest
+        if attacker is not None:
+            attacker.see(manifest, base)
+            if isinstance(computation, Descend):
+                targets = attacker.attack.on_targets(computation.targets)
+                computation = replace(computation, targets=targets, idle=not attacker.attack.trains)
+        honest = compute(
+            trainer,
+            base,
+            computation,
+            own,
+            seed=manifest.seed,
+            round=manifest.round,
+            client_id=self.attendance.member.client_id,
+            progress=control.progress,
+            stopped=control.stopped,
+        )
+        if attacker is None or isinstance(computation, Measure | MeasureAlong):
+            return honest
+        return attacker.distort(manifest, honest, now=self.attendance.now(), pause=control.pause)
+
+    def _base_model(self, order: Order, control: Control) -> Vector:
+        manifest = order.manifest
+        path = self._fetch(order, manifest.base_model, manifest.base_model_bytes, control)
+        try:
+            layout, vector = read_vector(path)
+        except Refusal as refusal:
+            raise Declined("layout", f"the base model: {refusal.message}") from refusal
+        if layout != order.shape.layout:
+            difference = tensor_differences(layout.shapes, order.shape.layout.shapes) or "another order"
+            message = f"the base model has other tensors than this task: {difference}. Compare the versions of the task"
+            raise Declined("layout", message)
+        return vector
+
+    def _input(self, order: Order, item: Input, control: Control) -> memoryview:
+        """The content of an input: as it came with the assignment, or fetched and mapped read-only."""
+        if item.name in order.sent:
+            return memoryview(order.sent[item.name])
+        path = self._fetch(order, item.digest, item.size, control)
+        content: memoryview = np.memmap(path, dtype=np.uint8, mode="r").data if item.size else memoryview(b"")
+        return content
+
+    def _fetch(self, order: Order, digest: str, size: int, control: Control) -> Path:
+        """The file of a blob; a download that breaks off goes on where it broke."""
+        reached = 0
+
+        def chunks(offset: int) -> Iterator[memoryview]:
+            nonlocal reached
+            if offset > reached:  # the last attempt has brought more: the next one need not wait for long
+                self.backoff.reset()
+            reached = offset
+            with self.attendance.calling() as files:
+                if files is None:
+                    raise TrainingStopped
+                timeout = ANSWER_SECONDS + slowest_seconds(size - offset)
+                for piece in files.fetch(FetchBlobRequest(digest=digest, offset=offset), timeout=timeout):
+                    if control.stopped():
+                        raise TrainingStopped
+                    yield piece
+
+        name = order.manifest.assignment_id
+        while not control.stopped():
+            try:
+                path = self.caches[order.work.lane].get(digest, size, chunks)
+            except ModelMismatch as error:
+                raise Declined("base-model", str(error)) from error
+            except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed a moment ago
+                why = self.attendance.member.refusal(error) if isinstance(error, grpc.RpcError) else None
+                if why is not None and why.reason in ("blob-not-offered", "blob-removed", "offset"):
+                    raise Declined("base-model", f"{why.reason}: {why.message}") from error
+                delay = max(self.backoff.delay(), why.retry_seconds if why is not None else 0.0)
+                self.events.warn(
+                    "download-broken",
+                    f"assignment {name}: the download of the base model broke off, going on in {delay:.1f} s "
+                    f"({why.message or why.status if why is not None else error})",
+                    assignment_id=name,
+                )
+                control.pause(delay)
+            else:
+                self.backoff.reset()
+                return path
+        raise TrainingStopped
+
+    def _reply(self, order: Order, result: Result, wanted: Callable[[], bool]) -> None:
+        repeatable = Ability.REPEATABLE in self.offers[order.manifest.task].abilities
+        reply = reply_manifest(order.manifest, result, software=software(), repeatable=repeatable)
+        reply.created.FromDatetime(self.attendance.now())
+        layout = payload_layout(order.rows) if order.rows else None
+        state = self.keeper.file(order, result)
+        self.spool.add(reply, layout, result.rows, order.envelope, wanted, state=state)
+
+
+def _origin(manifest: AssignmentManifest) -> Origin:
+    values = {item.name: getattr(manifest, item.name) for item in fields(Origin)}
+    return Origin(**{**values, "unshared": manifest.unshared.SerializeToString(deterministic=True)})
+
+
+@contextmanager
+def _declining(assignment_id: str) -> Iterator[None]:
+    """Declines an assignment whose work raises an exception, and logs one that is not expected.
+
+    An OSError is of the owner's own code, and not expected, unless it is a DiskFull or a FileLocked.
+    """
+    try:
+        yield
+    except (TrainingStopped, Declined, DiskFull, FileLocked):
+        raise
+    except Exception as error:
+        if reason := reason_of(error):
+            message = str(error)
+            if reason == "memory":  # PyTorch's message goes on for a page
+                message = message.partition("\n")[0] or "out of memory"
+            raise Declined(reason, message) from error
+        # Work that makes no sense, or a mistake in the owner's own task.
+        if owners_frame(error):
+            for line in described(error).splitlines():
+                LOGGER.error("assignment %s: %s", assignment_id, line)
+        else:
+            LOGGER.exception("assignment %s", assignment_id)
+        raise Declined("failed", f"{type(error).__name__}: {error}") from error

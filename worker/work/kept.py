@@ -1,0 +1,126 @@
+"""The member's own state of each run: replaced with each accepted reply, erased long after the run.
+
+It is the member's personal parameters, and what the rounding of its updates left. While a reply waits for its receipt,
+the state that belongs to it is in the spool beside it. It replaces that of the run when the coordinator has accepted
+the reply, and is dropped with a reply that it refuses.
+"""
+
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+
+from federation.digests import digest
+from federation.spec.computation import Computation, Measure
+from federation.tasks import initial_model
+from federation.training.own import KeptState, Own, state_file
+from federation.training.trainer import Trainer
+from federation.vectors import Vector
+from federation.work.base import Result, payload_layout
+from worker.events import Events
+from worker.site.assignments import Declined, Order
+from worker.work.spool import Spool, SpoolEntry
+
+ERASED_AFTER = timedelta(days=180)  # without work for the run
+_LOOK_SECONDS = 0.05
+
+
+class Keeper:
+    """What this member keeps of runs, in one directory for each run.
+
+    What no run has used for `ERASED_AFTER` is erased at the start, by this machine's clock.
+    """
+
+    def __init__(self, directory: Path, spool: Spool, events: Events) -> None:
+        self._directory = directory
+        self._spool = spool
+        self._events = events
+        self._initial: tuple[tuple[str, int], Vector] | None = None  # of the last task and seed
+        self._full: dict[str, OSError] = {}  # by run, why the state of an accepted reply was not written
+        self._erase(datetime.now(UTC))
+
+    def own(
+        self, order: Order, trainer: Trainer, computation: Computation, pause: Callable[[float], None]
+    ) -> Own | None:
+        """This member's part of the model for some work; None where the run shares all parameters.
+
+        It waits until the coordinator has answered the replies to earlier work of the run: they decide what is kept.
+
+        Raises:
+            TrainingStopped: the work was stopped meanwhile.
+            Declined: `disk`: it does not take the state of an accepted reply.
+        """
+        sharing, manifest = order.sharing, order.manifest
+        if sharing is None:
+            return None
+        values = self._initial_values(trainer, manifest.task, manifest.seed)
+        if not sharing.personal_names:
+            return Own(sharing, values)
+        measures = isinstance(computation, Measure)
+        kept = self._settled(order, pause)
+        personal = kept.before(manifest.round + 1 if measures else manifest.round, sharing.personal)
+        if personal is not None:
+            return Own(sharing, sharing.with_personal(values, personal))
+        if not measures:
+            words = "the personal parameters begin with the initial values"
+            if manifest.round:
+                words += ", as none are kept here from an earlier round"
+            self._events.tell_of(manifest, "personal-new", words, warns=manifest.round > 0)
+        return Own(sharing, values)
+
+    def residual(self, order: Order, pause: Callable[[float], None]) -> Vector | None:
+        """What the rounding of the last accepted reply left, in the order of the work's residuals; None for none.
+
+        It waits, and raises, as `own`.
+        """
+        rounded = order.work.residuals(order.shape)
+        if not rounded:
+            return None
+        return self._settled(order, pause).before(order.manifest.round, payload_layout(rounded))
+
+    def file(self, order: Order, result: Result) -> bytes | None:
+        """What is kept once a result is accepted, as a file; None for nothing."""
+        return state_file(order.sharing, result, order.work.residuals(order.shape))
+
+    def commit(self, entry: SpoolEntry) -> None:
+        """Takes over the state that belongs to a reply that was accepted. Raises OSError."""
+        run_id, round_ = entry.manifest.run_id, entry.manifest.round
+        kept = kept_state(self._directory, run_id)
+        try:
+            if isinstance(entry.state, bytes):
+                kept.keep(round_, entry.state)
+            elif entry.state is not None and entry.state.exists():
+                kept.take(round_, entry.state)
+        except OSError as error:
+            self._full[run_id] = error
+            raise
+        self._full.pop(run_id, None)
+
+    def _settled(self, order: Order, pause: Callable[[float], None]) -> KeptState:
+        """What is kept of a run, once the coordinator has answered all replies to it."""
+        run_id = order.manifest.run_id
+        while self._spool.awaits_state(run_id):
+            if (error := self._full.get(run_id)) is not None:
+                words = f"make room on this worker's disk: {error}"
+                raise Declined("disk", words) from error
+            pause(_LOOK_SECONDS)
+        return kept_state(self._directory, run_id)
+
+    def _initial_values(self, trainer: Trainer, task: str, seed: int) -> Vector:
+        if self._initial is None or self._initial[0] != (task, seed):
+            self._initial = ((task, seed), np.array(initial_model(trainer.task, seed)[1]))
+        return self._initial[1]
+
+    def _erase(self, now: datetime) -> None:
+        for run in self._directory.iterdir() if self._directory.is_dir() else ():
+            used = max((path.stat().st_mtime for path in run.glob("*")), default=0.0)
+            if now - datetime.fromtimestamp(used, UTC) > ERASED_AFTER:
+                shutil.rmtree(run)
+
+
+def kept_state(directory: Path, run_id: str) -> KeptState:
+    """What is kept of a run, in a member's home."""
+    # The id came over the wire: its digest is a safe name whatever it holds.
+    return KeptState(directory / digest(run_id.encode()).partition(":")[2][:32])

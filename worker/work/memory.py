@@ -1,0 +1,263 @@
+"""The worker's memory of rounds: the values that work keeps between phases, and the questions that it answered.
+
+Values live in memory, or, where they must survive a restart, encrypted in the worker's home. They are erased when work
+of a later attempt or round of the run arrives, or a day after the last deadline; those of a private round already when
+it is over, or a day after the first reply in it by this machine's own clock, which no coordinator can set. The ledger
+of answered questions stays.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import closing, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from federation.digests import digest
+from federation.v1.common_pb2 import AssignmentManifest
+from federation.work.base import Memory
+from worker.ledger_file import LedgerFile
+from worker.site.assignments import Declined, Order
+
+KEPT_AFTER_DEADLINE = timedelta(days=1)
+EARLIEST = datetime.min.replace(tzinfo=UTC)
+_NONCE_BYTES = 12
+_TABLES = """
+CREATE TABLE IF NOT EXISTS kept (
+    run TEXT, round INTEGER, attempt INTEGER, name TEXT, value BLOB, deadline TEXT,
+    PRIMARY KEY (run, round, attempt, name)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS ends (
+    run TEXT, round INTEGER, attempt INTEGER, names TEXT, at TEXT, PRIMARY KEY (run, round, attempt, names)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS answered (
+    run TEXT, round INTEGER, attempt INTEGER, question TEXT, asked TEXT, PRIMARY KEY (run, round, attempt, question)
+) WITHOUT ROWID;
+"""
+
+_ADVICE = "move it away; rounds that are under way are then answered anew, so do it only between rounds"
+
+Key = tuple[str, int, int]  # run, round, attempt
+
+
+class WorkerMemory:
+    """The rounds that are under way. Any thread may call.
+
+    The database at `path` is made when it is missing. The key that encrypts values is derived from the member's signing
+    key. `clock` is this machine's, aware.
+
+    Raises:
+        HomeError, OSError: see `LedgerFile`.
+    """
+
+    def __init__(
+        self, path: Path, signing_key: Ed25519PrivateKey, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        self.clock = clock
+        derived = HKDF(SHA256(), 32, salt=None, info=b"fedpareto/v1/worker/memory")
+        self._cipher = ChaCha20Poly1305(derived.derive(signing_key.private_bytes_raw()))
+        self._lock = threading.RLock()
+        self._values: dict[Key, dict[str, bytes]] = {}
+        self._forgotten: set[tuple[Key, str]] = set()  # what is to be erased
+        self._file = LedgerFile(path, _TABLES, _ADVICE)
+        with self._file.using() as connection:
+            kept = connection.execute("SELECT run, round, attempt, max(deadline) FROM kept GROUP BY 1, 2, 3").fetchall()
+        self._deadlines: dict[Key, datetime] = {
+            (run, round_, attempt): datetime.fromisoformat(deadline) for run, round_, attempt, deadline in kept
+        }
+
+    def begin(self, order: Order) -> Memory:
+        """The memory of the attempt that an assignment belongs to; that of earlier attempts and rounds is erased.
+
+        Raises:
+            Declined: `attempt`: a later attempt at the round has begun here.
+        """
+        manifest = order.manifest
+        run, round_, attempt = key = _key(manifest)
+        with self._lock:
+            for other in [other for other in self._deadlines if other[0] == run]:
+                if other[1] == round_ and other[2] > attempt:
+                    message = f"it is of attempt {attempt} at round {round_}; attempt {other[2]} has begun"
+                    raise Declined("attempt", message)
+                if other != key:
+                    self._erase(other)
+            self._deadlines[key] = max(order.deadline, self._deadlines.get(key, order.deadline))
+        return _AttemptMemory(self, key)
+
+    def answered(self, order: Order) -> bool:
+        """Whether the question is on record as one that was answered, or was about to be."""
+        with self._file.using() as connection:
+            found = connection.execute(
+                "SELECT 1 FROM answered WHERE run = ? AND round = ? AND attempt = ? AND question = ?",
+                (*_asked_in(order), order.work.once()),
+            ).fetchone()
+        return found is not None
+
+    def answer(self, order: Order) -> None:
+        """Records that a question is about to be answered, if it is one that is answered once.
+
+        Raises:
+            Declined: `answered`: another question was answered.
+            OSError: the disk does not take it.
+        """
+        question = order.work.once()
+        if not question:
+            return
+        key, asked = _asked_in(order), question_digest(order.manifest)
+        with self._lock, self._file.using() as connection:
+            connection.execute("INSERT OR IGNORE INTO answered VALUES (?, ?, ?, ?, ?)", (*key, question, asked))
+            (first,) = connection.execute(
+                "SELECT asked FROM answered WHERE run = ? AND round = ? AND attempt = ? AND question = ?",
+                (*key, question),
+            ).fetchone()
+        if first != asked:
+            message = f"another question {question!r} was answered already"
+            raise Declined("answered", message)
+
+    def forget(self, manifest: AssignmentManifest, names: str) -> None:
+        """Erases the values of an attempt whose names begin with `names`, if the disk takes it now; else at a sweep."""
+        if names:
+            with self._lock:
+                self._forgotten.add((_key(manifest), names))
+                self._forget()
+
+    def end_after(self, manifest: AssignmentManifest, names: str, time: timedelta) -> None:
+        """Has the values of an attempt whose names begin with `names` erased after some time, by this machine's clock.
+
+        A later call for the same names changes nothing. Raises OSError if the disk does not take it.
+        """
+        at = (self.clock() + time).isoformat()
+        with self._lock, self._file.using() as connection:
+            connection.execute("INSERT OR IGNORE INTO ends VALUES (?, ?, ?, ?, ?)", (*_key(manifest), names, at))
+
+    def _end(self) -> None:
+        """Erases what `end_after` says; values that cannot be deleted now are tried again at the next sweep."""
+        with self._file.using() as connection:
+            rows = connection.execute("SELECT run, round, attempt, names, at FROM ends").fetchall()
+        due = [(tuple(key), names) for *key, names, at in rows if datetime.fromisoformat(at) < self.clock()]
+        self._forgotten.update(due)
+        self._forget()
+        with suppress(OSError), self._file.using() as connection:
+            for key, names in set(due) - self._forgotten:
+                place = (*key, names)
+                connection.execute("DELETE FROM ends WHERE run = ? AND round = ? AND attempt = ? AND names = ?", place)
+
+    def _forget(self) -> None:
+        for key, names in list(self._forgotten):
+            held = self._values.get(key, {})
+            for name in [name for name in held if name.startswith(names)]:
+                del held[name]
+            with suppress(OSError), self._file.using() as connection:
+                connection.execute(
+                    "DELETE FROM kept WHERE run = ? AND round = ? AND attempt = ? AND substr(name, 1, ?) = ?",
+                    (*key, len(names), names),
+                )
+                self._forgotten.discard((key, names))
+
+    def sweep(self, now: datetime) -> None:
+        """Erases what is kept too long, and what could not be erased before.
+
+        That is what belongs to an attempt whose last deadline passed a day before `now`, by the coordinator's clock,
+        and what `end_after` says.
+        """
+        with self._lock:
+            with suppress(OSError):
+                self._end()
+            for key, deadline in list(self._deadlines.items()):
+                if deadline + KEPT_AFTER_DEADLINE < now:
+                    self._erase(key)
+
+    def _erase(self, key: Key) -> None:
+        """Erases what is kept of an attempt. If the disk does not take it now, the next sweep tries again."""
+        self._values.pop(key, None)
+        try:
+            with self._file.using() as connection:
+                connection.execute("DELETE FROM kept WHERE run = ? AND round = ? AND attempt = ?", key)
+        except OSError:
+            self._deadlines[key] = EARLIEST
+            return
+        del self._deadlines[key]
+
+    @staticmethod
+    def erase_kept(path: Path) -> None:
+        """Erases all values in the database at `path`, before the key that they are encrypted with is replaced.
+
+        Raises:
+            HomeError, OSError: see `LedgerFile`.
+        """
+        if path.exists():
+            with closing(LedgerFile(path, _TABLES, _ADVICE)) as file, file.using() as connection:
+                connection.execute("DELETE FROM kept")
+
+    def close(self) -> None:
+        """Closes the database."""
+        self._file.close()
+
+
+class _AttemptMemory(Memory):
+    """The memory of one attempt."""
+
+    def __init__(self, whole: WorkerMemory, key: Key) -> None:
+        self._whole = whole
+        self._key = key
+
+    def get(self, name: str) -> bytes | None:
+        """A value; None if there is none. Raises HomeError if another key encrypted it."""
+        whole = self._whole
+        with whole._lock:
+            value = whole._values.get(self._key, {}).get(name)
+            if value is not None:
+                return value
+            with whole._file.using() as connection:
+                row = connection.execute(
+                    "SELECT value FROM kept WHERE run = ? AND round = ? AND attempt = ? AND name = ?",
+                    (*self._key, name),
+                ).fetchone()
+        if row is None:
+            return None
+        (value,) = row
+        try:
+            return whole._cipher.decrypt(value[:_NONCE_BYTES], value[_NONCE_BYTES:], _bound(self._key, name))
+        except InvalidTag as error:
+            raise whole._file.damaged(error) from error
+
+    def put(self, name: str, value: bytes, *, durable: bool = False) -> None:
+        """Keeps a value, encrypted on the disk if it is durable. Raises OSError if the disk does not take it."""
+        whole, key = self._whole, self._key
+        with whole._lock:
+            if not durable:
+                whole._values.setdefault(key, {})[name] = value
+                return
+            nonce = os.urandom(_NONCE_BYTES)
+            sealed = nonce + whole._cipher.encrypt(nonce, value, _bound(key, name))
+            row = (*key, name, sealed, whole._deadlines[key].isoformat())
+            with whole._file.using() as connection:
+                connection.execute("INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?, ?)", row)
+
+
+def question_digest(manifest: AssignmentManifest) -> str:
+    """The digest of the question that an assignment asks: kind, base model, seed, unshared parameters, inputs, work."""
+    inputs = "".join(f"{item.name}\0{item.digest}\0" for item in manifest.inputs)
+    unshared = manifest.unshared.SerializeToString(deterministic=True).hex()
+    words = f"{manifest.kind}\0{manifest.base_model}\0{manifest.seed}\0{unshared}\0{inputs}"
+    return digest(words.encode() + manifest.work)
+
+
+def _key(manifest: AssignmentManifest) -> Key:
+    return manifest.run_id, manifest.round, manifest.attempt
+
+
+def _asked_in(order: Order) -> Key:
+    """Where a question is answered once: in the attempt, or the same for all attempts."""
+    return ("", 0, 0) if order.work.once_ever else _key(order.manifest)
+
+
+def _bound(key: Key, name: str) -> bytes:
+    """What a value belongs to: it cannot be moved to another place in the database."""
+    return "\0".join(map(str, (*key, name))).encode()

@@ -1,0 +1,273 @@
+"""The assignments that wait and that are in work.
+
+Each lane does one assignment at a time. Work that trains or evaluates takes the lane `compute`; messages of a protocol
+take the lane `protocol`, so that they do not wait behind a training of hours.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+
+from federation.refusals import Refusal
+from federation.training import TrainingStopped
+from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
+from federation.work.base import Lane
+from worker.events import Events
+from worker.home import with_remedy
+from worker.line.attendance import Attendance
+from worker.progress import Progress
+from worker.site.asked_runs import Verdict
+from worker.site.assignments import Consent, Declined, Order, check_assignment, check_cancel
+from worker.site.policy import WorkLimits
+from worker.work.execution import Control, Execution
+from worker.work.spool import Spool
+
+TIDY_SECONDS = 600.0
+
+
+@dataclass(eq=False)
+class _Job:
+    order: Order
+    began: datetime | None = None
+    progress: float = 0.0
+    unwanted: bool = False
+
+    @property
+    def name(self) -> str:
+        """The identifier of the assignment."""
+        return self.order.manifest.assignment_id
+
+
+@dataclass(eq=False, kw_only=True)
+class Runner:
+    """Takes assignments in, and has them done in their lanes.
+
+    `finished` is called when something new is in the spool; `limits` are the owner's bounds; `consent` says why nothing
+    is done for a run, if so; `closed` says until when the site is closed, aware, and None while it is open; `decline`
+    is called with the envelope of an assignment that is not done.
+    """
+
+    execution: Execution
+    spool: Spool
+    attendance: Attendance
+    progress: Progress
+    limits: WorkLimits
+    events: Events
+    finished: Callable[[], None]
+    consent: Consent
+    closed: Callable[[], datetime | None]
+    decline: Callable[[Declined, SignedEnvelope], None]
+    _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
+    _waiting: deque[_Job] = field(default_factory=deque, init=False)
+    # By assignment, until the owner has accepted a restore.
+    _held: dict[str, SignedEnvelope] = field(default_factory=dict, init=False)
+    _full: bool = field(default=False, init=False)  # since the last assignment that was taken in
+    _current: dict[Lane, _Job] = field(default_factory=dict, init=False)
+    _stopping: bool = field(default=False, init=False)
+    _closed: datetime | None = field(default=None, init=False)  # as it was told last
+
+    def __post_init__(self) -> None:
+        self._closed = self.closed()
+
+    # Called by the thread that attends
+
+    def assigned(self, envelope: SignedEnvelope, inputs: Sequence[bytes] = ()) -> None:
+        """Takes an assignment in, unless it is here already or has to be declined.
+
+        `inputs` are the contents of its inputs, in their order, if they came with it.
+        """
+        try:
+            order = check_assignment(
+                envelope,
+                inputs,
+                member=self.attendance.member,
+                offers=self.execution.offers,
+                limits=self.limits,
+                site=self.execution.site,
+                newest_round=self._newest_round,
+                now=self.attendance.now(),
+                consent=self.consent,
+            )
+            with self._changed:
+                self._take_in(order)
+        except Declined as declined:
+            self.decline(declined, envelope)
+
+    def _take_in(self, order: Order) -> None:
+        """Has an order wait for its turn, unless it is here already. Raises Declined if there is no room or time."""
+        name, run_id = order.manifest.assignment_id, order.manifest.run_id
+        # The spool is asked under the same lock under which a finished job leaves `_current`.
+        if self.spool.holds(name) or self.spool.renew(name):
+            self.finished()
+            return
+        if name in self._held or any(job.name == name for job in self._jobs()):
+            return
+        closed = self.closed() if order.work.lane is Lane.COMPUTE else None
+        if closed is not None and closed > order.deadline:
+            raise Declined("closed", f"this site is closed until {closed:%Y-%m-%d %H:%M} UTC, after the deadline")
+        if len(self._waiting) + len(self._held) >= self.limits.waiting:
+            repeated, self._full = self._full, True
+            words = f"{self.limits.waiting} assignments wait here already"
+            raise Declined("limit:waiting", words, repeated=repeated)
+        self._full = False
+        if self.progress.waits(run_id):
+            self._held[name] = order.envelope
+            return
+        self.progress.saw_round(run_id, order.manifest.round)
+        self._waiting.append(_Job(order))
+        self._changed.notify_all()
+
+    def _jobs(self) -> list[_Job]:
+        return [*self._current.values(), *self._waiting]
+
+    def _newest_round(self, run_id: str) -> int | None:
+        """None while the run waits for the owner to accept a restore, and its assignments are held."""
+        return None if self.progress.waits(run_id) else self.progress.newest_round(run_id)
+
+    def restored(self) -> None:
+        """Goes on with what was held until the owner accepted a restore."""
+        with self._changed:
+            held, self._held = self._held, {}
+        for envelope in held.values():
+            self.assigned(envelope)
+
+    def cancelled(self, envelope: SignedEnvelope) -> None:
+        """Drops an assignment that waits, is in work, or is in the spool, and what is kept for it alone.
+
+        Only if the coordinator has signed it: another party on the channel cannot end this member's part in a round.
+        """
+        try:
+            manifest = check_cancel(envelope, self.attendance.member)
+        except Refusal as refusal:
+            message = f"a cancelled assignment goes on: {refusal.message}"
+            self.events.warn("cancel-refused", message, reason=refusal.reason)
+            return
+        self._drop(manifest.assignment_id, manifest.reason)
+
+    def _drop(self, assignment_id: str, reason: str) -> None:
+        with self._changed:
+            dropped = [entry.assignment for entry in self.spool.entries() if entry.assignment_id == assignment_id]
+            if (envelope := self._held.pop(assignment_id, None)) is not None:
+                dropped.append(envelope)
+            for job in self._jobs():
+                if job.name == assignment_id:
+                    job.unwanted = True
+                    dropped.append(job.order.envelope)
+            self._waiting = deque(job for job in self._waiting if not job.unwanted)
+        self.spool.remove(assignment_id)
+        for envelope in dropped:
+            self.execution.forget(envelope)
+        if dropped:
+            self.events.tell(
+                "cancelled",
+                f"assignment {assignment_id}: no longer wanted ({reason})",
+                assignment_id=assignment_id,
+                reason=reason,
+            )
+
+    def withdrawn(self, run_id: str, verdict: Verdict) -> None:
+        """Declines what waits, is in work or is in the spool of a run that the site refuses from now on."""
+        with self._changed:
+            asked = [entry.assignment for entry in self.spool.entries() if entry.manifest.run_id == run_id]
+            asked += [job.order.envelope for job in self._jobs() if job.order.manifest.run_id == run_id]
+            asked += [
+                envelope
+                for envelope in self._held.values()
+                if AssignmentManifest.FromString(envelope.manifest).run_id == run_id
+            ]
+        for envelope in asked:
+            name = AssignmentManifest.FromString(envelope.manifest).assignment_id
+            self._drop(name, verdict.reason)
+            self.decline(Declined(verdict.reason, verdict.message), envelope)
+
+    def look(self) -> None:
+        """Tells the coordinator when the site opens or closes, and goes on with what has waited until it opened."""
+        closed = self.closed()
+        if closed == self._closed:
+            return
+        self._closed = closed
+        words = "the site is open" if closed is None else f"the site is closed until {closed:%Y-%m-%d %H:%M} UTC"
+        self.events.tell("open" if closed is None else "closed", words)
+        self.attendance.beat(*self.working())
+        with self._changed:
+            self._changed.notify_all()
+
+    def working(self) -> tuple[str, float]:
+        """The assignment in work, empty when idle, and the share of it that is done."""
+        with self._changed:
+            job = next(iter(self._current.values()), None)  # the one that began first
+        return (job.name, job.progress) if job is not None else ("", 0.0)
+
+    # What others call
+
+    def stop(self) -> None:
+        """Ends `run`: what is in work is dropped, and will be asked for again."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    def run(self, lane: Lane) -> None:
+        """Does what is assigned in a lane, in order of arrival, until `stop`."""
+        while (job := self._next(lane)) is not None:
+            try:
+                job.began = self.attendance.now()
+                control = self._control(job)
+                if control.stopped():
+                    raise TrainingStopped
+                self.execution.do(job.order, control)
+                self.finished()
+            except Declined as declined:
+                self.decline(declined, job.order.envelope)
+            except OSError as error:  # what the owner's own code raises does not get here
+                self.decline(Declined("disk", with_remedy(error)), job.order.envelope)
+            except TrainingStopped:
+                late = self._late(job)
+                if late is not None and not (self._stopping or job.unwanted):
+                    self.decline(late, job.order.envelope)
+            finally:
+                with self._changed:
+                    del self._current[lane]
+                if job.unwanted:  # the work may have kept something since the cancel
+                    self.execution.forget(job.order.envelope)
+
+    def _next(self, lane: Lane) -> _Job | None:
+        """The next job of a lane, as soon as there is one; None when the worker stops."""
+
+        def of_lane() -> _Job | None:
+            if lane is Lane.COMPUTE and self.closed() is not None:
+                return None  # what it has begun goes on, and so do the messages of private rounds
+            return next((job for job in self._waiting if job.order.work.lane is lane), None)
+
+        with self._changed:
+            while not self._changed.wait_for(lambda: self._stopping or of_lane() is not None, timeout=TIDY_SECONDS):
+                self.execution.memory.sweep(self.attendance.now())
+            job = of_lane()
+            if self._stopping or job is None:
+                return None
+            self._waiting.remove(job)
+            self._current[lane] = job
+            return job
+
+    def _control(self, job: _Job) -> Control:
+        def stopped() -> bool:
+            return self._stopping or job.unwanted or self._late(job) is not None
+
+        def pause(seconds: float) -> None:
+            with self._changed:
+                if self._changed.wait_for(stopped, timeout=seconds):
+                    raise TrainingStopped
+
+        return Control(partial(setattr, job, "progress"), stopped, pause, lambda: not job.unwanted)
+
+    def _late(self, job: _Job) -> Declined | None:
+        """Why the time for a job is over; None when it is not."""
+        now = self.attendance.now()
+        if now > job.order.deadline:
+            return Declined("deadline", "its deadline passed before it was done")
+        if job.began is not None and (now - job.began).total_seconds() > self.limits.hours * 3600:
+            hours = f"this worker works on an assignment for {self.limits.hours:g} hours"
+            return Declined("limit:hours", hours)
+        return None

@@ -1,0 +1,299 @@
+"""The spool: finished replies until a receipt acknowledges them.
+
+A reply is three files named after the assignment: payload, signed assignment and signed envelope; a fourth has the
+state of the run that belongs to it, if the member keeps any. The envelope is written last, and a reply without it is
+removed at the start: it is in the spool completely or not at all. When the disk does not take replies, a few are kept
+in memory, with their states.
+"""
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from google.protobuf.message import DecodeError
+
+from federation.digests import DEFAULT_ALGORITHM, digest, file_digest, hasher
+from federation.text import counted
+from federation.trust.envelope import seal
+from federation.v1.common_pb2 import ReceiptManifest, ReplyManifest, SignedEnvelope
+from federation.vectors import Array, Layout, payload_bytes
+from worker.events import Events
+from worker.home import DiskFull, WorkerHome, sync_directory
+from worker.receipts import append, receipt_line
+
+_ENVELOPE = ".envelope"
+_PAYLOAD = ".payload"
+_ASSIGNMENT = ".assignment"
+_STATE = ".state"
+_SUFFIXES = (_ENVELOPE, _PAYLOAD, _ASSIGNMENT, _STATE)
+_TEMPORARY = ".tmp"
+# Replies that are kept after their receipts, with their payloads, should the coordinator ask for them again.
+_KEPT = 2
+_IN_MEMORY = 2  # replies
+_UNRECORDED = 1000  # receipts
+
+
+class SpoolError(Exception):
+    """A spool that cannot be read; the message names the file."""
+
+
+@dataclass(frozen=True)
+class SpoolEntry:
+    """A finished reply: its envelope, as it is sent at each attempt, and the signed assignment that it fulfils.
+
+    The payload is a file or bytes; None for a reply without payload. `state` is what the member keeps of the run once
+    the reply is accepted, a file or bytes; None for nothing.
+    """
+
+    envelope: SignedEnvelope
+    manifest: ReplyManifest
+    assignment: SignedEnvelope
+    payload: Path | bytes | None
+    state: Path | bytes | None = None
+
+    @property
+    def assignment_id(self) -> str:
+        """The assignment that it fulfils."""
+        return self.manifest.assignment_id
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether a part of it is in memory alone, so that it does not survive a restart."""
+        return isinstance(self.payload, bytes) or isinstance(self.state, bytes)
+
+    def intact(self) -> bool:
+        """Whether the payload still has the digest that was signed."""
+        try:
+            found = file_digest(self.payload) if isinstance(self.payload, Path) else digest(self.payload or b"")
+        except OSError:
+            return False
+        return found == self.manifest.payload
+
+
+class Spool:
+    """The directory of finished replies, which `key` signs. One process owns it; any of its threads may call.
+
+    The payloads of settled replies are moved to the home's `handed_in`, which is emptied at the start.
+    """
+
+    def __init__(self, home: WorkerHome, key: Ed25519PrivateKey, events: Events) -> None:
+        self._directory = directory = home.spool
+        self._handed_in = handed_in = home.handed_in
+        self._receipts = home.receipts
+        self._key = key
+        self._events = events
+        self._unrecorded: list[str] = []  # lines of receipts that the disk did not take
+        self._lock = threading.Lock()
+        self._entries: dict[str, SpoolEntry] = {}
+        self._settled: OrderedDict[str, SpoolEntry] = OrderedDict()
+        for place in (directory, handed_in):
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in handed_in.iterdir():
+            path.unlink()
+        for path in sorted(directory.glob(f"*{_ENVELOPE}"), key=lambda path: (path.stat().st_mtime_ns, path.name)):
+            if not path.with_suffix(_ASSIGNMENT).exists():
+                continue
+            entry = _read(path)
+            if not isinstance(entry.payload, Path) or entry.payload.exists():
+                self._entries[entry.assignment_id] = entry
+        # The rest was half-made when the process died.
+        whole = {self._path(name, suffix) for name in self._entries for suffix in _SUFFIXES}
+        for path in directory.iterdir():
+            if path.suffix in (*_SUFFIXES, _TEMPORARY) and path not in whole:
+                path.unlink()
+        if waiting := len(self._entries):
+            replies = counted(waiting, "finished reply", "finished replies")
+            events.tell("spool", f"handed in again: {replies} from before", waiting=waiting)
+
+    def _write_file(
+        self, assignment_id: str, suffix: str, pieces: Sequence[bytes | memoryview], what: str
+    ) -> Path | bytes:
+        """Makes a part of a reply durable, or keeps it in memory when the disk does not take it; `what` names it.
+
+        Raises:
+            DiskFull: too many replies are in memory already.
+        """
+        path = self._path(assignment_id, suffix)
+        try:
+            with path.open("wb") as file:
+                for piece in pieces:
+                    file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            with suppress(OSError):
+                path.unlink()
+            in_memory = sum(entry.in_memory for entry in self.entries())
+            if in_memory >= _IN_MEMORY:
+                raise DiskFull(f"{_words(error)}; {in_memory} replies are kept in memory already") from error
+            self._tell(
+                f"{what} for assignment {assignment_id} is kept in memory, since {_words(error)}: make room on the "
+                "disk; if this worker ends before the update is handed in, it is made again"
+            )
+            return b"".join(pieces)
+        return path
+
+    def add(
+        self,
+        reply: ReplyManifest,
+        layout: Layout | None,
+        rows: Mapping[str, Array],
+        assignment: SignedEnvelope,
+        wanted: Callable[[], bool] = lambda: True,
+        state: bytes | None = None,
+    ) -> None:
+        """Signs a reply and keeps it with its payload, if it is still wanted then.
+
+        If the disk takes them, they survive a restart. Without a layout, there is no payload. `state` is the file of
+        what the member keeps of the run once the reply is accepted.
+
+        Raises:
+            DiskFull: the disk does not take the payload or the state, and too many replies are in memory already.
+        """
+        name, content, own = reply.assignment_id, None, None
+        try:
+            if state is not None:
+                own = self._write_file(name, _STATE, [state], "the state of the run")
+            if layout is not None:
+                pieces, hashed = payload_bytes(layout, rows), hasher()
+                for piece in pieces:
+                    hashed.update(piece)
+                content = self._write_file(name, _PAYLOAD, pieces, "the update")
+                reply.payload, reply.payload_bytes = f"{DEFAULT_ALGORITHM}:{hashed.hexdigest()}", layout.file_bytes
+        except DiskFull:
+            self._unlink(name)
+            raise
+        entry = SpoolEntry(seal(reply, self._key), reply, assignment, content, own)
+        with self._lock:
+            if wanted():
+                self._entries[name] = entry if entry.in_memory else self._write(entry)
+            else:
+                self._unlink(name)
+
+    def _write(self, entry: SpoolEntry) -> SpoolEntry:
+        """Puts a reply on the disk; without room it stays in memory, with its payload where it is."""
+        name = entry.assignment_id
+        try:
+            if entry.payload is not None and isinstance(entry.payload, Path):
+                final = self._path(name, _PAYLOAD)
+                entry.payload.rename(final)
+                entry = replace(entry, payload=final)
+            self._write_envelope(entry.assignment, name, _ASSIGNMENT)
+            self._write_envelope(entry.envelope, name, _ENVELOPE)
+            sync_directory(self._directory)
+        except OSError as error:
+            self._tell(
+                f"the reply to assignment {name} is kept in memory, since {_words(error)}: make room on the disk; if "
+                "this worker ends before the reply is handed in, it is made again"
+            )
+        return entry
+
+    def _write_envelope(self, envelope: SignedEnvelope, assignment_id: str, suffix: str) -> None:
+        temporary = self._path(assignment_id, suffix + _TEMPORARY)
+        with temporary.open("wb") as file:
+            file.write(envelope.SerializeToString(deterministic=True))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(self._path(assignment_id, suffix))
+
+    def entries(self) -> list[SpoolEntry]:
+        """Everything finished, oldest first."""
+        with self._lock:
+            return list(self._entries.values())
+
+    def holds(self, assignment_id: str) -> bool:
+        """Whether a reply to this assignment is finished."""
+        with self._lock:
+            return assignment_id in self._entries
+
+    def awaits_state(self, run_id: str) -> bool:
+        """Whether a state of a run waits for the receipt of its reply."""
+        return any(entry.state is not None and entry.manifest.run_id == run_id for entry in self.entries())
+
+    def settle(self, entry: SpoolEntry) -> None:
+        """Takes a reply out that was acknowledged. The last ones stay at hand while this process lives."""
+        with self._lock:
+            self._entries.pop(entry.assignment_id, None)
+            self._path(entry.assignment_id, _ENVELOPE).unlink(missing_ok=True)
+            if isinstance(entry.payload, Path):
+                try:
+                    entry = replace(entry, payload=entry.payload.rename(self._handed_in / entry.payload.name))
+                except OSError:  # a full disk: if it is asked for again, it is made again
+                    self._unlink(entry.assignment_id)
+                    return
+            self._unlink(entry.assignment_id)
+            self._settled[entry.assignment_id] = replace(entry, state=None)  # it was taken over, or dropped
+            while len(self._settled) > _KEPT:
+                _forget(self._settled.popitem(last=False)[1])
+
+    def renew(self, assignment_id: str) -> bool:
+        """Puts a settled reply back, to be handed in once more as it was signed. False when it is not at hand."""
+        with self._lock:
+            entry = self._settled.pop(assignment_id, None)
+            if entry is not None:
+                self._entries[assignment_id] = entry if entry.in_memory else self._write(entry)
+            return entry is not None
+
+    def remove(self, assignment_id: str) -> None:
+        """Forgets a reply that nobody wants."""
+        with self._lock:
+            self._entries.pop(assignment_id, None)
+            if (settled := self._settled.pop(assignment_id, None)) is not None:
+                _forget(settled)
+            self._unlink(assignment_id)
+
+    def _unlink(self, assignment_id: str) -> None:
+        # The envelope goes first: what is left of a half-done removal is swept at the next start.
+        for suffix in _SUFFIXES:
+            self._path(assignment_id, suffix).unlink(missing_ok=True)
+
+    def record(self, entry: SpoolEntry, receipt: SignedEnvelope, manifest: ReceiptManifest) -> None:
+        """Keeps a receipt: the member's proof of what it was asked, what it handed in and what was said to it."""
+        self._unrecorded.append(receipt_line(entry.envelope, entry.assignment, receipt, manifest))
+        try:
+            append(self._receipts, "".join(self._unrecorded))
+        except OSError as error:
+            del self._unrecorded[:-_UNRECORDED]
+            self._tell(
+                f"the receipt for assignment {entry.assignment_id} is kept in memory, since {_words(error)}: make room "
+                "on the disk before this worker ends"
+            )
+        else:
+            self._unrecorded.clear()
+
+    def _tell(self, message: str) -> None:
+        self._events.warn("disk", message)
+
+    def _path(self, assignment_id: str, suffix: str) -> Path:
+        # The id came over the wire: its digest is a safe file name whatever it holds.
+        return self._directory / (digest(assignment_id.encode()).partition(":")[2][:32] + suffix)
+
+
+def _forget(settled: SpoolEntry) -> None:
+    if isinstance(settled.payload, Path):
+        settled.payload.unlink(missing_ok=True)
+
+
+def _words(error: OSError) -> str:
+    return f"{error.filename or 'the disk'} cannot be written ({error.strerror or error})"
+
+
+def _read(path: Path) -> SpoolEntry:
+    try:
+        envelope = SignedEnvelope.FromString(path.read_bytes())
+        assignment = SignedEnvelope.FromString(path.with_suffix(_ASSIGNMENT).read_bytes())
+        manifest = ReplyManifest.FromString(envelope.manifest)
+        payload = path.with_suffix(_PAYLOAD) if manifest.payload else None
+        if payload is not None and payload.exists() and payload.stat().st_size != manifest.payload_bytes:
+            raise SpoolError(f"{payload} is not the {manifest.payload_bytes} bytes that its envelope promises")
+    except (DecodeError, OSError, SpoolError) as error:
+        raise SpoolError(
+            f"the finished work in {path} is damaged ({error}): move the file away, and the work will be done again"
+        ) from error
+    state = path.with_suffix(_STATE)
+    return SpoolEntry(envelope, manifest, assignment, payload, state if state.exists() else None)

@@ -1,0 +1,279 @@
+"""Submits the replies in the spool, and repeats each until a verified receipt accepts or refuses it.
+
+An upload that breaks off goes on, at the next attempt, where the coordinator says that it broke.
+"""
+
+import io
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import grpc
+
+from federation.line.channels import CHUNK_BYTES, RpcRefusal, signed_detail
+from federation.line.chunks import submitted
+from federation.line.transfer_times import slowest_seconds
+from federation.record import bindings
+from federation.record.bindings import difference
+from federation.refusals import Refusal
+from federation.trust.envelope import envelope_digest
+from federation.trust.member_files import MemberFiles
+from federation.v1.common_pb2 import LogHead, ReceiptManifest, SignedEnvelope
+from federation.v1.federation_pb2 import SubmitRequest, Window
+from worker.events import Events
+from worker.line.attendance import ANSWER_SECONDS, Attendance
+from worker.line.backoff import Backoff
+from worker.line.file_calls import FileCalls
+from worker.work.kept import Keeper
+from worker.work.spool import Spool, SpoolEntry
+
+# No retry of the same envelope can succeed. The coordinator waits no longer, or is told that nothing will come.
+_CLOSED = {"assignment-unknown", "assignment-client", "assignment-fulfilled", "assignment-closed", "deadline"}
+_WRONG = {
+    "key-unknown",
+    "key-ended",
+    "signature",
+    "manifest",
+    "mismatch",
+    "limit:payload",
+    "limit:manifest",
+}
+_DROPPED = "refused for good, the work is dropped"
+
+
+class ReceiptError(Exception):
+    """A receipt that the coordinator did not sign, or that is for something else."""
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """A verified receipt for the reply, which accepts or refuses it."""
+
+    receipt: SignedEnvelope
+    manifest: ReceiptManifest
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The call was refused, without a receipt.
+
+    Attributes:
+        refusal: why.
+        final: no retry of the same envelope can succeed.
+        closed: the coordinator waits for no reply any more.
+    """
+
+    refusal: RpcRefusal
+    final: bool
+    closed: bool
+
+
+@dataclass(frozen=True)
+class Unanswered:
+    """There is no receipt that counts; the words say why, and are empty if the channel was closed a moment ago."""
+
+    event: str = ""
+    words: str = ""
+
+
+Outcome = Acknowledged | Refused | Unanswered
+
+
+@dataclass(eq=False)
+class Submitter:
+    """Empties the spool over the channel of the attendance.
+
+    `acknowledged` is called with the signed assignment of a reply before it leaves the spool.
+    """
+
+    attendance: Attendance
+    spool: Spool
+    keeper: Keeper
+    backoff: Backoff
+    events: Events
+    acknowledged: Callable[[SignedEnvelope], None]
+    _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
+    _wakes: int = field(default=0, init=False)
+    _retry_seconds: float = field(default=0.0, init=False)  # what the coordinator asked for
+    _stopping: bool = field(default=False, init=False)
+    # The most that had arrived of each reply, by the coordinator's word.
+    _arrived: dict[str, int] = field(default_factory=dict, init=False)
+
+    def wake(self) -> None:
+        """Tells `run` that something new is in the spool."""
+        with self._changed:
+            self._wakes += 1
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Ends `run`; what is in the spool stays there."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    def run(self) -> None:
+        """Hands in whatever is in the spool, whenever the worker attends, until `stop`."""
+        while not self._stopping:
+            seen = self._wakes
+            failed = False
+            for entry in self.spool.entries():
+                with self.attendance.calling() as files:
+                    if files is None or self._stopping:
+                        return
+                    size = entry.manifest.payload_bytes
+                    self.events.tell_of(entry.manifest, "submitting", f"submitting {size} bytes", payload_bytes=size)
+                    failed |= not self._submit(files, entry)
+            delay = max(self.backoff.delay(), self._retry_seconds) if failed else None
+            self._retry_seconds = 0.0
+            if not failed:
+                self.backoff.reset()
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping or self._wakes != seen, timeout=delay)  # noqa: B023
+
+    def _submit(self, files: FileCalls, entry: SpoolEntry) -> bool:
+        """One attempt, and what follows from its outcome; False when it has to be made again."""
+        attendance, arrived = self.attendance, partial(self._note_progress, entry)
+        outcome = exchange(files, entry, attendance.member, attendance.log_size, arrived, attendance.saw_log)
+        name, events = entry.assignment_id, self.events
+        if self._stopping and not isinstance(outcome, Acknowledged):
+            return False
+        match outcome:
+            case Unanswered(event, words):
+                if words:
+                    events.warn(event, f"assignment {name}: {words}", assignment_id=name)
+                return False
+            case Refused(refusal, final, closed):
+                event, words = ("dropped", _DROPPED) if final else ("submit-failed", "not handed in, trying again")
+                words = f"assignment {name}: {words} ({refusal.status} {refusal.reason}: {refusal.message})"
+                events.warn(event, words, assignment_id=name, reason=refusal.reason, status=refusal.status)
+                if not final:
+                    self._retry_seconds = max(self._retry_seconds, refusal.retry_seconds)
+                    return False
+                if not closed:
+                    attendance.decline(name, refusal.reason, refusal.message, entry.assignment)
+                leave = partial(self.spool.remove, name)
+            case Acknowledged(receipt, manifest):
+                try:
+                    if manifest.accepted:
+                        self.keeper.commit(entry)
+                except OSError as error:
+                    words = f"what this member keeps of the run cannot be written ({error}): make room on the disk"
+                    events.warn("disk", f"assignment {name}: {words}", assignment_id=name)
+                    return False
+                self.spool.record(entry, receipt, manifest)
+                accepted, reason = manifest.accepted, {} if manifest.accepted else {"reason": manifest.reason}
+                words = "accepted" if accepted else f"refused, {manifest.reason}: {manifest.message}"
+                events.tell_of(
+                    entry.manifest, "receipt", f"receipt {words}", warns=not accepted, accepted=accepted, **reason
+                )
+                leave = partial(self.spool.settle, entry)
+        self._arrived.pop(name, None)
+        self.acknowledged(entry.assignment)
+        leave()
+        return True
+
+    def _note_progress(self, entry: SpoolEntry, arrived: int, begins: bool) -> None:
+        """After an attempt with which more has arrived than ever, the next one need not wait for long."""
+        name, most = entry.assignment_id, self._arrived.get(entry.assignment_id, 0)
+        if begins and arrived:
+            text = f"going on with an upload that broke off: {arrived} bytes have arrived"
+            self.events.tell_of(entry.manifest, "resuming", text, arrived_bytes=arrived)
+        if arrived > most:
+            self.backoff.reset()
+        self._arrived[name] = max(arrived, most)
+
+
+def exchange(
+    files: FileCalls,
+    entry: SpoolEntry,
+    member: MemberFiles,
+    log_size: int,
+    arrived: Callable[[int, bool], None],
+    saw_log: Callable[[LogHead], None],
+) -> Outcome:
+    """Hands in a reply once, as far as the coordinator's windows allow, and says what came of it.
+
+    `log_size` is the number of entries of the coordinator's log that this worker knows. `arrived` is told the number of
+    bytes that the coordinator has, and whether this is its first word in this attempt; `saw_log` gets the checkpoint
+    that came with a receipt.
+    """
+    try:
+        receipt = _send(files, entry, log_size, arrived, saw_log)
+    except ValueError:  # the channel was closed a moment ago
+        return Unanswered()
+    except grpc.RpcError as error:
+        receipt = signed_detail(error)
+        if receipt is None:
+            return _refused(member.refusal(error), entry)
+    if receipt is None:
+        return Unanswered("submit-failed", "the coordinator sent no receipt, trying again")
+    try:
+        return Acknowledged(receipt, verify_receipt(receipt, entry, member))
+    except ReceiptError as error:
+        return Unanswered("receipt-invalid", f"{error}; the work stays in the spool")
+
+
+def _send(
+    files: FileCalls,
+    entry: SpoolEntry,
+    log_size: int,
+    arrived: Callable[[int, bool], None],
+    saw_log: Callable[[LogHead], None],
+) -> SignedEnvelope | None:
+    """Returns the receipt; None if there was none."""
+    windows: queue.SimpleQueue[Window | None] = queue.SimpleQueue()
+    timeout = ANSWER_SECONDS + slowest_seconds(entry.manifest.payload_bytes)
+    try:
+        for number, answer in enumerate(files.submit(_requests(entry, windows, log_size), timeout=timeout)):
+            if answer.WhichOneof("message") == "receipt":
+                if answer.HasField("log"):
+                    saw_log(answer.log)
+                return answer.receipt
+            arrived(answer.window.offset, number == 0)
+            windows.put(answer.window)
+        return None
+    finally:
+        windows.put(None)
+
+
+def _refused(refusal: RpcRefusal, entry: SpoolEntry) -> Refused:
+    stem = refusal.reason.partition(":")[0]
+    damaged = stem == "payload-digest" and not entry.intact()  # otherwise the damage happened on the way
+    final = damaged or not {stem, refusal.reason}.isdisjoint(_CLOSED | _WRONG)
+    return Refused(refusal, final, closed=stem in _CLOSED)
+
+
+def verify_receipt(receipt: SignedEnvelope, entry: SpoolEntry, member: MemberFiles) -> ReceiptManifest:
+    """Verifies that a receipt is the coordinator's answer to this very reply.
+
+    Raises:
+        ReceiptError: it is not; the message names the first thing that differs.
+    """
+    try:
+        manifest = member.coordinator.unseal(receipt, ReceiptManifest)
+    except Refusal as refusal:
+        raise ReceiptError(f"the receipt is not signed by this federation's coordinator ({refusal.message})") from None
+    if name := difference(entry.manifest, manifest, bindings.RECEIPT):
+        raise ReceiptError(f"the receipt is for another reply: its {name} is {getattr(manifest, name)!r}")
+    if manifest.envelope != envelope_digest(entry.envelope):
+        raise ReceiptError("the receipt is for another reply: its envelope digest differs")
+    return manifest
+
+
+def _requests(entry: SpoolEntry, windows: "queue.SimpleQueue[Window | None]", log_size: int) -> Iterator[bytes]:
+    """The envelope, then the payload from the first window's offset on, each piece once a window allows it."""
+    yield SubmitRequest(reply=entry.envelope, log_size=log_size).SerializeToString()
+    if entry.payload is None:
+        return
+    with entry.payload.open("rb") if isinstance(entry.payload, Path) else io.BytesIO(entry.payload) as file:
+        window = windows.get()
+        if window is not None:
+            file.seek(window.offset)
+        while window is not None and file.tell() < entry.manifest.payload_bytes:
+            while chunk := file.read(max(0, min(CHUNK_BYTES, window.limit - file.tell()))):
+                yield submitted(chunk, file.tell() - len(chunk))
+            if file.tell() < entry.manifest.payload_bytes:
+                window = windows.get()

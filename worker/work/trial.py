@@ -1,0 +1,109 @@
+"""A trial round on the owner's data, without a coordinator: nothing is sent, and nothing is written."""
+
+import resource
+import sys
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from federation.spec.computation import SPLITS, Descend, Measure
+from federation.spec.objective_names import joint_target
+from federation.spec.run_sections import ParametersSpec
+from federation.spec.run_spec import RunSpec
+from federation.tasks import initial_model
+from federation.training.external import ExternalTrainer
+from federation.training.own import Own, compute, run_shape
+from federation.training.trainer import Trainer
+from federation.work.base import payload_layout
+from federation.work.train.work import Train
+
+_MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialRound:
+    """What one round of a task costs at this site. Seconds are elapsed, of a round with one row.
+
+    Attributes:
+        device: where the trainer computes; empty if a trainer of the owner's own does not say it.
+        parameters: those that the run shares.
+        steps: optimiser steps.
+        training_seconds: to measure the model on the training split, if the run does, and to train.
+        evaluation_seconds: to measure the model on all splits.
+        memory_bytes: the most that this process has held, with its libraries, and the data where it trains.
+        trainer_bytes: a bound on what each process of an external trainer on this machine has held, without GPUs. Linux
+            counts from the fork, so it is never below what this process held then. None where the training is in this
+            process.
+        device_bytes: the most that PyTorch has held on GPUs in this process; None if it used none.
+        download_bytes: a model.
+        upload_bytes: an update, without its manifest of about a kilobyte.
+    """
+
+    task: str
+    device: str
+    samples: int
+    parameters: int
+    steps: int
+    training_seconds: float
+    evaluation_seconds: float
+    memory_bytes: int
+    trainer_bytes: int | None
+    device_bytes: int | None
+    download_bytes: int
+    upload_bytes: int
+
+
+def try_round(trainer: Trainer, spec: RunSpec | None = None) -> TrialRound:
+    """Trains the task's initial model once on this client's data, as a run's first round does, and evaluates it.
+
+    Without a specification, the keys have their defaults, and buffers are averaged. No noise is added. The trainer is
+    closed. One step before is not counted: in it, PyTorch and the trainer import what they need.
+
+    Raises:
+        DataError: there are no training samples.
+        SharingError: `[parameters]` does not suit the model.
+        TrainingDiverged: a loss or a parameter is not finite.
+        WorkError: the trainer lacks an ability that the training needs.
+    """
+    with closing(trainer):
+        if spec is None:
+            parameters = ParametersSpec(buffers="averaged" if trainer.buffers else "")
+            spec = RunSpec(name="rehearsal", task=trainer.task.name, rounds=1, parameters=parameters)
+        shape, sharing = run_shape(trainer, spec.parameters)
+        _, model = initial_model(trainer.task, spec.seed)
+        own, base = (None, model) if sharing is None else (Own(sharing, model), sharing.shared_of(model))
+        work = Train.of(spec, 0, joint_target(trainer.objectives))
+        if work.private is not None:
+            trainer.must_be_private()
+        descent = Descend(sgd=work.sgd, targets=work.targets, measure=work.measure)
+        first = replace(descent, sgd=replace(work.sgd, epochs=0, steps=1), measure=False)
+        _, trained, measured = (
+            compute(trainer, base, computation, own, seed=spec.seed, round=0, client_id="")
+            for computation in (first, descent, Measure(splits=SPLITS))
+        )
+    return TrialRound(
+        task=trainer.task.name,
+        device=trainer.device_in_words,
+        samples=trainer.samples,
+        parameters=shape.parameters,
+        steps=work.sgd.count(trainer.samples),
+        training_seconds=trained.seconds,
+        evaluation_seconds=measured.seconds,
+        memory_bytes=_most_bytes(resource.RUSAGE_SELF),
+        trainer_bytes=_most_bytes(resource.RUSAGE_CHILDREN) if isinstance(trainer, ExternalTrainer) else None,
+        device_bytes=_gpu_bytes(),
+        download_bytes=shape.layout.file_bytes,
+        upload_bytes=payload_layout(work.rows(shape)).file_bytes,
+    )
+
+
+def _most_bytes(who: int) -> int:
+    """The peak memory of this process, or of its largest child process that has ended, if that is more."""
+    return resource.getrusage(who).ru_maxrss * _MAXRSS_BYTES
+
+
+def _gpu_bytes() -> int | None:
+    if "torch" not in sys.modules:  # the trainer does without it
+        return None
+    import torch  # noqa: PLC0415
+
+    return sum(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count())) or None
