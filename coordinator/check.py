@@ -32,7 +32,7 @@ _SKEW = timedelta(seconds=60)
 
 
 def check_home(home: CoordinatorHome, *, now: datetime) -> Iterator[Finding]:
-    """Checks everything besides the settings and the keys, which `CoordinatorHome.load` has checked; `now` is by this machine."""
+    """Checks everything besides settings and keys, which `CoordinatorHome.load` checks; `now` is by this machine."""
     yield Finding.ok("settings", f"{home.directory / 'coordinator.toml'}: federation {home.federation_id}")
     yield from _keys(home)
     yield from _certificates(home, now)

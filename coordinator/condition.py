@@ -19,7 +19,8 @@ LOG_SECONDS = 60.0
 _WORDS = {
     StorageFault.DISK: "the coordinator's disk is full or fails ({}); its runs are paused until there is space",
     StorageFault.DATABASE: "the coordinator waits for its database ({})",
-    StorageFault.DESCRIPTORS: "the coordinator has no file descriptors left ({}); raise its limit (ulimit -n, LimitNOFILE)",
+    StorageFault.DESCRIPTORS: "the coordinator has no file descriptors left ({}); raise its limit "
+    "(ulimit -n, LimitNOFILE)",
     StorageFault.BLOB: "{}; restore the blob from a backup",
 }
 _ANSWERS = {

@@ -59,7 +59,7 @@ SUBJECTS = {
     "conductor": Subject(
         tuple(
             f"{ROUNDS}/{name}.py"
-            for name in ("conductor", "conversation", "opening", "finish", "step", "record", "manifest")
+            for name in ("conductor", "conversation", "opening", "finish", "step", "signed_results", "manifest")
         ),
         (
             "tests/test_metrics.py",
@@ -89,15 +89,15 @@ SUBJECTS = {
         ),
     ),
     "scores": Subject(
-        (f"{ROUNDS}/scores.py", f"{ROUNDS}/metrics.py"),
+        (f"{ROUNDS}/runs/scores.py", f"{ROUNDS}/runs/metrics.py"),
         ("tests/test_metrics.py", "tests/test_scores.py"),
     ),
     "intake": Subject(
-        tuple(f"{ROUNDS}/{name}.py" for name in ("intake", "content", "recorder")),
+        tuple(f"{ROUNDS}/replies/{name}.py" for name in ("intake", "content", "recorder")),
         tuple(f"tests/test_{name}.py" for name in ("content", "equivocation", "claims", "bounds_on_words", "refusals")),
     ),
     "identity": Subject(
-        tuple(f"federation/{name}.py" for name in ("identity", "proofs", "join_string", "member_files")),
+        tuple(f"federation/trust/{name}.py" for name in ("identity", "proofs", "join_string", "member_files")),
         tuple(f"tests/test_{name}.py" for name in ("identity", "proofs", "join_string", "member_files")),
     ),
     "blobs": Subject(

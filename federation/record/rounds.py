@@ -72,7 +72,8 @@ class RecordReader:
 
     Attributes:
         signers: who may sign what.
-        facts: what all assignments of the run repeat, by the name of the field; see `federation.spec.run_facts.run_facts`.
+        facts: what all assignments of the run repeat, by the name of the field; see
+            `federation.spec.run_facts.run_facts`.
     """
 
     signers: Signers

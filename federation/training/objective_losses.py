@@ -80,7 +80,7 @@ class OwnMetrics:
             metric.measure.update(output, y)
 
     def compute(self) -> dict[str, float]:
-        """The values by name, as `federation.spec.task_metrics.values` names them. Raises TaskError if one is not a number."""
+        """The values by name, as in `federation.spec.task_metrics.values`. Raises TaskError if one is not a number."""
         found: dict[str, float] = {}
         for name, metric in self._metrics.items():
             try:

@@ -1,4 +1,4 @@
-"""The `fedpareto` command as a child that does not outlive its parent: `python -m fedpareto.processes.attached PID ...`.
+"""The `fedpareto` command as a child that ends with its parent: `python -m fedpareto.processes.attached PID ...`.
 
 On Linux the kernel kills it when the parent dies, however that happens (elsewhere the parent's own clean-up must do).
 """

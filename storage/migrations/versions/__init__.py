@@ -1,0 +1,1 @@
+"""Migrations: one for each set of tables that was released."""
