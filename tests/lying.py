@@ -172,13 +172,12 @@ def _sign_twice(cheats: Callable[[], dict[str, list[str]]]) -> None:
     from federation.v1.secure_pb2 import SecureStatement
     from worker.work.submitter import Submitter
 
-    acknowledged = Submitter._acknowledged
+    submit = Submitter._submit
 
-    def again(self: Submitter, entry: Any, receipt: Any) -> bool:
-        done = acknowledged(self, entry, receipt)
+    def again(self: Submitter, files: Any, entry: Any) -> bool:
+        done = submit(self, files, entry)
         kind = AssignmentManifest.FromString(entry.assignment.manifest).kind
-        files = self.attendance._files
-        if "two-statements" in cheats() and kind == "secure-ready" and files is not None:
+        if done and "two-statements" in cheats() and kind == "secure-ready":
             other = ReplyManifest()
             other.CopyFrom(entry.manifest)
             statement = SecureStatement.FromString(other.statement)
@@ -191,7 +190,7 @@ def _sign_twice(cheats: Callable[[], dict[str, list[str]]]) -> None:
                 print(f"the second reply was refused: {error.code()}")
         return done
 
-    Submitter._acknowledged = again  # type: ignore[method-assign]
+    Submitter._submit = again  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
