@@ -127,7 +127,7 @@ def worker(point: str) -> None:
         "spooled": lambda: after(Spool, "add"),
         "uploading": while_uploading,
         # the coordinator has counted the update, the worker does not know
-        "before-receipt": lambda: before(submitter.Submitter, "_acknowledged"),
+        "before-receipt": lambda: after(submitter, "exchange"),
         "after-receipt": lambda: before(Spool, "settle"),
         # the coordinator has issued the next certificate, which is not on the disk
         "certificate-issued": lambda: before(renewal, "save"),
