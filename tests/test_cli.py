@@ -128,6 +128,8 @@ def test_bad_usage_ends_with_exit_code_2(arguments: tuple[str, ...]) -> None:
         ),
         (SPEC + "[simulation]\nattackers = 1", "simulation: attackers = 1 and attack = '': give both or neither"),
         (SPEC + '[algorithm]\nname = "fedmgda+"\nepsilon = 7', 'algorithm.epsilon must be "auto" or lie in [0, 1]'),
+        (SPEC + "[algorithm]\nepsilon = inf", "algorithm: epsilon = inf is not finite"),
+        (SPEC + "[algorithm]\nweights = [1.0, nan]", "algorithm: weights = [1.0, nan] is not finite"),
         (SPEC + '[algorithm]\nname = "fedavg"\nepsilon = 0.1', "algorithm.epsilon: fedavg has no such hyper-parameter"),
     ],
 )

@@ -1,5 +1,6 @@
 """The sections of a run specification, such as `[train]`: keys, bounds and defaults."""
 
+import math
 import re
 from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
@@ -69,6 +70,14 @@ class AlgorithmSpec(BaseModel):
     prior: Literal["uniform", "samples"] = Field(
         "uniform", description="lambda0, the weights of plain averaging: 1/m, or in proportion to the samples"
     )
+
+    @model_validator(mode="after")
+    def _finite(self) -> "AlgorithmSpec":
+        for name, value in self.hyperparameters.items():
+            numbers = value if isinstance(value, list) else [value]
+            if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+                raise ValueError(f"{name} = {value} is not finite")
+        return self
 
     @property
     def hyperparameters(self) -> dict[str, Any]:

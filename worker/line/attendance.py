@@ -301,6 +301,7 @@ class Attendance:
             if self._stopping:
                 channel.close()
                 return RpcRefusal("CANCELLED", "", "stopping"), False
+            stub = FederationStub(channel)  # before another thread can close the channel: gRPC does not survive that
             self._close = channel.close
             self._heartbeat_seconds = WELCOME_SECONDS
         welcomed = False
@@ -309,7 +310,7 @@ class Attendance:
         if (until := self._closed()) is not None:
             hello.closed_until.FromDatetime(until)
         try:
-            call = FederationStub(channel).Attend(self._requests(hello, outbox, handlers))
+            call = stub.Attend(self._requests(hello, outbox, handlers))
             for response in call:
                 if not welcomed:
                     self._welcome(response, hello.nonce)
