@@ -2406,11 +2406,11 @@ class EnvelopeCheck(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     KEY_ID_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """"assignment", "reply", "receipt" or "step"."""
+    """"assignment", "decline", "reply", "receipt", "step" or "consent"."""
     phase: _builtins.int
     """The phase of the round; 0 for a step."""
     verified: _builtins.bool
-    """True when its signature holds, by the key that may sign it, and the record says what was signed."""
+    """True when the key that may sign it has signed it, it belongs to what it answers, and the record says what was signed."""
     reason: _builtins.str
     """Why not: a stable reason, such as "signature" or "mismatch:samples"; empty when it is verified."""
     message: _builtins.str
