@@ -1,5 +1,6 @@
 """Every edit of a bundle is found and named, also one by somebody who has the coordinator's key."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,8 +11,10 @@ from google.protobuf.message import Message
 from stage import Stage, spec
 from test_bundle import NAMES, exported, played
 
+from federation.digests import digest
 from federation.record import bundle
 from federation.record.bundle import BundleError, BundleReader
+from federation.trust.envelope import envelope_digest
 from federation.v1.common_pb2 import (
     AssignmentManifest,
     DeclineManifest,
@@ -225,6 +228,8 @@ def test_rounds_that_are_removed_or_exchanged_are_named(record: Edited, tmp_path
     assert "announces 2 rounds; 1 are there" in refused(record.having({second: None}), tmp_path)
     shorter = record.having({second: None}).telling(lambda about: setattr(about, "rounds", 1))
     assert "the bundle says that the run ends with the model" in refused(shorter, tmp_path)
+    endless = record.telling(lambda about: setattr(about, "rounds", 2**64 - 1))
+    assert f"announces {2**64 - 1} rounds; 2 are there" in refused(endless, tmp_path)
     swapped = record.having({first: record.entries[second], second: record.entries[first]})
     assert "is the record of round 1" in refused(swapped, tmp_path)
     again = record.with_round(1, lambda found: found.CopyFrom(record.round(0)))
@@ -249,6 +254,51 @@ def test_another_specification_or_state_is_named(record: Edited, tmp_path: Path)
         assert words in refused(edited, tmp_path)
     worse = record.with_round(LAST, lambda found: found.metrics.__setitem__("loss/test", 0.1))
     assert "the record says loss/test = 0.1" in refused(worse, tmp_path)
+
+
+@pytest.mark.parametrize("vectors", [None, 5, ["momentum"], {"momentum": 5}, {"momentum": None}])
+def test_a_state_that_is_signed_and_names_no_vectors_is_refused(
+    stage: Stage, record: Edited, tmp_path: Path, vectors: object
+) -> None:
+    state = json.dumps({**json.loads(record.round(LAST).state_after), "vectors": vectors}, separators=(",", ":"))
+
+    def edit(found: RoundRecord) -> None:
+        found.state_after = state
+        key, name = stage.served.home.signing_key, digest(state.encode())
+        signed_again(found.step, StepManifest, key, lambda step: setattr(step, "state_after", name))
+
+    assert "does not name its vectors by their digests" in refused(record.with_round(LAST, edit), tmp_path)
+
+
+def test_no_step_follows_from_a_phase_without_clients(record: Edited, tmp_path: Path) -> None:
+    def edit(found: RoundRecord) -> None:
+        del found.phases[0].exchanges[:]
+
+    assert "no step follows from the replies" in refused(record.with_round(LAST, edit), tmp_path)
+
+
+def test_no_step_follows_from_a_reply_that_is_signed_and_has_no_payload(
+    stage: Stage, record: Edited, tmp_path: Path
+) -> None:
+    def edit(found: RoundRecord) -> None:
+        reply, receipt, step = answer(found).reply, answer(found).receipt, found.step
+        before, key = envelope_digest(reply), stage.served.home.signing_key
+        client = stage.players[NAMES[0]].member.files.signing_key
+        signed_again(reply, ReplyManifest, client, lambda said: said.ClearField("payload"))
+        after = envelope_digest(reply)
+
+        def without(said: Message) -> None:
+            assert isinstance(said, ReceiptManifest)
+            said.payload, said.envelope = "", after
+
+        def naming(said: Message) -> None:
+            assert isinstance(said, StepManifest)
+            said.replies[:] = [after if name == before else name for name in said.replies]
+
+        signed_again(receipt, ReceiptManifest, key, without)
+        signed_again(step, StepManifest, key, naming)
+
+    assert "no step follows from the replies" in refused(record.with_round(LAST, edit), tmp_path)
 
 
 def test_the_certificates_say_whose_key_is_whose(stage: Stage, record: Edited, tmp_path: Path) -> None:

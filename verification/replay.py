@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregation.base import Algorithm
-from coordinator.aggregation.interface import TooFewUpdatesError
 from coordinator.aggregation.phases import (
     AlgorithmPhase,
     Asked,
@@ -25,12 +24,10 @@ from coordinator.aggregation.phases import (
     Step,
     Voided,
 )
-from coordinator.aggregation.qp import UnsolvedError
 from coordinator.aggregation.registry import server_rate
 from coordinator.aggregation.streaming import one_thread
 from federation.digests import digest
 from federation.record.bundle import BlobAbsent, BundleReader
-from federation.sketches.base import SketchError
 from federation.spec.objective_names import encoder_columns
 from federation.spec.run_spec import RunSpec
 from federation.spec.sharing import BUFFERS
@@ -152,7 +149,7 @@ def open_step(
         return _conversation(run, signed, step, context, K, asked=asked)
     except BlobAbsent:
         raise
-    except (TooFewUpdatesError, UnsolvedError, SketchError, Voided, LookupError) as error:
+    except (Voided, ArithmeticError, LookupError, ValueError) as error:  # the last are those of hostile replies, too
         raise Wrong(f"no step follows from the replies: {error}") from error
 
 

@@ -251,6 +251,9 @@ def _memory(record: RoundRecord, step: StepManifest, at: ReplayState) -> dict[st
         raise Wrong(f"the state after the step is not JSON: {str(error)[:100]}") from error
     if not isinstance(memory, dict) or digest(data) != step.state_after:
         raise Wrong("the state after the step has another digest than the one that was signed")
+    vectors = memory.get("vectors", {})
+    if not isinstance(vectors, dict) or not all(isinstance(name, str) for name in vectors.values()):
+        raise Wrong("the state after the step does not name its vectors by their digests")
     return memory
 
 

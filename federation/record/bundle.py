@@ -259,7 +259,7 @@ class BundleReader:
 
     def _must_have_rounds(self) -> None:
         numbers = sorted(int(match[1]) for name in self._places if (match := _ROUND.fullmatch(name)))
-        if numbers != list(range(self.about.rounds)):
+        if len(numbers) != self.about.rounds or numbers != list(range(len(numbers))):
             raise BundleError(f"{MANIFEST} announces {self.about.rounds} rounds; {len(numbers)} are there")
 
     def _directory(self) -> dict[str, _Place]:
