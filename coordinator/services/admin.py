@@ -38,7 +38,7 @@ SIGN_OF_LIFE_SECONDS = 5.0  # how often watchers of a run get the time and the a
 
 
 class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminServicer):
-    """Serves administrators: runs here, membership in `MemberCalls`; what only shows the record in `RecordCalls`."""
+    """Serves administrators: runs here, membership in `MemberCalls`, the record in `RecordCalls`."""
 
     # --- runs
 
@@ -51,7 +51,7 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
         if first is None or first.WhichOneof("message") != "header":
             raise Refusal("argument", "a submission must begin with its header; the initial model follows in chunks")
         header = first.header
-        submission = await self._in_thread(_parse, header)  # before the model is carried here in vain
+        submission = await self._in_thread(_parse, header)  # so that a bad specification is rejected before the upload
         outlook = await self._read(self._outlook, header, submission)
         if header.dry_run:
             return outlook
@@ -64,7 +64,7 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
     def _outlook(
         self, session: Session, header: messages.RunHeader, submission: Submission
     ) -> messages.SubmitRunResponse:
-        """What a run will ask and take, and what the operator should know; without the run itself."""
+        """A preview of a run: the members, the disk space and the warnings; `run` stays empty."""
         submission.must_be_new(session)
         submission.must_find_members(session)
         submission.must_share(session)
@@ -198,7 +198,7 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
                 best = messages.BestModel(round=number, value=value)
             return run, number, best, *model_after(session, run, number)
 
-        run, number, best, digest, made = await self._read(find)
+        run, number, best, digest, origin_round = await self._read(find)
         try:
             source = await self._in_thread(self._blobs.open_range, digest)
         except BlobMissing:
@@ -210,8 +210,8 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
             size = (await self._in_thread(self._blobs.stat, digest)).size
             await self._log_export("model.exported", run.run_id, digest)
             await self._in_thread(self._sequencer.sequence)
-            origin = messages.ModelOrigin(federation_id=self._home.federation_id, run_id=run.run_id, round=made)
-            if (mark := await self._read(marked, run, made)) is not None:
+            origin = messages.ModelOrigin(federation_id=self._home.federation_id, run_id=run.run_id, round=origin_round)
+            if (mark := await self._read(marked, run, origin_round)) is not None:
                 origin.record, origin.entries = self._sequencer.digest(mark), mark
             while chunk := await self._in_thread(source.read, CHUNK_BYTES):
                 yield messages.ExportModelResponse(digest=digest, size=size, chunk=chunk, best=best, origin=origin)
@@ -242,7 +242,7 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
 
 
 def _must_suit(layout: Layout, parameters: ParametersSpec) -> None:
-    """Raises the Refusal `spec` if an initial model is not made of what the run shares."""
+    """Raises the Refusal `spec` if the tensors of an initial model are not those that the run shares."""
     if name := parameters.unshared(tensor.name for tensor in layout.tensors):
         raise Refusal("spec", f"parameters: the initial model holds {name!r}, which the run does not share")
     try:
@@ -254,5 +254,5 @@ def _must_suit(layout: Layout, parameters: ParametersSpec) -> None:
 def _parse(header: messages.RunHeader) -> Submission:
     if len(header.spec) > MAX_SPEC_BYTES:
         raise Refusal("limit:spec", f"a specification of {len(header.spec)} bytes; at most {MAX_SPEC_BYTES}")
-    metrics = tuple(MetricKind(one.name, one.better, one.largest) for one in header.metrics)
+    metrics = tuple(MetricKind(metric.name, metric.better, metric.largest) for metric in header.metrics)
     return Submission.parse(header.spec, tuple(header.objectives), metrics)

@@ -19,14 +19,14 @@ class AuditCalls(Service):
     async def VerifyAudit(
         self, request: messages.VerifyAuditRequest, context: Context
     ) -> AsyncIterator[messages.VerifyAuditResponse]:
-        """Streams what is wrong with the audit log, the record and the blobs."""
+        """Streams the problems of the audit log, the record and the blobs."""
         newest = self._sequencer.newest
         parts = {"entries": self._log_problems(newest), "rounds": self._record_problems()}
         if not request.skip_blobs:
             parts["blobs"] = self._blob_problems()
         counts = dict.fromkeys(("entries", "rounds", "blobs"), 0)
-        for part, found in parts.items():
-            while (item := await self._in_thread(next, found, None)) is not None:
+        for part, items in parts.items():
+            while (item := await self._in_thread(next, items, None)) is not None:
                 if isinstance(item, str):
                     yield messages.VerifyAuditResponse(problem=item)
                 else:

@@ -33,7 +33,7 @@ _LOTS = 1 << 18  # bytes that are worth sending
 
 
 class _Sink(io.RawIOBase):
-    """Takes what the archive writes, and hands it on. It cannot seek, so the archive writes sizes after each entry."""
+    """Buffers the bytes that the archive writes. It cannot seek, so the archive writes sizes after each entry."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -46,7 +46,7 @@ class _Sink(io.RawIOBase):
         return len(data)
 
     def take(self, least: int = 1) -> Iterator[bytes]:
-        """What has been written since the last time, if it is at least this much."""
+        """Yields the bytes written since the last call, if there are at least `least` of them."""
         if len(self._data) >= least:
             yield bytes(self._data)
             self._data.clear()
@@ -72,8 +72,8 @@ def write_bundle(
         run_id: the run.
         federation_id: its federation.
         certificates: that of the CA, and that of the coordinator.
-        log_key: the coordinator's signed word for the key of the audit log.
-        sequence: gives all entries of the audit log their places.
+        log_key: the coordinator's signed certificate of the key of the audit log.
+        sequence: gives all entries of the audit log their numbers.
         rotations: of the coordinator's signing key.
         payloads: whether to add the updates and the models, as far as they are kept.
     """
@@ -99,18 +99,18 @@ def write_bundle(
         for name, data in entries.items():
             with _entry(archive, name) as write:
                 write(data)
-        wanted = [about.initial_model] if payloads else []
+        blob_digests = [about.initial_model] if payloads else []
         for round_id in rounds:
             with database.read() as session:
                 record = round_record(session.get_one(Round, round_id), recorded_phases(session, round_id))
             with _entry(archive, bundle.round_entry(record.number)) as write:
                 write(record.SerializeToString())
             yield from sink.take(_LOTS)
-            for digest in [*wanted, *_named(record, payloads=payloads)]:
+            for digest in [*blob_digests, *_named(record, payloads=payloads)]:
                 if digest and digest not in written:
                     written.add(digest)
                     yield from _copied(archive, sink, blobs, digest)
-            wanted = []
+            blob_digests = []
     yield from sink.take()
 
 
@@ -120,8 +120,8 @@ def _standing(
 ) -> Iterator[tuple[Session, Run, Sequence[int]]]:
     """A snapshot in which the audit log covers the run and its rounds that no longer change.
 
-    What is recorded between the sequencing and the snapshot has no place in the log. So the run is read before, too,
-    and once more if something has happened to it.
+    An entry recorded between the sequencing and the snapshot has no number in the log. So the run is also read before
+    the sequencing, and once more if it has changed.
     """
     before = None
     while True:
@@ -141,8 +141,8 @@ def _standing(
 
 def _newest_model(session: Session, run: Run, rounds: int) -> str:
     """The newest model that the first rounds of a run have made."""
-    made = select(Round.result_model).where(Round.run_id == run.run_id, Round.number < rounds)
-    newest = made.where(Round.result_model.is_not(None)).order_by(Round.number.desc()).limit(1)
+    models = select(Round.result_model).where(Round.run_id == run.run_id, Round.number < rounds)
+    newest = models.where(Round.result_model.is_not(None)).order_by(Round.number.desc()).limit(1)
     return session.scalar(newest) or run.initial_model
 
 
@@ -172,7 +172,7 @@ def _about(run: Run, federation_id: str, *, rounds: int, payloads: bool) -> Bund
         name=run.name,
         state=run.state,
         objectives=run.objectives,
-        metrics=[Metric(name=one.name, better=one.better, largest=one.largest) for one in run.metrics],
+        metrics=[Metric(name=metric.name, better=metric.better, largest=metric.largest) for metric in run.metrics],
         initial_model=run.initial_model,
         model=run.model,
         rounds=rounds,
@@ -183,12 +183,12 @@ def _about(run: Run, federation_id: str, *, rounds: int, payloads: bool) -> Bund
 
 def _members(run_id: str) -> CompoundSelect[Any]:
     """The clients that the run has asked, or that have answered it."""
-    asked = select(Assignment.client_id).join(Phase).join(Round).where(Round.run_id == run_id)
-    return asked.union(select(Consent.client_id).where(Consent.run_id == run_id))
+    clients = select(Assignment.client_id).join(Phase).join(Round).where(Round.run_id == run_id)
+    return clients.union(select(Consent.client_id).where(Consent.run_id == run_id))
 
 
 def _rotations(session: Session, run_id: str) -> list[KeyRotation]:
-    """Of the signing keys of these clients."""
+    """The rotations of the signing keys of these clients."""
     rows = (
         select(Rotation).where(Rotation.client_id.in_(_members(run_id))).order_by(Rotation.client_id, Rotation.number)
     )
@@ -196,7 +196,7 @@ def _rotations(session: Session, run_id: str) -> list[KeyRotation]:
 
 
 def _certificates(session: Session, run_id: str) -> dict[str, bytes]:
-    """The newest certificate of each client that the run has asked, or that has answered it, by name of entry."""
+    """The newest certificate of each client that the run has asked or that has answered it, by name of its file."""
     query = select(Certificate, Client.signing_key).join(Client).where(Client.client_id.in_(_members(run_id)))
     newest = {
         row.client_id: row

@@ -16,7 +16,7 @@ from storage.states import ClientState
 
 
 class EnrollmentService(Service, enrollment_pb2_grpc.EnrollmentServicer):
-    """Serves clients to be, and administrators who log in."""
+    """Enrolls new clients and logs administrators in."""
 
     async def Enroll(self, request: EnrollRequest, context: Context) -> EnrollResponse:
         """Exchanges a join string for a client certificate."""
@@ -31,7 +31,7 @@ class EnrollmentService(Service, enrollment_pb2_grpc.EnrollmentServicer):
                 peer=host_of(context.peer()),
                 now=self._clock(),
             )
-        except IntegrityError:  # another join string for the same new name, at the same moment
+        except IntegrityError:  # another call enrolled the same name at the same moment
             raise Refusal(
                 "client-exists", "this client, or a client with this key, was enrolled at the same time"
             ) from None

@@ -56,19 +56,19 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
             raise Refusal("hello", "the stream must begin with a Hello")
         if len(first.hello.nonce) > MAX_NONCE_BYTES:
             raise Refusal("hello", f"a nonce of {len(first.hello.nonce)} bytes; at most {MAX_NONCE_BYTES}")
-        said = introduction(first.hello)
+        hello = introduction(first.hello)
         attendance = AttendanceStream(
             client_id=client_id,
-            tasks=said.tasks,
-            objectives=said.objectives,
+            tasks=hello.tasks,
+            objectives=hello.objectives,
             loop=asyncio.get_running_loop(),
             last_seen=self._clock(),
-            consents=said.consents,
-            closed_until=said.closed_until,
+            consents=hello.consents,
+            closed_until=hello.closed_until,
             log_size=first.hello.log_size,
         )
-        await self._write(_note_hello, attendance, said, caller)
-        # Joined first, read second: an assignment that is made in between is sent twice, and not never.
+        await self._write(_note_hello, attendance, hello, caller)
+        # The client joins before its open assignments are read: one that is made in between is sent twice, not lost.
         self._presence.join(attendance)
         log.info("%s attends with %s", client_id, ", ".join(attendance.tasks) or "no task")
         listener = asyncio.create_task(self._listen(request_iterator, attendance, caller))
@@ -96,7 +96,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
                 request := await next_message(requests, self._settings.heartbeat_seconds * MISSED_HEARTBEATS)
             ) is not None:
                 self._access.charge(caller.uri, MESSAGE if request.HasField("heartbeat") else DECLINE)
-                await self._hear(request, attendance)
+                await self._take_message(request, attendance)
         except Refusal as refusal:
             end = refusal
         except Exception as error:
@@ -106,7 +106,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
         finally:
             attendance.outbox.put_nowait(end)
 
-    async def _hear(self, request: messages.AttendRequest, attendance: AttendanceStream) -> None:
+    async def _take_message(self, request: messages.AttendRequest, attendance: AttendanceStream) -> None:
         kind = request.WhichOneof("message")
         if kind == "heartbeat":
             beat = request.heartbeat
@@ -127,8 +127,8 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
             if run_id:
                 await self._in_thread(self._supervisor.notify, run_id)
         elif kind == "sessions_left":
-            told = request.sessions_left
-            await self._write(_note_left, attendance.client_id, told.task, left(told, attendance.tasks))
+            sessions = request.sessions_left
+            await self._write(_note_left, attendance.client_id, sessions.task, left(sessions, attendance.tasks))
         else:
             raise Refusal("hello", "a stream has one Hello, and no messages but those of a worker may follow it")
 
@@ -193,12 +193,12 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
                 offset += len(chunk)
 
 
-def _note_hello(session: Session, attendance: AttendanceStream, said: ReceivedHello, caller: PeerIdentity) -> None:
+def _note_hello(session: Session, attendance: AttendanceStream, hello: ReceivedHello, caller: PeerIdentity) -> None:
     client = session.get_one(Client, attendance.client_id, with_for_update=True)
     retire_older(session, attendance.client_id, caller.serial, by=caller.uri, now=attendance.last_seen)
-    client.tasks, client.objectives, client.abilities = said.tasks, said.objectives, said.abilities
-    client.sessions_left, client.consents = said.sessions_left, said.consents
-    client.software, client.device = said.software, said.device
+    client.tasks, client.objectives, client.abilities = hello.tasks, hello.objectives, hello.abilities
+    client.sessions_left, client.consents = hello.sessions_left, hello.consents
+    client.software, client.device = hello.software, hello.device
     client.last_seen = attendance.last_seen
 
 
@@ -224,10 +224,10 @@ def _offering(session: Session, client_id: str, digest: str) -> str:
     try:
         parse(digest)
     except ValueError:
-        assignment_id = None  # the database is not asked for it
+        assignment_id = None  # without a query
     else:
-        asked = {"client": client_id, "digest": digest}
-        assignment_id = session.connection().execute(_OFFERING, asked).scalar()
+        parameters = {"client": client_id, "digest": digest}
+        assignment_id = session.connection().execute(_OFFERING, parameters).scalar()
     if assignment_id is None:
         raise Refusal("blob-not-offered", "no assignment of this client names that blob")
     return assignment_id

@@ -1,6 +1,6 @@
-"""gRPC health checking, with a `Watch` that holds nothing while it writes.
+"""gRPC health checking, with a `Watch` that holds no lock while it writes.
 
-The library's own writes while it holds a lock that all watchers share, and cannot be ended there.
+The library's own `Watch` holds a lock of all watchers while it writes, and cannot be cancelled there.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ class HealthService(health.aio.HealthServicer):  # type: ignore[misc]
     async def set(self, service: str, status: "HealthCheckResponse.ServingStatus.ValueType") -> None:
         """Records the status of a service, and notifies its watchers."""
         await super().set(service, status)
-        self._tell()
+        self._wake_watchers()
 
     async def enter_graceful_shutdown(self) -> None:
         """Records that nothing is served any more."""
         await super().enter_graceful_shutdown()
-        self._tell()
+        self._wake_watchers()
 
     async def List(self, request: HealthListRequest, context: Context) -> HealthListResponse:
         """Sends the status of every service."""
@@ -41,15 +41,15 @@ class HealthService(health.aio.HealthServicer):  # type: ignore[misc]
 
     async def Watch(self, request: HealthCheckRequest, context: Context) -> AsyncIterator[HealthCheckResponse]:
         """Sends the status of a service, and again whenever it changes."""
-        said = None
+        sent = None
         while True:
             changed = self._changed
             status = self._server_status.get(request.service, HealthCheckResponse.SERVICE_UNKNOWN)
-            if status != said:
+            if status != sent:
                 yield HealthCheckResponse(status=status)
-                said = status
+                sent = status
             await changed.wait()
 
-    def _tell(self) -> None:
+    def _wake_watchers(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()

@@ -12,7 +12,7 @@ from federation.v1 import federation_pb2 as messages
 
 
 class KeyCalls(Service):
-    """Serves members: certificates and signing keys."""
+    """Renews certificates and replaces signing keys of members."""
 
     async def Renew(self, request: messages.RenewRequest, context: Context) -> messages.RenewResponse:
         """Issues the caller's next certificate."""

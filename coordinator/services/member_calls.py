@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class MemberCalls(Service):
-    """Serves administrators: changes of join strings, clients, administrators."""
+    """Changes join strings, clients and administrators for administrators."""
 
     async def _act(self, function: Callable[..., T], *arguments: Any, **more: Any) -> T:
         """Calls `function` in a transaction, with the caller and the time for the record."""
@@ -54,7 +54,7 @@ class MemberCalls(Service):
     async def CancelJoinStrings(
         self, request: messages.CancelJoinStringsRequest, context: Context
     ) -> messages.CancelJoinStringsResponse:
-        """Ends the open join strings of a client to be."""
+        """Cancels the open join strings of a new client."""
         cancelled = await self._act(join_strings.cancel_join_strings, request.client_id)
         return messages.CancelJoinStringsResponse(
             join_strings=[member_views.join_string(row, self._clock()) for row in cancelled]
@@ -131,7 +131,7 @@ class MemberCalls(Service):
         self._access.revoke_live_administrator(request.name)
         return messages.RevokeAdministratorResponse(administrator=member_views.administrator(revoked))
 
-    # --- what takes two officers
+    # --- actions that need two officers
 
     async def RequestAction(
         self, request: messages.RequestActionRequest, context: Context
@@ -144,7 +144,7 @@ class MemberCalls(Service):
     async def DecideRequest(
         self, request: messages.DecideRequestRequest, context: Context
     ) -> messages.DecideRequestResponse:
-        """Takes the decision of another officer; with a consent, what was asked for is done."""
+        """Takes the decision of another officer; with a consent, the requested action is performed."""
         done = await self._act(requests.decide, request.decision, federation_id=self._home.federation_id)
         if done.row.state is RequestState.DONE:
             match done.action:

@@ -22,13 +22,13 @@ Record = Callable[[Admission, Refusal | None], SignedEnvelope]
 
 
 class Receiving:
-    """A payload that arrives: `window` says how far the caller may go on, `take` takes its next request.
+    """A payload that arrives: `window` limits what the caller may send, `take` takes its next request.
 
     Args:
         admission: of the reply; it has a payload.
         check: of the payload, a new one.
         transfer: its place among the uploads under way.
-        uploads: keep what arrives of an upload that breaks off.
+        uploads: keep the bytes of an upload that breaks off.
         blobs: where the whole payload is stored.
         threads: write to the disk.
 
@@ -63,13 +63,13 @@ class Receiving:
         return 0 if self._upload is None else self._upload.arrived
 
     def window(self) -> messages.Window | None:
-        """The next window, if the caller is to be told one before it goes on."""
+        """The next window, if the caller needs one before it can send more."""
         if self._transfer.limit < self._admission.manifest.payload_bytes and self._transfer.allow(self.arrived):
             return messages.Window(offset=self.arrived, limit=self._transfer.limit)
         return None
 
     async def take(self, request: messages.SubmitRequest | Chunk | None, waited: float) -> None:
-        """Takes the next request, for which it has waited so many seconds; None if there are no more.
+        """Takes the next request, which came after `waited` seconds; None if there are no more.
 
         Raises:
             Refusal: not a chunk, or one beyond the bounds of the upload.
@@ -100,7 +100,7 @@ class Receiving:
     async def record(self, record: Record) -> SignedEnvelope:
         """Stores and records the payload that has arrived, and returns the receipt.
 
-        To its end also if the caller goes: otherwise the file is removed while it is being stored.
+        It finishes even if the caller disconnects: otherwise the file would be removed while it is being stored.
         """
         if self._whole is not None:
             work = partial(self._store_whole, self._whole, record)
@@ -109,10 +109,10 @@ class Receiving:
         return await wait_ended(asyncio.ensure_future(self._threads.run(work)))
 
     async def end(self) -> None:
-        """Ends the upload: what has arrived is kept, unless it is whole."""
+        """Ends the upload: the bytes that have arrived are kept, unless the payload is complete."""
         if self._beginning is None:
             return
-        await asyncio.wait([self._beginning])  # a thread begins it also for a call that was ended meanwhile
+        await asyncio.wait([self._beginning])  # the thread begins it even if the call has ended meanwhile
         if self._beginning.exception() is None:
             await self._threads.run(self._uploads.end, self._beginning.result())
 

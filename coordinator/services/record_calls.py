@@ -1,7 +1,7 @@
 """The calls of the Admin service that only show the record.
 
-A coordinator serves them. While none serves, a command on the coordinator's machine calls them itself
-(`coordinator.services.stopped`), so they use nothing that only a process that serves has.
+A coordinator serves them. While it is stopped, a command on its machine calls them directly
+(`coordinator.services.stopped`), so they use nothing that exists only in a serving process.
 """
 
 import asyncio
@@ -39,12 +39,12 @@ class RecordCalls(RecordViews):
     """Shows administrators runs and rounds, members, and the audit log; writes nothing itself."""
 
     async def _note_export(self, action: str, subject: str) -> None:
-        """Notes in the audit log that the caller got rounds or replies; only a coordinator that serves can."""
+        """Notes in the audit log that the caller got rounds or replies; a stopped coordinator does nothing."""
 
     # --- runs
 
     async def GetDisk(self, request: messages.GetDiskRequest, context: Context) -> messages.GetDiskResponse:
-        """Says what the record takes on the disk."""
+        """Shows the disk space of the record."""
         use = await self._read(usage, self._blobs)
         runs = [like(messages.RunDisk, run) for run in use.runs]
         return like(messages.GetDiskResponse, use, keep_rounds=self._settings.keep_rounds, runs=runs)
@@ -159,7 +159,7 @@ class RecordCalls(RecordViews):
     async def ListRequests(
         self, request: messages.ListRequestsRequest, context: Context
     ) -> messages.ListRequestsResponse:
-        """Lists what officers have asked for."""
+        """Lists the requests of officers."""
         page, now = Page.of(request, REQUESTS_AT_A_TIME), self._clock()
         rows = await self._read(requests.requests, every=request.all, now=now, start=page.start, count=page.size + 1)
         return messages.ListRequestsResponse(
@@ -186,7 +186,7 @@ class RecordCalls(RecordViews):
             entries = await self._read(audit.chained, start, ENTRIES_AT_A_TIME, since=since, actor=request.actor)
             if entries:
                 start = entries[-1].entry.number + 1
-                shown = [like(messages.AuditEntry, one.entry, leaf=one.leaf) for one in entries]
+                shown = [like(messages.AuditEntry, entry.entry, leaf=entry.leaf) for entry in entries]
                 yield messages.ListAuditResponse(entries=shown)
             elif not request.follow:
                 return

@@ -72,7 +72,7 @@ class ReplyCalls(Service):
         yield messages.SubmitResponse(receipt=receipt, log=await self._newer_log(first.log_size))
 
     def _admit(self, client_id: str, reply: SignedEnvelope) -> tuple[Admission | SignedEnvelope, bool]:
-        """What the intake says of a reply, and whether an upload of its payload broke off before."""
+        """The intake's admission or receipt of a reply, and True if an upload of its payload broke off before."""
         admitted = self._intake.admit(client_id, reply)
         return admitted, isinstance(admitted, Admission) and self._uploads.broke_off(admitted)
 
@@ -82,8 +82,8 @@ class ReplyCalls(Service):
     ) -> AsyncIterator[tuple[Receiving, Callable[[], None]]]:
         """The payload of an admitted reply, and a function to be called when all of it has arrived."""
         check = PayloadCheck(layout, admitted.manifest.payload.partition(":")[0])
-        place = self._transfers.place(client_id, self._access.ender())
-        async with self._only_upload(admitted.manifest.assignment_id) as all_arrived, place as transfer:
+        reserved = self._transfers.place(client_id, self._access.ender())
+        async with self._only_upload(admitted.manifest.assignment_id) as all_arrived, reserved as transfer:
             payload = Receiving(
                 admitted, check, transfer, uploads=self._uploads, blobs=self._blobs, threads=self._threads
             )
@@ -96,7 +96,7 @@ class ReplyCalls(Service):
     async def _only_upload(self, assignment_id: str) -> AsyncIterator[Callable[[], None]]:
         """One upload of an assignment at a time: the newer one ends the older, whose caller may be gone.
 
-        Yields a function, to be called when all has arrived: from then on a newer one waits in place of ending this.
+        Yields a function to be called when the payload has arrived: from then on a newer upload waits for this one.
         """
         end = self._access.ender()
         older = self._enders.get(assignment_id)
@@ -119,11 +119,11 @@ class ReplyCalls(Service):
         self, requests: AsyncIterator[messages.SubmitRequest | Chunk], admitted: Admission
     ) -> messages.SubmitRequest | Chunk | None:
         left = max(0.0, (admitted.deadline - self._clock()).total_seconds())
-        # A little longer than is left, so that the clock says without doubt that the time is over.
+        # A little longer than is left, so that the clock has certainly passed the deadline.
         request = await next_message(requests, min(left + 0.1, NEXT_CHUNK_SECONDS))
         admitted.must_be_in_time(self._clock())
         return request
 
     async def _newer_log(self, size: int) -> LogHead | None:
-        """The newest checkpoint for a worker that has told of one of this size; None if it is that one."""
+        """The newest checkpoint for a worker whose last one has this size; None if that is the newest."""
         return None if size == self._sequencer.shown_size else await self._in_thread(self._sequencer.head, size)

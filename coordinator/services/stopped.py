@@ -1,7 +1,7 @@
-"""The record of a coordinator that does not run, read from its directory by the calls that a coordinator serves.
+"""The record of a stopped coordinator, read from its directory by the calls that a running coordinator serves.
 
-It needs no key and no passphrase, and writes nothing: every reader of the directory can read the database. The database
-is opened read-only, so that another process can start the coordinator meanwhile.
+It needs no key and no passphrase, and writes nothing. The database is opened read-only, so that another process can
+start the coordinator meanwhile.
 """
 
 from collections.abc import Callable, Iterator

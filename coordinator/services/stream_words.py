@@ -21,7 +21,7 @@ MAX_TEXT = 200  # characters of software and device
 
 @dataclass(frozen=True)
 class ReceivedHello:
-    """A worker's Hello, within bounds. All but the texts, which are printable, is by offered task."""
+    """A worker's Hello, within bounds. Numbers and names are by offered task; texts are printable."""
 
     tasks: dict[str, int]  # training samples
     objectives: dict[str, list[str]]
@@ -55,7 +55,7 @@ def introduction(hello: Hello) -> ReceivedHello:
     return ReceivedHello(
         tasks=tasks,
         objectives={offer.task: list(dict.fromkeys(offer.objectives)) for offer in hello.tasks},
-        sessions_left={told.task: left(told, tasks) for told in hello.sessions_left},
+        sessions_left={sessions.task: left(sessions, tasks) for sessions in hello.sessions_left},
         abilities={offer.task: [name for name in Ability if name in offer.abilities] for offer in hello.tasks},
         consents=hello.consents,
         closed_until=closed_until(hello),
@@ -64,31 +64,33 @@ def introduction(hello: Hello) -> ReceivedHello:
     )
 
 
-def closed_until(said: Hello | Heartbeat) -> datetime | None:
-    """Until when a site says that it is closed; None while it is open.
+def closed_until(message: Hello | Heartbeat) -> datetime | None:
+    """The end of a site's closing time; None while it is open.
 
     Raises:
         Refusal: `hello`: it is not a time.
     """
-    if not said.HasField("closed_until"):
+    if not message.HasField("closed_until"):
         return None
     try:
-        return said.closed_until.ToDatetime(tzinfo=UTC)
+        return message.closed_until.ToDatetime(tzinfo=UTC)
     except (ValueError, OverflowError) as error:
         raise Refusal("hello", f"closed_until does not exist: {error}") from None
 
 
-def left(told: SessionsLeft, tasks: Collection[str]) -> dict[str, int]:
-    """The private rounds that are left of a task, by what they are for: "training" and "evaluation".
+def left(sessions: SessionsLeft, tasks: Collection[str]) -> dict[str, int]:
+    """The private rounds that are left of a task, by purpose: "training" and "evaluation".
 
     Raises:
         Refusal: `limit:tasks`: it is not one of these tasks, which the worker offers.
     """
-    if told.task not in tasks:
-        raise Refusal("limit:tasks", f"private rounds of '{escaped(told.task, 80)}', which this worker does not offer")
-    return {kind: min(getattr(told, kind), MAX_SESSIONS) for kind in ("training", "evaluation")}
+    if sessions.task not in tasks:
+        raise Refusal(
+            "limit:tasks", f"private rounds of '{escaped(sessions.task, 80)}', which this worker does not offer"
+        )
+    return {kind: min(getattr(sessions, kind), MAX_SESSIONS) for kind in ("training", "evaluation")}
 
 
-def _must_match(pattern: str, name: str, what: str) -> None:
+def _must_match(pattern: str, name: str, role: str) -> None:
     if re.fullmatch(pattern, name) is None:
-        raise Refusal("limit:tasks", f"'{escaped(name, 80)}' cannot be the name of {what}: it must fit {pattern}")
+        raise Refusal("limit:tasks", f"'{escaped(name, 80)}' cannot be the name of {role}: it must fit {pattern}")

@@ -1,8 +1,8 @@
 """Windows of uploads: how many bytes of each may be on their way, within a memory budget for all of them.
 
-HTTP/2's own windows only bound what one stream may hold. gRPC's probing lets them grow with a line's speed, without a
-bound for all, and on a fast line most of every member's update would wait in memory. So the coordinator says in each
-upload how far it may go (`Window`): one byte of the budget is taken for each byte that may be on its way.
+HTTP/2's own windows limit one stream each. gRPC's probing lets them grow with a line's speed, without a limit on their
+sum, and on a fast line most of every member's update would wait in memory. So the coordinator limits each upload
+(`Window`): one byte of the budget is taken for each byte that may be on its way.
 """
 
 import asyncio
@@ -17,18 +17,18 @@ from federation.refusals import Refusal
 LARGEST_WINDOW = 16 << 20  # bytes; fills a line of 600 Mbit/s at 200 ms
 FIRST_WINDOW = 4 << 20  # bytes, where the budget has plenty of room
 PLENTY = 8  # the first window takes no more than this part of what the budget has left
-GROWTH = 4  # the factor by which a window grows that holds its line up
-HELD_UP_SECONDS = 0.02  # waits that are shorter hold no line up: 1 MiB in 20 ms is 400 Mbit/s
-FAR_SECONDS = 0.05  # round trips that are shorter need no larger window from the begin
+GROWTH = 4  # the factor by which a window grows when it slows its line down
+HELD_UP_SECONDS = 0.02  # shorter waits slow no line down: 1 MiB in 20 ms is 400 Mbit/s
+FAR_SECONDS = 0.05  # shorter round trips need no larger first window
 IDLE_SECONDS = 70.0  # longer than a call waits for a chunk
 
 
 class Transfer:
-    """An upload under way, with a window that grows if it holds the line up and the budget has room.
+    """An upload under way. Its window grows if it slows the line down and the budget has room.
 
-    The first chunk comes a round trip after the first window, the second one as fast as the line carries it: from both
-    follows how many bytes fit on the line. Later, the window holds the line up when the upload stops at its limit: the
-    first chunk beyond a limit then comes much later than other chunks do, since the sender waits for the next window.
+    The first chunk comes a round trip after the first window, the second one as fast as the line carries it: the two
+    times show how many bytes fit on the line. Later, the window slows the line down when the upload stops at its limit:
+    the first chunk beyond a limit then comes much later than other chunks, since the sender waits for the next window.
 
     Args:
         grow: takes this number of bytes from the budget, or fewer; returns the number taken.
@@ -39,7 +39,7 @@ class Transfer:
         window: the bytes that may be on their way.
         limit: the byte up to which the upload may go.
         heard: when the last chunk came, by the monotonic clock.
-        left: whether its place was given away.
+        left: True once its place was given away.
     """
 
     def __init__(self, grow: Callable[[int], int], window: int = SMALLEST_WINDOW) -> None:
@@ -54,7 +54,7 @@ class Transfer:
         self.left = False
 
     def allow(self, arrived: int) -> bool:
-        """Raises the limit at the begin, and when half of the window has arrived; returns whether it did."""
+        """Raises the limit at the start, and when half of the window has arrived; returns True if it did."""
         if self._begin is None:
             self._begin = self.limit = arrived
         if self.limit - arrived > self.window // 2:
@@ -63,18 +63,18 @@ class Transfer:
         self._limits.append(self.limit)
         return True
 
-    def note(self, place: int, waited: float, size: int) -> None:
-        """Notes how long the chunk for the byte `place` was waited for, in seconds, and its size in bytes."""
+    def note(self, start: int, waited: float, size: int) -> None:
+        """Notes the wait for the chunk at byte `start`, in seconds, and its size in bytes."""
         self.heard = monotonic()
-        if place == self._begin:
+        if start == self._begin:
             self._first_wait = waited
             return
         if self._first_wait is not None:
             round_trip, self._first_wait = self._first_wait - waited, None
             if round_trip > FAR_SECONDS:
-                # Twice what the line holds: the next limit is told when half of the window has arrived.
+                # Twice the bytes on the line: the next limit is sent when half of the window has arrived.
                 self._enlarge(2 * round(size * round_trip / max(waited, 1e-3)))
-        if place not in self._limits:
+        if start not in self._limits:
             self._usual = (self._usual + waited) / 2
         elif waited > max(HELD_UP_SECONDS, 2 * self._usual):
             self._enlarge(GROWTH * self.window)
@@ -101,7 +101,7 @@ class Transfers:
 
     @asynccontextmanager
     async def place(self, member: str, end: Callable[[Refusal], None]) -> AsyncIterator[Transfer]:
-        """A place among the uploads under way, after a wait for it if need be.
+        """A place among the uploads under way; waits until one is free.
 
         An upload that neither sends nor reads loses its place, and its call is ended with `end`.
         """
