@@ -45,16 +45,16 @@ _Scores = dict[int, dict[str, dict[str, float]]]
 
 
 def _scores(session: Session, round_ids: list[int]) -> _Scores:
-    """What every client measured after a round, by round and client."""
-    found: _Scores = {round_id: {} for round_id in round_ids}
+    """The measurements of every client after a round, by round and client."""
+    by_round: _Scores = {round_id: {} for round_id in round_ids}
     row = models.Evaluation
     query = select(row.round_id, row.client_id, row.split, row.loss, row.accuracy, row.samples, row.others)
     measured = session.execute(query.where(row.round_id.in_(round_ids)))
-    for round_id, client, split, loss, accuracy, samples, own in measured:
-        scores = found[round_id].setdefault(client, {})
-        known = {"loss": loss, "accuracy": accuracy, "samples": samples, **own}
-        scores |= {f"{split}/{name}": value for name, value in known.items() if value is not None}
-    return found
+    for round_id, client, split, loss, accuracy, samples, others in measured:
+        scores = by_round[round_id].setdefault(client, {})
+        values = {"loss": loss, "accuracy": accuracy, "samples": samples, **others}
+        scores |= {f"{split}/{name}": value for name, value in values.items() if value is not None}
+    return by_round
 
 
 def round_detail(
@@ -75,16 +75,16 @@ def round_detail(
     response = messages.GetRoundResponse(
         run=overview.run(session, item.run), voided=voided, not_asked=not_asked, **fields
     )
-    found = checks.of_round(session, item)
+    checked = checks.of_round(session, item)
     parts = {part.client_id: part for part in response.participations}
-    for one in found.envelopes:
-        if (part := parts.get(one.client_id)) is None:
+    for envelope in checked.envelopes:
+        if (part := parts.get(envelope.client_id)) is None:
             continue  # it was asked for no update
-        part.envelopes.append(one.check)
-        if one.check.verified and one.check.kind == "reply" and one.reply == part.envelope:
-            part.key_id = one.check.key_id
-    if item.step is not None and found.step is not None:
-        response.step_check.CopyFrom(found.step)
+        part.envelopes.append(envelope.check)
+        if envelope.check.verified and envelope.check.kind == "reply" and envelope.reply == part.envelope:
+            part.key_id = envelope.check.key_id
+    if item.step is not None and checked.step is not None:
+        response.step_check.CopyFrom(checked.step)
         if (step := parsed(item.step)) is not None and not concealed(item.run):
             response.step.CopyFrom(step)
         if response.step_check.verified and not concealed(item.run) and item.combined is None:
@@ -115,9 +115,9 @@ def _objectives(item: models.Round) -> messages.Objectives | None:
     record = ObjectivesRecord.decode(item.objectives)
     if record is None:
         return None
-    found = messages.Objectives(mode=record.mode, notes=record.notes)
+    message = messages.Objectives(mode=record.mode, notes=record.notes)
     for name in record.names:
-        found.results.add(
+        message.results.add(
             name=name,
             weight=record.weights.get(name, math.nan),
             loss=record.losses.get(name, math.nan),
@@ -126,11 +126,11 @@ def _objectives(item: models.Round) -> messages.Objectives | None:
         )
     if record.cosines:
         side = len(record.names)
-        places = [at for at, name in enumerate(record.names) if name in record.weights]
+        positions = [position for position, name in enumerate(record.names) if name in record.weights]
         cosines = np.full((side, side), np.nan)
-        cosines[np.ix_(places, places)] = record.cosines
-        found.cosines.extend(cosines.ravel().tolist())
-    return found
+        cosines[np.ix_(positions, positions)] = record.cosines
+        message.cosines.extend(cosines.ravel().tolist())
+    return message
 
 
 def _participations(session: Session, round_ids: list[int], scores: _Scores) -> dict[int, list[messages.Participation]]:
@@ -161,12 +161,12 @@ def _participations(session: Session, round_ids: list[int], scores: _Scores) -> 
     for assignment in assignments:
         asked.setdefault((assignment.phase.round_id, assignment.client_id), []).append(assignment)
         final[assignment.phase.round_id] = assignment.phase
-    found: dict[int, list[messages.Participation]] = {round_id: [] for round_id in round_ids}
-    for (round_id, client), own in sorted(asked.items()):
-        part = _participation(own, final[round_id], scores.get(round_id, {}).get(client, {}))
+    parts: dict[int, list[messages.Participation]] = {round_id: [] for round_id in round_ids}
+    for (round_id, client), assignments_of_client in sorted(asked.items()):
+        part = _participation(assignments_of_client, final[round_id], scores.get(round_id, {}).get(client, {}))
         part.answered.extend(evaluated.get((round_id, client), ()))
-        found[round_id].append(part)
-    return found
+        parts[round_id].append(part)
+    return parts
 
 
 def _participation(
@@ -178,7 +178,7 @@ def _participation(
     to another phase, `final`, without the client. The reply is the one that entered the step, else that phase's.
     """
     last = assignments[-1]
-    weighed = (one for one in assignments if any(reply.weight is not None for reply in one.replies))
+    weighed = (item for item in assignments if any(reply.weight is not None for reply in item.replies))
     source = next(weighed, last)
     reply = _reply(source)
     reason = ": ".join(filter(None, (last.reason, last.message)))
@@ -195,7 +195,7 @@ def _participation(
         reply,
         client_id=last.client_id,
         privacy=next(filter(None, map(_privacy, reversed(assignments))), None),
-        unrepeatable=any(reply.unrepeatable for one in assignments for reply in one.replies),
+        unrepeatable=any(reply.unrepeatable for assignment in assignments for reply in assignment.replies),
         state=last.state,
         reason=reason,
         loss_before=next((loss for loss in map(_loss, reversed(assignments)) if math.isfinite(loss)), math.nan),
@@ -207,13 +207,13 @@ def _participation(
         seconds=max(0.0, (reply.received - source.created).total_seconds()) if reply else math.nan,
         evaluation=evaluation,
         objectives=last.objectives,
-        answered=[one.phase.number for one in assignments if one.state in ANSWERED],
-        payload_bytes=sum(reply.payload_bytes for one in assignments for reply in one.replies),
+        answered=[assignment.phase.number for assignment in assignments if assignment.state in ANSWERED],
+        payload_bytes=sum(reply.payload_bytes for assignment in assignments for reply in assignment.replies),
     )
 
 
 def _privacy(assignment: models.Assignment) -> common_pb2.SamplePrivacy | None:
-    """What the reply to an assignment states of noise; None without noise."""
+    """The privacy statement of the reply to an assignment; None without noise."""
     reply = _reply(assignment)
     stated = None if reply is None else SamplePrivacy.decode(reply.privacy)
     return None if stated is None else common_pb2.SamplePrivacy(**asdict(stated))
@@ -262,9 +262,9 @@ def _add_cosines(session: Session, blobs: BlobStore, item: models.Round, respons
 
 def _rows(envelope: bytes) -> list[str]:
     """The rows of a recorded reply that are in K; none if the bytes are not a reply."""
-    found = parsed(envelope)
+    parsed_envelope = parsed(envelope)
     try:
-        rows = ReplyManifest.FromString(found.manifest if found else b"").rows
+        rows = ReplyManifest.FromString(parsed_envelope.manifest if parsed_envelope else b"").rows
         return [row.name for row in rows if row.name != BUFFERS]
     except DecodeError:
         return []

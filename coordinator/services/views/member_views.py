@@ -34,12 +34,12 @@ def request(row: models.ActionRequest, now: datetime) -> messages.ActionRequest:
     )
 
 
-def administrator(one: ListedAdministrator) -> messages.Administrator:
+def administrator(listed: ListedAdministrator) -> messages.Administrator:
     """An administrator with its newest certificate."""
     return like(
         messages.Administrator,
-        one.row,
-        serial=one.certificate and one.certificate.serial,
-        certificate_expires=one.certificate and one.certificate.not_after,
-        revoked=one.row.ended,
+        listed.row,
+        serial=listed.certificate and listed.certificate.serial,
+        certificate_expires=listed.certificate and listed.certificate.not_after,
+        revoked=listed.row.ended,
     )

@@ -1,6 +1,6 @@
 """Views for operators: the record of runs, rounds, replies and clients, as the messages of the Admin service.
 
-Plain functions of a session, which only read. A number that is not known is NaN. Rounds in numbers are in `summaries`,
+Plain functions of a session, which only read. An unknown number is NaN. Rounds in numbers are in `summaries`,
 one round with every client's part in `details`.
 """
 
@@ -66,12 +66,12 @@ def _clients(
     )
     for client_id, name in session.execute(waiting.order_by(models.Run.created)):
         undecided.setdefault(client_id, []).append(name)
-    found = []
+    messages_by_name = []
     for client in rows:
         shown = _client(client, attending.get(client.client_id), expiry.get(client.client_id))
         shown.undecided.extend(undecided.get(client.client_id, ()) if client.consents else ())
-        found.append(shown)
-    return found
+        messages_by_name.append(shown)
+    return messages_by_name
 
 
 def _client(client: models.Client, attendance: AttendanceStream | None, expires: datetime | None) -> messages.Client:
@@ -128,7 +128,7 @@ def run(session: Session, item: models.Run, *, spec: bool = False) -> messages.R
         parameters=model.parameters,
         latest=None if evaluated is None else summaries(session, [evaluated])[0],
         spec=item.spec.decode() if spec else "",
-        metrics=[messages_common.Metric(**asdict(one)) for one in item.metrics],
+        metrics=[messages_common.Metric(**asdict(metric)) for metric in item.metrics],
         measured=parsed.parameters.measured,
         serving=_serving(session, item, parsed) if spec else (),
         client_privacy=_client_privacy(session, item, parsed.privacy),
@@ -145,7 +145,7 @@ def consents(session: Session, checks: EnvelopeChecks, item: models.Run) -> list
 
 
 def _client_privacy(session: Session, item: models.Run, privacy: PrivacySpec) -> messages.ClientPrivacy | None:
-    """What the noise on the steps of a run has spent; None without noise."""
+    """The epsilon that the noise on the steps of a run has spent; None without noise."""
     if not privacy.client_noise:
         return None
     epsilon = spent(privacy, noisy_steps(session, item.run_id))
@@ -196,10 +196,10 @@ def replies(
     if client_id:
         must_be_client(session, client_id)
         query = query.where(models.Reply.client_id == client_id)
-    found = []
+    shown = []
     for reply in session.scalars(query):
         phase = reply.assignment.phase
-        found.append(
+        shown.append(
             like(
                 messages.Reply,
                 reply,
@@ -211,4 +211,4 @@ def replies(
             )
         )
         after = reply.reply_id
-    return found, after
+    return shown, after

@@ -31,7 +31,7 @@ class RecordParts:
 
 
 class RecordViews:
-    """The base of what shows the record."""
+    """The base of classes that show the record."""
 
     def __init__(self, parts: RecordParts) -> None:
         self._settings = parts.settings

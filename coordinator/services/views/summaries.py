@@ -18,9 +18,9 @@ from storage.states import AssignmentState
 
 
 def concealed(item: models.Run) -> bool:
-    """Whether what clients sent in a run is hidden from operators, since noise protects the clients.
+    """True if the replies of a run are hidden from operators, since noise protects the clients.
 
-    Simulated clients have nothing to hide from the researcher who made them up.
+    Simulated clients need no protection from the researcher who simulates them.
     """
     return _protects_clients(item.spec) and item.submitted_by != SIMULATOR
 
@@ -94,30 +94,30 @@ def _tallies(session: Session, round_ids: list[int]) -> list[Counter[AssignmentS
 def _worst_clients(session: Session, round_ids: list[int]) -> dict[int, str]:
     """The client with the lowest accuracy, by round; or with the highest loss, where no client has an accuracy."""
     row = models.Evaluation
-    found: dict[int, str] = {}
+    worst_by_round: dict[int, str] = {}
     for column, worst_first in ((row.accuracy, row.accuracy.asc()), (row.loss, row.loss.desc())):
-        missing = [round_id for round_id in round_ids if round_id not in found]
+        missing = [round_id for round_id in round_ids if round_id not in worst_by_round]
         rank = func.row_number().over(partition_by=(row.round_id, row.split), order_by=(worst_first, row.client_id))
-        here = row.round_id.in_(missing), column.is_not(None)
-        ranked = select(row.round_id, row.split, row.client_id, rank.label("rank")).where(*here).subquery()
+        conditions = row.round_id.in_(missing), column.is_not(None)
+        ranked = select(row.round_id, row.split, row.client_id, rank.label("rank")).where(*conditions).subquery()
         worst = session.execute(select(ranked).where(ranked.c.rank == 1))
         clients = {(round_id, split): client for round_id, split, client, _ in worst}
         for round_id in missing:
             measured = [clients[round_id, split] for split in SCORED if (round_id, split) in clients]
             if measured:
-                found[round_id] = measured[0]
-    return found
+                worst_by_round[round_id] = measured[0]
+    return worst_by_round
 
 
 def phases_of(session: Session, round_ids: list[int]) -> dict[int, dict[int, messages.PhaseProgress]]:
-    """How far each phase is, by round and by its number in it."""
+    """The progress of each phase, by round and by its number in it."""
     asked: Counter[int] = Counter()
     replied: Counter[int] = Counter()
-    here = models.Phase.round_id.in_(round_ids)
+    condition = models.Phase.round_id.in_(round_ids)
     states = (
         select(models.Assignment.phase_id, models.Assignment.state, func.count())
         .join(models.Phase)
-        .where(here)
+        .where(condition)
         .group_by(models.Assignment.phase_id, models.Assignment.state)
     )
     for phase_id, state, count in session.execute(states):
@@ -127,14 +127,14 @@ def phases_of(session: Session, round_ids: list[int]) -> dict[int, dict[int, mes
         select(models.Assignment.phase_id, func.sum(models.Reply.payload_bytes))
         .join(models.Assignment, models.Assignment.assignment_id == models.Reply.assignment_id)
         .join(models.Phase)
-        .where(here)
+        .where(condition)
         .group_by(models.Assignment.phase_id)
     )
     sent = {phase_id: int(total) for phase_id, total in session.execute(sizes)}
-    found: dict[int, dict[int, messages.PhaseProgress]] = {round_id: {} for round_id in round_ids}
-    query = select(models.Phase, models.Round.number, EVALUATES).join(models.Round).where(here)
+    progress: dict[int, dict[int, messages.PhaseProgress]] = {round_id: {} for round_id in round_ids}
+    query = select(models.Phase, models.Round.number, EVALUATES).join(models.Round).where(condition)
     for phase, number, evaluates in session.execute(query.order_by(models.Phase.number)):
-        found[phase.round_id][phase.number] = like(
+        progress[phase.round_id][phase.number] = like(
             messages.PhaseProgress,
             phase,
             round=number,
@@ -144,4 +144,4 @@ def phases_of(session: Session, round_ids: list[int]) -> dict[int, dict[int, mes
             replied=replied[phase.phase_id],
             bytes_up=sent.get(phase.phase_id, 0),
         )
-    return found
+    return progress

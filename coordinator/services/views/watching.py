@@ -34,7 +34,7 @@ def runs_from(session: Session, start: int, count: int) -> list[messages.Run]:
 
 
 class Watching:
-    """One watcher of one run, and what it has been told."""
+    """One watcher of one run; it remembers what the watcher has been sent."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
@@ -58,14 +58,14 @@ class Watching:
         run = overview.run(session, item)
         if first or ended or self.over:
             _add_members(run, self._participation)
-        told = [messages.WatchRunResponse(run=run, ended=summary) for summary in summaries(session, ended)]
-        told = told or [messages.WatchRunResponse(run=run)]
+        responses = [messages.WatchRunResponse(run=run, ended=summary) for summary in summaries(session, ended)]
+        responses = responses or [messages.WatchRunResponse(run=run)]
         phase = _open_phase(session, self._run_id, attending)
         if phase is not None:
-            told[-1].phase.CopyFrom(phase)
-        for message in told:
+            responses[-1].phase.CopyFrom(phase)
+        for message in responses:
             message.now.FromDatetime(now)
-        return told
+        return responses
 
 
 def _open_phase(
