@@ -1,7 +1,7 @@
 """Checks the signed envelopes on record whenever they are shown: the record that would be exported, opened.
 
-An envelope is verified if the one key that may sign it has signed it, if it belongs to what it answers, and if the
-columns beside it say what was signed. Bytes that are not an envelope are a failed check, not an error.
+An envelope is verified if its signer's key has signed it, if it belongs to the envelope that it answers, and if the
+columns beside it repeat what was signed. Bytes that are not an envelope are a failed check, not an error.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,7 +36,7 @@ from federation.v1 import admin_pb2 as messages
 from federation.v1.common_pb2 import SignedEnvelope
 from storage import models
 
-_MAX_WORDS = 100  # characters of a value in a message
+_MAX_VALUE = 100  # characters of a value in a message
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class CheckedEnvelope:
     """An envelope of a round with its check.
 
     Attributes:
-        client_id: who was asked.
+        client_id: the client that was asked.
         reply: the digest of the reply that it is, or that it is the receipt for; "" for an assignment or a decline.
-        check: how it came out.
+        check: its result.
     """
 
     client_id: str
@@ -102,8 +102,13 @@ class EnvelopeChecks:
         assignment, phase = row.assignment, row.assignment.phase
         if session.get_one(models.Client, row.client_id).signing_key == UNSIGNED:
             return [_unsigned(phase.number)]
-        place = {"round": phase.round.number, "phase": phase.number, "attempt": phase.attempt, "kind": phase.kind}
-        expected = {**_known(assignment), **self._facts(phase.round.run), **place, "base_model": assignment.base_model}
+        position = {"round": phase.round.number, "phase": phase.number, "attempt": phase.attempt, "kind": phase.kind}
+        expected = {
+            **_known(assignment),
+            **self._facts(phase.round.run),
+            **position,
+            "base_model": assignment.base_model,
+        }
         opened = open_exchange(exchange_of(assignment, [row]), self._signers(session), expected)
         return list(_answer_checks(opened.answers[0], row, phase.number))
 
@@ -121,14 +126,14 @@ class EnvelopeChecks:
         )
         envelopes: list[CheckedEnvelope] = []
         for number, phase in enumerate(phases):
-            for place, assignment in enumerate(phase.assignments):
+            for index, assignment in enumerate(phase.assignments):
                 if simulated:
                     envelopes += (
                         CheckedEnvelope(assignment.client_id, reply.envelope_digest, _unsigned(phase.number))
                         for reply in in_order(assignment.replies)
                     )
                 else:
-                    envelopes += _exchange_checks(opened.phases[number].exchanges[place], assignment, phase.number)
+                    envelopes += _exchange_checks(opened.phases[number].exchanges[index], assignment, phase.number)
         step = None if opened.step is None else self._step(session, row, opened.step)
         return CheckedRound(opened, tuple(envelopes), step)
 
@@ -149,7 +154,7 @@ class EnvelopeChecks:
         return check
 
     def _facts(self, run: models.Run) -> dict[str, object]:
-        """What all assignments of a run repeat, as far as its specification can be read."""
+        """The fields that all assignments of a run repeat, as far as its specification can be read."""
         facts: dict[str, object] = {"federation_id": self.federation_id, "run_id": run.run_id}
         facts["submitted_by"] = run.submitted_by.rpartition("/")[2]
         try:
@@ -193,8 +198,8 @@ def _exchange_checks(opened: OpenedExchange, row: models.Assignment, phase: int)
     signed = signed_columns.of_assignment(opened.assignment.manifest)
     yield CheckedEnvelope(row.client_id, "", _check(opened.assignment, phase, row.envelope, row, signed))
     if opened.decline is not None:
-        said = signed_columns.of_decline(opened.decline.manifest)
-        yield CheckedEnvelope(row.client_id, "", _check(opened.decline, phase, row.decline or b"", row, said))
+        declined = signed_columns.of_decline(opened.decline.manifest)
+        yield CheckedEnvelope(row.client_id, "", _check(opened.decline, phase, row.decline or b"", row, declined))
     for answer, reply in zip(opened.answers, in_order(row.replies), strict=True):
         for check in _answer_checks(answer, reply, phase):
             yield CheckedEnvelope(row.client_id, reply.envelope_digest, check)
@@ -227,11 +232,11 @@ def _check(
     if problem is None:
         check.verified = True
     else:
-        check.reason, check.message = problem.reason, _words(problem)
+        check.reason, check.message = problem.reason, _message(problem)
     return check
 
 
-def _words(problem: Refusal) -> str:
+def _message(problem: Refusal) -> str:
     if isinstance(problem, Mismatch):
         return f"the record says {_short(problem.expected)}, signed is {_short(problem.found)}"
     if problem.reason == "signature":
@@ -240,10 +245,10 @@ def _words(problem: Refusal) -> str:
 
 
 def _unsigned(phase: int) -> messages.EnvelopeCheck:
-    words = "its client is simulated, and signs nothing"
-    return messages.EnvelopeCheck(kind="reply", phase=phase, reason="unsigned", message=words)
+    message = "its client is simulated, and signs nothing"
+    return messages.EnvelopeCheck(kind="reply", phase=phase, reason="unsigned", message=message)
 
 
 def _short(value: object) -> str:
-    words = str(value) or "nothing"
-    return words if len(words) <= _MAX_WORDS else words[: _MAX_WORDS - 1] + "…"
+    text = str(value) or "nothing"
+    return text if len(text) <= _MAX_VALUE else text[: _MAX_VALUE - 1] + "…"

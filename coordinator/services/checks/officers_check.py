@@ -1,4 +1,4 @@
-"""Compares actions that need two officers with what they signed and with the audit log; finds those by one alone."""
+"""Compares actions that need two officers with their signatures and the audit log; finds those by one officer alone."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,22 +25,22 @@ ENTRIES = {
     membership.FORGOTTEN: Action.FORGET,
     administrators.REVOKED: Action.REVOKE_ADMIN,
 }
-Deed = tuple[Action, str]  # what was done, and to whom
+DoneAction = tuple[Action, str]  # an action and its subject
 
 
 @dataclass(frozen=True)
-class _Decided:
-    """A request with its decision, as they were signed: `consent` is the digest of the decision's envelope."""
+class _DecidedRequest:
+    """A signed request with its signed decision: `consent` is the digest of the decision's envelope."""
 
-    asked: RequestManifest
+    request: RequestManifest
     consent: str = ""
 
 
 def request_problems(session: Session) -> Iterator[str]:
-    """What is wrong with requests, their signatures and the deeds that the log tells of, in words."""
-    told = _told(session)
+    """Describes the problems of requests, their signatures and the logged actions."""
+    logged = _logged_digests(session)
     keys = {row.key_id: row for row in session.scalars(select(Administrator))}
-    consents: dict[str, Deed] = {}
+    consents: dict[str, DoneAction] = {}
     for row in session.scalars(select(ActionRequest).order_by(ActionRequest.created)):
         name = f"request {row.request_id[7:19]}"
         try:
@@ -48,57 +48,57 @@ def request_problems(session: Session) -> Iterator[str]:
         except Refusal as refusal:
             yield f"{name}: {refusal.reason}: {refusal.message}"
             continue
-        if row.request_id not in told.get((MADE, row.request_id), ()):
+        if row.request_id not in logged.get((MADE, row.request_id), ()):
             yield f"{name}: no entry of the log tells that it was made"
         if row.state is RequestState.OPEN:
             continue
-        if decided.consent not in told.get((DECIDED[row.state], row.request_id), ()):
+        if decided.consent not in logged.get((DECIDED[row.state], row.request_id), ()):
             yield f"{name}: it is {row.state}, and no entry of the log tells of this decision"
         if row.state is RequestState.DONE:
-            consents[decided.consent] = (Action(decided.asked.action), decided.asked.subject)
-    for (action, subject), _ in told.items():
+            consents[decided.consent] = (Action(decided.request.action), decided.request.subject)
+    for (action, subject), _ in logged.items():
         if action == MADE and session.get(ActionRequest, subject) is None:
             yield f"request {subject[7:19]}: the log tells of it, and it is not in the record"
-    yield from _deeds(session, consents)
+    yield from _done_actions(session, consents)
 
 
-def _told(session: Session) -> Mapping[tuple[str, str], list[str]]:
+def _logged_digests(session: Session) -> Mapping[tuple[str, str], list[str]]:
     """The digests in the entries about requests, by action and request."""
-    found: dict[tuple[str, str], list[str]] = {}
+    digests: dict[tuple[str, str], list[str]] = {}
     rows = select(AuditEntry.action, AuditEntry.subject, AuditEntry.digest)
     for action, subject, digest in session.execute(rows.where(AuditEntry.action.in_([MADE, *DECIDED.values()]))):
-        found.setdefault((action, subject), []).append(digest)
-    return found
+        digests.setdefault((action, subject), []).append(digest)
+    return digests
 
 
-def _verified(row: ActionRequest, keys: Mapping[str, Administrator]) -> _Decided:
+def _verified(row: ActionRequest, keys: Mapping[str, Administrator]) -> _DecidedRequest:
     """Verifies both signatures of a request; raises a Refusal."""
     try:
         first = keys[row.requested_by]
-        asked = open_request(row, first)
+        request = open_request(row, first)
         if row.decision is None or row.decided_by is None:
             if row.state is not RequestState.OPEN:
                 raise Refusal("signature", f"it is {row.state}, and nobody has signed a decision")
-            return _Decided(asked)
+            return _DecidedRequest(request)
         second, envelope = keys[row.decided_by], SignedEnvelope.FromString(row.decision)
     except (KeyError, DecodeError):
         raise Refusal("key-unknown", "the record lacks the key of an officer, or what the officer signed") from None
     decision = unseal(envelope, DecisionManifest, Ed25519PublicKey.from_public_bytes(second.signing_key))
     if decision.request != row.request_id:
         raise Refusal("mismatch:request", "the decision is about another request")
-    own = first.name == second.name
-    signed = RequestState.DONE if decision.consent else RequestState.WITHDRAWN if own else RequestState.REFUSED
+    by_requester = first.name == second.name
+    signed = RequestState.DONE if decision.consent else RequestState.WITHDRAWN if by_requester else RequestState.REFUSED
     if signed is not row.state:
         raise Refusal("mismatch:state", f"it is {row.state}, and {second.name} has signed {signed}")
-    if decision.consent and own:
+    if decision.consent and by_requester:
         raise Refusal("request-own", f"{first.name} has consented to a request of its own")
-    if decision.consent and decision.created.ToNanoseconds() > asked.expires.ToNanoseconds():
+    if decision.consent and decision.created.ToNanoseconds() > request.expires.ToNanoseconds():
         raise Refusal("mismatch:created", "the decision was signed after the request had expired")
-    return _Decided(asked, envelope_digest(envelope))
+    return _DecidedRequest(request, envelope_digest(envelope))
 
 
-def _deeds(session: Session, consents: Mapping[str, Deed]) -> Iterator[str]:
-    """Goes through the log: what took two officers at the time has their consent, and each consent was done."""
+def _done_actions(session: Session, consents: Mapping[str, DoneAction]) -> Iterator[str]:
+    """Finds logged actions that needed two officers and lack their consent, and consents that were not performed."""
     actions = [*ENTRIES, audit.CONFIGURED]
     rows = select(AuditEntry.action, AuditEntry.subject, AuditEntry.detail, AuditEntry.digest)
     rows = rows.where(AuditEntry.action.in_(actions)).order_by(AuditEntry.entry_id)
@@ -109,10 +109,10 @@ def _deeds(session: Session, consents: Mapping[str, Deed]) -> Iterator[str]:
             if subject == TWO_OFFICERS:
                 taking_two = set(filter(None, detail.split(", ")))
             continue
-        deed = ENTRIES[entry], subject
-        if digest and consents.get(digest) != deed:
+        action_done = ENTRIES[entry], subject
+        if digest and consents.get(digest) != action_done:
             yield f"{entry} of {subject}: two officers have signed no such thing"
-        elif not digest and deed[0] in taking_two:
+        elif not digest and action_done[0] in taking_two:
             yield f"{entry} of {subject}: one officer has done it, although it took two at the time"
         done.add(digest)
     for consent, (action, subject) in consents.items():

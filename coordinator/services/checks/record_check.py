@@ -36,7 +36,7 @@ from storage.models import (
 from storage.states import ClientState
 
 _BLOBS_AT_A_TIME = 50
-# The actions of entries about rounds, and what they are about.
+# The actions of entries about rounds, and their subjects.
 _OF_ROUNDS = {
     log_entries.STEPPED: "step of round",
     log_entries.SKIPPED: "end of round",
@@ -50,22 +50,22 @@ _OF_ROUNDS = {
 
 @dataclass(frozen=True)
 class LoggedDigests:
-    """What the entries of one action tell: the digest of each subject, the newest last."""
+    """The digests in the log entries of one action, by subject, the newest last."""
 
     digests: Mapping[str, list[str]]
 
     @classmethod
     def read(cls, session: Session, action: str) -> "LoggedDigests":
-        """The entries of an action."""
+        """Reads the entries of an action."""
         digests: dict[str, list[str]] = {}
         rows = select(AuditEntry.subject, AuditEntry.digest).where(AuditEntry.action == action)
-        for subject, told in session.execute(rows.order_by(AuditEntry.entry_id)):
-            digests.setdefault(subject, []).append(told)
+        for subject, logged in session.execute(rows.order_by(AuditEntry.entry_id)):
+            digests.setdefault(subject, []).append(logged)
         return cls(digests)
 
-    def missing(self, subject: str, found: str) -> bool:
-        """Whether no entry tells of this digest about a subject."""
-        return found not in self.digests.get(subject, ())
+    def missing(self, subject: str, expected: str) -> bool:
+        """True if no entry has this digest for a subject."""
+        return expected not in self.digests.get(subject, ())
 
 
 class _LoggedRounds:
@@ -74,37 +74,37 @@ class _LoggedRounds:
     def __init__(self, session: Session) -> None:
         self._logged = {action: LoggedDigests.read(session, action) for action in _OF_ROUNDS}
         self._seen: set[Fact] = set()
-        self._named: set[tuple[str, str]] = set()  # actions and subjects of which something was named already
+        self._named: set[tuple[str, str]] = set()  # actions and subjects whose problem was reported already
 
-    def problems(self, place: str, opened: OpenedRound) -> Iterator[str]:
-        """Yields what the entries do not tell of a round, in words."""
-        if opened.step is None and place in self._logged[log_entries.STEPPED].digests:
-            self._named.add((log_entries.STEPPED, place))
-            yield f"round {place}: the log tells of its step, and it has none"
-        facts = [(one.name, one.fact) for one in opened.envelopes if one.fact is not None]
+    def problems(self, round_name: str, opened: OpenedRound) -> Iterator[str]:
+        """Describes the envelopes of a round that have no entry in the log."""
+        if opened.step is None and round_name in self._logged[log_entries.STEPPED].digests:
+            self._named.add((log_entries.STEPPED, round_name))
+            yield f"round {round_name}: the log tells of its step, and it has none"
+        facts = [(item.name, item.fact) for item in opened.envelopes if item.fact is not None]
         if opened.skipped is not None:
             facts.append(("its end", opened.skipped))
         for exchange in opened.exchanges:
-            if exchange.assignment.fact is not None and any(one.reply.fact is None for one in exchange.answers):
-                subject = exchange.assignment.fact.subject  # its receipt was named
+            if exchange.assignment.fact is not None and any(item.reply.fact is None for item in exchange.answers):
+                subject = exchange.assignment.fact.subject  # its receipt was reported
                 self._named |= {(log_entries.ACCEPTED, subject), (log_entries.REFUSED, subject)}
         for name, fact in facts:
             self._seen.add(fact)
             if self._logged[fact.action].missing(fact.subject, fact.digest):
                 self._named.add((fact.action, fact.subject))
-                yield f"round {place}: {name}: no entry of the log tells of it"
+                yield f"round {round_name}: {name}: no entry of the log tells of it"
 
     def further(self) -> Iterator[str]:
-        """Yields what the entries tell of besides, after all rounds."""
+        """Describes the entries without an envelope in the record, after all rounds."""
         for action, logged in self._logged.items():
             for subject, digests in logged.digests.items():
-                unseen = any(Fact(action, subject, told) not in self._seen for told in digests)
+                unseen = any(Fact(action, subject, logged_digest) not in self._seen for logged_digest in digests)
                 if unseen and (action, subject) not in self._named:
                     yield f"{_OF_ROUNDS[action]} {subject}: the log tells of it, and it is not in the record"
 
 
 def record_problems(session: Session, checks: EnvelopeChecks) -> Iterator[str | int]:
-    """What differs between the record and the log, in words, and after each round how many there were so far."""
+    """Describes differences between the record and the log; after each round, yields the number of rounds so far."""
     yield from _clients(session, checks)
     yield from _administrators(session)
     yield from request_problems(session)
@@ -114,34 +114,36 @@ def record_problems(session: Session, checks: EnvelopeChecks) -> Iterator[str | 
     rounds = select(Round.round_id).join(Run).where(Run.submitted_by != SIMULATOR).order_by(Round.run_id, Round.number)
     for count, round_id in enumerate(session.scalars(rounds).all(), 1):
         row = session.get_one(Round, round_id)
-        place = f"{row.run_id}/{row.number}"
+        round_name = f"{row.run_id}/{row.number}"
         checked = checks.of_round(session, row)
         if checked.step is not None and not checked.step.verified:
-            yield f"round {place}: the step: {checked.step.reason}: {checked.step.message}"
-        for one in checked.envelopes:
-            if not one.check.verified:
-                where = f"the {one.check.kind} of {one.client_id} in phase {one.check.phase}"
-                yield f"round {place}: {where}: {one.check.reason}: {one.check.message}"
-        yield from log.problems(place, checked.opened)
-        yield from _private(row.run, place, checked.opened)
+            yield f"round {round_name}: the step: {checked.step.reason}: {checked.step.message}"
+        for envelope in checked.envelopes:
+            if not envelope.check.verified:
+                subject = f"the {envelope.check.kind} of {envelope.client_id} in phase {envelope.check.phase}"
+                yield f"round {round_name}: {subject}: {envelope.check.reason}: {envelope.check.message}"
+        yield from log.problems(round_name, checked.opened)
+        yield from _private(row.run, round_name, checked.opened)
         yield count
         session.expunge_all()
     yield from log.further()
 
 
-def _private(run: Run, place: str, opened: OpenedRound) -> Iterator[str]:
-    """What members of private rounds should have refused, in any attempt."""
+def _private(run: Run, round_name: str, opened: OpenedRound) -> Iterator[str]:
+    """Describes orders of a private round that its members should have refused, in any attempt."""
     try:
         spec = RunSpec.parse(run.spec)
     except SpecError as error:
-        yield f"round {place}: the specification of its run: {error}"
+        yield f"round {round_name}: the specification of its run: {error}"
         return
     if spec.privacy.secure == "off":
         return
-    orders = [one.assignment.manifest for one in opened.exchanges if one.assignment.is_signed]
-    replies = [answer.reply.manifest for one in opened.exchanges for answer in one.accepted if answer.reply.is_signed]
+    orders = [exchange.assignment.manifest for exchange in opened.exchanges if exchange.assignment.is_signed]
+    replies = [
+        answer.reply.manifest for exchange in opened.exchanges for answer in exchange.accepted if answer.reply.is_signed
+    ]
     for problem in order_problems(spec, orders, replies):
-        yield f"round {place}: {problem}"
+        yield f"round {round_name}: {problem}"
 
 
 def _runs(session: Session) -> Iterator[str]:
@@ -149,31 +151,33 @@ def _runs(session: Session) -> Iterator[str]:
     ends = {state: LoggedDigests.read(session, f"run.{state.lower()}") for state in RUN_ENDED}
     runs = session.scalars(select(Run).where(Run.submitted_by != SIMULATOR).order_by(Run.run_id)).all()
     for run in runs:
-        found = digest(run.spec)
-        if found != run.spec_digest or submitted.missing(run.run_id, found):
+        spec_digest = digest(run.spec)
+        if spec_digest != run.spec_digest or submitted.missing(run.run_id, spec_digest):
             yield f"run {run.run_id}: its specification is not the one whose submission the log tells of"
-        for state, told in ends.items():
-            if (run.run_id in told.digests) != (run.state is state):
-                there = "tells" if run.run_id in told.digests else "does not tell"
-                yield f"run {run.run_id}: it is {run.state}, and the log {there} that it became {state}"
+        for state, logged in ends.items():
+            if (run.run_id in logged.digests) != (run.state is state):
+                verb = "tells" if run.run_id in logged.digests else "does not tell"
+                yield f"run {run.run_id}: it is {run.state}, and the log {verb} that it became {state}"
     for run_id in submitted.digests.keys() - {run.run_id for run in runs}:
         yield f"run {run_id}: the log tells of it, and it is not in the record"
 
 
 def _consents(session: Session, checks: EnvelopeChecks) -> Iterator[str]:
     """The newest answer of a client to a run is the one that the log tells of last."""
-    told: dict[str, str] = {}
+    logged: dict[str, str] = {}
     entries = select(AuditEntry.subject, AuditEntry.digest).where(AuditEntry.action.startswith("consent."))
-    told.update((subject, found) for subject, found in session.execute(entries.order_by(AuditEntry.entry_id)))
+    logged.update(
+        (subject, logged_digest) for subject, logged_digest in session.execute(entries.order_by(AuditEntry.entry_id))
+    )
     for row, spec in session.execute(select(Consent, Run.spec_digest).join(Run)):
-        place, check = f"{row.run_id}/{row.client_id}", checks.consent(session, row, spec)
+        subject, check = f"{row.run_id}/{row.client_id}", checks.consent(session, row, spec)
         envelope = parsed(row.envelope)
         if not check.verified:
-            yield f"consent {place}: {check.reason}: {check.message}"
-        if envelope is not None and told.pop(place, "") != envelope_digest(envelope):
-            yield f"consent {place}: the log tells of another answer"
-    for place in told:
-        yield f"consent {place}: the log tells of it, and it is not in the record"
+            yield f"consent {subject}: {check.reason}: {check.message}"
+        if envelope is not None and logged.pop(subject, "") != envelope_digest(envelope):
+            yield f"consent {subject}: the log tells of another answer"
+    for subject in logged:
+        yield f"consent {subject}: the log tells of it, and it is not in the record"
 
 
 def _clients(session: Session, checks: EnvelopeChecks) -> Iterator[str]:
@@ -186,18 +190,18 @@ def _clients(session: Session, checks: EnvelopeChecks) -> Iterator[str]:
     clients = session.scalars(select(Client).where(Client.signing_key != UNSIGNED).order_by(Client.client_id)).all()
     for client in clients:
         name = client.client_id
-        told = [*enrolled.digests.get(name, ()), *rotated.digests.get(name, ())]
+        logged_keys = [*enrolled.digests.get(name, ()), *rotated.digests.get(name, ())]
         try:
-            if [digest(key) for key in checks.keys(session, client).raw] != told:
+            if [digest(key) for key in checks.keys(session, client).raw] != logged_keys:
                 yield f"client {name}: its signing keys are not those that the log tells of"
         except Refusal as refusal:
             yield f"client {name}: its signing keys: {refusal.message}"
         if (name in revoked.digests) != (client.state is ClientState.REVOKED):
-            there = "tells" if name in revoked.digests else "does not tell"
-            yield f"client {name}: it is {client.state}, and the log {there} of its revocation"
+            verb = "tells" if name in revoked.digests else "does not tell"
+            yield f"client {name}: it is {client.state}, and the log {verb} of its revocation"
         if (name in forgotten.digests) != (client.forgotten is not None):
-            there = "tells" if name in forgotten.digests else "does not tell"
-            yield f"client {name}: the log {there} that it was forgotten, unlike the record"
+            verb = "tells" if name in forgotten.digests else "does not tell"
+            yield f"client {name}: the log {verb} that it was forgotten, unlike the record"
         if client.state is ClientState.ACTIVE and name in waited and name not in approved.digests:
             yield f"client {name}: it is ACTIVE, and the log does not tell of its approval"
     for name in enrolled.digests.keys() - {"", *(client.client_id for client in clients)}:
@@ -217,8 +221,8 @@ def _administrators(session: Session) -> Iterator[str]:
         if any(row.ended is None for row in rows[:-1]):
             yield f"administrator {name}: a signing key counts although the log tells of a newer one"
         if (last.get(name) == REVOKED) != (rows[-1].ended is not None):
-            there = "tells" if last.get(name) == REVOKED else "does not tell"
-            yield f"administrator {name}: the log {there} of its revocation, and the record says otherwise"
+            verb = "tells" if last.get(name) == REVOKED else "does not tell"
+            yield f"administrator {name}: the log {verb} of its revocation, and the record says otherwise"
     for name in issued.digests.keys() - keys.keys():
         yield f"administrator {name}: the log tells of it, and it is not in the record"
     for certificate in session.scalars(select(Certificate).where(Certificate.client_id.is_(None))):
@@ -228,7 +232,7 @@ def _administrators(session: Session) -> Iterator[str]:
 
 
 def blob_problems(blobs: BlobStore, needed: set[str]) -> Iterator[str | int]:
-    """Which blobs are damaged, or missing although they are `needed`, and now and then how many were read so far."""
+    """Describes damaged blobs and missing `needed` ones; now and then, yields the number of blobs read so far."""
     count, stored = 0, set()
     for count, blob in enumerate(blobs.scan(), 1):
         stored.add(blob.digest)
@@ -246,7 +250,7 @@ def blob_problems(blobs: BlobStore, needed: set[str]) -> Iterator[str | int]:
 
 
 def noise_problems(session: Session, blobs: BlobStore) -> Iterator[str]:
-    """Which rounds have noise for clients that is too long or too large, as far as it is kept."""
+    """Describes rounds whose kept noise for clients is too long or too large."""
     rounds = select(Round.run_id, Round.number, Round.noise).order_by(Round.run_id, Round.number)
     for run_id, number, noise in session.execute(rounds):
         if noise is None:
@@ -254,7 +258,7 @@ def noise_problems(session: Session, blobs: BlobStore) -> Iterator[str]:
         try:
             defect = noise_defect(update_rows(blobs.local(noise)).values())
         except (BlobMissing, BlobCorrupt):
-            continue  # it is kept no longer, or is named with the blobs
+            continue  # it was removed, or is reported with the blobs
         except Refusal as refusal:
             defect = refusal.message
         if defect:
