@@ -19,8 +19,8 @@ from federation.trust.identity import NAME_PATTERN, Role, admin_uris
 from storage import audit
 from storage.models import Administrator, Certificate
 
-CERTIFIED = "admin.certified"  # the entry of the log that tells of a certificate
-ISSUED = "admin.issued"  # the entry that tells of a signing key
+CERTIFIED = "admin.certified"  # the log entry of a certificate
+ISSUED = "admin.issued"  # the log entry of a signing key
 REVOKED = "admin.revoked"
 MAX_VALID = 32  # certificates of one administrator at a time: of several commands, or of several machines
 KEPT = timedelta(days=1)  # how long a certificate stays on record after its end
@@ -35,17 +35,17 @@ class ListedAdministrator:
 
     @property
     def is_officer(self) -> bool:
-        """Whether it can act as a security officer."""
+        """True if it can act as a security officer."""
         return self.row.ended is None and Role.SECURITY_OFFICER in self.row.roles
 
 
 def identity_digest(administrator: Administrator) -> str:
-    """The digest by which the log tells of an administrator: of the raw signing key, a zero byte, and the roles."""
+    """The digest of an administrator in the log: of the raw signing key, a zero byte, and the roles."""
     return digest(administrator.signing_key + b"\0" + ",".join(administrator.roles).encode())
 
 
 def administrators(session: Session, *, lock: bool = False) -> list[ListedAdministrator]:
-    """Every administrator that ever was, by name; `lock` holds the rows until the transaction ends."""
+    """All administrators, revoked ones included, by name; `lock` holds the rows until the transaction ends."""
     query = select(Administrator).order_by(Administrator.key_id)
     if lock:
         query = query.with_for_update().execution_options(populate_existing=True)
@@ -57,7 +57,7 @@ def administrators(session: Session, *, lock: bool = False) -> list[ListedAdmini
 
 def officers(session: Session) -> list[str]:
     """The names of the security officers who can act."""
-    return [one.row.name for one in administrators(session) if one.is_officer]
+    return [officer.row.name for officer in administrators(session) if officer.is_officer]
 
 
 def register_administrator(
@@ -125,7 +125,7 @@ def certify_administrator(
 def revoke_administrator(
     session: Session, name: str, reason: str, *, least: int, by: str, now: datetime, consent: str = ""
 ) -> ListedAdministrator:
-    """Ends an administrator's signing key and certificates; its running calls are for the caller to end.
+    """Ends an administrator's signing key and certificates; the caller must end its running calls.
 
     `least` is the number of security officers that have to remain; `consent` is the digest of a second officer's
     signed decision.
@@ -134,7 +134,7 @@ def revoke_administrator(
         Refusal: `administrator-unknown`; `administrator-state`: it is revoked already; `last-officer`: fewer than
             `least` officers would remain.
     """
-    everybody = {one.row.name: one for one in administrators(session, lock=True)}
+    everybody = {listed.row.name: listed for listed in administrators(session, lock=True)}
     administrator = everybody.get(name)
     if administrator is None or NAME_PATTERN.fullmatch(name) is None:
         raise Refusal(
@@ -144,14 +144,14 @@ def revoke_administrator(
         raise Refusal(
             "administrator-state", f"{name} was revoked on {administrator.row.ended:%Y-%m-%d %H:%M} UTC already"
         )
-    remaining = sum(one.is_officer for one in everybody.values()) - 1
+    remaining = sum(listed.is_officer for listed in everybody.values()) - 1
     if administrator.is_officer and remaining < least:
-        what = "nobody could make join strings or revoke a member"
+        consequence = "nobody could make join strings or revoke a member"
         if least > 1:
-            what = f"what takes two officers could not be done with {remaining or 'none'}"
+            consequence = f"what takes two officers could not be done with {remaining or 'none'}"
         raise Refusal(
             "last-officer",
-            f"{name} is one of the last security officers: {what} afterwards. Issue another one first, on the "
+            f"{name} is one of the last security officers: {consequence} afterwards. Issue another one first, on the "
             "coordinator's own machine: `fedpareto coordinator admin NAME --role security-officer --out DIR`",
         )
     _end(session, administrator.row, by=by, now=now)
@@ -172,6 +172,6 @@ def note_seen(session: Session, serial: str, now: datetime) -> None:
 
 
 def revoked_among(session: Session, serials: Iterable[str]) -> set[str]:
-    """Which of these certificates are revoked."""
+    """The serial numbers of the revoked certificates among these."""
     query = select(Certificate.serial).where(Certificate.serial.in_(list(serials)), Certificate.revoked.is_not(None))
     return set(session.scalars(query))

@@ -91,11 +91,11 @@ def register(
     )
 
 
-def retire(session: Session, *which: ColumnElement[bool], subject: str, by: str, now: datetime) -> None:
-    """Ends the certificates of a subject that fit each of the conditions `which` and have not ended; records each.
+def retire(session: Session, *conditions: ColumnElement[bool], subject: str, by: str, now: datetime) -> None:
+    """Ends the certificates of a subject that meet all `conditions` and have not ended; records each.
 
     `subject` is the member or administrator; `by` is the actor, for the record.
     """
-    ended = update(Certificate).where(Certificate.revoked.is_(None), *which).values(revoked=now)
+    ended = update(Certificate).where(Certificate.revoked.is_(None), *conditions).values(revoked=now)
     for serial in session.scalars(ended.returning(Certificate.serial)).all():
         audit.record(session, at=now, actor=by, action="certificate.retired", subject=subject, detail=serial)

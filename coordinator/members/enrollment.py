@@ -40,9 +40,9 @@ def enroll(
     """Checks an application, uses up its join string, and makes the client and its certificate.
 
     If the join string names a member, the member joins again: with the signing key that is on record it gets a
-    certificate, and nothing else of it changes. Its older certificates end when the new one attends.
+    certificate, and its other data stay as they are. Its older certificates end when the new one attends.
 
-    The join string is found by the hash of its secret, so that no comparison's duration says anything about a secret. A
+    The join string is found by the hash of its secret, so that no comparison's duration reveals anything of a secret. A
     refusal leaves the join string as it was. With `approval`, a security officer must approve the client before it gets
     work. `peer` is the address that the application came from, for the record.
 
@@ -129,7 +129,7 @@ def _join_string(session: Session, secret: bytes, now: datetime) -> JoinString:
             "join-string-invalid",
             "no join string with this secret exists: copy the whole join string again, or ask for a new one",
         )
-    for reason, at, what, remedy in (
+    for reason, at, event, remedy in (
         ("used", row.used, "was used", "and it works once; if that was not you, tell an administrator at once"),
         ("cancelled", row.cancelled, "was cancelled", "ask for another one"),
         ("expired", row.expires if row.expires <= now else None, "expired", "ask for a new one"),
@@ -137,6 +137,6 @@ def _join_string(session: Session, secret: bytes, now: datetime) -> JoinString:
         if at is not None:
             raise Refusal(
                 f"join-string-{reason}",
-                f"the join string of {row.client_id} {what} on {at:%Y-%m-%d %H:%M} UTC; {remedy}",
+                f"the join string of {row.client_id} {event} on {at:%Y-%m-%d %H:%M} UTC; {remedy}",
             )
     return row

@@ -31,7 +31,7 @@ def create_join_string(
     It replaces the open join strings for the name, so that there is one at a time.
 
     Returns:
-        The number of those that it has replaced.
+        The number of join strings that it has replaced.
 
     Raises:
         Refusal: `argument`: not a name for a client; `client-exists`; of one that joins again `client-unknown`,
@@ -91,8 +91,8 @@ def _cancel_open(session: Session, client_id: str, detail: str, *, by: str, now:
         .returning(JoinString)
     ).all()
     if cancelled:
-        words = detail.format(len(cancelled))
-        audit.record(session, at=now, actor=by, action="join-string.cancelled", subject=client_id, detail=words)
+        text = detail.format(len(cancelled))
+        audit.record(session, at=now, actor=by, action="join-string.cancelled", subject=client_id, detail=text)
     return cancelled
 
 

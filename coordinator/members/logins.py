@@ -18,7 +18,7 @@ from federation.trust.keys import IdentityError
 from federation.v1.common_pb2 import LoginManifest, SignedEnvelope
 from storage.models import Administrator, Certificate
 
-TOLERANCE = timedelta(minutes=5)  # between the administrator's clock and ours
+TOLERANCE = timedelta(minutes=5)  # between the administrator's clock and the coordinator's
 MAX_MANIFEST_BYTES = 8192
 _NOBODY = Ed25519PrivateKey.generate().public_key()  # its private key is not kept
 
@@ -29,7 +29,7 @@ def prove_login(
     """The administrator who signed a login, and what was signed; `lock` holds its row until the transaction ends.
 
     A key that is not on record, one that has ended and a wrong signature are refused alike, after the same work, so
-    that the answer does not tell a stranger which administrators there are.
+    that the answer does not reveal to a stranger which administrators exist.
 
     Raises:
         Refusal: `login`: no administrator signed this; `manifest`.
@@ -65,25 +65,25 @@ def log_in(
 ) -> x509.Certificate:
     """Issues the certificate that a signed login asks for.
 
-    Nobody gains anything from a request that was overheard, because the certificate is for the key in it. A replay is
-    refused nevertheless: each request counts once, within five minutes of its time, and requests stay on record
-    longer than that, with their certificates.
+    An overheard request is useless, because the certificate is for the key in it. A replay is refused nevertheless:
+    each request counts once, within five minutes of its time, and requests stay on record longer than that, with their
+    certificates.
 
     Raises:
         Refusal: `login`, `manifest`, `mismatch:federation_id`, `mismatch:name`, `signed-time`, `csr`, `login-replayed`.
     """
     administrator, manifest = prove_login(session, envelope, lock=True)
     for field, expected in (("federation_id", authority.federation_id), ("name", administrator.name)):
-        if (said := getattr(manifest, field)) != expected:
-            raise Refusal(f"mismatch:{field}", f"the login is for {said[:63]!r}, not for {expected!r}")
+        if (signed_value := getattr(manifest, field)) != expected:
+            raise Refusal(f"mismatch:{field}", f"the login is for {signed_value[:63]!r}, not for {expected!r}")
     try:
-        made = manifest.created.ToDatetime(now.tzinfo)
+        signed_at = manifest.created.ToDatetime(now.tzinfo)
     except (ValueError, OverflowError):
         raise Refusal("signed-time", "the time of the login is not a time") from None
-    if abs(made - now) > TOLERANCE:
+    if abs(signed_at - now) > TOLERANCE:
         raise Refusal(
             "signed-time",
-            f"the login was made at {made:%Y-%m-%d %H:%M:%S} UTC by your clock, and the coordinator's clock says "
+            f"the login was made at {signed_at:%Y-%m-%d %H:%M:%S} UTC by your clock, and the coordinator's clock says "
             f"{now:%Y-%m-%d %H:%M:%S} UTC: set the clock",
         )
     try:

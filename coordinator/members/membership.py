@@ -47,9 +47,11 @@ def tag(session: Session, client_id: str, tags: Sequence[str], *, by: str, now: 
     client = _get(session, client_id)
     if len(tags) > MAX_TAGS:
         raise Refusal("argument", f"{len(tags)} tags; a client has at most {MAX_TAGS}")
-    for one in tags:
-        if re.fullmatch(IDENTIFIER, one) is None:
-            raise Refusal("argument", f"{one[:80]!r} cannot be a tag: use lower-case letters, digits, dots and hyphens")
+    for name in tags:
+        if re.fullmatch(IDENTIFIER, name) is None:
+            raise Refusal(
+                "argument", f"{name[:80]!r} cannot be a tag: use lower-case letters, digits, dots and hyphens"
+            )
     client.tags = sorted(set(tags))
     audit.record(session, at=now, actor=by, action="client.tagged", subject=client_id, detail=", ".join(client.tags))
 
@@ -82,7 +84,7 @@ def must_not_be_revoked(client: Client) -> None:
 
 
 def forget(session: Session, client_id: str, reason: str, *, by: str, now: datetime, consent: str = "") -> None:
-    """Marks a client as forgotten: payloads that it has sent so far are not kept. Its signed envelopes are.
+    """Marks a client as forgotten: the payloads that it has sent are removed, and its signed envelopes are kept.
 
     `consent` as for `approve`.
 
@@ -99,9 +101,9 @@ def _get(session: Session, client_id: str) -> Client:
 
 
 def revoked(federation_id: str, key: Ed25519PrivateKey, client: Client, certificate: Certificate | None) -> Refusal:
-    """The refusal of a revoked client, with the coordinator's signed statement, which a worker needs to stop for ever.
+    """The refusal of a revoked client, with the coordinator's signed statement. Without it a worker would try again.
 
-    `certificate` is the one that was shown, when it has ended and the client has not.
+    `certificate` is the one that the caller showed, if the certificate has ended and the client is not revoked.
     """
     is_revoked = client.state is ClientState.REVOKED
     manifest = RevocationManifest(federation_id=federation_id, client_id=client.client_id)

@@ -18,7 +18,7 @@ from storage import audit
 from storage.models import Certificate, Client
 from storage.states import ClientState
 
-MAX_UNUSED = 3  # certificates besides the present and the newest one that are still good
+MAX_UNUSED = 3  # certificates besides the present and the newest one that are still valid
 MAX_ENDED = 16  # certificates that have ended and stay on record
 
 
@@ -35,7 +35,7 @@ def renew(
 ) -> x509.Certificate:
     """Issues the next certificate of a member, for a new key. The present one holds until the next one attends.
 
-    A stolen TLS key alone renews nothing: the member's signing key has to agree. The newest few
+    A stolen TLS key alone renews nothing: the member's signing key must sign, too. The newest few
     certificates that the member has not attended with stay valid, because the answer to a renewal may have been lost.
     The newest few that have ended stay on record. `serial` is of the present certificate, `csr` a PKCS#10 request in
     DER, and `proof` by the signing key (`prove_renewal`).
@@ -68,7 +68,7 @@ def renew(
 
 
 def retire_older(session: Session, client_id: str, serial: str, *, by: str, now: datetime) -> None:
-    """Ends the certificates of a member that were issued before the one with `serial`, that it attends with."""
+    """Ends the certificates of a member that were issued before the one with `serial`, with which it attends."""
     older = Certificate.not_before < session.get_one(Certificate, serial).not_before
     retire(session, Certificate.client_id == client_id, older, subject=client_id, by=by, now=now)
 

@@ -1,7 +1,7 @@
 """Actions that need two security officers: one signs a request, another one a decision. Functions of a session.
 
-What is done is what the first officer signed, never what a column says, and it is done in the transaction of the
-second officer's consent.
+The action is read from the first officer's signed request, never from a column, and it is performed in the
+transaction of the second officer's consent.
 """
 
 from collections.abc import Sequence
@@ -31,9 +31,9 @@ DECIDED = {
     RequestState.REFUSED: "request.refused",
     RequestState.WITHDRAWN: "request.withdrawn",
 }
-TOLERANCE = timedelta(minutes=5)  # between an administrator's clock and ours
+TOLERANCE = timedelta(minutes=5)  # between an administrator's clock and the coordinator's
 MAX_MANIFEST_BYTES = 8192
-LEAST = 2  # officers, where something takes two
+LEAST = 2  # officers, for actions that need two
 
 
 SignedT = TypeVar("SignedT", RequestManifest, DecisionManifest)
@@ -41,7 +41,7 @@ SignedT = TypeVar("SignedT", RequestManifest, DecisionManifest)
 
 @dataclass(frozen=True)
 class Done:
-    """A decision, and what was done with it; `client` is the client that was revoked, if one was."""
+    """A decision and its effect; `client` is the client that was revoked, if any."""
 
     row: ActionRequest
     action: Action
@@ -50,7 +50,7 @@ class Done:
 
 
 def officers_caution(session: Session, settings: Settings) -> str | None:
-    """What is wrong when something takes two officers and there are fewer; None if nothing is."""
+    """A warning if an action needs two officers and there are fewer; None otherwise."""
     names = officers(session)
     if not settings.two_officers or len(names) >= LEAST:
         return None
@@ -62,7 +62,7 @@ def officers_caution(session: Session, settings: Settings) -> str | None:
 
 
 def must_not_take_two(settings: Settings, action: Action) -> None:
-    """Raises the Refusal `two-officers` if an action takes two officers."""
+    """Raises the Refusal `two-officers` if an action needs two officers."""
     if action in settings.two_officers:
         raise Refusal(
             "two-officers",
@@ -74,7 +74,7 @@ def must_not_take_two(settings: Settings, action: Action) -> None:
 def make_request(
     session: Session, envelope: SignedEnvelope, *, federation_id: str, settings: Settings, by: str, now: datetime
 ) -> ActionRequest:
-    """Puts an officer's request on record. The action is tried, and undone, so that it is refused now if it would be.
+    """Puts an officer's request on record. The action is tried and rolled back, so that a bad one is refused now.
 
     `by` is the URI of the caller, who must be the officer who signed.
 
@@ -110,11 +110,11 @@ def make_request(
 
 
 def decide(session: Session, envelope: SignedEnvelope, *, federation_id: str, by: str, now: datetime) -> Done:
-    """Takes an officer's decision on a request; with a consent, does what was asked for.
+    """Takes an officer's decision on a request; with a consent, performs the requested action.
 
     Raises:
         Refusal: `manifest`, `key-unknown`, `signature`, `mismatch`, `signed-time`, `request-unknown`, `request-state`,
-            `request-expired`, `request-own`, `request-officer`; those of the action, and then the request stays open.
+            `request-expired`, `request-own`, `request-officer`; those of the action; the request then stays open.
     """
     officer, manifest = _signed(session, envelope, DecisionManifest, federation_id=federation_id, by=by, now=now)
     row = session.get(ActionRequest, manifest.request[:71], with_for_update=True, populate_existing=True)
@@ -126,30 +126,33 @@ def decide(session: Session, envelope: SignedEnvelope, *, federation_id: str, by
         raise Refusal("request-expired", f"the request has expired at {row.expires:%Y-%m-%d %H:%M} UTC: make a new one")
     administrators(session, lock=True)  # all in one order, before the action does so: no two consents can deadlock
     first = session.get_one(Administrator, row.requested_by)
-    asked = open_request(row, first)
-    own = first.name == officer.name
-    if manifest.consent and own:
+    requested = open_request(row, first)
+    by_requester = first.name == officer.name
+    if manifest.consent and by_requester:
         raise Refusal("request-own", "the request is your own: another security officer has to consent")
-    if now >= _time(asked.expires, now):
+    if now >= _time(requested.expires, now):
         raise Refusal("signature", "the end of the request on record is not the one that was signed")
     if not _counts(officer):
         raise Refusal("key-unknown", f"{officer.name} was revoked at this moment")
     if manifest.consent and not _counts(first):
         raise Refusal("request-officer", f"{first.name}, who made the request, is no security officer any more")
-    row.state = RequestState.DONE if manifest.consent else RequestState.WITHDRAWN if own else RequestState.REFUSED
+    row.state = (
+        RequestState.DONE if manifest.consent else RequestState.WITHDRAWN if by_requester else RequestState.REFUSED
+    )
     row.decided_by, row.ended = officer.key_id, now
     row.decision = envelope.SerializeToString(deterministic=True)
     consent = envelope_digest(envelope)
-    detail = f"{asked.action} {asked.subject}, asked by {first.name}{': ' if manifest.reason else ''}{manifest.reason}"
+    reason = f"{': ' if manifest.reason else ''}{manifest.reason}"
+    detail = f"{requested.action} {requested.subject}, asked by {first.name}{reason}"
     audit.record(
         session, at=now, actor=by, action=DECIDED[row.state], subject=row.request_id, detail=detail, digest=consent
     )
-    client = _perform(session, asked, by=by, now=now, consent=consent) if manifest.consent else None
-    return Done(row, Action(asked.action), asked.subject, client)
+    client = _perform(session, requested, by=by, now=now, consent=consent) if manifest.consent else None
+    return Done(row, Action(requested.action), requested.subject, client)
 
 
 def open_request(row: ActionRequest, officer: Administrator) -> RequestManifest:
-    """What an officer has signed in a request on record.
+    """The manifest of a request on record, as the officer signed it.
 
     Raises:
         Refusal: `signature`: the row was changed since.
@@ -172,7 +175,7 @@ def requests(session: Session, *, every: bool, now: datetime, start: int, count:
 def _signed(
     session: Session, envelope: SignedEnvelope, kind: type[SignedT], *, federation_id: str, by: str, now: datetime
 ) -> tuple[Administrator, SignedT]:
-    """The officer whose signature this is, which must be the caller, and what was signed, just now."""
+    """The officer who signed an envelope, who must be the caller, and its manifest, which must be recent."""
     if len(envelope.manifest) > MAX_MANIFEST_BYTES:
         raise Refusal("manifest", f"what an officer signs has at most {MAX_MANIFEST_BYTES} bytes")
     name = by.rpartition("/")[2]
@@ -181,8 +184,8 @@ def _signed(
         raise Refusal("key-unknown", f"this is not signed by the present signing key of the security officer {name}")
     manifest = unseal(envelope, kind, Ed25519PublicKey.from_public_bytes(officer.signing_key))
     for field, expected in (("federation_id", federation_id), ("officer", name)):
-        if (said := getattr(manifest, field)) != expected:
-            raise Refusal(f"mismatch:{field}", f"what was signed is for {said[:63]!r}, not for {expected!r}")
+        if (signed_value := getattr(manifest, field)) != expected:
+            raise Refusal(f"mismatch:{field}", f"what was signed is for {signed_value[:63]!r}, not for {expected!r}")
     if abs(_time(manifest.created, now) - now) > TOLERANCE:
         raise Refusal(
             "signed-time",
@@ -203,14 +206,16 @@ def _time(stamp: Timestamp, now: datetime) -> datetime:
         raise Refusal("signed-time", "a time in what was signed is not a time") from None
 
 
-def _perform(session: Session, asked: RequestManifest, *, by: str, now: datetime, consent: str) -> Client | None:
-    match Action(asked.action):
+def _perform(session: Session, requested: RequestManifest, *, by: str, now: datetime, consent: str) -> Client | None:
+    match Action(requested.action):
         case Action.APPROVE:
-            approve(session, asked.subject, by=by, now=now, consent=consent)
+            approve(session, requested.subject, by=by, now=now, consent=consent)
         case Action.REVOKE:
-            return revoke(session, asked.subject, asked.reason, by=by, now=now, consent=consent)
+            return revoke(session, requested.subject, requested.reason, by=by, now=now, consent=consent)
         case Action.FORGET:
-            forget(session, asked.subject, asked.reason, by=by, now=now, consent=consent)
+            forget(session, requested.subject, requested.reason, by=by, now=now, consent=consent)
         case Action.REVOKE_ADMIN:
-            revoke_administrator(session, asked.subject, asked.reason, least=LEAST, by=by, now=now, consent=consent)
+            revoke_administrator(
+                session, requested.subject, requested.reason, least=LEAST, by=by, now=now, consent=consent
+            )
     return None

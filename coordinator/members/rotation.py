@@ -25,7 +25,7 @@ from storage import audit
 from storage.models import Assignment, Client, Phase, Rotation, Round, Run
 from storage.states import ClientState
 
-OVERLAP = timedelta(days=7)  # for replies that the old key has signed to what was asked before
+OVERLAP = timedelta(days=7)  # for replies to earlier assignments, signed by the old key
 
 
 def rotate_key(
@@ -74,7 +74,7 @@ def _register(
     session: Session,
     client: Client,
     rotation: KeyRotation,
-    asked: tuple[bytes, bytes],
+    csr_and_proof: tuple[bytes, bytes],
     number: int,
     *,
     signing: Signing,
@@ -92,14 +92,14 @@ def _register(
     name = key_id(new).hex()
     if session.scalar(select(Client).filter_by(key_id=name)) or session.get(Rotation, name) is not None:
         raise Refusal("signing-key", "this signing key is registered already, or was once: make a new one")
-    _must_prove(new, asked[1], asked[0], client_id)
+    _must_prove(new, csr_and_proof[1], csr_and_proof[0], client_id)
     _must_be_in_no_private_run(session, client_id)
     answer = receipt(
         rotation, signing.key, federation_id=federation_id, client_id=client_id, ended=now, until=now + OVERLAP
     )
-    kept = KeyRotation(statement=rotation.statement, possession=rotation.possession, receipt=answer)
+    recorded = KeyRotation(statement=rotation.statement, possession=rotation.possession, receipt=answer)
     row = Rotation(key_id=client.key_id, client_id=client_id, number=number)
-    row.rotation = kept.SerializeToString(deterministic=True)
+    row.rotation = recorded.SerializeToString(deterministic=True)
     session.add(row)
     old, client.signing_key, client.key_id = client.key_id, manifest.new_key, name
     audit.record(
@@ -120,7 +120,7 @@ def _must_prove(key: Ed25519PublicKey, proof: bytes, csr: bytes, client_id: str)
 
 
 def _must_be_in_no_private_run(session: Session, client_id: str) -> None:
-    going = (
+    runs = (
         select(Run.name, Run.spec)
         .join(Round)
         .join(Phase)
@@ -128,7 +128,7 @@ def _must_be_in_no_private_run(session: Session, client_id: str) -> None:
         .where(Assignment.client_id == client_id, Run.state.not_in(RUN_ENDED))
         .distinct()
     )
-    for name, spec in session.execute(going):
+    for name, spec in session.execute(runs):
         if RunSpec.parse(spec).privacy.secure != "off":
             raise Refusal(
                 "run-state",
