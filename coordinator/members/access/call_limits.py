@@ -6,7 +6,7 @@ from dataclasses import dataclass
 DAY = 86_400.0
 REFUSED = "refused"  # every refused call is charged to this kind, besides its own
 DECLINE = "decline"  # a message of the worker, in its attendance, that is written to the database
-MESSAGE = "message"  # another one
+MESSAGE = "message"  # any other message
 _OTHERS = "others"
 _MAX_BUCKETS = 10_000
 
@@ -19,7 +19,7 @@ class Rate:
     per_second: float
 
 
-# A member that works in 50 rounds a second, each with a model, an update and an evaluation, stays below all of them.
+# A member that works in 50 rounds a second, each with a model, an update and an evaluation, stays below every rate.
 RATES: Mapping[str, Rate] = {
     "Attend": Rate(100, 2),
     "Renew": Rate(5, 5 / DAY),

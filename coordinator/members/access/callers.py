@@ -10,7 +10,7 @@ from federation.trust.identity import PeerIdentity, Role
 
 @dataclass(frozen=True)
 class CallerRule:
-    """Who may call an rpc: clients, administrators of a role, or anyone, with or without a certificate."""
+    """The callers that an rpc permits: clients, administrators of a role, or anyone, with or without a certificate."""
 
     kind: Literal["client", "admin", "anyone"]
     role: Role | None = None
@@ -58,5 +58,5 @@ def authorise(rule: CallerRule | None, identity: PeerIdentity | None, action: st
         holders = {"client": "clients", "admin": "administrators"}
         raise Refusal("role", f"{action} is for {holders[rule.kind]}; your certificate is of a {identity.kind}")
     if rule.role is not None and rule.role not in identity.roles:
-        held = ", ".join(sorted(identity.roles)) or "none"
-        raise Refusal("role", f"{action} needs the role {rule.role}; your certificate gives {held}")
+        roles = ", ".join(sorted(identity.roles)) or "none"
+        raise Refusal("role", f"{action} needs the role {rule.role}; your certificate gives {roles}")

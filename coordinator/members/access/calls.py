@@ -17,7 +17,7 @@ class Call:
         task: serves it.
         streams: whether it streams to its caller.
         identity: the caller's; None without a certificate.
-        doom: why it is to end, if it is.
+        doom: the refusal with which it must end; None while it may go on.
         expiry: ends it with its caller's certificate, or, without one, when it has streamed too long.
     """
 
@@ -28,7 +28,7 @@ class Call:
     expiry: asyncio.TimerHandle | None = None
 
     def end(self, refusal: Refusal) -> None:
-        """Ends the call, unless it is ending."""
+        """Ends the call, unless it is ending already."""
         if self.doom is None:
             self.doom = refusal
             self.task.cancel()

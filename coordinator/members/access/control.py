@@ -1,9 +1,9 @@
 """Access: identifies the caller of each rpc, checks that it may call, and answers with a refusal if it may not.
 
-One interceptor stands before every rpc of both ports. A certificate is looked up in the database on each rpc, nothing
-is remembered between two, and an rpc that is under way when its caller is revoked or its certificate expires is ended
-at once. A `Refusal` becomes a status with its reason; any other error becomes INTERNAL with the number of an incident,
-and the log has the rest. Both are recorded.
+One interceptor handles every rpc of both ports. It looks the certificate up in the database on each rpc and caches
+nothing. An rpc that is under way when its caller is revoked or its certificate expires is ended at once. A `Refusal`
+becomes a status with its reason; any other error becomes INTERNAL with the number of an incident, and the log has the
+rest. Both are recorded.
 """
 
 import asyncio
@@ -55,11 +55,11 @@ from storage.states import ClientState
 log = logging.getLogger(__name__)
 
 MAX_CONCURRENT_CALLS = 64  # of one caller: a worker needs two or three
-CLOCK_LOOK_SECONDS = 30.0  # after which the clock is compared with a certificate's end again
+CLOCK_LOOK_SECONDS = 30.0  # between two comparisons of the clock with a certificate's end
 WATCH_SECONDS = 5.0  # between two looks for certificates of administrators that another process has revoked
 HOLD_SECONDS = 3.0  # before a member that calls too often is answered, so that it cannot ask again at once
 SEEN_EVERY = timedelta(minutes=1)  # how often it is noted that an administrator calls
-# What the record says of a caller, in one query, which every rpc makes.
+# The caller's certificate and state, in one query, which every rpc makes.
 _CALLER = (
     select(Certificate.certificate, Certificate.revoked, Client.state)
     .outerjoin_from(Certificate, Client, Client.client_id == bindparam("client"))
@@ -74,7 +74,7 @@ _NOT_RECORDED = frozenset({"stopping", StorageFault.DISK, StorageFault.DATABASE,
 class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-ignore]
     """The interceptor. Its methods are called on the event loop.
 
-    `on_verified` is told the peer, as gRPC names it, and the caller of each call with a good certificate.
+    `on_verified` is called for each call with a valid certificate: with the peer, as gRPC names it, and the caller.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         return identity
 
     def charge(self, account: str, kind: str) -> None:
-        """Charges a call, or what a member does within one, to its member or to a certificate that has ended.
+        """Charges a call, or an action within one, to its member or to a certificate that has ended.
 
         Raises:
             Refusal: `limit:rate`: this happens too often.
@@ -141,7 +141,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
     def revoke_live_administrator(self, name: str) -> None:
         """Ends every rpc of an administrator that is under way, after the revocation is committed.
 
-        The running rpc gets its answer, should it be the administrator's own.
+        If the running rpc is the administrator's own, it still gets its answer.
         """
         for call in list(self._calls.get(admin_uris(self._federation_id, name, ())[0], ())):
             if call is not self._call.get():
@@ -174,7 +174,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
                     call.end(Refusal("certificate-revoked", REVOKED))
 
     def stop(self) -> None:
-        """Refuses new rpcs, and ends those that stream to callers; a reply that is being sent may finish."""
+        """Refuses new rpcs, and ends those that stream; a reply that is being sent may finish."""
         self._stopping = True
         for call in [call for calls in self._calls.values() for call in calls if call.streams]:
             call.end(_stopping())
@@ -199,7 +199,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         try:
             with self._threads.database.begin() as session:
                 note_seen(session, serial, now)
-        except (SQLAlchemyError, DatabaseBusy) as error:  # what was asked for matters more
+        except (SQLAlchemyError, DatabaseBusy) as error:  # the call itself matters more
             log.warning("could not note that the administrator with certificate %s has called: %s", serial, error)
 
     # The interceptor
@@ -232,7 +232,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
                 self._strangers.heard(self._call.get())
                 return await behaviour(request, context)
 
-        # Not a generator: ending a call while gRPC writes would end gRPC's write, and this code would not be told.
+        # Not a generator: cancelling a call while gRPC writes would end gRPC's write without notice to this code.
         async def stream(requests: AsyncIterator[Any], context: Context) -> None:
             async with self._admitted(context, action, rule, streams=True):
                 responses = behaviour(await read(requests), context)
@@ -251,7 +251,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
     async def _admitted(
         self, context: Context, action: str, rule: CallerRule | None, *, streams: bool = False
     ) -> AsyncIterator[None]:
-        """Establishes the caller, runs the body as an rpc of theirs, and turns what goes wrong into a status."""
+        """Identifies the caller, runs the body as its rpc, and turns errors into a status."""
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("an rpc runs in a task")
@@ -325,10 +325,10 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
                     del self._calls[account]
 
     def _check(self, session: Session, identity: PeerIdentity, certificate: bytes) -> None:
-        """Checks what TLS does not: this federation has issued the certificate, and it still counts."""
+        """Checks, beyond TLS, that this federation has issued the certificate, and that it is still valid."""
         client_id = identity.name if identity.kind == "client" else None
-        asked = {"serial": identity.serial, "client": client_id}
-        row = session.connection().execute(_CALLER, asked).one_or_none()
+        parameters = {"serial": identity.serial, "client": client_id}
+        row = session.connection().execute(_CALLER, parameters).one_or_none()
         if (
             identity.federation_id != self._federation_id
             or row is None
@@ -359,7 +359,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         await abort(context, refusal)
 
 
-@lru_cache(maxsize=256)  # of a certificate that comes with each of its holder's calls; what it says never changes
+@lru_cache(maxsize=256)  # a certificate comes with each of its holder's calls, and its content never changes
 def _identify(certificate: bytes) -> tuple[PeerIdentity, bytes]:
     """The caller, and the certificate in DER."""
     try:

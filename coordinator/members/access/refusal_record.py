@@ -13,13 +13,13 @@ from storage import audit
 log = logging.getLogger(__name__)
 
 TOGETHER_SECONDS = 60.0
-MAX_KINDS = 10_000  # that are counted apart; further ones are counted together
+MAX_KINDS = 10_000  # counted separately; further kinds are counted together
 OTHERS = "peers beyond those that are counted apart"
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """What refusals that are counted together have in common."""
+    """The common fields of refusals that are counted together."""
 
     actor: str
     action: str
@@ -51,7 +51,7 @@ class RefusalRecord:
         """Writes a refusal down before its answer goes out, unless it repeats one of the last minute."""
         kind = self._kind(actor, action, outcome)
         if not self._repeats(kind, detail, times):
-            await self._put(kind, detail, times)
+            await self._record(kind, detail, times)
 
     def count(self, actor: str, action: str, outcome: str) -> None:
         """Writes a frequent refusal down, without waiting for it."""
@@ -65,7 +65,7 @@ class RefusalRecord:
         for kind, tally in list(self._tallies.items()):
             if tally.times:
                 times, tally.times = tally.times, 0
-                await self._put(kind, tally.detail, times)
+                await self._record(kind, tally.detail, times)
         await asyncio.gather(*self._writing)
 
     def _kind(self, actor: str, action: str, outcome: str) -> _Kind:
@@ -94,14 +94,14 @@ class RefusalRecord:
             self._start(kind, tally.detail, tally.times)
 
     def _start(self, kind: _Kind, detail: str, times: int) -> None:
-        task = asyncio.get_running_loop().create_task(self._put(kind, detail, times))
+        task = asyncio.get_running_loop().create_task(self._record(kind, detail, times))
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
 
-    async def _put(self, kind: _Kind, detail: str, times: int) -> None:
-        what = {"actor": kind.actor, "action": kind.action, "outcome": kind.outcome, "detail": detail}
+    async def _record(self, kind: _Kind, detail: str, times: int) -> None:
+        entry = {"actor": kind.actor, "action": kind.action, "outcome": kind.outcome, "detail": detail}
         try:
-            await self._threads.write(audit.record, at=self._clock(), times=times, **what)
+            await self._threads.write(audit.record, at=self._clock(), times=times, **entry)
         except Exception as error:  # the answer to the caller matters more than its record
             if self._condition.note(error) is None:
                 log.exception("could not record that %s by %s was refused: %s", kind.action, kind.actor, kind.outcome)

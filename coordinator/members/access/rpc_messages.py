@@ -42,7 +42,7 @@ def reader(method: str, deserialise: Callable[[bytes], Any] | None) -> Callable[
 
 
 def writer(serialise: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:
-    """The serializer of an rpc's responses, which also takes a response that is bytes on the wire already."""
+    """The serializer of an rpc's responses; it passes a response through that is serialized already."""
 
     def write(response: Any) -> bytes:
         return response if isinstance(response, bytes) or serialise is None else serialise(response)
@@ -59,8 +59,8 @@ def _checked(request: Any) -> Any:
 async def write_whole(context: Context, response: Any) -> None:
     """Sends a message of a stream.
 
-    A call that is ended meanwhile ends after the message: gRPC does one thing at a time, and could not send the reason.
-    That lasts until the caller reads or is gone.
+    A call that is ended meanwhile ends after the message, since gRPC could not send the reason during a write. The wait
+    lasts until the caller reads or disconnects.
     """
     writing = asyncio.ensure_future(context.write(response))
     try:
@@ -73,7 +73,7 @@ async def write_whole(context: Context, response: Any) -> None:
 
 
 async def next_message(requests: AsyncIterator[T], seconds: float) -> T | None:
-    """The next message; None when the caller has finished its side or says nothing for `seconds`."""
+    """The next message; None when the caller has finished its side or sends nothing for `seconds`."""
     try:
         # Not wait_for, which in Python 3.11 forgets that the call was ended when a message arrives at the same moment.
         async with asyncio.timeout(seconds):

@@ -15,11 +15,11 @@ STREAM_SECONDS = 10.0
 
 
 class Strangers:
-    """The places of these calls.
+    """The places of calls without a certificate.
 
     A new call always gets a place: when the places of its address are taken, or all places, an older call ends that has
-    not sent its request yet, or that streams. So nobody keeps others out by waiting. Streams have places of their own,
-    and end after a short time. A call whose request has arrived is never ended: it may have used a join string.
+    not sent its request yet, or that streams. So waiting calls cannot keep others out. Streams have places of their
+    own, and end after a short time. A call whose request has arrived is never ended: it may have used a join string.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Strangers:
             call.expiry = later(STREAM_SECONDS, call.end, Refusal("limit:stream", over))
 
     def heard(self, call: Call) -> None:
-        """Notes that the request of a call has arrived, which is worked on now.
+        """Notes that the request of a call has arrived, and that work on it begins.
 
         Raises:
             Refusal: `limit:calls`: too many are worked on.
