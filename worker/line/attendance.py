@@ -1,7 +1,7 @@
 """The attendance of a worker: one stream to the coordinator, which is made again each time that it breaks.
 
 The worker dials out and says hello; the coordinator's assignments arrive on the same stream at once. After a
-reconnection the coordinator sends again whatever is still open, so nothing that matters is kept here.
+reconnection the coordinator sends again whatever is still open, so this module keeps no assignments.
 """
 
 import queue
@@ -40,7 +40,7 @@ from worker.line.file_calls import CHANNEL_OPTIONS, FileCalls
 from worker.line.witness import Witness
 from worker.progress import Progress, StatementError, open_restore
 
-# Refusals that end the worker, as a signed revocation does: the owner has to act.
+# Refusals that end the worker, as a signed revocation does: its owner has to act.
 FINAL_REASONS = {
     "certificate-expired": "join again, with a new join string and this directory",
     "superseded": "another worker with this client's identity attends now: run one, or join a second client",
@@ -65,7 +65,7 @@ WELCOME_REFUSED = "welcome"  # the reason of a refusal that is this worker's own
 # A stream that lasted this long was a success: the next failure counts as the first, and is followed by a quick retry.
 SETTLED_SECONDS = 1.0
 WRONG_CLOCK_SECONDS = 60.0
-# A transfer without an answer is given up and repeated after this time, and the time that its bytes may take.
+# A transfer without an answer is repeated after this time plus the time that its bytes may take.
 ANSWER_SECONDS = 120.0
 
 
@@ -79,7 +79,7 @@ class WelcomeRefused(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Handlers:
-    """Take the coordinator's messages, and say what this worker does; the threads of the stream call them.
+    """Handle the coordinator's messages and report the work in progress; the threads of the stream call them.
 
     Attributes:
         assigned: takes an assignment, with the contents of its inputs that came with it, in their order.
@@ -97,11 +97,11 @@ class Handlers:
 
 
 class Attendance:
-    """Attends, and lends its channel to those who fetch and submit.
+    """Holds the stream to the coordinator, and lends its channel to the code that fetches and submits.
 
-    `rotations` is the file of those of the coordinator's keys; `hello` makes the first message, without its nonce;
-    `closed` says until when the site is closed, aware, and None while it is open; `patience` gives the delays after a
-    refusal, which grow longer than those of `backoff` after a broken connection.
+    `rotations` is the file with the rotations of the coordinator's keys; `hello` makes the first message, without its
+    nonce; `closed` returns the time until which the site is closed, aware, None while it is open; `patience` gives the
+    delays after a refusal, which grow longer than the delays of `backoff` after a broken connection.
     """
 
     def __init__(
@@ -227,11 +227,11 @@ class Attendance:
                 self._changed.notify_all()
 
     def decline(self, assignment_id: str, reason: str, message: str, asked: SignedEnvelope | None) -> None:
-        """Declines an assignment, which is None if it could not be verified, and signs that.
+        """Sends a signed decline of an assignment. `asked` is its envelope, None if it could not be verified.
 
-        Without a stream the message is lost, and the assignment comes again.
+        Without a stream the message is lost, and the coordinator sends the assignment again.
         """
-        said = DeclineManifest(
+        decline = DeclineManifest(
             federation_id=self._federation_id,
             client_id=self._member.client_id,
             assignment_id=assignment_id,
@@ -239,11 +239,11 @@ class Attendance:
             reason=reason,
             message=message[:1000],
         )
-        said.created.FromDatetime(self.now())
-        self._say(AttendRequest(decline=seal(said, self._member.signing_key)))
+        decline.created.FromDatetime(self.now())
+        self._say(AttendRequest(decline=seal(decline, self._member.signing_key)))
 
     def beat(self, assignment_id: str, progress: float) -> None:
-        """Tells at once what is in work, without waiting for the next heartbeat."""
+        """Sends the assignment in work and its progress at once, before the next heartbeat is due."""
         self._say(AttendRequest(heartbeat=self._beat(assignment_id, progress)))
 
     def _beat(self, assignment_id: str, progress: float) -> Heartbeat:
@@ -253,7 +253,7 @@ class Attendance:
         return beat
 
     def consent(self, envelope: SignedEnvelope) -> None:
-        """Sends the signed answer to a run. Without a stream it is lost; the coordinator asks again."""
+        """Sends the signed answer to a run. Without a stream it is lost, and the coordinator asks again."""
         self._say(AttendRequest(consent=envelope))
 
     def files_now(self) -> FileCalls | None:
@@ -262,7 +262,7 @@ class Attendance:
             return self._files
 
     def tell_left(self, left: SessionsLeft) -> None:
-        """Tells how many private rounds of a task are left. Without a stream it is lost, and in the next Hello."""
+        """Sends the number of private rounds that a task has left. If it is lost, the next Hello has it."""
         self._say(AttendRequest(sessions_left=left))
 
     @property
@@ -271,7 +271,7 @@ class Attendance:
         return self._witness.size
 
     def saw_log(self, head: LogHead) -> None:
-        """Takes a checkpoint that came with a receipt. If the log does not continue the kept one, the stream ends."""
+        """Checks a checkpoint that came with a receipt. Ends the stream if the log does not continue the kept one."""
         try:
             self._witness.saw(head)
         except StatementError as error:
@@ -281,7 +281,7 @@ class Attendance:
                 close()
 
     def now(self) -> datetime:
-        """The time by the coordinator's clock, which its deadlines are written in."""
+        """The time by the coordinator's clock, which its deadlines refer to."""
         return self._clock.now()
 
     def _say(self, request: AttendRequest) -> None:
@@ -291,7 +291,7 @@ class Attendance:
             outbox.put(request)
 
     def _attend(self, handlers: Handlers) -> tuple[RpcRefusal, bool]:
-        """Holds one stream to its end; returns why it ended, and whether there was a welcome.
+        """Holds one stream to its end. Returns the reason of the end, and True if there was a welcome.
 
         Each stream has a fresh channel: a channel has a back-off of its own, which would delay the next attempt.
         """
@@ -356,11 +356,11 @@ class Attendance:
         ours, serial = (self._federation_id, self._member.client_id), parse_peer(self._member.certificate).serial
         if (manifest.federation_id, manifest.client_id) != ours or manifest.serial not in ("", serial):
             return
-        what, advice = "a security officer shut this client out", "talk to the federation's security officer"
+        problem, advice = "a security officer shut this client out", "talk to the federation's security officer"
         if manifest.serial:
-            what, advice = "this certificate has ended", "use the directory that was renewed, not a copy from before"
+            problem, advice = "this certificate has ended", "use the directory that was renewed, not a copy from before"
         reason = f" ({escaped(manifest.reason)})" if manifest.reason else ""
-        raise AttendanceError(f"certificate-revoked: {what}{reason}; the coordinator signed it: {advice}")
+        raise AttendanceError(f"certificate-revoked: {problem}{reason}; the coordinator signed it: {advice}")
 
     def _requests(
         self, hello: Hello, outbox: "queue.SimpleQueue[AttendRequest | None]", handlers: Handlers
@@ -386,7 +386,7 @@ class Attendance:
         return AttendRequest(heartbeat=self._beat(assignment_id, progress))
 
     def _welcome(self, response: AttendResponse, nonce: bytes) -> None:
-        """Takes the coordinator's first message, or raises WelcomeRefused, StatementError or TimeRefused."""
+        """Checks the coordinator's first message. Raises WelcomeRefused, StatementError or TimeRefused."""
         if response.WhichOneof("message") != "welcome":
             raise WelcomeRefused("the server at this address is not a coordinator: its first message was not a Welcome")
         welcome: Welcome = response.welcome

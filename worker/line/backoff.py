@@ -1,7 +1,7 @@
-"""How long to wait before trying again: exponential back-off with full jitter.
+"""Delays before another attempt: exponential back-off with full jitter.
 
 Full jitter (a uniform draw below the ceiling) spreads the members of a federation over time when its coordinator comes
-back, where equal delays would make them return all at once.
+back, while equal delays would make them return all at once.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The coordinator's clock as the worker knows it: from signed times, each the answer to a fresh question."""
+"""The coordinator's clock as the worker knows it: it is set by signed times, each of which answers a new nonce."""
 
 import time
 from collections.abc import Callable
@@ -16,11 +16,11 @@ TOLERANCE = timedelta(minutes=5)
 
 
 class TimeRefused(Exception):
-    """A time that this worker does not take; the message says why, and what may have happened."""
+    """A signed time that this worker rejects; the message says why, and what may have happened."""
 
 
 class CoordinatorClock:
-    """The time by the coordinator's clock, which its deadlines are written in.
+    """The time by the coordinator's clock, which its deadlines refer to.
 
     Between two signed times it runs with this machine's monotonic clock: setting the machine's clock changes nothing.
     """
@@ -35,37 +35,37 @@ class CoordinatorClock:
         self._set = (datetime.now(UTC), monotonic())
 
     def renewed(self, member: MemberFiles) -> None:
-        """Takes the validity of a member's certificate, outside which no time of the coordinator is believed."""
-        # The certificate was made by the coordinator's clock, and the coordinator refuses it after its end.
+        """Stores the validity of a member's certificate; a coordinator's time outside it is rejected."""
+        # The coordinator dated the certificate by its own clock, and refuses it after its end.
         certificate = load_certificate(member.certificate)
         self._earliest, self._latest = certificate.not_valid_before_utc, certificate.not_valid_after_utc
 
     def now(self) -> datetime:
-        """The time, aware; this machine's until the coordinator has signed one."""
+        """The time, aware. Until the coordinator has signed a time, it is this machine's."""
         base, at = self._set
         return base + timedelta(seconds=self._monotonic() - at)
 
     def set(self, envelope: SignedEnvelope, nonce: bytes) -> timedelta:
-        """Takes a signed time, the answer to a question with this nonce.
+        """Sets the clock to a signed time, if it answers the request with this nonce.
 
         Returns:
-            How far the coordinator's clock is ahead of this machine's.
+            The time by which the coordinator's clock is ahead of this machine's.
 
         Raises:
-            TimeRefused: it is not signed, not for this question, outside the certificate's validity, or behind the
+            TimeRefused: it is not signed, not for this nonce, outside the certificate's validity, or behind the
                 newest signed time.
         """
         now = signed_time(envelope, nonce, self._member)
         if not self._earliest <= now <= self._latest:
             raise TimeRefused(
-                f"the coordinator's clock shows {_words(now)}, outside the validity of this client's certificate "
-                f"({_words(self._earliest)} to {_words(self._latest)}): its clock is wrong, or it was restored from a "
+                f"the coordinator's clock shows {_utc(now)}, outside the validity of this client's certificate "
+                f"({_utc(self._earliest)} to {_utc(self._latest)}): its clock is wrong, or it was restored from a "
                 "backup onto a machine whose clock is wrong"
             )
         newest = self._progress.time
         if now < newest - TOLERANCE:
             raise TimeRefused(
-                f"the coordinator's clock went back, from {_words(newest)} to {_words(now)}: it is wrong, or was wrong "
+                f"the coordinator's clock went back, from {_utc(newest)} to {_utc(now)}: it is wrong, or was wrong "
                 "before. Its operator sets it right; when the later time was the wrong one, `fedpareto "
                 "coordinator restored` signs a statement that workers accept"
             )
@@ -95,5 +95,5 @@ def signed_time(envelope: SignedEnvelope, nonce: bytes, member: MemberFiles) -> 
         raise TimeRefused(f"the coordinator's time does not exist: {error}") from None
 
 
-def _words(time: datetime) -> str:
+def _utc(time: datetime) -> str:
     return f"{time:%Y-%m-%d %H:%M:%S} UTC"

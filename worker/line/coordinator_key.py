@@ -14,7 +14,7 @@ from worker.progress import StatementError
 
 
 def follow_coordinator(member: MemberFiles, shown: Sequence[KeyRotation], path: Path, events: Events) -> None:
-    """Follows the rotations that the coordinator shows, and keeps them in a file of the worker's home.
+    """Follows the rotations that the coordinator sends, and writes them to a file of the worker's home.
 
     Raises:
         StatementError: they do not lead on from the key that this member knows.

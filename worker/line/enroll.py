@@ -54,13 +54,13 @@ class Enrolled:
 def enroll(
     home: WorkerHome, join: JoinStringFields, *, passphrase: bytes | None = None, proxy: Proxy | None = None
 ) -> Enrolled:
-    """Becomes the client that a join string was made for. The directory appears complete or not at all.
+    """Joins as the client that a join string names. The directory appears complete or not at all.
 
-    The home must not exist yet, or be empty. Without a passphrase, the private keys are protected by the file mode
-    alone.
+    The home must be missing or empty. Without a passphrase, only the file mode protects the private keys.
 
     Raises:
-        EnrollmentError: the directory is taken, nobody or another server answers, or the join string is refused.
+        EnrollmentError: the directory is not empty, no server or another server answers, or the join string is
+            refused.
     """
     with _new_directory(home) as staging:
         ca = _ca(join, proxy)
@@ -87,12 +87,13 @@ def enroll(
 def join_again(
     home: WorkerHome, join: JoinStringFields, *, passphrase: bytes | None = None, proxy: Proxy | None = None
 ) -> Enrolled:
-    """Gets a certificate for a member whose own has ended, or whose TLS key is lost, with the signing key in `home`.
+    """Gets a certificate for a member whose certificate has ended or whose TLS key is lost.
 
-    The caller has locked the home. The passphrase opens the signing key and encrypts the new TLS key.
+    The signing key in `home` proves the membership. The caller has locked the home. The passphrase opens the signing
+    key and encrypts the new TLS key.
 
     Raises:
-        EnrollmentError: the join string is for another name or federation, nobody answers, or it is refused.
+        EnrollmentError: the join string is for another name or federation, no server answers, or it is refused.
         IdentityError: the signing key or another file that the membership needs is missing or damaged.
     """
     directory = home.directory
@@ -137,7 +138,7 @@ def _request(join: JoinStringFields, tls_key: EllipticCurvePrivateKey, signing_k
 
 @contextmanager
 def _new_directory(home: WorkerHome) -> Iterator[Path]:
-    """A directory to fill, made before the join string is used, so that a mistyped path costs nothing."""
+    """Makes a directory to fill, before the join string is used: a wrong path must not use it up."""
     directory = home.directory.absolute()
     if home.joined:
         raise EnrollmentError(
@@ -174,13 +175,13 @@ def _exchange(join: JoinStringFields, ca: bytes, request: EnrollRequest, proxy: 
             return EnrollmentStub(channel).Enroll(request, timeout=ENROL_SECONDS)
         except grpc.RpcError as error:
             refusal = refusal_from_rpc_error(error, proxy=proxy)
-            advice = _ADVICE.get(refusal.reason, refusal.message or refusal.status)
+            explanation = _ADVICE.get(refusal.reason, refusal.message or refusal.status)
             reason = f"{refusal.reason}: " if refusal.reason else ""
-            raise EnrollmentError(f"{join.address} did not enroll {join.client_id}: {reason}{advice}") from error
+            raise EnrollmentError(f"{join.address} did not enroll {join.client_id}: {reason}{explanation}") from error
 
 
 def _check(response: EnrollResponse, join: JoinStringFields, ca: bytes) -> None:
-    """The coordinator was authenticated; this catches its mistakes while they are easy to name."""
+    """Compares the answer with the join string. The coordinator is authenticated; this finds its mistakes early."""
     try:
         identity = parse_peer(response.certificate)
     except IdentityError as error:

@@ -8,7 +8,7 @@ from federation.line.channels import Option
 from federation.line.chunks import read_fetched
 from federation.v1.federation_pb2 import FetchBlobRequest, SubmitResponse
 
-# gRPC then reads the pieces of a blob in the thread that asks for them, which saves two changes of threads for each.
+# gRPC then reads the pieces of a blob in the calling thread, which saves two thread switches for each piece.
 CHANNEL_OPTIONS: Sequence[Option] = (("SingleThreadedUnaryStream", 1),)
 
 

@@ -1,4 +1,4 @@
-"""Renewal: a member's next certificate, asked for by its owner, or by its worker while it runs."""
+"""Renewal: the owner, or the running worker, requests a member's next certificate."""
 
 import threading
 from dataclasses import dataclass, field, replace
@@ -19,15 +19,15 @@ from worker.line.attendance import Attendance
 from worker.line.backoff import Backoff
 
 RENEW_SECONDS = 60.0
-LOOK_SECONDS = 600.0  # after which the clock is looked at again
+LOOK_SECONDS = 600.0  # the longest wait before the clock is read again
 REMINDER = timedelta(days=1)
 
 
 class RenewalError(Exception):
-    """The membership is as it was; the message says why and what to do.
+    """The certificate was not renewed, and the membership is unchanged; the message says why and what to do.
 
     Attributes:
-        retry_seconds: how long the coordinator asks to wait before the next attempt.
+        retry_seconds: the delay that the coordinator asks for before the next attempt.
     """
 
     def __init__(self, message: str, retry_seconds: float = 0.0) -> None:
@@ -36,7 +36,7 @@ class RenewalError(Exception):
 
 
 def next_certificate(member: MemberFiles) -> MemberFiles:
-    """The member with its next certificate and the new key of it, which are not on the disk yet.
+    """Requests a certificate. Returns the member with it and its new key, which are not on the disk yet.
 
     Raises:
         RenewalError: the coordinator cannot be reached, refuses, or answers with another member's certificate.
@@ -49,9 +49,9 @@ def next_certificate(member: MemberFiles) -> MemberFiles:
             certificate = FederationStub(channel).Renew(request, timeout=RENEW_SECONDS).certificate
         except grpc.RpcError as error:
             refusal = member.refusal(error)
-            words = ": ".join(part for part in (refusal.reason, refusal.message or refusal.status) if part)
+            reason = ": ".join(part for part in (refusal.reason, refusal.message or refusal.status) if part)
             raise RenewalError(
-                f"{member.address} did not renew the certificate of {member.client_id}: {words}", refusal.retry_seconds
+                f"{member.address} did not renew the certificate of {member.client_id}: {reason}", refusal.retry_seconds
             ) from error
     try:
         fits = parse_peer(certificate).uri == parse_peer(member.certificate).uri
@@ -64,7 +64,7 @@ def next_certificate(member: MemberFiles) -> MemberFiles:
 
 
 def save(home: WorkerHome, member: MemberFiles, passphrase: bytes | None = None) -> None:
-    """Puts a member's key and certificate in the place of those in `home`; a passphrase encrypts the key.
+    """Replaces the TLS key and the certificate in `home` by the member's; a passphrase encrypts the key.
 
     Raises:
         RenewalError: the directory cannot be written.
@@ -82,8 +82,8 @@ def save(home: WorkerHome, member: MemberFiles, passphrase: bytes | None = None)
 class Renewer:
     """Renews the certificate of a running worker in the last third of its life.
 
-    A certificate that is not on the disk is not used: the coordinator ends the older ones when a newer one attends, and
-    a worker that was then started from the disk would be shut out.
+    A certificate is used only once it is on the disk. The coordinator ends the older ones when a newer one attends, and
+    would refuse a worker that was then started from the disk.
     """
 
     home: WorkerHome
@@ -94,7 +94,7 @@ class Renewer:
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
     _stopping: bool = field(default=False, init=False)
     _unsaved: MemberFiles | None = field(default=None, init=False)
-    _told: tuple[str, datetime] | None = field(default=None, init=False)  # of which failure, and when
+    _last_warning: tuple[str, datetime] | None = field(default=None, init=False)  # its reason and time
 
     def run(self) -> None:
         """Renews whenever it is time, until `stop`."""
@@ -112,7 +112,7 @@ class Renewer:
                 delay = max(self.backoff.delay(), error.retry_seconds)
                 self._warn(member, str(error), delay)
             else:
-                member, self._unsaved, self._told, delay = self._unsaved, None, None, 0.0
+                member, self._unsaved, self._last_warning, delay = self._unsaved, None, None, 0.0
                 self.backoff.reset()
                 self.events.tell(
                     "renewed",
@@ -128,21 +128,25 @@ class Renewer:
             self._changed.notify_all()
 
     def _wait(self, seconds: float) -> bool:
-        """Whether the worker stops within the given number of seconds."""
+        """True if the worker stops within `seconds`."""
         with self._changed:
             return self._changed.wait_for(lambda: self._stopping, timeout=seconds)
 
-    def _warn(self, member: MemberFiles, why: str, delay: float) -> None:
-        """Says why there is no new certificate, when that is new, and once a day."""
+    def _warn(self, member: MemberFiles, reason: str, delay: float) -> None:
+        """Warns that the certificate was not renewed: once for each new reason, then once a day."""
         now = self.attendance.now()
-        if self._told is not None and self._told[0] == why and now < self._told[1] + REMINDER:
+        if (
+            self._last_warning is not None
+            and self._last_warning[0] == reason
+            and now < self._last_warning[1] + REMINDER
+        ):
             return
-        self._told = (why, now)
+        self._last_warning = (reason, now)
         days = max((member.not_after - now).days, 0)
         self.events.warn(
             "certificate-ends",
             f"this client's certificate ends on {member.not_after:%Y-%m-%d %H:%M} UTC, in {days} days, and was not "
-            f"renewed: {why}; trying again in {delay:.0f} s",
+            f"renewed: {reason}; trying again in {delay:.0f} s",
             not_after=member.not_after.isoformat(),
             retry_seconds=delay,
         )

@@ -1,7 +1,7 @@
 """The witness: keeps the newest checkpoints of the coordinator's log, and refuses a log that does not continue them.
 
 They are kept in the worker's home. A coordinator whose record was restored from a backup has forgotten the end of its
-log: it says so in a signed statement, and its log must continue the newest checkpoint here that it has kept.
+log: it says so in a signed statement. Its log must then continue the newest checkpoint of this file that it still has.
 """
 
 import json
@@ -41,7 +41,7 @@ class Kept:
 
 
 class Witness:
-    """The worker's memory of the coordinator's log, in a file that need not exist. Any thread may call.
+    """The checkpoints of the coordinator's log, in a file that may be missing. Any thread may call.
 
     Args:
         path: of the file.
@@ -60,7 +60,7 @@ class Witness:
         self._events = events
         self._lock = threading.RLock()
         self._key: Ed25519PublicKey | None = None  # of the log, from the last welcome
-        # The checkpoints by size, and the newest restore whose statement has counted.
+        # The checkpoints by size, and the time of the newest restore that was applied.
         self._kept, self._restored = read_state(path, _parsed, _ADVICE) or ([], EARLIEST)
 
     @property
@@ -70,13 +70,13 @@ class Witness:
             return self._kept[-1].size if self._kept else 0
 
     def welcome(self, log_key: SignedEnvelope, head: LogHead, restored: RestoreManifest | None) -> None:
-        """Takes the log that a coordinator shows in its welcome, after the Hello told of `size`.
+        """Checks the log that the coordinator shows in its welcome. The Hello before it named `size`.
 
-        `restored` is its newest statement of a restore, which has been verified.
+        `restored` is the coordinator's newest statement of a restore, verified.
 
         Raises:
             StatementError: the key is not certified by the coordinator, or the checkpoint is not signed by it.
-            LogForked: the log does not continue the one that was seen before.
+            LogForked: the log does not continue the kept checkpoint.
         """
         with self._lock:
             try:
@@ -95,30 +95,30 @@ class Witness:
             self._take(head, newest=True)
 
     def saw(self, head: LogHead) -> None:
-        """Takes a checkpoint that came beside an assignment or a receipt.
+        """Checks and keeps a checkpoint that came with an assignment or a receipt.
 
         Raises:
             StatementError: it is not signed by the log's key.
-            LogForked: the log does not continue the one that was seen before.
+            LogForked: the log does not continue the kept checkpoint.
         """
         with self._lock:
             if self._key is not None:
                 self._take(head, newest=False)
 
     def _take(self, head: LogHead, *, newest: bool) -> None:
-        """Takes a checkpoint that continues the `newest` one, or one that was the newest a moment ago."""
+        """Keeps a checkpoint that continues the last one, or, unless `newest`, one that was the last a moment ago."""
         new = self._open(head.checkpoint)
         last = self._kept[-1] if self._kept else None
         if last is not None:
             candidates = [last] if newest else reversed(self._kept)
-            known = next((one for one in candidates if one.size == head.since), None)
-            if known is None:
+            base = next((candidate for candidate in candidates if candidate.size == head.since), None)
+            if base is None:
                 raise self._forked(head, last, new, f"there is no proof that it continues the {last.size} entries")
-            if not continues(known.size, known.root, new.size, new.root, head.consistency):
+            if not continues(base.size, base.root, new.size, new.root, head.consistency):
                 raise self._forked(
-                    head, known, new, f"the proof does not hold that it continues the {known.size} entries"
+                    head, base, new, f"the proof does not hold that it continues the {base.size} entries"
                 )
-            if known is not last or new.size == last.size:
+            if base is not last or new.size == last.size:
                 return  # another checkpoint came in between
         self._kept.append(new)
         if len(self._kept) > MAX_KEPT:  # the older half becomes thinner
@@ -127,7 +127,7 @@ class Witness:
         self._save()
 
     def _goes_back(self, manifest: RestoreManifest) -> bool:
-        """Forgets what a coordinator has lost by restores since the last one that counted here; whether that is any."""
+        """Drops the checkpoints that the coordinator lost by restores since the last one. True if any were dropped."""
         try:
             restores = [(log.restored.ToDatetime(tzinfo=UTC), log.size) for log in manifest.logs]
         except (ValueError, OverflowError) as error:
@@ -136,7 +136,7 @@ class Witness:
         if not since:
             return False
         size = min(size for _, size in since)
-        lost = [one for one in self._kept if one.size > size]
+        lost = [checkpoint for checkpoint in self._kept if checkpoint.size > size]
         self._restored = max(at for at, _ in since)
         if lost:
             self._kept = self._kept[: -len(lost)]
@@ -170,13 +170,13 @@ class Witness:
         }
         try:
             replace_private(self._fork, json.dumps(evidence).encode() + b"\n")
-            where = f"both signed checkpoints are in {self._fork}"
+            location = f"both signed checkpoints are in {self._fork}"
         except OSError as error:
-            where = f"{self._fork} could not be written ({error.strerror or error})"
+            location = f"{self._fork} could not be written ({error.strerror or error})"
         return LogForked(
             f"the coordinator's audit log was changed or cut: {why} that this worker has seen; it shows {shown.size}. "
             "Nothing is done for it. If a backup was restored, its operator has to run `fedpareto coordinator "
-            f"restored`. If not, tell the federation's security officer: {where}"
+            f"restored`. If not, tell the federation's security officer: {location}"
         )
 
     def _save(self) -> None:
