@@ -1,1 +1,1 @@
-"""The rules of a site's owner, and what the site answers to assignments and runs that they do not allow."""
+"""The rules of a site's owner, and the site's answers to assignments and runs."""

@@ -1,7 +1,7 @@
-"""The runs that asked a site to take part, in the file `runs.db` of its home, and what its owner decided about each.
+"""The runs that asked a site to take part, and its owner's decisions about them, in the file `runs.db` of its home.
 
-The worker and the owner's commands share the file: `fedpareto worker runs`, `approve` and `refuse`. A decision is about
-the digest of a specification: a run with another specification is another question.
+The worker and the owner's commands share the file: `fedpareto worker runs`, `approve` and `refuse`. A decision holds
+for the digest of a specification: the same run with another specification needs another decision.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ _COLUMNS = "run, spec, name, task, submitted_by, document, asked, owner, words, 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a site answers a run: "accepted", "waiting" or "refused", the reason, and the reason in words."""
+    """The answer of a site to a run: "accepted", "waiting" or "refused", a stable reason, and a message for people."""
 
     answer: str
     reason: str = ""
@@ -43,10 +43,10 @@ class AskedRun:
         name, task: as the specification says.
         submitted_by: the administrator who submitted it, as the coordinator signed.
         document: the specification, TOML.
-        asked: when it asked first, ISO 8601.
-        owner: what the owner decided: "approved", "refused", or nothing yet.
-        words: why the owner refused.
-        decided: when.
+        asked: the time of its first request, ISO 8601.
+        owner: the owner's decision, "approved" or "refused"; empty before it.
+        words: the owner's reason for a refusal.
+        decided: the time of the decision, ISO 8601; empty before it.
     """
 
     run: str
@@ -61,7 +61,7 @@ class AskedRun:
     decided: str
 
     def verdict(self, policy: Policy) -> Verdict:
-        """What the site answers under a policy."""
+        """The answer of the site under a policy."""
         try:
             spec = RunSpec.parse(self.document)
         except SpecError as error:
@@ -71,8 +71,8 @@ class AskedRun:
         if policy.algorithms and spec.algorithm.name not in policy.algorithms:
             return Verdict("refused", "policy:algorithm", f"the owner does not allow {spec.algorithm.name}")
         if policy.submitters and self.submitted_by not in policy.submitters:
-            who = self.submitted_by or "nobody"
-            return Verdict("refused", "policy:submitter", f"the owner does not allow runs that {who} submitted")
+            submitter = self.submitted_by or "nobody"
+            return Verdict("refused", "policy:submitter", f"the owner does not allow runs that {submitter} submitted")
         if self.owner == REFUSED:
             return Verdict("refused", "owner", self.words)
         if policy.approve == "each-run" and self.owner != APPROVED:
@@ -100,45 +100,45 @@ class RunsFile:
             return int(connection.execute("PRAGMA data_version").fetchone()[0])
 
     def runs(self, beginning: str = "") -> list[AskedRun]:
-        """Those that asked, in their order, whose id begins like this or that have this name."""
-        found = self._select("ORDER BY asked, run, spec")
-        return [one for one in found if one.run.startswith(beginning) or one.name == beginning]
+        """The runs whose id begins with `beginning` or whose name it is, in the order in which they asked."""
+        asked = self._select("ORDER BY asked, run, spec")
+        return [run for run in asked if run.run.startswith(beginning) or run.name == beginning]
 
     def get(self, run: str, spec: str) -> AskedRun | None:
         """The run with this specification; None if it has not asked."""
         return next(iter(self._select("WHERE run = ? AND spec = ?", run, spec)), None)
 
-    def _select(self, which: str, *values: str) -> list[AskedRun]:
+    def _select(self, clause: str, *values: str) -> list[AskedRun]:
         with self._file.using() as connection:
-            rows = connection.execute(f"SELECT {_COLUMNS} FROM runs {which}", values).fetchall()  # noqa: S608
+            rows = connection.execute(f"SELECT {_COLUMNS} FROM runs {clause}", values).fetchall()  # noqa: S608
         return [AskedRun(**dict(zip(_COLUMNS.split(", "), row, strict=True))) for row in rows]
 
-    def add(self, one: AskedRun) -> None:
-        """Writes down that a run asked."""
-        values = [getattr(one, name) for name in _COLUMNS.split(", ")]
+    def add(self, run: AskedRun) -> None:
+        """Adds a run that asked; a run that is in the file already stays as it is."""
+        values = [getattr(run, name) for name in _COLUMNS.split(", ")]
         with self._file.using() as connection:
             connection.execute(f"INSERT OR IGNORE INTO runs ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?)", values)  # noqa: S608
 
-    def decide(self, one: AskedRun, owner: str, words: str, decided: datetime) -> None:
-        """Writes down what the owner decided about a run with this specification."""
+    def decide(self, run: AskedRun, owner: str, words: str, decided: datetime) -> None:
+        """Records the owner's decision about a run with this specification; `words` is the reason for a refusal."""
         with self._file.using() as connection:
             connection.execute(
                 "UPDATE runs SET owner = ?, words = ?, decided = ? WHERE run = ? AND spec = ?",
-                (owner, words, decided.isoformat(), one.run, one.spec),
+                (owner, words, decided.isoformat(), run.run, run.spec),
             )
 
-    def consent(self, one: AskedRun) -> SignedEnvelope | None:
+    def consent(self, run: AskedRun) -> SignedEnvelope | None:
         """The newest signed answer to a run; None if it got none."""
         with self._file.using() as connection:
             row = connection.execute(
-                "SELECT consent FROM runs WHERE run = ? AND spec = ?", (one.run, one.spec)
+                "SELECT consent FROM runs WHERE run = ? AND spec = ?", (run.run, run.spec)
             ).fetchone()
         return SignedEnvelope.FromString(row[0]) if row is not None and row[0] is not None else None
 
-    def keep_consent(self, one: AskedRun, envelope: SignedEnvelope) -> None:
+    def keep_consent(self, run: AskedRun, envelope: SignedEnvelope) -> None:
         """Keeps the newest signed answer to a run."""
         with self._file.using() as connection:
             connection.execute(
                 "UPDATE runs SET consent = ? WHERE run = ? AND spec = ?",
-                (envelope.SerializeToString(deterministic=True), one.run, one.spec),
+                (envelope.SerializeToString(deterministic=True), run.run, run.spec),
             )

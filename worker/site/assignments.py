@@ -22,14 +22,14 @@ from worker.site.policy import WorkLimits
 MAX_MANIFEST_BYTES = 512 << 10
 MAX_ROUND = 2**31 - 1  # what the coordinator's tables hold
 
-# Why nothing is done for an assignment: the reason and its words; None where its run is accepted.
+# Returns the reason and the message of a decline; None if the run of the assignment is accepted.
 Consent = Callable[[AssignmentManifest], tuple[str, str] | None]
 
 
 class Declined(Exception):
     """An assignment that this worker will not do, for a stable reason, which the coordinator records.
 
-    With `repeated` the owner was told of others like it, and is not told again.
+    With `repeated`, the owner has seen the same warning before, and is not warned again.
     """
 
     def __init__(self, reason: str, message: str, *, repeated: bool = False) -> None:
@@ -40,16 +40,16 @@ class Declined(Exception):
 
 
 class UnverifiedAssignment(Declined):
-    """An assignment that cannot be shown to be the coordinator's."""
+    """An assignment without a valid signature of the coordinator."""
 
 
 @dataclass(frozen=True, eq=False)
 class Order:
     """An assignment that passed every check, as the coordinator signed it.
 
-    The reply has `rows` in its payload; none for a reply without one. It is refused after the deadline, which is aware
-    and by the coordinator's clock. `sharing` is None for a run that shares all parameters; otherwise the layout of
-    `shape` has only those that are shared. `sent` has the inputs that came with the assignment, by name.
+    `rows` are those of the reply's payload, empty for a reply without one. The coordinator refuses the reply after the
+    deadline, which is aware and by its clock. `sharing` is None for a run that shares all parameters; otherwise the
+    layout of `shape` has only those that are shared. `sent` has the inputs that came with the assignment, by name.
     """
 
     envelope: SignedEnvelope
@@ -119,7 +119,7 @@ def check_cancel(envelope: SignedEnvelope, member: MemberFiles) -> CancelManifes
 
 
 def _require(holds: bool, reason: str, message: str) -> None:
-    """Declines an assignment unless a check holds."""
+    """Raises Declined unless `holds`."""
     if not holds:
         raise Declined(reason, message[:500])
 
@@ -128,7 +128,7 @@ def _require(holds: bool, reason: str, message: str) -> None:
 
 
 def _opened(envelope: SignedEnvelope, member: MemberFiles) -> AssignmentManifest:
-    """The assignment in an envelope. Raises Unverified unless the coordinator signed it."""
+    """The assignment in an envelope. Raises UnverifiedAssignment unless the coordinator signed it."""
     if (size := len(envelope.manifest)) > MAX_MANIFEST_BYTES:
         message = f"an assignment of {size} bytes; at most {MAX_MANIFEST_BYTES}"
         raise UnverifiedAssignment("limit:manifest", message)
@@ -165,7 +165,7 @@ def _check_time(manifest: AssignmentManifest, newest: int | None, now: datetime)
 def _check_consent(
     manifest: AssignmentManifest, offers: Mapping[str, Trainer], limits: WorkLimits, consent: Consent
 ) -> Trainer:
-    """Returns what trains the task."""
+    """Returns the trainer of the task."""
     _require(manifest.task in offers, "task-not-allowed", "the owner of this worker did not allow this task")
     if (problem := consent(manifest)) is not None:
         _require(False, *problem)
@@ -184,7 +184,7 @@ def _check_model(manifest: AssignmentManifest, shape: Shape) -> None:
 
 
 def _check_clear(work: Work, policy: SecurePolicy) -> None:
-    """An owner who requires private rounds refuses to show some results in the clear."""
+    """Declines results in the clear that an owner who requires private rounds does not disclose."""
     if policy.required:
         _require(
             work.shows is not Shows.UPDATE,
@@ -199,7 +199,7 @@ def _check_clear(work: Work, policy: SecurePolicy) -> None:
 
 
 def _check_demand(work: Work, samples: int, shape: Shape, limits: WorkLimits) -> None:
-    """The bounds of the owner on what the work asks of `samples` samples."""
+    """Checks the owner's bounds on the work that is asked of `samples` samples."""
     if (demand := work.demand(samples)) is None:
         return
     rows, steps = limits.rows or len(shape.serves), f"{demand.steps} steps are asked for; this worker does at"
@@ -218,7 +218,7 @@ def _check_demand(work: Work, samples: int, shape: Shape, limits: WorkLimits) ->
 def _check_transfers(
     manifest: AssignmentManifest, work: Work, shape: Shape, limits: WorkLimits
 ) -> tuple[RowSchema, ...]:
-    """The reply and the inputs, and the bytes of all. Returns the rows of the reply."""
+    """Checks the reply, the inputs and the bytes of all transfers. Returns the rows of the reply."""
     rows, largest = work.rows(shape), work.input_sizes(shape)
     asked = tuple(RowSchema(row.name, row.length, row.dtype) for row in manifest.rows)
     _require(asked == rows, "rows", f"this work gives {_described(rows)}; asked for is {_described(asked)}")
@@ -241,7 +241,7 @@ def _check_transfers(
 
 
 def _check_digests(manifest: AssignmentManifest, inputs: Sequence[bytes]) -> dict[str, bytes]:
-    """Returns the inputs that came with an assignment, by name. One that differs from what was signed is left out."""
+    """Returns the inputs that came with an assignment, by name, without those whose digest or size is wrong."""
     sent = dict(zip((item.name for item in manifest.inputs), inputs, strict=False))
     try:
         parse(manifest.base_model)
@@ -263,7 +263,7 @@ def _described(rows: tuple[RowSchema, ...]) -> str:
 
 
 def claimed_id(envelope: SignedEnvelope) -> str:
-    """The assignment that an envelope names, verified or not, to name it in a refusal; empty if it is unreadable."""
+    """The id of the assignment in an envelope, not verified, for a decline; empty if it is unreadable."""
     try:
         return AssignmentManifest.FromString(envelope.manifest).assignment_id[:200]
     except DecodeError:

@@ -1,6 +1,6 @@
 """A site's answers to the runs that ask it to take part: the policy decides, or the owner.
 
-The worker looks once a second at what the owner has decided, signs the answer and sends it.
+The worker reads the owner's decisions once a second, signs the answers and sends them.
 """
 
 import queue
@@ -23,7 +23,7 @@ from worker.site.asked_runs import AskedRun, RunsFile, Verdict
 from worker.site.policy import Policy
 
 MAX_SPEC_BYTES = 64 << 10
-MAX_WAITING = 1000  # questions that have not been looked at, and those whose specification cannot be fetched
+MAX_WAITING = 1000  # unread requests, and requests whose specification cannot be fetched
 
 
 class Consents:
@@ -48,21 +48,21 @@ class Consents:
         self._withdrawn = withdrawn
         self._file = RunsFile(path)
         self._asked: queue.SimpleQueue[SignedEnvelope] = queue.SimpleQueue()
-        self._open: dict[tuple[str, str], RunManifest] = {}  # whose specification has to be fetched
+        self._open: dict[tuple[str, str], RunManifest] = {}  # runs whose specification has to be fetched
         self._changes = -1
-        self._full = False  # the disk did not take what the last look wanted to write
+        self._full = False  # the last `look` could not write to the disk
 
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
 
     def asked(self, envelope: SignedEnvelope) -> None:
-        """Takes a question in. Callable from any thread."""
+        """Queues the request of a run. Callable from any thread."""
         if self._policy.decides and self._asked.qsize() < MAX_WAITING:
             self._asked.put(envelope)
 
     def problem(self, manifest: AssignmentManifest) -> tuple[str, str] | None:
-        """Why nothing is done for an assignment: the reason and its words; None where its run is accepted."""
+        """Returns the reason and the message of a decline; None if the run of the assignment is accepted."""
         try:
             run = self._file.get(manifest.run_id, manifest.spec)
         except OSError as error:
@@ -79,9 +79,9 @@ class Consents:
         return None
 
     def look(self) -> None:
-        """Answers the runs that have asked, and sends what the owner has decided since.
+        """Answers the runs that have asked, and sends the owner's new decisions.
 
-        A run that the disk does not take now is not answered; it is tried again at the next look.
+        A run that cannot be written to the disk is not answered; the next call tries again.
         """
         if not self._policy.decides:
             return
@@ -117,9 +117,9 @@ class Consents:
             return
         if manifest.federation_id != self._attendance.member.federation_id or manifest.task not in self._offers:
             return
-        known = self._file.get(manifest.run_id, manifest.spec)
-        if known is not None:
-            self._answer(known, again=True)
+        run = self._file.get(manifest.run_id, manifest.spec)
+        if run is not None:
+            self._answer(run, again=True)
         elif len(self._open) < MAX_WAITING:
             self._open[manifest.run_id, manifest.spec] = manifest
 
@@ -138,17 +138,17 @@ class Consents:
         )
         self._file.add(run)
         verdict = run.verdict(self._policy)
-        what = f"run {escaped(run.run)} ({escaped(run.name)}, submitted by {escaped(run.submitted_by)})"
+        subject = f"run {escaped(run.run)} ({escaped(run.name)}, submitted by {escaped(run.submitted_by)})"
         fields = {"run_id": run.run, "spec": run.spec, "answer": verdict.answer}
         if verdict.answer == "waiting":
             advice = f"`fedpareto worker runs {escaped(run.run)}` shows it, `fedpareto worker approve` approves it"
-            self._events.warn("run-waits", f"{what} waits for your approval: {advice}", **fields)
+            self._events.warn("run-waits", f"{subject} waits for your approval: {advice}", **fields)
         else:
-            why = f", {verdict.reason}: {verdict.message}" if verdict.reason else ""
-            self._events.tell("run-answered", f"{what}: {verdict.answer}{why}", **fields)
+            reason = f", {verdict.reason}: {verdict.message}" if verdict.reason else ""
+            self._events.tell("run-answered", f"{subject}: {verdict.answer}{reason}", **fields)
 
     def _fetched(self, name: str) -> bytes | None:
-        """The specification of this digest; None if it cannot be had now."""
+        """Fetches the specification of this digest; None if that fails now."""
         files = self._attendance.files_now()
         if files is None:
             return None
@@ -163,10 +163,14 @@ class Consents:
         return data if digest(data, parse(name)[0]) == name else None
 
     def _answer(self, run: AskedRun, *, again: bool) -> None:
-        """Sends the answer to a run if it has changed; the one that was sent before also if it is asked `again`."""
+        """Sends the answer to a run if it has changed. If the run asks `again`, sends the earlier answer once more."""
         member, verdict, sent = self._attendance.member, run.verdict(self._policy), self._file.consent(run)
-        said = ConsentManifest() if sent is None else ConsentManifest.FromString(sent.manifest)
-        changed = (said.answer, said.reason, said.message) != (verdict.answer, verdict.reason, verdict.message[:400])
+        consent = ConsentManifest() if sent is None else ConsentManifest.FromString(sent.manifest)
+        changed = (consent.answer, consent.reason, consent.message) != (
+            verdict.answer,
+            verdict.reason,
+            verdict.message[:400],
+        )
         changed |= sent is not None and sent.key_id != key_id(member.signing_key.public_key())
         if sent is None or changed:
             manifest = ConsentManifest(
@@ -181,9 +185,9 @@ class Consents:
             manifest.created.FromDatetime(self._attendance.now())
             sent = seal(manifest, member.signing_key)
             self._file.keep_consent(run, sent)
-            if said.answer == "accepted":
+            if consent.answer == "accepted":
                 self._withdrawn(run.run, verdict)
-            if said.answer:
+            if consent.answer:
                 self._events.tell(
                     "run-answered",
                     f"run {escaped(run.run)}: {verdict.answer}",

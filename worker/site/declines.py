@@ -1,4 +1,4 @@
-"""Declines of assignments: the owner is told, the coordinator gets them signed, and evidence of an attack is kept."""
+"""Declines of assignments: warn the owner, send the signed decline, and keep evidence of an attack."""
 
 from dataclasses import dataclass
 
@@ -28,8 +28,8 @@ class Declines:
                 assignment_id=assignment_id,
                 reason=reason,
             )
-        asked = None if isinstance(declined, UnverifiedAssignment) else envelope
-        if asked is not None and reason in ATTACKS:
-            self.evidence.alert(asked, reason, message)
+        verified = None if isinstance(declined, UnverifiedAssignment) else envelope
+        if verified is not None and reason in ATTACKS:
+            self.evidence.alert(verified, reason, message)
         if assignment_id:
-            self.attendance.decline(assignment_id, reason, message, asked)
+            self.attendance.decline(assignment_id, reason, message, verified)

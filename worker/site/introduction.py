@@ -1,4 +1,4 @@
-"""What a worker tells the coordinator of itself: its tasks, the private rounds that are left, and its opening hours."""
+"""A worker's description of itself for the coordinator: its tasks, the private rounds left, and its opening hours."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ class Introduction:
     """A site in the messages of its worker.
 
     Attributes:
-        offers: what trains each task, by its name.
-        device: the devices in words.
-        site: what the owner has decided about private rounds, and how many have counted.
-        policy: the owner's.
+        offers: the trainer of each task, by the task's name.
+        device: a description of the devices.
+        site: the owner's rules for private rounds, and the ledger of those that count.
+        policy: the owner's policy.
     """
 
     offers: Mapping[str, Trainer]
@@ -41,13 +41,15 @@ class Introduction:
         )
 
     def left_beside(self, task: str) -> list[SessionsLeft]:
-        """The private rounds that are left to each task that trains on the data set of this one."""
+        """The private rounds that are left for each task that trains on the same data set as `task`."""
         return [self._left(name) for name in self.offers if name in self.site.tasks_beside(task)]
 
     def closed(self, now: datetime) -> datetime | None:
-        """Until when the site is closed, aware; None while it is open."""
+        """The time until which the site is closed, aware; None while it is open."""
         return self.policy.open.closed_until(now)
 
     def _left(self, task: str) -> SessionsLeft:
-        training, evaluation = (self.site.sessions_left(task, evaluation=kind) for kind in (False, True))
+        training, evaluation = (
+            self.site.sessions_left(task, evaluation=is_evaluation) for is_evaluation in (False, True)
+        )
         return SessionsLeft(task=task, training=training, evaluation=evaluation)

@@ -5,7 +5,7 @@
     [limits]
     samples = 32
 
-It says what the coordinator may ask of this site; the coordinator cannot change it. Every key is optional.
+It sets what the coordinator may ask of this site; the coordinator cannot change it. Every key is optional.
 """
 
 import tomllib
@@ -34,7 +34,7 @@ class PolicyError(ValueError):
 
 
 class WorkLimits(Section):
-    """Bounds on the work that is done, and on what the coordinator may keep waiting here."""
+    """Bounds on the work of an assignment, and on the number of assignments that wait here."""
 
     samples: int = Field(
         8, ge=1, description="the fewest different training samples that an update or a gradient is made from"
@@ -57,7 +57,7 @@ class WorkLimits(Section):
 
 
 class OpenHours(Section):
-    """When the site is open: it begins no training or evaluation at other times."""
+    """The opening hours of the site: it begins no training or evaluation at other times."""
 
     zone: str = Field("UTC", description='the time zone of `begin` and `end`, such as "Europe/Berlin"')
     begin: str = Field("00:00", pattern=_TIME, description="the time of day at which the site opens")
@@ -76,7 +76,7 @@ class OpenHours(Section):
         return value
 
     def closed_until(self, now: datetime) -> datetime | None:
-        """When the site opens next, UTC; None if it is open now. Times are aware."""
+        """The time at which the site opens next, UTC; None if it is open now. Times are aware."""
         today, opens = now.astimezone(ZoneInfo(self.zone)).date(), []
         for offset in range(-1, 9):
             day = today + timedelta(days=offset)
@@ -122,7 +122,7 @@ class SamplePolicy(Section):
 
 
 class PrivateRounds(Section):
-    """What is allowed of private rounds."""
+    """The owner's rules for private rounds."""
 
     required: bool = Field(
         False,
@@ -158,7 +158,7 @@ class PrivateRounds(Section):
 
 
 class SecureSection(PrivateRounds):
-    """What is allowed of private rounds: for all tasks, and what differs for some."""
+    """The owner's rules for private rounds: for all tasks, and exceptions by task."""
 
     tasks: dict[str, PrivateRounds] = Field({}, description="what differs for a task, by its name")
     data_sets: dict[str, Annotated[tuple[str, ...], Field(strict=False)]] = Field(
@@ -166,18 +166,18 @@ class SecureSection(PrivateRounds):
     )
 
     def of(self, task: str) -> SecurePolicy:
-        """What is allowed for a task."""
-        special = self.tasks.get(task, PrivateRounds())
-        chosen = {
-            name: getattr(special if name in special.model_fields_set else self, name)
+        """The rules for a task."""
+        exceptions = self.tasks.get(task, PrivateRounds())
+        values = {
+            name: getattr(exceptions if name in exceptions.model_fields_set else self, name)
             for name in PrivateRounds.model_fields
         }
-        modes, disclose = frozenset(map(Mode, chosen.pop("modes"))), frozenset(chosen.pop("disclose"))
-        return SecurePolicy(modes=modes, disclose=disclose, **chosen)
+        modes, disclose = frozenset(map(Mode, values.pop("modes"))), frozenset(values.pop("disclose"))
+        return SecurePolicy(modes=modes, disclose=disclose, **values)
 
 
 class Policy(Section):
-    """What the owner of a worker allows. `Policy.load` reads it."""
+    """The rules of a worker's owner. `Policy.load` reads them."""
 
     restore: Literal["accept", "ask"] = Field(
         "accept",
@@ -211,15 +211,15 @@ class Policy(Section):
     @property
     def data_sets(self) -> dict[str, frozenset[str]]:
         """For each task that shares its data set with others, the tasks of this data set."""
-        found: dict[str, frozenset[str]] = {}
+        data_sets: dict[str, frozenset[str]] = {}
         for tasks in (*self.secure.data_sets.values(), *(rule.tasks for rule in self.privacy.values())):
-            joined = frozenset(tasks).union(*(found.get(task, frozenset()) for task in tasks))
-            found |= dict.fromkeys(joined, joined)
-        return found
+            joined = frozenset(tasks).union(*(data_sets.get(task, frozenset()) for task in tasks))
+            data_sets |= dict.fromkeys(joined, joined)
+        return data_sets
 
     @property
     def decides(self) -> bool:
-        """Whether the site answers each run before it works for it."""
+        """True if the site answers each run before it works for it."""
         return bool(self.algorithms or self.submitters) or self.approve == "each-run"
 
     def must_allow(self, tasks: Iterable[str]) -> None:

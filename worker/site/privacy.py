@@ -1,8 +1,8 @@
 """Differential privacy at a site: the owner's noise on every training, and the ledger of the epsilon that is spent.
 
-The worker enforces it, not the coordinator: noise is added before anything leaves the site, and an assignment that
-would spend more than the owner's budget is declined. Spending is on the disk before any noise is drawn. So a worker
-that dies in between has spent too much on record, never too little.
+The worker enforces it, not the coordinator: it adds noise before anything leaves the site, and declines an assignment
+that would spend more than the owner's budget. The spending is on the disk before the noise is drawn, so after a crash
+the ledger may record too much, never too little.
 """
 
 from collections import Counter
@@ -48,7 +48,7 @@ class PrivacyEntry:
 
     @property
     def mechanism(self) -> Mechanism:
-        """What it released."""
+        """The mechanism of this training."""
         return Mechanism(self.noise, self.rate, self.steps)
 
 
@@ -56,7 +56,7 @@ _COLUMNS = ", ".join(PrivacyEntry.__dataclass_fields__)
 
 
 class Ledger:
-    """The trainings with noise of a site, over all its runs; a file that is only added to. Any thread may call.
+    """The trainings with noise of a site, over all its runs; an append-only file. Any thread may call.
 
     Raises:
         HomeError, OSError: see `LedgerFile`.
@@ -66,7 +66,7 @@ class Ledger:
         self._file = LedgerFile(path, _TABLE, _ADVICE)
 
     def mechanisms(self, data_set: str) -> list[Mechanism]:
-        """What was released of a data set."""
+        """The mechanisms of all trainings on a data set, with the steps of equal ones added up."""
         with self._file.using() as connection:
             rows = connection.execute(
                 "SELECT noise, rate, sum(steps) FROM spent WHERE data_set = ? GROUP BY noise, rate", (data_set,)
@@ -114,7 +114,7 @@ class DataSet:
 
     @property
     def delta(self) -> float:
-        """For which its epsilon is computed."""
+        """The delta for which epsilon is computed."""
         return self.rule.delta if self.rule is not None else DELTA
 
 
@@ -125,7 +125,7 @@ def data_sets(rules: Mapping[str, SamplePolicy]) -> dict[str, DataSet]:
 
 @dataclass(frozen=True, eq=False)
 class SitePrivacy:
-    """Turns what is asked into what the owner allows, and keeps the ledger. `rules` are the owner's, by data set."""
+    """Applies the owner's rules to a computation, and keeps the ledger. `rules` are the owner's, by data set."""
 
     rules: Mapping[str, SamplePolicy]
     ledger: Ledger
@@ -135,7 +135,7 @@ class SitePrivacy:
         return data_sets(self.rules).get(task, DataSet(task, None))
 
     def must_suit(self, offers: Mapping[str, Trainer]) -> None:
-        """Checks that every task with a rule can be trained with noise, and that its delta means something.
+        """Checks that every task with a rule can be trained with noise, and that its delta is below 1 / samples.
 
         Raises:
             WorkError: one cannot; the message names it.
@@ -155,10 +155,10 @@ class SitePrivacy:
     def admit(
         self, order: AssignmentManifest, computation: Computation, trainer: Trainer, now: datetime
     ) -> tuple[Computation, SamplePrivacy | None]:
-        """What is computed in place of what was asked, and the statement that goes with an update made with noise.
+        """Returns the computation that the owner's rules allow, and the statement for an update with noise.
 
-        The noise is the larger of the owner's and the coordinator's, the bound on a sample the smaller. What measures
-        the training split, or gives gradients without noise, is not done under a rule.
+        The noise is the larger of the owner's and the coordinator's, the bound on a sample the smaller. Under a rule,
+        the training split is not measured, and gradients without noise are declined.
 
         Raises:
             WorkError: `dp-work`, `dp-budget`, `dp-model` or `dp-missing`.
@@ -178,8 +178,8 @@ class SitePrivacy:
             return computation, None
         if computation.from_jacobian:
             raise WorkError("the first step would be made of gradients without noise", reason="dp-work")
-        if why := computation.sgd.without_noise():
-            raise WorkError(f"this site trains with noise. train.{why}", reason="dp-work")
+        if problem := computation.sgd.without_noise():
+            raise WorkError(f"this site trains with noise. train.{problem}", reason="dp-work")
         trainer.must_be_private()
         mechanism = private.mechanism(computation.sgd, trainer.samples, len(computation.targets))
         spent = self._spend(order, data, private.clip, mechanism, now)
@@ -191,7 +191,7 @@ class SitePrivacy:
     def _spend(
         self, order: AssignmentManifest, data: DataSet, clip: float, mechanism: Mechanism, now: datetime
     ) -> Epsilon:
-        """Adds a training to the ledger, unless that would overspend. Returns what is spent with it."""
+        """Adds a training to the ledger, unless that would overspend. Returns the epsilon that is spent with it."""
         before = self.ledger.mechanisms(data.name)
         try:
             after = epsilon([*before, mechanism], data.delta)
@@ -206,14 +206,14 @@ class SitePrivacy:
         except AccountingError as error:
             raise WorkError(str(error), reason="dp-missing") from None
         at = now.astimezone(UTC).isoformat(timespec="seconds")
-        place = (order.task, order.run_id, order.round, order.assignment_id)
-        self.ledger.add(PrivacyEntry(at, data.name, *place, mechanism.noise, clip, mechanism.rate, mechanism.steps))
+        origin = (order.task, order.run_id, order.round, order.assignment_id)
+        self.ledger.add(PrivacyEntry(at, data.name, *origin, mechanism.noise, clip, mechanism.rate, mechanism.steps))
         return after
 
 
 @dataclass(frozen=True)
 class OfRun:
-    """What one run has released of a data set, with one noise and one rate."""
+    """The steps of one run on a data set, with one noise and one sampling rate."""
 
     run: str
     noise: float
@@ -223,7 +223,7 @@ class OfRun:
 
 @dataclass(frozen=True)
 class PrivacyAccount:
-    """What a data set has spent; `budget` is None where the owner has set none."""
+    """The epsilon that a data set has spent; `budget` is None if the owner has set none."""
 
     data_set: str
     epsilon: float
@@ -246,17 +246,17 @@ def spent(path: Path, rules: Mapping[str, SamplePolicy]) -> list[PrivacyAccount]
     for name in sorted({*rules, *(entry.data_set for entry in entries)}):
         own = [entry for entry in entries if entry.data_set == name]
         data = DataSet(name, rules.get(name))
-        found = epsilon([entry.mechanism for entry in own], data.delta) if own else Epsilon(0.0, 0.0)
+        total = epsilon([entry.mechanism for entry in own], data.delta) if own else Epsilon(0.0, 0.0)
         steps: Counter[tuple[str, float, float]] = Counter()
         for entry in own:
             steps[entry.run, entry.noise, entry.rate] += entry.steps
         runs = [OfRun(*key, count) for key, count in steps.items()]
         budget = data.rule.epsilon if data.rule is not None else None
-        accounts.append(PrivacyAccount(name, found.value, found.bound, data.delta, budget, own, runs))
+        accounts.append(PrivacyAccount(name, total.value, total.bound, data.delta, budget, own, runs))
     return accounts
 
 
 def _evaluation(computation: Measure, rule: SamplePolicy) -> Measure:
-    """The splits that an owner lets be measured; the training split never is."""
+    """Keeps the splits that the owner allows to be measured; the training split is never among them."""
     splits = tuple(split for split in computation.splits if split != "train") if rule.evaluate else ()
     return replace(computation, splits=splits)

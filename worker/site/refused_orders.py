@@ -1,4 +1,4 @@
-"""Evidence of orders that an honest coordinator does not give: kept for the owner, who is alerted."""
+"""Keeps orders that an honest coordinator never gives as evidence, and alerts the owner."""
 
 from pathlib import Path
 
@@ -21,12 +21,12 @@ class RefusedOrders:
     def alert(self, order: SignedEnvelope, reason: str, message: str) -> None:
         """Alerts the owner of a refused order, and keeps the order."""
         manifest = AssignmentManifest.FromString(order.manifest)
-        where = f"run {escaped(manifest.run_id)} round {manifest.round}"
-        kept = self._keep(f"{reason}-{manifest.assignment_id}.order", order)
+        occasion = f"run {escaped(manifest.run_id)} round {manifest.round}"
+        evidence = self._keep(f"{reason}-{manifest.assignment_id}.order", order)
         self._events.warn(
             "alert",
-            f"{where}: the coordinator asked for what would show this member's update, and was refused: {message}. "
-            f"{kept}. Ask the other members whether they were asked the same, and the coordinator's operator why",
+            f"{occasion}: the coordinator asked for what would show this member's update, and was refused: {message}. "
+            f"{evidence}. Ask the other members whether they were asked the same, and the coordinator's operator why",
             reason=reason,
             run_id=manifest.run_id,
             round=manifest.round,
@@ -34,7 +34,7 @@ class RefusedOrders:
         )
 
     def _keep(self, name: str, order: SignedEnvelope) -> str:
-        """Keeps an order under a name without separators; says where, or why not."""
+        """Writes an order to a file `name`, without separators. Returns a sentence with its path or the error."""
         try:
             self._directory.mkdir(mode=0o700, exist_ok=True)
             if len(list(self._directory.glob("*.order"))) >= MAX_KEPT:

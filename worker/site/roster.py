@@ -7,9 +7,9 @@ A member's card is its entry in the roster, so that the cards of all members, on
     client_id = "hospital-a"
     key = "..."
 
-In a private round, a member believes what others signed with these keys. A coordinator that could change the roster
-could play all the other members. So the worker takes it from nobody but its owner, and a key that changes needs the
-signature of the key before.
+In a private round, a member trusts messages that are signed with these keys. A coordinator that could change the roster
+could pose as all other members. So the worker takes the roster only from its owner, and a new key needs the signature
+of the old one.
 """
 
 import tomllib
@@ -81,12 +81,14 @@ class Card:
     ) -> "Card":
         """The card of a member; `old_key` is the key that it had in a federation before this one."""
         key = member.signing_key.public_key().public_bytes_raw()
-        shown = tuple(KeyRotation(statement=one.statement, possession=one.possession) for one in rotations)
-        card = cls(member.federation_id, member.client_id, key, rotations=shown)
+        signed = tuple(
+            KeyRotation(statement=rotation.statement, possession=rotation.possession) for rotation in rotations
+        )
+        card = cls(member.federation_id, member.client_id, key, rotations=signed)
         return card if old_key is None else replace(card, signature=old_key.sign(card._signed()))
 
     def succeeds(self, old: bytes) -> bool:
-        """Whether a key has signed that this one replaces it."""
+        """True if the `old` key has signed that this key replaces it."""
         present = Ed25519PublicKey.from_public_bytes(old)
         try:
             present.verify(self.signature, self._signed())
@@ -169,7 +171,7 @@ class Roster:
     def digest(self) -> str:
         """60 decimal digits in groups of five, which owners can compare by telephone.
 
-        To show two owners different rosters with the same digits takes about 10^30 attempts.
+        It takes about 10^30 attempts to find two rosters with the same digits.
         """
         parts = (part for card in self.cards for part in (card.client_id.encode(), card.key))
         value = hash_parts(b"roster", self.federation_id.encode(), integer(len(self.cards)), *parts)
@@ -189,11 +191,11 @@ class Roster:
 
 @dataclass(frozen=True)
 class Changes:
-    """How a roster differs from the pinned one: ids of members, sorted.
+    """The differences between a roster and the pinned one: ids of members, sorted.
 
     Attributes:
-        rotated: those whose new key the old one has signed.
-        unsigned: those whose new key it has not signed.
+        rotated: members whose new key is signed by the old one.
+        unsigned: members whose new key is not.
     """
 
     added: tuple[str, ...]
@@ -206,7 +208,7 @@ class Changes:
 
 
 def changes(pinned: Roster | None, new: Roster) -> Changes:
-    """What changes with a new roster; without a pinned one, everybody is added."""
+    """Compares a new roster with the pinned one; without a pinned one, all members are added."""
     before = {} if pinned is None else pinned.keys
     moved = [card for card in new.cards if before.get(card.client_id, card.key) != card.key]
     signed = tuple(card.client_id for card in moved if card.succeeds(before[card.client_id]))
@@ -262,11 +264,11 @@ def _card(entry: _Entry, federation_id: str) -> Card:
     return Card(federation_id, name, key, signature, rotations)
 
 
-def _bytes(text: str, size: int, what: str) -> bytes:
+def _bytes(text: str, size: int, name: str) -> bytes:
     try:
         value = bytes.fromhex(text)
     except ValueError:
-        raise RosterError(f"{what} is not hexadecimal: {text[:80]!r}") from None
+        raise RosterError(f"{name} is not hexadecimal: {text[:80]!r}") from None
     if len(value) != size:
-        raise RosterError(f"{what} has {len(value)} bytes, not {size}")
+        raise RosterError(f"{name} has {len(value)} bytes, not {size}")
     return value

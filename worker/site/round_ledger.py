@@ -1,7 +1,7 @@
-"""The ledger of private rounds: the sessions that count, and what an owner who requires them evaluates in the clear.
+"""The ledger of private rounds: the sessions that count, and the evaluations in the clear where rounds must be private.
 
-It holds over all runs and is never erased: what a session has shown of the data stays shown. Every entry is on the disk
-before the reply that it is about leaves this machine.
+It covers all runs and is never erased, since nothing takes back what a session has shown of the data. Every entry is on
+the disk before its reply leaves this machine.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -26,7 +26,7 @@ _COLUMNS = "session, run, task, base_model, work, unmasked"
 class RoundLedger(SessionLedger):
     """The ledger of a worker, which is made when it is missing. Any thread may call, other processes may read.
 
-    `added` is called with the task after each session that is new.
+    `added` is called with the task after each new session.
 
     Raises:
         HomeError, OSError: see `LedgerFile`.
@@ -43,7 +43,7 @@ class RoundLedger(SessionLedger):
             return [task for (task,) in connection.execute("SELECT DISTINCT task FROM sessions ORDER BY task")]
 
     def entries(self, tasks: Collection[str]) -> Sequence[SessionEntry]:
-        """Those of some tasks."""
+        """The entries of some tasks."""
         with self._file.using() as connection:
             rows = connection.execute(f"SELECT {_COLUMNS} FROM sessions").fetchall()  # noqa: S608 - a constant
         return [
@@ -53,7 +53,7 @@ class RoundLedger(SessionLedger):
         ]
 
     def add(self, entry: SessionEntry) -> None:
-        """Records one durably; a second time changes nothing. Raises OSError if the disk does not take it."""
+        """Records an entry durably; a repetition changes nothing. Raises OSError if it cannot be written."""
         values = (entry.session, entry.run_id, entry.task, entry.base_model, entry.work, entry.unmasked)
         with self.lock, self._file.using() as connection:
             new = connection.execute("INSERT OR IGNORE INTO sessions VALUES (?, ?, ?, ?, ?, ?)", values).rowcount
@@ -61,7 +61,7 @@ class RoundLedger(SessionLedger):
             self._added(entry.task)
 
     def unmask(self, session: str) -> None:
-        """Records durably that UNMASK was answered in a session. Raises OSError if the disk does not take it."""
+        """Records durably that UNMASK was answered in a session. Raises OSError if it cannot be written."""
         with self.lock, self._file.using() as connection:
             connection.execute("UPDATE sessions SET unmasked = 1 WHERE session = ?", (session,))
 
