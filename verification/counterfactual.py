@@ -1,4 +1,4 @@
-"""Another rule on the updates of a run: its directions, from the signed K and the signed replies."""
+"""Applies another rule to the updates of a run: computes its directions from the signed K and the signed replies."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -22,16 +22,16 @@ Place = tuple[str, int]  # a row: the digest of its reply's envelope, and its pl
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """A round as it was, and as another rule would have made it.
+    """The direction of a round, compared with that of another rule.
 
     Attributes:
         number: of the round, from 0.
-        counterfactual: the other rule would have made another model before, so the clients would have sent others
-            updates than these.
-        clients: those whose updates are combined, in the order of the rows.
+        counterfactual: True if the other rule would have made another model before, so that the clients would have sent
+            other updates.
+        clients: the clients of the combined updates, in the order of the rows.
         done, other: the part of each client in the direction: coefficient times length, as a share of the sum.
-        cosine: of both directions; NaN where one of them is zero.
-        ratio: the length of the other direction by that of the one that was taken; NaN where that one is zero.
+        cosine: of both directions; NaN if one of them is zero.
+        ratio: the length of the other direction divided by that of the direction taken; NaN if the latter is zero.
         worse_done, worse_other: the clients against whose updates the direction points: it makes them worse.
     """
 
@@ -49,18 +49,18 @@ class Replayed:
 def counterfactual(
     bundle: BundleReader, name: str, values: Mapping[str, Any], number: int | None = None
 ) -> Iterator[Replayed]:
-    """What another rule would have done in each round, or in one round alone.
+    """Yields the direction of another rule in each round, or in one round alone.
 
     Args:
         bundle: the record of a run whose updates were sent in the clear.
-        name: of the rule.
+        name: of the other rule.
         values: its hyper-parameters.
         number: of the round; None for all.
 
     Raises:
         BlobAbsent: the rule reads more than K, and the bundle has no payloads.
         HyperparameterError: there is no such rule, or a hyper-parameter is wrong.
-        Wrong: the record is not what was signed, or the rule cannot use its replies.
+        Wrong: the record differs from the signed messages, or the rule cannot use its replies.
     """
     opened = OpenedRun.of(bundle)
     facts = opened.facts
@@ -70,7 +70,7 @@ def counterfactual(
         raise Wrong("the noise of a run that protects clients suits its own rule alone")
     run = replace(facts, rule=algorithm(name, values))
     state: Mapping[str, Any] = {}
-    same = True  # whether the other rule has taken the same steps so far
+    same = True  # while the other rule takes the same steps
     model, previous_step = bundle.about.initial_model, ""
     for record in bundle.rounds():
         signed = SignedRound.of(opened.reader.read(record, model, previous_step))
@@ -81,9 +81,9 @@ def counterfactual(
             continue
         made = open_step(run, signed, signed.step, state, asked=False)
         state = dict(made.combination.state)
-        found = _compared(signed.step, signed, made, name, counterfactual=not same and number is None)
-        same = same and found.cosine > 1 - 1e-12 and abs(found.ratio - 1) < 1e-9
-        yield found
+        compared = _compared(signed.step, signed, made, name, counterfactual=not same and number is None)
+        same = same and compared.cosine > 1 - 1e-12 and abs(compared.ratio - 1) < 1e-9
+        yield compared
 
 
 def _compared(step: StepManifest, signed: SignedRound, made: Step, made_by: str, *, counterfactual: bool) -> Replayed:
@@ -99,7 +99,7 @@ def _compared(step: StepManifest, signed: SignedRound, made: Step, made_by: str,
         raise Wrong(f"round {step.round} combined updates of earlier rounds, which {made_by} does not read")
     c, other, K = np.array([done.get(place, 0.0) for place, _ in rows]), made.combination.coefficients, made.gram
     lengths = np.sqrt(np.maximum(np.diagonal(K), 0.0))
-    norms = [float(np.sqrt(max(float(one @ K @ one), 0.0))) for one in (c, other)]
+    norms = [float(np.sqrt(max(float(direction @ K @ direction), 0.0))) for direction in (c, other)]
     clients = [client for _, client in rows]
     return Replayed(
         number=step.round,
@@ -116,12 +116,12 @@ def _compared(step: StepManifest, signed: SignedRound, made: Step, made_by: str,
 
 def _places(step: StepManifest, signed: SignedRound) -> list[Place]:
     """The rows of a step in the order of its coefficients."""
-    found: list[Place] = []
+    places: list[Place] = []
     for name in step.replies:
         reply = signed.replies.get(name)
-        count = 1 if reply is None else sum(row.name != BUFFERS for row in reply.said.rows)
-        found += ((name, at) for at in range(count))
-    return found
+        count = 1 if reply is None else sum(row.name != BUFFERS for row in reply.manifest.rows)
+        places += ((name, at) for at in range(count))
+    return places
 
 
 def _shares(parts: Matrix) -> tuple[float, ...]:

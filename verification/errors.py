@@ -4,17 +4,17 @@ from dataclasses import dataclass
 
 
 class Wrong(Exception):
-    """Something in the bundle does not follow from what was signed. The message names it."""
+    """A part of the bundle does not follow from the signed messages. The message names it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """What was verified of one round.
+    """The findings about one round.
 
     Attributes:
         number: of the round, from 0.
-        words: what was verified, in words.
-        missing: why something could not be verified; empty where everything was.
+        words: the verified parts, as text.
+        missing: the reasons why parts could not be verified; empty if all were.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""An exported model: whether it is a model of the run of a bundle, and whether it carries the digest of its record."""
+"""Verifies an exported model: it is a model of the run of a bundle, and carries the digest of the run's record."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from verification.run import OpenedRun
 
 @dataclass(frozen=True)
 class CheckedModel:
-    """What was found of a model: in words; and why something could not be verified, empty where everything was."""
+    """The findings about a model, as text; and the reason why a part could not be verified, empty if all was."""
 
     words: str
     missing: str = ""
@@ -29,29 +29,29 @@ def check_model(run: OpenedRun, path: Path) -> CheckedModel:
     """
     name = path.name
     try:
-        found, origin = read_exported(path, digests.parse(run.models[-1])[0])
+        model_digest, origin = read_exported(path, digests.parse(run.models[-1])[0])
     except Refusal as refusal:
         raise Wrong(f"{name}: {refusal.message}") from refusal
     about = run.facts.bundle.about
     if origin is not None and (origin.federation, origin.run) != (about.federation_id, about.run_id):
         raise Wrong(f"{name} says that it is of run {origin.run} of {origin.federation}")
-    # A round without a step leaves the model of the round before: the first one with a model has made it.
-    rounds = {str(place - 1) if place else "" for place, model in enumerate(run.models) if model == found}
+    # A round without a step keeps the model of the round before, so the first round with a model has made it.
+    rounds = {str(index - 1) if index else "" for index, model in enumerate(run.models) if model == model_digest}
     if not rounds:
-        raise Wrong(f"{name} is {found}; no round of the run has made this model")
+        raise Wrong(f"{name} is {model_digest}; no round of the run has made this model")
     if origin is None:
-        number = min(rounds, key=lambda one: int(one or -1))
-        return CheckedModel(f"{name} is {_which(number)}", f"{name} carries no digest of the record")
+        number = min(rounds, key=lambda text: int(text or -1))
+        return CheckedModel(f"{name} is {_model_of(number)}", f"{name} carries no digest of the record")
     if origin.round not in rounds:
-        raise Wrong(f"{name} says that it is {_which(origin.round)}; it is {_which(min(rounds))}")
-    words = f"{name} is {_which(origin.round)}"
+        raise Wrong(f"{name} says that it is {_model_of(origin.round)}; it is {_model_of(min(rounds))}")
+    text = f"{name} is {_model_of(origin.round)}"
     if not origin.record:
-        return CheckedModel(words, f"{name} carries no digest of the record")
-    return CheckedModel(f"{words}, and carries the digest of {_record(run.log, origin, name)}")
+        return CheckedModel(text, f"{name} carries no digest of the record")
+    return CheckedModel(f"{text}, and carries the digest of {_record(run.log, origin, name)}")
 
 
 def _record(log: RunLog, origin: Provenance, name: str) -> str:
-    """Which part of the record a digest is of, in words."""
+    """The part of the record that the digest of a model covers, as text. Raises Wrong."""
     entries = int(origin.entries) if origin.entries.isdecimal() and len(origin.entries) < 20 else 0
     last = log.entry(entries - 1)
     if last is None or log.digest(entries) != origin.record:
@@ -65,5 +65,5 @@ def _record(log: RunLog, origin: Provenance, name: str) -> str:
     raise Wrong(f"{name} carries the digest of the audit log up to {last.action} of {last.subject}")
 
 
-def _which(number: str) -> str:
+def _model_of(number: str) -> str:
     return f"the model of round {number}" if number else "the model that the run began with"

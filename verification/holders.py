@@ -27,8 +27,8 @@ class Keys:
 
     Attributes:
         ca_fingerprint: the SHA-256 of the CA's certificate, hexadecimal.
-        coordinator: sign assignments, receipts and steps.
-        clients: by client id.
+        coordinator: its keys, which sign assignments, receipts and steps.
+        clients: their keys, by client id.
     """
 
     ca_fingerprint: str
@@ -37,7 +37,7 @@ class Keys:
 
     @property
     def signers(self) -> Signers:
-        """Who may sign what in the record."""
+        """The signers of the record's messages."""
         return Signers(coordinator=self.coordinator, client=self._client)
 
     def _client(self, client_id: str, envelope: SignedEnvelope) -> KeyChain:
@@ -48,22 +48,22 @@ class Keys:
 
 
 def read_keys(bundle: BundleReader, fingerprint: str = "") -> Keys:
-    """The keys that the certificates in a bundle name, and those from before, which have signed the next ones.
+    """Reads the keys that the certificates of a bundle name, and the former keys, each of which signed its successor.
 
-    The dates of certificates do not count: they say when TLS accepted them.
+    The validity dates of certificates are ignored, since they concern TLS alone.
 
     Args:
-        bundle: has the certificates.
+        bundle: contains the certificates.
         fingerprint: the SHA-256 of the CA's certificate that the caller trusts, hexadecimal; empty trusts the bundle's.
 
     Raises:
         Wrong: a certificate is not of this CA and federation, two name different keys for one holder, or a rotation
             does not lead to the key that the certificate names.
     """
-    found = hashlib.sha256(bundle.ca).hexdigest()
-    wanted = fingerprint.replace(":", "").strip().lower()
-    if wanted and wanted != found:
-        raise Wrong(f"the bundle's CA has the fingerprint {found}, not {wanted}: it is of another federation")
+    present = hashlib.sha256(bundle.ca).hexdigest()
+    trusted = fingerprint.replace(":", "").strip().lower()
+    if trusted and trusted != present:
+        raise Wrong(f"the bundle's CA has the fingerprint {present}, not {trusted}: it is of another federation")
     try:
         ca = load_certificate(bundle.ca)
         ca.verify_directly_issued_by(ca)
@@ -80,17 +80,17 @@ def read_keys(bundle: BundleReader, fingerprint: str = "") -> Keys:
     for rotation in bundle.rotations:
         replaced.setdefault(_claimed(rotation), []).append(rotation)
     try:
-        own = keys.pop(("coordinator", "coordinator"))
+        coordinator_key = keys.pop(("coordinator", "coordinator"))
     except KeyError:
         raise Wrong("the bundle has no certificate of the coordinator") from None
     federation_id = bundle.about.federation_id
-    coordinator = _chain(replaced.pop("", []), own, federation_id, "", None)
+    coordinator = _chain(replaced.pop("", []), coordinator_key, federation_id, "", None)
     clients = {
         name: _chain(replaced.pop(name, []), key, federation_id, name, coordinator) for (_, name), key in keys.items()
     }
     if replaced:
         raise Wrong(f"the bundle has rotations of {min(replaced)}, and no certificate of it")
-    return Keys(found, coordinator, clients)
+    return Keys(present, coordinator, clients)
 
 
 def _claimed(rotation: KeyRotation) -> str:

@@ -1,4 +1,4 @@
-"""The audit log of a run: whether its entries are those that were signed, and whether the record agrees with them."""
+"""Verifies the audit log of a run: its entries are those that were signed, and the record agrees with them."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -64,7 +64,7 @@ class RunLog:
     newest: CheckpointManifest
     entries: tuple[LoggedEntry, ...]
     nodes: dict[tuple[int, int], bytes]
-    _told: set[int] = field(default_factory=set)  # the entries whose facts are in the record
+    _recorded: set[int] = field(default_factory=set)  # the entries whose facts are in the record
     _replaced: dict[bytes, int] = field(default_factory=dict)  # ids of former keys -> the entries of the next ones
     _stepped: int = -1  # the number of the entry of the newest step
 
@@ -75,7 +75,7 @@ class RunLog:
 
     @property
     def end(self) -> LoggedEntry | None:
-        """The entry that tells of the run's end; None while it goes on."""
+        """The entry about the end of the run; None while the run goes on."""
         return next((entry for entry in reversed(self.entries) if self._ends(entry)), None)
 
     @property
@@ -84,32 +84,32 @@ class RunLog:
         return "" if self.end is None else self.digest(self.end.number + 1)
 
     def digest(self, entries: int) -> str:
-        """The digest of the log's first entries, of which the last is in the bundle: the root over them.
+        """The digest of the log's first entries: the root over them. The last of them is in the bundle.
 
         Raises:
-            LookupError: it is not known.
+            LookupError: the bundle lacks a node that the root needs.
         """
         return f"sha256:{root_from(self.nodes, 0, entries).hex()}"
 
     def entry(self, number: int) -> LoggedEntry | None:
         """The entry with a number; None if the bundle does not show it."""
-        place = bisect_left(self.entries, number, key=lambda entry: entry.number)
-        found = self.entries[place : place + 1]
-        return found[0] if found and found[0].number == number else None
+        index = bisect_left(self.entries, number, key=lambda entry: entry.number)
+        entries = self.entries[index : index + 1]
+        return entries[0] if entries and entries[0].number == number else None
 
     def forgotten(self, clients: Iterable[str]) -> list[str]:
-        """Which of these clients an administrator had forgotten, so that their payloads were removed."""
+        """Those of these clients that an administrator had forgotten: their payloads were removed."""
         return [name for name in sorted(clients) if ("client.forgotten", name) in self._by]
 
     def must_tell_run(self, spec: str, state: str) -> None:
         """Checks the entries of the submission and of the run's end. Raises Wrong."""
         self._must_tell(Fact(SUBMITTED, self.run_id, spec), "the submission of the run")
-        told = "" if self.end is None else _ENDS[self.end.action]
-        if told != (state if state in _ENDS.values() else ""):
-            raise Wrong(f"the bundle says that the run is {state}; the audit log tells {told or 'of no end'}")
+        ended = "" if self.end is None else _ENDS[self.end.action]
+        if ended != (state if state in _ENDS.values() else ""):
+            raise Wrong(f"the bundle says that the run is {state}; the audit log tells {ended or 'of no end'}")
 
     def must_tell_keys(self, keys: Keys) -> None:
-        """Checks the entries of all signing keys; it comes before `must_tell`. Raises Wrong."""
+        """Checks the entries of all signing keys; call it before `must_tell`. Raises Wrong."""
         own = self._by.get(("key.set", "signing key"), [])
         self._must_tell_keys(keys.coordinator, own, "the coordinator's signing key")
         about: dict[str, list[LoggedEntry]] = {}
@@ -119,8 +119,8 @@ class RunLog:
             self._must_tell_keys(chain, about.get(name, []), f"the signing key of {name}")
 
     def must_tell_consents(self, consents: Iterable[SignedEnvelope], facts: Mapping[str, object], keys: Keys) -> None:
-        """Checks that the answers to the run are their clients', and the newest that entries tell of. Raises Wrong."""
-        told = {entry.subject: entry for entry in self.entries if entry.action.startswith("consent.")}
+        """Checks that each answer to the run is signed by its client and is the newest one in the log. Raises Wrong."""
+        entries = {entry.subject: entry for entry in self.entries if entry.action.startswith("consent.")}
         for envelope in consents:
             try:
                 client_id = ConsentManifest.FromString(envelope.manifest).client_id
@@ -129,20 +129,20 @@ class RunLog:
             consent = open_consent(envelope, client_id, keys.signers, facts)
             if consent.problem is not None or consent.fact is None:
                 raise Wrong(consent.words)
-            entry = told.pop(consent.fact.subject, None)
+            entry = entries.pop(consent.fact.subject, None)
             if entry is None or Fact(entry.action, entry.subject, entry.digest) != consent.fact:
                 raise Wrong(f"{consent.name}: the audit log tells {'of none' if entry is None else 'of another'}")
             self._must_precede(envelope, entry, consent.name)
-        for subject, entry in told.items():
+        for subject, entry in entries.items():
             raise Wrong(
                 f"entry {entry.number} of the audit log tells of the answer {subject}, which is not in the record"
             )
 
     def must_tell(self, opened: OpenedRound) -> None:
-        """Checks that entries tell of the envelopes of a round, in their order. The envelopes have been verified.
+        """Checks that the log has an entry for each envelope of a round, in order. The envelopes have been verified.
 
         Raises:
-            Wrong: no entry tells of an envelope, or one tells of another, or one has another place than its fact.
+            Wrong: an envelope has no entry, the entry is about another envelope, or it has the wrong position.
         """
         if opened.skipped is not None:
             self._must_tell(opened.skipped, "the end of the round")
@@ -181,7 +181,7 @@ class RunLog:
             kept = entry.action in _OF_EXCHANGES or (
                 entry.action in (STEPPED, SKIPPED) and entry.subject.startswith(f"{self.run_id}/")
             )
-            if kept and entry.number not in self._told:
+            if kept and entry.number not in self._recorded:
                 raise Wrong(
                     f"entry {entry.number} of the audit log tells {entry.action} of {entry.subject}, which is not in "
                     "the record"
@@ -195,99 +195,101 @@ class RunLog:
             if not any(entry.number < before for entry in self._by.get(("client.revoked", name), ())):
                 raise Wrong(f"the step leaves {name} out as revoked; no entry of the audit log tells of that before it")
 
-    def _must_tell_keys(self, keys: KeyChain, entries: Sequence[LoggedEntry], what: str) -> None:
-        """Entries tell of all keys of a holder, in their order."""
+    def _must_tell_keys(self, keys: KeyChain, entries: Sequence[LoggedEntry], holder: str) -> None:
+        """Checks that the log has an entry for each key of a holder, in order. Raises Wrong."""
         numbers = {entry.digest: entry.number for entry in reversed(entries)}
         before: bytes | None = None
         for raw in keys.raw:
             number = numbers.get(digest(raw))
             if number is None:
-                raise Wrong(f"{what}: no entry of the audit log tells of it")
+                raise Wrong(f"{holder}: no entry of the audit log tells of it")
             if before is not None:
                 self._replaced[before] = number
             before = blake3(raw).digest()
 
-    def _must_precede(self, envelope: SignedEnvelope, entry: LoggedEntry, what: str) -> None:
-        """The key that signed an envelope was replaced after what an entry tells, if it was."""
+    def _must_precede(self, envelope: SignedEnvelope, entry: LoggedEntry, fact: str) -> None:
+        """Checks that the key of an envelope was not replaced before an entry. Raises Wrong."""
         number = self._replaced.get(envelope.key_id)
         if number is not None and number < entry.number:
             raise Wrong(
-                f"entry {entry.number} of the audit log tells of {what}; a key that was replaced by entry {number} "
+                f"entry {entry.number} of the audit log tells of {fact}; a key that was replaced by entry {number} "
                 "has signed it or its reply"
             )
 
     def _must_tell_of(self, envelope: Opened[Any]) -> LoggedEntry:
-        """The newest entry that tells of an envelope that has one."""
+        """The newest entry about an envelope. Raises Wrong; ValueError for an envelope without an entry of its own."""
         if envelope.fact is None:
             raise ValueError(f"{envelope.name} has no entry of its own")
         return self._must_tell(envelope.fact, envelope.name)
 
-    def _must_tell(self, fact: Fact, what: str) -> LoggedEntry:
-        """The newest entry that tells of a fact."""
+    def _must_tell(self, fact: Fact, name: str) -> LoggedEntry:
+        """The newest entry about a fact. Raises Wrong."""
         entries = self._by.get((fact.action, fact.subject), [])
-        found = next((entry for entry in reversed(entries) if entry.digest == fact.digest), None)
-        if found is None and entries:
-            raise Wrong(f"{what}: entry {entries[-1].number} of the audit log tells of another, {entries[-1].digest}")
-        if found is None:
-            raise Wrong(f"{what}: no entry of the audit log tells of it")
-        self._told.add(found.number)
-        return found
+        newest = next((entry for entry in reversed(entries) if entry.digest == fact.digest), None)
+        if newest is None and entries:
+            raise Wrong(f"{name}: entry {entries[-1].number} of the audit log tells of another, {entries[-1].digest}")
+        if newest is None:
+            raise Wrong(f"{name}: no entry of the audit log tells of it")
+        self._recorded.add(newest.number)
+        return newest
 
 
 def read_log(bundle: BundleReader, keys: Keys) -> RunLog:
-    """The entries of the log in a bundle, which are those that its checkpoints were signed over.
+    """Reads the log of a bundle, and verifies its entries against the signed checkpoints.
 
     Raises:
-        Wrong: a signature, an entry or a node is not what it should be.
+        Wrong: a signature, an entry or a node is wrong.
         BundleError: the file is damaged.
     """
     record = bundle.log()
     federation = bundle.about.federation_id
     try:
-        told = keys.coordinator.unseal(record.key, LogKeyManifest)
+        statement = keys.coordinator.unseal(record.key, LogKeyManifest)
     except Refusal as error:
         raise Wrong(f"the key of the audit log: {error.message}") from error
     try:
-        key = signing_public_key(told.key)
+        key = signing_public_key(statement.key)
     except ValueError as error:
         raise Wrong(f"the key of the audit log: {error}") from None
-    checkpoints = [_checkpoint(envelope, key, place) for place, envelope in enumerate(record.checkpoints)]
-    if told.federation_id != federation or any(one.federation_id != federation for one in checkpoints):
+    checkpoints = [_checkpoint(envelope, key, number) for number, envelope in enumerate(record.checkpoints)]
+    if statement.federation_id != federation or any(
+        checkpoint.federation_id != federation for checkpoint in checkpoints
+    ):
         raise Wrong("the audit log is of another federation")
-    sizes = [one.size for one in checkpoints]
+    sizes = [checkpoint.size for checkpoint in checkpoints]
     if not sizes or sizes != sorted(set(sizes)) or not sizes[0]:
         raise Wrong(f"the checkpoints of the audit log cover {sizes} entries; expected one or more, growing")
     leaves = _leaves(record.entries, sizes[-1])
     nodes = {(number, number + 1): leaf for number, leaf in leaves.items()}
     numbers = list(leaves)
     for node in record.nodes:
-        place = bisect_left(numbers, node.start)
-        if place < bisect_left(numbers, node.stop):
-            raise Wrong(f"the audit log: a node hides entry {numbers[place]}, which is shown")
+        first = bisect_left(numbers, node.start)
+        if first < bisect_left(numbers, node.stop):
+            raise Wrong(f"the audit log: a node hides entry {numbers[first]}, which is shown")
         nodes[node.start, node.stop] = node.hash
-    good = 0
-    for one in checkpoints:
+    verified = 0
+    for checkpoint in checkpoints:
         try:
-            root = root_from(nodes, 0, one.size)
+            root = root_from(nodes, 0, checkpoint.size)
         except LookupError as error:
-            words = f"{error}, below the checkpoint of {one.size} entries"
-            raise Wrong(f"the audit log: {words}: the entry, or a node above it, was removed") from None
-        if root != one.root:
+            defect = f"{error}, below the checkpoint of {checkpoint.size} entries"
+            raise Wrong(f"the audit log: {defect}: the entry, or a node above it, was removed") from None
+        if root != checkpoint.root:
             raise Wrong(
-                f"the audit log: an entry from {good} to {one.size - 1} was changed, removed, inserted or moved: the "
-                f"checkpoint of {one.size} entries was signed over others"
+                f"the audit log: an entry from {verified} to {checkpoint.size - 1} was changed, removed, inserted or "
+                f"moved: the checkpoint of {checkpoint.size} entries was signed over others"
             )
-        good = one.size
-    found = RunLog(bundle.about.run_id, checkpoints[-1], tuple(record.entries), nodes)
-    found._must_tell(Fact("key.set", "log key", digest(told.key)), "the key of the audit log")
-    return found
+        verified = checkpoint.size
+    log = RunLog(bundle.about.run_id, checkpoints[-1], tuple(record.entries), nodes)
+    log._must_tell(Fact("key.set", "log key", digest(statement.key)), "the key of the audit log")
+    return log
 
 
-def _checkpoint(envelope: SignedEnvelope, key: Ed25519PublicKey, place: int) -> CheckpointManifest:
+def _checkpoint(envelope: SignedEnvelope, key: Ed25519PublicKey, number: int) -> CheckpointManifest:
     try:
         return unseal(envelope, CheckpointManifest, key)
     except Refusal as error:
-        raise Wrong(f"checkpoint {place} of the audit log: {error.message}") from error
+        raise Wrong(f"checkpoint {number} of the audit log: {error.message}") from error
 
 
 def _leaves(entries: Iterable[LoggedEntry], size: int) -> dict[int, bytes]:
@@ -302,11 +304,11 @@ def _leaves(entries: Iterable[LoggedEntry], size: int) -> dict[int, bytes]:
         if entry.previous != before:
             raise Wrong(f"the audit log: entry {number} does not continue the entry before it; one of both was changed")
         try:
-            at = EPOCH + timedelta(microseconds=entry.at)
+            time = EPOCH + timedelta(microseconds=entry.at)
         except OverflowError:
             raise Wrong(f"the audit log: entry {number} tells of no time, {entry.at}") from None
         texts = {name: getattr(entry, name) for name in _TEXTS}
-        told = LogEntry(number=number, entry_id=entry.entry_id, at=at, times=entry.times, **texts)
-        leaves[number] = told.leaf(entry.previous)
+        logged = LogEntry(number=number, entry_id=entry.entry_id, at=time, times=entry.times, **texts)
+        leaves[number] = logged.leaf(entry.previous)
         last = number
     return leaves

@@ -1,4 +1,4 @@
-"""The new model of a step: the rows and vectors that it was made from, and whether it follows from them."""
+"""Verifies the new model of a step: recomputes it from the rows and vectors that the step combines."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -12,7 +12,7 @@ from coordinator.aggregation.server_optimisers import OPTIMISERS, Optimiser, Sgd
 from federation.spec.sharing import BUFFERS
 from federation.v1.common_pb2 import StepManifest
 from federation.vectors import RowFile
-from verification.arithmetic import Made, Matrix, gram, must_average, must_follow, panels
+from verification.arithmetic import Matrix, StepVectors, gram, must_average, must_follow, panels
 from verification.errors import Wrong
 from verification.replay import BundleRunFacts
 from verification.signed import SignedRound
@@ -22,11 +22,11 @@ AVERAGE = "average"  # the vector that is the mean of all models
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayState:
-    """Where a run stands before a round.
+    """The state of a run before a round.
 
     Attributes:
         model: the digest of the model that the round starts from.
-        memory: what the run remembers, as the column of its record.
+        memory: the remembered state of the run, as the column of its record.
         previous_step: the digest of the envelope of the newest step; empty before the first.
     """
 
@@ -37,12 +37,12 @@ class ReplayState:
     @property
     def vectors(self) -> dict[str, str]:
         """The digests of the optimiser's vectors and of the mean of models, by name."""
-        found: dict[str, str] = self.memory.get("vectors", {})
-        return found
+        vectors: dict[str, str] = self.memory.get("vectors", {})
+        return vectors
 
 
 def combined_rows(run: BundleRunFacts, signed: SignedRound, step: StepManifest, at: ReplayState) -> list[RowFile]:
-    """The rows that were combined, in the order of K: of replies, then of earlier rounds; or the combined vector.
+    """The combined rows, in the order of K: of replies, then of earlier rounds; or the combined vector.
 
     Raises:
         BlobAbsent: an update is not in the bundle.
@@ -55,7 +55,7 @@ def combined_rows(run: BundleRunFacts, signed: SignedRound, step: StepManifest, 
     rows: list[RowFile] = []
     for name in step.replies:
         reply = signed.replies.get(name)
-        payload = earlier.get(name, "") if reply is None else reply.said.payload
+        payload = earlier.get(name, "") if reply is None else reply.manifest.payload
         if not payload:
             raise Wrong(f"the update {name} of the step is not on record")
         rows += (row for name, row in run.bundle.rows(payload).items() if name != BUFFERS)
@@ -70,13 +70,13 @@ def must_make(
     Args:
         run: the run.
         step: the signed step.
-        made: what the rule gives.
-        rows: that were combined.
-        at: where the run stood before the step.
-        after: where it stands after it.
+        made: the step that the rule gives.
+        rows: the combined rows.
+        at: the state of the run before the step.
+        after: the state after it.
 
     Returns:
-        How many numbers were compared; and K of the rows, from the same reading.
+        The number of compared numbers; and K of the rows, from the same reading.
 
     Raises:
         BlobAbsent: a model or a vector is not in the bundle.
@@ -84,7 +84,9 @@ def must_make(
     """
     bundle, rule, server, combined = run.bundle, run.rule, run.spec.server, len(rows)
     kind = OPTIMISERS[server.optimiser]
-    optimiser: Optimiser = rule.optimiser() or kind(**{one.name: getattr(server, one.name) for one in fields(kind)})
+    optimiser: Optimiser = rule.optimiser() or kind(
+        **{option.name: getattr(server, option.name) for option in fields(kind)}
+    )
     coefficients = np.array(step.coefficients)
     rate, moved = step.rate, not _stands_still(made, step, rows)
     if step.noise:
@@ -101,13 +103,13 @@ def must_make(
 
     def vector(name: str, part: slice = parameters) -> RowFile:
         """Columns of a model or of a vector that belongs to one."""
-        found, row = bundle.model(name)
-        if found != layout:
+        found_layout, row = bundle.model(name)
+        if found_layout != layout:
             raise Wrong(f"{name} has another layout than the model")
         return row.columns(part)
 
     if not moved:
-        before, now = ({n: d for n, d in one.vectors.items() if n != AVERAGE} for one in (at, after))
+        before, now = ({name: row for name, row in state.vectors.items() if name != AVERAGE} for state in (at, after))
         if now != before:
             raise Wrong("the step changes nothing, and the state keeps other vectors after it than before")
     kept = {name: row for name, row in after.vectors.items() if moved or name == AVERAGE}
@@ -118,7 +120,7 @@ def must_make(
     if rule.averages and after.memory.get("averaged") != count + 1:
         raise Wrong(f"the mean has {after.memory.get('averaged')} models; expected {count + 1}")
     compared, K = must_follow(
-        Made(
+        StepVectors(
             base=vector(step.base_model),
             result=vector(step.result_model) if moved else None,
             rate=rate,
@@ -126,8 +128,8 @@ def must_make(
             coefficients=None if made.combination.coordinates else coefficients,
             coordinates=made.combination.coordinates,
             optimiser=optimiser,
-            before={name: vector(one) for name, one in at.vectors.items() if name in expected},
-            after={name: vector(one) for name, one in kept.items()},
+            before={name: vector(row) for name, row in at.vectors.items() if name in expected},
+            after={name: vector(row) for name, row in kept.items()},
             average=AVERAGE,
             models=count if rule.averages else None,
         )
@@ -135,14 +137,14 @@ def must_make(
     if moved and layout.size > parameters.stop:
         part = slice(parameters.stop, layout.size)
         payloads = [bundle.rows(reply.payload) for reply in made.replies if reply.payload]
-        buffers = [found[BUFFERS] for found in payloads if BUFFERS in found] or [vector(step.base_model, part)]
-        for made_of_them in [step.result_model, *([kept[AVERAGE]] if rule.averages else [])]:
-            compared += must_average(buffers, vector(made_of_them, part))
+        buffers = [payload[BUFFERS] for payload in payloads if BUFFERS in payload] or [vector(step.base_model, part)]
+        for averaged in [step.result_model, *([kept[AVERAGE]] if rule.averages else [])]:
+            compared += must_average(buffers, vector(averaged, part))
     return compared, K[:combined, :combined]
 
 
 def _stands_still(made: Step, step: StepManifest, rows: list[RowFile]) -> bool:
-    """Whether there is no step to take. With noise there always is one."""
+    """True if the replies give no direction. A step with noise always has one."""
     if step.noise:
         return False
     if made.combination.coordinates is None:

@@ -1,4 +1,4 @@
-"""The noise that protects clients: the coordinator has drawn it alone, so only its size can be verified."""
+"""Checks the size of the noise that protects clients. The coordinator draws it alone, so no more can be verified."""
 
 from federation.record.bundle import BundleReader
 from federation.spec.noise_rows import noise_defect
@@ -11,7 +11,7 @@ def must_be_noise(bundle: BundleReader, noise: str) -> None:
     """Checks the length and the extremes of the noise of a step.
 
     The step adds `noise_scale` times this row, and `noise_scale` follows from the specification and the number of
-    updates. So the row itself has to look like standard normal numbers.
+    updates. So the row itself must have the size of standard normal numbers.
 
     Args:
         bundle: the record of the run.
@@ -19,7 +19,7 @@ def must_be_noise(bundle: BundleReader, noise: str) -> None:
 
     Raises:
         BlobAbsent: the noise is not in the bundle.
-        Wrong: it is no row of float32 numbers, or has another length or larger numbers than noise has.
+        Wrong: it is not a row of float32 numbers, has another length, or has larger numbers than noise has.
     """
     if defect := noise_defect(bundle.rows(noise).values()):
         raise Wrong(f"the noise {noise}: {defect}")

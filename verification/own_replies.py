@@ -23,8 +23,8 @@ class MemberReceipt:
 
     Attributes:
         assignment_id: the assignment.
-        round, phase: where it belongs.
-        accepted: whether the reply counts.
+        round, phase: of the assignment.
+        accepted: True if the reply counts.
         assignment, reply, receipt: the envelopes.
     """
 
@@ -39,14 +39,14 @@ class MemberReceipt:
 
 @dataclass(frozen=True, kw_only=True)
 class Fate:
-    """What the record says of one reply.
+    """The outcome of one reply, according to the record.
 
     Attributes:
         round, phase: of the reply.
-        kind: of the work; empty if the record does not know it.
-        words: what became of it.
-        coefficients: of its rows in the step, in their order; none where they entered no step.
-        wrong: what is missing in the record or differs from the receipt; empty where nothing is.
+        kind: of the work; empty if the record does not have the assignment.
+        words: the outcome, as a sentence.
+        coefficients: of its rows in the step, in their order; empty if they entered no step.
+        wrong: the part that is missing in the record or differs from the receipt; empty if there is none.
     """
 
     round: int
@@ -58,14 +58,14 @@ class Fate:
 
 
 def fates(bundle: BundleReader, client_id: str, receipts: Iterable[MemberReceipt]) -> Iterator[Fate]:
-    """What became of each reply of a member to a run, in the order of the rounds.
+    """Yields the outcome of each reply of a member to a run, in the order of the rounds.
 
-    It compares the receipts with a record that was verified before, and does not verify it again.
+    The receipts are compared with a record that was verified before; it is not verified again.
 
     Args:
         bundle: the record of the run.
         client_id: the member.
-        receipts: those that the member has of the run.
+        receipts: the member's receipts of the run.
 
     Raises:
         BundleError: the file is damaged.
@@ -81,22 +81,24 @@ def fates(bundle: BundleReader, client_id: str, receipts: Iterable[MemberReceipt
                     deciding = phase.decides and phase.attempt == record.attempt
                     yield from _fate(exchange, order, held.pop(order.assignment_id, None), record, step, rows, deciding)
     goes_on = bundle.about.state not in _ENDED
-    for lost in sorted(held.values(), key=lambda one: (one.round, one.phase)):
+    for lost in sorted(held.values(), key=lambda receipt: (receipt.round, receipt.phase)):
         later = goes_on and lost.round >= bundle.about.rounds
         wrong = f"the record does not know assignment {lost.assignment_id}, for which this member has a receipt"
-        words = "of a later round than the bundle has" if later else ""
-        yield Fate(round=lost.round, phase=lost.phase, kind="", words=words, wrong="" if later else wrong)
+        text = "of a later round than the bundle has" if later else ""
+        yield Fate(round=lost.round, phase=lost.phase, kind="", words=text, wrong="" if later else wrong)
 
 
 def private_problems(
     bundle: BundleReader, sessions: Iterable[SessionEntry], owner: Owner, spec: RunSpec
 ) -> Iterator[str]:
-    """What a member's own ledger and its owner's policy say of the private rounds in the record of a run.
+    """Compares the private rounds of a run's record with a member's own ledger and its owner's policy.
+
+    Yields one sentence for each problem.
 
     Args:
         bundle: the record of the run, verified before.
-        sessions: those that count at this member's site.
-        owner: the member, and what its owner requires.
+        sessions: the ones that count at this member's site.
+        owner: the member, and the requirements of its owner.
         spec: of the run.
 
     Raises:
@@ -134,27 +136,29 @@ def _fate(
     rows: Mapping[str, int],
     deciding: bool,
 ) -> Iterator[Fate]:
-    """What became of the replies to one assignment."""
+    """The outcomes of the replies to one assignment."""
     answered = [answer for answer in exchange.answers if answer.HasField("receipt")]
-    place: dict[str, Any] = {"round": order.round, "phase": order.phase, "kind": order.kind}
+    position: dict[str, Any] = {"round": order.round, "phase": order.phase, "kind": order.kind}
     if held is None:
         for answer in answered:
-            said = ReceiptManifest.FromString(answer.receipt.manifest)
-            words = "accepted" if said.accepted else f"refused, {said.reason}"
-            yield Fate(**place, words=words, wrong="this member has no receipt for it")
+            receipt = ReceiptManifest.FromString(answer.receipt.manifest)
+            text = "accepted" if receipt.accepted else f"refused, {receipt.reason}"
+            yield Fate(**position, words=text, wrong="this member has no receipt for it")
         return
     if held.assignment != envelope_digest(exchange.assignment):
-        yield Fate(**place, words="", wrong="the record has another assignment than the one that this member was sent")
+        yield Fate(
+            **position, words="", wrong="the record has another assignment than the one that this member was sent"
+        )
         return
-    found = next((one for one in answered if envelope_digest(one.reply) == held.reply), None)
-    if found is None:
-        words = "an accepted reply" if held.accepted else "a refused reply"
-        yield Fate(**place, words="", wrong=f"the record lacks {words} for which this member has a receipt")
+    recorded = next((answer for answer in answered if envelope_digest(answer.reply) == held.reply), None)
+    if recorded is None:
+        text = "an accepted reply" if held.accepted else "a refused reply"
+        yield Fate(**position, words="", wrong=f"the record lacks {text} for which this member has a receipt")
         return
-    if envelope_digest(found.receipt) != held.receipt:
-        yield Fate(**place, words="", wrong="the record has another receipt than the one that this member was sent")
+    if envelope_digest(recorded.receipt) != held.receipt:
+        yield Fate(**position, words="", wrong="the record has another receipt than the one that this member was sent")
         return
-    yield _entered(found, order, held, record, step, rows, deciding)
+    yield _entered(recorded, order, held, record, step, rows, deciding)
 
 
 def _entered(
@@ -166,27 +170,27 @@ def _entered(
     rows: Mapping[str, int],
     deciding: bool,
 ) -> Fate:
-    """What the step of the round made of a reply that is on record as the member's receipt says."""
-    place: dict[str, Any] = {"round": order.round, "phase": order.phase, "kind": order.kind}
+    """The outcome of a reply whose record agrees with the member's receipt."""
+    position: dict[str, Any] = {"round": order.round, "phase": order.phase, "kind": order.kind}
     if not held.accepted:
         reason = ReceiptManifest.FromString(answer.receipt.manifest).reason
-        return Fate(**place, words=f"refused, {reason}")
+        return Fate(**position, words=f"refused, {reason}")
     if not deciding:
-        return Fate(**place, words="accepted; the step does not depend on it")
+        return Fate(**position, words="accepted; the step does not depend on it")
     if step is None:
-        return Fate(**place, words=f"accepted; the round has no step: {record.reason or record.state.lower()}")
+        return Fate(**position, words=f"accepted; the round has no step: {record.reason or record.state.lower()}")
     if held.reply in step.replies:
-        found = _coefficients(step, held.reply, order.client_id, rows)
-        return Fate(**place, words="entered the step", coefficients=found)
+        coefficients = _coefficients(step, held.reply, order.client_id, rows)
+        return Fate(**position, words="entered the step", coefficients=coefficients)
     if held.reply in step.consulted:
-        return Fate(**place, words="entered the weights of the step")
+        return Fate(**position, words="entered the weights of the step")
     if order.client_id in step.revoked:
-        return Fate(**place, words="accepted; left out, since this member was revoked")
-    return Fate(**place, words="accepted", wrong="the step leaves out this accepted reply")
+        return Fate(**position, words="accepted; left out, since this member was revoked")
+    return Fate(**position, words="accepted", wrong="the step leaves out this accepted reply")
 
 
 def _coefficients(step: StepManifest, update: str, client_id: str, rows: Mapping[str, int]) -> tuple[float, ...]:
-    """The coefficients of the rows of an update, as the step says them; none where it has none."""
+    """The coefficients of the rows of an update in the step; empty if the step has none."""
     for session in step.secure:
         if session.purpose == "step" and client_id in session.members and session.coefficients:
             return (session.coefficients[list(session.members).index(client_id)] * _UNIT,)
@@ -200,11 +204,11 @@ def _coefficients(step: StepManifest, update: str, client_id: str, rows: Mapping
 
 
 def _rows(record: RoundRecord) -> dict[str, int]:
-    """How many rows each update of a round gives the step, by the digest of its envelope."""
-    found = {}
+    """The number of rows of each update of a round, by the digest of its envelope."""
+    counts = {}
     for phase in record.phases:
         for exchange in phase.exchanges:
             for answer in exchange.answers:
                 rows = ReplyManifest.FromString(answer.reply.manifest).rows
-                found[envelope_digest(answer.reply)] = sum(row.name != BUFFERS for row in rows)
-    return found
+                counts[envelope_digest(answer.reply)] = sum(row.name != BUFFERS for row in rows)
+    return counts

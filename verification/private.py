@@ -37,7 +37,7 @@ def private_step(run: BundleRunFacts, signed: SignedRound, step: StepManifest, s
     if len(rows) != 1 or rows[0].dtype != "F32":
         raise Wrong("the signed step names no combined vector of one row")
     named = {*step.replies, *step.consulted}
-    replies, asked = _stages(run, [one for one in signed.replies.values() if one.envelope in named])
+    replies, asked = _stages(run, [reply for reply in signed.replies.values() if reply.envelope in named])
     try:
         sessions = [read_session(session, run) for session in step.secure]
     except ValueError as error:  # a WorkError is one
@@ -52,13 +52,13 @@ def private_step(run: BundleRunFacts, signed: SignedRound, step: StepManifest, s
 
 
 def private_means(run: BundleRunFacts, signed: SignedRound, number: int, model: str) -> dict[str, float]:
-    """The means of what members measured in a private evaluation, by the names of replies.
+    """The mean metrics of the members in a private evaluation, by their names in replies.
 
     Args:
         run: the run.
         signed: its round.
         number: of the round.
-        model: the digest of the model that was evaluated.
+        model: the digest of the evaluated model.
 
     Raises:
         BlobAbsent: the bundle has no payloads.
@@ -69,10 +69,10 @@ def private_means(run: BundleRunFacts, signed: SignedRound, number: int, model: 
         round_context(run, number, model, {}),
         private=_private(run, model, [work.agreed for work in asked.values() if isinstance(work, Ready)]),
     )
-    metrics = tuple(MetricKind(one.name, one.better, one.largest) for one in run.bundle.about.metrics)
-    wanted = Evaluate(splits=run.spec.evaluated, metrics=metrics)
+    metrics = tuple(MetricKind(metric.name, metric.better, metric.largest) for metric in run.bundle.about.metrics)
+    evaluation = Evaluate(splits=run.spec.evaluated, metrics=metrics)
     try:
-        return dict(verify_evaluation(run.spec, wanted, context, replies, asked).metrics)
+        return dict(verify_evaluation(run.spec, evaluation, context, replies, asked).metrics)
     except UnverifiedSession as error:
         raise Wrong(f"the evaluation: {error}") from error
 
@@ -84,8 +84,8 @@ def _invited(chain: KeyChain, key_id: bytes | None) -> bytes:
 
 
 def _private(run: BundleRunFacts, model: str, terms: Iterable[SessionTerms]) -> PrivateSetting:
-    """What a private round of a run needs, for work on a model, in sessions with these terms."""
-    invited = {one.client_id: one.key_id for agreed in terms for one in agreed.invited}
+    """The setting of a private round, for work on a model, in sessions with these terms."""
+    invited = {member.client_id: member.key_id for agreed in terms for member in agreed.invited}
     privacy, about = run.spec.privacy, run.bundle.about
     return PrivateSetting(
         mode=Mode(privacy.secure),
@@ -113,8 +113,8 @@ def _unsettled(purpose: str, terms: object) -> Any:
     raise LookupError(f"no session can be settled for {purpose!r}")
 
 
-def _stages(run: BundleRunFacts, given: Sequence[SignedReply]) -> tuple[list[PhaseReply], dict[str, Work]]:
-    """Replies to the stages of private rounds, and the work of READY that was asked for, by reply.
+def _stages(run: BundleRunFacts, signed: Sequence[SignedReply]) -> tuple[list[PhaseReply], dict[str, Work]]:
+    """The replies to the stages of private rounds; and the work of their READY assignments, by reply.
 
     Raises:
         BlobAbsent: the bundle has no payloads.
@@ -122,29 +122,29 @@ def _stages(run: BundleRunFacts, given: Sequence[SignedReply]) -> tuple[list[Pha
     """
     replies: list[PhaseReply] = []
     asked: dict[str, Work] = {}
-    for reply in given:
-        made = recorded_reply(run, reply)
-        if isinstance(made.rows, Absent):
-            if made.names != (CIPHERTEXTS,):  # these are not kept, and nothing is computed from them
-                raise BlobAbsent(made.payload)
-            made = replace(made, rows=())
-        replies.append(made)
+    for reply in signed:
+        recorded = recorded_reply(run, reply)
+        if isinstance(recorded.rows, Absent):
+            if recorded.names != (CIPHERTEXTS,):  # ciphertexts are not kept, and nothing is computed from them
+                raise BlobAbsent(recorded.payload)
+            recorded = replace(recorded, rows=())
+        replies.append(recorded)
         if reply.order.kind == STAGES[0]:
             try:
                 asked[reply.envelope] = decode(reply.order.kind, reply.order.work, _shape(run))
             except WorkError as error:
-                raise Wrong(f"an assignment of {made.client_id}: {error}") from error
+                raise Wrong(f"an assignment of {recorded.client_id}: {error}") from error
     return replies, asked
 
 
 def _shape(run: BundleRunFacts) -> Shape:
-    """Of a member of private rounds, which serves all objectives."""
+    """The shape for a member of private rounds, which serves all objectives."""
     layout, _ = run.bundle.model(run.bundle.about.initial_model)
     return Shape(layout, run.objectives, run.objectives)
 
 
 def read_session(message: SecureSession, run: BundleRunFacts) -> Record:
-    """What a signed step says of a session. Raises WorkError if its terms are malformed."""
+    """The record of a session in a signed step. Raises WorkError if its terms are malformed."""
     return Record(
         session=message.session,
         purpose=message.purpose,

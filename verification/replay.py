@@ -64,7 +64,7 @@ class Absent(Sequence[RowFile]):
 
 
 class _WithGram(Replies):
-    """Replies whose Gram matrix is the signed one, where it has as many rows as they."""
+    """Replies whose Gram matrix is the signed one if it has as many rows as they have."""
 
     def __init__(self, replies: Sequence[PhaseReply], signed: Matrix | None) -> None:
         super().__init__(replies)
@@ -77,13 +77,13 @@ class _WithGram(Replies):
         return super().gram_with(history)
 
     def reporting(self, what: Any) -> Replies:
-        told = [reply for reply in self if np.isfinite(getattr(reply, what))]
-        return self if len(told) == len(self) else _WithGram(told, self._signed)
+        reporting = [reply for reply in self if np.isfinite(getattr(reply, what))]
+        return self if len(reporting) == len(self) else _WithGram(reporting, self._signed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BundleRunFacts:
-    """What never changes about the run of a bundle."""
+    """The facts of the run of a bundle that never change."""
 
     bundle: BundleReader
     spec: RunSpec
@@ -93,7 +93,7 @@ class BundleRunFacts:
 
     @property
     def objectives(self) -> tuple[str, ...]:
-        """Of the task, in its order."""
+        """The objectives of the task, in its order."""
         return tuple(self.bundle.about.objectives)
 
 
@@ -101,7 +101,7 @@ def read_gram(bundle: BundleReader, digest: str) -> Matrix:
     """A Gram matrix of a bundle, float64.
 
     Raises:
-        BlobAbsent: it is not there.
+        BlobAbsent: the bundle does not have it.
         Wrong: it is not a square matrix of float64.
     """
     return parse_gram(bundle.blob(digest, _GRAM_BYTES))
@@ -136,11 +136,11 @@ def open_step(
         signed: the round.
         step: its signed step.
         state: the rule's state before the round.
-        asked: whether the replies answer what this rule asks for; False for another rule than that of the run, which
-            gets the replies as long as the kind of work is the same.
+        asked: True if this rule asked for the replies; False for another rule than that of the run, which gets the
+            replies as long as the kind of work is the same.
 
     Raises:
-        BlobAbsent: the rule reads what the bundle does not have.
+        BlobAbsent: the rule reads rows that the bundle does not have.
         Wrong: no step follows, or not from these replies.
     """
     K = read_gram(run.bundle, step.gram) if run.bundle.has(step.gram) else None
@@ -154,7 +154,7 @@ def open_step(
 
 
 def round_context(run: BundleRunFacts, number: int, model: str, state: Mapping[str, Any]) -> RoundContext:
-    """What the conversation of a round may depend on, as far as it follows from the bundle."""
+    """The context of the conversation of a round, as far as it follows from the bundle."""
     spec, server, bundle = run.spec, run.spec.server, run.bundle
     layout = bundle.model(model)[0] if bundle.has(model) else None
 
@@ -191,7 +191,7 @@ def _conversation(
     for reply in signed.replies.values():
         if reply.envelope in named:
             phases[reply.order.phase].append(recorded_reply(run, reply))
-    samples = {reply.said.client_id: reply.said.samples for reply in signed.replies.values()}
+    samples = {reply.manifest.client_id: reply.manifest.samples for reply in signed.replies.values()}
     selected = {
         name: Selected(samples.get(name, 0), tuple(order.objectives)) for (_, name), order in signed.asked.items()
     }
@@ -214,7 +214,7 @@ def _conversation(
             number, replies = next(answers, (-1, []))
             if number < 0:
                 raise Wrong(f"the rule asks for {phase.kind.name} once more than the record has phases")
-            orders = [order for (one, _), order in signed.asked.items() if one == number]
+            orders = [order for (phase_number, _), order in signed.asked.items() if phase_number == number]
             if asked:
                 _must_ask(run, phase, orders)
             elif any(order.kind != phase.kind.name for order in orders):
@@ -226,42 +226,42 @@ def _conversation(
 
 
 def _must_ask(run: BundleRunFacts, phase: AlgorithmPhase, orders: Sequence[AssignmentManifest]) -> None:
-    """The assignments of a phase ask for the work that the rule and the specification say."""
-    inputs = {name: digest(content) for name, content in phase.inputs().items()}
+    """Checks that the assignments of a phase ask for the work of the rule and the specification. Raises Wrong."""
+    inputs = {part: digest(content) for part, content in phase.inputs().items()}
     for order in orders:
-        who = f"the assignment of {order.client_id} in phase {order.phase}"
+        name = f"the assignment of {order.client_id} in phase {order.phase}"
         if order.kind != phase.kind.name:
-            raise Wrong(f"{who} asks for {order.kind}; the rule asks for {phase.kind.name}")
+            raise Wrong(f"{name} asks for {order.kind}; the rule asks for {phase.kind.name}")
         if order.work != encode(phase.work(Asked(order.client_id, tuple(order.objectives), run.spec, order.round))):
-            raise Wrong(f"{who} asks for other work than the rule and the specification")
-        if {one.name: one.digest for one in order.inputs} != inputs:
-            raise Wrong(f"{who} has other inputs than the rule gives")
+            raise Wrong(f"{name} asks for other work than the rule and the specification")
+        if {part.name: part.digest for part in order.inputs} != inputs:
+            raise Wrong(f"{name} has other inputs than the rule gives")
 
 
 def recorded_reply(run: BundleRunFacts, reply: SignedReply) -> PhaseReply:
     """A signed reply as the rule reads it. Raises Wrong if its statement is malformed."""
-    said, order = reply.said, reply.order
+    manifest, order = reply.manifest, reply.order
     rows: Sequence[RowFile] = ()
-    names = tuple(row.name for row in said.rows if row.name != BUFFERS)
-    if said.payload:
-        rows = Absent(said.payload, len(names))
-        if run.bundle.has(said.payload):
-            rows = tuple(row for name, row in run.bundle.rows(said.payload).items() if name != BUFFERS)
+    names = tuple(row.name for row in manifest.rows if row.name != BUFFERS)
+    if manifest.payload:
+        rows = Absent(manifest.payload, len(names))
+        if run.bundle.has(manifest.payload):
+            rows = tuple(row for name, row in run.bundle.rows(manifest.payload).items() if name != BUFFERS)
     try:
-        statement = decode_statement(order.kind, said.statement)
+        statement = decode_statement(order.kind, manifest.statement)
     except WorkError as error:
-        raise Wrong(f"the statement of {said.client_id}: {error}") from error
+        raise Wrong(f"the statement of {manifest.client_id}: {error}") from error
     return PhaseReply(
-        client_id=said.client_id,
-        samples=said.samples,
-        losses=dict(said.losses),
-        metrics=dict(said.metrics),
+        client_id=manifest.client_id,
+        samples=manifest.samples,
+        losses=dict(manifest.losses),
+        metrics=dict(manifest.metrics),
         rows=rows,  # type: ignore[arg-type] # a sequence that cannot be read stands for absent rows
         names=names,
         objectives=tuple(order.objectives),
         envelope=reply.envelope,
-        payload=said.payload,
+        payload=manifest.payload,
         statement=statement,
         signed=reply.signed,
-        signed_payload=said.payload,
+        signed_payload=manifest.payload,
     )

@@ -45,11 +45,10 @@ class OpenedRun:
     """The run of a bundle, whose certificates have been verified.
 
     Attributes:
-        facts: what never changes about it.
-        keys: of its federation.
+        facts: never change during the run.
+        keys: of the federation.
         reader: opens the envelopes of rounds.
-        models: the digests of the models to use: the one that the run began with, then the one after each round that
-            has been verified.
+        models: the digests of the models to use: the initial model, then the model after each verified round.
     """
 
     facts: BundleRunFacts
@@ -66,7 +65,7 @@ class OpenedRun:
             fingerprint: the SHA-256 of the CA's certificate that the caller trusts; empty trusts the bundle's.
 
         Raises:
-            Wrong: the certificates or the specification are not what they should be.
+            Wrong: a certificate or the specification is wrong.
         """
         keys = read_keys(bundle, fingerprint)
         facts = _facts(bundle, keys)
@@ -76,14 +75,14 @@ class OpenedRun:
 
     @cached_property
     def log(self) -> RunLog:
-        """What the audit log tells of the run. Errors are those of `read_log`."""
+        """The audit log of the run. Errors are those of `read_log`."""
         return read_log(self.facts.bundle, self.keys)
 
     def verify(self) -> Iterator[Verified]:
-        """Verifies the rounds in their order, and then that the audit log tells of the same run.
+        """Verifies the rounds in their order, and then compares them with the audit log.
 
         Raises:
-            Wrong: something does not follow from what was signed.
+            Wrong: something does not follow from the signed messages.
             BundleError: the file is damaged.
         """
         about, log = self.facts.bundle.about, self.log
@@ -93,17 +92,20 @@ class OpenedRun:
             try:
                 opened = self.reader.read(record, at.model, at.previous_step)
                 signed = SignedRound.of(opened)
-                found, at = _round(self.facts, record, signed, at)
+                verified, at = _round(self.facts, record, signed, at)
                 log.must_tell(opened)
             except Wrong as error:
                 raise Wrong(f"round {record.number}: {error}") from error
             self.models.append(at.vectors.get(AVERAGE, at.model))
-            gone = log.forgotten({client for _, client in signed.asked}) if about.payloads else []
-            if gone:
-                found = replace(found, missing=tuple(f"{why} (forgotten: {', '.join(gone)})" for why in found.missing))
+            forgotten = log.forgotten({client for _, client in signed.asked}) if about.payloads else []
+            if forgotten:
+                verified = replace(
+                    verified,
+                    missing=tuple(f"{reason} (forgotten: {', '.join(forgotten)})" for reason in verified.missing),
+                )
             if signed.step is not None and signed.step.noise:
-                found = replace(found, missing=(*found.missing, CHOSEN))
-            yield found
+                verified = replace(verified, missing=(*verified.missing, CHOSEN))
+            yield verified
         if about.model != at.model:
             raise Wrong(
                 f"the bundle says that the run ends with the model {about.model}; its steps end with {at.model}"
@@ -129,7 +131,7 @@ def _facts(bundle: BundleReader, keys: Keys) -> BundleRunFacts:
 def _round(
     run: BundleRunFacts, record: RoundRecord, signed: SignedRound, at: ReplayState
 ) -> tuple[Verified, ReplayState]:
-    """What was verified of a round, and where it has left the run."""
+    """Verifies one round. Returns the findings and the state of the run after it. Raises Wrong."""
     count = f"{signed.envelopes} signatures"
     if run.spec.privacy.secure != "off":
         for problem in order_problems(run.spec, signed.orders, signed.answers):
@@ -137,8 +139,8 @@ def _round(
     if signed.step is None:
         if record.state not in ("SKIPPED", "OPEN"):
             raise Wrong(f"it is {record.state}, and has no step")
-        why = f": {record.reason}" if record.reason else ""
-        return Verified(number=record.number, words=f"{record.state.lower()}{why}; {count}"), at
+        reason = f": {record.reason}" if record.reason else ""
+        return Verified(number=record.number, words=f"{record.state.lower()}{reason}; {count}"), at
     step = signed.step
     _must_suit(run, step)
     if run.bundle.has(at.model):
@@ -146,24 +148,24 @@ def _round(
         for order in signed.asked.values():
             if order.base_model_bytes != size:
                 raise Wrong(f"the model has {size} bytes; {order.client_id} was told {order.base_model_bytes}")
-    payloads = (reply.said.payload for reply in signed.replies.values())
+    payloads = (reply.manifest.payload for reply in signed.replies.values())
     run.bundle.verify_blobs([*payloads, step.base_model, step.result_model, step.combined, step.noise])
     missing: list[str] = []
     memory = _memory(record, step, at)
     after = ReplayState(model=step.result_model, memory=memory, previous_step=signed.step_digest)
-    words = [count]
+    checks = [count]
     made: Step | None = None
     try:
         replayed = open_step if run.spec.privacy.secure == "off" else private_step
         made = replayed(run, signed, step, at.memory.get("rule", {}))
         _must_be_step(run, made, step, memory, at)
-        words.append(f"the rule's {len(step.coefficients)} coefficients" if step.coefficients else "the rule")
+        checks.append(f"the rule's {len(step.coefficients)} coefficients" if step.coefficients else "the rule")
     except BlobAbsent as error:
         missing.append(f"the coefficients: {error}")
     if step.noise:
         try:
             must_be_noise(run.bundle, step.noise)
-            words.append("the length and the extremes of the noise")
+            checks.append("the length and the extremes of the noise")
         except BlobAbsent as error:
             missing.append(f"the noise: {error}")
     try:
@@ -174,24 +176,24 @@ def _round(
                 missing.append("the model: the rule was not evaluated")
             else:
                 compared, K = must_make(run, step, made, rows, at, after)
-                words.append(f"the model{' from its noise' if step.noise else ''}, {compared:,} numbers")
+                checks.append(f"the model{' from its noise' if step.noise else ''}, {compared:,} numbers")
         except BlobAbsent as error:
             missing.append(f"the model: {error}")
         must_be_gram(read_gram(run.bundle, step.gram), gram(rows) if K is None else K)
-        words.append("K")
+        checks.append("K")
     except BlobAbsent as error:
         missing.append(f"K and the model: {error}")
     try:
         if _must_be_metrics(record, _means(run, record, signed, after)):
-            words.append("the evaluation")
+            checks.append("the evaluation")
     except BlobAbsent as error:
         missing.append(f"the evaluation: {error}")
-    verified = f"{len(step.replies)} updates; verified: {', '.join(words)}"
+    verified = f"{len(step.replies)} updates; verified: {', '.join(checks)}"
     return Verified(number=record.number, words=verified, missing=tuple(missing)), after
 
 
 def _must_suit(run: BundleRunFacts, step: StepManifest) -> None:
-    """A step has sessions and a combined vector in a private run alone, and noise where the run protects clients."""
+    """Checks that only a private run has sessions and a combined vector, and only a run that protects clients noise."""
     for name in ("result_model", "gram", "combined", "noise"):
         try:
             digests.parse(getattr(step, name) or step.base_model)
@@ -211,7 +213,7 @@ def _must_suit(run: BundleRunFacts, step: StepManifest) -> None:
 
 
 def _means(run: BundleRunFacts, record: RoundRecord, signed: SignedRound, after: ReplayState) -> dict[str, float]:
-    """The means of what members measured of the new model, by the names of replies; none where nobody did."""
+    """The mean metrics of the new model over the members, by their names in replies; empty if no member measured it."""
     model = after.vectors.get(AVERAGE, after.model)
     if not signed.evaluations or "evaluated" not in record.metrics:
         return {}
@@ -219,29 +221,29 @@ def _means(run: BundleRunFacts, record: RoundRecord, signed: SignedRound, after:
         return private_means(run, signed, record.number, model)
     claims: dict[str, list[float]] = {}
     for reply in signed.evaluations.values():
-        if reply.said.base_model != model:
-            raise Wrong(f"{reply.said.client_id} evaluated another model than the round has made")
-        for name, value in reply.said.metrics.items():
+        if reply.manifest.base_model != model:
+            raise Wrong(f"{reply.manifest.client_id} evaluated another model than the round has made")
+        for name, value in reply.manifest.metrics.items():
             if name.endswith("/loss") or 0 <= value <= 1:
                 claims.setdefault(name, []).append(value)
     return {name: float(np.mean(values)) for name, values in claims.items()}
 
 
 def _must_be_metrics(record: RoundRecord, means: Mapping[str, float]) -> bool:
-    """The losses and the accuracy on record follow from what members measured; whether there were any."""
+    """Compares the losses and the accuracy on record with the members' metrics. True if there are any. Raises Wrong."""
     expected = {f"loss/{split}": means[f"{split}/loss"] for split in _SPLITS if f"{split}/loss" in means}
     accuracies = [means[f"{split}/accuracy"] for split in _SPLITS if f"{split}/accuracy" in means]
     if accuracies:
         expected["accuracy/mean"] = accuracies[0]
     for name, value in expected.items():
-        found = record.metrics.get(name, math.nan)
-        if math.isfinite(value) and not math.isclose(found, value, rel_tol=1e-9):
-            raise Wrong(f"the record says {name} = {found!r}; the signed replies give {value!r}")
+        recorded = record.metrics.get(name, math.nan)
+        if math.isfinite(value) and not math.isclose(recorded, value, rel_tol=1e-9):
+            raise Wrong(f"the record says {name} = {recorded!r}; the signed replies give {value!r}")
     return bool(expected)
 
 
 def _memory(record: RoundRecord, step: StepManifest, at: ReplayState) -> dict[str, Any]:
-    """What the run remembers after a step; its digest is signed."""
+    """The remembered state of the run after a step, whose digest is signed. Raises Wrong."""
     if step.state_before != digest(_canonical(at.memory)):
         raise Wrong("the step begins from another state than the step before has left")
     try:
@@ -264,7 +266,7 @@ def _canonical(value: Any) -> bytes:
 def _must_be_step(
     run: BundleRunFacts, made: Step, step: StepManifest, memory: Mapping[str, Any], at: ReplayState
 ) -> None:
-    """The signed step says what follows from the replies."""
+    """Checks that the signed step follows from the replies. Raises Wrong."""
     server, spec = run.spec.server, run.spec
     rate = made.size * server_rate(server.learning_rate, server.decay, step.round, spec.rounds, server.decay_every)
     if step.rate not in (rate, 0.0):
@@ -284,7 +286,7 @@ def _must_be_step(
     if weights is None and step.weights:
         raise Wrong("the signed step has weights of objectives; the rule gives none")
     if weights is not None:
-        named = {one.objective: one.weight for one in step.weights}
+        named = {part.objective: part.weight for part in step.weights}
         expected = dict(zip(weights.names, weights.weights.tolist(), strict=True))
         _close(named, expected, "the weights of the objectives")
     if made.combination.coordinates is None:
@@ -295,27 +297,29 @@ def _must_be_step(
 
 
 def _must_be_coefficients(made: Step, step: StepManifest) -> None:
-    """Two solvers may find different weights of one direction, so directions are compared."""
-    signed, found = np.array(step.coefficients), made.combination.coefficients
-    if signed.shape != found.shape:
-        raise Wrong(f"the step has {len(signed)} coefficients; the rule gives {len(found)}")
-    off = signed - found
+    """Compares directions, since two solvers may find different weights of one direction. Raises Wrong."""
+    signed, computed = np.array(step.coefficients), made.combination.coefficients
+    if signed.shape != computed.shape:
+        raise Wrong(f"the step has {len(signed)} coefficients; the rule gives {len(computed)}")
+    difference = signed - computed
     K = made.gram
-    if not np.isfinite(signed).all() or off @ K @ off > (_COEFFICIENTS**2) * max(float(np.diagonal(K).max()), 0.0):
-        place = int(np.argmax(np.abs(off)))
-        raise Wrong(f"coefficient {place} is {signed[place]!r}; the rule gives {found[place]!r} from K")
+    if not np.isfinite(signed).all() or difference @ K @ difference > (_COEFFICIENTS**2) * max(
+        float(np.diagonal(K).max()), 0.0
+    ):
+        largest = int(np.argmax(np.abs(difference)))
+        raise Wrong(f"coefficient {largest} is {signed[largest]!r}; the rule gives {computed[largest]!r} from K")
 
 
-def _close(recorded: Any, found: Any, what: str) -> None:
-    """Compares JSON; numbers may differ by rounding."""
-    if isinstance(recorded, Mapping) and isinstance(found, Mapping) and recorded.keys() == found.keys():
+def _close(recorded: Any, computed: Any, label: str) -> None:
+    """Compares JSON values; numbers may differ by rounding. Raises Wrong."""
+    if isinstance(recorded, Mapping) and isinstance(computed, Mapping) and recorded.keys() == computed.keys():
         for name in recorded:
-            _close(recorded[name], found[name], f"{what}: {name}")
-    elif isinstance(recorded, list) and isinstance(found, list | tuple) and len(recorded) == len(found):
-        for place, pair in enumerate(zip(recorded, found, strict=True)):
-            _close(*pair, f"{what}: {place}")
-    elif isinstance(recorded, float) and isinstance(found, float | int):
-        if not math.isclose(recorded, found, rel_tol=1e-9, abs_tol=1e-12):
-            raise Wrong(f"{what} is {recorded!r}; {found!r} follows from the replies")
-    elif recorded != found:
-        raise Wrong(f"{what} is {recorded!r}; {found!r} follows from the replies")
+            _close(recorded[name], computed[name], f"{label}: {name}")
+    elif isinstance(recorded, list) and isinstance(computed, list | tuple) and len(recorded) == len(computed):
+        for index, pair in enumerate(zip(recorded, computed, strict=True)):
+            _close(*pair, f"{label}: {index}")
+    elif isinstance(recorded, float) and isinstance(computed, float | int):
+        if not math.isclose(recorded, computed, rel_tol=1e-9, abs_tol=1e-12):
+            raise Wrong(f"{label} is {recorded!r}; {computed!r} follows from the replies")
+    elif recorded != computed:
+        raise Wrong(f"{label} is {recorded!r}; {computed!r} follows from the replies")

@@ -1,4 +1,4 @@
-"""What was signed in a round all of whose envelopes are verified."""
+"""The signed content of a round all of whose envelopes are verified."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,27 +16,27 @@ class SignedReply:
         envelope: its digest.
         signed: the envelope, serialized.
         order: the assignment that it fulfils.
-        said: what the client signed.
+        manifest: the content that the client signed.
     """
 
     envelope: str
     signed: bytes
     order: AssignmentManifest
-    said: ReplyManifest
+    manifest: ReplyManifest
 
 
 @dataclass(frozen=True, kw_only=True)
 class SignedRound:
-    """What was signed in a round.
+    """The signed content of a round.
 
     Attributes:
-        step: None where the round has no step.
+        step: None if the round has no step.
         step_digest: of the envelope of the step; empty without one.
         phases: the numbers of the phases of the last attempt on which the step depends, in their order.
         asked: the assignments of these phases, by phase and client.
         replies: the accepted replies to these phases, by the digests of their envelopes.
-        evaluations: those to the later phases, which measure the new model.
-        envelopes: how many signatures were verified.
+        evaluations: the accepted replies to the later phases, which measure the new model.
+        envelopes: the number of verified signatures.
         orders: the assignments of all attempts and of evaluations.
         answers: the accepted replies to them.
     """
@@ -53,7 +53,7 @@ class SignedRound:
 
     @classmethod
     def of(cls, opened: OpenedRound) -> "SignedRound":
-        """What was signed in a round. Raises Wrong for the first envelope that is not verified."""
+        """Collects the signed content of a round. Raises Wrong for the first envelope that is not verified."""
         envelopes = list(opened.envelopes)
         for envelope in envelopes:
             if envelope.problem is not None:
@@ -84,7 +84,7 @@ def _accepted(phases: Iterable[OpenedPhase]) -> dict[str, SignedReply]:
             envelope=answer.reply.digest,
             signed=answer.reply.envelope.SerializeToString(deterministic=True),
             order=exchange.assignment.manifest,
-            said=answer.reply.manifest,
+            manifest=answer.reply.manifest,
         )
         for phase in phases
         for exchange in phase.exchanges
