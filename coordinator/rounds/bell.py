@@ -4,13 +4,13 @@ import threading
 
 
 class Bell:
-    """What a conductor sleeps on. Any thread may ring; one waits."""
+    """A wait that any thread can end; one conductor waits at a time."""
 
     def __init__(self) -> None:
         self._heard = threading.Condition()
         self._rung = False
         self._replies = 0  # since the last wait
-        self._enough = 1  # of them, to end the wait
+        self._enough = 1  # the number of replies that ends the wait
 
     def ring(self) -> None:
         """Ends the wait, or the next one."""
@@ -19,7 +19,7 @@ class Bell:
             self._heard.notify()
 
     def count_reply(self) -> None:
-        """Ends the wait if it is for no more replies than have come."""
+        """Counts a reply; ends the wait if enough replies have come."""
         with self._heard:
             self._replies += 1
             if self._replies >= self._enough:

@@ -70,7 +70,7 @@ class Conductor:
             self._around.changed()
 
     def _step(self, current: Round) -> None:
-        """Makes the round's step, of replies of clients that are members when it is recorded."""
+        """Makes the round's step from replies of clients that are still members when it is recorded."""
         while True:
             try:
                 step, phases = hold(self._fleet, self._algorithm, current)

@@ -31,7 +31,7 @@ Ending = TypeVar("Ending")
 
 
 def hold(fleet: Fleet, algorithm: Algorithm, current: Round) -> tuple[Step, int]:
-    """Phase after phase, until the algorithm ends the round.
+    """Runs phase after phase, until the algorithm ends the round.
 
     The replies come from the clients, or from the record if the phase was closed before a crash.
 
@@ -43,9 +43,9 @@ def hold(fleet: Fleet, algorithm: Algorithm, current: Round) -> tuple[Step, int]
         Skipped: there is no step: too few replies, or a rule that cannot use them.
         Voided: the algorithm gave up this attempt.
     """
-    if lacking := [name for name in fleet.run.spec.selection.required if name not in current.selected]:
-        words = ", ".join(f"{name} {current.not_asked.get(name, '')}".rstrip() for name in lacking)
-        raise Skipped(f"required: {words}", lacking)
+    if missing := [name for name in fleet.run.spec.selection.required if name not in current.selected]:
+        reasons = ", ".join(f"{name} {current.not_asked.get(name, '')}".rstrip() for name in missing)
+        raise Skipped(f"required: {reasons}", missing)
     conversation = algorithm.round(_context(fleet, current, current.base_model))
     before = (models.Phase.round_id == current.round_id, models.Phase.attempt < current.attempt)
     with fleet.around.database.read() as session:
@@ -72,7 +72,7 @@ def _converse(
     model: str,
     required: Sequence[str] = (),
 ) -> tuple[Ending, int]:
-    """Phase after phase from this number on, with work on this model; what it ends in, and the number that follows.
+    """Runs phases from this number on, with work on this model; returns the result and the number that follows.
 
     Each phase needs the replies of the `required` clients that it asks.
     """
@@ -98,7 +98,7 @@ def _continued(conversation: Generator[AlgorithmPhase, Replies, Any], replies: R
 def _ask(
     fleet: Fleet, current: Round, number: int, phase: AlgorithmPhase, model: str, required: Sequence[str] = ()
 ) -> Replies:
-    """The replies to one phase, unless there are too few, or it would show updates of a run with private rounds."""
+    """The replies to one phase; raises if there are too few, or if they would reveal updates of private rounds."""
     if fleet.run.spec.privacy.secure != "off" and phase.kind.shows is Shows.UPDATE:
         raise Skipped(f"privacy.secure: the algorithm asks for {phase.kind.name}, which shows updates in the clear")
     clients = list(current.selected if phase.clients is None else phase.clients)
@@ -120,22 +120,22 @@ def _ask(
 def _must_have(required: Sequence[str], replies: Replies, clients: Sequence[str]) -> None:
     """Raises Skipped if a required client was asked, and its reply does not count."""
     answered = {reply.client_id for reply in replies}
-    if lacking := [name for name in required if name in clients and name not in answered]:
-        words = (
+    if missing := [name for name in required if name in clients and name not in answered]:
+        reasons = (
             f"{name} declined ({replies.declines[name]})" if name in replies.declines else f"{name} gave no reply"
-            for name in lacking
+            for name in missing
         )
-        raise Skipped(f"required: {', '.join(words)}", lacking)
+        raise Skipped(f"required: {', '.join(reasons)}", missing)
 
 
 def _recorded(fleet: Fleet, current: Round, number: int) -> int | None:
-    """How many replies a phase wanted when it was opened: since then, a restart may have changed the pool."""
+    """The number of replies wanted when a phase was opened: since then, a restart may have changed the pool."""
     with fleet.around.database.read() as session:
         return session.scalar(select(models.Phase.wanted).filter_by(round_id=current.round_id, number=number))
 
 
 def _context(fleet: Fleet, current: Round, model: str, state: Mapping[str, Any] | None = None) -> RoundContext:
-    """What a conversation about this model may depend on; without a state, that of the run before the round."""
+    """The context of a conversation about this model; without a `state`, that of the run before the round."""
     around = fleet.around
     with around.database.read() as session:
         if state is None:

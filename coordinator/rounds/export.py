@@ -80,7 +80,7 @@ def _phase(row: Phase, evaluation: int | None) -> PhaseRecord:
         attempt=row.attempt,
         kind=row.kind,
         decides=row.decides and (evaluation is None or row.number < evaluation),
-        exchanges=[exchange_of(one, in_order(one.replies)) for one in row.assignments],
+        exchanges=[exchange_of(assignment, in_order(assignment.replies)) for assignment in row.assignments],
     )
 
 

@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EvaluationFindings:
-    """What the evaluation of a round's model found.
+    """The results of the evaluation of a round's model.
 
     Attributes:
         metrics: of the round.
-        measured: what each member measured, or the means of all members, by the names of replies.
+        measured: each member's measurements, or the means of all members, by the names of replies.
         evaluations: each member's values as rows of the database; empty in runs with private rounds.
         why_not: why there are no metrics, or why some are left out.
     """
@@ -69,8 +69,8 @@ def evaluate(
     fleet: Fleet, algorithm: Algorithm, current: models.Round, model: str, phase: int, pool: Sequence[str]
 ) -> EvaluationFindings:
     """Asks each member of the pool for its own measurements of the model."""
-    asked = EvaluationPhase(splits=fleet.run.spec.evaluated, metrics=fleet.run.metrics)
-    replies = fleet.ask(fleet.question(current, phase, asked, pool, len(pool), model))
+    evaluation = EvaluationPhase(splits=fleet.run.spec.evaluated, metrics=fleet.run.metrics)
+    replies = fleet.ask(fleet.question(current, phase, evaluation, pool, len(pool), model))
     numbers = scores.scores(replies, fleet.run.objectives, fleet.run.metrics)
     if not algorithm.averages:
         with fleet.around.database.read() as session:
@@ -87,13 +87,13 @@ def evaluate_privately(
 ) -> EvaluationFindings:
     """Asks the members of the pool for the means of their measurements. A failure leaves the round without metrics.
 
-    Members evaluate a model once. If steps have kept the model since it was evaluated, the numbers of then stand.
+    Members evaluate a model once. If the model has not changed since its evaluation, the earlier numbers count.
     """
     if (before := _evaluated_before(fleet, current, model)) is not None:
         stop, value = fleet.run.spec.stop, before.metrics.get("stop/value")
-        known = [] if value is None else [{f"{stop.split}/{stop.metric}": value}]
+        stop_value = [] if value is None else [{f"{stop.split}/{stop.metric}": value}]
         why = f"evaluation: the model is that of round {before.number}; its numbers stand"
-        return EvaluationFindings(metrics=fleet.observe(model), measured=known, why_not=why)
+        return EvaluationFindings(metrics=fleet.observe(model), measured=stop_value, why_not=why)
     try:
         means = hold_evaluation(fleet, current, model, phase, pool)
     except (Skipped, Voided, Waiting) as error:
@@ -120,7 +120,7 @@ def _evaluated_before(fleet: Fleet, current: models.Round, model: str) -> models
 
 
 def complete_round(fleet: Fleet, current: models.Round, findings: EvaluationFindings) -> None:
-    """Records the end of a round, and what the evaluation of its model found."""
+    """Records the end of a round, and the results of the evaluation of its model."""
     with fleet.around.database.begin() as session:
         fleet.run.running(session)
         round_ = session.get_one(models.Round, current.round_id)
@@ -136,11 +136,11 @@ def complete_round(fleet: Fleet, current: models.Round, findings: EvaluationFind
 def skip_round(fleet: Fleet, current: models.Round, skipped: Skipped) -> None:
     """Records the end of a round without a step."""
     why = str(skipped)
-    lacking = {"required/missing": float(len(skipped.required))} if skipped.required else {}
+    missing = {"required/missing": float(len(skipped.required))} if skipped.required else {}
     with fleet.around.database.begin() as session:
         fleet.run.running(session)
         round_ = session.get_one(models.Round, current.round_id)
-        round_.metrics = {**lacking, **signed_results.traffic(session, current.round_id)}
+        round_.metrics = {**missing, **signed_results.traffic(session, current.round_id)}
         now = fleet.around.clock()
         move_round(round_, RoundState.SKIPPED, now, why)
         subject = f"{fleet.run.run_id}/{current.number}"

@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 
 HOUSEKEEPING_SECONDS = 10.0
 COLLECTION_INTERVAL = timedelta(hours=1)
-COLLECTION_GRACE = timedelta(hours=24)  # longer than an upload, an aggregation or a phase's replies take to be recorded
-CLOCK_SET = timedelta(minutes=1)  # the least difference between clock and elapsed time that is no drift
+COLLECTION_GRACE = timedelta(hours=24)  # longer than it takes to record an upload, an aggregation or a phase's replies
+CLOCK_SET = timedelta(minutes=1)  # a smaller difference between clock and elapsed time is drift
 
 
 class Housekeeper:
-    """A thread that tidies up; faults are noted in `condition`, and `keep_rounds` is that of `collect`."""
+    """A thread that removes old data; it notes faults in `condition`, and `keep_rounds` is that of `collect`."""
 
     def __init__(
         self,

@@ -22,15 +22,15 @@ def step_manifest(
     state_before: str,
     revoked: Sequence[str],
 ) -> StepManifest:
-    """What the coordinator signs of a step, but for the time.
+    """The manifest of a step that the coordinator signs, without its time.
 
     Args:
         run: the run.
         federation_id: its federation.
         current: the round.
-        step: that was decided.
-        stepped: what it made.
-        state_before: the digest of what the run remembered before.
+        step: the step that the algorithm decided.
+        stepped: the files and measurements of the step.
+        state_before: the digest of the run's memory before the step.
         revoked: the clients whose accepted replies of the round were left out.
     """
     noise = stepped.noise

@@ -41,7 +41,7 @@ def open_round(fleet: Fleet) -> Round | None:
 
 
 def _ended(session: Session, fleet: Fleet, number: int, recent: Sequence[Round], overspends: str) -> bool:
-    """Ends the run: its rounds are done or enough, too many were skipped, or another one overspends its budget."""
+    """Ends the run if it is complete, too many rounds were skipped, or another one would overspend its budget."""
     now, spec = fleet.around.clock(), fleet.run.spec
     limit = spec.limits.skipped_rounds
     run = fleet.run.running(session)
@@ -88,9 +88,9 @@ def _begin_round(fleet: Fleet, number: int) -> Round:
         if left is not None and left <= 0 and complete:
             with around.database.begin() as session:
                 run = fleet.run.running(session)
-                if lacking := _lacking(session, fleet):
+                if absent := _absent_required(session, fleet):
                     run.reason = ""
-                    begun = _unselected(session, fleet, run, number, lacking)
+                    begun = _unselected(session, fleet, run, number, absent)
                     break
             left = None
         around.wait(left if complete else 1.0)  # no mutant: test_engine_control.py shows that it sleeps
@@ -98,28 +98,28 @@ def _begin_round(fleet: Fleet, number: int) -> Round:
     return begun
 
 
-def _lacking(session: Session, fleet: Fleet) -> dict[str, str]:
-    """The required clients that are not in the pool, by name, and why in words."""
+def _absent_required(session: Session, fleet: Fleet) -> dict[str, str]:
+    """The required clients that are not in the pool, by name, with the reason."""
     pool, why = fleet.pool(session), fleet.absent(session)
     required = fleet.run.spec.selection.required
     return {name: why.get(name, "does not attend, or does not offer the task") for name in required if name not in pool}
 
 
 def _missing(session: Session, fleet: Fleet, complete: bool) -> str:
-    """What a round waits for; empty when it can begin."""
+    """Describes what a round waits for; empty when it can begin."""
     ready, spec = len(fleet.pool(session)), fleet.run.spec
     if ready < spec.selection.minimum:
         reasons = [*filter(None, [missing_offer(session, spec.task)])]
         reasons += [f"{name} {why}" for name, why in fleet.absent(session).items()]
         others = "".join(f"; {reason}" for reason in reasons)
         return f"waiting for clients: {ready} of {spec.selection.minimum} are ready for {spec.task}{others}"[:400]
-    if lacking := _lacking(session, fleet):
-        words = "; ".join(f"{name} {why}" for name, why in lacking.items())
-        return f"waiting for required clients: {words}"[:400]
+    if absent := _absent_required(session, fleet):
+        reasons_of_clients = "; ".join(f"{name} {why}" for name, why in absent.items())
+        return f"waiting for required clients: {reasons_of_clients}"[:400]
     return "" if complete else "waiting for clients to come back after a restart"
 
 
-def _unselected(session: Session, fleet: Fleet, run: Run, number: int, lacking: Mapping[str, str]) -> Round:
+def _unselected(session: Session, fleet: Fleet, run: Run, number: int, absent: Mapping[str, str]) -> Round:
     """A round that asks nobody, since required clients were not there in time."""
     begun = Round(
         run_id=run.run_id,
@@ -127,7 +127,7 @@ def _unselected(session: Session, fleet: Fleet, run: Run, number: int, lacking: 
         state=RoundState.OPEN,
         base_model=run.model,
         selected=[],
-        not_asked={**fleet.absent(session), **lacking},
+        not_asked={**fleet.absent(session), **absent},
         wanted=0,
         started=fleet.around.clock(),
     )

@@ -10,7 +10,7 @@ from federation.spec.run_sections import Quorum, SelectionSpec
 
 
 def wanted(spec: SelectionSpec, pool: int) -> int:
-    """How many replies a round wants out of a pool of `pool` clients: at least one, at most all of them.
+    """The number of replies that a round wants out of `pool` clients: at least one, at most all of them.
 
     The fraction p of N clients is max(1, ceil(p N)), with a guard against 0.1 * 30 = 3.0000000000000004.
     """
@@ -22,12 +22,12 @@ def wanted(spec: SelectionSpec, pool: int) -> int:
 
 
 def asked(spec: SelectionSpec, pool: int) -> int:
-    """How many clients are asked so that the wanted number answers: over-selection included."""
+    """The number of clients asked so that the wanted number answers, over-selection included."""
     return min(pool, math.ceil(wanted(spec, pool) * spec.over_selection - 1e-9))
 
 
 def quorum(rule: Quorum, want: int) -> int:
-    """How many of `want` replies a round needs, at least one; with fewer at the deadline it is skipped."""
+    """The number of `want` replies that a round needs, at least one; with fewer at the deadline it is skipped."""
     return want // 2 + 1 if rule == "majority" else max(1, math.ceil(rule * want - 1e-9))
 
 
@@ -41,7 +41,7 @@ def select(
 ) -> list[str]:
     """The clients asked to train, ordered by name.
 
-    Those of `spec.always` and `spec.required` that are in the pool, others at random.
+    They are those of `spec.always` and `spec.required` that are in the pool, and others at random.
 
     `samples` is the pool: client id -> training samples; clients without samples are left out. Choices for different
     purposes are independent.
@@ -59,4 +59,4 @@ def select(
         chance = sizes / sizes.sum()
     size = max(0, count - len(always))
     places = generator(seed, round_number, purpose).choice(len(others), size=size, replace=False, p=chance)
-    return sorted([*always, *(others[int(place)] for place in places)])
+    return sorted([*always, *(others[int(index)] for index in places)])

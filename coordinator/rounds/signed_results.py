@@ -44,7 +44,7 @@ class Share:
 
 
 def shares(step: Step, direction: Direction) -> dict[str, Share]:
-    """Each client's share in the step, by its name. Of a step that is combined already only the weights are known."""
+    """Each client's share in the step, by its name. If the step is combined already, only the weights are known."""
     if step.combined is not None:
         weighed = zip(step.replies, step.combination.weights.tolist(), strict=True)  # no mutant: a weight for each
         return {reply.client_id: Share(math.nan, weight, math.nan, math.nan) for reply, weight in weighed}
@@ -170,7 +170,7 @@ def _record_shares(session: Session, step: Step, direction: Direction) -> None:
 
 
 def _spent_on_clients(fleet: Fleet) -> dict[str, float]:
-    """What a run's noise has spent after one more step. Outside of transactions: the first call takes a while."""
+    """The epsilon that a run's noise has spent after one more step. Not for transactions: the first call is slow."""
     with fleet.around.database.read() as session:
         steps = noisy_steps(session, fleet.run.run_id)
     return {"epsilon/clients": spent(fleet.run.spec.privacy, steps + 1)}
@@ -179,8 +179,8 @@ def _spent_on_clients(fleet: Fleet) -> dict[str, float]:
 def _stated_of_samples(session: Session, current: Round) -> dict[str, float]:
     """The largest epsilon that an accepted reply of a round states of its client's samples."""
     replies = select(Reply.privacy).join(Assignment).join(Phase)
-    here = replies.where(Phase.round_id == current.round_id, Phase.attempt == current.attempt, Reply.accepted)
-    stated = [privacy["epsilon"] for privacy in session.scalars(here) if "epsilon" in privacy]
+    conditions = replies.where(Phase.round_id == current.round_id, Phase.attempt == current.attempt, Reply.accepted)
+    stated = [privacy["epsilon"] for privacy in session.scalars(conditions) if "epsilon" in privacy]
     return {"epsilon/samples": max(stated)} if stated else {}
 
 

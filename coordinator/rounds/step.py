@@ -36,12 +36,12 @@ _MODEL = "model"
 
 @dataclass(frozen=True)
 class Stepped:
-    """What a step made."""
+    """The results of a step: digests, measurements and the run's memory."""
 
     model: str  # the digest of the new model, from which the next round trains; the old one's if the step is stationary
     rate: float  # the server's learning rate of the round, times the step size that a line search chose
     gram: str  # the digest of the Gram matrix
-    combined: str | None  # the digest of the vector that was combined already; None where rows were combined
+    combined: str | None  # the digest of a vector that was combined before the step; None where rows were combined
     memory: RunMemory  # of the run, after the step
     direction: Direction  # the direction, and its measurements
     noise: ClientNoise | None  # on the direction; None for a run without noise
@@ -65,7 +65,7 @@ def make_step(fleet: Fleet, algorithm: Algorithm, current: Round, step: Step) ->
     A stationary step changes nothing, the optimiser's vectors included; a mean of models counts its model once more.
 
     Raises:
-        RecordError: the run's memory is not what the newest signed step left behind.
+        RecordError: the run's memory differs from that of the newest signed step.
         Skipped: the new model, or a vector, would not be finite.
     """
     around, spec = fleet.around, fleet.run.spec
@@ -218,7 +218,7 @@ class StepWriter:
             yield writers
 
     def _row(self, digest: str) -> Row:
-        """The parameters of a model, or what belongs to them in a vector."""
+        """The parameters of a model, or the same part of another vector."""
         return model_row(self.blobs.local(digest)).columns(slice(0, self.parameters))
 
     def _buffers(self, buffers: Sequence[Row]) -> Iterator[Vector]:

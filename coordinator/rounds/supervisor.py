@@ -1,6 +1,6 @@
 """The supervisor: one conductor thread for each running run, and the operators' commands to them.
 
-It keeps nothing that must survive: `start` reads from the database which runs are under way, and conducts each.
+Its own state need not survive a crash: `start` reads the runs under way from the database, and conducts each.
 """
 
 import logging
@@ -51,10 +51,10 @@ log = logging.getLogger(__name__)
 # After a restart, a round waits this long for clients that attended shortly before.
 RECONNECT_GRACE = timedelta(seconds=30)
 RECENTLY = timedelta(seconds=60)
-RETRY_SECONDS = 1.0  # after which a conductor whose database failed begins again
-# Faults that pass: a conductor tries again, and the monitor finds out when they are over.
+RETRY_SECONDS = 1.0  # before a conductor whose database failed starts again
+# Temporary faults: a conductor tries again, and the monitor notes when they are over.
 _PASSING = frozenset({StorageFault.DATABASE, StorageFault.DISK, StorageFault.DESCRIPTORS})
-DISK_REASON = "disk: "  # how the reason of a run begins that a full disk has paused
+DISK_REASON = "disk: "  # the first word of the reason of a run that a full disk has paused
 
 
 class Supervisor:
@@ -97,7 +97,7 @@ class Supervisor:
         self._new_id = new_id
         self.signatures = SignatureMemory()  # those that this process has verified or made
         self._lock = threading.Lock()
-        self._submitting = threading.Lock()  # while a name is looked for and taken
+        self._submitting = threading.Lock()  # held while a name is looked up and taken
         self._bells: dict[str, Bell] = {}
         self._threads: dict[str, threading.Thread] = {}
         self._watchers: list[Callable[[str], None]] = []
@@ -245,7 +245,7 @@ class Supervisor:
         self._tell_watchers(run_id)
 
     def count_reply(self, run_id: str) -> None:
-        """Tells them that a reply was recorded. Callable from any thread."""
+        """Tells the conductor and the watchers that a reply was recorded. Callable from any thread."""
         self._bell(run_id).count_reply()
         self._tell_watchers(run_id)
 
@@ -280,7 +280,7 @@ class Supervisor:
         with self._database.begin() as session:
             run = session.get_one(Run, run_id, with_for_update=True)
             if to is RunState.PAUSED is run.state and run.reason.startswith(DISK_REASON):
-                run.reason = reason[:400]  # the operator's pause, which free space does not end
+                run.reason = reason[:400]  # the operator's pause lasts when space is free again
             else:
                 move_run(run, to, now, reason)
             cancelled = end_conversation(session, run_id, reason, now) if to in RUN_ENDED else []
@@ -364,7 +364,7 @@ class Supervisor:
             device=self._device,
             clock=self._clock,
             wait=wait,
-            changed=lambda: self._tell_watchers(run_id),  # not its own bell: a conductor would wake itself
+            changed=lambda: self._tell_watchers(run_id),  # without its own bell: a conductor would wake itself
             signatures=self.signatures,
         )
 

@@ -60,9 +60,9 @@ class IllegalTransition(Exception):
     """A change of state that does not exist: a bug, not a user's mistake."""
 
 
-def _check(transitions: dict[StateT, frozenset[StateT]], now: StateT, to: StateT, what: str) -> None:
+def _check(transitions: dict[StateT, frozenset[StateT]], now: StateT, to: StateT, subject: str) -> None:
     if to not in transitions[now]:
-        raise IllegalTransition(f"{what} cannot go from {now} to {to}")
+        raise IllegalTransition(f"{subject} cannot go from {now} to {to}")
 
 
 def move_client(client: Client, to: ClientState) -> None:
