@@ -38,7 +38,7 @@ class Held(Exception):
 
 
 class Skipped(Exception):
-    """This round ends without a step; the message says why. `required` are the required clients that it lacks."""
+    """This round ends without a step; the message says why. `required` are the missing required clients."""
 
     def __init__(self, why: str, required: Sequence[str] = ()) -> None:
         super().__init__(why)
@@ -51,7 +51,7 @@ class RevokedMeanwhile(Exception):
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What never changes about a run."""
+    """The facts of a run that never change."""
 
     run_id: str
     spec: RunSpec  # what was submitted, parsed
@@ -64,7 +64,7 @@ class RunFacts:
 
     @classmethod
     def load(cls, database: Database, run_id: str) -> "RunFacts":
-        """Reads them from the record.
+        """Reads the facts of a run from the record.
 
         Raises:
             RecordError: the specification does not have its digest, which is in every assignment.
@@ -80,15 +80,15 @@ class RunFacts:
 
     @property
     def evaluation(self) -> Evaluate:
-        """What clients measure of a model after a round."""
+        """The evaluation that clients make of a model after a round."""
         return Evaluate(splits=self.spec.evaluated, metrics=self.metrics)
 
     def shape(self, layout: Layout, serves: tuple[str, ...]) -> Shape:
-        """Of the run's model and the objectives, for a client that serves these."""
+        """The shape of the run's model and objectives, for a client that serves these objectives."""
         return Shape(layout, self.objectives, serves, layout.size - self.spec.parameters.parameters_of(layout).size)
 
     def origin(self, federation_id: str, base_model: str) -> Origin:
-        """What assignments on this model repeat."""
+        """The fields that all assignments on this model repeat."""
         return Origin(
             federation_id=federation_id,
             run_id=self.run_id,
@@ -134,7 +134,7 @@ class Wait(Protocol):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What conducting a run needs of the coordinator."""
+    """The parts of the coordinator that a conductor uses."""
 
     database: Database
     blobs: BlobStore  # where models and updates are kept
@@ -191,14 +191,14 @@ class Question:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What one client needs besides the model: new rows, and the contents in their order if they are small."""
+    """The inputs of one client besides the model: new rows, and the contents in their order if they are small."""
 
     rows: list[models.Input]
     sent: tuple[bytes, ...]  # with the assignment; empty if the client must fetch them
 
     @classmethod
     def of(cls, stored: Sequence[tuple[str, str, bytes]]) -> "Inputs":
-        """The inputs of which each has a name, a digest and a content."""
+        """Makes inputs from names, digests and contents."""
         rows = [models.Input(name=name, digest=digest, size=len(content)) for name, digest, content in stored]
         small = sum(row.size for row in rows) <= MAX_SENT_BYTES
         return cls(rows, tuple(content for *_, content in stored) if small else ())
@@ -218,10 +218,10 @@ class Fleet(ABC):
 
     @property
     def conceals(self) -> bool:
-        """Whether the run's steps have noise that protects clients, so that nothing else is told of their replies.
+        """True if the run's steps have noise that protects clients, so that their replies stay hidden.
 
-        What is known of the updates is then not recorded, but for the signed step and its blobs, and clients are asked
-        for no evaluation: their scores would have no noise.
+        Of the updates, only the signed step and its blobs are then recorded, and clients are asked for no evaluation:
+        their scores would have no noise.
         """
         return self.run.spec.privacy.client_noise > 0
 
@@ -243,7 +243,7 @@ class Fleet(ABC):
         return {name: client.samples for name, client in self.known(session).items()}
 
     def absent(self, session: Session) -> dict[str, str]:
-        """The clients that offer the task and could not be asked now, by name, and why in words."""
+        """The clients that offer the task and could not be asked now, by name, with the reason."""
         return {}
 
     def complete(self) -> bool:
@@ -264,7 +264,7 @@ class Fleet(ABC):
             return self.pool(session)
 
     def memory(self, session: Session, number: int, base_model: str | None) -> RunMemory:
-        """What the run remembers before a round, as the newest signed step left it.
+        """The run's memory before a round, as the newest signed step left it.
 
         `base_model` is the digest of the model that the round starts from; None before it begins.
 
@@ -300,7 +300,7 @@ class Fleet(ABC):
 
     @abstractmethod
     def ask(self, question: Question) -> Replies:
-        """Asks a question once: asked again, such as after a crash, it gives the same replies.
+        """Asks a question once: asked again, as after a crash, it returns the same replies.
 
         Raises:
             Held: the run is not RUNNING, or the coordinator is stopping.

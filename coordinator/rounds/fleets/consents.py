@@ -26,13 +26,13 @@ WAITS = "waits for the approval of its owner"
 
 @dataclass(frozen=True)
 class Offers:
-    """Tells members of runs, as the coordinator of a federation."""
+    """Sends members the questions about runs, as the coordinator of a federation."""
 
     federation_id: str
     signing_key: Ed25519PrivateKey
 
     def of(self, run: Run) -> SignedEnvelope:
-        """What is told of a run; the same bytes each time."""
+        """The signed question about a run; the same bytes each time."""
         manifest = RunManifest(
             federation_id=self.federation_id,
             run_id=run.run_id,
@@ -45,16 +45,16 @@ class Offers:
         return seal(manifest, self.signing_key)
 
     def tell(self, session: Session, attending: Iterable[AttendanceStream], run_id: str = "") -> None:
-        """Tells the members among these that answer runs of a run, or of each one that has not ended.
+        """Sends the question about one run, or about each run that has not ended, to the members that answer runs.
 
-        They are told of runs of the tasks that they offer, once they are members.
+        Members get the questions about runs of the tasks that they offer.
         """
-        told = [one for one in attending if one.consents]
-        if not told:
+        answering = [stream for stream in attending if stream.consents]
+        if not answering:
             return
         query = select(Run).where(Run.state.not_in(list(RUN_ENDED))).order_by(Run.created)
         runs = session.scalars(query.where(Run.run_id == run_id) if run_id else query).all()
-        names = [one.client_id for one in told]
+        names = [stream.client_id for stream in answering]
         members = set(
             session.scalars(
                 select(Client.client_id).where(Client.client_id.in_(names), Client.state == ClientState.ACTIVE)
@@ -62,9 +62,9 @@ class Offers:
         )
         for run in runs:
             task, envelope = RunSpec.parse(run.spec).task, self.of(run).SerializeToString()
-            for one in told:
-                if one.client_id in members and task in one.tasks:
-                    one.say(Offered(envelope))
+            for stream in answering:
+                if stream.client_id in members and task in stream.tasks:
+                    stream.say(Offered(envelope))
 
 
 def offered_specification(session: Session, client_id: str, digest: str) -> bytes | None:
@@ -91,22 +91,22 @@ def record_consent(
     if envelope.ByteSize() > MAX_BYTES:
         raise Refusal("limit:manifest", f"a consent of {envelope.ByteSize()} bytes; at most {MAX_BYTES}")
     key = session.get_one(Client, client_id).signing_key
-    said = unseal(envelope, ConsentManifest, Ed25519PublicKey.from_public_bytes(key))
-    run = session.get(Run, said.run_id[:32], with_for_update=True)
-    if run is None or run.run_id != said.run_id:
+    consent = unseal(envelope, ConsentManifest, Ed25519PublicKey.from_public_bytes(key))
+    run = session.get(Run, consent.run_id[:32], with_for_update=True)
+    if run is None or run.run_id != consent.run_id:
         return ""  # the coordinator was restored from a backup
-    _must_fit(said, {"federation_id": federation_id, "client_id": client_id, "spec": run.spec_digest})
+    _must_fit(consent, {"federation_id": federation_id, "client_id": client_id, "spec": run.spec_digest})
     data = envelope.SerializeToString(deterministic=True)
     row = session.get(Consent, (run.run_id, client_id))
     if row is not None and row.envelope == data:
         return ""
-    signed = signed_columns.of_consent(said)
-    session.merge(Consent(**{**signed, "answer": Answer(said.answer)}, envelope=data, at=now))
+    signed = signed_columns.of_consent(consent)
+    session.merge(Consent(**{**signed, "answer": Answer(consent.answer)}, envelope=data, at=now))
     audit.record(
         session,
         at=now,
         actor=client_uri(federation_id, client_id),
-        action=f"consent.{said.answer}",
+        action=f"consent.{consent.answer}",
         subject=f"{run.run_id}/{client_id}",
         detail=signed["reason"],
         digest=envelope_digest(envelope),
@@ -114,17 +114,17 @@ def record_consent(
     return run.run_id
 
 
-def _must_fit(said: ConsentManifest, expected: Mapping[str, str]) -> None:
-    """Raises the Refusal `mismatch:<field>` unless an answer has these fields, and is one of the possible answers."""
+def _must_fit(consent: ConsentManifest, expected: Mapping[str, str]) -> None:
+    """Raises the Refusal `mismatch:<field>` unless a consent has these fields and one of the possible answers."""
     for name, value in expected.items():
-        if getattr(said, name) != value:
+        if getattr(consent, name) != value:
             raise Refusal(f"mismatch:{name}", f"the answer is about another {name} than the run's")
-    if said.answer not in set(Answer):
-        raise Refusal("mismatch:answer", f"{said.answer[:20]!r} is no answer: accepted, waiting or refused")
+    if consent.answer not in set(Answer):
+        raise Refusal("mismatch:answer", f"{consent.answer[:20]!r} is no answer: accepted, waiting or refused")
 
 
 def reluctant(session: Session, run_id: str) -> dict[str, str]:
-    """The members that answer each run and have not accepted this one, by name, with what they say in words."""
+    """The members that answer each run and have not accepted this one, by name, with their answer."""
     rows = session.execute(
         select(Client.client_id, Consent)
         .outerjoin(Consent, (Consent.client_id == Client.client_id) & (Consent.run_id == run_id))
@@ -132,13 +132,13 @@ def reluctant(session: Session, run_id: str) -> dict[str, str]:
         .order_by(Client.client_id)
     )
     return {
-        client_id: _words(consent)
+        client_id: _answer_text(consent)
         for client_id, consent in rows
         if consent is None or consent.answer is not Answer.ACCEPTED
     }
 
 
-def _words(consent: Consent | None) -> str:
+def _answer_text(consent: Consent | None) -> str:
     if consent is None:
         return "has not answered the run yet"
     if consent.answer is Answer.WAITING:

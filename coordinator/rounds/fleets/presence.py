@@ -53,13 +53,13 @@ class AttendanceStream:
     outbox: "asyncio.Queue[Message | Refusal | None]" = field(default_factory=asyncio.Queue)
     assignment_id: str = ""  # of its current work, by its last heartbeat
     progress: float = 0.0  # of that work, 0 to 1
-    consents: bool = False  # whether it answers each run before it works for it
+    consents: bool = False  # True if it answers each run before it works for it
     closed_until: datetime | None = None  # while its site is closed
-    log_size: int = 0  # of the newest checkpoint of the audit log that the worker has told of
+    log_size: int = 0  # of the newest checkpoint of the audit log that the worker has reported
 
     def say(self, message: Message | Refusal) -> None:
         """Sends a message, or the refusal that ends the stream. Callable from any thread."""
-        with suppress(RuntimeError):  # the loop is closed, and so is the stream
+        with suppress(RuntimeError):  # the loop is closed, and the stream with it
             self.loop.call_soon_threadsafe(self.outbox.put_nowait, message)
 
 
@@ -120,7 +120,7 @@ class Presence:
             return dict(self._streams)
 
     def left(self) -> dict[str, datetime]:
-        """When each client left that attended since the start of the coordinator and does not attend now."""
+        """The time at which each client left, of those that attended since the start and do not attend now."""
         with self._lock:
             return dict(self._left)
 

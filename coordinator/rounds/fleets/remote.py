@@ -1,7 +1,7 @@
 """The fleet of real workers: signed assignments go out, accepted replies come back.
 
 A phase is opened: its row and one signed assignment for each client are recorded, then the clients are told. It is
-closed when enough have replied, nobody is left, or the deadline has passed; clients without a reply are recorded.
+closed when enough have replied, no client is left, or the deadline has passed; clients without a reply are recorded.
 """
 
 import logging
@@ -43,7 +43,7 @@ from storage.states import AssignmentState, ClientState, PhaseState, RunState
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 60.0  # after which a phase looks at the clock again
-# How far a phase is, and who has not replied: built once, since both are asked after each reply.
+# The progress of a phase, and the clients without a reply: built once, since both queries run after each reply.
 _PROGRESS = (
     select(
         models.Phase.state,
@@ -71,14 +71,14 @@ class _Issued:
     message: Assigned
 
 
-class _Left(NamedTuple):
-    """How long a phase waits, unless this number of replies comes before."""
+class _RemainingWait(NamedTuple):
+    """The time for which a phase waits, unless this number of replies comes before."""
 
     seconds: float
     replies: int
 
 
-_NOTHING = _Left(0.0, 0)
+_NOTHING = _RemainingWait(0.0, 0)
 
 
 class RemoteFleet(Fleet):
@@ -131,12 +131,12 @@ class RemoteFleet(Fleet):
 
     def absent(self, session: Session) -> dict[str, str]:
         clients, attending = known_clients(session, self._spec, self.run.objectives), self._presence.attending()
-        words = {name: f"is closed until {until:%Y-%m-%d %H:%M} UTC" for name, until in self._closed().items()}
-        words |= reluctant(session, self.run.run_id)
-        return {name: words[name] for name in sorted(words) if name in clients and name in attending}
+        reasons = {name: f"is closed until {until:%Y-%m-%d %H:%M} UTC" for name, until in self._closed().items()}
+        reasons |= reluctant(session, self.run.run_id)
+        return {name: reasons[name] for name in sorted(reasons) if name in clients and name in attending}
 
     def _closed(self) -> dict[str, datetime]:
-        """The clients whose sites are closed now, and until when."""
+        """The clients whose sites are closed now, with the end of the closing time."""
         attending = self._presence.attending().items()
         return {name: stream.closed_until for name, stream in attending if stream.closed_until is not None}
 
@@ -194,7 +194,7 @@ class RemoteFleet(Fleet):
         """Returns when the phase is closed: enough clients have replied, nobody is left, or the deadline has passed."""
         closed = False
         while not closed:
-            while (left := self._left(phase_id)).seconds > 0:
+            while (left := self._remaining_wait(phase_id)).seconds > 0:
                 # Not longer, since the clock may be set meanwhile.
                 self.around.wait(min(left.seconds, LOOK_SECONDS), left.replies)
             closed = self._close_phase(phase_id)
@@ -206,7 +206,7 @@ class RemoteFleet(Fleet):
         serves: tuple[str, ...],
         needed: Sequence[models.Input],
     ) -> AssignmentManifest:
-        """What one client is asked, without what the opening of the phase decides."""
+        """The order for one client, without the fields that the opening of the phase decides."""
         parameters = self._spec.parameters
         work = question.phase.work(Asked(client_id, serves, self._spec, question.current.number))
         rows = work.rows(self.run.shape(question.layout, serves))
@@ -226,10 +226,10 @@ class RemoteFleet(Fleet):
             submitted_by=self.run.submitted_by,
         )
 
-    def _left(self, phase_id: int) -> _Left:
-        """What a phase waits for: nothing when enough replies are in, or nobody is left to wait for.
+    def _remaining_wait(self, phase_id: int) -> _RemainingWait:
+        """The wait of a phase: none when enough replies are in, or no client is left to wait for.
 
-        Nobody waits for a client after the deadline, or when it has been absent for the grace that the run gives.
+        The phase does not wait for a client after the deadline, or after its absence exceeds the run's grace.
         """
         with self._database.read() as session:
             phase = session.connection().execute(_PROGRESS, {"phase": phase_id}).one()
@@ -240,19 +240,19 @@ class RemoteFleet(Fleet):
             enough = phase.replied >= phase.wanted
             if enough and not self._spec.selection.required:
                 return _NOTHING
-            ends = self._waits(session, phase_id, phase.started, phase.deadline, enough=enough)
+            ends = self._wait_ends(session, phase_id, phase.started, phase.deadline, enough=enough)
         if not ends:
             return _NOTHING
         last = max(ends.values())
         replies = list(ends.values()).count(last)  # with fewer, the phase still waits for one of these clients
         if not enough:
             replies = min(replies, phase.wanted - phase.replied)
-        return _Left((last - self.around.clock()).total_seconds(), replies)
+        return _RemainingWait((last - self.around.clock()).total_seconds(), replies)
 
-    def _waits(
+    def _wait_ends(
         self, session: Session, phase_id: int, started: datetime, deadline: datetime, *, enough: bool
     ) -> dict[str, datetime]:
-        """Until when the phase waits for each client that has not replied; with `enough`, for the required ones."""
+        """The end of the phase's wait for each client without a reply; with `enough`, for the required ones."""
         attending, left = self._presence.attending(), self._presence.left()
         grace = timedelta(seconds=self._spec.selection.grace_seconds)
         ends = {}
@@ -271,14 +271,14 @@ class RemoteFleet(Fleet):
         return ends
 
     def _close_phase(self, phase_id: int) -> bool:
-        """Closes the phase, unless it waits for a client; clients without a reply are recorded, and told."""
+        """Closes the phase, unless it waits for a client; records and notifies the clients without a reply."""
         now = self.around.clock()
         with self._database.begin() as session:
             phase = session.get_one(models.Phase, phase_id, with_for_update=True)
             if phase.state is PhaseState.CLOSED:
                 return True
             enough = fulfilled(session, phase_id) >= phase.wanted
-            ends = self._waits(session, phase_id, phase.started, phase.deadline, enough=enough)
+            ends = self._wait_ends(session, phase_id, phase.started, phase.deadline, enough=enough)
             if any(end > now for end in ends.values()):
                 return False
             ended = open_assignments(session, Assignment.phase_id == phase_id)
@@ -380,7 +380,7 @@ def known_clients(session: Session, spec: RunSpec, objectives: tuple[str, ...]) 
 
 
 def serves(client: models.Client, spec: RunSpec, objectives: tuple[str, ...]) -> tuple[str, ...]:
-    """Which of a run's objectives a client serves: what it declares, within what the specification says of it."""
+    """The run's objectives that a client serves: those that it declares and that the specification allows it."""
     declared = client.objectives.get(spec.task) or objectives
     allowed = spec.objectives.serve.get(client.client_id, objectives)
     return tuple(name for name in objectives if name in declared and name in allowed)
