@@ -19,7 +19,7 @@ from test_worker_limits import ALLOWED, LAYOUT
 
 from coordinator.audit.checkpoints import LogKey
 from coordinator.rounds.replies.content import content_problem, must_be_a_time, must_match, privacy_problem
-from coordinator.rounds.replies.declines import claimed_assignment, verified_decline, words
+from coordinator.rounds.replies.declines import claimed_assignment, reason_and_message, verified_decline
 from federation.line.channels import LONGEST_RETRY_SECONDS, STATUS_KEY, refusal_from_rpc_error, signed_detail
 from federation.line.chunks import Chunk, read_fetched, read_submitted
 from federation.refusals import Refusal
@@ -165,7 +165,7 @@ def declined(data: bytes) -> DeclineManifest:
     claimed_assignment(envelope)
     order = seal(AssignmentManifest.FromString((CORPUS / "assignment" / "train").read_bytes()), KEY)
     found = verified_decline(envelope, order, KEYS)
-    reason, text = words(found)
+    reason, text = reason_and_message(found)
     assert len(reason) <= 80
     assert reason.isascii()
     assert text.isprintable()

@@ -38,10 +38,10 @@ def must_match(manifest: ReplyManifest, order: AssignmentManifest) -> None:
         Refusal: `mismatch:<field>`, or `payload-digest` for a payload that is not a digest.
     """
     if name := difference(order, manifest, bindings.REPLY):
-        said = getattr(manifest, name)
+        stated = getattr(manifest, name)
         if name == "rows":
-            said = [(row.name, row.dtype, row.length) for row in manifest.rows]
-        raise Refusal(f"mismatch:{name}", f"the reply says {said!r}, its assignment differs")
+            stated = [(row.name, row.dtype, row.length) for row in manifest.rows]
+        raise Refusal(f"mismatch:{name}", f"the reply says {stated!r}, its assignment differs")
     if bool(manifest.payload) != bool(order.rows) or bool(manifest.payload_bytes) != bool(order.rows):
         raise Refusal("mismatch:payload", "the reply must carry a payload exactly when its assignment asks for rows")
     if manifest.payload:
@@ -52,7 +52,7 @@ def must_match(manifest: ReplyManifest, order: AssignmentManifest) -> None:
 
 
 def content_problem(manifest: ReplyManifest, kind: type[Work], limits: LimitsSpec) -> Refusal | None:
-    """What is wrong with the numbers in the manifest of a reply to work of this kind; None when nothing is."""
+    """The problem of the numbers in the manifest of a reply to work of this kind; None if there is none."""
     if manifest.samples > limits.samples or (kind.needs_samples and manifest.samples == 0):
         return Refusal(
             "limit:samples",
@@ -63,9 +63,9 @@ def content_problem(manifest: ReplyManifest, kind: type[Work], limits: LimitsSpe
         return Refusal("limit:metrics", f"{len(numbers)} losses and metrics; at most {MAX_NUMBERS}")
     for name, _ in numbers:
         if NUMBER_NAME.fullmatch(name) is None:
-            words = "at most 120 letters, digits and _ . / : -"
+            rule = "at most 120 letters, digits and _ . / : -"
             shown = escaped(name, 80)  # no mutant: any length that is easy to read
-            return Refusal("limit:metrics", f"'{shown}' cannot be the name of a loss or a metric: {words}")
+            return Refusal("limit:metrics", f"'{shown}' cannot be the name of a loss or a metric: {rule}")
     for name, value in numbers:
         if not math.isfinite(value):
             return Refusal("non-finite", f"{name} is {value}")
@@ -80,29 +80,29 @@ def content_problem(manifest: ReplyManifest, kind: type[Work], limits: LimitsSpe
 
 
 def privacy_problem(manifest: ReplyManifest, order: AssignmentManifest) -> Refusal | None:
-    """What is wrong with the noise that a reply states, if its assignment asks for noise; None when nothing is.
+    """The problem of the noise that a reply states, if its assignment asks for noise; None if there is none.
 
     Less noise and a larger clip protect a sample less, and so do more steps and larger minibatches.
     """
     training = noise_asked(order.kind, order.work)
     if training is None:
         return None
-    asked, most, stated = training.private, training.mechanism(manifest.samples), manifest.privacy
+    wanted, most, stated = training.private, training.mechanism(manifest.samples), manifest.privacy
     if (
-        stated.noise >= asked.noise
-        and 0 < stated.clip <= asked.clip
+        stated.noise >= wanted.noise
+        and 0 < stated.clip <= wanted.clip
         and 0 < stated.rate <= most.rate
         and 0 < stated.steps <= most.steps
     ):
         return None
     return Refusal(
         "privacy",
-        f"the run asks for noise {asked.noise:g} and clip {asked.clip:g} (privacy.sample_noise) in at most "
+        f"the run asks for noise {wanted.noise:g} and clip {wanted.clip:g} (privacy.sample_noise) in at most "
         f"{most.steps} steps at the rate {most.rate:g}; the reply states noise {stated.noise:g} and clip "
         f"{stated.clip:g} in {stated.steps} steps at the rate {stated.rate:g}",
     )
 
 
 def payload_problem(check: PayloadCheck, kind: type[Work], limits: LimitsSpec) -> Refusal | None:
-    """What is wrong with the content of a payload that arrived whole; None when nothing is."""
+    """The problem of the content of a payload that arrived completely; None if there is none."""
     return check.problem or kind.problem(check.norms, limits)

@@ -37,17 +37,20 @@ def verified_decline(envelope: SignedEnvelope, assignment: SignedEnvelope, keys:
     Raises:
         Refusal: `key-unknown`, `signature`, `manifest`, or `mismatch` with the field.
     """
-    said = unseal(envelope, DeclineManifest, keys.signer(envelope))
-    name = difference(AssignmentManifest.FromString(assignment.manifest), said, bindings.DECLINE)
-    if not name and said.assignment not in ("", envelope_digest(assignment)):  # empty if the worker could not verify it
+    decline = unseal(envelope, DeclineManifest, keys.signer(envelope))
+    name = difference(AssignmentManifest.FromString(assignment.manifest), decline, bindings.DECLINE)
+    if not name and decline.assignment not in (
+        "",
+        envelope_digest(assignment),
+    ):  # empty if the worker could not verify it
         name = "assignment"
     if name:
         raise Refusal(f"mismatch:{name}", f"the decline is for another {name} than the assignment")
-    return said
+    return decline
 
 
-def words(said: DeclineManifest | ConsentManifest) -> tuple[str, str]:
+def reason_and_message(manifest: DeclineManifest | ConsentManifest) -> tuple[str, str]:
     """The reason and the message for the record; the text of a `malformed` reason goes into the message."""
-    if _REASON.fullmatch(said.reason):
-        return said.reason, escaped(said.message, MAX_MESSAGE)
-    return "malformed", escaped(f"{said.reason[:80]}: {said.message}", MAX_MESSAGE)
+    if _REASON.fullmatch(manifest.reason):
+        return manifest.reason, escaped(manifest.message, MAX_MESSAGE)
+    return "malformed", escaped(f"{manifest.reason[:80]}: {manifest.message}", MAX_MESSAGE)

@@ -1,8 +1,8 @@
 """Evidence: replies and memory as they were signed, compared with the columns of the database, which could be edited.
 
 Nothing enters a step from a column: it comes from the envelope that the client signed, checked against the assignment
-and the receipt that the coordinator signed. An error names the column that differs. This does not find a reply whose
-row was removed and whose assignment was marked as expired. Its client has the receipt.
+and the receipt that the coordinator signed. An error names the column that differs. A reply whose
+row was removed and whose assignment was marked as expired is not found here. Its client has the receipt.
 """
 
 import threading
@@ -137,7 +137,7 @@ class Evidence:
         return replies
 
     def state(self, run: models.Run, before: models.Round | None, base_model: str | None) -> dict[str, Any]:
-        """What a run remembers of earlier rounds, as the newest signed step left it.
+        """The run's memory of earlier rounds, as the newest signed step left it.
 
         That step is in the row `before`, None before the first. `base_model` is the digest of the model that the round
         under way starts from; None before it begins.

@@ -17,7 +17,7 @@ from sqlalchemy import and_, bindparam, insert, select
 from sqlalchemy.orm import Session
 
 from coordinator.rounds.replies.content import content_problem, must_be_a_time, must_match, privacy_problem
-from coordinator.rounds.replies.declines import claimed_assignment, verified_decline, words
+from coordinator.rounds.replies.declines import claimed_assignment, reason_and_message, verified_decline
 from coordinator.rounds.replies.evidence import SignatureMemory
 from coordinator.rounds.replies.recorder import FULFILLED, Signed, ending, record_equivocation, reply_row
 from coordinator.rounds.transitions import end_assignment, end_open_assignment
@@ -45,8 +45,8 @@ MAX_ENVELOPE_BYTES = 64 * 1024
 ASSIGNMENT_ID = re.compile(r"[0-9a-f]{32}")
 
 
-# What the record says of the assignment that a reply names, and of the receipt that this very envelope got before: one
-# query, built once, since it is asked for each reply.
+# The assignment that a reply names, and an earlier receipt for the same envelope, in one query. It is built once, since
+# it runs for each reply.
 _STANDING = (
     select(
         Assignment.client_id,
@@ -81,7 +81,7 @@ _INSERT = insert(Reply)
 
 @dataclass(frozen=True)
 class Admission(Signed):
-    """A reply whose envelope has passed; its payload may come in."""
+    """A reply whose envelope has passed the checks; its payload may be uploaded."""
 
     layout: Layout | None  # of the payload that the assignment asks for; None when it asks for none
     kind: type[Work]  # of the work that the assignment asks for
@@ -126,20 +126,20 @@ class Intake:
     def admit(self, client_id: str, envelope: SignedEnvelope) -> Admission | SignedEnvelope:
         """Checks a reply before any byte of its payload: the envelope of a ReplyManifest, sent by `client_id`.
 
-        Returns the admission, or the stored receipt when this very envelope was accepted before.
+        Returns the admission, or the stored receipt if the same envelope was accepted before.
 
         Raises:
             Refusal: with the reason of the first check that failed.
         """
-        # The whole envelope, since it is kept as it came: unknown fields, too long a signature and all.
+        # The whole envelope counts, since it is kept as received, with unknown fields or too long a signature.
         if envelope.ByteSize() > MAX_ENVELOPE_BYTES:
             raise Refusal("limit:manifest", f"{envelope.ByteSize()} bytes of envelope; at most {MAX_ENVELOPE_BYTES}")
         name = envelope_digest(envelope)
         claimed = _parse(envelope.manifest)
         with self._database.read() as session:
             assignment_id = claimed.assignment_id if ASSIGNMENT_ID.fullmatch(claimed.assignment_id) else None
-            asked = {"assignment": assignment_id, "envelope": name}
-            standing = session.connection().execute(_STANDING, asked).one_or_none()
+            parameters = {"assignment": assignment_id, "envelope": name}
+            standing = session.connection().execute(_STANDING, parameters).one_or_none()
             if standing is not None and standing.client_id == client_id:
                 keys = self._signing.keys_of(session, client_id, standing.signing_key, envelope)
         if standing is None or standing.client_id != client_id:
@@ -168,8 +168,8 @@ class Intake:
         work = kind(order.kind).work
         admission = Admission(envelope, name, manifest, layout, work, spec.limits, standing.deadline)
         problem = content_problem(manifest, work, spec.limits) or privacy_problem(manifest, order)
-        if problem is None and (wrong := statement_problem(order.kind, order.work, manifest.statement)):
-            problem = Refusal("statement", wrong[:400])  # no mutant: any length that is easy to read
+        if problem is None and (defect := statement_problem(order.kind, order.work, manifest.statement)):
+            problem = Refusal("statement", defect[:400])  # no mutant: any length that is easy to read
         if closed is not None or problem is not None:
             return self.record(admission, problem)
         return admission
@@ -177,8 +177,8 @@ class Intake:
     def record(self, admission: Admission, problem: Refusal | None) -> SignedEnvelope:
         """Records an admitted reply: one transaction for reply, assignment and receipt. Returns the signed receipt.
 
-        `problem` says what is wrong with its content; None when nothing is, and its payload is stored. A reply after
-        which another one came first is kept as evidence.
+        `problem` is that of its content; None if there is none, and its payload is stored. If another reply came first,
+        this one is kept as evidence.
 
         Raises:
             Refusal: `problem`, with the signed receipt; or another reply or the deadline came first.
@@ -212,7 +212,7 @@ class Intake:
         """Closes an assignment that its client will not do: the envelope of a DeclineManifest, sent by `client_id`.
 
         Raises:
-            Refusal: `assignment-unknown`, `assignment-client`, or what is wrong with the envelope.
+            Refusal: `assignment-unknown`, `assignment-client`, or the problem of the envelope.
         """
         name = claimed_assignment(envelope)
         with self._database.begin() as session:
@@ -221,14 +221,14 @@ class Intake:
             assignment = session.get(Assignment, name, with_for_update=True) if valid else None
             if assignment is None or assignment.client_id != client_id:
                 raise _foreign(name, issued=assignment is not None, client_id=client_id)
-            asked = SignedEnvelope.FromString(assignment.envelope)
-            order = AssignmentManifest.FromString(asked.manifest)
+            issued = SignedEnvelope.FromString(assignment.envelope)
+            order = AssignmentManifest.FromString(issued.manifest)
             federation_id = order.federation_id
             registered = session.get_one(Client, client_id).signing_key
             keys = self._signing.keys_of(session, client_id, registered, envelope)
-            said = verified_decline(envelope, asked, keys)
+            decline = verified_decline(envelope, issued, keys)
             keys.must_count(envelope, moment(order.created), self._clock())
-            reason, message = words(said)
+            reason, message = reason_and_message(decline)
             log.warning("%s declines %r: %s: %s", client_id, name, reason, message)
             if assignment.state is not AssignmentState.OPEN:
                 return
@@ -267,7 +267,7 @@ class Intake:
         )
 
     def _closed(self, name: str, state: AssignmentState, reason: str, deadline: datetime) -> Refusal | None:
-        """Why an assignment takes no reply; None when it is open."""
+        """The reason why an assignment takes no reply; None when it is open."""
         if state is AssignmentState.FULFILLED:
             return Refusal(FULFILLED, f"assignment {name} was fulfilled with another reply")
         if (state is AssignmentState.EXPIRED and reason == "deadline") or (
@@ -306,7 +306,7 @@ def _parse(data: bytes) -> ReplyManifest:
 
 
 def _stored_receipt(session: Session, message: str, envelope: str) -> SignedEnvelope | None:
-    """The receipt that this very envelope got before; None if it got none."""
+    """The earlier receipt for the same envelope; None if there is none."""
     reply = session.scalar(select(Reply).where(Reply.envelope_digest == envelope))  # it names the assignment
     if reply is None or not reply.receipt:
         return None

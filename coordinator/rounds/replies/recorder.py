@@ -32,7 +32,7 @@ class Signed:
 
 
 def ending(refusal: Refusal | None) -> tuple[AssignmentState, str, str]:
-    """How a reply ends its assignment: the state, the reason and the message."""
+    """The end of an assignment by a reply: the state, the reason and the message."""
     if refusal is None:
         return AssignmentState.FULFILLED, "", ""
     return AssignmentState.REFUSED, refusal.reason, refusal.message
@@ -55,12 +55,12 @@ def reply_row(
 def record_equivocation(session: Session, assignment: Assignment, reply: Signed, now: datetime) -> None:
     """Records another signed reply to a fulfilled assignment, as evidence. Its payload was never seen.
 
-    Does nothing if this very reply is on record, or MAX_EQUIVOCATIONS others are.
+    Does nothing if the same reply, or MAX_EQUIVOCATIONS others, are on record.
     """
     replies = assignment.replies
-    if len(replies) > MAX_EQUIVOCATIONS or reply.digest in {one.envelope_digest for one in replies}:
+    if len(replies) > MAX_EQUIVOCATIONS or reply.digest in {recorded.envelope_digest for recorded in replies}:
         return
-    first = next(one.envelope_digest for one in replies if one.accepted)
+    first = next(recorded.envelope_digest for recorded in replies if recorded.accepted)
     row = _row(reply, now, accepted=False, reason=FULFILLED, receipt=b"")
     assignment.replies.append(Reply(**row, **signed_columns.of_reply(reply.manifest, stored=False, counted=False)))
     manifest, name = reply.manifest, assignment.assignment_id

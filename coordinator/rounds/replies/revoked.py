@@ -24,14 +24,14 @@ def revoked_clients(session: Session) -> frozenset[str]:
 
 
 def revoked_before(session: Session, current: Round, number: int) -> bool:
-    """Whether a phase of this attempt at a round before `number` has replies that count of clients revoked by now."""
+    """True if a phase before `number` in this attempt at a round counts replies of clients that are revoked by now."""
     earlier = _of_revoked().join(Phase, Phase.phase_id == Assignment.phase_id)
-    here = (Phase.round_id == current.round_id, Phase.attempt == current.attempt, Phase.number < number)
-    return session.scalar(earlier.where(*here).limit(1)) is not None
+    conditions = (Phase.round_id == current.round_id, Phase.attempt == current.attempt, Phase.number < number)
+    return session.scalar(earlier.where(*conditions).limit(1)) is not None
 
 
 def fulfilled(session: Session, phase_id: int) -> int:
-    """How many replies of a phase were accepted of clients that are not revoked."""
+    """The number of accepted replies of a phase from clients that are not revoked."""
     return session.scalar(count_fulfilled(phase_id)) or 0
 
 
@@ -45,8 +45,12 @@ def count_fulfilled(phase_id: int | InstrumentedAttribute[int]) -> Select[int]:
 def left_out(session: Session, round_id: int) -> list[str]:
     """The clients whose accepted replies of a round do not count, by name."""
     clients = select(Assignment.client_id).join(Phase, Phase.phase_id == Assignment.phase_id).distinct()
-    here = (Phase.round_id == round_id, Assignment.state == AssignmentState.FULFILLED, Assignment.reason == REVOKED)
-    return sorted(session.scalars(clients.where(*here)))
+    conditions = (
+        Phase.round_id == round_id,
+        Assignment.state == AssignmentState.FULFILLED,
+        Assignment.reason == REVOKED,
+    )
+    return sorted(session.scalars(clients.where(*conditions)))
 
 
 def _of_revoked() -> Select[Assignment]:

@@ -1,13 +1,13 @@
 """The columns of the record that repeat what was signed, as functions of the manifests.
 
-The record is written with these functions, and compared with what was signed by the same ones.
+The same functions write the record and compare it with what was signed.
 """
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from coordinator.rounds.replies.declines import words
+from coordinator.rounds.replies.declines import reason_and_message
 from federation.v1.common_pb2 import (
     AssignmentManifest,
     ConsentManifest,
@@ -36,36 +36,36 @@ def of_inputs(order: AssignmentManifest) -> list[dict[str, Any]]:
     return [{"name": item.name, "digest": item.digest, "size": item.size} for item in inputs]
 
 
-def of_decline(said: DeclineManifest) -> dict[str, Any]:
+def of_decline(decline: DeclineManifest) -> dict[str, Any]:
     """Columns of `assignments` for one that its client has declined."""
-    reason, message = words(said)
+    reason, message = reason_and_message(decline)
     return {"reason": reason, "message": message}
 
 
-def of_reply(said: ReplyManifest, *, stored: bool, counted: bool = True) -> dict[str, Any]:
+def of_reply(reply: ReplyManifest, *, stored: bool, counted: bool = True) -> dict[str, Any]:
     """Columns of `replies`.
 
     Args:
-        said: the reply.
+        reply: the manifest.
         stored: whether its payload was stored: if it was accepted, and its payload is kept at all.
         counted: whether it ended its assignment; False for a further reply to a fulfilled one, kept as evidence.
     """
     return {
-        "assignment_id": said.assignment_id,
-        "client_id": said.client_id,
-        "payload": said.payload if stored else "",
-        "payload_bytes": said.payload_bytes if counted else 0,
-        "samples": min(said.samples, _LARGEST),
-        "losses": _finite(said.losses),
-        "metrics": _finite(said.metrics),
-        "privacy": _finite({field.name: float(value) for field, value in said.privacy.ListFields()}),
-        "unrepeatable": said.unrepeatable,
+        "assignment_id": reply.assignment_id,
+        "client_id": reply.client_id,
+        "payload": reply.payload if stored else "",
+        "payload_bytes": reply.payload_bytes if counted else 0,
+        "samples": min(reply.samples, _LARGEST),
+        "losses": _finite(reply.losses),
+        "metrics": _finite(reply.metrics),
+        "privacy": _finite({field.name: float(value) for field, value in reply.privacy.ListFields()}),
+        "unrepeatable": reply.unrepeatable,
     }
 
 
-def of_receipt(said: ReceiptManifest) -> dict[str, Any]:
+def of_receipt(receipt: ReceiptManifest) -> dict[str, Any]:
     """Columns of `replies` that say how the reply ended its assignment."""
-    return {"accepted": said.accepted, "reason": said.reason}
+    return {"accepted": receipt.accepted, "reason": receipt.reason}
 
 
 def of_step(step: StepManifest) -> dict[str, Any]:
@@ -79,13 +79,13 @@ def of_step(step: StepManifest) -> dict[str, Any]:
     }
 
 
-def of_consent(said: ConsentManifest) -> dict[str, Any]:
+def of_consent(consent: ConsentManifest) -> dict[str, Any]:
     """Columns of `consents`."""
-    reason, message = words(said) if said.reason else ("", "")
+    reason, message = reason_and_message(consent) if consent.reason else ("", "")
     return {
-        "run_id": said.run_id,
-        "client_id": said.client_id,
-        "answer": said.answer,
+        "run_id": consent.run_id,
+        "client_id": consent.client_id,
+        "answer": consent.answer,
         "reason": reason,
         "message": message,
     }

@@ -57,23 +57,23 @@ class Upload:
             self.check.feed(chunk)
 
     def finish(self) -> None:
-        """Compares the file with what was declared; what is wrong with its content is in `check.problem`.
+        """Compares the file with its declared length and digest; a problem of its content is in `check.problem`.
 
         Raises:
             Refusal: `payload-length`, `payload-digest`.
         """
         if self.arrived != self._size:
             raise Refusal("payload-length", f"{self._size} bytes were declared, {self.arrived} arrived")
-        found = self.check.finish()
-        if found != self._digest:
-            raise Refusal("payload-digest", f"the file has the digest {found}, declared was {self._digest}")
+        computed = self.check.finish()
+        if computed != self._digest:
+            raise Refusal("payload-digest", f"the file has the digest {computed}, declared was {self._digest}")
 
     def store(self) -> None:
         """Stores the finished file as a blob."""
         self._writer.commit(self._digest)
 
     def discard(self) -> None:
-        """Removes what was not stored."""
+        """Removes a file that was not stored."""
         with self._lock:
             self._writer.discard()
 
@@ -102,7 +102,7 @@ class Uploads:
     Args:
         database: says whose assignments they are, and whether these are open.
         blobs: where they are kept.
-        quota: how many bytes uploads of one member may take, unless it has only one.
+        quota: the bytes that uploads of one member may take together; a single one may be larger.
     """
 
     def __init__(self, database: Database, blobs: BlobStore, *, quota: int) -> None:
@@ -114,7 +114,7 @@ class Uploads:
         self._checks: dict[str, tuple[int, PayloadCheck]] = {}  # after how many bytes, by name
 
     def broke_off(self, admission: Admission) -> bool:
-        """Whether an upload of this payload has begun, and may go on."""
+        """True if an upload of this payload has begun and may go on."""
         if not admission.manifest.payload:
             return False
         return any(upload.name == _name(admission) for upload in self._blobs.partial_uploads())
@@ -153,14 +153,14 @@ class Uploads:
         return ReplyUpload(name, writer, check, manifest.payload, manifest.payload_bytes)
 
     def end(self, upload: ReplyUpload) -> None:
-        """Ends an upload: what has arrived is kept, unless it is whole and therefore stored or wrong."""
+        """Ends an upload: its bytes are kept, unless it is complete and therefore stored or wrong."""
         if upload.leave():
             with self._lock:
                 self._checks[upload.name] = upload.arrived, upload.check
         self._forget(upload.name)
 
     def collect(self) -> int:
-        """Removes uploads that broke off and whose assignments are not open any more; returns how many."""
+        """Removes uploads that broke off and whose assignments are no longer open; returns their number."""
         names = [upload.name for upload in self._blobs.partial_uploads()]
         open_ones = self._open_assignments(names)
         ended = [name for name in names if _assignment_of(name) not in open_ones]
@@ -174,18 +174,18 @@ class Uploads:
             self._under_way.pop(name, None)
 
     def _must_fit(self, client_id: str, assignment_id: str, name: str, size: int) -> None:
-        held = {upload.name: upload.size for upload in self._blobs.partial_uploads()} | self._under_way
-        for other in list(held):
+        sizes = {upload.name: upload.size for upload in self._blobs.partial_uploads()} | self._under_way
+        for other in list(sizes):
             if _assignment_of(other) == assignment_id and other != name and self._blobs.drop(other):
                 self._checks.pop(other, None)
-                del held[other]
-        held.pop(name, None)
-        owners = self._open_assignments(list(held))
-        taken = sum(size for other, size in held.items() if owners.get(_assignment_of(other)) == client_id)
-        if taken and taken + size > self._quota:
+                del sizes[other]
+        sizes.pop(name, None)
+        owners = self._open_assignments(list(sizes))
+        used = sum(size for other, size in sizes.items() if owners.get(_assignment_of(other)) == client_id)
+        if used and used + size > self._quota:
             raise Refusal(
                 "limit:uploads",
-                f"{size} bytes, beside {taken} of your other uploads that broke off or are under way; at most "
+                f"{size} bytes, beside {used} of your other uploads that broke off or are under way; at most "
                 f"{self._quota} together: finish those first",
             )
 
