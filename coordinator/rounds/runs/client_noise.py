@@ -90,7 +90,7 @@ def noisy_steps(session: Session, run_id: str) -> int:
 
 
 def over_budget(privacy: PrivacySpec, steps: int) -> str:
-    """Why another step after this number of steps with noise would overspend; empty when it would not."""
+    """The reason why another step after this number of steps would overspend the budget; empty if it would not."""
     if affordable(privacy, steps + 1) > steps:
         return ""
     return (
@@ -101,7 +101,7 @@ def over_budget(privacy: PrivacySpec, steps: int) -> str:
 
 
 def affordable(privacy: PrivacySpec, rounds: int) -> int:
-    """How many of these rounds the budget allows."""
+    """The number of these rounds that the budget allows."""
     if not (privacy.client_noise and privacy.client_epsilon):
         return rounds
     low, high = 0, rounds

@@ -289,17 +289,17 @@ SUMMARIES = tuple(name.rpartition("/")[2] for name in DEFINITIONS if name.starts
 
 def definition(name: str) -> Definition:
     """The definition of a recorded number, with its label and title; a number of an algorithm's own has no meaning."""
-    known = DEFINITIONS.get(pattern(name), Definition("", source="the algorithm", group="algorithm"))
-    label = known.label or name.rpartition("/")[2].replace("_", " ")
-    return replace(known, label=label, title=known.title or label)
+    defined = DEFINITIONS.get(pattern(name), Definition("", source="the algorithm", group="algorithm"))
+    label = defined.label or name.rpartition("/")[2].replace("_", " ")
+    return replace(defined, label=label, title=defined.title or label)
 
 
 def pattern(name: str) -> str:
     """The name in `DEFINITIONS`: "loss/test/<objective>" for "loss/test/left". Another name is returned as it is."""
     if name in DEFINITIONS:
         return name
-    general = (known for known in DEFINITIONS if "<" in known)
-    return next((known for known in general if re.fullmatch(re.sub("<[a-z]+>", ".+", known), name)), name)
+    general = (patterns for patterns in DEFINITIONS if "<" in patterns)
+    return next((patterns for patterns in general if re.fullmatch(re.sub("<[a-z]+>", ".+", patterns), name)), name)
 
 
 def in_groups(names: Iterable[str]) -> dict[str, list[str]]:

@@ -61,7 +61,7 @@ def length(K: Matrix, weights: Vector) -> float:
 
 
 def stationarity(K: Matrix) -> dict[str, float]:
-    """How far the updates are from Pareto stationarity: ||J lambda*||, the shortest vector in their hull.
+    """The distance of the updates from Pareto stationarity: ||J lambda*||, the shortest vector in their hull.
 
     `stationarity` and `stationarity/relative`, from the Gram matrix K, shape (m, m). Nothing for more than 512 updates,
     for none, and where the program has no certified solution.

@@ -35,7 +35,7 @@ _NOT_NEEDED = frozenset({"not-needed", "run-ended"})  # reasons of cancellations
 
 
 class RoundOutcome(StrEnum):
-    """How a round ended for a member."""
+    """The outcome of a round for a member."""
 
     REPLIED = "REPLIED"
     DECLINED = "DECLINED"
@@ -45,12 +45,12 @@ class RoundOutcome(StrEnum):
 
     @property
     def failed(self) -> bool:
-        """Whether a reply that was needed did not come or does not count."""
+        """True if a needed reply did not come or does not count."""
         return self in (RoundOutcome.DECLINED, RoundOutcome.REFUSED, RoundOutcome.MISSING)
 
 
 class WarningKind(StrEnum):
-    """What a warning is about."""
+    """The subject of a warning."""
 
     MEMBER_FAILS = "MEMBER_FAILS"
     NOBODY_IMPROVES = "NOBODY_IMPROVES"
@@ -92,7 +92,7 @@ class MemberRound:
 
 @dataclass(frozen=True)
 class StepLength:
-    """How long a step along the direction was, at the server's rate, beside the median length of the updates."""
+    """The length of a step along the direction, at the server's rate, and the median length of the updates."""
 
     length: float
     median: float
@@ -105,7 +105,7 @@ class StepLength:
 
     @property
     def long(self) -> bool:
-        """Whether it was much longer than the members' own steps."""
+        """True if it was much longer than the members' own steps."""
         return self.ratio >= LONG_STEP
 
 
@@ -196,7 +196,7 @@ class MemberSummary:
 
 
 class Participation:
-    """What the members of a run did in the rounds that were added, in order."""
+    """The outcomes of the rounds of a run for its members; rounds are added in order."""
 
     def __init__(self) -> None:
         self._members: dict[str, MemberSummary] = {}
@@ -261,7 +261,7 @@ class Participation:
 def read_rounds(session: Session, run_id: str, first: int = 0) -> list[EndedRound]:
     """The rounds of a run that have ended, from number `first` on, in order."""
     ended = Round.state.in_([RoundState.COMPLETED, RoundState.SKIPPED])
-    here = (Round.run_id == run_id, Round.number >= first, ended)
+    conditions = (Round.run_id == run_id, Round.number >= first, ended)
     # Columns, not objects: the envelopes of a long run do not fit into memory.
     rows = session.execute(
         select(
@@ -279,7 +279,7 @@ def read_rounds(session: Session, run_id: str, first: int = 0) -> list[EndedRoun
         .join(Phase, Phase.round_id == Round.round_id)
         .join(Assignment, Assignment.phase_id == Phase.phase_id)
         .outerjoin(Reply, and_(Reply.assignment_id == Assignment.assignment_id, Reply.accepted))
-        .where(*here)
+        .where(*conditions)
         .order_by(Round.number, Phase.number, Assignment.client_id)
     )
     members: dict[int, dict[str, MemberRound]] = {}
@@ -298,7 +298,7 @@ def read_rounds(session: Session, run_id: str, first: int = 0) -> list[EndedRoun
         else:
             failed = outcome.failed and not (before.training and before.training.failed)
             parts[client] = replace(before, evaluation=outcome, reason=why if failed else before.reason)
-    numbers = session.execute(select(Round.number, Round.metrics).where(*here).order_by(Round.number))
+    numbers = session.execute(select(Round.number, Round.metrics).where(*conditions).order_by(Round.number))
     spec = RunSpec.parse(session.get_one(Run, run_id).spec)
     along = spec.server.optimiser == "sgd" and not spec.privacy.client_noise  # no norm is shown of protected clients
     return [

@@ -23,8 +23,8 @@ from storage.records import VoidRecord
 
 def since_pause(current: Round) -> Sequence[VoidRecord]:
     """The attempts at a round that were voided since the run was last paused for it."""
-    paused = [place for place, void in enumerate(current.voided) if void.paused]
-    return current.voided[paused[-1] + 1 :] if paused else current.voided
+    pauses = [index for index, void in enumerate(current.voided) if void.paused]
+    return current.voided[pauses[-1] + 1 :] if pauses else current.voided
 
 
 def record_named(session: Session, current: Round, named: Mapping[str, str], at: datetime) -> None:
@@ -96,13 +96,13 @@ def _settle(
     fleet: Fleet, attempt: str, asked: Mapping[bytes, tuple[int, ...]], purpose: str, terms: SessionTerms
 ) -> Setting:
     """The setting of a session in an attempt at a round; nobody else can derive its nonce and its challenge key."""
-    place = f"{attempt}\0{purpose}".encode()
-    agreed = replace(terms, nonce=fleet.derive("nonce", place)[:16])
+    context = f"{attempt}\0{purpose}".encode()
+    agreed = replace(terms, nonce=fleet.derive("nonce", context)[:16])
     sent = terms_bytes(agreed)
     return Setting(
         purpose=purpose,
         agreed=agreed,
         terms_bytes=sent,
-        taus=partial(taus, fleet.derive("challenge", place)),
+        taus=partial(taus, fleet.derive("challenge", context)),
         asked=asked.get(hashing.session(sent)),
     )

@@ -23,8 +23,8 @@ from storage.models import Assignment, Evaluation, Phase, Round, Run
 Measurements = Mapping[str, float]  # of one member, as a reply names them
 
 
-def evaluations(round_id: int, model: str, replies: Replies, asked: Evaluate) -> list[Evaluation]:
-    """What every client measured, split by split, as rows of the database."""
+def evaluations(round_id: int, model: str, replies: Replies, evaluation: Evaluate) -> list[Evaluation]:
+    """The measurements of every client, split by split, as rows of the database."""
     return [
         Evaluation(
             round_id=round_id,
@@ -39,11 +39,11 @@ def evaluations(round_id: int, model: str, replies: Replies, asked: Evaluate) ->
                 for name in reply.objectives
                 if f"{split}/{kind}/{name}" in reply.metrics
             }
-            | {name: value for kind in asked.metrics for name, value in _own(reply, split, kind).items()},
+            | {name: value for kind in evaluation.metrics for name, value in _own(reply, split, kind).items()},
             samples=_samples(reply.metrics, split),
         )
         for reply in replies
-        for split in asked.splits
+        for split in evaluation.splits
     ]
 
 
@@ -120,7 +120,7 @@ def _spread(replies: Replies, kind: MetricKind) -> dict[str, float]:
 
 
 def summary(claims: Sequence[tuple[float, int]], of: str, *, higher: bool) -> float:
-    """One number of what members measured: pairs of a value and the samples that it was measured on, at least one.
+    """Summarises the members' measurements: at least one pair of a value and its number of samples.
 
     `of` is one of `SUMMARIES`; `higher` says whether higher values are better.
     """
@@ -202,7 +202,7 @@ def improved(session: Session, current: Round, replies: Replies) -> dict[str, fl
 
 
 def watched(session: Session, current: Round, run: RunFacts, measured: Sequence[Measurements]) -> dict[str, float]:
-    """The record of the value by which a run is stopped; nothing where the run has none, or nobody measured it.
+    """The record of the value by which a run is stopped; empty if the run has none, or no member measured it.
 
     `stop/value` is the value, `stop/best` the best one so far, and `stop/since` the number of evaluations since the
     last one that counted as better (`stop.improvement`), 0 for such a one.
@@ -228,16 +228,16 @@ def watched(session: Session, current: Round, run: RunFacts, measured: Sequence[
 
 
 def why_stopped(run: RunFacts, numbers: Mapping[str, float]) -> str:
-    """Why a run ends after a round with these metrics; empty if it goes on."""
+    """The reason why a run ends after a round with these metrics; empty if it goes on."""
     stop, kind = run.spec.stop, run.stopped_by
     if kind is None or "stop/value" not in numbers:
         return ""
     value, since = numbers["stop/value"], int(numbers["stop/since"])
-    what = f"{stop.split} {stop.metric} ({stop.of})"
+    watched_value = f"{stop.split} {stop.metric} ({stop.of})"
     if stop.target is not None and (value >= stop.target if kind.higher else value <= stop.target):
-        return f"target reached: {what} = {value:.6g}, target {stop.target:g}"
+        return f"target reached: {watched_value} = {value:.6g}, target {stop.target:g}"
     if stop.patience and since >= stop.patience:
-        return f"no better {what} in {since} evaluations; the last one is {value:.6g}"
+        return f"no better {watched_value} in {since} evaluations; the last one is {value:.6g}"
     return ""
 
 
@@ -285,7 +285,7 @@ def best_round(session: Session, run: Run, metric: str, of: str, split: str) -> 
 def _means_on_record(session: Session, run: Run, metric: str, split: str) -> dict[int, float]:
     """The means of private evaluations, by round: of losses on each split, of others on the first of `SCORED`."""
     evaluated = RunSpec.parse(run.spec).evaluated
-    if metric != "loss" and split != next((one for one in SCORED if one in evaluated), ""):
+    if metric != "loss" and split != next((scored for scored in SCORED if scored in evaluated), ""):
         return {}
     name = {"loss": f"loss/{split}", "accuracy": "accuracy/mean"}.get(metric, f"{OWN}{metric}/mean")
     query = select(Round.number, Round.metrics).where(Round.run_id == run.run_id)

@@ -146,8 +146,10 @@ def must_suit_private_sums(rule: Algorithm) -> None:
     ):
         value = getattr(rule, key, None)
         if value is not None and value not in allowed:
-            words = " or ".join(f'"{one}"' if isinstance(one, str) else str(one).lower() for one in sorted(allowed))
-            raise SpecError(f"privacy.secure: algorithm.{key}: in a private round it is {words}")
+            choices = " or ".join(
+                f'"{choice}"' if isinstance(choice, str) else str(choice).lower() for choice in sorted(allowed)
+            )
+            raise SpecError(f"privacy.secure: algorithm.{key}: in a private round it is {choices}")
 
 
 def _must_train(spec: RunSpec, rule: Algorithm) -> None:
@@ -191,40 +193,40 @@ def _must_protect_clients(spec: RunSpec, rule: Algorithm) -> None:
 
 
 def needed_abilities(spec: RunSpec, rule: Algorithm, objectives: tuple[str, ...]) -> frozenset[Ability]:
-    """What the members' trainers must be able to do, besides training on one loss and evaluating."""
+    """The abilities that trainers need, besides training on one loss and evaluating."""
     with _named(), rule_code(rule, "asking it for the abilities that it needs"):
         needed = rule.needs(objectives)
-    asked = {
+    conditions = {
         Ability.NOISE: spec.privacy.of_samples is not None,
         Ability.OPTIMISERS: not LocalSgd.of(spec.train).bare,
         Ability.PROXIMAL: spec.train.proximal_mu > 0,
         Ability.FROZEN: bool(spec.parameters.frozen) or spec.parameters.buffers == "frozen",
     }
-    return needed | {name for name, wanted in asked.items() if wanted}
+    return needed | {name for name, needed_here in conditions.items() if needed_here}
 
 
 def cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
-    """What an operator should know of a run: claims of members that steer it, and a decay without effect."""
+    """Warnings for the operator of a run, such as claims of members that steer it, or a decay without effect."""
     with _named(), rule_code(rule, "asking it for cautions"):
-        found = tuple(rule.cautions())
+        warnings = tuple(rule.cautions())
     if spec.privacy.secure != "off":
-        found += private_cautions(spec, rule)
+        warnings += private_cautions(spec, rule)
     if spec.train.optimiser != "sgd" and spec.train.learning_rate >= _LARGE_FOR_ADAM:
-        found += (
+        warnings += (
             f"train.learning_rate = {spec.train.learning_rate:g} is large for {spec.train.optimiser}, which moves each "
             "parameter by about the rate in each step; 0.001 is usual",
         )
     if spec.train.precision == "fp16":
-        found += ('train.precision = "fp16": members without a CUDA device decline; "bf16" works everywhere',)
+        warnings += ('train.precision = "fp16": members without a CUDA device decline; "bf16" works everywhere',)
     if spec.server.decay and spec.rounds <= spec.server.decay_every:
-        found += (
+        warnings += (
             f"server.decay = {spec.server.decay:g} has no effect: the rate changes every {spec.server.decay_every} "
             f"rounds, and the run has {spec.rounds}; server.decay_every = {max(1, spec.rounds // 20)} makes about 20 "
             "reductions",
         )
     if spec.privacy.client_noise:
         short, long = (spec.privacy.client_noise * (rule.sensitivity(replies) or 0.0) for replies in (1000, 10))
-        found += (
+        warnings += (
             "privacy.client_noise: the direction of a step is at most 1 long. The noise on it, in square roots of the "
             f"number of parameters, is {short:.2g} long with 1000 replies and {long:.2g} with 10: it is meant for "
             "thousands of clients",
@@ -232,7 +234,7 @@ def cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
             "bounds how far each step moves, and cannot verify the models",
         )
         if (rounds := affordable(spec.privacy, spec.rounds)) < spec.rounds:
-            found += (
+            warnings += (
                 f"privacy.client_epsilon = {spec.privacy.client_epsilon:g} is spent after {rounds} of {spec.rounds} "
                 "rounds; the run is then stopped",
             )
@@ -242,11 +244,11 @@ def cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
     if spec.algorithm.prior == "samples":
         keys.append('algorithm.prior = "samples"')
     if keys:
-        found += (
+        warnings += (
             f"{' and '.join(keys)}: members claim their numbers of training samples, and nobody can verify them; a "
             f"claim counts up to limits.samples = {spec.limits.samples}: set that near the largest honest number",
         )
-    return found
+    return warnings
 
 
 def needed_sessions(spec: RunSpec, rule: Algorithm) -> dict[str, int]:
@@ -260,32 +262,32 @@ def needed_sessions(spec: RunSpec, rule: Algorithm) -> dict[str, int]:
 
 
 def private_cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
-    """What an operator should know of private rounds, with the number of sessions that the run needs."""
+    """Warnings for the operator of private rounds, with the number of sessions that the run needs."""
     needs = needed_sessions(spec, rule)
     asks = " and ".join(f"{count} of {kind}" for kind, count in needs.items() if count)
-    found: tuple[str, ...] = (
+    warnings: tuple[str, ...] = (
         "private rounds are experimental until an outside cryptographer has reviewed them",
         f"the run needs {asks} of the sessions that every member's owner allows its data set (policy.toml)",
     )
     if needs["evaluation"]:
         ten, twenty = (deviation_of_mean(spec.privacy.evaluation_noise, Thresholds(m, Mode.SUM), m) for m in (10, 20))
-        found += (
+        warnings += (
             f"privacy.evaluation_noise = {spec.privacy.evaluation_noise:g}: the mean accuracy of 10 members has noise "
             f"of {ten:.2g}, of 20 members {twenty:.2g}, and a mean loss 10 times as much. Metrics that not every "
             "member computes are left out, and those on splits that not every member has",
         )
     if spec.train.batch_size == 0 and not spec.privacy.sample_noise:
-        found += (
+        warnings += (
             "train.batch_size = 0: a member that trains on all its samples at a time makes the same update again from "
             "the same model. If an attempt at a round is voided, and the next one leaves out a member, the difference "
             "of the two sums shows its update: use minibatches, or privacy.sample_noise",
         )
     if spec.algorithm.prior == "samples":
-        found += (
+        warnings += (
             'algorithm.prior = "samples": a member that holds much more than the others is not covered by them, and '
             "every round is skipped",
         )
-    return found
+    return warnings
 
 
 def fitting_objectives(spec: RunSpec, rule: Algorithm, objectives: tuple[str, ...]) -> tuple[str, ...]:
@@ -302,8 +304,8 @@ def fitting_objectives(spec: RunSpec, rule: Algorithm, objectives: tuple[str, ..
             f"objectives.names: {', '.join(named)} are not those of {spec.task}, which has {', '.join(objectives)}"
         )
     if len(named) > 1 and (spec.parameters.keeps or spec.parameters.buffers == "averaged"):
-        key, what = ("personal", "personal parameters") if spec.parameters.personal else ("buffers", "such buffers")
-        raise SpecError(f"parameters.{key}: {spec.task} has {len(named)} objectives; {what} are for tasks with one")
+        key, subject = ("personal", "personal parameters") if spec.parameters.personal else ("buffers", "such buffers")
+        raise SpecError(f"parameters.{key}: {spec.task} has {len(named)} objectives; {subject} are for tasks with one")
     for client, served in spec.objectives.serve.items():
         if unknown := [name for name in served if name not in named]:
             raise SpecError(f"objectives.serve.{client}: no objective {unknown[0]!r}; there are {', '.join(named)}")
@@ -325,24 +327,24 @@ def fitting_metrics(spec: RunSpec, metrics: tuple[MetricKind, ...]) -> tuple[Met
     if metrics and (strange := [kind for kind in named if kind not in metrics]):
         raise SpecError(
             f"evaluate.metrics.{strange[0].name}: the metrics of {spec.task} are "
-            + "; ".join(f"{one.name} (better: {one.better}, largest: {one.largest:g})" for one in metrics)
+            + "; ".join(f"{kind.name} (better: {kind.better}, largest: {kind.largest:g})" for kind in metrics)
         )
-    found = named or metrics
+    fitting = named or metrics
     try:
-        must_be_metrics(found)
+        must_be_metrics(fitting)
     except ValueError as error:
         raise SpecError(f"evaluate.metrics: {error}") from None
     if spec.stop.metric:
-        _must_stop(spec, found)
-    return found
+        _must_stop(spec, fitting)
+    return fitting
 
 
 def _must_stop(spec: RunSpec, metrics: tuple[MetricKind, ...]) -> None:
     """Raises SpecError if members will not report the metric that stops the run."""
     stop = spec.stop
     name, _, key = stop.metric.partition("/")
-    if (known := [kind.name for kind in (*BUILT_IN, *metrics)]) and name not in known:
-        raise SpecError(f"stop.metric: {spec.task} has no metric {name!r}; there are {', '.join(known)}")
+    if (names := [kind.name for kind in (*BUILT_IN, *metrics)]) and name not in names:
+        raise SpecError(f"stop.metric: {spec.task} has no metric {name!r}; there are {', '.join(names)}")
     if stop.split not in spec.evaluated:
         raise SpecError(f'stop.split: "{stop.split}" is not evaluated; evaluate.splits has {list(spec.evaluated)}')
     if spec.evaluate.every == 0:

@@ -50,7 +50,7 @@ class Submission:
     rule: Algorithm  # of the run
     objectives: tuple[str, ...]  # of the task, in its order
     metrics: tuple[MetricKind, ...]  # of the task, beside loss and accuracy
-    warnings: tuple[str, ...]  # what the operator should know about the specification
+    warnings: tuple[str, ...]  # for the operator, about the specification
 
     @classmethod
     def parse(cls, document: bytes, objectives: tuple[str, ...], metrics: tuple[MetricKind, ...] = ()) -> "Submission":
@@ -83,18 +83,18 @@ class Submission:
         Raises:
             Refusal: `spec`.
         """
-        wanted = self.spec.selection
+        selection = self.spec.selection
         active = session.scalars(select(Client).where(Client.state == ClientState.ACTIVE)).all()
         everybody = session.scalars(select(Client.client_id)).all()
         tags = {tag for client in active for tag in client.tags}
-        if problem := wanted.unknown(everybody):
+        if problem := selection.unknown(everybody):
             raise Refusal("spec", f"{problem}; `fedpareto admin clients` lists them")
-        if strange := [tag for tag in wanted.tags if tag not in tags]:
+        if strange := [tag for tag in selection.tags if tag not in tags]:
             have = ", ".join(sorted(tags)) or "none"
             raise Refusal("spec", f"selection.tags: no client has the tag {strange[0]!r}; the tags are: {have}")
         names = {client.client_id for client in active}
-        if shut := [name for name in wanted.required if name not in names]:
-            raise Refusal("spec", f"selection.required: {shut[0]} is not an active member")
+        if inactive := [name for name in selection.required if name not in names]:
+            raise Refusal("spec", f"selection.required: {inactive[0]} is not an active member")
 
     def must_share(self, session: Session) -> None:
         """Raises if private rounds would weigh members by samples of which one member has too large a part.
@@ -104,7 +104,7 @@ class Submission:
         """
         if self.spec.privacy.secure == "off" or self.spec.algorithm.prior != "samples":
             return
-        samples = {name: one.samples for name, one in known_clients(session, self.spec, self.objectives).items()}
+        samples = {name: client.samples for name, client in known_clients(session, self.spec, self.objectives).items()}
         if not SMALLEST <= len(samples) <= LARGEST:
             return
         total, numbers = sum(samples.values()), Thresholds(len(samples), Mode(self.spec.privacy.secure))
@@ -118,9 +118,9 @@ class Submission:
             )
 
     def sessions_caution(self, session: Session) -> str:
-        """Which members have fewer private rounds left than the whole run needs; empty if none, or for an open run.
+        """A warning that names the members with fewer private rounds left than a private run needs; empty if none.
 
-        What their workers have told last is advice: the ledger of each worker decides.
+        The last numbers from their workers are advice: the ledger of each worker decides.
 
         Raises:
             Refusal: `sessions-left`: the other members are too few for a round.
@@ -145,14 +145,14 @@ class Submission:
             SMALLEST_MGDA if self.rule.private != "sum" else SMALLEST,
         )
         names = ", ".join(f"{name} ({missing})" for name, missing in sorted(short.items()))
-        words = f"the owners of these members allow too few private rounds for the whole run; missing are: {names}"
+        caution = f"the owners of these members allow too few private rounds for the whole run; missing are: {names}"
         if (able := len(known) - len(short)) < least:
             raise Refusal(
                 "sessions-left",
-                f"{words}. A round needs {least} members, and {able} have enough. The owners may raise secure.sessions "
-                "and secure.evaluations in policy.toml; or ask for fewer rounds or evaluations",
+                f"{caution}. A round needs {least} members, and {able} have enough. The owners may raise "
+                "secure.sessions and secure.evaluations in policy.toml; or ask for fewer rounds or evaluations",
             )
-        return f"{words}. They drop out on the way; {able} members have enough"
+        return f"{caution}. They drop out on the way; {able} members have enough"
 
     def members(self, session: Session, attending: Collection[str]) -> list[str]:
         """The members that a round could ask now, by name; `attending` are those that attend."""
@@ -181,11 +181,11 @@ class Submission:
 
     def unoffered(self, session: Session) -> Iterator[str]:
         """A warning if no member offers the task."""
-        if words := missing_offer(session, self.spec.task):
-            yield f"{words}. The run waits until a member runs `fedpareto worker run --task {self.spec.task}`"
+        if problem := missing_offer(session, self.spec.task):
+            yield f"{problem}. The run waits until a member runs `fedpareto worker run --task {self.spec.task}`"
 
     def asked(self, members: int) -> int:
-        """How many of the available members a round asks."""
+        """The number of the available members that a round asks."""
         return asked(self.spec.selection, members)
 
 

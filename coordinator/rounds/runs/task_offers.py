@@ -13,7 +13,7 @@ LISTED_TASKS = 8
 
 
 def missing_offer(session: Session, task: str) -> str:
-    """That no active client offers a task, with the tasks that they offer; empty if one does, or none offers any."""
+    """Says that no active client offers a task, and lists the offered ones; empty if one does, or none offers any."""
     active = session.scalars(select(models.Client.tasks).where(models.Client.state == ClientState.ACTIVE))
     counts = Counter(name for tasks in active for name, samples in tasks.items() if samples > 0)
     if not counts or task in counts:
