@@ -1,6 +1,7 @@
 """Checkpoints: the coordinator's signed statements about the audit log, in the database and in its directory.
 
-The copy in the directory shows when a database is older than what was signed, also when its own checkpoints are.
+The copy in the directory reveals a database that is older than the last signed checkpoint, even if the checkpoints in
+the database are just as old.
 """
 
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ NEWEST_FILE = "log-checkpoint.envelope"
 
 
 class LogError(Exception):
-    """The audit log is not what was signed; the message says how."""
+    """The audit log differs from what was signed; the message says how."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class LogKey:
         return blake3(self.key.private_bytes_raw(), derive_key_context="fedpareto/v1/entry-tag").digest()
 
     def certified(self, signing_key: Ed25519PrivateKey) -> SignedEnvelope:
-        """The coordinator's signed word that this key signs its log."""
+        """The coordinator's signed statement that this key signs its log."""
         raw = self.public.public_bytes_raw()
         return seal(LogKeyManifest(federation_id=self.federation_id, key=raw), signing_key)
 

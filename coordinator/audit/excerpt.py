@@ -24,40 +24,40 @@ _OF_KEYS = ("key.set", "coordinator.restored")
 
 
 def excerpt(session: Session, run_id: str, rounds: int, key: SignedEnvelope) -> LogRecord:
-    """What the log tells of the first rounds of a run.
+    """The part of the log about the first rounds of a run.
 
     Args:
         session: a snapshot in which every entry about these rounds has a place in the log.
         run_id: the run.
-        rounds: how many.
-        key: the coordinator's signed word for the key of the log.
+        rounds: their number.
+        key: the coordinator's signed certificate of the key of the log.
     """
     entries = _entries(session, run_id, rounds)
     sizes = session.scalars(select(Checkpoint.size).order_by(Checkpoint.size)).all()
-    wanted = {*sizes[-1:], *_covering(sizes, entries)}
+    checkpoint_sizes = {*sizes[-1:], *_covering(sizes, entries)}
     tree = Tree(lambda start, stop: audit.chained_leaves(session, start, stop))
     previous = {0: FIRST}
-    needed = {one.entry.number for one in entries}
+    needed = {chained.entry.number for chained in entries}
     for start in range(0, sizes[-1], _READ):
         for leaf in audit.chained_leaves(session, start, min(start + _READ, sizes[-1])):
             tree.append(leaf)
             if tree.size in needed:
                 previous[tree.size] = leaf
-    nodes = tree.around(needed, sorted(wanted))
-    signed = select(Checkpoint.envelope).where(Checkpoint.size.in_(wanted)).order_by(Checkpoint.size)
+    nodes = tree.around(needed, sorted(checkpoint_sizes))
+    signed = select(Checkpoint.envelope).where(Checkpoint.size.in_(checkpoint_sizes)).order_by(Checkpoint.size)
     return LogRecord(
         key=key,
         checkpoints=[SignedEnvelope.FromString(envelope) for envelope in session.scalars(signed)],
-        entries=[_message(one, previous[one.entry.number]) for one in entries],
+        entries=[_message(chained, previous[chained.entry.number]) for chained in entries],
         nodes=[LogNode(start=start, stop=stop, hash=root) for (start, stop), root in sorted(nodes.items())],
     )
 
 
 def marked(session: Session, run: Run, number: int | None) -> int | None:
-    """How many entries the log has up to the one that tells of a run's end, which is included.
+    """The number of entries of the log up to and including the entry of a run's end.
 
-    While the run goes on: up to the one that tells of the step of round `number`, or of the run's submission where that
-    is None. None where no entry with a place in the log tells of it, as of runs on simulated clients.
+    While the run goes on: up to the entry of the step of round `number`, or of the run's submission where `number` is
+    None. None where the log has no numbered entry of it, as for runs on simulated clients.
     """
     if run.state in RUN_ENDED:
         action, subject = f"run.{run.state.lower()}", run.run_id
@@ -65,8 +65,8 @@ def marked(session: Session, run: Run, number: int | None) -> int | None:
         action, subject = log_entries.SUBMITTED, run.run_id
     else:
         action, subject = log_entries.STEPPED, f"{run.run_id}/{number}"
-    found = audit.newest_number(session, action, subject)
-    return None if found is None else found + 1
+    entry_number = audit.newest_number(session, action, subject)
+    return None if entry_number is None else entry_number + 1
 
 
 def _entries(session: Session, run_id: str, rounds: int) -> Sequence[ChainedEntry]:
@@ -76,7 +76,7 @@ def _entries(session: Session, run_id: str, rounds: int) -> Sequence[ChainedEntr
     answered = select(Consent.client_id).where(Consent.run_id == run_id)
     members = of_rounds.with_only_columns(Assignment.client_id).union(answered)
     of_members = or_(AuditEntry.digest != "", AuditEntry.action.in_(_OF_MEMBERS))
-    found = audit.chained_where(
+    entries = audit.chained_where(
         session,
         or_(
             AuditEntry.subject == run_id,
@@ -86,11 +86,11 @@ def _entries(session: Session, run_id: str, rounds: int) -> Sequence[ChainedEntr
             AuditEntry.action.in_(_OF_KEYS),
         ),
     )
-    return [one for one in found if not _later(one.entry.subject, run_id, rounds)]
+    return [chained for chained in entries if not _later(chained.entry.subject, run_id, rounds)]
 
 
 def _later(subject: str, run_id: str, rounds: int) -> bool:
-    """Whether an entry is about a round of the run after the first ones."""
+    """True if an entry is about a round of the run after the first ones."""
     run, slash, number = subject.partition("/")
     return run == run_id and bool(slash) and number.isdecimal() and int(number) >= rounds
 
@@ -98,14 +98,16 @@ def _later(subject: str, run_id: str, rounds: int) -> bool:
 def _covering(sizes: Sequence[int], entries: Iterable[ChainedEntry]) -> set[int]:
     """The sizes of the first checkpoints that cover the steps and the end of a run."""
     ends = {f"run.{state.lower()}" for state in RUN_ENDED}
-    places = (
-        bisect_right(sizes, one.entry.number) for one in entries if one.entry.action in {log_entries.STEPPED, *ends}
+    indices = (
+        bisect_right(sizes, chained.entry.number)
+        for chained in entries
+        if chained.entry.action in {log_entries.STEPPED, *ends}
     )
-    return {sizes[place] for place in places if place < len(sizes)}
+    return {sizes[index] for index in indices if index < len(sizes)}
 
 
-def _message(one: ChainedEntry, previous: bytes) -> LoggedEntry:
-    entry = one.entry
+def _message(chained: ChainedEntry, previous: bytes) -> LoggedEntry:
+    entry = chained.entry
     return LoggedEntry(
         number=entry.number,
         entry_id=entry.entry_id,

@@ -17,12 +17,12 @@ _AT_A_TIME = 2000  # entries
 
 
 def log_problems(session: Session, key: LogKey, newest: bytes) -> Iterator[str | int]:
-    """What is wrong with the log in the database, in words, and after each part the number of entries so far.
+    """Describes the problems of the log in the database; after each part, yields the number of entries so far.
 
     Args:
         session: a snapshot.
         key: of the log.
-        newest: the newest checkpoint that the coordinator has signed, as it knows without the database; empty if none.
+        newest: the newest checkpoint that the coordinator has signed, from outside the database; empty if none.
     """
     signed: dict[int, bytes] = {}
     rows = session.execute(select(Checkpoint.size, Checkpoint.envelope).order_by(Checkpoint.size))
@@ -42,22 +42,22 @@ def log_problems(session: Session, key: LogKey, newest: bytes) -> Iterator[str |
 
 
 class _Walk:
-    """From the first entry to the last."""
+    """Verifies the entries from the first to the last."""
 
     def __init__(self, signed: dict[int, bytes], key: bytes) -> None:
         self._signed = signed  # roots, by the number of entries
         self._key = key  # of the tags
-        self._tree = Tree(lambda start, stop: ())  # asked for its newest root only
+        self._tree = Tree(lambda start, stop: ())  # only its newest root is used
         self._previous: bytes | None = FIRST  # the leaf of the entry before; None if that is not known
         self._next = 0  # the number of the next entry
-        self._whole = True  # whether the roots still can be those that were signed
+        self._whole = True  # False once the roots cannot be those that were signed
         self._good = 0  # the size of the last checkpoint that fits
 
     def problems(self, session: Session) -> Iterator[str | int]:
         while True:
             entries = _read(session, self._next)
             for entry in entries:
-                yield from self._one(entry)
+                yield from self._entry_problems(entry)
             yield self._next
             if not entries:
                 break
@@ -67,7 +67,7 @@ class _Walk:
         elif self._next > last:
             yield f"{_span(last, self._next)} inserted: no checkpoint covers what comes after {last} entries"
 
-    def _one(self, entry: ChainedEntry | int) -> Iterator[str]:
+    def _entry_problems(self, entry: ChainedEntry | int) -> Iterator[str]:
         number = entry if isinstance(entry, int) else entry.entry.number
         if number > self._next:
             yield f"{_span(self._next, number)} removed"
@@ -82,10 +82,10 @@ class _Walk:
         except (ArithmeticError, AttributeError, TypeError, ValueError, struct.error):
             fits = False
         if not fits:
-            told = entry.entry
+            row = entry.entry
             yield (
-                f"entry {number} was changed or moved, or the entry before it was: {told.action!r} by {told.actor!r} "
-                f"at {told.at} is not what its leaf was made of"
+                f"entry {number} was changed or moved, or the entry before it was: {row.action!r} by {row.actor!r} "
+                f"at {row.at} is not what its leaf was made of"
             )
         elif not audit.is_tagged(entry.entry, entry.tag, self._key):
             yield f"entry {number} was changed: its tag is not of what it tells"
@@ -109,13 +109,13 @@ def _read(session: Session, start: int) -> Sequence[ChainedEntry | int]:
         return audit.chained(session, start, _AT_A_TIME)
     except (AttributeError, TypeError, ValueError):
         pass
-    found: list[ChainedEntry | int] = []
+    entries: list[ChainedEntry | int] = []
     for number in audit.numbers(session, start, _AT_A_TIME):
         try:
-            found += audit.chained(session, number, 1)
+            entries += audit.chained(session, number, 1)
         except (AttributeError, TypeError, ValueError):
-            found.append(number)
-    return found
+            entries.append(number)
+    return entries
 
 
 def _span(start: int, stop: int) -> str:

@@ -1,8 +1,8 @@
 """The sequencer: gives entries their places in the log, one after the other, and signs checkpoints.
 
-It is alone, since one coordinator serves a database, and looks for entries twice a second. A batch of entries and the
-checkpoint that covers them are one transaction: an entry with a place that no checkpoint covers is somebody else's. Of
-a batch that was not committed nothing is remembered: the tree is then read anew.
+It looks for entries twice a second, and is the only one, since one coordinator serves a database. A batch of entries
+and the checkpoint that covers them are one transaction: an entry with a place that no checkpoint covers was not made by
+the coordinator. After a batch that was not committed, the tree is read anew.
 """
 
 import logging
@@ -31,7 +31,7 @@ from storage.models import Checkpoint
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
-SHOW_SECONDS = 60.0  # at the latest after which a checkpoint is shown to members, and kept
+SHOW_SECONDS = 60.0  # the longest time until a checkpoint is shown to members, and kept
 BATCH = 5000  # entries that one transaction chains
 _READ = 65_536  # leaves that are read at a time
 
@@ -62,7 +62,7 @@ class Sequencer:
         self._directory = directory
         self._condition = condition
         self._clock = clock
-        self._turn = threading.RLock()  # of the tree and what is derived from it
+        self._turn = threading.RLock()  # guards the tree and the values derived from it
         self._stale = True
         self._tree = Tree(self._leaves)
         self._last = FIRST  # the leaf of the last entry
@@ -95,7 +95,7 @@ class Sequencer:
             log.warning("could not chain the end of the audit log: %s", explain_fault(error))
 
     def sequence(self, *, show: bool = False) -> int:
-        """Chains the entries that wait. Returns how many they were. With `show` members get the newest checkpoint.
+        """Chains the waiting entries and returns their number. With `show` members get the newest checkpoint.
 
         Raises:
             LogError: the log is not what was signed.
@@ -186,15 +186,15 @@ class Sequencer:
         return len(entries)
 
     def _genuine(self, session: Session) -> list[LogEntry]:
-        """The next entries with the tag of this coordinator. Others are removed, and an entry tells of each."""
-        used, found = audit.used_tags(session), []
+        """The next entries with the tag of this coordinator. Others are removed, and a new entry reports each."""
+        used, entries = audit.used_tags(session), []
         for entry, tag in audit.unchained(session, BATCH):
             if audit.is_tagged(entry, tag, self._entry_key) and tag not in used:
                 used.add(tag)
-                found.append(entry)
+                entries.append(entry)
                 continue
-            told = f"{entry.action!r} by {entry.actor!r} about {entry.subject!r} at {entry.at.isoformat()}"
-            log.error("audit log: row %d was inserted or changed by somebody else: %s", entry.entry_id, told)
+            description = f"{entry.action!r} by {entry.actor!r} about {entry.subject!r} at {entry.at.isoformat()}"
+            log.error("audit log: row %d was inserted or changed by somebody else: %s", entry.entry_id, description)
             audit.remove(session, entry.entry_id)
             audit.record(
                 session,
@@ -202,14 +202,14 @@ class Sequencer:
                 actor="coordinator",
                 action=audit.TAMPERED,
                 subject=f"row {entry.entry_id}",
-                detail=f"{told}: {entry.detail}",
+                detail=f"{description}: {entry.detail}",
                 digest=entry.digest,
                 times=entry.times,
             )
-        return found
+        return entries
 
     def _show(self) -> None:
-        """Lets members have the newest checkpoint. It is noted first: no member has seen more than the directory."""
+        """Shows members the newest checkpoint. It is noted first: no member has seen a newer one than the directory."""
         note(self._directory, self._newest)
         self._shown = LogHead()
         self._shown.checkpoint.MergeFromString(self._newest)
