@@ -1,6 +1,6 @@
 """The content of a directory with a backup.
 
-backup.json          what it is of: a `Content`; it is replaced last, so that an older backup is valid until then
+backup.json          its inventory, a `Content`; replaced last, so that an older backup is valid until then
 database-TIME.db     the rows, as a SQLite database, whichever kind the coordinator's is
 blobs/               the blobs that the rows refer to, as `storage.blob_directory` keeps them
 restored.envelope    the newest statement that a backup was restored, if there is one
@@ -27,7 +27,7 @@ class BackupError(Exception):
 
 
 class Content(BaseModel):
-    """What a backup holds."""
+    """The inventory of a backup."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -49,7 +49,7 @@ class Content(BaseModel):
         """Reads the content of a backup.
 
         Raises:
-            BackupError: there is none, or its file is damaged.
+            BackupError: the directory holds no backup, or its inventory is damaged.
         """
         path = directory / CONTENT_FILE
         try:
@@ -57,16 +57,16 @@ class Content(BaseModel):
         except FileNotFoundError:
             raise BackupError(f"{directory} holds no backup: there is no {CONTENT_FILE}") from None
         except ValidationError as error:
-            what = error.errors()[0]
-            raise BackupError(f"{path}: {'.'.join(map(str, what['loc']))}: {what['msg']}") from None
+            problem = error.errors()[0]
+            raise BackupError(f"{path}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}") from None
 
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Keeps other processes from making, pruning or restoring this backup meanwhile.
+    """Locks a backup: no other process makes, prunes or restores it meanwhile.
 
     Raises:
-        BackupError: one of them does.
+        BackupError: another process does so now.
     """
     descriptor = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -30,16 +30,17 @@ def back_up(home: CoordinatorHome, directory: Path, *, now: datetime, progress: 
     """Copies the database, as it is at one moment, and then the blobs that it refers to.
 
     Blobs that the backup has already are not copied again, and those that nothing refers to any more are removed from
-    it. If this breaks off, what the directory held before is still a whole backup. Keys and settings are not copied.
+    it. If this breaks off, the backup that the directory held before is still complete. Keys and settings are not
+    copied.
 
     Args:
         home: the coordinator's directory.
         directory: takes the backup; it is made, or is empty, or holds a backup of this federation.
         now: the present time.
-        progress: is told how far it has come.
+        progress: called with the bytes copied, and the bytes to copy.
 
     Returns:
-        What the backup holds, and the digests of blobs that it should hold and that could not be read.
+        The inventory of the backup, and the digests of its blobs that could not be read.
 
     Raises:
         BackupError: the directory holds something else, or its disk is too small.
@@ -93,11 +94,11 @@ def _must_be_usable(directory: Path, home: CoordinatorHome) -> None:
     if not directory.exists() or not any(directory.iterdir()):
         return
     if (directory / CONTENT_FILE).exists():
-        found = Content.load(directory)
-        if found.ca_fingerprint != fingerprint(home.ca):
+        content = Content.load(directory)
+        if content.ca_fingerprint != fingerprint(home.ca):
             raise BackupError(
-                f"{directory} holds a backup of the federation {found.federation_id}, whose CA has the fingerprint "
-                f"{found.ca_fingerprint}; that of {home.directory} has {fingerprint(home.ca)}. Name another directory"
+                f"{directory} holds a backup of the federation {content.federation_id}, whose CA has the fingerprint "
+                f"{content.ca_fingerprint}; that of {home.directory} has {fingerprint(home.ca)}. Name another directory"
             )
     elif not (directory / LOCK_FILE).exists():  # the first backup in this directory broke off
         raise BackupError(f"{directory} is not empty and holds no backup: name another directory")
@@ -120,7 +121,7 @@ def _copy_database(source: Session, path: Path) -> None:
 
 
 def _copy_blobs(blobs: BlobStore, copy: BlobStore, digests: Collection[str], progress: Progress) -> set[str]:
-    """Copies those that are not there yet; returns those that cannot be read."""
+    """Copies the blobs that are not there yet; returns those that cannot be read."""
     unread, sizes = set[str](), dict[str, int]()
     for digest in sorted(digests):
         if not copy.exists(digest):
@@ -147,7 +148,7 @@ def _copy_blobs(blobs: BlobStore, copy: BlobStore, digests: Collection[str], pro
 
 
 def _prune(directory: Path, copy: BlobStore, name: str, digests: Collection[str]) -> None:
-    """Removes what belongs to older backups, and to ones that broke off."""
+    """Removes the files of older backups, and of ones that broke off."""
     copy.sweep_temporary()
     for blob in list(copy.scan()):
         if blob.digest not in digests:

@@ -35,7 +35,7 @@ _SQLITE_FILES = ("-wal", "-shm", "")  # what SQLite adds to the name of a databa
 
 @dataclass(frozen=True)
 class Restored:
-    """What a restore did: what was restored, what the members are told, and where the database of before is."""
+    """The result of a restore: its content, the statement for the members, and the path of the former database."""
 
     content: Content
     statement: RestoreManifest
@@ -80,10 +80,10 @@ def restore(home: CoordinatorHome, directory: Path, *, replace: bool, now: datet
         replace: whether a database that holds the federation's record may be replaced. A SQLite file is renamed, and
             kept; the rows of a PostgreSQL database are removed.
         now: the present time.
-        progress: is told how far it has come.
+        progress: called with the bytes copied, and the bytes to copy.
 
     Raises:
-        BackupError: there is no backup of this federation, it is damaged, or a record is there.
+        BackupError: there is no backup of this federation, it is damaged, or the database holds a record.
         DatabaseBusy: a coordinator serves.
         HomeError: the database is of another federation.
     """
@@ -117,7 +117,7 @@ def restore(home: CoordinatorHome, directory: Path, *, replace: bool, now: datet
 
 
 class _Present(Enum):
-    """What the database holds before."""
+    """The content of the database before the restore."""
 
     NOTHING = auto()
     RECORD = auto()  # of this federation
@@ -182,36 +182,36 @@ def _copy_blobs(home: CoordinatorHome, directory: Path, copy: Database, content:
 
 
 def _digests(database: Database, content: Content) -> set[str]:
-    """Of the blobs that the backup holds."""
+    """The digests of the blobs that the backup holds."""
     with database.read() as session:
         return referenced(session, content.keep_rounds or None) - set(content.missing)
 
 
 def _newest_statement(home: CoordinatorHome, directory: Path) -> SignedEnvelope | None:
     """The newest of the statements in the home and in the backup that this federation has signed."""
-    found = list[tuple[float, SignedEnvelope]]()
-    for place in (home.directory, directory):
+    statements = list[tuple[float, SignedEnvelope]]()
+    for source in (home.directory, directory):
         with suppress(Refusal, DecodeError):
-            envelope = newest_restore(place)
+            envelope = newest_restore(source)
             if envelope is not None:
                 manifest = home.signing.chain.unseal(envelope, RestoreManifest)
-                found.append((manifest.restored.ToDatetime().timestamp(), envelope))
-    return max(found, key=lambda one: one[0])[1] if found else None
+                statements.append((manifest.restored.ToDatetime().timestamp(), envelope))
+    return max(statements, key=lambda statement: statement[0])[1] if statements else None
 
 
 def _put_in_place(home: CoordinatorHome, target: Database, *, keep: bool, now: datetime) -> Path | None:
     """Moves the copy to the place of the SQLite file. The file that was there gets another name, or is removed."""
-    place = Path(str(target.engine.url.database))
+    path = Path(str(target.engine.url.database))
     target.engine.dispose()
-    aside = place.with_name(f"{place.name}.replaced-{now:%Y%m%dT%H%M%SZ}") if keep else None
+    aside = path.with_name(f"{path.name}.replaced-{now:%Y%m%dT%H%M%SZ}") if keep else None
     if aside is None:
-        _remove(place)
+        _remove(path)
     else:
         for suffix in _SQLITE_FILES:
             with suppress(FileNotFoundError):
-                Path(f"{place}{suffix}").rename(f"{aside}{suffix}")
-    (home.directory / _COPY).replace(place)
-    descriptor = os.open(place.parent, os.O_RDONLY)
+                Path(f"{path}{suffix}").rename(f"{aside}{suffix}")
+    (home.directory / _COPY).replace(path)
+    descriptor = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

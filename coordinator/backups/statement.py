@@ -23,9 +23,9 @@ _OPEN = (RoundState.OPEN, RoundState.STEPPED)
 
 
 def sign_restore(home: CoordinatorHome, *, now: datetime) -> RestoreManifest:
-    """Signs how far the record goes, for every run that has not ended and for the audit log, and keeps it in the home.
+    """Signs the extent of the record, for every run that has not ended and for the audit log, and keeps it in the home.
 
-    Every worker gets the statement with the next welcome. The log goes on from what was restored.
+    Every worker gets the statement with the next welcome. The log goes on after the restored entries.
 
     Raises:
         DatabaseBusy: a coordinator serves.
@@ -49,16 +49,16 @@ def state_restore(
     with database.begin() as session:
         going = select(Run.run_id).where(Run.state.not_in(RUN_ENDED)).order_by(Run.run_id)
         manifest.runs.extend(_kept(session, run_id) for run_id in session.scalars(going).all())
-        kept = KeptLog(size=audit.size(session))
-        kept.restored.FromDatetime(now)
-        manifest.logs.append(kept)
+        log = KeptLog(size=audit.size(session))
+        log.restored.FromDatetime(now)
+        manifest.logs.append(log)
         envelope = seal(manifest, home.signing_key)
         audit.record(
             session,
             at=now,
             actor="coordinator restored",
             action="coordinator.restored",
-            detail=f"{len(manifest.runs)} runs go on, the audit log after {kept.size} entries",
+            detail=f"{len(manifest.runs)} runs go on, the audit log after {log.size} entries",
             digest=envelope_digest(envelope),
         )
         signed = newest_signed(session)
