@@ -10,7 +10,7 @@ SPARE = 16  # empty pipes that are kept for the next flows
 
 
 class Pipe:
-    """Bytes stay in the kernel: they are spliced from the source into a pipe, and from the pipe into the sink."""
+    """Keeps bytes in the kernel: they are spliced from the source into a pipe, and from the pipe into the sink."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -22,17 +22,17 @@ class Pipe:
         return os.splice(source.fileno(), self._write, BYTES, flags=os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK)
 
     def give(self, sink: socket.socket, count: int) -> int:
-        """Writes up to `count` bytes to `sink`; returns how many."""
+        """Writes up to `count` bytes to `sink`; returns the number written."""
         return os.splice(self._read, sink.fileno(), count, flags=os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK)
 
     def close(self) -> None:
-        """Gives the descriptors back."""
+        """Closes the descriptors."""
         os.close(self._read)
         os.close(self._write)
 
 
 class Buffer:
-    """Bytes are copied through this process: where there is no splice, or no descriptor for a pipe."""
+    """Copies bytes through this process, where the system has no splice or no descriptor for a pipe."""
 
     def __init__(self) -> None:
         self._bytes = memoryview(b"")
@@ -43,7 +43,7 @@ class Buffer:
         return len(self._bytes)
 
     def give(self, sink: socket.socket, count: int) -> int:
-        """Writes what it holds to `sink`; returns how many bytes."""
+        """Writes its bytes to `sink`; returns the number written."""
         sent = sink.send(self._bytes)
         self._bytes = self._bytes[sent:]
         return sent
@@ -100,7 +100,7 @@ class Flow:
         return self.ended and not self.waiting
 
     def move(self) -> None:
-        """Moves what can be moved at once, and the end of the source; raises OSError if a socket is broken."""
+        """Moves the bytes that can move now, and the end of the source; raises OSError if a socket is broken."""
         if self.waiting:
             self._give()
         if self.waiting or self.ended:
@@ -120,7 +120,7 @@ class Flow:
             self._sink.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Drops what waits."""
+        """Drops the waiting bytes."""
         self._return_hold()
         self.waiting = 0
         self.ended = True

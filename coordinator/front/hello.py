@@ -11,8 +11,8 @@ _HOST_NAME = 0
 def server_name(data: bytes) -> str | None:
     """The server name (SNI) of a ClientHello (RFC 8446, 4.1.2; RFC 6066, 3), in lower case.
 
-    `data` is what the client has sent so far. Returns None while the ClientHello is not complete, and "" if it names no
-    server, is no ClientHello, or is longer than one record.
+    `data` are the bytes that the client has sent so far. Returns None while the ClientHello is not complete, and "" if
+    it names no server, is no ClientHello, or is longer than one record.
     """
     end = _RECORD_HEADER + int.from_bytes(data[3:5])
     if len(data) >= _RECORD_HEADER and end > MOST_BYTES:
@@ -55,7 +55,7 @@ class _Reader:
         return int.from_bytes(self._data[self._at - size : self._at])
 
     def part(self, size: int) -> "_Reader":
-        """What a length of `size` bytes announces."""
+        """The bytes after a length of `size` bytes, as many as the length says."""
         length = self.number(size)
         self._at += length
         return _Reader(self._data[self._at - length : self._at])

@@ -54,7 +54,7 @@ class Front:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._supervisor: asyncio.Task[None] | None = None
-        self._authenticated: set[int] = set()  # the connections that the process knows to be a member's
+        self._authenticated: set[int] = set()  # the numbers of the connections that the process knows as a member's
         self._stopping = False
 
     def listen(self, bind: str, port: int, service: Serves) -> int:
@@ -83,7 +83,7 @@ class Front:
         """Closes the public ports; the connections stay."""
         self._stopping = True
         self._close_listeners()
-        self._tell(stop=True)
+        self._send(stop=True)
 
     async def stop(self) -> None:
         """Ends the process after it has forwarded gRPC's last bytes; removes the directory."""
@@ -104,7 +104,7 @@ class Front:
             if len(self._authenticated) >= MAX_AUTHENTICATED:
                 self._authenticated.clear()
             self._authenticated.add(int(number))
-            self._tell(verified=int(number), member=member)
+            self._send(verified=int(number), member=member)
 
     async def _spawn(self) -> None:
         ours, theirs = socket.socketpair()
@@ -131,7 +131,7 @@ class Front:
         self._authenticated.clear()
 
     async def _supervise(self) -> None:
-        """Reads what the process reports; starts another one when it ends by itself."""
+        """Reads the reports of the process; starts another one when it ends unexpectedly."""
         while True:
             await self._listen()
             if self._stopping:
@@ -152,15 +152,15 @@ class Front:
                     break
 
     async def _listen(self) -> None:
-        """Reads what the process reports until it ends; it may have been killed in the middle of a line."""
+        """Reads the reports of the process until it ends; it may be killed in the middle of a line."""
         if self._reader is None:
             return
         with contextlib.suppress(ConnectionError):
             while (line := await self._reader.readline()).endswith(b"\n"):
-                said = json.loads(line)
-                await self._refused(said["actor"], said["reason"], said["times"])
+                report = json.loads(line)
+                await self._refused(report["actor"], report["reason"], report["times"])
 
-    def _tell(self, **command: object) -> None:
+    def _send(self, **command: object) -> None:
         if self._writer is not None:
             self._writer.write(json.dumps(command).encode() + b"\n")
 
@@ -181,25 +181,27 @@ def _bound_name(peer: str) -> str:
 
 def _bound(bind: str, port: int) -> list[socket.socket]:
     if bind in ("0.0.0.0", "::") and socket.has_dualstack_ipv6():  # noqa: S104 - as the settings say
-        return [_patiently(socket.AF_INET6, ("::", port), dualstack=True)]
-    found: list[socket.socket] = []
+        return [_listening_socket(socket.AF_INET6, ("::", port), dualstack=True)]
+    listeners: list[socket.socket] = []
     try:
         infos = socket.getaddrinfo(bind, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, where in dict.fromkeys((info[0], str(info[4][0])) for info in infos):
-            found.append(_patiently(family, (where, port)))
-            port = found[0].getsockname()[1]
+        for family, address in dict.fromkeys((info[0], str(info[4][0])) for info in infos):
+            listeners.append(_listening_socket(family, (address, port)))
+            port = listeners[0].getsockname()[1]
     except OSError:
-        for listener in found:
+        for listener in listeners:
             listener.close()
         raise
-    return found
+    return listeners
 
 
-def _patiently(family: socket.AddressFamily, where: tuple[str, int], *, dualstack: bool = False) -> socket.socket:
+def _listening_socket(
+    family: socket.AddressFamily, address: tuple[str, int], *, dualstack: bool = False
+) -> socket.socket:
     end = time.monotonic() + BIND_SECONDS
     while True:
         try:
-            return socket.create_server(where, family=family, backlog=BACKLOG, dualstack_ipv6=dualstack)
+            return socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=dualstack)
         except OSError as error:
             if error.errno != errno.EADDRINUSE or time.monotonic() > end:
                 raise

@@ -8,7 +8,7 @@ H = TypeVar("H", bound=Hashable)
 
 
 class Places(Generic[H]):
-    """At least one place for each group, and in all.
+    """A bounded number of places, at least one, for each group and in total.
 
     A new holder always gets a place. When its group is full, the oldest holder of its group loses its place. When all
     places are taken, the oldest holder of the largest group does. So one group cannot keep another one out.
@@ -31,7 +31,7 @@ class Places(Generic[H]):
         return iter(self._group_of)
 
     def add(self, holder: H, group: str) -> H | None:
-        """Gives a place to `holder`; returns the holder that loses its place for it, if there is one."""
+        """Gives a place to `holder`; returns the holder that loses its place, if any."""
         loser = None
         if len(self._groups.get(group, ())) >= self._per_group:
             loser = self._oldest(group)
@@ -65,7 +65,7 @@ class Places(Generic[H]):
 def network_of(address: str) -> str:
     """The group of an address: an IPv4 address itself, of an IPv6 address the network of 64 bits that it is in."""
     try:
-        found = ipaddress.ip_address(address)
+        parsed = ipaddress.ip_address(address)
     except ValueError:  # not the name of a connection that the front listener made
         return address
-    return str(found) if found.version == 4 else str(ipaddress.IPv6Network((found, 64), strict=False))
+    return str(parsed) if parsed.version == 4 else str(ipaddress.IPv6Network((parsed, 64), strict=False))

@@ -8,7 +8,7 @@ lines of JSON there:
 
 A connection goes through these states: it waits for its first byte; it is forwarded, unverified; it is verified, or
 lasts as long as an enrollment may; it is closing. Only those that sent the beginning of a TLS handshake reach gRPC. On
-a port for both services, the first message of the handshake says which of them is meant.
+a port for both services, the first message of the handshake names the service.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ ACCEPTS_AT_A_TIME = 64
 TICK_SECONDS = 0.5
 REPORT_SECONDS = 60.0
 REPORTED_ACTORS = 50  # in one report, those with the most refusals
-FLUSH_SECONDS = 1.0  # for what gRPC has said last, when the coordinator ends
+FLUSH_SECONDS = 1.0  # for gRPC's last bytes, when the coordinator ends
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -53,8 +53,8 @@ class Connection:
     inner: socket.socket | None = None
     up: Flow | None = None  # to gRPC
     down: Flow | None = None  # from gRPC
-    closing: float | None = None  # since when
-    seen: int = 0  # bytes of a handshake that has not said yet which service it is for
+    closing: float | None = None  # the time at which it began to close
+    seen: int = 0  # bytes of a handshake that has not named its service yet
 
 
 class Forwarder:
@@ -105,7 +105,7 @@ class Forwarder:
         while self._ends is None or (self._connections and time.monotonic() < self._ends):
             for key, mask in self._selector.select(max(0.0, next_tick - time.monotonic())):
                 if key.data is None:
-                    self._obey()
+                    self._read_commands()
                 elif isinstance(key.data, str):
                     self._accept(key.data, key.fileobj)  # type: ignore[arg-type]
                 elif key.data.number in self._connections:  # or an earlier event has closed it
@@ -216,16 +216,16 @@ class Forwarder:
         self._watch(connection)
 
     def _decide(self, connection: Connection, seen: bytes) -> bool:
-        """Finds the service that a connection is for; returns False if too little was `seen` of it to know.
+        """Finds the service of a connection; returns False if too few bytes were `seen` to know it.
 
-        A wrong name gives nobody more rights: members are who shows a certificate, and newcomers may only enroll.
+        A wrong name gives no rights: members must show a certificate, and newcomers may only enroll.
         """
         name = server_name(seen)
         if name is None and len(seen) <= connection.seen:  # it is readable, and there is no more to read
             self._close(connection)
             return False
         connection.seen = len(seen)
-        # The selector reports the socket again when there is more than what was seen.
+        # The selector reports the socket again when more bytes than `seen` have arrived.
         low = 1 if name is not None else len(seen) + 1
         connection.public.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low)
         if name is not None:
@@ -233,7 +233,7 @@ class Forwarder:
         return name is not None
 
     def _watch(self, connection: Connection) -> None:
-        """Asks for the events that can move something; closes the connection when both directions have finished."""
+        """Registers for the events that can move bytes; closes the connection when both directions have finished."""
         up, down = connection.up, connection.down
         if up is None or down is None or connection.inner is None:
             return
@@ -242,19 +242,19 @@ class Forwarder:
             return
         if connection.closing is None and (up.ended or down.ended):
             connection.closing = time.monotonic()
-        self._ask(connection.public, up, down, connection)
-        self._ask(connection.inner, down, up, connection)
+        self._register(connection.public, up, down, connection)
+        self._register(connection.inner, down, up, connection)
 
-    def _ask(self, end: socket.socket, incoming: Flow, outgoing: Flow, connection: Connection) -> None:
-        wanted = (0 if incoming.waiting or incoming.ended else READ) | (WRITE if outgoing.waiting else 0)
+    def _register(self, end: socket.socket, incoming: Flow, outgoing: Flow, connection: Connection) -> None:
+        events = (0 if incoming.waiting or incoming.ended else READ) | (WRITE if outgoing.waiting else 0)
         registered = self._selector.get_map().get(end)
         if registered is None:
-            if wanted:
-                self._selector.register(end, wanted, connection)
-        elif not wanted:
+            if events:
+                self._selector.register(end, events, connection)
+        elif not events:
             self._selector.unregister(end)
-        elif wanted != registered.events:
-            self._selector.modify(end, wanted, connection)
+        elif events != registered.events:
+            self._selector.modify(end, events, connection)
 
     def _refuse(self, number: int, reason: str) -> None:
         connection = self._connections[number]
@@ -280,7 +280,7 @@ class Forwarder:
             end.close()
 
     def _tick(self, now: float) -> None:
-        """Ends connections that have taken too long, and tells the coordinator which were refused."""
+        """Ends connections that have taken too long, and reports the refused ones to the coordinator."""
         if not self._accepting and self._listeners:
             self._accept_again()
         limits = self._limits
@@ -297,11 +297,11 @@ class Forwarder:
         for connection in list(self._connections.values()):
             if connection.closing is not None and now - connection.closing > limits.closing_seconds:
                 self._close(connection, broken=True)
-        self._tell(now)
+        self._send_report(now)
 
     # The coordinator
 
-    def _obey(self) -> None:
+    def _read_commands(self) -> None:
         try:
             data = self._control.recv(1 << 16)
         except BlockingIOError:
@@ -331,7 +331,7 @@ class Forwarder:
                 self._refused[member, "limit:connections"] += 1
                 self._close(self._connections[loser], broken=True)
 
-    def _tell(self, now: float) -> None:
+    def _send_report(self, now: float) -> None:
         if self._refused and not self._report and now >= self._next_report:
             self._next_report = now + REPORT_SECONDS
             for (actor, reason), times in self._refused.most_common(REPORTED_ACTORS):
@@ -344,8 +344,8 @@ class Forwarder:
 
 def _host(address: str) -> str:
     """The address as text, without a zone; IPv4 as IPv4 also where it comes through an IPv6 socket."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    return str(getattr(found, "ipv4_mapped", None) or found)
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    return str(getattr(parsed, "ipv4_mapped", None) or parsed)
 
 
 def main() -> None:
