@@ -67,8 +67,8 @@ def _certificates(home: CoordinatorHome, now: datetime) -> Iterator[Finding]:
             yield Finding.ok("certificates", f"{dates}; it is renewed at the next start")
         elif now > ends - _SOON:
             finding = Finding.failed if now >= ends else Finding.warning
-            words = "no certificate can outlive the CA: make a new federation, which every member joins"
-            yield finding("certificates", f"{dates}: {words}")
+            remedy = "no certificate can outlive the CA: make a new federation, which every member joins"
+            yield finding("certificates", f"{dates}: {remedy}")
         else:
             yield Finding.ok("certificates", dates)
 

@@ -1,7 +1,7 @@
 """The coordinator's condition: the present faults of its machine, and the log lines and refusals that report them.
 
-Faults are noted where they are met, from any thread: in a conductor, in a call, in the housekeeping. Each is logged
-once a minute at most, however often it is met. `coordinator.monitor` finds out when a fault is over.
+Faults are noted where they occur, in any thread: in a conductor, in a call, in the housekeeping. Each is logged once a
+minute at most. `coordinator.monitor` notes when a fault is over.
 """
 
 import logging
@@ -28,7 +28,8 @@ _ANSWERS = {
     StorageFault.DATABASE: "the coordinator waits for its database; try again in a moment",
     StorageFault.DESCRIPTORS: "the coordinator has no file descriptors left; try again in a moment",
 }
-_ALWAYS = frozenset({"Check", "List", "Watch", "ServerReflectionInfo"})  # of gRPC's own services: they need nothing
+# Calls of gRPC's own services, which need neither disk nor database.
+_ALWAYS = frozenset({"Check", "List", "Watch", "ServerReflectionInfo"})
 # Calls that are served while a disk is full: they need no space, or free some.
 _SPARING = frozenset({"FetchBlob", "PauseRun", "ResumeRun", "StopRun", "RevokeClient"})
 
@@ -50,7 +51,7 @@ class Condition:
         self._listeners: list[Callable[[StorageFault | None], None]] = []
 
     def on_fault(self, listener: Callable[[StorageFault | None], None]) -> None:
-        """Calls `listener` with a fault of the disk or the database when it is met first, and with None to look again.
+        """Calls `listener` with a fault of the disk or the database when it first occurs, and with None to look again.
 
         The call comes from any thread.
         """
@@ -75,18 +76,18 @@ class Condition:
             known = fault in self._lasting
             if fault is StorageFault.DISK or (fault is StorageFault.DATABASE and lasts):
                 self._lasting.setdefault(fault, cause)
-            said = self._say(fault)
-        if said is not None:
-            log.error("%s%s", _WORDS[fault].format(cause), said)
+            suffix = self._log_suffix(fault)
+        if suffix is not None:
+            log.error("%s%s", _WORDS[fault].format(cause), suffix)
         if fault in (StorageFault.DISK, StorageFault.DATABASE) and not (known or lasts):
-            self._tell(fault)
+            self._notify_listeners(fault)
         return fault
 
     def look_again(self) -> None:
         """Asks the listeners to check whether the faults are over."""
-        self._tell(None)
+        self._notify_listeners(None)
 
-    def _tell(self, fault: StorageFault | None) -> None:
+    def _notify_listeners(self, fault: StorageFault | None) -> None:
         for listener in self._listeners:
             listener(fault)
 
@@ -99,12 +100,12 @@ class Condition:
             log.info("the fault is over: %s", fault)
 
     def refusal(self, error: BaseException) -> Refusal | None:
-        """The refusal of a call that met a fault; None if no fault is behind the exception."""
+        """The refusal of a call that failed; None if the exception comes from no fault."""
         fault = self.note(error)
         if fault is None:
             return None
-        told = f"{explain_fault(error)}: restore it from a backup (with keep_rounds, old rounds keep no models)"
-        return Refusal(fault, _ANSWERS.get(fault, told))
+        message = f"{explain_fault(error)}: restore it from a backup (with keep_rounds, old rounds keep no models)"
+        return Refusal(fault, _ANSWERS.get(fault, message))
 
     def must_serve(self, action: str) -> None:
         """Raises if a call of the rpc `action` could only fail, or would take the last space on the disk.
@@ -122,13 +123,13 @@ class Condition:
         ):
             raise Refusal(StorageFault.DISK, _ANSWERS[StorageFault.DISK])
 
-    def _say(self, fault: StorageFault) -> str | None:
+    def _log_suffix(self, fault: StorageFault) -> str | None:
         """The text to add to a line of the log; None if the last line is too recent."""
         now = self._clock()
         noted = self._noted.get(fault)
         if noted is not None and now - noted.logged < LOG_SECONDS:
             noted.times += 1
             return None
-        more = f" ({noted.times} more times since the last line)" if noted is not None and noted.times else ""
+        repetitions = f" ({noted.times} more times since the last line)" if noted is not None and noted.times else ""
         self._noted[fault] = _Noted(now)
-        return more
+        return repetitions

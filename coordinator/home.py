@@ -49,7 +49,7 @@ from storage.blobs import BlobStore
 from storage.database import Database, DatabaseIncompatible
 
 FIRST_ADMIN = "admin"
-TWO_OFFICERS = "two_officers"  # the subject of entries of the log: what takes two officers from then on
+TWO_OFFICERS = "two_officers"  # the subject of log entries: the actions that need two officers from then on
 ROTATIONS_FILE = "signing.rotations"
 
 
@@ -72,7 +72,7 @@ class CoordinatorHome:
 
     @cached_property
     def signing(self) -> Signing:
-        """What the coordinator signs with, and how its keys have replaced each other.
+        """The coordinator's signing key, with the chain of its former keys.
 
         Raises:
             FileDamaged: the rotations do not lead to the signing key.
@@ -143,7 +143,7 @@ class CoordinatorHome:
             replace_private(directory / "server.pem", pem(server))
             home = cls(directory, settings, ca, ca_key, server, server_key, signing_key, log_key)
             make_private_directory(home.blobs_dir)
-            home.record_what_holds(database, by="coordinator init", now=now)
+            home.record_configuration(database, by="coordinator init", now=now)
             home.issue_admin(
                 database, FIRST_ADMIN, Role, home.admin_dir, now=now, by="coordinator init", passphrase=passphrase
             )
@@ -152,7 +152,7 @@ class CoordinatorHome:
 
     @classmethod
     def load(cls, directory: Path, passphrase: bytes | None = None) -> Self:
-        """Reads what `init` made.
+        """Reads the directory that `init` made.
 
         Raises:
             HomeError: there is no federation, or its settings are wrong.
@@ -189,7 +189,7 @@ class CoordinatorHome:
         except FileNotFoundError as error:
             missing = f"the database {error.filename} is missing"
             raise CoordinatorHomeError(lost_database(missing, self.directory, self.federation_id)) from None
-        except ValueError as error:  # a file with two names, say
+        except ValueError as error:  # such as a file with two names
             raise CoordinatorHomeError(str(error)) from None
         try:
             database.must_be_known()
@@ -245,9 +245,9 @@ class CoordinatorHome:
         files.save(directory)
         return files
 
-    def record_what_holds(self, database: Database, *, by: str, now: datetime) -> None:
+    def record_configuration(self, database: Database, *, by: str, now: datetime) -> None:
         """Records the settings and the public keys, each if it differs from what was recorded last."""
-        configuration = {"settings": self.settings.told, TWO_OFFICERS: ", ".join(self.settings.two_officers)}
+        configuration = {"settings": self.settings.changed_text, TWO_OFFICERS: ", ".join(self.settings.two_officers)}
         keys = {
             "CA certificate": digest(der(self.ca)),
             "server certificate": digest(der(self.server)),
@@ -255,11 +255,11 @@ class CoordinatorHome:
             "log key": digest(self.log_key.public.public_bytes_raw()),
         }
         with database.begin() as session:
-            for name, words in configuration.items():
+            for name, text in configuration.items():
                 newest = audit.newest_digest(session, audit.CONFIGURED, name)
-                if newest != (shown := digest(words.encode())) and (words or newest or name == "settings"):
+                if newest != (shown := digest(text.encode())) and (text or newest or name == "settings"):
                     audit.record(
-                        session, at=now, actor=by, action=audit.CONFIGURED, subject=name, detail=words, digest=shown
+                        session, at=now, actor=by, action=audit.CONFIGURED, subject=name, detail=text, digest=shown
                     )
             for name, shown in keys.items():
                 if audit.newest_digest(session, "key.set", name) != shown:
@@ -273,18 +273,18 @@ class CoordinatorHome:
         """The federation port and the enrollment port, which may be the same: as set, or as once picked, or 0."""
         federation, enrollment = self.settings.federation_port, self.settings.enrollment_port
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            kept = json.loads(self._kept_ports_file.read_text())
-            federation, enrollment = federation or int(kept["federation"]), enrollment or int(kept["enrollment"])
+            picked = json.loads(self._kept_ports_file.read_text())
+            federation, enrollment = federation or int(picked["federation"]), enrollment or int(picked["enrollment"])
         return federation, federation if self.settings.enrollment_host else enrollment
 
     def addresses(self, federation: int, enrollment: int) -> dict[str, str]:
-        """Where members attend, and where newcomers enroll and administrators log in, at these ports: "host:port"."""
+        """The addresses, "host:port", for members, and for newcomers who enroll and administrators who log in."""
         host = self.settings.hosts[0]
         newcomers = self.settings.enrollment_host or host
         return {"address": address(host, federation), "enrollment_address": address(newcomers, enrollment)}
 
     def note_ports(self, federation: int, enrollment: int) -> None:
-        """Notes the ports that this process serves; members find the coordinator at picked ports from then on."""
+        """Notes the ports that this process serves; a later start uses the picked ports again."""
         ports = {"federation": federation, "enrollment": enrollment}
         if 0 in (self.settings.federation_port, self.settings.enrollment_port):
             replace_private(self._kept_ports_file, json.dumps(ports).encode() + b"\n")
@@ -303,7 +303,7 @@ class CoordinatorHome:
         with closing(self.open_database()) as database:
             database.lock_exclusive()
             database.migrate()
-            with database.read() as session:  # the old key has signed nothing later, also if the clock was set back
+            with database.read() as session:  # no signature of the old key is later, even if the clock was set back
                 now = max(now, audit.newest_time(session) or now)
             key = Ed25519PrivateKey.generate()
             number = len(self.rotations) + 1
@@ -316,16 +316,16 @@ class CoordinatorHome:
                 "server.pem": pem(certificate).decode(),
             }
             replace_together(self.directory, files)
-            home.record_what_holds(database, by="coordinator rotate-key", now=now)
+            home.record_configuration(database, by="coordinator rotate-key", now=now)
         return home
 
     def current_server_certificate(self, now: datetime) -> x509.Certificate:
         """The certificate to show: issued anew in the last third of its life, or when the hosts have changed."""
         names = self.server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        held = {*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))}
+        hosts = {*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))}
         fresh = now < self.server.not_valid_after_utc - SERVER_LIFETIME / 3
         signs = parse_peer(pem(self.server)).signing_key == self.signing_key.public_key().public_bytes_raw()
-        if fresh and signs and held == set(self.settings.names):
+        if fresh and signs and hosts == set(self.settings.names):
             return self.server
         certificate = _server_certificate(self.authority, self.server_key, self.signing_key, self.settings.names, now)
         replace_private(self.directory / "server.pem", pem(certificate))

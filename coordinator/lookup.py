@@ -1,6 +1,6 @@
 """Finds the run, round, model or client that an operator names, or refuses with the ones that exist.
 
-A blob that retention has removed is refused with what was asked for and what is kept. A lost blob is another matter.
+The refusal of a blob that retention has removed names what was asked for and what is kept. A lost blob is a fault.
 """
 
 import re
@@ -26,7 +26,7 @@ def find_run(session: Session, text: str) -> models.Run:
         Refusal: `run-unknown`, `run-ambiguous`.
     """
     unknown = Refusal("run-unknown", f"there is no run {text[:63]!r}; `fedpareto admin runs` lists them")
-    if not _RUN_WORD.fullmatch(text):  # not for a database, then
+    if not _RUN_WORD.fullmatch(text):  # such text is not sent to the database
         raise unknown
     run = session.get(models.Run, text)
     if run is not None:
@@ -34,13 +34,13 @@ def find_run(session: Session, text: str) -> models.Run:
     run = session.scalar(select(models.Run).where(models.Run.name == text).order_by(models.Run.created.desc()).limit(1))
     if run is not None:
         return run
-    found = session.scalars(select(models.Run).where(models.Run.run_id.startswith(text)).limit(5)).all()
-    if not found:
+    runs = session.scalars(select(models.Run).where(models.Run.run_id.startswith(text)).limit(5)).all()
+    if not runs:
         raise unknown
-    if len(found) > 1:
-        ids = ", ".join(run.run_id for run in found)
+    if len(runs) > 1:
+        ids = ", ".join(run.run_id for run in runs)
         raise Refusal("run-ambiguous", f"{text!r} begins the ids of several runs: {ids}; give more characters")
-    return found[0]
+    return runs[0]
 
 
 def find_round(session: Session, run: models.Run, number: int) -> models.Round:
@@ -51,13 +51,13 @@ def find_round(session: Session, run: models.Run, number: int) -> models.Round:
     """
     last = session.scalar(select(func.max(models.Round.number)).where(models.Round.run_id == run.run_id))
     count = 0 if last is None else last + 1
-    wanted = number if number >= 0 else count + number
-    query = select(models.Round).where(models.Round.run_id == run.run_id, models.Round.number == wanted)
-    found = session.scalar(query) if 0 <= wanted < count else None
-    if found is None:
+    index = number if number >= 0 else count + number
+    query = select(models.Round).where(models.Round.run_id == run.run_id, models.Round.number == index)
+    round_ = session.scalar(query) if 0 <= index < count else None
+    if round_ is None:
         has = f"it has rounds 0 to {count - 1}" if count else "it has none yet"
         raise Refusal("round-unknown", f"run {run.run_id} has no round {number}: {has}")
-    return found
+    return round_
 
 
 def model_after(session: Session, run: models.Run, number: int | None) -> tuple[str, int | None]:
@@ -70,7 +70,7 @@ def model_after(session: Session, run: models.Run, number: int | None) -> tuple[
     Raises:
         Refusal: `round-unknown`: no such round, or it has made no model yet.
     """
-    made = select(models.Round.deployed_model, models.Round.number).where(
+    query = select(models.Round.deployed_model, models.Round.number).where(
         models.Round.run_id == run.run_id, models.Round.deployed_model.is_not(None)
     )
     if number is not None:
@@ -79,9 +79,9 @@ def model_after(session: Session, run: models.Run, number: int | None) -> tuple[
             raise Refusal(
                 "round-unknown", f"round {number} of run {run.run_id} has made no model yet: it is {round_.state}"
             )
-        made = made.where(models.Round.number <= round_.number)
-    found = session.execute(made.order_by(models.Round.number.desc()).limit(1)).one_or_none()
-    return (run.initial_model, None) if found is None else (str(found.deployed_model), found.number)
+        query = query.where(models.Round.number <= round_.number)
+    row = session.execute(query.order_by(models.Round.number.desc()).limit(1)).one_or_none()
+    return (run.initial_model, None) if row is None else (str(row.deployed_model), row.number)
 
 
 def must_be_client(session: Session, client_id: str) -> None:
@@ -103,11 +103,11 @@ def removed_model(
     """
     if number is None or is_retained(session, digest, keep_rounds or None):
         return None
-    made = select(models.Round.number, models.Round.deployed_model).where(
+    query = select(models.Round.number, models.Round.deployed_model).where(
         models.Round.run_id == run.run_id, models.Round.deployed_model.is_not(None)
     )
     left = [
-        after for after, model in session.execute(made.order_by(models.Round.number)) if model and blobs.exists(model)
+        after for after, model in session.execute(query.order_by(models.Round.number)) if model and blobs.exists(model)
     ]
     return Refusal(
         "blob-removed",
@@ -139,6 +139,6 @@ def _listed(numbers: list[int]) -> str:
     """Rising numbers of rounds as text: "rounds 0, 3, 7 to 9"."""
     spans = []
     for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
-        found = [number for _, number in group]
-        spans.append(str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}")
+        span = [number for _, number in group]
+        spans.append(str(span[0]) if len(span) == 1 else f"{span[0]} to {span[-1]}")
     return ("rounds " if len(numbers) > 1 else "round ") + ", ".join(spans) if numbers else "no round"

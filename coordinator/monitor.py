@@ -1,4 +1,4 @@
-"""The monitor: keeps the database and the disk's reserve, and finds out when a fault has ended.
+"""The monitor: keeps the database and the disk's reserve, and notes when a fault has ended.
 
 database away   wait; take the lock again when it is back, if no other coordinator has had it meanwhile
 disk full       release the reserve, pause every run, and take the reserve again when there is space
@@ -39,7 +39,7 @@ class Monitor:
 
     Attributes:
         coordinator: the id of this process, as `take_office` recorded it.
-        changed: called with the faults when they have changed, to tell the health service.
+        changed: called with the faults when they have changed, for the health service.
         clock: seconds that only grow.
     """
 
@@ -56,14 +56,14 @@ class Monitor:
         self._wake = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._resume = True  # runs that a full disk paused, also those from before the start
-        self._pause = FAULT_CHECK_SECONDS  # before a full disk is looked at again
-        self._retry = self._freed = -math.inf  # when that is; when a disk was last found free again
+        self._pause = FAULT_CHECK_SECONDS  # before the next check of a full disk
+        self._retry = self._freed = -math.inf  # the time of that check; the time when a disk last had space again
         self.condition.on_fault(self._on_fault)
 
     def _on_fault(self, fault: StorageFault | None) -> None:
         """Callable from any thread."""
         if fault is StorageFault.DISK:
-            self.reserve.release()  # at once: what is being written now may still succeed
+            self.reserve.release()  # at once: writes under way may still succeed
             self._retry = self.clock() + self._pause
         elif fault is None:
             self._retry = -math.inf
@@ -81,18 +81,18 @@ class Monitor:
         Raises:
             LockLost: another coordinator has the database, or had it meanwhile.
         """
-        known: frozenset[StorageFault] | None = None
+        shown: frozenset[StorageFault] | None = None
         while not self._stopping:
             self._wake.clear()
             await asyncio.to_thread(self.look)
             faults = frozenset(self.condition.faults)
-            if faults != known:
-                known = faults
+            if faults != shown:
+                shown = faults
                 await self.changed(faults)
             with suppress(TimeoutError):
                 async with asyncio.timeout(FAULT_CHECK_SECONDS if faults else CHECK_SECONDS):
                     await self._wake.wait()
-        self.reserve.release()  # it is for a coordinator that runs
+        self.reserve.release()  # only a running coordinator needs it
 
     def look(self) -> None:
         """Checks the database and the disk once.

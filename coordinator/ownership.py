@@ -1,7 +1,7 @@
-"""Which federation a database belongs to: written once by `coordinator init`, compared before it is served.
+"""The federation that a database belongs to: written once by `coordinator init`, compared before it is served.
 
-A home without its database, or with that of another federation, must not be served: every member would be told that its
-certificate is unknown.
+A home without its database, or with that of another federation, must not be served: it would refuse every member's
+certificate as unknown.
 """
 
 from datetime import datetime
@@ -20,7 +20,7 @@ class CoordinatorHomeError(ValueError):
 
 
 def claim_database(database: Database, federation_id: str, ca: x509.Certificate, *, now: datetime) -> None:
-    """Records which federation an empty, migrated database belongs to.
+    """Records the federation of an empty, migrated database.
 
     Raises:
         HomeError: it belongs to one already.
@@ -40,33 +40,33 @@ def must_own(database: Database, home: Path, federation_id: str, ca: x509.Certif
     Raises:
         HomeError: the database holds no federation, or another one; or `federation_id` was edited.
     """
-    found = None
+    owner = None
     if inspect(database.engine).has_table(Federation.__tablename__):
         with database.read() as session:
-            found = session.scalar(select(Federation))
-    if found is None:
+            owner = session.scalar(select(Federation))
+    if owner is None:
         empty = f"the database {database.url} is empty: it holds no federation"
         raise CoordinatorHomeError(lost_database(empty, home, federation_id))
     shown = fingerprint(ca)
-    if found.ca_fingerprint != shown:
+    if owner.ca_fingerprint != shown:
         raise CoordinatorHomeError(
-            f"the database {database.url} is of the federation {found.federation_id}, whose CA certificate has the "
-            f"SHA-256 fingerprint {found.ca_fingerprint}; {home / 'ca.pem'} is another one, with {shown}. They do not "
+            f"the database {database.url} is of the federation {owner.federation_id}, whose CA certificate has the "
+            f"SHA-256 fingerprint {owner.ca_fingerprint}; {home / 'ca.pem'} is another one, with {shown}. They do not "
             "belong together: no member's certificate would be known. Restore the database of this directory, or "
             f"correct `database` in {home / 'coordinator.toml'}"
         )
-    if found.federation_id != federation_id:
+    if owner.federation_id != federation_id:
         raise CoordinatorHomeError(
             f"{home / 'coordinator.toml'} says federation_id = {federation_id!r}, but the database {database.url} and "
-            f"the CA are of the federation {found.federation_id!r}. The name is in every certificate and signature "
-            f"and cannot be changed: set federation_id = {found.federation_id!r} again"
+            f"the CA are of the federation {owner.federation_id!r}. The name is in every certificate and signature "
+            f"and cannot be changed: set federation_id = {owner.federation_id!r} again"
         )
 
 
-def lost_database(found: str, home: Path, federation_id: str) -> str:
-    """The message when a home's database is missing or empty; `found` says which."""
+def lost_database(cause: str, home: Path, federation_id: str) -> str:
+    """The message when a home's database is missing or empty, as `cause` says."""
     return (
-        f"{found}, but {home} has the keys of the federation {federation_id}, whose members are known to its database "
+        f"{cause}, but {home} has the keys of the federation {federation_id}, whose members are known to its database "
         "alone. Nothing was changed. Restore the database from a backup, or correct `database` in "
         f"{home / 'coordinator.toml'}. A new federation, which every member has to join, is made by `fedpareto "
         "coordinator init` in another directory"
@@ -80,6 +80,6 @@ def take_office(database: Database, coordinator: str) -> None:
 
 
 def in_office(database: Database, coordinator: str) -> bool:
-    """Whether no other coordinator process has had the database since `take_office`."""
+    """True if no other coordinator process has had the database since `take_office`."""
     with database.read() as session:
         return session.scalar(select(Federation.coordinator)) == coordinator

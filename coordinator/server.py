@@ -1,4 +1,4 @@
-"""The daemon: the front listener's two ports, one gRPC server behind them, and all that it serves."""
+"""The daemon: the front listener's two ports, one gRPC server behind them, and its services."""
 
 import asyncio
 import logging
@@ -82,16 +82,16 @@ _SERVICES = (
 
 
 def _serves_tls12(bind: str, port: int, host: str) -> bool:
-    """Whether a handshake in TLS 1.2 succeeds with a server that asks for no certificate."""
+    """True if a handshake in TLS 1.2 succeeds with a server that asks for no certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["h2"])
-    here = {"0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "::1"}.get(bind, bind)  # noqa: S104 - read, not bound
+    address = {"0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "::1"}.get(bind, bind)  # noqa: S104 - read, not bound
     try:
         with (
-            socket.create_connection((here, port), timeout=10) as plain,
+            socket.create_connection((address, port), timeout=10) as plain,
             context.wrap_socket(plain, server_hostname=host),
         ):
             return True
@@ -207,12 +207,12 @@ class Coordinator:
         self._monitoring = asyncio.create_task(self._monitor.run())
         self._watching = asyncio.create_task(self._access.watch_administrators())
         home.note_ports(self.federation_port, self.enrollment_port)
-        told = "federation %s: members at %s, newcomers at %s, database %s"
-        log.info(told, home.federation_id, parts.address, parts.enrollment_address, database.url)
+        message = "federation %s: members at %s, newcomers at %s, database %s"
+        log.info(message, home.federation_id, parts.address, parts.enrollment_address, database.url)
 
     async def stop(self, grace: float = GRACE_SECONDS) -> None:
         """Ends streams, lets calls finish within `grace` seconds, stops the supervisor, and closes the database."""
-        if self._database.holds_lock():  # or the file may be another coordinator's
+        if self._database.holds_lock():  # otherwise the file may be another coordinator's
             self._home.ports_file.unlink(missing_ok=True)
         await self._front.stop_accepting()
         self._access.stop()
@@ -247,7 +247,7 @@ class Coordinator:
         database.migrate()
         coordinator, now = secrets.token_hex(16), self._clock()
         take_office(database, coordinator)
-        home.record_what_holds(database, by="coordinator", now=now)
+        home.record_configuration(database, by="coordinator", now=now)
         with database.read() as session:
             if (caution := officers_caution(session, home.settings)) is not None:
                 log.warning("%s", caution)

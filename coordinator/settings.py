@@ -144,17 +144,17 @@ class Settings(Section):
 
     @property
     def admin_certificate_lifetime(self) -> timedelta:
-        """How long an administrator's certificate lasts."""
+        """The lifetime of an administrator's certificate."""
         return timedelta(seconds=self.admin_certificate_seconds)
 
     @property
-    def told(self) -> str:
+    def changed_text(self) -> str:
         """The settings that differ from the defaults, for the record: without the password of the database."""
         chosen = {name: getattr(self, name) for name in sorted(self.model_dump(exclude_defaults=True))}
         if "@" in (url := chosen.get("database", "")):
             scheme, _, rest = url.partition("://")
-            user, _, place = rest.rpartition("@")
-            chosen["database"] = f"{scheme}://{user.partition(':')[0]}@{place}"
+            user, _, host = rest.rpartition("@")
+            chosen["database"] = f"{scheme}://{user.partition(':')[0]}@{host}"
         return "; ".join(f"{name} = {json.dumps(value)}" for name, value in chosen.items())
 
     @classmethod

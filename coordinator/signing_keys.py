@@ -17,13 +17,13 @@ from storage.models import Rotation
 
 @dataclass(frozen=True)
 class Signing:
-    """What the coordinator signs and derives with.
+    """The keys with which the coordinator signs and derives secrets.
 
     Attributes:
         federation_id: its federation.
         key: signs from now on.
-        chain: the public keys, with those from before.
-        secret: from which secrets of its own are derived; it stays when the key changes, so that a round goes on.
+        chain: the public keys, former ones included.
+        secret: its own secrets are derived from it; it stays when the key changes, so that a round goes on.
     """
 
     federation_id: str

@@ -36,7 +36,7 @@ class ThreadPool:
         buffer = bytearray(size)
         try:
             count = os.preadv(file.fileno(), [buffer], offset, os.RWF_NOWAIT)
-        except OSError:  # they are on the disk, or the file system cannot tell
+        except OSError:  # the bytes are on the disk, or the file system cannot tell
             return await self.run(os.pread, file.fileno(), size, offset)
         return bytes(buffer[:count])
 
