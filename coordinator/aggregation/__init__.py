@@ -35,7 +35,7 @@ class Aggregate:
         direction: shape (d,), float64; the step is against it: w - rate * direction.
         state: for the next call of an algorithm that keeps one.
         diagnostics: measurements by name; `dropped` is the number of dropped rows.
-        dropped: the places of the dropped rows.
+        dropped: the indices of the dropped rows.
     """
 
     coefficients: NDArray[np.float64] | None
@@ -98,44 +98,44 @@ def aggregate(
         raise ValueError(f"clients has {len(names)} names; one for each of the {m} rows is needed")
     with np.errstate(over="ignore", invalid="ignore"):
         K = gram(rows)
-        kept = np.isfinite(np.diag(K))
+        usable = np.isfinite(np.diag(K))
     present = elapsed == 0
-    told: dict[str, Any] = {}
-    for label, given, read in (
+    reports: dict[str, Any] = {}
+    for label, values_given, read in (
         ("losses", losses, rule.reads_losses),
         ("accuracies", accuracies, rule.reads_accuracies),
     ):
-        if given is not None:
-            told[label] = _per_row(label, given, m)
-            told[label][~present] = 0.0
-            kept &= np.isfinite(told[label]) | (not read)
+        if values_given is not None:
+            reports[label] = _per_row(label, values_given, m)
+            reports[label][~present] = 0.0
+            usable &= np.isfinite(reports[label]) | (not read)
         elif read:
             raise ValueError(f"{name} needs {label}, one per row")
-    dropped = tuple(np.flatnonzero(~kept).tolist())
+    dropped = tuple(np.flatnonzero(~usable).tolist())
     coefficients, weights = np.zeros(m), np.zeros(m)
-    if not (kept & present).any():
+    if not (usable & present).any():
         direction = np.concatenate(list(combine(coefficients, rows)))
         still = {"direction_norm": 0.0, "stationary": 1.0, "dropped": float(len(dropped))}
         return Aggregate(coefficients, weights, direction, dict(state or {}), still, dropped)
-    shares = (lambda0 * present)[kept]
-    K = K[np.ix_(kept, kept)]
+    shares = (lambda0 * present)[usable]
+    K = K[np.ix_(usable, usable)]
     with one_thread():
         answer = rule.decide(
             Rows(
                 gram=K,
-                prior=shares / shares.sum() if shares.sum() > 0 else present[kept] / present[kept].sum(),
-                samples=counts[kept],
-                clients=tuple(client for client, use in zip(names, kept, strict=True) if use),
-                ages=None if ages is None else elapsed[kept],
+                prior=shares / shares.sum() if shares.sum() > 0 else present[usable] / present[usable].sum(),
+                samples=counts[usable],
+                clients=tuple(client for client, use in zip(names, usable, strict=True) if use),
+                ages=None if ages is None else elapsed[usable],
                 state=dict(state or {}),
-                **{label: values[kept] for label, values in told.items() if np.isfinite(values[kept]).all()},
+                **{label: values[usable] for label, values in reports.items() if np.isfinite(values[usable]).all()},
             )
         )
-    streamed = Direction(answer, [rows[i] for i in np.flatnonzero(kept)], K)
+    streamed = Direction(answer, [rows[i] for i in np.flatnonzero(usable)], K)
     direction = np.concatenate(list(streamed)) * (not streamed.stationary)
-    weights[np.flatnonzero(kept)[: len(answer.weights)]] = answer.weights
+    weights[np.flatnonzero(usable)[: len(answer.weights)]] = answer.weights
     if answer.coordinates is None:
-        coefficients[kept] = answer.coefficients
+        coefficients[usable] = answer.coefficients
     return Aggregate(
         coefficients=coefficients if answer.coordinates is None else None,
         weights=weights,

@@ -28,21 +28,21 @@ from federation.spec.computation import Ability
 from federation.spec.options import Options
 
 Opened = Literal["sum", "gram"] | None
-"""What a private round opens for a rule besides the weighted sum: nothing, or the Gram matrix of sketches."""
+"""The values that a private round opens for a rule besides the weighted sum: none, or the Gram matrix of sketches."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Algorithm(Options, ABC):
-    """What a run does in each round. Its options are its hyper-parameters.
+    """The work of a run in each round. Its options are its hyper-parameters.
 
     Attributes:
-        name: what run specifications and the command line call it.
-        reads_losses: whether it needs the losses that clients report.
-        reads_accuracies: whether it needs the accuracies on their training splits that they report.
-        averages: whether its model is the mean of the models after every step; that one is evaluated and deployed,
-            the clients train from the last one.
-        stages: change the rows before the rule sees them.
-        private: what a private round must open for it; None where it cannot work on what a private round opens.
+        name: its name in run specifications and on the command line.
+        reads_losses: True if it needs the losses that clients report.
+        reads_accuracies: True if it needs the accuracies on their training splits that they report.
+        averages: True if its model is the mean of the models after every step; this mean is evaluated and deployed, and
+            the clients train from the last model.
+        stages: they change the rows before the rule sees them.
+        private: the values that a private round must open for it; None where it cannot work in a private round.
     """
 
     refusal = HyperparameterError
@@ -72,12 +72,12 @@ class Algorithm(Options, ABC):
 
     @property
     def measures_samples(self) -> bool:
-        """Whether it asks for losses or gradients on training splits, which noise in the training does not protect."""
+        """True if it asks for losses or gradients on training splits, which noise in the training does not protect."""
         return self.reads_losses or self.reads_accuracies
 
     @property
     def divides_by_rate(self) -> bool:
-        """Whether it takes an update that is divided by train.learning_rate for a sum of gradients."""
+        """True if it treats an update divided by train.learning_rate as a sum of gradients."""
         return False
 
     def needs(self, objectives: tuple[str, ...]) -> frozenset[Ability]:
@@ -85,19 +85,19 @@ class Algorithm(Options, ABC):
         return frozenset({Ability.WEIGHTS} if len(objectives) > 1 else ())
 
     def sensitivity(self, updates: int) -> float | None:
-        """How far the direction moves, at most, when one of these updates is replaced by another one or by zero.
+        """The largest move of the direction when one of these updates is replaced by another one or by zero.
 
-        It holds with the prior 1/m. None where the algorithm has no such bound.
+        The bound holds with the prior 1/m. None where the algorithm has no such bound.
         """
         return None
 
     @property
     def keeps_updates(self) -> bool:
-        """Whether later rounds may recall updates, which must then be stored."""
+        """True if later rounds may recall updates, which must then be stored."""
         return False
 
     def origins(self) -> tuple[CodeOrigin, ...]:
-        """Further plug-ins that its steps are made with, such as a sketch."""
+        """Further plug-ins that make its steps, such as a sketch."""
         return ()
 
     def optimiser(self) -> Optimiser | None:

@@ -42,7 +42,7 @@ def measure(K: Matrix, products: Vector, norm: float, weights: Vector) -> dict[s
         **conflicts(K),
         "entropy": float(-(positive * np.log(positive)).sum()) + 0.0,
         "descent_min": float(cosines.min(initial=1.0)),
-        # A cosine of about -1e-9 may be a zero that K was rounded to.
+        # A cosine of about -1e-9 may be a rounded zero.
         "descent_share": float((cosines >= -1e-9).mean()) if len(cosines) else 1.0,
     }
 

@@ -17,8 +17,8 @@ class Direction:
     Attributes:
         norm: ||direction|| without noise; 0 where it is zero but for rounding.
         products: of every row with the direction without noise, shape (m,); 0 where the norm is.
-        stationary: there is no step to take: the direction is zero but for rounding. With noise every step is taken:
-            that there is none would show something of the updates.
+        stationary: there is no step to take: the direction is zero but for rounding. With noise every step is taken,
+            since a missing step would reveal something of the updates.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Direction:
 
     @property
     def diagnostics(self) -> dict[str, float]:
-        """Those of the combination, completed for a coordinate-wise one."""
+        """The diagnostics of the combination, completed for a coordinate-wise one."""
         if self._combination.coordinates is None:
             return self._combination.diagnostics
         measured = measure(self._gram, self.products, self.norm, self._combination.weights)

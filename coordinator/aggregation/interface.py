@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 
-LOCAL_RATE = 0.1  # the default of train.learning_rate, where no run says what the clients' rate is
+LOCAL_RATE = 0.1  # the default of train.learning_rate, where no run gives the clients' rate
 
 
 class HyperparameterError(ValueError):
@@ -45,7 +45,7 @@ class Rows:
         rounds: T, the rounds of the run.
         local_rate: eta_l, the clients' learning rate.
         state: the algorithm's state after the last step; empty before the first.
-        cap: the largest weight, in a private round; None where nothing but the rule bounds it.
+        cap: the largest weight, in a private round; None where only the rule bounds it.
 
     Raises:
         ValueError: shapes that do not fit, values that are not finite, a prior that is no distribution.
@@ -89,7 +89,7 @@ class Rows:
 
     @property
     def current(self) -> int:
-        """How many rows, the first ones, are of this round."""
+        """The number of rows of this round, which come first."""
         return len(self.prior) if self.ages is None else int((self.ages == 0).sum())
 
     @property
@@ -97,19 +97,19 @@ class Rows:
         """||u_i||, shape (m,)."""
         return np.sqrt(np.diag(self.gram))
 
-    def told(self, what: Literal["losses", "accuracies"], rule: str) -> Vector:
-        """The losses or accuracies, shape (m,), for a rule that cannot do without.
+    def reported(self, kind: Literal["losses", "accuracies"], rule: str) -> Vector:
+        """The losses or accuracies, shape (m,), for a rule that needs them.
 
         Raises:
             ValueError: they are not known.
         """
-        values: Vector | None = getattr(self, what)
+        values: Vector | None = getattr(self, kind)
         if values is None:
-            raise ValueError(f"{rule} needs {what}, one per row")
+            raise ValueError(f"{rule} needs {kind}, one per row")
         return values
 
     def names(self, rule: str) -> tuple[str, ...]:
-        """The clients, m names, for a rule that cannot do without.
+        """The clients, m names, for a rule that needs them.
 
         Raises:
             ValueError: they are not known.
@@ -127,7 +127,7 @@ class Coordinates:
 
     Attributes:
         matrix: shape (m', m).
-        trim: how many values are left out at each end, less than m' / 2; (m' - 1) // 2 of them leave the median.
+        trim: the number of values left out at each end, less than m' / 2; (m' - 1) // 2 leaves the median.
     """
 
     matrix: Matrix
@@ -146,8 +146,8 @@ class Objectives:
         names: the M objectives that a participant serves, in the task's order.
         weights: lambda, shape (M,): not negative, sum 1.
         gram: of their gradients or averaged updates, shape (M, M); None where it is not known.
-        mode: how the weights were found.
-        left_out: the run's other objectives; for each, why.
+        mode: the method that found the weights.
+        left_out: the run's other objectives, with the reason for each.
         notes: for the operator, on this round.
         divergence: of the losses from the preference (KL); None where there is no preference.
         exact: the Gram matrix of their gradients on all of the clients' training samples, shape (M, M); None where

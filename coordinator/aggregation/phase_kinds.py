@@ -73,7 +73,7 @@ class GradientsPhase(AlgorithmPhase):
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualsPhase(AlgorithmPhase):
-    """Ask for the inner products of what the sketches of the round's gradients left out with the sum of the sketches.
+    """Ask for the inner products of the gradients' remainders (beside their sketches) with the sum of the sketches.
 
     Attributes:
         gradients: the phase that the sketches were made for.

@@ -79,11 +79,11 @@ class AlgorithmPhase(ABC):
         return {}
 
     def transfer_seconds(self) -> float:
-        """What the deadline that the run's specification gives is extended by, for large replies."""
+        """The seconds by which the deadline of the run's specification is extended, for large replies."""
         return 0.0
 
     def closes(self, asked: int) -> Closing | None:
-        """When the phase is done, with this many clients asked; None leaves it to the run's specification."""
+        """The closing of the phase with this many clients asked; None leaves it to the run's specification."""
         return None
 
 
@@ -104,7 +104,7 @@ class PhaseReply:
         objectives: those that the client worked on.
         envelope: the digest of its signed envelope, by which the record of the step names the reply.
         payload: the digest of the stored update, by which a later round may recall it; empty where it is not stored.
-        statement: what the client says and signs besides; None where the kind of work has no statements.
+        statement: a further signed statement of the client; None where the kind of work has none.
         signed: the signed envelope itself, which other members verify; empty where the client signs nothing.
         signed_payload: the digest of the payload in the envelope.
     """
@@ -156,7 +156,7 @@ class Voided(Exception):
 
     Attributes:
         named: members that must have cheated, with the reason: they are asked no more in this run.
-        blind: whether a check failed that names nobody.
+        blind: True if a check failed that names nobody.
     """
 
     def __init__(self, message: str, *, named: Mapping[str, str] = MappingProxyType({}), blind: bool = False) -> None:
@@ -171,18 +171,18 @@ class Waiting(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What a session of a private round needs of its coordinator.
+    """The coordinator's data for a session of a private round.
 
     Attributes:
-        purpose: what the session is for.
+        purpose: the purpose of the session.
         agreed: the terms.
         terms_bytes: as they are sent.
         taus: tau1 and tau2 from the view of MASK, V and the digests of their masked vectors.
         specification: of the run, as it was submitted.
-        bounds: what members allow of coefficients.
+        bounds: the bounds that members put on coefficients.
         effective_members: E*, as of `privacy.effective_members`.
         asked: the coefficients of W with which members have been asked for their masked vectors, in units of 2^-32;
-            None where they have not been asked yet. Another processor may round the Gram matrix's solution otherwise.
+            None where they have not been asked yet. Another processor may round the Gram matrix's solution differently.
     """
 
     purpose: str
@@ -197,7 +197,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateSetting:
-    """What a private round needs of its coordinator.
+    """The coordinator's data for a private round.
 
     Attributes:
         mode: of its sessions.
@@ -208,7 +208,7 @@ class PrivateSetting:
         origin: the run and the model.
         keys: the ids of the signing keys of all members that may be asked, 32 bytes each, by client id.
         named: the members that were named as cheaters in this run.
-        blind: how many attempts at this round ended in a check that names nobody.
+        blind: the number of attempts at this round that ended in a check that names nobody.
         settle: makes the setting of a session from its purpose and its terms without a nonce; the same after a restart.
             Purposes distinguish the sessions of one attempt at a round.
     """
@@ -243,7 +243,7 @@ class Selected:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundContext:
-    """Everything that a round may depend on besides its replies.
+    """All inputs of a round besides its replies.
 
     Attributes:
         number: t, from 0.
@@ -260,7 +260,7 @@ class RoundContext:
         local_rate: eta_l, the clients' learning rate in this round.
         server_rate: eta_t, the server's learning rate in this round.
         selected: the round's clients.
-        draw: an independent choice of as many clients as the round selected, by a word for its purpose.
+        draw: makes an independent choice of as many clients as the round selected, by a word for its purpose.
         revoked: the clients that have been revoked by now.
         private: for a private round; None where updates are sent in the clear.
     """
@@ -325,10 +325,10 @@ class Replies(Sequence[PhaseReply]):
         )
         return sum((gram(part, device=self._device) for part in parts), np.zeros((1, 1)))
 
-    def reporting(self, what: Literal["loss", "accuracy"]) -> "Replies":
-        """Those that report a finite number of this kind."""
-        told = [reply for reply in self._replies if np.isfinite(getattr(reply, what))]
-        return self if len(told) == len(self) else Replies(told, device=self._device)
+    def reporting(self, kind: Literal["loss", "accuracy"]) -> "Replies":
+        """The replies that report a finite number of this kind."""
+        reporting = [reply for reply in self._replies if np.isfinite(getattr(reply, kind))]
+        return self if len(reporting) == len(self) else Replies(reporting, device=self._device)
 
     def prior(self, kind: Literal["uniform", "samples"]) -> NDArray[np.float64]:
         """lambda0, shape (m,): 1/m, or in proportion to the samples."""
@@ -360,11 +360,11 @@ class Replies(Sequence[PhaseReply]):
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What a session of a private round settled, for the signed step.
+    """The results of a session of a private round, for the signed step.
 
     Attributes:
         session: its digest.
-        purpose: what it was for.
+        purpose: its purpose.
         agreed: the terms.
         terms: as they were sent.
         ready: U1.
@@ -372,7 +372,7 @@ class Record:
         survivors: V; none where nothing was summed.
         coefficients: of W, in units of 2^-32; none where nothing was summed.
         tau1, tau2: the challenges; empty unless the mode is `verified`.
-        alarms: what was wrong and did not void the session, for operators.
+        alarms: problems that did not void the session, for operators.
     """
 
     session: bytes
@@ -403,8 +403,7 @@ class Step:
         forgotten: revoked clients, whose updates the algorithm's state no longer refers to.
         combined: the vector that is combined already, (d,); None where the rows of the replies are combined.
         size: the factor of the direction besides the server's learning rate, from a line search.
-        sessions: what the sessions of a private round settled, in their order; none where updates were sent in the
-            clear.
+        sessions: the results of the sessions of a private round, in order; none where updates were sent in the clear.
         named: members that cheated without effect, with the reason: they are asked no more in this run.
     """
 

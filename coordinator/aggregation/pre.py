@@ -48,7 +48,7 @@ class Stage(Options, ABC):
 
     Attributes:
         name: its name in run specifications.
-        compares: whether it compares or mixes the updates of one round. Rules that also read updates of earlier rounds
+        compares: True if it compares or mixes the updates of one round. Rules that also read updates of earlier rounds
             (`tau`) refuse such a stage.
     """
 
@@ -78,7 +78,7 @@ def apply(stages: Sequence[Stage], rows: Rows) -> Staged:
     """The rows after every stage, in order.
 
     Raises:
-        TooFewUpdatesError: a stage promises nothing for so few rows.
+        TooFewUpdatesError: there are too few rows for a stage.
     """
     points, norms = coordinates(rows.gram), rows.norms
     matrix = shares = np.eye(len(rows.prior))
@@ -87,7 +87,7 @@ def apply(stages: Sequence[Stage], rows: Rows) -> Staged:
         mean = mixture.matrix if mixture.shares is None else mixture.shares
         matrix, shares = mixture.matrix @ matrix, mean @ shares
         mixed = matrix @ points
-        # Rows that cancel leave rounding errors, which a rule that normalises would take for a direction.
+        # Rows that cancel leave rounding errors, which a rule that normalises would treat as a direction.
         size = np.abs(matrix) @ norms
         mixed[(mixed**2).sum(axis=1) <= STATIONARY_TOLERANCE * size**2] = 0.0
         losses, accuracies = rows.losses, rows.accuracies

@@ -2,8 +2,8 @@
 
     minimise 1/2 lambda^T K lambda   over   sum lambda = 1,  lower <= lambda <= upper
 
-PIQP's interior point guesses which bounds bind; a primal active set of ours starts there, ends on a face exactly, and
-does not depend on the guess being good. What is returned carries its optimality residual, computed from K itself.
+PIQP's interior point guesses the active bounds; our primal active set starts there, ends exactly on a face, and works
+from a bad guess, too. The result carries its optimality residual, computed from K itself.
 
 Scaling: with s_i = sqrt(K_ii), x_i = lambda_i s_i / s_ref turns K into the matrix of cosines. s_ref is the least
 sum lambda_i s_i that the box allows, so that the solution is of order 1 and norms may spread over many decades.
@@ -30,7 +30,7 @@ _EPS = float(np.finfo(np.float64).eps)
 _SUM_TOLERANCE = 1e-12
 _OPTIMAL = 4 * _EPS  # the residual of a prior that is kept  # no mutant: any bound near rounding will do
 _SUM_ROUNDING = 2 * _EPS  # no mutant: any bound near rounding will do
-_SMALLEST_NORM = 1e-5  # of s_ref; what is shorter is scaled as if it had this norm
+_SMALLEST_NORM = 1e-5  # of s_ref; shorter rows are scaled as if they had this norm
 _FAR = 1e3
 
 
@@ -39,7 +39,7 @@ class InfeasibleBoxError(ValueError):
 
 
 class UnsolvedError(ArithmeticError):
-    """The residual that is promised could not be reached."""
+    """The promised residual could not be reached."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Solution:
         residual: the largest amount by which a pair of rows violates the optimality conditions, relative to the
             largest K_ii: shifting weight from i to j would gain K_i lambda - K_j lambda. At most 1e-9.
         iterations: of the active set.
-        stationary: ||d||^2 = lambda^T K lambda is numerically zero: no direction to go.
+        stationary: ||d||^2 = lambda^T K lambda is numerically zero: there is no direction.
     """
 
     weights: Vector
@@ -113,14 +113,14 @@ def not_negative(A: Matrix, b: Vector, prior: Vector, pull: float) -> Vector:
 
     damped = np.vstack([A, pull * np.eye(len(prior))])
     try:
-        found: Vector = nnls(damped, np.concatenate([b, pull * prior]))[0]
+        solution: Vector = nnls(damped, np.concatenate([b, pull * prior]))[0]
     except RuntimeError as error:
         raise UnsolvedError(f"non-negative least squares: {error}") from None
-    return found
+    return solution
 
 
 def kkt_residual(K: Matrix, weights: Vector, lower: Vector, upper: Vector) -> float:
-    """How far `weights` is from optimal, relative to the largest K_ii (see `Solution.residual`); inf if infeasible."""
+    """The residual of `weights`, relative to the largest K_ii (see `Solution.residual`); inf if they are infeasible."""
     if not (abs(weights.sum() - 1) <= _SUM_TOLERANCE and (weights >= lower).all() and (weights <= upper).all()):
         return float("inf")  # also for weights that are not numbers
     gradient = K @ weights
@@ -177,7 +177,7 @@ def _least_mean(norms: Vector, lower: Vector, upper: Vector) -> float:
 
 
 def _into(weights: Vector, lower: Vector, upper: Vector, total: float = 1.0) -> Vector:
-    """Clips into the box, then spreads what is missing to a sum of `total` over the room that is left."""
+    """Clips into the box, then spreads the difference to a sum of `total` over the remaining room."""
     inside: Vector = np.clip(weights, lower, upper)
     missing = total - inside.sum()
     room: Vector = upper - inside if missing > 0 else inside - lower
@@ -234,11 +234,11 @@ class _ActiveSet:
         solver.settings.max_iter = 100  # no mutant: a guess need not be good
         solver.setup(self.C, self.q, self.a[None, :], np.ones(1), None, None, None, self.lower, self.upper)
         solver.solve()
-        found = solver.result
-        x = found.x * self.a
-        at_lower = (found.x - self.lower) < found.z_bl
-        at_upper = (self.upper - found.x) < found.z_bu
-        # Make the guess feasible: those that it holds at a bound stay there if the others can take up the rest.
+        guess = solver.result
+        x = guess.x * self.a
+        at_lower = (guess.x - self.lower) < guess.z_bl
+        at_upper = (self.upper - guess.x) < guess.z_bu
+        # Make the guess feasible: variables at a bound stay there if the others can take the rest.
         lower, upper = self.box
         x = np.where(at_lower, lower, np.where(at_upper, upper, np.clip(x, lower, upper)))
         free = ~(at_lower | at_upper)
@@ -253,11 +253,11 @@ class _ActiveSet:
         """
         if not free.any():
             return x, 0.0
-        held = ~free
+        bound = ~free
         a = self.a[free]
-        rest = self.C[np.ix_(free, held)] @ x[held] + self.q[free]
+        rest = self.C[np.ix_(free, bound)] @ x[bound] + self.q[free]
         y = np.linalg.solve(self.C[np.ix_(free, free)], np.column_stack([-rest, a]))
-        nu = (1.0 - self.a[held] @ x[held] - a @ y[:, 0]) / (a @ y[:, 1])
+        nu = (1.0 - self.a[bound] @ x[bound] - a @ y[:, 0]) / (a @ y[:, 1])
         target = x.copy()
         if len(a) > 1:  # a single free variable is held by the sum
             target[free] = y[:, 0] + nu * y[:, 1]
@@ -268,7 +268,7 @@ class _ActiveSet:
     def _longest_step(
         self, x: Vector, target: Vector, free: NDArray[np.bool_]
     ) -> tuple[float, NDArray[np.bool_], NDArray[np.bool_]]:
-        """How far towards the target the box allows to go, and which bounds end it."""
+        """The longest step towards the target within the box, and the bounds that end it."""
         move = target - x
         with np.errstate(divide="ignore", invalid="ignore"):
             down = np.where(free & (target < self.lower), (self.lower - x) / move, np.inf)

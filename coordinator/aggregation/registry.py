@@ -74,9 +74,9 @@ _STAGES: Plugins[Stage] = Plugins("stage", "fedpareto.stages", Stage, "fedpareto
 
 @dataclass(frozen=True)
 class ListedRule:
-    """A rule or a stage in a list for people: a summary in one line, or why it cannot be used.
+    """A rule or a stage in a list for users: a summary in one line, or the reason why it cannot be used.
 
-    `hyperparameters` are its own; `package` brings it, and is empty for a built-in rule.
+    `hyperparameters` are its own; `package` contains it, and is empty for a built-in rule.
     """
 
     name: str
@@ -99,20 +99,20 @@ def algorithm(name: str, values: Mapping[str, Any] = MappingProxyType({})) -> Al
             names the key and what exists); or the code of a plug-in raised an exception.
     """
     rule, stages = _kind(name), _stage_kinds(values.get("pre", ()))
-    own = _fields(_RULES, "name", name, rule)
+    of_rule = _fields(_RULES, "name", name, rule)
     of_stages = {stage: _fields(_STAGES, "pre", stage, kind) for stage, kind in stages.items()}
-    taken = {key for fields in (own, *of_stages.values()) for key in fields}
-    for key in values.keys() - taken - {"pre"}:
-        common = {each.name: each for each in common_hyperparameters()}
+    accepted = {key for fields in (of_rule, *of_stages.values()) for key in fields}
+    for key in values.keys() - accepted - {"pre"}:
+        common = {parameter.name: parameter for parameter in common_hyperparameters()}
         if key in common:
-            which = " or ".join(f'"{stage}"' for stage in common[key].stages)
-            raise HyperparameterError(f"{key}: only for the stage {which}, which pre lacks")
-        known = ", ".join(dict.fromkeys([*own, *common, *taken]))
-        raise HyperparameterError(f"{key}: {name} has no such hyper-parameter; it has {known}")
+            names = " or ".join(f'"{stage}"' for stage in common[key].stages)
+            raise HyperparameterError(f"{key}: only for the stage {names}, which pre lacks")
+        accepted_names = ", ".join(dict.fromkeys([*of_rule, *common, *accepted]))
+        raise HyperparameterError(f"{key}: {name} has no such hyper-parameter; it has {accepted_names}")
     before = tuple(
         _made(_STAGES, "pre", stage, kind, _values(stage, of_stages[stage], values)) for stage, kind in stages.items()
     )
-    return _made(_RULES, "name", name, rule, {**_values(name, own, values), "stages": before})
+    return _made(_RULES, "name", name, rule, {**_values(name, of_rule, values), "stages": before})
 
 
 @contextmanager
@@ -124,20 +124,20 @@ def rule_code(rule: Algorithm, doing: str) -> Iterator[None]:
 
 def origins(rule: Algorithm) -> tuple[CodeOrigin, ...]:
     """The code that makes the steps: that of the algorithm, then that of each stage and sketch that is a plug-in."""
-    own = rule.origin if isinstance(rule, torchjd.TorchJD) else _RULES.origin(rule.name, type(rule))
+    of_rule = rule.origin if isinstance(rule, torchjd.TorchJD) else _RULES.origin(rule.name, type(rule))
     plugged = tuple(_STAGES.origin(stage.name, type(stage)) for stage in rule.stages if stage.name not in STAGES)
-    return (own, *plugged, *rule.origins())
+    return (of_rule, *plugged, *rule.origins())
 
 
 def common_hyperparameters() -> tuple[Hyperparameter, ...]:
     """The hyper-parameters that every algorithm takes: `pre`, and those of the built-in stages."""
-    words = f"stages before the rule, in order, of: {', '.join(STAGES)}"
-    found = {"pre": Hyperparameter("pre", tuple[str, ...], (), words)}
+    help_text = f"stages before the rule, in order, of: {', '.join(STAGES)}"
+    common = {"pre": Hyperparameter("pre", tuple[str, ...], (), help_text)}
     for stage, kind in STAGES.items():
-        for each in hyperparameters(kind):
-            takers = (*found[each.name].stages, stage) if each.name in found else (stage,)
-            found[each.name] = replace(each, stages=takers)
-    return tuple(found.values())
+        for parameter in hyperparameters(kind):
+            takers = (*common[parameter.name].stages, stage) if parameter.name in common else (stage,)
+            common[parameter.name] = replace(parameter, stages=takers)
+    return tuple(common.values())
 
 
 def listed() -> tuple[ListedRule, ...]:
@@ -152,7 +152,7 @@ def listed_stages() -> tuple[ListedRule, ...]:
 
 
 def names() -> tuple[str, ...]:
-    """The names of `listed`; imports no plug-in."""
+    """The names of the listed algorithms; imports no plug-in."""
     return (*ALGORITHMS, *(offer.name for offer in _RULES.offers()))
 
 
@@ -185,34 +185,34 @@ def _stage_kinds(pre: Any) -> dict[str, type[Stage]]:
 def _fields(plugins: Plugins[T], key: str, name: str, kind: type[T]) -> dict[str, Hyperparameter]:
     """The hyper-parameters of a rule or a stage by name."""
     with _explained(key), plugins.code(name, "reading its hyper-parameters", HyperparameterError):
-        return {each.name: each for each in hyperparameters(kind)}
+        return {parameter.name: parameter for parameter in hyperparameters(kind)}
 
 
 def _values(name: str, fields: Mapping[str, Hyperparameter], values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of one rule's or stage's hyper-parameters, each of its type."""
-    for key, each in fields.items():
-        if each.default is MISSING and key not in values:
+    for key, parameter in fields.items():
+        if parameter.default is MISSING and key not in values:
             raise HyperparameterError(f"{key}: {name} needs a value for it")
-    return {key: typed(key, values[key], each.type) for key, each in fields.items() if key in values}
+    return {key: typed(key, values[key], parameter.type) for key, parameter in fields.items() if key in values}
 
 
 def _made(plugins: Plugins[T], key: str, name: str, kind: type[T], values: Mapping[str, Any]) -> T:
     with _explained(key), plugins.code(name, f"making {kind.__name__}", HyperparameterError):
-        made = kind(**values)
-    object.__setattr__(made, "name", name)  # it is frozen, and a plug-in has the name in the specification
-    return made
+        instance = kind(**values)
+    object.__setattr__(instance, "name", name)  # it is frozen, and a plug-in has the name in the specification
+    return instance
 
 
 def _listed(plugins: Plugins[T]) -> tuple[ListedRule, ...]:
-    found = []
+    rules = []
     for offer in plugins.offers():
         try:
             kind = plugins.find(offer.name)
             with plugins.code(offer.name, "reading its hyper-parameters"):
-                found.append(ListedRule(offer.name, _summary(kind), hyperparameters(kind), offer.package))
+                rules.append(ListedRule(offer.name, _summary(kind), hyperparameters(kind), offer.package))
         except PluginError as error:
-            found.append(ListedRule(offer.name, f"cannot be used: {error}", (), offer.package))
-    return tuple(found)
+            rules.append(ListedRule(offer.name, f"cannot be used: {error}", (), offer.package))
+    return tuple(rules)
 
 
 def _summary(kind: type) -> str:

@@ -88,8 +88,8 @@ class Source:
 
     def _read_file(self, row: RowFile, start: int, out: NDArray[Any]) -> None:
         view, offset = out.data.cast("B"), row.offset + row.itemsize * start
-        kept = self._open.get(row.file)
-        with row.file.open("rb", 0) if kept is None else nullcontext(kept) as file:
+        open_file = self._open.get(row.file)
+        with row.file.open("rb", 0) if open_file is None else nullcontext(open_file) as file:
             while view:
                 count = os.preadv(file.fileno(), [view], offset)
                 if count == 0:

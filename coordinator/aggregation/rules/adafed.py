@@ -41,7 +41,7 @@ class AdaFed(Rule):
     )
 
     def combine(self, rows: Rows) -> Combination:
-        K, losses = rows.gram, np.abs(rows.told("losses", self.name))
+        K, losses = rows.gram, np.abs(rows.reported("losses", self.name))
         part = (np.diag(K) > 0) & (rows.prior > 0)
         largest = float(losses[part].max(initial=0.0))
         coefficients, residual = np.zeros(len(K)), 0.0
@@ -63,8 +63,8 @@ def _shortest(C: Matrix, gains: Vector) -> tuple[Vector, float]:
     size = float(gains.max())
     gains = gains / size
     values, vectors = np.linalg.eigh(C)
-    kept = values > len(C) * _RESOLUTION**2
-    x: Vector = vectors[:, kept] @ ((vectors[:, kept].T @ gains) / values[kept])
+    significant = values > len(C) * _RESOLUTION**2
+    x: Vector = vectors[:, significant] @ ((vectors[:, significant].T @ gains) / values[significant])
     reached = C @ x
     if reached.min() < -_RESOLUTION or reached.max() <= _RESOLUTION:
         return np.zeros(len(C)), float(np.abs(reached - gains).max())

@@ -57,16 +57,18 @@ class AFL(Rule):
         return Step(replies, self.decide(replace(replies.rows(context), state=state)), forgotten=gone)
 
     def decide(self, rows: Rows) -> Combination:
-        losses = rows.told("losses", self.name)
+        losses = rows.reported("losses", self.name)
         shares = _known(rows.state.get("lambda", {}), rows.names(self.name))
-        own = np.array([shares[client] for client in rows.clients])
+        own_shares = np.array([shares[client] for client in rows.clients])
         present = set(rows.clients)
         absent = sum(share for client, share in shares.items() if client not in present)
         total = max(0.0, 1.0 - absent)
-        prior = own / own.sum() if own.sum() > 0 else np.full(len(own), 1.0 / len(own))
+        prior = (
+            own_shares / own_shares.sum() if own_shares.sum() > 0 else np.full(len(own_shares), 1.0 / len(own_shares))
+        )
         with np.errstate(over="ignore"):
             rise = np.maximum(_FAR, self.gamma_lambda * (losses - losses.max()))
-        moved = onto_simplex(own + rise, total)
+        moved = onto_simplex(own_shares + rise, total)
         answer = super().decide(replace(rows, prior=prior))
         return replace(answer, state={"lambda": shares | dict(zip(rows.clients, moved.tolist(), strict=True))})
 

@@ -46,7 +46,7 @@ class FedFa(Rule):
         return FedFaMomentum(gamma=self.gamma, eta=self.eta, sign=self.sign)
 
     def decide(self, rows: Rows) -> Combination:
-        accuracies = rows.told("accuracies", self.name)
+        accuracies = rows.reported("accuracies", self.name)
         if (accuracies < 0).any():
             raise ValueError("fedfa needs accuracies, one per row and none of them negative")
         before: dict[str, int] = dict(rows.state.get("counts", {}))

@@ -59,24 +59,24 @@ class FedFV(Remembering):
     def combine(self, rows: Rows) -> Combination:
         m, K = rows.current, rows.gram
         order = self._ordered(rows)
-        kept = order[math.ceil((m - 1) * (1 - self.alpha) - 1e-9) :] if self.alpha > 0 else []
-        C, projections = project(K[:m, :m], order, kept)
+        keepers = order[math.ceil((m - 1) * (1 - self.alpha) - 1e-9) :] if self.alpha > 0 else []
+        C, projections = project(K[:m, :m], order, keepers)
         c = np.zeros(len(K))
         c[:m] = rows.prior[:m] @ C
         if rows.ages is not None:
             for age in range(self.tau, 0, -1):
                 projections += _against_group(K, c, np.flatnonzero(rows.ages == age))
-        length, wanted = (math.sqrt(max(0.0, float(x @ K @ x))) for x in (c, rows.prior))
+        length, length_of_average = (math.sqrt(max(0.0, float(x @ K @ x))) for x in (c, rows.prior))
         weights = c[:m] / c[:m].sum()
         # Updates that cancel each other leave rounding errors, which must not be lengthened to a whole step.
-        c = c * (wanted / length) if length > _ROUNDING * float(np.abs(c) @ rows.norms) else np.zeros(len(c))
-        return conclude(K, c, weights, kept=float(len(kept)), projections=float(projections))
+        c = c * (length_of_average / length) if length > _ROUNDING * float(np.abs(c) @ rows.norms) else np.zeros(len(c))
+        return conclude(K, c, weights, kept=float(len(keepers)), projections=float(projections))
 
     def _ordered(self, rows: Rows) -> list[int]:
         m = rows.current
         if self.order == "random":
             return [int(i) for i in np.random.default_rng([self.order_seed, rows.round]).permutation(m)]
-        ascending: list[int] = np.argsort(rows.told("losses", self.name)[:m], kind="stable").tolist()
+        ascending: list[int] = np.argsort(rows.reported("losses", self.name)[:m], kind="stable").tolist()
         return ascending if self.order == "loss" else ascending[::-1]
 
 

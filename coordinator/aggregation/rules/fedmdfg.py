@@ -77,7 +77,7 @@ class FedMDFG(Remembering):
         if not len(present):
             return conclude(K, np.zeros(len(K)), rows.prior[:m], angle=0.0, guided=0.0, lengthened=1.0, residual=0.0)
         C = unit_gram(K)
-        angle, guidance = unfairness(rows.told("losses", self.name)[present])
+        angle, guidance = unfairness(rows.reported("losses", self.name)[present])
         guided = angle > self.theta
         A = np.eye(len(K))[inverse > 0]
         if guided:
@@ -86,10 +86,10 @@ class FedMDFG(Remembering):
             A = np.vstack([A, row])
         solution = min_norm(A @ C @ A.T)
         unit = solution.weights @ A
-        shortest, wanted = (math.sqrt(max(0.0, float(x @ C @ x))) for x in (unit, rows.prior))
+        shortest, mean_length = (math.sqrt(max(0.0, float(x @ C @ x))) for x in (unit, rows.prior))
         # What is left of updates that cancel each other is their rounding: it must not grow to a whole step.
         standing = solution.stationary or shortest <= _ROUNDING * float(np.abs(unit).sum())
-        lengthened = 1.0 if standing else wanted / shortest
+        lengthened = 1.0 if standing else mean_length / shortest
         mean = float(rows.norms[present].mean())
         coefficients = np.zeros(len(K)) if standing else mean * lengthened * unit * inverse
         shares = np.maximum(unit[:m], 0.0)
@@ -116,34 +116,34 @@ class FedMDFG(Remembering):
             direction = np.concatenate([block.astype(np.float32) for block in blocks])
         clients = tuple(reply.client_id for reply in step.replies)
         tried = yield LineSearchPhase(direction=direction, steps=rates, clients=clients)
-        found = _told(tried, len(sizes))
-        if not found:
+        losses_by_client = _measured_losses(tried, len(sizes))
+        if not losses_by_client:
             raise TooFewUpdatesError(f"{self.name} needs losses along its direction, and no client reported one")
         slopes = (step.gram @ step.combination.coefficients)[: len(step.replies)] / context.local_rate
-        places = [place for place, reply in enumerate(step.replies) if reply.client_id in found]
-        place, agreed = choose(
+        indices = [index for index, reply in enumerate(step.replies) if reply.client_id in losses_by_client]
+        index, agreed = choose(
             np.array(rates),
-            np.array([reply.losses[JOINT] for reply in step.replies if reply.client_id in found]),
-            np.array([found[clients[at]] for at in places]).T,
-            slopes[places],
+            np.array([reply.losses[JOINT] for reply in step.replies if reply.client_id in losses_by_client]),
+            np.array([losses_by_client[clients[i]] for i in indices]).T,
+            slopes[indices],
             fairer=bool(measured["guided"]),
         )
         diagnostics = measured | {
-            "step": sizes[place],
+            "step": sizes[index],
             "steps_tried": float(len(sizes)),
-            "tried_by": float(len(found)),
+            "tried_by": float(len(losses_by_client)),
             "agreed": float(agreed),
         }
         return replace(
             step,
             combination=replace(step.combination, diagnostics=diagnostics),
             consulted=(*step.consulted, *tried),
-            size=sizes[place],
+            size=sizes[index],
         )
 
 
 def unfairness(losses: Vector) -> tuple[float, Vector]:
-    """The angle between losses F, shape (m,), and (1, ..., 1) in degrees: how far they are from being equal.
+    """The angle between losses F, shape (m,), and (1, ..., 1) in degrees: 0 if all are equal.
 
     With it, the derivative of -cos(F, 1) by F, scaled to norm 1, shape (m,). Where that is 0, as for losses that are
     all 0, the angle is 0.
@@ -186,13 +186,13 @@ def choose(steps: Vector, before: Vector, after: Matrix, slopes: Vector, *, fair
         fairer: the losses have to come nearer to equal losses.
 
     Returns:
-        The place of the step, and whether it is good for every client.
+        The index of the step, and True if it is good for every client.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         good = np.flatnonzero((before - after >= _ARMIJO * steps[:, None] * slopes).all(axis=1)).tolist()
         if fairer:
             angle = unfairness(before)[0]
-            good = [place for place in good if unfairness(after[place])[0] < angle]
+            good = [index for index in good if unfairness(after[index])[0] < angle]
         if good:
             return int(good[0]), True
         sums, start = after.sum(axis=1), before.sum()
@@ -202,7 +202,9 @@ def choose(steps: Vector, before: Vector, after: Matrix, slopes: Vector, *, fair
     return len(sums) - 1 - int(np.argmin(sums[::-1])), False  # of equals, the smallest step
 
 
-def _told(tried: Replies, count: int) -> dict[str, Sequence[float]]:
+def _measured_losses(tried: Replies, count: int) -> dict[str, Sequence[float]]:
     """The losses at each step, inf where there is none, of the clients that report at least one."""
-    found = {reply.client_id: [reply.metrics.get(step_metric(k), math.inf) for k in range(count)] for reply in tried}
-    return {client: losses for client, losses in found.items() if np.isfinite(losses).any()}
+    by_client = {
+        reply.client_id: [reply.metrics.get(step_metric(k), math.inf) for k in range(count)] for reply in tried
+    }
+    return {client: losses for client, losses in by_client.items() if np.isfinite(losses).any()}

@@ -37,7 +37,7 @@ class QFedAvg(Rule):
         return self.q > 0 and self.lipschitz == 0
 
     def combine(self, rows: Rows) -> Combination:
-        losses = np.maximum(rows.told("losses", self.name), 0.0)
+        losses = np.maximum(rows.reported("losses", self.name), 0.0)
         if self.q > 0 and not losses.any():
             return conclude(rows.gram, np.zeros(len(losses)), rows.prior)
         losses = losses + _LEAST_LOSS
