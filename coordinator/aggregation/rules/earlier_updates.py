@@ -64,20 +64,20 @@ class Remembering(Rule, ABC):
         if not self.tau:
             return Step(replies, answer, history)
         entries = self._remember(context, replies)
-        kept = {client: entry for client, entry in entries.items() if client not in revoked}
-        state = {**answer.state, "history": kept}
+        remembered = {client: entry for client, entry in entries.items() if client not in revoked}
+        state = {**answer.state, "history": remembered}
         forgotten = tuple(client for client in entries if client in revoked)
         return Step(replies, replace(answer, state=state), history, forgotten=forgotten)
 
     def _recall(self, context: RoundContext, replies: Replies, revoked: frozenset[str]) -> tuple[Past, ...]:
         """The updates of absent clients in the window, oldest first, then by client."""
         apart, window = revoked | {reply.client_id for reply in replies}, self.window(context.number)
-        found = (
+        recalled = (
             Past(client_id=client, row=context.recall(entry["payload"]), **entry)
             for client, entry in _entries(context.state).items()
             if client not in apart and 1 <= context.number - entry["round"] <= window
         )
-        return tuple(sorted(found, key=lambda past: (past.round, past.client_id)))
+        return tuple(sorted(recalled, key=lambda past: (past.round, past.client_id)))
 
     def _remember(self, context: RoundContext, replies: Replies) -> dict[str, dict[str, Any]]:
         """The updates that the next round may read."""

@@ -76,7 +76,7 @@ class Estimate:
 class Conversation(ObjectiveRule, ABC):
     """The rounds of the FedCMOO family: Jacobian, weights back, training on the weighted sum, plain average."""
 
-    measures: ClassVar[bool] = False  # whether the weights depend on losses
+    measures: ClassVar[bool] = False  # True if the weights depend on losses
     private: ClassVar[Opened] = "sum"
 
     scope: Literal["all", "encoder"] = option("encoder", SCOPE)
@@ -101,16 +101,16 @@ class Conversation(ObjectiveRule, ABC):
         super().__post_init__()
         try:
             load(self.sketch)
-            made = sketch(self.sketch, d=1, objectives=("loss",), budget=self.budget)
+            checked = sketch(self.sketch, d=1, objectives=("loss",), budget=self.budget)
         except SketchError as error:
             raise HyperparameterError(f"sketch: {error}") from error
-        if self.unbiased and not isinstance(made, LinearSketch):
+        if self.unbiased and not isinstance(checked, LinearSketch):
             able = ", ".join(name for name, kind in SKETCHES.items() if issubclass(kind, LinearSketch))
             raise HyperparameterError(f"unbiased: {self.sketch} is not linear; it goes with {able}")
 
     def origins(self) -> tuple[CodeOrigin, ...]:
-        found = origin(self.sketch)
-        return () if found is None else (found,)
+        sketch_origin = origin(self.sketch)
+        return () if sketch_origin is None else (sketch_origin,)
 
     @abstractmethod
     def choose(self, estimate: Estimate, losses: Mapping[str, float], context: RoundContext) -> Objectives:
@@ -131,13 +131,13 @@ class Conversation(ObjectiveRule, ABC):
         losses = service.mean((reply.client_id, reply.losses) for reply in gradients.replies)
         chosen = replace(self.choose(gradients, losses, context), exact=exact.of(service.objectives))
         scaled = chosen.weights * self.scales(gradients.gram)
-        wanted = dict(zip(service.objectives, scaled.tolist(), strict=True))
+        weights = dict(zip(service.objectives, scaled.tolist(), strict=True))
         answered: dict[str, Selected | PhaseReply] = {reply.client_id: reply for reply in gradients.replies}
         able = {**context.selected, **answered} if self.latecomers else answered
-        share, busy = training(wanted, able, context)
+        share, busy = training(weights, able, context)
         replies = yield TrainingPhase(weights=share, from_jacobian=True, measure=not self.measures, clients=busy)
         combination = replace(
-            self._average(replies, share, wanted, context),
+            self._average(replies, share, weights, context),
             state=service.state_after(context, chosen.weights),
             objectives=chosen,
         )
@@ -146,29 +146,29 @@ class Conversation(ObjectiveRule, ABC):
     def _private_round(self, context: RoundContext, private: PrivateSetting) -> RoundGenerator:
         """Two sessions: the mean sketch of the gradients, and the mean update on the weighted sum."""
         names, seed = context.objectives, shared_seed(context.seed, context.number)
-        made = sketch(self.sketch, d=width(self.columns(context)), objectives=names, budget=self.budget)
+        coder = sketch(self.sketch, d=width(self.columns(context)), objectives=names, budget=self.budget)
         encoder_only = self.scope == "encoder"
         ask = GradientsPhase(sketch=self.sketch, budget=self.budget, encoder_only=encoder_only, measure=self.measures)
-        lengths = made.rows(names)
+        lengths = coder.rows(names)
         mean, first = yield from mean_of(context, private, ask.work, sum(length for _, length in lengths), "jacobian")
         ends = np.cumsum([length for _, length in lengths])[:-1]
         message = dict(zip((name for name, _ in lengths), np.split(mean, ends), strict=True))
-        G = made.gram([ClientSketch(names, np.ones(len(names)), message)], names, shared_seed=seed)
+        G = coder.gram([ClientSketch(names, np.ones(len(names)), message)], names, shared_seed=seed)
         ready, service = first.cohort.replies, ObjectiveService.among(first.survivors, context)
         estimate = Estimate(ready, service, G if self.weights == RAW else clip_to_psd(G), first.consulted)
         losses = service.mean((reply.client_id, reply.losses) for reply in ready if reply.client_id in service.prior)
         chosen = self.choose(estimate, losses, context)
-        wanted = dict(zip(names, (chosen.weights * self.scales(G)).tolist(), strict=True))
-        train = TrainingPhase(weights=wanted, measure=False)
+        weights = dict(zip(names, (chosen.weights * self.scales(G)).tolist(), strict=True))
+        train = TrainingPhase(weights=weights, measure=False)
         update, second = yield from mean_of(context, private, train.work, context.parameters, "step")
         state = service.state_after(context, chosen.weights)
         answer = Combination(np.ones(1), np.ones(1), state, {}, objectives=chosen)
         return combined_step(answer, update, [first, second])
 
     def _average(
-        self, replies: Replies, share: Mapping[str, float], wanted: Mapping[str, float], context: RoundContext
+        self, replies: Replies, share: Mapping[str, float], weights_wanted: Mapping[str, float], context: RoundContext
     ) -> Combination:
-        """The average of the bounded updates, where each objective is to have the weight `wanted`.
+        """The average of the bounded updates, where each objective is to have the weight in `weights_wanted`.
 
         An update is about as long as the sum of `share`, the weights of the objectives in the client's loss.
         """
@@ -180,7 +180,7 @@ class Conversation(ObjectiveRule, ABC):
             for client, norm, load in zip(rows.clients, rows.norms.tolist(), loads, strict=True)
         }
         scale = np.array(list(self.factors(norms).values()))
-        prior = reweighted(rows.prior, served, share, wanted)
+        prior = reweighted(rows.prior, served, share, weights_wanted)
         total = float(prior.sum())
         answer = self.decide(replace(rows, gram=rows.gram * scale * scale[:, None], prior=prior / total))
         coefficients = answer.coefficients * scale * total
@@ -189,7 +189,7 @@ class Conversation(ObjectiveRule, ABC):
 
     def _gradients(self, context: RoundContext) -> Generator[AlgorithmPhase, Replies, Estimate]:
         """The phases before the training: the sketches, and what else the estimate needs."""
-        made = sketch(self.sketch, d=width(self.columns(context)), objectives=context.objectives, budget=self.budget)
+        coder = sketch(self.sketch, d=width(self.columns(context)), objectives=context.objectives, budget=self.budget)
         encoder_only = self.scope == "encoder"
         ask = GradientsPhase(sketch=self.sketch, budget=self.budget, encoder_only=encoder_only, measure=self.measures)
         seed = shared_seed(context.seed, context.number)
@@ -198,21 +198,23 @@ class Conversation(ObjectiveRule, ABC):
         consulted = list(replies)
 
         def sketches(
-            given: Replies, service: ObjectiveService, again: Mapping[str, Message] | None = None
+            sketched: Replies, service: ObjectiveService, again: Mapping[str, Message] | None = None
         ) -> Iterator[ClientSketch]:
-            factors = self.factors(gradient_norms(given, made, seed))
-            return (service.sketch(reply, factors, (again or {}).get(reply.client_id, {})) for reply in given)
+            factors = self.factors(gradient_norms(sketched, coder, seed))
+            return (service.sketch(reply, factors, (again or {}).get(reply.client_id, {})) for reply in sketched)
 
-        if self.unbiased and isinstance(made, LinearSketch):
+        if self.unbiased and isinstance(coder, LinearSketch):
             first = yield replace(ask, measure=False, clients=context.draw("jacobian-1"))
             second = yield replace(ask, measure=False, clients=context.draw("jacobian-2"))
-            one, other = ObjectiveService.among(first, context), ObjectiveService.among(second, context)
-            both = tuple(name for name in service.objectives if name in one.objectives and name in other.objectives)
+            in_first, in_second = ObjectiveService.among(first, context), ObjectiveService.among(second, context)
+            both = tuple(
+                name for name in service.objectives if name in in_first.objectives and name in in_second.objectives
+            )
             service = service.only(both, "no client of an independent choice serves it")
-            G = made.cross_gram(sketches(first, one), sketches(second, other), both, shared_seed=seed)
+            G = coder.cross_gram(sketches(first, in_first), sketches(second, in_second), both, shared_seed=seed)
             consulted += [*first, *second]
-        elif isinstance(made, TwoWaySvd):
-            reference = made.reference(
+        elif isinstance(coder, TwoWaySvd):
+            reference = coder.reference(
                 sketches(replies, service),
                 service.objectives,
                 shared_seed=seed,
@@ -222,12 +224,12 @@ class Conversation(ObjectiveRule, ABC):
             lost = yield ResidualsPhase(
                 gradients=ask, reference=reference, objectives=service.objectives, clients=clients
             )
-            lengths = np.linalg.norm(made.vectors(reference, len(service.objectives), shared_seed=seed), axis=1)
-            again = residuals(lost, gradient_norms(replies, made, seed), lengths)
-            G = made.gram(sketches(replies, service, again), service.objectives, shared_seed=seed)
+            lengths = np.linalg.norm(coder.vectors(reference, len(service.objectives), shared_seed=seed), axis=1)
+            again = residuals(lost, gradient_norms(replies, coder, seed), lengths)
+            G = coder.gram(sketches(replies, service, again), service.objectives, shared_seed=seed)
             consulted += lost
         else:
-            G = made.gram(sketches(replies, service), service.objectives, shared_seed=seed)
+            G = coder.gram(sketches(replies, service), service.objectives, shared_seed=seed)
         if service.objectives and self.weights != RAW:
             G = clip_to_psd(G)
         return Estimate(replies, service, G, tuple(consulted))
@@ -298,31 +300,31 @@ class FedCMOOPref(Conversation):
         untold = [name for name in service.objectives if name not in losses]
         if untold:
             raise TooFewUpdatesError(f"no client reported a loss of {', '.join(untold)}")
-        given = dict(zip(context.objectives, self.preference or (1.0,) * len(context.objectives), strict=True))
+        proportions = dict(zip(context.objectives, self.preference or (1.0,) * len(context.objectives), strict=True))
         F = np.array([losses[name] for name in service.objectives])
-        found = preferred(
+        solution = preferred(
             G,
             F / max(1.0, np.abs(F).max()),  # only their proportions count, and a claim may be of any size
-            np.array([given[name] for name in service.objectives]),
+            np.array([proportions[name] for name in service.objectives]),
             threshold=self.threshold,
             slack=self.slack,
             minimum=self.minimum,
         )
         return service.weighed(
-            found.weights,
+            solution.weights,
             gram=clip_to_psd(G),
-            mode=found.mode,
-            notes=tuple(filter(None, (found.note,))),
-            divergence=found.divergence,
+            mode=solution.mode,
+            notes=tuple(filter(None, (solution.note,))),
+            divergence=solution.divergence,
         )
 
 
-def gradient_norms(replies: Replies, made: Sketch, shared_seed: int) -> dict[tuple[str, str], float]:
+def gradient_norms(replies: Replies, coder: Sketch, shared_seed: int) -> dict[tuple[str, str], float]:
     """The norms of the clients' gradients, estimated from their sketches, by (client, objective)."""
     norms: dict[tuple[str, str], float] = {}
     for reply in replies:
-        own = ClientSketch(reply.objectives, np.ones(len(reply.objectives)), reply.arrays())
-        squares = np.diag(made.gram([own], reply.objectives, shared_seed=shared_seed))
+        client_sketch = ClientSketch(reply.objectives, np.ones(len(reply.objectives)), reply.arrays())
+        squares = np.diag(coder.gram([client_sketch], reply.objectives, shared_seed=shared_seed))
         lengths = np.sqrt(np.maximum(squares, 0.0)).tolist()
         norms |= {(reply.client_id, name): length for name, length in zip(reply.objectives, lengths, strict=True)}
     return norms
@@ -336,11 +338,11 @@ def residuals(
     The replies are inner products of what the client's sketch left out and the reference, (M_i, M) row by row. `norms`
     are those of the gradients, by (client, objective), and `lengths` those of the reference's rows, (M,).
     """
-    found: dict[str, Message] = {}
+    bounded: dict[str, Message] = {}
     for reply in replies:
-        own = np.array([norms[reply.client_id, name] for name in reply.objectives])
-        most = (_ROUNDING * np.outer(own, lengths)).reshape(-1)
-        found[reply.client_id] = {
-            name: np.clip(values, -most, most).astype(np.float32) for name, values in reply.arrays().items()
+        own_norms = np.array([norms[reply.client_id, name] for name in reply.objectives])
+        bound = (_ROUNDING * np.outer(own_norms, lengths)).reshape(-1)
+        bounded[reply.client_id] = {
+            name: np.clip(values, -bound, bound).astype(np.float32) for name, values in reply.arrays().items()
         }
-    return found
+    return bounded

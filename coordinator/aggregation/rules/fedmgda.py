@@ -17,10 +17,10 @@ DROP_ZERO = (
     "leave zero updates out, and those a million times shorter than the median, as already satisfied; otherwise one "
     "zero update stops FedMGDA"
 )
-_ZERO = 1e-6  # of the median norm: what counts as a zero update
+_ZERO = 1e-6  # of the median norm: a shorter update counts as zero
 _STANDSTILL = 1e-7  # of the median norm: a direction that moves nothing
-_NO_HARM = -1e-9  # a cosine: what rounding makes of zero
-_WIDTH = 2.0**-20  # to which the box of FedMGDA+auto is found
+_NO_HARM = -1e-9  # a cosine: a zero after rounding
+_WIDTH = 2.0**-20  # the precision of the box of FedMGDA+auto
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +151,8 @@ def solve(K: Matrix, prior: Vector, *, epsilon: float, drop_zero: bool, cap: flo
         TooFewUpdatesError: with at most `cap` each, the weights do not add up to 1.
     """
     norms = np.sqrt(np.diag(K))
-    kept = (norms > 0) & (norms > _ZERO * np.median(norms)) if drop_zero else np.ones(len(prior), dtype=bool)
-    if kept.all() or prior[kept].sum() == 0:
+    used = (norms > 0) & (norms > _ZERO * np.median(norms)) if drop_zero else np.ones(len(prior), dtype=bool)
+    if used.all() or prior[used].sum() == 0:
         lower, upper = box(prior, epsilon)
         if cap is not None:
             lower, upper = np.minimum(lower, cap), np.minimum(upper, cap)
@@ -160,9 +160,9 @@ def solve(K: Matrix, prior: Vector, *, epsilon: float, drop_zero: bool, cap: flo
                 raise TooFewUpdatesError(f"{len(prior)} weights of at most {cap:.3f} do not add up to 1")
             prior = np.clip(prior, lower, upper)
         return min_norm(K, prior=prior, lower=lower, upper=upper)
-    solution = solve(K[np.ix_(kept, kept)], prior[kept] / prior[kept].sum(), epsilon=epsilon, drop_zero=False, cap=cap)
+    solution = solve(K[np.ix_(used, used)], prior[used] / prior[used].sum(), epsilon=epsilon, drop_zero=False, cap=cap)
     weights = np.zeros(len(prior))
-    weights[kept] = solution.weights
+    weights[used] = solution.weights
     return replace(solution, weights=weights)
 
 

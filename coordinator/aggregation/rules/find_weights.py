@@ -28,7 +28,7 @@ def find_weights(
         G: Gram matrix of the objectives, (M, M); of one that is not symmetric, the symmetric part.
         before: lambda of the last round, (M,), in the simplex.
         beta: step size, not negative.
-        steps: how many.
+        steps: their number.
         raw: take G as it was estimated, as in the version that the paper analyses (Theorem 1), which makes one step.
         floor: None makes it 1e-12 of the largest G_kk, so that the weights do not depend on the gradients' scale; with
             the 1e-4 of the authors' code they do where norms are below about 0.01.
@@ -60,5 +60,5 @@ def find_weights(
         if np.array_equal(moved, weights):
             break
         weights = moved
-    found: Vector = weights / weights.sum()
-    return found
+    normalised: Vector = weights / weights.sum()
+    return normalised

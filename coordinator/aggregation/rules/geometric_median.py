@@ -12,7 +12,7 @@ from federation.spec.options import option
 
 _BALANCED = 1e-7
 _ITERATIONS = 200
-_TOGETHER = 1e-7  # of their norms: what K cannot tell from no distance
+_TOGETHER = 1e-7  # of their norms: shorter distances cannot be told from 0 in K
 _TIE = 1e-9  # relative: sums of the prior and costs that differ by less are equal
 
 
@@ -81,8 +81,8 @@ def _smallest_ball(distances: Matrix, prior: Vector) -> tuple[NDArray[np.bool_],
     cannot stretch the radius. A radius of 0 means that more than half of the prior lies in one place: the median.
     """
     order = np.argsort(distances, axis=1, kind="stable")
-    held = np.cumsum(prior[order], axis=1)
-    last = np.argmax(held > 0.5 * (1 + _TIE), axis=1)
+    prior_within = np.cumsum(prior[order], axis=1)
+    last = np.argmax(prior_within > 0.5 * (1 + _TIE), axis=1)
     radii = distances[np.arange(len(prior)), order[np.arange(len(prior)), last]]
     centre = int(np.argmin(radii))
     return distances[centre] <= radii[centre], float(radii[centre])

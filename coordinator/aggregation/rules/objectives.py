@@ -100,17 +100,17 @@ class ObjectiveRule(MeasuredRule, ABC):
         Norms of one objective are compared. Their median is the lower one of two, over the norms that are not zero: it
         lies within the norms of honest clients as long as these are more than half.
         """
-        found = dict.fromkeys(norms, 1.0)
+        factors = dict.fromkeys(norms, 1.0)
         for objective in {name for _, name in norms}:
             positive = {key: norm for key, norm in norms.items() if key[1] == objective and norm > 0}
             if self.bound == "none" or not positive:
                 continue
             median = sorted(positive.values())[(len(positive) - 1) // 2]
             if self.bound == "clip":
-                found |= {key: min(1.0, self.bound_norm * median / norm) for key, norm in positive.items()}
+                factors |= {key: min(1.0, self.bound_norm * median / norm) for key, norm in positive.items()}
             else:
-                found |= {key: median / norm for key, norm in positive.items()}
-        return found
+                factors |= {key: median / norm for key, norm in positive.items()}
+        return factors
 
     def columns(self, context: RoundContext) -> tuple[slice, ...]:
         """The columns that the Gram matrix is made of."""
@@ -125,14 +125,14 @@ class ObjectiveRule(MeasuredRule, ABC):
             inverse = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
             G = G * np.outer(inverse, inverse)
         if self.weights == "pgd":
-            found = find_weights(G, before, beta=self.beta, steps=self.steps)
+            weights = find_weights(G, before, beta=self.beta, steps=self.steps)
         elif self.weights == "exact":
-            found = min_norm(G, prior=before).weights
+            weights = min_norm(G, prior=before).weights
         else:
             uniform = np.full(len(G), 1.0 / len(G))
             rows = Rows(gram=G, prior=uniform, samples=np.ones(len(G)), round=context.number, rounds=context.total)
-            found = torchjd.rule(self.weights)().combine(rows).weights
-        shares: Vector = found / found.sum()
+            weights = torchjd.rule(self.weights)().combine(rows).weights
+        shares: Vector = weights / weights.sum()
         return shares
 
     def scales(self, G: Matrix) -> Vector:
@@ -155,7 +155,7 @@ class ObjectiveService:
         objectives: those that are served, in the task's order, M names.
         prior: p, by client: the weights of plain averaging.
         share: P_k of each objective, shape (M,).
-        left_out: the run's other objectives; for each, why.
+        left_out: the run's other objectives, with the reason for each.
     """
 
     objectives: tuple[str, ...]
@@ -166,10 +166,10 @@ class ObjectiveService:
     @classmethod
     def of(cls, clients: Mapping[str, Selected | PhaseReply], context: RoundContext) -> "ObjectiveService":
         """The objectives of these clients."""
-        size = {name: 1.0 if context.prior == "uniform" else float(one.samples) for name, one in clients.items()}
+        size = {name: 1.0 if context.prior == "uniform" else float(entry.samples) for name, entry in clients.items()}
         prior = {name: value / sum(size.values()) for name, value in size.items()}
         share = {
-            name: sum(prior[client] for client, one in clients.items() if name in one.objectives)
+            name: sum(prior[client] for client, entry in clients.items() if name in entry.objectives)
             for name in context.objectives
         }
         left_out = {name: "no client that takes part in this round serves it" for name in share if share[name] == 0}
@@ -187,37 +187,37 @@ class ObjectiveService:
 
     def only(self, objectives: tuple[str, ...], why: str) -> "ObjectiveService":
         """Without the other objectives, which are left out for this reason."""
-        kept = np.array([name in objectives for name in self.objectives], dtype=bool)
+        chosen = np.array([name in objectives for name in self.objectives], dtype=bool)
         left_out = {name: why for name in self.objectives if name not in objectives}
-        return ObjectiveService(objectives, self.prior, self.share[kept], {**self.left_out, **left_out})
+        return ObjectiveService(objectives, self.prior, self.share[chosen], {**self.left_out, **left_out})
 
     def mean(self, values: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, float]:
-        """The mean of each objective over the clients that tell a value, by (client, objective -> value).
+        """The mean of each objective over the clients that report a value, by (client, objective -> value).
 
         An objective without a value is left out, and one whose mean exceeds float64.
         """
         totals: dict[str, float] = dict.fromkeys(self.objectives, 0.0)
-        told: dict[str, float] = dict.fromkeys(self.objectives, 0.0)
-        for client, known in values:
+        shares: dict[str, float] = dict.fromkeys(self.objectives, 0.0)
+        for client, values_of_client in values:
             for name in self.objectives:
-                if name in known:
-                    told[name] += self.prior[client]
-                    totals[name] += self.prior[client] * known[name]
-        means = {name: totals[name] / told[name] for name in self.objectives if told[name] > 0}
+                if name in values_of_client:
+                    shares[name] += self.prior[client]
+                    totals[name] += self.prior[client] * values_of_client[name]
+        means = {name: totals[name] / shares[name] for name in self.objectives if shares[name] > 0}
         return {name: value for name, value in means.items() if math.isfinite(value)}
 
     def weights_before(self, context: RoundContext) -> Vector:
         """The last round's weights of these objectives, shape (M,), sum 1; equal ones before the first round."""
         last = self._last(context)
-        found = np.array([last[name] for name in self.objectives])
-        return found / found.sum() if found.sum() > 0 else np.full(len(found), 1.0 / len(found))
+        shares = np.array([last[name] for name in self.objectives])
+        return shares / shares.sum() if shares.sum() > 0 else np.full(len(shares), 1.0 / len(shares))
 
     def state_after(self, context: RoundContext, weights: Vector) -> dict[str, Any]:
         """The state for the next round: an objective that was left out keeps its share, the others have the rest."""
-        kept = {name: share for name, share in self._last(context).items() if name not in self.objectives}
-        rest = 1.0 - sum(kept.values())
-        found = kept | dict(zip(self.objectives, (rest * weights).tolist(), strict=True))
-        return {"weights": {name: found[name] for name in context.objectives}}
+        left_out_shares = {name: share for name, share in self._last(context).items() if name not in self.objectives}
+        rest = 1.0 - sum(left_out_shares.values())
+        shares = left_out_shares | dict(zip(self.objectives, (rest * weights).tolist(), strict=True))
+        return {"weights": {name: shares[name] for name in context.objectives}}
 
     def _last(self, context: RoundContext) -> dict[str, float]:
         last = context.state.get("weights", {})
@@ -332,7 +332,7 @@ def reweighted(
 
 def _nearest(A: Matrix, target: Vector, prior: Vector, free: NDArray[np.bool_]) -> Vector:
     """The c, 0 where it is not free, of least ||A c - target||; of several, the one nearest to the prior."""
-    found = np.zeros(len(prior))
+    solution = np.zeros(len(prior))
     missing = target - A[:, free] @ prior[free]
-    found[free] = prior[free] + np.linalg.lstsq(A[:, free], missing, rcond=None)[0]
-    return found
+    solution[free] = prior[free] + np.linalg.lstsq(A[:, free], missing, rcond=None)[0]
+    return solution

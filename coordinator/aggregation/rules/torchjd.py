@@ -96,8 +96,8 @@ class TorchJD(Rule, ABC):
 
         own = {field.name for field in dataclasses.fields(TorchJD)}
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in own}
-        taken = inspect.signature(self.aggregator).parameters
-        if "pref_vector" in taken:
+        parameters = inspect.signature(self.aggregator).parameters
+        if "pref_vector" in parameters:
             values["pref_vector"] = torch.from_numpy(prior)
         try:
             return self.aggregator(**values)
