@@ -1,12 +1,14 @@
 """Private rounds, from the coordinator's side.
 
-| module | what it holds |
+| module | content |
 |---|---|
 | `phases` | one phase for each stage |
-| `settled` | what a session is given, and what it settles |
+| `settled` | the members of a session before the sum, and the sum |
 | `session` | the conversation: from the invitation to the unmasked sum, with the checks of section 4 |
 | `evaluation` | the session that sums the metrics of an evaluation |
-| `verify` | verifies steps and evaluations from the signed replies on record |
+| `repetition` | verifies steps and evaluations from the signed replies on record |
 | `objectives` | the sums of the algorithms over objectives |
-| `step` | which sum an algorithm needs, and the step that it becomes |
+| `private_rule` | the sum that a rule over clients needs, and the step from it |
+| `covered` | the coefficients that every member accepts |
+| `gram` | the Gram matrix that a rule sees |
 """

@@ -1,7 +1,7 @@
 """The coefficients of a private sum: those of the rule, moved towards plain averaging until every member accepts them.
 
 Every member requires that the others cover it, and that the coefficients suit the algorithm (section 3.5). The
-coordinator keeps floor(m / 10) further members in hand, whose masked vectors may be lost.
+coordinator reserves floor(m / 10) further members, whose masked vectors may be lost.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from federation.secure import bounds
 from federation.secure.bounds import Bounds
 from federation.secure.thresholds import Thresholds, truncated
 
-_GRID = 64  # the first s that is acceptable is looked for among multiples of 1 / 64, from 1 downwards
+_GRID = 64  # the first acceptable s is searched among multiples of 1 / 64, from 1 downwards
 _HALVINGS = 26  # then it is found to 2^-32
 
 
@@ -26,7 +26,7 @@ class Covered:
 
     Attributes:
         coefficients: of W, in units of 2^-32.
-        share: s in c(s) = lambda0 + s (c - lambda0), from 0 to 1: how much of the rule is left in them.
+        share: s in c(s) = lambda0 + s (c - lambda0), from 0 to 1: the rule's part in them.
     """
 
     coefficients: tuple[int, ...]
@@ -41,7 +41,7 @@ def covered(rule: Bounds, least: Fraction, cohort: Cohort, coefficients: Vector)
     above it, to 2^-32.
 
     Args:
-        rule: what the run's algorithm allows.
+        rule: the bounds of the run's algorithm.
         least: E*.
         cohort: W.
         coefficients: those of the rule, (|W|,), not all 0. They are scaled so that sum |c| = 1.
@@ -50,23 +50,23 @@ def covered(rule: Bounds, least: Fraction, cohort: Cohort, coefficients: Vector)
         TooFewUpdatesError: not even plain averaging is accepted.
     """
     prior = cohort.replies.prior(rule.prior)
-    own = coefficients / np.abs(coefficients).sum()
+    scaled = coefficients / np.abs(coefficients).sum()
 
     def moved(share: float) -> tuple[int, ...]:
-        mixed = own if share == 1 else prior + share * (own - prior)
+        mixed = scaled if share == 1 else prior + share * (scaled - prior)
         size = float(np.abs(mixed).sum())
         return tuple(truncated((mixed / size).tolist())) if size else (0,) * len(mixed)
 
     samples = {reply.client_id: reply.samples for reply in cohort.replies}
 
     def refused(share: float) -> str:
-        given = dict(zip(cohort.members, moved(share), strict=True))
-        return refusal(rule, least, cohort.thresholds, given, samples)
+        coefficients_by_member = dict(zip(cohort.members, moved(share), strict=True))
+        return refusal(rule, least, cohort.thresholds, coefficients_by_member, samples)
 
-    place = next((place for place in range(_GRID, -1, -1) if not refused(place / _GRID)), None)
-    if place is None:
+    index = next((index for index in range(_GRID, -1, -1) if not refused(index / _GRID)), None)
+    if index is None:
         raise TooFewUpdatesError(refused(0.0))
-    low, high = place / _GRID, min(1.0, (place + 1) / _GRID)
+    low, high = index / _GRID, min(1.0, (index + 1) / _GRID)
     for _ in range(_HALVINGS if low < high else 0):
         middle = (low + high) / 2
         low, high = (low, middle) if refused(middle) else (middle, high)
@@ -74,16 +74,18 @@ def covered(rule: Bounds, least: Fraction, cohort: Cohort, coefficients: Vector)
 
 
 def refusal(
-    rule: Bounds, least: Fraction, numbers: Thresholds, given: Mapping[str, int], samples: Mapping[str, int]
+    rule: Bounds, least: Fraction, numbers: Thresholds, coefficients: Mapping[str, int], samples: Mapping[str, int]
 ) -> str:
-    """Why a member would refuse these coefficients, also if floor(m / 10) others are lost; empty if none would.
+    """A member's reason to refuse these coefficients, also if floor(m / 10) others are lost; empty if there is none.
 
     Args:
-        rule: what the run's algorithm allows.
+        rule: the bounds of the run's algorithm.
         least: E*.
         numbers: of the members that are ready.
-        given: the coefficients of W.
+        coefficients: those of W, by member.
         samples: training samples of the members.
     """
     # Among all losses, that of the members with the largest coefficients leaves the least.
-    return bounds.problem(rule, given, samples, numbers) or bounds.uncovered(given, numbers.t + numbers.losses, least)
+    return bounds.problem(rule, coefficients, samples, numbers) or bounds.uncovered(
+        coefficients, numbers.t + numbers.losses, least
+    )

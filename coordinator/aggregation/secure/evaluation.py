@@ -22,9 +22,9 @@ class Means:
 
     Attributes:
         metrics: the means.
-        members: how many took part.
+        members: the number that took part.
         noise: the standard deviation of the noise on a mean, relative to the largest value of the metric.
-        left_out: the metrics that some members compute and others do not, in words; empty where there are none.
+        left_out: a text on the metrics that some members compute and others do not; empty where there are none.
     """
 
     metrics: dict[str, float]
@@ -80,9 +80,13 @@ def _summed(cohort: Cohort) -> bytes:
 
 def _left_out(names: Sequence[str], cohort: Cohort) -> str:
     measured = {reply.client_id: reply.statement.measured for reply in cohort.replies}
-    some = [place for place, there in enumerate(zip(*measured.values(), strict=True)) if 0 < sum(there) < len(there)]
-    lacking = [name for name, there in measured.items() if not all(there[place] for place in some)]
-    if not some:
+    partial = [
+        index
+        for index, computed in enumerate(zip(*measured.values(), strict=True))
+        if 0 < sum(computed) < len(computed)
+    ]
+    without = [name for name, computed in measured.items() if not all(computed[index] for index in partial)]
+    if not partial:
         return ""
-    metrics = ", ".join(names[place] for place in some)
-    return f"left out are {metrics}: not every one is computed by {', '.join(lacking)}"
+    metrics = ", ".join(names[index] for index in partial)
+    return f"left out are {metrics}: not every one is computed by {', '.join(without)}"

@@ -1,6 +1,6 @@
 """The private round of a rule over clients: the sum that it needs, and the step from the sum (section 6).
 
-Members make vectors of length at most 1. A rule that knows its coefficients without the updates needs mode `sum`; the
+Members make vectors of length at most 1. A rule whose coefficients do not depend on the updates needs mode `sum`; the
 others find them from the Gram matrix of the members' sketches. Coefficients c go out as a = c / sum |c|, and the step
 is sum |c| times R / sum_V |a|, where R = sum_V a_i u_i.
 """
@@ -56,7 +56,7 @@ def private_round(rule: DecidingRule, context: RoundContext, private: PrivateSet
         Voided, TooFewUpdatesError: as `secure_sum`.
         Waiting: every group of members that could be left out has been left out.
     """
-    found: dict[str, Any] = {}
+    decided: dict[str, Any] = {}
 
     def decide(cohort: Cohort) -> Vector | None:
         norms = np.ones(len(cohort.replies))
@@ -68,7 +68,7 @@ def private_round(rule: DecidingRule, context: RoundContext, private: PrivateSet
         combination = rule.decide(usable.rows(context, *_seen(rule, cohort, norms)))
         factors = combination.coefficients * norms
         size = float(np.abs(factors).sum())
-        found.update(combination=combination, size=size)
+        decided.update(combination=combination, size=size)
         return None if not size > 0 or combination.diagnostics.get("stationary") else factors
 
     who = invited(context, private)
@@ -84,8 +84,8 @@ def private_round(rule: DecidingRule, context: RoundContext, private: PrivateSet
     )
     total = yield from secure_sum(setting, decide)
     if not total.record.coefficients:
-        return _no_step(total, found["combination"])
-    return _step(total, found["combination"], found["size"] * (private.clip or 1.0))
+        return _no_step(total, decided["combination"])
+    return _step(total, decided["combination"], decided["size"] * (private.clip or 1.0))
 
 
 def _step(total: Sum, combination: Combination, size: float) -> Step:
@@ -119,12 +119,12 @@ def _step(total: Sum, combination: Combination, size: float) -> Step:
 def _no_step(total: Sum, combination: Combination) -> Step:
     """A stationary step: nothing was summed. Its replies are those of W to READY."""
     replies = total.cohort.replies
-    own = {reply.envelope for reply in replies}
+    own_envelopes = {reply.envelope for reply in replies}
     diagnostics = _known(total, combination) | {"stationary": 1.0}
     return Step(
         replies=replies,
         combination=replace(combination, coefficients=np.zeros(1), diagnostics=diagnostics),
-        consulted=tuple(reply for reply in total.consulted if reply.envelope not in own),
+        consulted=tuple(reply for reply in total.consulted if reply.envelope not in own_envelopes),
         combined=total.vector(0.0),
         sessions=(total.record,),
     )
@@ -209,8 +209,8 @@ def invited(context: RoundContext, private: PrivateSetting) -> tuple[str, ...]:
         context,
         [
             name
-            for name, one in context.selected.items()
-            if name in private.keys and name not in private.named and one.objectives == context.objectives
+            for name, client in context.selected.items()
+            if name in private.keys and name not in private.named and client.objectives == context.objectives
         ],
     )
     least = smallest_cohort(private.mode, assumed(len(private.keys)))

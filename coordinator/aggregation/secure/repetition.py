@@ -3,7 +3,7 @@
 The replay recomputes the lists of members, the Gram matrix from the openings, the direction from the Gram matrix, the
 mask secrets from the shares against commitments and keys, the sum, and the checks of section 4; of a rule over
 objectives also their Gram matrix and their weights. Everything else uses the coefficients as they were signed. It opens
-no update, and does not show of one that it was honest. It cannot know that the coordinator had all masked vectors
+no update, and does not prove that an update was honest. It cannot know that the coordinator had all masked vectors
 before it drew the challenges.
 """
 
@@ -52,15 +52,15 @@ _FACTOR = 1e-6  # by which another processor's factor of a sum, or weights of a 
 
 
 class UnverifiedSession(Exception):
-    """What is on record does not follow from what was signed; the message names what differs."""
+    """The record does not follow from what was signed; the message names the difference."""
 
 
 @dataclass(frozen=True, eq=False)
 class SecureEvidence:
-    """What is on record of the step of a private round.
+    """The record of the step of a private round.
 
     Attributes:
-        sessions: what the signed step says of each.
+        sessions: the results of each in the signed step.
         replies: those that the step names, with their statements; their signatures have been verified. Of a reply whose
             payload is not on record, there are no rows.
         asked: the work that members were asked for at READY, by the envelope of the reply.
@@ -83,7 +83,7 @@ def verify_secure_step(rule: Algorithm, spec: "RunSpec", context: RoundContext, 
         spec: of the run.
         context: of the round, as the coordinator had it: the state before, the rates, `private` with the keys of all
             members that are known. Who was invited is read from the record.
-        evidence: what is on record.
+        evidence: the record.
 
     Raises:
         Unverified: the step on record does not follow.
@@ -91,7 +91,7 @@ def verify_secure_step(rule: Algorithm, spec: "RunSpec", context: RoundContext, 
     """
     if not evidence.sessions:
         raise UnverifiedSession("the signed step names no session")
-    settings = [_recorded(one) for one in evidence.sessions]
+    settings = [_recorded(record) for record in evidence.sessions]
     step = _replayed(rule.round, context, settings, _Answers(spec, context, evidence.replies, evidence.asked))
     _must_be_same(step, evidence)
     return step
@@ -104,7 +104,7 @@ def verify_evaluation(
 
     Args:
         spec: of the run.
-        wanted: what the run measures.
+        wanted: the evaluation that the run asks for.
         context: of the evaluation, as of `verify_secure_step`; `private.origin` has the model that was evaluated.
         replies: all that were accepted; their signatures have been verified.
         asked: as of `SecureEvidence`.
@@ -140,15 +140,15 @@ def _replayed(
     settings: Sequence[Setting],
     answers: "_Answers",
 ) -> Ending:
-    """What a conversation ends in when it is held again with the sessions and the replies on record."""
+    """The end of a conversation that is held again with the sessions and the replies on record."""
     if context.private is None:
         raise ValueError("the context is not of a private round")
     conversation = converse(_again(context, context.private, settings))
-    given: Any = None
+    replies: Any = None
     try:
         with one_thread():
             while True:
-                given = answers.to(conversation.send(given))
+                replies = answers.to(conversation.send(replies))
     except StopIteration as end:
         ending: Ending = end.value
         return ending
@@ -158,21 +158,21 @@ def _replayed(
 
 def _again(context: RoundContext, private: PrivateSetting, settings: Sequence[Setting]) -> RoundContext:
     """The context of the replay: the sessions are those on record, which must have the terms of the round."""
-    invited = {one.client_id: one.key_id for setting in settings for one in setting.agreed.invited}
+    invited = {member.client_id: member.key_id for setting in settings for member in setting.agreed.invited}
     for name, key_id in invited.items():
         if private.keys.get(name) != key_id:
             raise UnverifiedSession(f"{name} was invited with a key that is not its own")
 
     def settle(purpose: str, terms: SessionTerms) -> Setting:
-        found = [setting for setting in settings if setting.purpose == purpose]
-        if len(found) != 1:
-            raise UnverifiedSession(f"the record has {len(found)} sessions for {purpose!r}")
+        matching = [setting for setting in settings if setting.purpose == purpose]
+        if len(matching) != 1:
+            raise UnverifiedSession(f"the record has {len(matching)} sessions for {purpose!r}")
         for item in fields(SessionTerms):
-            if item.name != "nonce" and getattr(found[0].agreed, item.name) != getattr(terms, item.name):
+            if item.name != "nonce" and getattr(matching[0].agreed, item.name) != getattr(terms, item.name):
                 raise UnverifiedSession(
                     f"the terms of the session for {purpose!r} have another {item.name} than the round"
                 )
-        return found[0]
+        return matching[0]
 
     return replace(
         context,
@@ -184,11 +184,11 @@ def _again(context: RoundContext, private: PrivateSetting, settings: Sequence[Se
 def _must_be_same(step: Step, evidence: SecureEvidence) -> None:
     if len(step.sessions) != len(evidence.sessions) or step.combined is None:
         raise UnverifiedSession("the number of sessions does not follow from the signed replies")
-    for made, recorded in zip(step.sessions, evidence.sessions, strict=True):
+    for replayed, recorded in zip(step.sessions, evidence.sessions, strict=True):
         for item in fields(Record):
-            if item.name != "alarms" and getattr(made, item.name) != getattr(recorded, item.name):
-                whose = f"the session for {made.purpose!r}"
-                raise UnverifiedSession(f"the {item.name} of {whose} do not follow from the signed replies")
+            if item.name != "alarms" and getattr(replayed, item.name) != getattr(recorded, item.name):
+                subject = f"the session for {replayed.purpose!r}"
+                raise UnverifiedSession(f"the {item.name} of {subject} do not follow from the signed replies")
     entered = {reply.envelope for reply in (*step.consulted, *step.replies)}
     for reply in evidence.replies:
         if reply.envelope not in entered:
@@ -216,17 +216,17 @@ class _Answers:
         session = (
             hashing.session(phase.terms_bytes) if isinstance(phase, ReadyPhase) else getattr(phase, "session", b"")
         )
-        found = []
+        replies = []
         for reply in self.replies:
-            said = reply.statement
-            if (said.session, said.stage, said.opening) == (session, stage, opening):
+            statement = reply.statement
+            if (statement.session, statement.stage, statement.opening) == (session, stage, opening):
                 if phase.clients is not None and reply.client_id not in phase.clients:
                     raise UnverifiedSession(f"{reply.client_id} replied to {stage.value}, and was not asked")
                 work = phase.work(Asked(reply.client_id, reply.objectives, self.spec, self.context.number))
                 if isinstance(phase, ReadyPhase) and self.asked.get(reply.envelope) != work:
                     raise UnverifiedSession(f"{reply.client_id} was asked for other work than follows from the record")
-                found.append(self._with_rows(work, reply))
-        return Replies(found)
+                replies.append(self._with_rows(work, reply))
+        return Replies(replies)
 
     def _with_rows(self, work: Work, reply: PhaseReply) -> PhaseReply:
         """The reply with the rows of its payload, whose digest must be the one that was signed.
@@ -244,13 +244,13 @@ class _Answers:
         if len(reply.rows) != len(rows):
             raise UnverifiedSession(f"{where} is missing")
         content = {
-            row.name: np.asarray(given.read() if isinstance(given, RowFile) else given, DTYPES[row.dtype])
-            for row, given in zip(rows, reply.rows, strict=True)
+            row.name: np.asarray(values.read() if isinstance(values, RowFile) else values, DTYPES[row.dtype])
+            for row, values in zip(rows, reply.rows, strict=True)
         }
         try:
-            found = digest(b"".join(payload_bytes(payload_layout(rows), content)))
+            computed = digest(b"".join(payload_bytes(payload_layout(rows), content)))
         except ValueError as error:
             raise UnverifiedSession(f"{where}: {error}") from error
-        if found != reply.signed_payload:
+        if computed != reply.signed_payload:
             raise UnverifiedSession(f"{where} has another digest than the one that was signed")
         return replace(reply, rows=tuple(content.values()))

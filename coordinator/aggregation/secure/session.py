@@ -57,20 +57,20 @@ def secure_sum(setting: Setting, decide: Decide) -> Generator[AlgorithmPhase, Re
         TooFewUpdatesError: too few members are left, or not even plain averaging covers them.
         Voided: a check failed, or members were lost where the session cannot go on without them.
     """
-    made = _Session(setting)
-    yield from made.ready()
-    yield from made.deal()
-    yield from made.open()
-    if made.decide(decide):
-        yield from made.mask()
-        yield from made.confirm()
-        yield from made.unmask()
-    return made.result()
+    session = _Session(setting)
+    yield from session.ready()
+    yield from session.deal()
+    yield from session.open()
+    if session.decide(decide):
+        yield from session.mask()
+        yield from session.confirm()
+        yield from session.unmask()
+    return session.result()
 
 
 @dataclass(eq=False)
 class _Session:
-    """What is known of a session so far; each method is a stage."""
+    """The state of a session so far; each method is a stage."""
 
     setting: Setting
     alarms: list[str] = field(default_factory=list)
@@ -95,7 +95,7 @@ class _Session:
             specification=self.setting.specification,
             clients=agreed.ids,
         )
-        kept: dict[str, PhaseReply] = {}
+        ready_replies: dict[str, PhaseReply] = {}
         keys: dict[str, PublicKeys] = {}
         for reply in replies:
             shown = PublicKeys(reply.statement.keys[: hashing.KEY], reply.statement.keys[hashing.KEY :])
@@ -104,21 +104,23 @@ class _Session:
             except Malformed as error:  # a key that another member has shown; the later sender is a dropout
                 self._alarm(reply.client_id, str(error))
                 continue
-            kept[reply.client_id], keys[reply.client_id] = reply, shown
+            ready_replies[reply.client_id], keys[reply.client_id] = reply, shown
         spent = sorted(name for name, why in replies.declines.items() if why in _SPENT)
-        if len(kept) < SMALLEST and spent:
+        if len(ready_replies) < SMALLEST and spent:
             raise Waiting(
                 f"{', '.join(spent)}: their data sets have been in as many private rounds as their owners allow, in "
                 "all or from this model: the owners may raise the limits in policy.toml; then resume the run"
             )
-        if len(kept) < SMALLEST:
-            raise TooFewUpdatesError(f"a private round needs at least {SMALLEST} members; {len(kept)} are ready")
-        self.replies, self.keys = kept, keys
-        self.cohort = Thresholds(len(kept), self.mode)
-        self.ids = tuple(sorted(kept))
+        if len(ready_replies) < SMALLEST:
+            raise TooFewUpdatesError(
+                f"a private round needs at least {SMALLEST} members; {len(ready_replies)} are ready"
+            )
+        self.replies, self.keys = ready_replies, keys
+        self.cohort = Thresholds(len(ready_replies), self.mode)
+        self.ids = tuple(sorted(ready_replies))
         self.points = {name: place for place, name in enumerate(self.ids, 1)}
         self.view1 = hashing.view1(self.digest, keys)
-        self.consulted += [kept[name] for name in self.ids]
+        self.consulted += [ready_replies[name] for name in self.ids]
 
     def deal(self) -> Conversation:
         replies = yield DealPhase(
@@ -187,47 +189,47 @@ class _Session:
         self.consulted += agreeing
 
     def _unpacked(self, replies: Sequence[PhaseReply]) -> dict[str, Elements]:
-        found = {}
+        elements = {}
         for reply in replies:
             try:
-                found[reply.client_id] = unpack_open(_content(reply), len(self.W))
+                elements[reply.client_id] = unpack_open(_content(reply), len(self.W))
             except Malformed as error:
                 self._alarm(reply.client_id, str(error))
-        return found
+        return elements
 
     # --- MASK, CONFIRM
 
     def decide(self, decide: Decide) -> bool:
-        """Whether there is something to sum."""
+        """Finds the coefficients; returns False if nothing is to be summed."""
         ready = Replies([self.replies[name] for name in self.W])
         self.final_cohort = Cohort(thresholds=self.cohort, replies=ready, gram=self.gram)
         least = least_cover(self.setting.effective_members, self.cohort)
-        wanted = decide(self.final_cohort)
-        made = Covered((), 1.0)
-        if wanted is not None:
-            made = covered(self.setting.bounds, least, self.final_cohort, wanted)
-        self.coefficients, self.share, self.least = made.coefficients, made.share, least
+        coefficients = decide(self.final_cohort)
+        accepted = Covered((), 1.0)
+        if coefficients is not None:
+            accepted = covered(self.setting.bounds, least, self.final_cohort, coefficients)
+        self.coefficients, self.share, self.least = accepted.coefficients, accepted.share, least
         if self.setting.asked is not None:
             self._must_suit(self.setting.asked)
             self.coefficients = self.setting.asked
         return bool(self.coefficients)
 
-    def _must_suit(self, asked: Sequence[int]) -> None:
-        """The coefficients that members were asked with make the direction that follows here, and suit the members."""
+    def _must_suit(self, coefficients: Sequence[int]) -> None:
+        """Raises unless the coefficients sent to members give the direction computed here, and suit the members."""
         zeros = (0,) * len(self.W)
-        if asked and len(asked) != len(self.W):
-            raise Voided(f"{len(self.W)} members were asked with {len(asked)} coefficients")
-        off = (np.array(asked or zeros, float) - np.array(self.coefficients or zeros, float)) / ONE
+        if coefficients and len(coefficients) != len(self.W):
+            raise Voided(f"{len(self.W)} members were asked with {len(coefficients)} coefficients")
+        off = (np.array(coefficients or zeros, float) - np.array(self.coefficients or zeros, float)) / ONE
         G = np.eye(len(self.W)) if self.gram is None else positive(self.gram)
         if off @ G @ off > TOLERANCE**2:
             raise Voided("the coefficients that members were asked with make another direction than the rule")
-        if not asked:
+        if not coefficients:
             return
-        given = dict(zip(self.W, asked, strict=True))
+        by_member = dict(zip(self.W, coefficients, strict=True))
         samples = {reply.client_id: reply.samples for reply in self.final_cohort.replies}
-        wrong = bounds.problem(self.setting.bounds, given, samples, self.cohort)
-        if wrong := wrong or bounds.uncovered(given, self.cohort.t, self.least):
-            raise Voided(f"members were asked with coefficients that they refuse: {wrong}")
+        problem = bounds.problem(self.setting.bounds, by_member, samples, self.cohort)
+        if problem := problem or bounds.uncovered(by_member, self.cohort.t, self.least):
+            raise Voided(f"members were asked with coefficients that they refuse: {problem}")
 
     def mask(self) -> Conversation:
         length = self.setting.agreed.length
@@ -243,9 +245,9 @@ class _Session:
         self.masked = self._agreeing(replies, self.view_mask)
         self.V = tuple(reply.client_id for reply in self.masked)
         self._enough(len(self.V), "have sent their masked vectors")
-        given = dict(zip(self.W, self.coefficients, strict=True))
-        if wrong := bounds.uncovered({name: given[name] for name in self.V}, self.cohort.t, self.least):
-            raise Voided(f"without the members that were lost, {wrong}")
+        by_member = dict(zip(self.W, self.coefficients, strict=True))
+        if problem := bounds.uncovered({name: by_member[name] for name in self.V}, self.cohort.t, self.least):
+            raise Voided(f"without the members that were lost, {problem}")
         self.lost = tuple(name for name in self.W if name not in self.V)
 
     def confirm(self) -> Conversation:
@@ -312,24 +314,24 @@ class _Session:
 
     def _unmask(self, answers: Mapping[str, Shares]) -> None:
         """Sums the masked vectors, and removes the masks."""
-        given = [answers[name] for name in sorted(answers)]
-        shares = np.stack([np.concatenate([one.sigma_b, one.sigma_s]) for one in given])
+        ordered = [answers[name] for name in sorted(answers)]
+        shares = np.stack([np.concatenate([share.sigma_b, share.sigma_s]) for share in ordered])
         tests = [
             *(unmasking.commits(self.commitments[name]) for name in self.V),
             *(unmasking.gives_key(self.keys[name].s, self.digest) for name in self.lost),
         ]
-        at, who = [self.points[name] for name in sorted(answers)], sorted(answers)
-        found = unmasking.recover(at, shares, tests, t_mask=self.cohort.t_mask, t=self.cohort.t)
-        if found is None:
+        points, senders = [self.points[name] for name in sorted(answers)], sorted(answers)
+        recovered = unmasking.recover(points, shares, tests, t_mask=self.cohort.t_mask, t=self.cohort.t)
+        if recovered is None:
             raise Voided("the shares of the masks fit no secret that was committed to", blind=True)
-        self.named = {who[place]: "wrong-shares" for place in found.named}
-        for place, count in found.wrong.items():
-            self._alarm(who[place], f"wrong shares of {count} mask secrets")
+        self.named = {senders[index]: "wrong-shares" for index in recovered.named}
+        for index, count in recovered.wrong.items():
+            self._alarm(senders[index], f"wrong shares of {count} mask secrets")
         survivors = len(self.V)
-        sigma_b = dict(zip(self.V, found.secrets[:survivors], strict=True))
+        sigma_b = dict(zip(self.V, recovered.secrets[:survivors], strict=True))
         private = {
             name: pair_private_key(sigma, self.digest)
-            for name, sigma in zip(self.lost, found.secrets[survivors:], strict=True)
+            for name, sigma in zip(self.lost, recovered.secrets[survivors:], strict=True)
         }
         for reply in self.masked:
             self.words += _row(reply)
@@ -338,16 +340,16 @@ class _Session:
 
     def _check_sum(self, answers: Mapping[str, Shares]) -> None:
         """The checks of section 4. Wrong answers that are corrected name members, and void nothing."""
-        given = dict(zip(self.W, self.coefficients, strict=True))
-        weights = [given[name] / ONE for name in self.V]
+        by_member = dict(zip(self.W, self.coefficients, strict=True))
+        weights = [by_member[name] / ONE for name in self.V]
         failures, square = checks.failures_of_sum((masks.reals(block) for block in blocks(self.words)), weights)
         if self.gram is not None:
-            a = np.array([given[name] / ONE if name in self.V else 0.0 for name in self.W])
+            a = np.array([by_member[name] / ONE if name in self.V else 0.0 for name in self.W])
             failures += checks.failures_of_identity(square, self.gram, a, self.cohort.k)
         if self.mode is Mode.VERIFIED:
             points = {name: self.points[name] for name in answers}
-            told = {name: one.answers for name, one in answers.items() if one.answers is not None}
-            findings = verified_mode.examine(points, told, self.V, self.cohort.t)
+            answers_by_member = {name: answer.answers for name, answer in answers.items() if answer.answers is not None}
+            findings = verified_mode.examine(points, answers_by_member, self.V, self.cohort.t)
             failures += findings.failures
             self.named |= findings.named
             for name, dealers in findings.corrected.items():
@@ -386,7 +388,7 @@ class _Session:
     # --- what stages share
 
     def _agreeing(self, replies: Replies, view: bytes) -> list[PhaseReply]:
-        """The replies of members that were told the same; others are dropouts."""
+        """The replies of members with the same view; others are dropouts."""
         agreeing = [reply for reply in replies if reply.statement.view == view]
         for reply in replies:
             if reply.statement.view != view:
@@ -396,14 +398,14 @@ class _Session:
     def _alarm(self, member: str, why: str) -> None:
         self.alarms.append(f"{member}: {why}")
 
-    def _enough(self, members: int, what: str) -> None:
+    def _enough(self, members: int, action: str) -> None:
         if members < self.cohort.n_min:
-            raise TooFewUpdatesError(f"{members} of {self.cohort.m} members {what}; {self.cohort.n_min} are needed")
+            raise TooFewUpdatesError(f"{members} of {self.cohort.m} members {action}; {self.cohort.n_min} are needed")
 
     def _check(self, failures: Sequence[Failure], named: Mapping[str, str] | None = None) -> None:
         if failures:
-            words = "; ".join(dict.fromkeys(map(str, failures)))
-            raise Voided(f"a check failed: {words[:300]}", named=named or {}, blind=not named)
+            text = "; ".join(dict.fromkeys(map(str, failures)))
+            raise Voided(f"a check failed: {text[:300]}", named=named or {}, blind=not named)
 
 
 def _row(reply: PhaseReply) -> NDArray[Any]:
@@ -421,10 +423,10 @@ def _inbox(replies: Sequence[PhaseReply], receivers: Sequence[str], length: int)
     They are cut from the replies when they are handed on: m members have m^2 of them, which need not be in memory.
     """
     rows = {reply.client_id: _row(reply) for reply in replies}
-    places = {name: place for place, name in enumerate(receivers)}
+    positions = {name: position for position, name in enumerate(receivers)}
 
     def part(sender: str, receiver: str) -> bytes:
-        start = length * (places[receiver] - (places[sender] < places[receiver]))
+        start = length * (positions[receiver] - (positions[sender] < positions[receiver]))
         return bytes(rows[sender][start : start + length].tobytes())
 
     return lambda receiver: b"".join(part(sender, receiver) for sender in rows if sender != receiver)

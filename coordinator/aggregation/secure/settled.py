@@ -45,9 +45,9 @@ class Sum:
         cohort: W, with G.
         survivors: the replies to MASK of V, in order.
         consulted: the replies to all other stages that entered.
-        record: what was settled.
+        record: the results, for the signed step.
         named: members whose answers were wrong and were corrected, with the reason.
-        share: how much of the rule is left in the coefficients, from 0, plain averaging, to 1.
+        share: the rule's part in the coefficients, from 0, plain averaging, to 1.
     """
 
     words: Words
@@ -61,18 +61,18 @@ class Sum:
     @cached_property
     def weights(self) -> Reals:
         """A of V, (|V|,)."""
-        given = dict(zip(self.record.members, self.record.coefficients, strict=True))
-        weights: Reals = np.array([given[name] for name in self.record.survivors], np.float64) / ONE
+        by_member = dict(zip(self.record.members, self.record.coefficients, strict=True))
+        weights: Reals = np.array([by_member[name] for name in self.record.survivors], np.float64) / ONE
         return weights
 
     def vector(self, scale: float) -> NDArray[np.float32]:
         """R times a factor, (n,), float32."""
-        made = np.empty(len(self.words), np.float32)
+        scaled = np.empty(len(self.words), np.float32)
         start = 0
         for block in blocks(self.words):
-            made[start : start + len(block)] = masks.reals(block) * scale
+            scaled[start : start + len(block)] = masks.reals(block) * scale
             start += len(block)
-        return made
+        return scaled
 
 
 def invitation(keys: Mapping[str, bytes]) -> tuple[Invited, ...]:
