@@ -14,7 +14,7 @@ from worker.home import WorkerHomeError
 # How long to wait for the others: an accomplice that was not selected for a round never comes.
 WAIT_SECONDS = 20.0
 _LOOK_SECONDS = 0.05
-_KEPT = 2  # an accomplice that is late may still read what was shown in the round before
+_KEPT = 2  # a late accomplice may still read the update of the round before
 
 
 class Accomplices:
@@ -26,7 +26,7 @@ class Accomplices:
         self._shown: deque[Path] = deque()
 
     def meet(self) -> None:
-        """Creates this attacker's directory: from now on the others wait for its updates. Raises HomeError."""
+        """Creates this attacker's directory: from now on the others wait for its updates. Raises WorkerHomeError."""
         try:
             rmtree(self._own, ignore_errors=True)  # an earlier process may have died
             self._own.mkdir(parents=True)
@@ -38,8 +38,8 @@ class Accomplices:
     ) -> list[Vector]:
         """Shows the others an honest update (d,), and waits at most `seconds` for theirs.
 
-        The occasion is the same for all accomplices, and another one every time. Files of another layout are ignored.
-        `pause` sleeps, and may raise in order to give up.
+        All accomplices name the same occasion, a new one for each exchange. Files of another layout are ignored.
+        `pause` sleeps, and may raise to end the wait.
 
         Returns:
             The updates that were shown, with this attacker's own, in the order of their names.
@@ -54,10 +54,10 @@ class Accomplices:
             self._shown.popleft().unlink(missing_ok=True)
         waited = 0.0
         while True:
-            boxes = sorted(box for box in self._directory.iterdir() if box.is_dir())
-            found = [row for box in boxes if (row := _read(box / name, layout)) is not None]
-            if len(found) == len(boxes) or waited >= seconds:
-                return found
+            directories = sorted(member for member in self._directory.iterdir() if member.is_dir())
+            updates = [row for member in directories if (row := _read(member / name, layout)) is not None]
+            if len(updates) == len(directories) or waited >= seconds:
+                return updates
             pause(_LOOK_SECONDS)
             waited += _LOOK_SECONDS
 
@@ -68,7 +68,7 @@ class Accomplices:
 
 def _read(path: Path, layout: Layout) -> Vector | None:
     try:
-        found, vector = read_vector(path)
+        written, vector = read_vector(path)
     except (FileNotFoundError, Refusal):
         return None
-    return vector if found == layout else None
+    return vector if written == layout else None

@@ -17,9 +17,9 @@ from worker.work.accomplices import WAIT_SECONDS, Accomplices
 
 @dataclass(eq=False)
 class Attacker:
-    """Turns honest results into what is handed in.
+    """Turns honest results into the results that are handed in.
 
-    A lone attacker has no accomplices, whose honest updates it would know besides its own.
+    Without accomplices, an attacker knows no honest update but its own.
 
     Raises:
         AttackError: the attack depends on something that a worker does not know.
@@ -32,8 +32,8 @@ class Attacker:
 
     def __post_init__(self) -> None:
         if self.attack.derived:
-            wanted = f"{self.attack.name}:{self.attack.derived}=NUMBER"
-            raise AttackError(f"{self.attack}: a worker does not know how many take part; write {wanted}")
+            setting = f"{self.attack.name}:{self.attack.derived}=NUMBER"
+            raise AttackError(f"{self.attack}: a worker does not know how many take part; write {setting}")
         if self.accomplices is not None and not self.attack.needs_peers:
             raise AttackError(f"{self.attack} is made by each attacker alone: leave the accomplices out")
 
@@ -47,18 +47,18 @@ class Attacker:
             + "Never do this in a federation that is not your own"
         )
 
-    def see(self, asked: AssignmentManifest, base: Vector) -> None:
+    def see(self, manifest: AssignmentManifest, base: Vector) -> None:
         """Remembers a base model (d,): an attacker that does not train sends the last change of the model."""
-        seen = [item for item in self._models if item[0] == asked.run_id and item[1] != asked.base_model]
-        self._models = [*seen[-1:], (asked.run_id, asked.base_model, base)]
+        earlier = [item for item in self._models if item[0] == manifest.run_id and item[1] != manifest.base_model]
+        self._models = [*earlier[-1:], (manifest.run_id, manifest.base_model, base)]
 
     def distort(
-        self, asked: AssignmentManifest, honest: Result, *, now: datetime, pause: Callable[[float], None]
+        self, manifest: AssignmentManifest, honest: Result, *, now: datetime, pause: Callable[[float], None]
     ) -> Result:
-        """What is handed in for an assignment to train in place of an honest result.
+        """Returns the result that is handed in place of an honest one.
 
-        The result has rows of zeros where the attack does not train. `now` is the coordinator's time; `pause` sleeps,
-        and may raise in order to give up.
+        The honest rows are zeros if the attack does not train. `now` is the coordinator's time; `pause` sleeps, and may
+        raise to end the wait.
         """
         kept = {name: row for name, row in honest.rows.items() if name == BUFFERS}
         rows = {name: row for name, row in honest.rows.items() if name != BUFFERS}
@@ -67,18 +67,18 @@ class Attacker:
         peers = {objective: row[None] for objective, row in rows.items()}
         if self.accomplices is not None:
             layout = update_layout([(objective, len(row)) for objective, row in rows.items()])
-            left = (asked.deadline.ToDatetime(tzinfo=UTC) - now).total_seconds()
-            known = self.accomplices.exchange(
-                f"{asked.run_id}/{asked.round}/{asked.phase}",
+            seconds_left = (manifest.deadline.ToDatetime(tzinfo=UTC) - now).total_seconds()
+            updates = self.accomplices.exchange(
+                f"{manifest.run_id}/{manifest.round}/{manifest.phase}",
                 layout,
                 np.concatenate(list(rows.values())),
-                seconds=min(WAIT_SECONDS, left / 2),
+                seconds=min(WAIT_SECONDS, seconds_left / 2),
                 pause=pause,
             )
             ends = np.cumsum([len(row) for row in rows.values()])[:-1]
-            peers = dict(zip(rows, np.split(np.stack(known), ends, axis=1), strict=True))
-        seed = attack_seed(asked.seed, asked.round, self.client_id)
-        distort = self.attack.on_update if kind(asked.kind).work.sends_update else self.attack.on_gradient
+            peers = dict(zip(rows, np.split(np.stack(updates), ends, axis=1), strict=True))
+        seed = attack_seed(manifest.seed, manifest.round, self.client_id)
+        distort = self.attack.on_update if kind(manifest.kind).work.sends_update else self.attack.on_gradient
         sent = {objective: distort(row, peers=peers[objective], m=0, seed=seed) for objective, row in rows.items()}
         return replace(honest, rows=sent | kept, losses=self.attack.on_losses(honest.losses))
 

@@ -11,7 +11,7 @@ KEPT_MODELS = 3
 
 
 class ModelMismatch(Exception):
-    """What was served is not the model that was promised."""
+    """The served bytes are not the announced model."""
 
 
 class ModelCache:
@@ -20,20 +20,20 @@ class ModelCache:
     def __init__(self, directory: Path, keep: int = KEPT_MODELS) -> None:
         self._directory = directory
         self._keep = keep
-        # Checked by this process already; what an earlier one left is checked again before its first use.
+        # Digests that this process has checked. Files of an earlier process are checked before their first use.
         self._verified: set[str] = set()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def get(self, digest: str, size: int, fetch: Callable[[int], Iterator[bytes | memoryview]]) -> Path:
         """The file of a model of this digest and size in bytes, from the disk or from `fetch`.
 
-        `fetch` yields the model's bytes from the given offset on. What it raises passes through, and what had arrived
-        by then is kept: the next call goes on from there.
+        `fetch` yields the model's bytes from the given offset on. Its errors pass through; the bytes that had arrived
+        stay, and the next call continues after them.
 
         Raises:
-            ValueError: `digest` is not one.
+            ValueError: `digest` is malformed.
             ModelMismatch: other bytes were served.
-            OSError: the disk does not take the model, also after the other models here were removed.
+            OSError: the model cannot be written, even after the other models here were removed.
         """
         algorithm, value = parse(digest)
         path = self._directory / f"{algorithm}-{value}{_MODEL}"
@@ -47,7 +47,7 @@ class ModelCache:
                 except OSError:
                     if not self._evict(keep={part}):
                         raise
-                    self._fetch(part, size, digest, fetch)  # goes on, with the room of the others
+                    self._fetch(part, size, digest, fetch)  # continues, in the space that the others took
                 part.rename(path)
             self._verified.add(digest)
         path.touch()
@@ -65,12 +65,12 @@ class ModelCache:
         raise ModelMismatch(f"what the coordinator served is not the model {digest[:23]}... of {size} bytes")
 
     def _files(self) -> list[Path]:
-        """What is here, newest first."""
+        """The files of this directory, newest first."""
         files = [path for path in self._directory.iterdir() if path.suffix in (_MODEL, _PART)]
         return sorted(files, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
     def _evict(self, keep: set[Path]) -> bool:
-        """Removes everything else; False when there was nothing else."""
+        """Removes all files except `keep`. True if any were removed."""
         files = [path for path in self._files() if path not in keep]
         for path in files:
             path.unlink()
@@ -79,7 +79,7 @@ class ModelCache:
 
 
 def _receive(part: Path, size: int, fetch: Callable[[int], Iterator[bytes | memoryview]]) -> int:
-    """Writes what is missing; returns how much was there before."""
+    """Appends the missing bytes to `part`. Returns the number of bytes that were there before."""
     with part.open("ab") as file:
         resumed = min(file.tell(), size)
         file.truncate(resumed)

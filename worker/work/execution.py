@@ -1,4 +1,4 @@
-"""Does an assignment: fetches its inputs, does the work, and puts the reply into the spool."""
+"""Executes an assignment: fetches its inputs, does the work, and puts the reply into the spool."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -44,13 +44,13 @@ LOGGER = logging.getLogger("fedpareto.worker")
 
 @dataclass(frozen=True, eq=False)
 class Control:
-    """How work is steered while it is done.
+    """Callbacks that control work in progress.
 
     Attributes:
-        progress: told the share of the computation that is done.
-        stopped: asked before every step; True ends the work.
+        progress: receives the share of the computation that is done, from 0 to 1.
+        stopped: is called before every step; True ends the work.
         pause: waits for some seconds; raises TrainingStopped if the work is stopped meanwhile.
-        wanted: whether the reply is still wanted.
+        wanted: True while the reply is still wanted.
     """
 
     progress: Callable[[float], None]
@@ -79,12 +79,12 @@ class Execution:
     events: Events
 
     def do(self, order: Order, control: Control) -> None:
-        """Does what an assignment asks for, and puts the reply into the spool.
+        """Does the work of an assignment, and puts the reply into the spool.
 
         Raises:
             Declined: the work cannot be done.
             TrainingStopped: it was stopped.
-            OSError: the disk does not take what is fetched, computed or kept.
+            OSError: the disk cannot store the inputs, the reply or the kept values.
         """
         manifest, work, trainer = order.manifest, order.work, self.offers[order.manifest.task]
         self.memory.sweep(self.attendance.now())
@@ -123,17 +123,17 @@ class Execution:
             if computation is not None and base is not None:
                 result = self._compute(order, trainer, computation, base, own, control)
             result = replace(work.answer(client, result), privacy=privacy)
-        words, seconds = f"{work.doing} done in {result.seconds:.2f} s", result.seconds
-        self.events.tell_of(manifest, "done", words, kind=manifest.kind, seconds=seconds)
+        text, seconds = f"{work.doing} done in {result.seconds:.2f} s", result.seconds
+        self.events.tell_of(manifest, "done", text, kind=manifest.kind, seconds=seconds)
         if work.ends_after is not None:
             self.memory.end_after(manifest, work.kept_under(), work.ends_after)
         self._reply(order, result, control.wanted)
 
     def forget(self, assignment: SignedEnvelope, *, acknowledged: bool = False) -> None:
-        """Erases what is kept only for an assignment, checked before, and for the later stages of its work.
+        """Erases the values that are kept for a verified assignment and for the later stages of its work.
 
-        If its reply was acknowledged, this is done only for kinds of work that forget. What belongs to a task or a kind
-        that this worker no longer has is erased a day later.
+        If its reply was acknowledged, only kinds of work that forget do so. The values of a task or a kind that this
+        worker no longer has are erased a day later.
         """
         manifest = AssignmentManifest.FromString(assignment.manifest)
         trainer = self.offers.get(manifest.task)
@@ -146,7 +146,7 @@ class Execution:
         """Counts an evaluation in the clear where the owner requires private rounds, or raises WorkError."""
         task = order.manifest.task
         if order.work.shows is Shows.METRICS and self.site.policy(task).required:
-            name = f"{task}/{question_digest(order.manifest)}"  # the same question is answered again
+            name = f"{task}/{question_digest(order.manifest)}"  # the same question may be answered again
             check_sessions(client, name, work=EVALUATE, count=True)
 
     def _compute(
@@ -158,7 +158,7 @@ class Execution:
         own: Own | None,
         control: Control,
     ) -> Result:
-        """What the run's model (d,) and the data give, and what an attacker makes of it."""
+        """Computes the result from the run's model (d,) and the data. An attacker distorts it."""
         attacker, manifest = self.attacker, order.manifest
         if attacker is not None:
             attacker.see(manifest, base)
@@ -202,12 +202,12 @@ class Execution:
         return content
 
     def _fetch(self, order: Order, digest: str, size: int, control: Control) -> Path:
-        """The file of a blob; a download that breaks off goes on where it broke."""
+        """The file of a blob; a broken download continues where it ended."""
         reached = 0
 
         def chunks(offset: int) -> Iterator[memoryview]:
             nonlocal reached
-            if offset > reached:  # the last attempt has brought more: the next one need not wait for long
+            if offset > reached:  # the last attempt brought new bytes, so the next one waits only briefly
                 self.backoff.reset()
             reached = offset
             with self.attendance.calling() as files:
@@ -226,14 +226,14 @@ class Execution:
             except ModelMismatch as error:
                 raise Declined("base-model", str(error)) from error
             except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed a moment ago
-                why = self.attendance.member.refusal(error) if isinstance(error, grpc.RpcError) else None
-                if why is not None and why.reason in ("blob-not-offered", "blob-removed", "offset"):
-                    raise Declined("base-model", f"{why.reason}: {why.message}") from error
-                delay = max(self.backoff.delay(), why.retry_seconds if why is not None else 0.0)
+                refusal = self.attendance.member.refusal(error) if isinstance(error, grpc.RpcError) else None
+                if refusal is not None and refusal.reason in ("blob-not-offered", "blob-removed", "offset"):
+                    raise Declined("base-model", f"{refusal.reason}: {refusal.message}") from error
+                delay = max(self.backoff.delay(), refusal.retry_seconds if refusal is not None else 0.0)
                 self.events.warn(
                     "download-broken",
                     f"assignment {name}: the download of the base model broke off, going on in {delay:.1f} s "
-                    f"({why.message or why.status if why is not None else error})",
+                    f"({refusal.message or refusal.status if refusal is not None else error})",
                     assignment_id=name,
                 )
                 control.pause(delay)
@@ -272,7 +272,7 @@ def _declining(assignment_id: str) -> Iterator[None]:
             if reason == "memory":  # PyTorch's message goes on for a page
                 message = message.partition("\n")[0] or "out of memory"
             raise Declined(reason, message) from error
-        # Work that makes no sense, or a mistake in the owner's own task.
+        # Work that is inconsistent, or a mistake in the owner's own task.
         if owners_frame(error):
             for line in described(error).splitlines():
                 LOGGER.error("assignment %s: %s", assignment_id, line)

@@ -1,8 +1,8 @@
 """The member's own state of each run: replaced with each accepted reply, erased long after the run.
 
-It is the member's personal parameters, and what the rounding of its updates left. While a reply waits for its receipt,
-the state that belongs to it is in the spool beside it. It replaces that of the run when the coordinator has accepted
-the reply, and is dropped with a reply that it refuses.
+It has the member's personal parameters and the residuals from the rounding of its updates. While a reply waits for its
+receipt, its state is in the spool beside it. The state replaces the run's when the coordinator accepts the reply, and
+is dropped if it refuses the reply.
 """
 
 import shutil
@@ -28,9 +28,9 @@ _LOOK_SECONDS = 0.05
 
 
 class Keeper:
-    """What this member keeps of runs, in one directory for each run.
+    """The member's states of its runs, in one directory for each run.
 
-    What no run has used for `ERASED_AFTER` is erased at the start, by this machine's clock.
+    At the start, directories that were not used for `ERASED_AFTER`, by this machine's clock, are erased.
     """
 
     def __init__(self, directory: Path, spool: Spool, events: Events) -> None:
@@ -38,7 +38,7 @@ class Keeper:
         self._spool = spool
         self._events = events
         self._initial: tuple[tuple[str, int], Vector] | None = None  # of the last task and seed
-        self._full: dict[str, OSError] = {}  # by run, why the state of an accepted reply was not written
+        self._full: dict[str, OSError] = {}  # by run, the error of writing the state of an accepted reply
         self._erase(datetime.now(UTC))
 
     def own(
@@ -46,11 +46,11 @@ class Keeper:
     ) -> Own | None:
         """This member's part of the model for some work; None where the run shares all parameters.
 
-        It waits until the coordinator has answered the replies to earlier work of the run: they decide what is kept.
+        It waits until the coordinator has answered the replies to earlier work of the run, which decide on the state.
 
         Raises:
             TrainingStopped: the work was stopped meanwhile.
-            Declined: `disk`: it does not take the state of an accepted reply.
+            Declined: `disk`: the state of an accepted reply cannot be written.
         """
         sharing, manifest = order.sharing, order.manifest
         if sharing is None:
@@ -64,16 +64,16 @@ class Keeper:
         if personal is not None:
             return Own(sharing, sharing.with_personal(values, personal))
         if not measures:
-            words = "the personal parameters begin with the initial values"
+            text = "the personal parameters begin with the initial values"
             if manifest.round:
-                words += ", as none are kept here from an earlier round"
-            self._events.tell_of(manifest, "personal-new", words, warns=manifest.round > 0)
+                text += ", as none are kept here from an earlier round"
+            self._events.tell_of(manifest, "personal-new", text, warns=manifest.round > 0)
         return Own(sharing, values)
 
     def residual(self, order: Order, pause: Callable[[float], None]) -> Vector | None:
-        """What the rounding of the last accepted reply left, in the order of the work's residuals; None for none.
+        """The residuals of rounding the last accepted reply, in the order of the work's residuals; None without any.
 
-        It waits, and raises, as `own`.
+        It waits and raises as `own` does.
         """
         rounded = order.work.residuals(order.shape)
         if not rounded:
@@ -81,11 +81,11 @@ class Keeper:
         return self._settled(order, pause).before(order.manifest.round, payload_layout(rounded))
 
     def file(self, order: Order, result: Result) -> bytes | None:
-        """What is kept once a result is accepted, as a file; None for nothing."""
+        """The content of the state file to keep once a result is accepted; None if there is no state."""
         return state_file(order.sharing, result, order.work.residuals(order.shape))
 
     def commit(self, entry: SpoolEntry) -> None:
-        """Takes over the state that belongs to a reply that was accepted. Raises OSError."""
+        """Makes the state of an accepted reply the state of its run. Raises OSError if it cannot be written."""
         run_id, round_ = entry.manifest.run_id, entry.manifest.round
         kept = kept_state(self._directory, run_id)
         try:
@@ -99,12 +99,12 @@ class Keeper:
         self._full.pop(run_id, None)
 
     def _settled(self, order: Order, pause: Callable[[float], None]) -> KeptState:
-        """What is kept of a run, once the coordinator has answered all replies to it."""
+        """The state of a run, once the coordinator has answered all its replies."""
         run_id = order.manifest.run_id
         while self._spool.awaits_state(run_id):
             if (error := self._full.get(run_id)) is not None:
-                words = f"make room on this worker's disk: {error}"
-                raise Declined("disk", words) from error
+                message = f"make room on this worker's disk: {error}"
+                raise Declined("disk", message) from error
             pause(_LOOK_SECONDS)
         return kept_state(self._directory, run_id)
 
@@ -121,6 +121,6 @@ class Keeper:
 
 
 def kept_state(directory: Path, run_id: str) -> KeptState:
-    """What is kept of a run, in a member's home."""
+    """The state of a run in a member's home."""
     # The id came over the wire: its digest is a safe name whatever it holds.
     return KeptState(directory / digest(run_id.encode()).partition(":")[2][:32])

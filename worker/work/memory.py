@@ -1,9 +1,9 @@
 """The worker's memory of rounds: the values that work keeps between phases, and the questions that it answered.
 
-Values live in memory, or, where they must survive a restart, encrypted in the worker's home. They are erased when work
-of a later attempt or round of the run arrives, or a day after the last deadline; those of a private round already when
-it is over, or a day after the first reply in it by this machine's own clock, which no coordinator can set. The ledger
-of answered questions stays.
+Values live in memory, or, if they must survive a restart, encrypted in the worker's home. They are erased when work
+of a later attempt or round of the run arrives, or a day after the last deadline. Values of a private round are erased
+when it is over, or a day after the first reply in it. That day is by this machine's own clock, which no coordinator can
+set. The ledger of answered questions stays.
 """
 
 import os
@@ -53,7 +53,7 @@ class WorkerMemory:
     key. `clock` is this machine's, aware.
 
     Raises:
-        HomeError, OSError: see `LedgerFile`.
+        WorkerHomeError, OSError: see `LedgerFile`.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class WorkerMemory:
         self._cipher = ChaCha20Poly1305(derived.derive(signing_key.private_bytes_raw()))
         self._lock = threading.RLock()
         self._values: dict[Key, dict[str, bytes]] = {}
-        self._forgotten: set[tuple[Key, str]] = set()  # what is to be erased
+        self._forgotten: set[tuple[Key, str]] = set()  # values to be erased, by name prefix
         self._file = LedgerFile(path, _TABLES, _ADVICE)
         with self._file.using() as connection:
             kept = connection.execute("SELECT run, round, attempt, max(deadline) FROM kept GROUP BY 1, 2, 3").fetchall()
@@ -91,20 +91,20 @@ class WorkerMemory:
         return _AttemptMemory(self, key)
 
     def answered(self, order: Order) -> bool:
-        """Whether the question is on record as one that was answered, or was about to be."""
+        """True if the question of an order was answered, or was about to be, by the record."""
         with self._file.using() as connection:
-            found = connection.execute(
+            row = connection.execute(
                 "SELECT 1 FROM answered WHERE run = ? AND round = ? AND attempt = ? AND question = ?",
                 (*_asked_in(order), order.work.once()),
             ).fetchone()
-        return found is not None
+        return row is not None
 
     def answer(self, order: Order) -> None:
-        """Records that a question is about to be answered, if it is one that is answered once.
+        """Records that a question is about to be answered, if its kind is answered only once.
 
         Raises:
             Declined: `answered`: another question was answered.
-            OSError: the disk does not take it.
+            OSError: the record cannot be written.
         """
         question = order.work.once()
         if not question:
@@ -121,7 +121,7 @@ class WorkerMemory:
             raise Declined("answered", message)
 
     def forget(self, manifest: AssignmentManifest, names: str) -> None:
-        """Erases the values of an attempt whose names begin with `names`, if the disk takes it now; else at a sweep."""
+        """Erases the values of an attempt whose names begin with `names`; if that fails, the next sweep tries again."""
         if names:
             with self._lock:
                 self._forgotten.add((_key(manifest), names))
@@ -130,14 +130,14 @@ class WorkerMemory:
     def end_after(self, manifest: AssignmentManifest, names: str, time: timedelta) -> None:
         """Has the values of an attempt whose names begin with `names` erased after some time, by this machine's clock.
 
-        A later call for the same names changes nothing. Raises OSError if the disk does not take it.
+        A later call for the same names changes nothing. Raises OSError if it cannot be written.
         """
         at = (self.clock() + time).isoformat()
         with self._lock, self._file.using() as connection:
             connection.execute("INSERT OR IGNORE INTO ends VALUES (?, ?, ?, ?, ?)", (*_key(manifest), names, at))
 
     def _end(self) -> None:
-        """Erases what `end_after` says; values that cannot be deleted now are tried again at the next sweep."""
+        """Erases what `end_after` set; values that cannot be deleted now are tried again at the next sweep."""
         with self._file.using() as connection:
             rows = connection.execute("SELECT run, round, attempt, names, at FROM ends").fetchall()
         due = [(tuple(key), names) for *key, names, at in rows if datetime.fromisoformat(at) < self.clock()]
@@ -145,8 +145,8 @@ class WorkerMemory:
         self._forget()
         with suppress(OSError), self._file.using() as connection:
             for key, names in set(due) - self._forgotten:
-                place = (*key, names)
-                connection.execute("DELETE FROM ends WHERE run = ? AND round = ? AND attempt = ? AND names = ?", place)
+                values = (*key, names)
+                connection.execute("DELETE FROM ends WHERE run = ? AND round = ? AND attempt = ? AND names = ?", values)
 
     def _forget(self) -> None:
         for key, names in list(self._forgotten):
@@ -161,10 +161,10 @@ class WorkerMemory:
                 self._forgotten.discard((key, names))
 
     def sweep(self, now: datetime) -> None:
-        """Erases what is kept too long, and what could not be erased before.
+        """Erases the values that are due, and those that could not be erased before.
 
-        That is what belongs to an attempt whose last deadline passed a day before `now`, by the coordinator's clock,
-        and what `end_after` says.
+        Due are the values of attempts whose last deadline passed a day before `now`, by the coordinator's clock, and
+        those named by `end_after`.
         """
         with self._lock:
             with suppress(OSError):
@@ -174,7 +174,7 @@ class WorkerMemory:
                     self._erase(key)
 
     def _erase(self, key: Key) -> None:
-        """Erases what is kept of an attempt. If the disk does not take it now, the next sweep tries again."""
+        """Erases the values of an attempt. If they cannot be deleted now, the next sweep tries again."""
         self._values.pop(key, None)
         try:
             with self._file.using() as connection:
@@ -189,7 +189,7 @@ class WorkerMemory:
         """Erases all values in the database at `path`, before the key that they are encrypted with is replaced.
 
         Raises:
-            HomeError, OSError: see `LedgerFile`.
+            WorkerHomeError, OSError: see `LedgerFile`.
         """
         if path.exists():
             with closing(LedgerFile(path, _TABLES, _ADVICE)) as file, file.using() as connection:
@@ -208,7 +208,7 @@ class _AttemptMemory(Memory):
         self._key = key
 
     def get(self, name: str) -> bytes | None:
-        """A value; None if there is none. Raises HomeError if another key encrypted it."""
+        """A value; None if there is none. Raises WorkerHomeError if another key encrypted it."""
         whole = self._whole
         with whole._lock:
             value = whole._values.get(self._key, {}).get(name)
@@ -228,7 +228,7 @@ class _AttemptMemory(Memory):
             raise whole._file.damaged(error) from error
 
     def put(self, name: str, value: bytes, *, durable: bool = False) -> None:
-        """Keeps a value, encrypted on the disk if it is durable. Raises OSError if the disk does not take it."""
+        """Keeps a value, encrypted on the disk if it is durable. Raises OSError if it cannot be written."""
         whole, key = self._whole, self._key
         with whole._lock:
             if not durable:
@@ -245,8 +245,8 @@ def question_digest(manifest: AssignmentManifest) -> str:
     """The digest of the question that an assignment asks: kind, base model, seed, unshared parameters, inputs, work."""
     inputs = "".join(f"{item.name}\0{item.digest}\0" for item in manifest.inputs)
     unshared = manifest.unshared.SerializeToString(deterministic=True).hex()
-    words = f"{manifest.kind}\0{manifest.base_model}\0{manifest.seed}\0{unshared}\0{inputs}"
-    return digest(words.encode() + manifest.work)
+    header = f"{manifest.kind}\0{manifest.base_model}\0{manifest.seed}\0{unshared}\0{inputs}"
+    return digest(header.encode() + manifest.work)
 
 
 def _key(manifest: AssignmentManifest) -> Key:
@@ -254,10 +254,10 @@ def _key(manifest: AssignmentManifest) -> Key:
 
 
 def _asked_in(order: Order) -> Key:
-    """Where a question is answered once: in the attempt, or the same for all attempts."""
+    """The scope within which a question is answered once: its attempt, or one scope for all attempts."""
     return ("", 0, 0) if order.work.once_ever else _key(order.manifest)
 
 
 def _bound(key: Key, name: str) -> bytes:
-    """What a value belongs to: it cannot be moved to another place in the database."""
+    """The data that authenticates a value's place: it cannot be moved to another key or name."""
     return "\0".join(map(str, (*key, name))).encode()

@@ -45,9 +45,9 @@ class _Job:
 class Runner:
     """Takes assignments in, and has them done in their lanes.
 
-    `finished` is called when something new is in the spool; `limits` are the owner's bounds; `consent` says why nothing
-    is done for a run, if so; `closed` says until when the site is closed, aware, and None while it is open; `decline`
-    is called with the envelope of an assignment that is not done.
+    `finished` is called when a new reply is in the spool; `limits` are the owner's bounds; `consent` returns the reason
+    and the message if a run is not accepted; `closed` returns the time until which the site is closed, aware,
+    None while it is open; `decline` is called with the envelope of a declined assignment.
     """
 
     execution: Execution
@@ -62,20 +62,22 @@ class Runner:
     decline: Callable[[Declined, SignedEnvelope], None]
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
     _waiting: deque[_Job] = field(default_factory=deque, init=False)
-    # By assignment, until the owner has accepted a restore.
+    # Assignments by id that wait until the owner has accepted a restore.
     _held: dict[str, SignedEnvelope] = field(default_factory=dict, init=False)
-    _full: bool = field(default=False, init=False)  # since the last assignment that was taken in
+    _full: bool = field(
+        default=False, init=False
+    )  # an assignment was declined for lack of room since the last one taken in
     _current: dict[Lane, _Job] = field(default_factory=dict, init=False)
     _stopping: bool = field(default=False, init=False)
-    _closed: datetime | None = field(default=None, init=False)  # as it was told last
+    _closed: datetime | None = field(default=None, init=False)  # as the coordinator knows it
 
     def __post_init__(self) -> None:
         self._closed = self.closed()
 
-    # Called by the thread that attends
+    # Called by the thread of the attendance
 
     def assigned(self, envelope: SignedEnvelope, inputs: Sequence[bytes] = ()) -> None:
-        """Takes an assignment in, unless it is here already or has to be declined.
+        """Queues an assignment, or declines it. One that is here already is not queued again.
 
         `inputs` are the contents of its inputs, in their order, if they came with it.
         """
@@ -97,7 +99,7 @@ class Runner:
             self.decline(declined, envelope)
 
     def _take_in(self, order: Order) -> None:
-        """Has an order wait for its turn, unless it is here already. Raises Declined if there is no room or time."""
+        """Queues an order, unless it is here already. Raises Declined if there is no room or time."""
         name, run_id = order.manifest.assignment_id, order.manifest.run_id
         # The spool is asked under the same lock under which a finished job leaves `_current`.
         if self.spool.holds(name) or self.spool.renew(name):
@@ -110,8 +112,8 @@ class Runner:
             raise Declined("closed", f"this site is closed until {closed:%Y-%m-%d %H:%M} UTC, after the deadline")
         if len(self._waiting) + len(self._held) >= self.limits.waiting:
             repeated, self._full = self._full, True
-            words = f"{self.limits.waiting} assignments wait here already"
-            raise Declined("limit:waiting", words, repeated=repeated)
+            message = f"{self.limits.waiting} assignments wait here already"
+            raise Declined("limit:waiting", message, repeated=repeated)
         self._full = False
         if self.progress.waits(run_id):
             self._held[name] = order.envelope
@@ -124,20 +126,20 @@ class Runner:
         return [*self._current.values(), *self._waiting]
 
     def _newest_round(self, run_id: str) -> int | None:
-        """None while the run waits for the owner to accept a restore, and its assignments are held."""
+        """The newest round of a run; None while the run waits for the owner to accept a restore."""
         return None if self.progress.waits(run_id) else self.progress.newest_round(run_id)
 
     def restored(self) -> None:
-        """Goes on with what was held until the owner accepted a restore."""
+        """Queues the assignments that were held until the owner accepted a restore."""
         with self._changed:
             held, self._held = self._held, {}
         for envelope in held.values():
             self.assigned(envelope)
 
     def cancelled(self, envelope: SignedEnvelope) -> None:
-        """Drops an assignment that waits, is in work, or is in the spool, and what is kept for it alone.
+        """Drops an assignment that waits, is in work, or is in the spool, with the values that are kept for it.
 
-        Only if the coordinator has signed it: another party on the channel cannot end this member's part in a round.
+        The coordinator must have signed the cancellation, so that nobody else can end this member's part in a round.
         """
         try:
             manifest = check_cancel(envelope, self.attendance.member)
@@ -169,28 +171,28 @@ class Runner:
             )
 
     def withdrawn(self, run_id: str, verdict: Verdict) -> None:
-        """Declines what waits, is in work or is in the spool of a run that the site refuses from now on."""
+        """Drops and declines all assignments of a run that the site refuses from now on."""
         with self._changed:
-            asked = [entry.assignment for entry in self.spool.entries() if entry.manifest.run_id == run_id]
-            asked += [job.order.envelope for job in self._jobs() if job.order.manifest.run_id == run_id]
-            asked += [
+            envelopes = [entry.assignment for entry in self.spool.entries() if entry.manifest.run_id == run_id]
+            envelopes += [job.order.envelope for job in self._jobs() if job.order.manifest.run_id == run_id]
+            envelopes += [
                 envelope
                 for envelope in self._held.values()
                 if AssignmentManifest.FromString(envelope.manifest).run_id == run_id
             ]
-        for envelope in asked:
+        for envelope in envelopes:
             name = AssignmentManifest.FromString(envelope.manifest).assignment_id
             self._drop(name, verdict.reason)
             self.decline(Declined(verdict.reason, verdict.message), envelope)
 
     def look(self) -> None:
-        """Tells the coordinator when the site opens or closes, and goes on with what has waited until it opened."""
+        """Reports to the coordinator that the site opened or closed, and wakes the lanes."""
         closed = self.closed()
         if closed == self._closed:
             return
         self._closed = closed
-        words = "the site is open" if closed is None else f"the site is closed until {closed:%Y-%m-%d %H:%M} UTC"
-        self.events.tell("open" if closed is None else "closed", words)
+        message = "the site is open" if closed is None else f"the site is closed until {closed:%Y-%m-%d %H:%M} UTC"
+        self.events.tell("open" if closed is None else "closed", message)
         self.attendance.beat(*self.working())
         with self._changed:
             self._changed.notify_all()
@@ -201,16 +203,16 @@ class Runner:
             job = next(iter(self._current.values()), None)  # the one that began first
         return (job.name, job.progress) if job is not None else ("", 0.0)
 
-    # What others call
+    # Called by other threads
 
     def stop(self) -> None:
-        """Ends `run`: what is in work is dropped, and will be asked for again."""
+        """Ends `run`. Assignments in work are dropped; the coordinator sends them again."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
 
     def run(self, lane: Lane) -> None:
-        """Does what is assigned in a lane, in order of arrival, until `stop`."""
+        """Executes the assignments of a lane, in order of arrival, until `stop`."""
         while (job := self._next(lane)) is not None:
             try:
                 job.began = self.attendance.now()
@@ -221,7 +223,7 @@ class Runner:
                 self.finished()
             except Declined as declined:
                 self.decline(declined, job.order.envelope)
-            except OSError as error:  # what the owner's own code raises does not get here
+            except OSError as error:  # exceptions of the owner's own code do not get here
                 self.decline(Declined("disk", with_remedy(error)), job.order.envelope)
             except TrainingStopped:
                 late = self._late(job)
@@ -238,7 +240,7 @@ class Runner:
 
         def of_lane() -> _Job | None:
             if lane is Lane.COMPUTE and self.closed() is not None:
-                return None  # what it has begun goes on, and so do the messages of private rounds
+                return None  # work that has begun goes on, and so do the messages of private rounds
             return next((job for job in self._waiting if job.order.work.lane is lane), None)
 
         with self._changed:
@@ -263,11 +265,11 @@ class Runner:
         return Control(partial(setattr, job, "progress"), stopped, pause, lambda: not job.unwanted)
 
     def _late(self, job: _Job) -> Declined | None:
-        """Why the time for a job is over; None when it is not."""
+        """The decline of a job whose time is over; None if it is not."""
         now = self.attendance.now()
         if now > job.order.deadline:
             return Declined("deadline", "its deadline passed before it was done")
         if job.began is not None and (now - job.began).total_seconds() > self.limits.hours * 3600:
-            hours = f"this worker works on an assignment for {self.limits.hours:g} hours"
-            return Declined("limit:hours", hours)
+            message = f"this worker works on an assignment for {self.limits.hours:g} hours"
+            return Declined("limit:hours", message)
         return None

@@ -46,8 +46,8 @@ class SpoolError(Exception):
 class SpoolEntry:
     """A finished reply: its envelope, as it is sent at each attempt, and the signed assignment that it fulfils.
 
-    The payload is a file or bytes; None for a reply without payload. `state` is what the member keeps of the run once
-    the reply is accepted, a file or bytes; None for nothing.
+    The payload is a file or bytes; None for a reply without payload. `state` is the state of the run that the member
+    keeps once the reply is accepted, a file or bytes; None without one.
     """
 
     envelope: SignedEnvelope
@@ -63,16 +63,16 @@ class SpoolEntry:
 
     @property
     def in_memory(self) -> bool:
-        """Whether a part of it is in memory alone, so that it does not survive a restart."""
+        """True if a part of it is in memory only, and is lost at a restart."""
         return isinstance(self.payload, bytes) or isinstance(self.state, bytes)
 
     def intact(self) -> bool:
-        """Whether the payload still has the digest that was signed."""
+        """True if the payload still has the signed digest."""
         try:
-            found = file_digest(self.payload) if isinstance(self.payload, Path) else digest(self.payload or b"")
+            present = file_digest(self.payload) if isinstance(self.payload, Path) else digest(self.payload or b"")
         except OSError:
             return False
-        return found == self.manifest.payload
+        return present == self.manifest.payload
 
 
 class Spool:
@@ -87,12 +87,12 @@ class Spool:
         self._receipts = home.receipts
         self._key = key
         self._events = events
-        self._unrecorded: list[str] = []  # lines of receipts that the disk did not take
+        self._unrecorded: list[str] = []  # lines of receipts that could not be written
         self._lock = threading.Lock()
         self._entries: dict[str, SpoolEntry] = {}
         self._settled: OrderedDict[str, SpoolEntry] = OrderedDict()
-        for place in (directory, handed_in):
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (directory, handed_in):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in handed_in.iterdir():
             path.unlink()
         for path in sorted(directory.glob(f"*{_ENVELOPE}"), key=lambda path: (path.stat().st_mtime_ns, path.name)):
@@ -101,7 +101,7 @@ class Spool:
             entry = _read(path)
             if not isinstance(entry.payload, Path) or entry.payload.exists():
                 self._entries[entry.assignment_id] = entry
-        # The rest was half-made when the process died.
+        # The other files are incomplete: the process ended before their envelope was written.
         whole = {self._path(name, suffix) for name in self._entries for suffix in _SUFFIXES}
         for path in directory.iterdir():
             if path.suffix in (*_SUFFIXES, _TEMPORARY) and path not in whole:
@@ -111,9 +111,9 @@ class Spool:
             events.tell("spool", f"handed in again: {replies} from before", waiting=waiting)
 
     def _write_file(
-        self, assignment_id: str, suffix: str, pieces: Sequence[bytes | memoryview], what: str
+        self, assignment_id: str, suffix: str, pieces: Sequence[bytes | memoryview], content: str
     ) -> Path | bytes:
-        """Makes a part of a reply durable, or keeps it in memory when the disk does not take it; `what` names it.
+        """Writes a part of a reply durably, or keeps it in memory if it cannot be written; `content` names the part.
 
         Raises:
             DiskFull: too many replies are in memory already.
@@ -130,9 +130,9 @@ class Spool:
                 path.unlink()
             in_memory = sum(entry.in_memory for entry in self.entries())
             if in_memory >= _IN_MEMORY:
-                raise DiskFull(f"{_words(error)}; {in_memory} replies are kept in memory already") from error
+                raise DiskFull(f"{_cause(error)}; {in_memory} replies are kept in memory already") from error
             self._tell(
-                f"{what} for assignment {assignment_id} is kept in memory, since {_words(error)}: make room on the "
+                f"{content} for assignment {assignment_id} is kept in memory, since {_cause(error)}: make room on the "
                 "disk; if this worker ends before the update is handed in, it is made again"
             )
             return b"".join(pieces)
@@ -149,11 +149,11 @@ class Spool:
     ) -> None:
         """Signs a reply and keeps it with its payload, if it is still wanted then.
 
-        If the disk takes them, they survive a restart. Without a layout, there is no payload. `state` is the file of
-        what the member keeps of the run once the reply is accepted.
+        On the disk, they survive a restart. Without a layout, there is no payload. `state` is the content of the state
+        file of the run, which counts once the reply is accepted.
 
         Raises:
-            DiskFull: the disk does not take the payload or the state, and too many replies are in memory already.
+            DiskFull: the payload or the state cannot be written, and too many replies are in memory already.
         """
         name, content, own = reply.assignment_id, None, None
         try:
@@ -176,7 +176,7 @@ class Spool:
                 self._unlink(name)
 
     def _write(self, entry: SpoolEntry) -> SpoolEntry:
-        """Puts a reply on the disk; without room it stays in memory, with its payload where it is."""
+        """Writes a reply to the disk. If that fails it stays in memory, and its payload stays where it is."""
         name = entry.assignment_id
         try:
             if entry.payload is not None and isinstance(entry.payload, Path):
@@ -188,7 +188,7 @@ class Spool:
             sync_directory(self._directory)
         except OSError as error:
             self._tell(
-                f"the reply to assignment {name} is kept in memory, since {_words(error)}: make room on the disk; if "
+                f"the reply to assignment {name} is kept in memory, since {_cause(error)}: make room on the disk; if "
                 "this worker ends before the reply is handed in, it is made again"
             )
         return entry
@@ -202,28 +202,28 @@ class Spool:
         temporary.rename(self._path(assignment_id, suffix))
 
     def entries(self) -> list[SpoolEntry]:
-        """Everything finished, oldest first."""
+        """All finished replies, oldest first."""
         with self._lock:
             return list(self._entries.values())
 
     def holds(self, assignment_id: str) -> bool:
-        """Whether a reply to this assignment is finished."""
+        """True if a reply to this assignment is finished."""
         with self._lock:
             return assignment_id in self._entries
 
     def awaits_state(self, run_id: str) -> bool:
-        """Whether a state of a run waits for the receipt of its reply."""
+        """True if a state of a run waits for the receipt of its reply."""
         return any(entry.state is not None and entry.manifest.run_id == run_id for entry in self.entries())
 
     def settle(self, entry: SpoolEntry) -> None:
-        """Takes a reply out that was acknowledged. The last ones stay at hand while this process lives."""
+        """Removes an acknowledged reply. The last ones stay available while this process lives."""
         with self._lock:
             self._entries.pop(entry.assignment_id, None)
             self._path(entry.assignment_id, _ENVELOPE).unlink(missing_ok=True)
             if isinstance(entry.payload, Path):
                 try:
                     entry = replace(entry, payload=entry.payload.rename(self._handed_in / entry.payload.name))
-                except OSError:  # a full disk: if it is asked for again, it is made again
+                except OSError:  # a full disk: a repeated assignment is then computed again
                     self._unlink(entry.assignment_id)
                     return
             self._unlink(entry.assignment_id)
@@ -232,7 +232,7 @@ class Spool:
                 _forget(self._settled.popitem(last=False)[1])
 
     def renew(self, assignment_id: str) -> bool:
-        """Puts a settled reply back, to be handed in once more as it was signed. False when it is not at hand."""
+        """Puts a settled reply back, to be handed in once more as it was signed. False if it is no longer available."""
         with self._lock:
             entry = self._settled.pop(assignment_id, None)
             if entry is not None:
@@ -240,7 +240,7 @@ class Spool:
             return entry is not None
 
     def remove(self, assignment_id: str) -> None:
-        """Forgets a reply that nobody wants."""
+        """Removes a reply that is no longer wanted."""
         with self._lock:
             self._entries.pop(assignment_id, None)
             if (settled := self._settled.pop(assignment_id, None)) is not None:
@@ -248,19 +248,19 @@ class Spool:
             self._unlink(assignment_id)
 
     def _unlink(self, assignment_id: str) -> None:
-        # The envelope goes first: what is left of a half-done removal is swept at the next start.
+        # The envelope goes first: the next start then sweeps the files of an incomplete removal.
         for suffix in _SUFFIXES:
             self._path(assignment_id, suffix).unlink(missing_ok=True)
 
     def record(self, entry: SpoolEntry, receipt: SignedEnvelope, manifest: ReceiptManifest) -> None:
-        """Keeps a receipt: the member's proof of what it was asked, what it handed in and what was said to it."""
+        """Keeps a receipt: the member's proof of its assignment, its reply and the coordinator's answer."""
         self._unrecorded.append(receipt_line(entry.envelope, entry.assignment, receipt, manifest))
         try:
             append(self._receipts, "".join(self._unrecorded))
         except OSError as error:
             del self._unrecorded[:-_UNRECORDED]
             self._tell(
-                f"the receipt for assignment {entry.assignment_id} is kept in memory, since {_words(error)}: make room "
+                f"the receipt for assignment {entry.assignment_id} is kept in memory, since {_cause(error)}: make room "
                 "on the disk before this worker ends"
             )
         else:
@@ -279,7 +279,7 @@ def _forget(settled: SpoolEntry) -> None:
         settled.payload.unlink(missing_ok=True)
 
 
-def _words(error: OSError) -> str:
+def _cause(error: OSError) -> str:
     return f"{error.filename or 'the disk'} cannot be written ({error.strerror or error})"
 
 

@@ -30,7 +30,7 @@ from worker.line.file_calls import FileCalls
 from worker.work.kept import Keeper
 from worker.work.spool import Spool, SpoolEntry
 
-# No retry of the same envelope can succeed. The coordinator waits no longer, or is told that nothing will come.
+# No retry of the same envelope can succeed: the coordinator no longer waits, or gets a decline.
 _CLOSED = {"assignment-unknown", "assignment-client", "assignment-fulfilled", "assignment-closed", "deadline"}
 _WRONG = {
     "key-unknown",
@@ -45,7 +45,7 @@ _DROPPED = "refused for good, the work is dropped"
 
 
 class ReceiptError(Exception):
-    """A receipt that the coordinator did not sign, or that is for something else."""
+    """A receipt that the coordinator did not sign, or that is for another reply."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class Refused:
     """The call was refused, without a receipt.
 
     Attributes:
-        refusal: why.
-        final: no retry of the same envelope can succeed.
-        closed: the coordinator waits for no reply any more.
+        refusal: the coordinator's refusal.
+        final: True if no retry of the same envelope can succeed.
+        closed: True if the coordinator no longer waits for a reply.
     """
 
     refusal: RpcRefusal
@@ -73,10 +73,10 @@ class Refused:
 
 @dataclass(frozen=True)
 class Unanswered:
-    """There is no receipt that counts; the words say why, and are empty if the channel was closed a moment ago."""
+    """There is no valid receipt; `message` says why, and is empty if the channel was closed a moment ago."""
 
     event: str = ""
-    words: str = ""
+    message: str = ""
 
 
 Outcome = Acknowledged | Refused | Unanswered
@@ -97,25 +97,25 @@ class Submitter:
     acknowledged: Callable[[SignedEnvelope], None]
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
     _wakes: int = field(default=0, init=False)
-    _retry_seconds: float = field(default=0.0, init=False)  # what the coordinator asked for
+    _retry_seconds: float = field(default=0.0, init=False)  # the delay that the coordinator asked for
     _stopping: bool = field(default=False, init=False)
-    # The most that had arrived of each reply, by the coordinator's word.
+    # For each reply, the most bytes that the coordinator has confirmed.
     _arrived: dict[str, int] = field(default_factory=dict, init=False)
 
     def wake(self) -> None:
-        """Tells `run` that something new is in the spool."""
+        """Wakes `run`: the spool has a new reply."""
         with self._changed:
             self._wakes += 1
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Ends `run`; what is in the spool stays there."""
+        """Ends `run`; the replies stay in the spool."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
 
     def run(self) -> None:
-        """Hands in whatever is in the spool, whenever the worker attends, until `stop`."""
+        """Hands in the replies of the spool while the worker attends, until `stop`."""
         while not self._stopping:
             seen = self._wakes
             failed = False
@@ -134,21 +134,21 @@ class Submitter:
                 self._changed.wait_for(lambda: self._stopping or self._wakes != seen, timeout=delay)  # noqa: B023
 
     def _submit(self, files: FileCalls, entry: SpoolEntry) -> bool:
-        """One attempt, and what follows from its outcome; False when it has to be made again."""
+        """Makes one attempt and acts on its outcome. False if it has to be repeated."""
         attendance, arrived = self.attendance, partial(self._note_progress, entry)
         outcome = exchange(files, entry, attendance.member, attendance.log_size, arrived, attendance.saw_log)
         name, events = entry.assignment_id, self.events
         if self._stopping and not isinstance(outcome, Acknowledged):
             return False
         match outcome:
-            case Unanswered(event, words):
-                if words:
-                    events.warn(event, f"assignment {name}: {words}", assignment_id=name)
+            case Unanswered(event, message):
+                if message:
+                    events.warn(event, f"assignment {name}: {message}", assignment_id=name)
                 return False
             case Refused(refusal, final, closed):
-                event, words = ("dropped", _DROPPED) if final else ("submit-failed", "not handed in, trying again")
-                words = f"assignment {name}: {words} ({refusal.status} {refusal.reason}: {refusal.message})"
-                events.warn(event, words, assignment_id=name, reason=refusal.reason, status=refusal.status)
+                event, message = ("dropped", _DROPPED) if final else ("submit-failed", "not handed in, trying again")
+                message = f"assignment {name}: {message} ({refusal.status} {refusal.reason}: {refusal.message})"
+                events.warn(event, message, assignment_id=name, reason=refusal.reason, status=refusal.status)
                 if not final:
                     self._retry_seconds = max(self._retry_seconds, refusal.retry_seconds)
                     return False
@@ -160,14 +160,14 @@ class Submitter:
                     if manifest.accepted:
                         self.keeper.commit(entry)
                 except OSError as error:
-                    words = f"what this member keeps of the run cannot be written ({error}): make room on the disk"
-                    events.warn("disk", f"assignment {name}: {words}", assignment_id=name)
+                    message = f"what this member keeps of the run cannot be written ({error}): make room on the disk"
+                    events.warn("disk", f"assignment {name}: {message}", assignment_id=name)
                     return False
                 self.spool.record(entry, receipt, manifest)
                 accepted, reason = manifest.accepted, {} if manifest.accepted else {"reason": manifest.reason}
-                words = "accepted" if accepted else f"refused, {manifest.reason}: {manifest.message}"
+                message = "accepted" if accepted else f"refused, {manifest.reason}: {manifest.message}"
                 events.tell_of(
-                    entry.manifest, "receipt", f"receipt {words}", warns=not accepted, accepted=accepted, **reason
+                    entry.manifest, "receipt", f"receipt {message}", warns=not accepted, accepted=accepted, **reason
                 )
                 leave = partial(self.spool.settle, entry)
         self._arrived.pop(name, None)
@@ -176,7 +176,7 @@ class Submitter:
         return True
 
     def _note_progress(self, entry: SpoolEntry, arrived: int, begins: bool) -> None:
-        """After an attempt with which more has arrived than ever, the next one need not wait for long."""
+        """Records the bytes that have arrived. If they are more than ever, the next attempt waits only briefly."""
         name, most = entry.assignment_id, self._arrived.get(entry.assignment_id, 0)
         if begins and arrived:
             text = f"going on with an upload that broke off: {arrived} bytes have arrived"
@@ -194,11 +194,11 @@ def exchange(
     arrived: Callable[[int, bool], None],
     saw_log: Callable[[LogHead], None],
 ) -> Outcome:
-    """Hands in a reply once, as far as the coordinator's windows allow, and says what came of it.
+    """Hands in a reply once, as far as the coordinator's windows allow, and returns the outcome.
 
-    `log_size` is the number of entries of the coordinator's log that this worker knows. `arrived` is told the number of
-    bytes that the coordinator has, and whether this is its first word in this attempt; `saw_log` gets the checkpoint
-    that came with a receipt.
+    `log_size` is the number of entries of the coordinator's log that this worker knows. `arrived` gets the number of
+    bytes that the coordinator has, and True for its first message in this attempt; `saw_log` gets the checkpoint that
+    came with a receipt.
     """
     try:
         receipt = _send(files, entry, log_size, arrived, saw_log)
@@ -223,7 +223,7 @@ def _send(
     arrived: Callable[[int, bool], None],
     saw_log: Callable[[LogHead], None],
 ) -> SignedEnvelope | None:
-    """Returns the receipt; None if there was none."""
+    """Returns the receipt; None if the coordinator sent none."""
     windows: queue.SimpleQueue[Window | None] = queue.SimpleQueue()
     timeout = ANSWER_SECONDS + slowest_seconds(entry.manifest.payload_bytes)
     try:

@@ -21,21 +21,21 @@ _MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRound:
-    """What one round of a task costs at this site. Seconds are elapsed, of a round with one row.
+    """The costs of one round of a task at this site, with one row. Seconds are elapsed time.
 
     Attributes:
-        device: where the trainer computes; empty if a trainer of the owner's own does not say it.
-        parameters: those that the run shares.
+        device: the trainer's device; empty if a trainer of the owner's own does not name it.
+        parameters: the number of parameters that the run shares.
         steps: optimiser steps.
         training_seconds: to measure the model on the training split, if the run does, and to train.
         evaluation_seconds: to measure the model on all splits.
-        memory_bytes: the most that this process has held, with its libraries, and the data where it trains.
+        memory_bytes: the peak memory of this process, with its libraries, and with the data if it trains.
         trainer_bytes: a bound on what each process of an external trainer on this machine has held, without GPUs. Linux
             counts from the fork, so it is never below what this process held then. None where the training is in this
             process.
         device_bytes: the most that PyTorch has held on GPUs in this process; None if it used none.
-        download_bytes: a model.
-        upload_bytes: an update, without its manifest of about a kilobyte.
+        download_bytes: the size of a model.
+        upload_bytes: the size of an update, without its manifest of about a kilobyte.
     """
 
     task: str
@@ -56,7 +56,7 @@ def try_round(trainer: Trainer, spec: RunSpec | None = None) -> TrialRound:
     """Trains the task's initial model once on this client's data, as a run's first round does, and evaluates it.
 
     Without a specification, the keys have their defaults, and buffers are averaged. No noise is added. The trainer is
-    closed. One step before is not counted: in it, PyTorch and the trainer import what they need.
+    closed. A first step is not counted, since PyTorch and the trainer import modules in it.
 
     Raises:
         DataError: there are no training samples.
