@@ -1,6 +1,6 @@
 """Checks membership, the connection to the coordinator, clock, disk and data of a worker, one after the other.
 
-Nothing is changed. While no worker runs with the directory, the check of the clock attends for a moment, without tasks.
+The checks change nothing. If no worker runs with the directory, the check of the clock attends briefly, without tasks.
 """
 
 import os
@@ -42,31 +42,32 @@ _INSPECTED = "A device on the way inspects TLS: ask the network department for a
 
 
 def check_membership(member: MemberFiles, now: datetime) -> Finding:
-    """Whether the certificate of this client is valid, by this machine's clock."""
+    """Checks that the certificate of this client is valid, by this machine's clock."""
     certificate = load_certificate(member.certificate)
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    who = f"{member.client_id} of {member.federation_id}, certificate from {_day(begins)} to {_day(ends)}"
+    description = f"{member.client_id} of {member.federation_id}, certificate from {_day(begins)} to {_day(ends)}"
     if now < begins:
-        return Finding.failed("membership", f"{who}; this machine's clock says {_day(now)}: set the clock")
+        return Finding.failed("membership", f"{description}; this machine's clock says {_day(now)}: set the clock")
     if now >= ends:
         return Finding.failed(
-            "membership", f"{who}; this machine's clock says {_day(now)}: join again, or set the clock if it is wrong"
+            "membership",
+            f"{description}; this machine's clock says {_day(now)}: join again, or set the clock if it is wrong",
         )
     if now >= renewal_due(certificate) + SHOULD_BE_RENEWED:
         return Finding.warning(
-            "membership", f"{who}: no worker has renewed it; look at its log, or run `fedpareto worker renew`"
+            "membership", f"{description}: no worker has renewed it; look at its log, or run `fedpareto worker renew`"
         )
-    return Finding.ok("membership", who)
+    return Finding.ok("membership", description)
 
 
 def check_network(address: str, proxy: Proxy | None, member: MemberFiles | None, now: datetime) -> Iterator[Finding]:
-    """Checks name, proxy and TLS up to the coordinator at "host:port"; ends at the first thing that fails.
+    """Checks name, proxy and TLS on the way to the coordinator at "host:port"; ends at the first failure.
 
-    Without a member, the certificate that is shown is described and not verified. `now` is this machine's time.
+    Without a member, the server's certificate is described and not verified. `now` is this machine's time.
     """
     host, port = (address.rpartition(":")[0].strip("[]"), 0) if proxy is None else (proxy.host, proxy.port)
     try:
-        found = sorted({str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
+        addresses = sorted({str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
     except (OSError, UnicodeError) as error:
         yield Finding.failed(
             "dns",
@@ -75,7 +76,7 @@ def check_network(address: str, proxy: Proxy | None, member: MemberFiles | None,
         )
         return
     resolves = "" if proxy is None else f"; the proxy resolves {address.rpartition(':')[0]}"
-    yield Finding.ok("dns", f"{host} is {', '.join(found)}{resolves}")
+    yield Finding.ok("dns", f"{host} is {', '.join(addresses)}{resolves}")
     if proxy is None:
         yield Finding.ok("proxy", f"none for {address}: https_proxy is not set, or no_proxy names it")
     try:
@@ -88,7 +89,7 @@ def check_network(address: str, proxy: Proxy | None, member: MemberFiles | None,
 
 
 def _tls(plain: socket.socket, address: str, member: MemberFiles | None, now: datetime) -> Finding:
-    """What the server shows over a connection to it."""
+    """Checks TLS and the certificate of the server over a connection to it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -98,46 +99,46 @@ def _tls(plain: socket.socket, address: str, member: MemberFiles | None, now: da
     try:
         with context.wrap_socket(plain, server_hostname=host) as connection:
             leaf, protocol = connection.getpeercert(binary_form=True) or b"", connection.selected_alpn_protocol()
-        shown = x509.load_der_x509_certificate(leaf)
+        certificate = x509.load_der_x509_certificate(leaf)
     except (OSError, ValueError) as error:  # an SSLError is an OSError
         return Finding.failed("tls", f"no TLS 1.3 with {address} ({error}): {_INSPECTED.format(address)}")
-    issuer = escaped(shown.issuer.rfc4514_string(), 100)
+    issuer = escaped(certificate.issuer.rfc4514_string(), 100)
     if member is None:
         authorities = [fingerprint(x509.load_der_x509_certificate(authority)) for authority in issuer_in(leaf)]
         if not authorities:
             return Finding.failed(
                 "tls", f"the certificate there is of {issuer}, not of a coordinator. {_INSPECTED.format(address)}"
             )
-        what = f"a coordinator's certificate, by its own word of the CA {authorities[0]}"
+        text = f"a coordinator's certificate, by its own word of the CA {authorities[0]}"
     else:
         try:
-            shown.verify_directly_issued_by(load_certificate(member.ca))
+            certificate.verify_directly_issued_by(load_certificate(member.ca))
         except Exception:  # of several kinds: another name, another signature, another kind of key
             return Finding.failed(
                 "tls", f"the certificate there is of {issuer}, not of this federation. {_INSPECTED.format(address)}"
             )
         if protocol != "h2":
             return Finding.failed("tls", f"the server does not offer HTTP/2. {_INSPECTED.format(address)}")
-        what = "the certificate is of the federation's CA"
-    begins, ends = shown.not_valid_before_utc, shown.not_valid_after_utc
+        text = "the certificate is of the federation's CA"
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not begins <= now <= ends:
         return Finding.failed(
             "tls",
-            f"{what}, from {_day(begins)} to {_day(ends)}; this machine's clock says {_day(now)}: set the clock, or, "
+            f"{text}, from {_day(begins)} to {_day(ends)}; this machine's clock says {_day(now)}: set the clock, or, "
             "if it is right, ask the coordinator's operator",
         )
-    return Finding.ok("tls", f"{what}, until {_day(ends)}")
+    return Finding.ok("tls", f"{text}, until {_day(ends)}")
 
 
 def check_coordinator(member: MemberFiles) -> Finding:
-    """Whether the coordinator accepts this client's certificate, and serves."""
+    """Checks that the coordinator accepts this client's certificate, and serves."""
     with member.channel() as channel:
         try:
             answer = HealthStub(channel).Check(HealthCheckRequest(), timeout=ANSWER_SECONDS)
         except grpc.RpcError as error:
             refusal = member.refusal(error)
-            words = ": ".join(filter(None, (refusal.reason, refusal.message or refusal.status)))
-            return Finding.failed("coordinator", escaped(words, 500))
+            reason = ": ".join(filter(None, (refusal.reason, refusal.message or refusal.status)))
+            return Finding.failed("coordinator", escaped(reason, 500))
     if answer.status != HealthCheckResponse.SERVING:
         return Finding.warning(
             "coordinator",
@@ -174,12 +175,12 @@ def check_clock(home: WorkerHome, member: MemberFiles) -> Finding:
 
 
 def check_disk(directory: Path, model_bytes: int) -> Finding:
-    """Whether the models that a worker keeps, and its updates, fit; `model_bytes` is the size of the largest model."""
-    place = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
-    free = shutil.disk_usage(place).free
+    """Checks the disk space for models and updates; `model_bytes` is the size of the largest model."""
+    existing = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
     # The cached models of each lane, one that arrives, and an update that waits for its receipt.
     needed = (KEPT_MODELS * len(Lane) + 2) * model_bytes
-    text = f"{free / 1e9:.1f} GB are free at {place}"
+    text = f"{free / 1e9:.1f} GB are free at {existing}"
     if model_bytes:
         text += f"; models and updates take up to {needed / 1e9:.3g} GB"
     if free < max(_LEAST_BYTES, 2 * model_bytes):
@@ -188,7 +189,7 @@ def check_disk(directory: Path, model_bytes: int) -> Finding:
 
 
 def check_device(name: str) -> Finding:
-    """The device that trains; no GPU is no error."""
+    """Checks the device that trains; a missing GPU is not an error."""
     if find_spec("torch") is None:
         return Finding.warning(
             "device", "PyTorch is not installed: install fedpareto[torch], unless your trainer does without"
@@ -203,8 +204,8 @@ def check_device(name: str) -> Finding:
         return Finding.failed("device", str(error))
     if torch.device(device).type == "cuda":
         free, total = torch.cuda.mem_get_info(torch.device(device))
-        words = f"{describe_device(device)}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free"
-        return Finding.ok("device", words)
+        description = f"{describe_device(device)}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free"
+        return Finding.ok("device", description)
     if name == "auto" and Path("/dev/nvidiactl").exists():
         return Finding.warning(
             "device",

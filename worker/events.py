@@ -1,6 +1,7 @@
 """A worker's messages to its owner: one line for people on the log, one JSON object for programs on a stream.
 
-Part of it came from the coordinator. It is escaped here, so that it cannot move a terminal's cursor or forge a line.
+Parts of a message come from the coordinator. They are escaped here, so that they cannot move a terminal's cursor or
+forge a line.
 """
 
 import json
@@ -18,26 +19,26 @@ LOGGER = logging.getLogger("fedpareto.worker")
 
 
 class Events:
-    """Tells both audiences the same thing; no stream, no JSON lines. Callable from any thread."""
+    """Writes each event to the log and, as JSON, to the stream if there is one. Callable from any thread."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream
         self._lock = threading.Lock()
 
     def tell(self, event: str, message: str, **fields: object) -> None:
-        """Tells of an event: its stable name, the line for people, and further fields for programs."""
+        """Reports an event: its stable name, a line for people, and further fields for programs."""
         self._tell(logging.INFO, event, message, fields)
 
     def tell_of(
         self, of: AssignmentManifest | ReplyManifest, event: str, words: str, *, warns: bool = False, **fields: object
     ) -> None:
-        """Tells of an event of an assignment: words for people, behind its name and round."""
+        """Reports an event of an assignment; its name and round come before the text for people."""
         about = {"assignment_id": of.assignment_id, "run_id": of.run_id, "round": of.round}
         message = f"assignment {of.assignment_id} round {of.round}: {words}"
         self._tell(logging.WARNING if warns else logging.INFO, event, message, {**about, **fields})
 
     def warn(self, event: str, message: str, **fields: object) -> None:
-        """Tells of something that the owner should look at; arguments as for `tell`."""
+        """Reports an event that needs the owner's attention; arguments as for `tell`."""
         self._tell(logging.WARNING, event, message, fields)
 
     def _tell(self, level: int, event: str, message: str, fields: dict[str, object]) -> None:

@@ -12,11 +12,11 @@ MEMBER_FILE = "member.toml"
 
 
 class WorkerHomeError(Exception):
-    """A directory that cannot be used; the message says why and what to do."""
+    """A worker's directory that cannot be used; the message says why and what to do."""
 
 
 class DiskFull(OSError):
-    """The disk does not take what this worker has to write; the message says what, and why."""
+    """A file of this worker cannot be written; the message names it and the cause."""
 
 
 class FileLocked(OSError):
@@ -55,11 +55,11 @@ class WorkerHome:
 
     @property
     def joined(self) -> bool:
-        """Whether it holds a membership."""
+        """True if it holds a membership."""
         return (self.directory / MEMBER_FILE).is_file()
 
     def require_joined(self) -> None:
-        """Raises HomeError if there is no membership to work with."""
+        """Raises WorkerHomeError if there is no membership."""
         if not self.joined:
             raise WorkerHomeError(
                 f"{self.directory} holds no membership (no {MEMBER_FILE}): "
@@ -68,7 +68,7 @@ class WorkerHome:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Holds the directory until this process ends; raises HomeError if another worker holds it."""
+        """Holds the directory until this process ends; raises WorkerHomeError if another worker holds it."""
         descriptor = os.open(self.directory / "worker.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try:

@@ -32,9 +32,9 @@ class LedgerFile:
         advice: what the owner does when the file is damaged, for messages.
 
     Raises:
-        HomeError: the file is damaged, or another version of fedpareto made it.
+        WorkerHomeError: the file is damaged, or another version of fedpareto made it.
         FileLocked: another process has locked it.
-        OSError: the disk does not take it.
+        OSError: the file cannot be written.
     """
 
     def __init__(self, path: Path, tables: str, advice: str) -> None:
@@ -61,9 +61,9 @@ class LedgerFile:
         """The connection, for one thread at a time; each statement is a transaction of its own.
 
         Raises:
-            HomeError: the file is damaged.
+            WorkerHomeError: the file is damaged.
             FileLocked: another process has locked it.
-            DiskFull: the disk does not take a change, or cannot be read.
+            DiskFull: the disk cannot be written or read.
         """
         with self._lock:
             try:

@@ -1,6 +1,6 @@
 """The coordinator's newest signed time, the newest round of each run, and the restores that the coordinator signed.
 
-They are kept in the worker's home, so that after a restart of the worker old messages are not taken for new ones.
+They are kept in the worker's home, so that a restarted worker does not accept old messages as new.
 """
 
 import threading
@@ -27,16 +27,16 @@ EARLIEST = datetime.fromtimestamp(0, UTC)
 
 
 class StatementError(ValueError):
-    """A statement that is not this coordinator's word; the message says why."""
+    """A statement that this coordinator did not sign, or that contradicts an earlier one; the message says why."""
 
 
 class Progress:
-    """The worker's memory of its coordinator, in a file that need not exist. Any thread may call.
+    """The coordinator's progress as the worker knows it, in a file that may be missing. Any thread may call.
 
     With `ask`, a restore waits until `accept_restore` has written the file `accepted`.
 
     Raises:
-        HomeError: the file is damaged.
+        WorkerHomeError: the file is damaged.
     """
 
     def __init__(self, path: Path, accepted: Path, *, member: MemberFiles, ask: bool, events: Events) -> None:
@@ -53,7 +53,7 @@ class Progress:
 
     @property
     def time(self) -> datetime:
-        """The newest signed time; a time in the distant past when there was none."""
+        """The newest signed time; a time in the distant past if there was none."""
         return self._time
 
     def saw_time(self, now: datetime) -> None:
@@ -63,7 +63,7 @@ class Progress:
             self._save()
 
     def newest_round(self, run_id: str) -> int | None:
-        """The newest round of a run in which this worker was asked for work; None when there was none."""
+        """The newest round of a run in which this worker accepted work; None if there was none."""
         return self._rounds.get(run_id)
 
     def saw_round(self, run_id: str, number: int) -> None:
@@ -77,18 +77,20 @@ class Progress:
                 self._save()
 
     def restored(self, envelope: SignedEnvelope) -> None:
-        """Takes the coordinator's statement that it was restored from a backup, and tells the owner.
+        """Applies the coordinator's statement that it was restored from a backup, and warns the owner.
 
         Raises:
-            StatementError: it is not signed by the coordinator, or speaks of another federation.
+            StatementError: it is not signed by the coordinator, or is of another federation.
         """
         with self._lock:
             if envelope in (self._restored, self._pending):
                 return
             manifest = open_restore(envelope, self._member)
-            known = [_made(open_restore(other, self._member)) for other in (self._restored, self._pending) if other]
-            if any(_made(manifest) <= time for time in known):
-                return  # an older statement than one that is known
+            known_times = [
+                _made(open_restore(other, self._member)) for other in (self._restored, self._pending) if other
+            ]
+            if any(_made(manifest) <= time for time in known_times):
+                return  # no newer than a known statement
             affected = _affected(manifest, self._rounds)
             runs = ", ".join(f"{escaped(run)} (from round {self._rounds[run]} to {kept})" for run, kept in affected)
             text = (
@@ -109,26 +111,26 @@ class Progress:
                 self._events.warn("restored", text, **fields)
 
     def waits(self, run_id: str) -> bool:
-        """Whether work of this run waits until the owner has accepted a restore."""
+        """True if work of this run waits until the owner has accepted a restore."""
         with self._lock:
             if self._pending is None:
                 return False
             return any(run == run_id for run, _ in _affected(open_restore(self._pending, self._member), self._rounds))
 
     def accepted(self) -> bool:
-        """Whether the owner has accepted the restore that waits, which then takes effect."""
+        """Applies the pending restore if the owner has accepted it. True if it was applied."""
         if self._pending is None:
             return False
         try:
             digest = self._accepted.read_text(encoding="utf-8")
-        except (OSError, ValueError):  # not accepted, in nearly all cases
+        except (OSError, ValueError):  # in nearly all cases, it is not accepted yet
             return False
         with self._lock:
             if self._pending is None or digest != envelope_digest(self._pending):
                 return False
             envelope = self._pending
             self._take(envelope, open_restore(envelope, self._member))
-        with suppress(OSError):  # the restore that it names no longer waits
+        with suppress(OSError):  # the file has no effect any more
             self._accepted.unlink()
         self._events.tell("restored", "the owner has accepted that the coordinator was restored from a backup")
         return True
@@ -157,8 +159,8 @@ class PendingRestore:
 
     Attributes:
         digest: of its envelope.
-        made: when the coordinator signed it, aware.
-        runs: those that go back: the newest round that was seen here, and the first that may be asked for again.
+        made: the time at which the coordinator signed it, aware.
+        runs: for each run that goes back, the newest round seen here, and the first round that may come again.
     """
 
     digest: str
@@ -170,7 +172,7 @@ def pending_restore(path: Path, member: MemberFiles) -> PendingRestore | None:
     """The restore that waits for the owner, from a worker's progress file; None when there is none.
 
     Raises:
-        HomeError: the file is damaged.
+        WorkerHomeError: the file is damaged.
     """
     state = read_state(path, partial(_parsed, member), _ADVICE)
     if state is None or state.pending is None:
@@ -181,7 +183,7 @@ def pending_restore(path: Path, member: MemberFiles) -> PendingRestore | None:
 
 
 def accept_restore(accepted: Path, digest: str) -> None:
-    """Writes down that the owner accepts a restore, for the worker that runs or that will be started."""
+    """Records that the owner accepts a restore, for the running worker or the next one."""
     replace_private(accepted, digest.encode())
 
 
@@ -205,7 +207,7 @@ def open_restore(envelope: SignedEnvelope, member: MemberFiles) -> RestoreManife
     """A statement of a restore, verified.
 
     Raises:
-        StatementError: it is not signed by the coordinator, or speaks of another federation.
+        StatementError: it is not signed by the coordinator, or is of another federation.
     """
     try:
         manifest = member.coordinator.unseal(envelope, RestoreManifest)
@@ -221,7 +223,7 @@ def open_restore(envelope: SignedEnvelope, member: MemberFiles) -> RestoreManife
 
 
 def _affected(manifest: RestoreManifest, rounds: Mapping[str, int]) -> list[tuple[str, int]]:
-    """The runs that go back behind what this worker has seen, with the first round that may be asked for again."""
+    """The runs that go back behind the rounds seen here, each with the first round that may come again."""
     return [(run.run_id, run.next_round) for run in manifest.runs if rounds.get(run.run_id, 0) > run.next_round]
 
 

@@ -1,6 +1,6 @@
 """The receipts of a member: the coordinator's signed assignments and answers, one JSON object a line.
 
-Two members compare them to find out whether both were told the same.
+Two members compare them to find out if the coordinator told both the same.
 """
 
 import json
@@ -54,7 +54,7 @@ class Receipt:
 def receipt_line(
     reply: SignedEnvelope, assignment: SignedEnvelope, receipt: SignedEnvelope, manifest: ReceiptManifest
 ) -> str:
-    """The line that is kept of a receipt for a reply; the assignment says on which step the work builds."""
+    """The line that records a receipt for a reply; the assignment names the step that the work builds on."""
     line = {
         **repeated(manifest, (*bindings.RECEIPT, "accepted", "reason")),
         "created": _when(manifest),
@@ -97,13 +97,13 @@ def read_receipts(path: Path, coordinator: KeyChain) -> list[Receipt]:
         try:
             receipts.append(_verified(json.loads(line), coordinator))
         except (KeyError, TypeError, ValueError, DecodeError, Refusal, RecursionError) as error:
-            why = "; a loss of power can cut a line short: delete it then" if number == len(lines) else ""
-            raise ReceiptsError(f"{path}, line {number} proves nothing: {error}{why}") from None
+            hint = "; a loss of power can cut a line short: delete it then" if number == len(lines) else ""
+            raise ReceiptsError(f"{path}, line {number} proves nothing: {error}{hint}") from None
     return receipts
 
 
 def disagreements(ours: Iterable[Receipt], theirs: Iterable[Receipt]) -> list[tuple[Receipt, Receipt]]:
-    """The occasions on which two members were told of different models or steps: our receipt and theirs.
+    """The pairs of receipts, ours and theirs, in which two members got different models or steps on one occasion.
 
     If there are several for one occasion, after a restored backup, the last receipt of each member counts.
     """
@@ -117,23 +117,23 @@ def disagreements(ours: Iterable[Receipt], theirs: Iterable[Receipt]) -> list[tu
 
 
 def _verified(line: Mapping[str, Any], coordinator: KeyChain) -> Receipt:
-    asked = coordinator.unseal(from_text(line["assignment"]), AssignmentManifest)
-    said = coordinator.unseal(from_text(line["receipt"]), ReceiptManifest)
-    if field := difference(asked, said, bindings.PLACE):
+    assignment = coordinator.unseal(from_text(line["assignment"]), AssignmentManifest)
+    receipt = coordinator.unseal(from_text(line["receipt"]), ReceiptManifest)
+    if field := difference(assignment, receipt, bindings.PLACE):
         raise ValueError(f"its assignment and its receipt differ in {field}")
     return Receipt(
-        client_id=said.client_id,
-        occasion=(said.run_id, said.round, said.phase),
-        assignment_id=said.assignment_id,
-        base_model=said.base_model,
-        previous_step=asked.previous_step,
-        accepted=said.accepted,
-        reason=said.reason,
-        task=asked.task,
-        kind=asked.kind,
+        client_id=receipt.client_id,
+        occasion=(receipt.run_id, receipt.round, receipt.phase),
+        assignment_id=receipt.assignment_id,
+        base_model=receipt.base_model,
+        previous_step=assignment.previous_step,
+        accepted=receipt.accepted,
+        reason=receipt.reason,
+        task=assignment.task,
+        kind=assignment.kind,
         payload_bytes=int(line["payload_bytes"]),
         assignment=envelope_digest(from_text(line["assignment"])),
-        reply=said.envelope,
+        reply=receipt.envelope,
         receipt=envelope_digest(from_text(line["receipt"])),
     )
 

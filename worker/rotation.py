@@ -1,7 +1,7 @@
 """Rotation: a member replaces its signing key; the old key signs the new one.
 
-The new key is on the disk before the coordinator hears of it. Whatever dies in between, the same request is made again
-before the worker works on, since nobody but the coordinator knows whether the old key still counts.
+The new key is on the disk before the coordinator receives it. After a crash in between, the same request is repeated
+before the worker goes on, since only the coordinator knows if the old key is still valid.
 """
 
 import json
@@ -42,12 +42,12 @@ _REFUSED = frozenset({"rotation", "signing-key", "key-unknown", "key-ended", "si
 
 
 class RotationError(Exception):
-    """The new key does not count, or it is not known whether it does; the message says which and what to do."""
+    """The new key is not valid, or it is not known if it is; the message says which and what to do."""
 
 
 @dataclass(frozen=True)
 class Rotated:
-    """A member with its new signing key, and until when the old one may sign what was asked before."""
+    """A member with its new signing key. `until` is when the old one stops being valid for earlier assignments."""
 
     member: MemberFiles
     until: datetime
@@ -62,12 +62,12 @@ class _Begun:
 def rotate_key(home: WorkerHome, member: MemberFiles, *, passphrase: bytes | None = None, now: datetime) -> Rotated:
     """Replaces the signing key of a member whose worker does not run; the caller has locked the home.
 
-    If a rotation has begun before, that one is ended. `now` is by this machine's clock.
+    A rotation that has begun before is completed instead. `now` is by this machine's clock.
 
     Raises:
         RotationError: the coordinator cannot be reached, or refuses; the directory cannot be written.
         FileLocked: another process has locked a file of the home.
-        HomeError: the worker's memory is damaged.
+        WorkerHomeError: the worker's memory is damaged.
         IdentityError, RosterError: a file of the home is damaged.
     """
     with _writing(home):
@@ -76,7 +76,7 @@ def rotate_key(home: WorkerHome, member: MemberFiles, *, passphrase: bytes | Non
 
 
 def end_rotation(home: WorkerHome, member: MemberFiles, *, passphrase: bytes | None = None) -> MemberFiles:
-    """Ends a rotation that has begun, if there is one; arguments and errors are those of `rotate_key`."""
+    """Completes a rotation that has begun, if there is one; arguments and errors are those of `rotate_key`."""
     with _writing(home):
         begun = _begun(home, member, passphrase)
         return member if begun is None else _end(home, member, begun, passphrase).member
@@ -89,8 +89,8 @@ def _writing(home: WorkerHome) -> Iterator[None]:
     except FileLocked:
         raise
     except OSError as error:
-        why = error.strerror or error
-        raise RotationError(f"{home.directory} cannot be written ({why}): make room there") from error
+        reason = error.strerror or error
+        raise RotationError(f"{home.directory} cannot be written ({reason}): make room there") from error
 
 
 def _begin(home: WorkerHome, member: MemberFiles, passphrase: bytes | None, now: datetime) -> _Begun:
@@ -104,7 +104,7 @@ def _begin(home: WorkerHome, member: MemberFiles, passphrase: bytes | None, now:
 
 
 def _begun(home: WorkerHome, member: MemberFiles, passphrase: bytes | None) -> _Begun | None:
-    """The rotation that has begun; None if none has, or if nothing of it is left to do."""
+    """The rotation that has begun; None if there is none, or if it is complete already."""
     if not home.rotating.exists():
         return None
     try:
@@ -151,33 +151,33 @@ def _ask(home: WorkerHome, member: MemberFiles, request: RotateKeyRequest) -> Ro
             return FederationStub(channel).RotateKey(request, timeout=ROTATE_SECONDS)
         except grpc.RpcError as error:
             refusal = member.refusal(error)
-            words = ": ".join(part for part in (refusal.reason, refusal.message or refusal.status) if part)
+            reason = ": ".join(part for part in (refusal.reason, refusal.message or refusal.status) if part)
             if refusal.reason in _REFUSED:
                 home.rotating.unlink()
-                raise RotationError(f"{member.address} refused the new signing key: {words}") from error
+                raise RotationError(f"{member.address} refused the new signing key: {reason}") from error
             raise RotationError(
-                f"{member.address} did not answer whether it has the new signing key of {member.client_id} ({words}): "
+                f"{member.address} did not answer whether it has the new signing key of {member.client_id} ({reason}): "
                 "`fedpareto worker rotate-key` goes on, and so does `fedpareto worker run`"
             ) from error
 
 
 def _receipt(member: MemberFiles, rotation: KeyRotation, answer: RotateKeyResponse) -> RotationReceiptManifest:
-    """The receipt, after checks that catch a coordinator's mistakes while they are easy to name."""
+    """The receipt, after checks that find a coordinator's mistakes early."""
     try:
         member.coordinator.learn(answer.rotations)
-        said = member.coordinator.unseal(answer.receipt, RotationReceiptManifest)
+        receipt = member.coordinator.unseal(answer.receipt, RotationReceiptManifest)
         holder = parse_peer(answer.certificate)
         fits = load_certificate(answer.certificate).public_key() == member.tls_key.public_key()
     except (Refusal, IdentityError) as error:
         raise RotationError(f"the coordinator's answer cannot be used: {error}") from error
     expected = (member.federation_id, member.client_id, envelope_digest(rotation.statement))
-    named = (member.federation_id, member.client_id, member.signing_key.public_key().public_bytes_raw())
-    fits = fits and (holder.federation_id, holder.name, holder.signing_key) == named
-    if not fits or (said.federation_id, said.client_id, said.rotation) != expected:
+    expected_holder = (member.federation_id, member.client_id, member.signing_key.public_key().public_bytes_raw())
+    fits = fits and (holder.federation_id, holder.name, holder.signing_key) == expected_holder
+    if not fits or (receipt.federation_id, receipt.client_id, receipt.rotation) != expected:
         raise RotationError("the coordinator's receipt or certificate is for another key or member")
-    return said
+    return receipt
 
 
 def _with_new_card(roster: Roster, card: Card) -> Roster:
     others = (other for other in roster.cards if other.client_id != card.client_id)
-    return replace(roster, cards=tuple(sorted((*others, card), key=lambda one: one.client_id)))
+    return replace(roster, cards=tuple(sorted((*others, card), key=lambda member_card: member_card.client_id)))

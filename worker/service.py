@@ -52,14 +52,14 @@ def prepare_offers(
     objectives: Mapping[str, Sequence[str]] | None = None,
     trainers: Mapping[str, TrainerChoice] | None = None,
 ) -> tuple[dict[str, Trainer], str]:
-    """Loads the owner's tasks and this client's data, and tries each task on a batch of it.
+    """Loads the owner's tasks and this client's data, and tries each task on a batch.
 
     `names` is the allow-list; an attack poisons the training data of `client_id`; `objectives` are those that the owner
-    serves, by task, and all of a task that is not named; `trainers` are those that the owner named in place of the
-    tasks' own, by task. `device` and `threads` are as for `Trainer`.
+    serves, by task, and all for other tasks; `trainers` replace the tasks' own.
+    `device` and `threads` are as for `Trainer`.
 
     Returns:
-        What trains each task, by its name, and the devices in words.
+        The trainer of each task, by its name, and a description of the devices.
 
     Raises:
         TaskError: no such task or objective, or an exception of the task's code on a batch of the data.
@@ -67,7 +67,7 @@ def prepare_offers(
         DataError: missing or malformed data, or data whose losses are not finite.
         ValueError: no such device, or an attack that does not fit the data.
     """
-    served, found = objectives or {}, {}
+    served, offers = objectives or {}, {}
     for name in names:
         loaded = task(name)
         choice = (trainers or {}).get(name, TrainerChoice())
@@ -78,28 +78,28 @@ def prepare_offers(
             trainer = choice.make(loaded, data, device, threads, served.get(name))
         with trainer_code(kind, "trying it on the data"):
             trainer.try_out()
-        held = isinstance(data, Splits) and isinstance(data.train, Dataset)
-        if attack is not None and not held and type(attack).poison is not Attack.poison:
+        in_memory = isinstance(data, Splits) and isinstance(data.train, Dataset)
+        if attack is not None and not in_memory and type(attack).poison is not Attack.poison:
             trainer.close()
-            where = "not in memory" if isinstance(data, Splits) else "in the trainer's own process"
-            raise AttackError(f"{attack} changes training data, and that of {name} is {where}")
-        if attack is not None and held:
+            location = "not in memory" if isinstance(data, Splits) else "in the trainer's own process"
+            raise AttackError(f"{attack} changes training data, and that of {name} is {location}")
+        if attack is not None and in_memory:
             poisoned = attack.poison(data, loaded, seed=attack_seed(0, 0, client_id))
             trainer = trainer if poisoned is data else trainer.on(poisoned, served.get(name))
-        found[name] = trainer
-    return found, ", ".join(dict.fromkeys(filter(None, (trainer.device_in_words for trainer in found.values()))))
+        offers[name] = trainer
+    return offers, ", ".join(dict.fromkeys(filter(None, (trainer.device_in_words for trainer in offers.values()))))
 
 
 def _site(
     roster: Roster | None, policy: Policy, offers: Mapping[str, Trainer], ledger: RoundLedger, events: Events
 ) -> Site:
-    """What the owner has decided about private rounds; warns of decisions that cannot work as they were meant."""
+    """The owner's rules for private rounds. Warns of rules that have no effect or decline everything."""
     for name in sorted(set(policy.secure.tasks) - set(offers)):
         events.warn("policy", f"policy.toml has a section secure.tasks for {name!r}, which this worker does not offer")
     algorithms = frozenset(policy.algorithms)
     policies = {name: replace(policy.secure.of(name), algorithms=algorithms) for name in offers}
     if roster is None:
-        for name in (name for name, chosen in policies.items() if chosen.required):
+        for name in (name for name, rules in policies.items() if rules.required):
             events.warn(
                 "policy",
                 f"policy.toml requires private rounds for {name!r}, and no roster is pinned, so every training is "
@@ -121,7 +121,7 @@ class Worker:
     of every back-off; an honest member has no attacker. `passphrase` encrypts the member's next keys.
 
     Raises:
-        HomeError, RosterError, SpoolError: a file of the home is damaged; the message says which.
+        WorkerHomeError, RosterError, SpoolError: a file of the home is damaged; the message says which.
     """
 
     def __init__(
@@ -207,12 +207,12 @@ class Worker:
         )
 
     def run(self) -> None:
-        """Works until `stop`. The calling thread only waits, so that it is free for signals.
+        """Works until `stop`. The calling thread only waits, so that it can handle signals.
 
         Raises:
             AttendanceError: the coordinator refuses this worker.
-            HomeError: the directory of the accomplices of an attack cannot be written.
-            Exception: whatever ended one of the threads: nothing is left half-running.
+            WorkerHomeError: the directory of the accomplices of an attack cannot be written.
+            Exception: the exception that ended one of the threads; the other threads have then ended, too.
         """
         if self._accomplices is not None:
             self._accomplices.meet()
@@ -241,13 +241,13 @@ class Worker:
         self._threads.stop()
 
     def _look(self) -> None:
-        """Looks once a second at what the owner has decided about runs, and whether the site has opened or closed."""
+        """Checks once a second for decisions of the owner about runs, and for the opening and closing of the site."""
         while not self._threads.ending.wait(LOOK_SECONDS):
             self._consents.look()
             self._runner.look()
 
     def _counted(self, task: str) -> None:
-        """Tells the coordinator that a private round has counted for the data set of a task."""
+        """Sends the new numbers of private rounds left for the tasks that share a data set with `task`."""
         for left in self._introduction.left_beside(task):
             self._attendance.tell_left(left)
 

@@ -1,4 +1,4 @@
-"""A small JSON file of what a worker remembers of its coordinator, replaced durably with each change."""
+"""A small JSON file with a worker's state of its coordinator, replaced durably with each change."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class StateFile:
-    """A JSON file; `content` says in words what it holds."""
+    """A JSON file; `content` describes it in messages."""
 
     def __init__(self, path: Path, content: str, events: Events) -> None:
         self._path = path
@@ -24,7 +24,7 @@ class StateFile:
         self._warned = False  # that it cannot be written
 
     def write(self, document: Mapping[str, Any]) -> None:
-        """Replaces the file. While the disk does not take it, the owner has been told once, and the worker goes on."""
+        """Replaces the file. If it cannot be written, the owner is warned once, and the worker goes on."""
         try:
             replace_private(self._path, json.dumps(document).encode() + b"\n")
         except OSError as error:
@@ -40,12 +40,12 @@ class StateFile:
 
 
 def read_state(path: Path, parse: Callable[[dict[str, Any]], T], advice: str) -> T | None:
-    """Returns what `parse` makes of the document in a file; None when there is no such file.
+    """Parses the document in a file with `parse`; None if there is no such file.
 
-    `advice` says what follows if the owner moves a damaged file away.
+    `advice` names the consequence of moving a damaged file away.
 
     Raises:
-        HomeError: the file is damaged or cannot be read.
+        WorkerHomeError: the file is damaged or cannot be read.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))

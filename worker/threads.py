@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 LOGGER = logging.getLogger("fedpareto.worker")
-# How long a stop waits for a step of training or a call to notice; what is dropped then is asked for again.
+# The time that a stop gives a training step or a call to end. The coordinator sends dropped assignments again.
 STOP_SECONDS = 10.0
 LOOK_SECONDS = 1.0
 
@@ -17,7 +17,7 @@ class WorkerThreads:
 
     Attributes:
         ending: set once they are to end.
-        failure: what ended the first of them, if it was an exception.
+        failure: the exception that ended the first of them, if there was one.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class WorkerThreads:
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def start(self, name: str, work: Callable[[], None]) -> None:
-        """Starts one."""
+        """Starts a thread."""
 
         def run() -> None:
             try:

@@ -50,7 +50,7 @@ class Witness:
         events: tells the owner.
 
     Raises:
-        HomeError: the file is damaged.
+        WorkerHomeError: the file is damaged.
     """
 
     def __init__(self, path: Path, fork: Path, *, member: MemberFiles, events: Events) -> None:

@@ -84,7 +84,7 @@ class RunsFile:
     """The file `runs.db` of a home, made when it is missing. Any thread and any process may use it.
 
     Raises:
-        HomeError, OSError: see `LedgerFile`.
+        WorkerHomeError, OSError: see `LedgerFile`.
     """
 
     def __init__(self, path: Path) -> None:

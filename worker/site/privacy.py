@@ -59,7 +59,7 @@ class Ledger:
     """The trainings with noise of a site, over all its runs; an append-only file. Any thread may call.
 
     Raises:
-        HomeError, OSError: see `LedgerFile`.
+        WorkerHomeError, OSError: see `LedgerFile`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -97,7 +97,7 @@ def read_ledger(path: Path) -> list[PrivacyEntry]:
     """All entries of a ledger in order, also while a worker uses it; none if there is no file.
 
     Raises:
-        HomeError, OSError: see `LedgerFile`.
+        WorkerHomeError, OSError: see `LedgerFile`.
     """
     if not path.exists():
         return []
@@ -238,7 +238,7 @@ def spent(path: Path, rules: Mapping[str, SamplePolicy]) -> list[PrivacyAccount]
     """The account of each data set that has a rule, or a training with noise in the ledger at `path`, by name.
 
     Raises:
-        HomeError, OSError: see `LedgerFile`.
+        WorkerHomeError, OSError: see `LedgerFile`.
         AccountingError: `dp-accounting` is not installed, and there are entries.
     """
     entries = read_ledger(path)

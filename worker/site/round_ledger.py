@@ -29,7 +29,7 @@ class RoundLedger(SessionLedger):
     `added` is called with the task after each new session.
 
     Raises:
-        HomeError, OSError: see `LedgerFile`.
+        WorkerHomeError, OSError: see `LedgerFile`.
     """
 
     def __init__(self, path: Path, added: Callable[[str], None] | None = None) -> None:
