@@ -1,4 +1,4 @@
-"""What simulated attackers hand in: unlike real ones, they know the honest updates of the round."""
+"""The results of simulated attackers: unlike real ones, they know the honest updates of the round."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,28 +20,28 @@ def attacked(
     seed: int,
     change: Callable[[Question], Vector],
 ) -> dict[str, Outcome]:
-    """The outcomes of clients by name, those of attackers replaced.
+    """Replaces the outcomes of attackers in the outcomes of clients, by name.
 
-    `change` gives the last change of the model, w_{t-1} - w_t, which attackers send that do not train; `seed` is that
-    of the run.
+    `change` gives the last change of the model, w_{t-1} - w_t, which attackers that do not train send; `seed` is the
+    run's.
     """
-    results = {name: one for name, one in outcomes.items() if isinstance(one, Result)}
-    attacks = {name: one for name, one in attackers.items() if name in results}
+    results = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Result)}
+    attacks = {name: attack for name, attack in attackers.items() if name in results}
     if not attacks:
         return dict(outcomes)
     changed = change(question)
-    honest = [one for name, one in sorted(results.items()) if name not in attacks]
-    for objective in dict.fromkeys(row for one in results.values() for row in one.rows if row != BUFFERS):
-        rows = [one.rows[objective] for one in honest if objective in one.rows]
-        m = sum(objective in one.rows for one in results.values())
+    honest = [result for name, result in sorted(results.items()) if name not in attacks]
+    for objective in dict.fromkeys(row for result in results.values() for row in result.rows if row != BUFFERS):
+        rows = [result.rows[objective] for result in honest if objective in result.rows]
+        m = sum(objective in result.rows for result in results.values())
         peers = np.stack(rows) if rows else np.empty((0, len(changed)), dtype=np.float32)
         for name, attack in attacks.items():
             result = results[name]
             if objective in result.rows:
                 own = result.rows[objective] if attack.trains else changed
                 distort = attack.on_update if question.phase.kind.sends_update else attack.on_gradient
-                made = distort(own, peers=peers, m=m, seed=attack_seed(seed, question.current.number, name))
-                sent = np.ascontiguousarray(made, dtype=np.float32)
+                distorted = distort(own, peers=peers, m=m, seed=attack_seed(seed, question.current.number, name))
+                sent = np.ascontiguousarray(distorted, dtype=np.float32)
                 results[name] = replace(result, rows={**result.rows, objective: sent})
     for name, attack in attacks.items():
         results[name] = replace(results[name], losses=attack.on_losses(results[name].losses))

@@ -31,19 +31,22 @@ class _Trainers:
     ) -> None:
         import torch  # noqa: PLC0415 - in the actor's process
 
-        sys.path += [place for place in path if place not in sys.path]  # where the task's class may be
+        sys.path += [entry for entry in path if entry not in sys.path]  # where the task's class may be
         torch.set_num_threads(1)
         self._loop = Loop(task(name), splits, device, serves)
 
     def ready(self) -> None:
-        """Answers when the clients are there."""
+        """Returns once the clients are loaded."""
 
     def compute(
         self, base: NDArray[np.float32], computations: dict[str, AtBase], seed: int, round_: int
     ) -> dict[str, Result | WorkError | int]:
-        """As `LocalWork.compute`; for training that diverged, the step, which an exception would lose."""
+        """As `LocalWork.compute`; for training that diverged, the step, since an exception would lose it."""
         outcomes = self._loop.compute(base, computations, Turn(seed, round_, lambda: False))
-        return {name: one.step if isinstance(one, TrainingDiverged) else one for name, one in outcomes.items()}
+        return {
+            name: outcome.step if isinstance(outcome, TrainingDiverged) else outcome
+            for name, outcome in outcomes.items()
+        }
 
 
 class RayWork(LocalWork):
@@ -80,13 +83,16 @@ class RayWork(LocalWork):
     def compute(self, base: NDArray[np.float32], computations: Mapping[str, AtBase], turn: Turn) -> dict[str, Outcome]:
         shared = ray.put(base)
         asked = []
-        for at, actor in enumerate(self._actors):
-            own = {name: computation for name, computation in computations.items() if self._home[name] == at}
+        for index, actor in enumerate(self._actors):
+            own = {name: computation for name, computation in computations.items() if self._home[name] == index}
             if own:
                 asked.append(actor.compute.remote(shared, own, turn.seed, turn.round))
         outcomes: dict[str, Outcome] = {}
         for part in _gather(asked, turn.stopped):
-            outcomes |= {name: TrainingDiverged(one) if isinstance(one, int) else one for name, one in part.items()}
+            outcomes |= {
+                name: TrainingDiverged(outcome) if isinstance(outcome, int) else outcome
+                for name, outcome in part.items()
+            }
         return {name: outcomes[name] for name in computations}
 
     def close(self) -> None:
@@ -122,13 +128,13 @@ def _connect(address: str | None) -> None:
         # Without "local" Ray would join any cluster that happens to run on this machine.
         ray.init(address or "local", include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-        what = f"there is no Ray cluster at {address}" if address else "Ray does not start on this machine"
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SimulationError(f"{what}: {why}") from error
+        problem = f"there is no Ray cluster at {address}" if address else "Ray does not start on this machine"
+        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SimulationError(f"{problem}: {cause}") from error
 
 
 def _gather(asked: list[Any], stopped: Stopped) -> list[dict[str, Any]]:
-    """The answers. Once `stopped` returns true, unfinished work goes on until `RayWork.close`."""
+    """Waits for the answers. If `stopped` returns true, it raises; unfinished work goes on until `RayWork.close`."""
     waiting = list(asked)
     try:
         while waiting:

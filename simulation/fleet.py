@@ -59,7 +59,7 @@ class SimulatedDecline:
 
 @dataclass(frozen=True)
 class Answered:
-    """The content of a reply, the rows of its payload, and what their rounding leaves with the client."""
+    """The content of a reply, the rows of its payload, and the residuals that rounding leaves with the client."""
 
     result: Result
     rows: tuple[RowSchema, ...]
@@ -70,7 +70,7 @@ Answer = Answered | SimulatedDecline
 
 
 class _ClientMemory(Memory):
-    """What one simulated client remembers of an attempt at a round."""
+    """The memory of one simulated client of an attempt at a round."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -93,9 +93,9 @@ class SimulatedFleet(Fleet):
         population: the clients.
         local: trains and evaluates them.
         probe: measures the success of a backdoor, where attackers plant one.
-        repeatable: whether the clients' trainer gives the same result for the same work.
-        keeper: what the clients keep of the run.
-        stopped: whether to give up; called while clients train.
+        repeatable: True if the clients' trainer gives the same result for the same work.
+        keeper: the states that the clients keep of the run.
+        stopped: is called while clients train; True ends the work.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class SimulatedFleet(Fleet):
         self._repeatable = repeatable
         self._keeper = keeper
         self._stopped = stopped
-        chosen = run.spec.privacy.effective_members or None  # owners require what the run asks for
+        chosen = run.spec.privacy.effective_members or None  # the owners' requirement is the run's
         self._members = SimulatedMembers(run.spec.seed, population.samples, run.spec.task, effective_members=chosen)
         self._attempt = (-1, -1)
         self._memories: dict[str, _ClientMemory] = {}  # of that attempt, by client
@@ -217,11 +217,11 @@ class SimulatedFleet(Fleet):
         for name, work in works.items():
             try:
                 computation = work.computation(members[name])
-                left = self._keeper.residual(number, name, work.residuals(members[name].shape))
+                residual = self._keeper.residual(number, name, work.residuals(members[name].shape))
             except WorkError as error:
                 declined[name] = SimulatedDecline(error.reason or "failed", str(error))
                 continue
-            members[name] = replace(members[name], residual=left)
+            members[name] = replace(members[name], residual=residual)
             if computation is not None:
                 attack = self._population.attackers.get(name)
                 if isinstance(computation, Descend) and attack is not None:
@@ -241,27 +241,27 @@ class SimulatedFleet(Fleet):
         return {name: _answer(works[name], members[name], outcomes[name]) for name in honest} | declined
 
     def _computed(self, base: Vector, computations: Mapping[str, Computation], turn: Turn) -> dict[str, Outcome]:
-        """What each client computes. Of a line search, all clients measure one model after the other."""
-        along = [one for one in computations.values() if isinstance(one, MeasureAlong)]
-        if not along:
-            here = {name: one for name, one in computations.items() if not isinstance(one, MeasureAlong)}
-            return self._local.compute(base, here, turn)
-        everybody = dict.fromkeys(computations, Measure(splits=("train",)))
+        """The outcomes of the computations. In a line search, all clients measure one model after the other."""
+        searches = [item for item in computations.values() if isinstance(item, MeasureAlong)]
+        if not searches:
+            plain = {name: item for name, item in computations.items() if not isinstance(item, MeasureAlong)}
+            return self._local.compute(base, plain, turn)
+        measurements = dict.fromkeys(computations, Measure(splits=("train",)))
         metrics: dict[str, dict[str, Mapping[str, float]]] = {client: {} for client in computations}
-        for name, model in along[0].models(base):
-            for client, outcome in self._local.compute(model, everybody, turn).items():
+        for name, model in searches[0].models(base):
+            for client, outcome in self._local.compute(model, measurements, turn).items():
                 if isinstance(outcome, Result):
                     metrics[client][name] = outcome.metrics
         samples = self._population.samples
-        return {client: Result({}, {}, training_losses(found), samples[client]) for client, found in metrics.items()}
+        return {client: Result({}, {}, training_losses(losses), samples[client]) for client, losses in metrics.items()}
 
     def _first(self, question: Question) -> list[str]:
-        """The clients that reply before the round has as many replies as it wants: drawn, if more were asked."""
+        """The clients whose replies come first, as many as the round wants; drawn at random if more were asked."""
         if len(question.clients) <= question.wanted:
             return question.clients
-        lot = selection.generator(self.run.spec.seed, question.current.number, "reply")
-        chosen = lot.choice(len(question.clients), size=question.wanted, replace=False)
-        return [question.clients[place] for place in sorted(chosen)]
+        generator = selection.generator(self.run.spec.seed, question.current.number, "reply")
+        chosen = generator.choice(len(question.clients), size=question.wanted, replace=False)
+        return [question.clients[index] for index in sorted(chosen)]
 
     def _change(self, base: Vector, question: Question) -> Vector:
         """w_{t-1} - w_t of the parameters, zeros in the first round; from the record, for an interrupted simulation."""
@@ -275,7 +275,7 @@ class SimulatedFleet(Fleet):
         return (last - base)[: self.run.spec.parameters.parameters_of(question.layout).size]
 
     def _take(self, question: Question, assignment: Assignment, answer: Answer, seconds: float) -> PhaseReply | None:
-        """One client's reply as the intake would take it; None if it declined or is refused."""
+        """Records one client's reply as the intake would; None if it declined or is refused."""
         now, name = self.around.clock(), assignment.client_id
         if isinstance(answer, SimulatedDecline):
             end_assignment(assignment, AssignmentState.DECLINED, now, answer.reason, answer.message)
@@ -324,13 +324,13 @@ class SimulatedFleet(Fleet):
 
     def _reply(self, name: str, answer: Answered, *, envelope: str = "", payload: str = "") -> PhaseReply:
         result, rows = answer.result, [row for row in answer.rows if row.name != BUFFERS]
-        found = ((row, result.rows[row.name]) for row in rows)
+        row_values = ((row, result.rows[row.name]) for row in rows)
         return PhaseReply(
             client_id=name,
             samples=result.samples,
             losses=result.losses,
             metrics=result.metrics,
-            rows=tuple(widen(values) if row.dtype == "BF16" else values for row, values in found),
+            rows=tuple(widen(values) if row.dtype == "BF16" else values for row, values in row_values),
             names=tuple(row.name for row in rows),
             buffers=result.rows.get(BUFFERS),
             objectives=self._population.serves[name],
@@ -339,17 +339,17 @@ class SimulatedFleet(Fleet):
         )
 
     def _record(self, question: Question, assignments: list[Assignment], started: datetime) -> None:
-        """Records a phase, in place of what an interrupted simulation left of it."""
+        """Records a phase, and replaces the rows of it that an interrupted simulation left."""
         now = self.around.clock()
         with self.around.database.begin() as session:
             self.run.running(session)
-            left = select(models.Phase.phase_id).where(
+            earlier_phases = select(models.Phase.phase_id).where(
                 models.Phase.round_id == question.current.round_id, models.Phase.number == question.number
             )
-            asked = select(Assignment.assignment_id).where(Assignment.phase_id.in_(left))
-            session.execute(delete(models.Reply).where(models.Reply.assignment_id.in_(asked)))
-            session.execute(delete(Assignment).where(Assignment.phase_id.in_(left)))
-            session.execute(delete(models.Phase).where(models.Phase.phase_id.in_(left)))
+            earlier_assignments = select(Assignment.assignment_id).where(Assignment.phase_id.in_(earlier_phases))
+            session.execute(delete(models.Reply).where(models.Reply.assignment_id.in_(earlier_assignments)))
+            session.execute(delete(Assignment).where(Assignment.phase_id.in_(earlier_phases)))
+            session.execute(delete(models.Phase).where(models.Phase.phase_id.in_(earlier_phases)))
             phase = question.row(self.run.spec, started)
             phase.assignments.extend(assignments)
             close_phase(phase, now)

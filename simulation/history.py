@@ -38,8 +38,8 @@ class History:
     Attributes:
         run_id: its id.
         spec: the run specification.
-        state: how it ended: COMPLETED, PAUSED when it was interrupted, or FAILED.
-        reason: why, unless it was completed.
+        state: COMPLETED, PAUSED if it was interrupted, or FAILED.
+        reason: the cause, unless it was completed.
         model: the last model, float32 (d,).
         attackers: the clients that attacked.
         seconds: duration of the rounds of this call.
@@ -105,8 +105,8 @@ class History:
     def replies(self) -> "pd.DataFrame":
         """One row for each client of each round.
 
-        round, client, accepted, reason and message (why not), samples, loss, norm, weight, coefficient, cosine.
-        Of a client that was refused in a phase before training there is a row, too.
+        round, client, accepted, reason and message (of a refusal), samples, loss, norm, weight, coefficient, cosine.
+        A client that was refused in a phase before training has a row, too.
         """
         return _frame(self.reply_records)
 
@@ -115,14 +115,14 @@ class History:
         """One row for each round that made a step and each objective of a task that has several.
 
         round, objective, weight (lambda), loss (of the model before the step, the mean over the clients that serve
-        it), clients (that counted for it), left_out (why; empty where it was not). What was measured of the model
-        after the step is in `rounds`.
+        it), clients (that counted for it), left_out (the reason; empty if it was not). The metrics of the model
+        after the step are in `rounds`.
         """
         return _frame(self.objective_records)
 
     @property
     def members(self) -> "pd.DataFrame":
-        """One row for each client: in how many rounds it was asked to train, and how these ended.
+        """One row for each client: the number of rounds in which it was asked to train, and of their outcomes.
 
         client, asked, replied, declined, refused, missing, not_needed, last_reason and last_reason_round (of the last
         reply that did not come or did not count).
@@ -135,8 +135,8 @@ def read_history(
 ) -> History:
     """Reads a run's record, as the Admin service exports it."""
     participation = Participation()
-    for ended in read_rounds(session, run.run_id):
-        participation.add(ended)
+    for finished in read_rounds(session, run.run_id):
+        participation.add(finished)
     tables: dict[str, list[Record]] = {"round": [], "client": [], "reply": [], "objective": []}
     while exported := export_rounds(session, run.run_id, len(tables["round"]), _ROUNDS_AT_A_TIME):
         for item in exported:

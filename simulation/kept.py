@@ -1,4 +1,4 @@
-"""What the simulated clients keep of a run: personal parameters, and what the rounding of their updates left."""
+"""The state that simulated clients keep of a run: personal parameters, and residuals from rounding their updates."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,9 +15,9 @@ from federation.work.base import Result, RowSchema, payload_layout
 
 
 class PopulationKeeper:
-    """What each simulated client keeps, in a directory for each client.
+    """The states of simulated clients, in a directory for each client.
 
-    A round that is computed again begins with what was kept before it, so that a resumed simulation gives the same.
+    A round that is computed again begins with the state before it, so that a resumed simulation gives the same result.
 
     Raises:
         SharingError: the patterns do not suit the task's model.
@@ -26,16 +26,16 @@ class PopulationKeeper:
     def __init__(self, directory: Path, task: Task, spec: RunSpec) -> None:
         self._directory = directory
         self._sharing: Sharing | None = None
-        chosen, buffers = spec.parameters, task.buffers()
-        if not chosen.shares_all:
+        parameters, buffers = spec.parameters, task.buffers()
+        if not parameters.shares_all:
             layout, initial = initial_model(task, spec.seed)
-            self._sharing = Sharing.of(layout, chosen.personal, chosen.frozen, buffers, chosen.buffers)
+            self._sharing = Sharing.of(layout, parameters.personal, parameters.frozen, buffers, parameters.buffers)
             self._initial = np.array(initial)
 
     def at(self, round_: int, computations: Mapping[str, Computation]) -> dict[str, Own]:
-        """The model of each client for its computation: as before the round, or after its training to be measured.
+        """The own model of each client: as before the round, or, for a measurement, as after its training.
 
-        There are none in a run that shares all parameters.
+        Empty for a run that shares all parameters.
         """
         if self._sharing is None:
             return {}
@@ -45,11 +45,11 @@ class PopulationKeeper:
         }
 
     def residual(self, round_: int, client: str, residuals: tuple[RowSchema, ...]) -> Vector | None:
-        """What the rounding of a client's last reply before a round left; None for none."""
+        """The residuals from rounding a client's last reply before a round; None without any."""
         return self._kept(client).before(round_, payload_layout(residuals)) if residuals else None
 
     def keep(self, round_: int, client: str, result: Result, residuals: tuple[RowSchema, ...]) -> None:
-        """Keeps what belongs to a client's reply in a round, which was accepted."""
+        """Keeps the state that belongs to a client's accepted reply in a round."""
         if (content := state_file(self._sharing, result, residuals)) is not None:
             self._kept(client).keep(round_, content)
 

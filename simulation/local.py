@@ -31,7 +31,7 @@ class Turn:
 
 
 class LocalWork(ABC):
-    """Computes what the work of simulated clients needs of their models and data."""
+    """Executes the computations of simulated clients."""
 
     @abstractmethod
     def compute(self, base: NDArray[np.float32], computations: Mapping[str, AtBase], turn: Turn) -> dict[str, Outcome]:
@@ -57,8 +57,8 @@ class Loop(LocalWork):
         first: Trainer | None = None
         for name, own in splits.items():
             objectives = (serves or {}).get(name)
-            made = first.on(own, objectives) if first else trainer(task, own, device, objectives=objectives)
-            self._trainers[name], first = made, first or made
+            client_trainer = first.on(own, objectives) if first else trainer(task, own, device, objectives=objectives)
+            self._trainers[name], first = client_trainer, first or client_trainer
 
     def compute(self, base: NDArray[np.float32], computations: Mapping[str, AtBase], turn: Turn) -> dict[str, Outcome]:
         outcomes: dict[str, Outcome] = {}

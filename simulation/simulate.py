@@ -47,8 +47,8 @@ from storage.models import Round, Run
 from storage.retention import collect
 from storage.states import RoundState, RunState
 
-_FEDERATION = "simulation"  # what its home calls itself
-_KEEP_ROUNDS = 2  # how many of the last rounds keep their models, beside the first and the best one
+_FEDERATION = "simulation"  # the federation id in its home
+_KEEP_ROUNDS = 2  # the last rounds that keep their models, beside the first and the best one
 _COLLECT_EVERY = 20  # rounds
 
 
@@ -68,13 +68,13 @@ class Simulation(AbstractContextManager["Simulation"]):
     Attributes:
         spec: the specification, parsed.
         backend: trains the clients.
-        cautions: what the specification's author should know.
+        cautions: warnings for the author of the specification.
 
     Raises:
         SpecError, TaskError, DataError, PartError, AttackError, PluginError: the specification cannot be used.
         SimulationError: nothing to resume, another content of `home`, no Ray for the backend "ray", or a specification
             that names clients that do not exist.
-        HomeError, IdentityError, OSError: `home` is damaged, or cannot be made.
+        CoordinatorHomeError, IdentityError, OSError: `home` is damaged, or cannot be made.
         ValueError: no such device or backend.
         DatabaseBusy: another process uses the home.
     """
@@ -96,26 +96,32 @@ class Simulation(AbstractContextManager["Simulation"]):
         self.spec, self._algorithm = parse_run(spec)
         self.cautions = cautions(self.spec, self._algorithm)
         existing = _existing(home, resume)  # first: data may take a while
-        chosen = pick_device(device)
+        picked_device = pick_device(device)
         if threads is not None:
             torch.set_num_threads(threads)
-        self._task = learned = task(self.spec.task)
-        self._trainer = trainer_kind(learned, trainer)
-        self._population = populate(learned, self.spec, DataSource(data, download=download))
-        self._objectives = fitting_objectives(self.spec, self._algorithm, learned.objectives)
-        self._metrics = fitting_metrics(self.spec, metrics_of(learned))
+        self._task = known_task = task(self.spec.task)
+        self._trainer = trainer_kind(known_task, trainer)
+        self._population = populate(known_task, self.spec, DataSource(data, download=download))
+        self._objectives = fitting_objectives(self.spec, self._algorithm, known_task.objectives)
+        self._metrics = fitting_metrics(self.spec, metrics_of(known_task))
         needed = needed_abilities(self.spec, self._algorithm, self._objectives)
         if missing := sorted(needed - self._trainer.abilities):
             raise SimulationError(f"the run cannot be simulated: {self._trainer.__name__} {CANNOT[missing[0]]}")
-        self._initial = run_model(learned, self.spec.seed, self.spec.parameters)
+        self._initial = run_model(known_task, self.spec.seed, self.spec.parameters)
         _must_find_clients(self.spec.selection, self._population.samples)
         self._stopping = False
         with ExitStack() as stack:
             self.backend: Backend = pick_backend(
-                backend, learned, self._population, self.spec, self._trainer, device=chosen, ray_address=ray_address
+                backend,
+                known_task,
+                self._population,
+                self.spec,
+                self._trainer,
+                device=picked_device,
+                ray_address=ray_address,
             )
             stack.callback(self.backend.close)
-            self._probe = _probe(learned, self._trainer, self._population, chosen)
+            self._probe = _probe(known_task, self._trainer, self._population, picked_device)
             settings = Settings(federation_id=_FEDERATION, keep_rounds=_KEEP_ROUNDS)
             self._home = existing or CoordinatorHome.init(home, settings, now=utc_now())
             self._database = self._home.open_database(durable=False)
@@ -144,15 +150,15 @@ class Simulation(AbstractContextManager["Simulation"]):
 
     @property
     def done(self) -> int:
-        """How many rounds are over."""
+        """The number of rounds that are over."""
         return self._last_round()[0]
 
     def stop(self) -> None:
-        """Ends `run` soon, from any thread or signal handler; what was done is kept and can be resumed."""
+        """Ends `run` soon, from any thread or signal handler. Finished rounds are kept, and the run can be resumed."""
         self._stopping = True
 
     def run(self, progress: Callable[[SimulationProgress], object] = lambda progress: None) -> History:
-        """Goes on to the end, or until `stop`; calls `progress` after every round."""
+        """Runs to the end, or until `stop`; calls `progress` after every round."""
         facts = RunFacts.load(self._database, self.run_id)
         began, first = time.perf_counter(), self.done
 
@@ -225,7 +231,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         return run_id
 
     def _resumed(self, document: bytes) -> str | None:
-        """The run in the home; None where there is none yet, as after an early interruption."""
+        """The run in the home; None if there is none yet, as after an early interruption."""
         with self._database.begin() as session:
             run = session.scalar(select(Run).order_by(Run.created.desc()).limit(1))
             if run is None:
@@ -250,14 +256,14 @@ class Simulation(AbstractContextManager["Simulation"]):
         collect(self._database, self._blobs, now=later, grace_seconds=0, keep_rounds=_KEEP_ROUNDS)
 
 
-def _probe(learned: Task, trainer: type[Trainer], population: Population, device: str) -> Probe | None:
+def _probe(known_task: Task, trainer: type[Trainer], population: Population, device: str) -> Probe | None:
     """Measures a backdoor's success, on the honest clients' test samples; None without a backdoor."""
     attack = next(iter(population.attackers.values()), None)
     honest = [own for name, own in population.splits.items() if name not in population.attackers]
     if attack is None or not honest or trainer is not TorchTrainer:
         return None
     clean = Dataset(torch.cat([own.test.x for own in honest]), torch.cat([own.test.y for own in honest]))
-    return None if attack.triggered(clean) is None else Probe(attack, trainer(learned, honest[0], device), clean)
+    return None if attack.triggered(clean) is None else Probe(attack, trainer(known_task, honest[0], device), clean)
 
 
 def _must_find_clients(selection: SelectionSpec, samples: Mapping[str, int]) -> None:
@@ -284,8 +290,8 @@ def _must_find_clients(selection: SelectionSpec, samples: Mapping[str, int]) -> 
 
 def _existing(directory: Path, resume: bool) -> CoordinatorHome | None:
     """The home of the simulation that is resumed; None for a new one."""
-    there = (directory / SETTINGS_FILE).exists()
-    if not resume and there:
+    exists = (directory / SETTINGS_FILE).exists()
+    if not resume and exists:
         raise SimulationError(
             f"{directory} is taken: go on with the simulation there (--resume), or name another directory (--home)"
         )
@@ -293,7 +299,7 @@ def _existing(directory: Path, resume: bool) -> CoordinatorHome | None:
         if directory.is_dir() and any(directory.iterdir()) and not (directory / "ca.key").exists():
             raise SimulationError(f"{directory} holds other things: name a new directory (--home)")
         return None
-    if not there:
+    if not exists:
         raise SimulationError(f"{directory} holds no simulation to resume (no {SETTINGS_FILE})")
     home = CoordinatorHome.load(directory)
     if home.federation_id != _FEDERATION:

@@ -1,4 +1,4 @@
-"""What simulated clients spend by training with noise: each has a ledger of its run, without a budget."""
+"""The epsilon that simulated clients spend in training with noise: each has a ledger of its run, without a budget."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -21,8 +21,8 @@ class Spending:
     _released: dict[str, list[Mechanism]] | None = field(default=None, init=False)
 
     def statements(self, computations: Mapping[str, Computation]) -> dict[str, SamplePrivacy]:
-        """What the clients whose computations have noise state, by name."""
-        found = {}
+        """The statements of the clients whose computations have noise, by name."""
+        statements = {}
         for name, descent in computations.items():
             if not isinstance(descent, Descend) or descent.private is None:
                 continue
@@ -31,23 +31,23 @@ class Spending:
             released.append(mechanism)
             spent = epsilon(released, DELTA, COARSE)
             numbers = asdict(mechanism) | {"epsilon": spent.value, "bound": spent.bound, "delta": DELTA}
-            found[name] = SamplePrivacy(**numbers, clip=descent.private.clip)
-        return found
+            statements[name] = SamplePrivacy(**numbers, clip=descent.private.clip)
+        return statements
 
     def _ledgers(self) -> dict[str, list[Mechanism]]:
-        """What each client has released; of a simulation that is resumed, read from the record."""
+        """The mechanisms of each client so far. For a resumed simulation they are read from the record."""
         if self._released is None:
             self._released = {}
             with self.database.read() as session:
-                stated = session.execute(
+                rows = session.execute(
                     select(Reply.client_id, Reply.privacy)
                     .join(Assignment)
                     .join(Phase)
                     .join(Round)
                     .where(Round.run_id == self.run_id)
                 )
-                for client, numbers in stated:
-                    if told := SamplePrivacy.decode(numbers):
-                        mechanism = Mechanism(told.noise, told.rate, told.steps)
+                for client, numbers in rows:
+                    if statement := SamplePrivacy.decode(numbers):
+                        mechanism = Mechanism(statement.noise, statement.rate, statement.steps)
                         self._released.setdefault(client, []).append(mechanism)
         return self._released

@@ -80,14 +80,16 @@ class Stacked(LocalWork):
     def _measured(
         self, start: list[Tensor], computations: Mapping[str, AtBase], stopped: Stopped
     ) -> dict[str, dict[str, Measured]]:
-        """What the base model scores on the splits that each client measures, by client and split."""
-        found: dict[str, dict[str, Measured]] = {name: {} for name in computations}
-        own = {name: one.metrics for name, one in computations.items() if isinstance(one, Measure)}
+        """The scores of the base model on the splits that each client measures, by client and split."""
+        scores: dict[str, dict[str, Measured]] = {name: {} for name in computations}
+        own = {
+            name: computation.metrics for name, computation in computations.items() if isinstance(computation, Measure)
+        }
         for split in SPLITS:
             clients = [name for name, computation in computations.items() if split in _splits_of(computation)]
             for name, measured in self._measure(start, clients, split, stopped, own).items():
-                found[name][split] = measured
-        return found
+                scores[name][split] = measured
+        return scores
 
     def _rows(
         self, start: list[Tensor], works: list[AtBase], members: list[str], keys: list[int], stopped: Stopped
@@ -98,7 +100,7 @@ class Stacked(LocalWork):
                 zeros = {row: np.zeros(self._layout.size, dtype=np.float32) for row in targets}
                 return {name: Result(zeros, {}, {}, 0) for name in members}
             case Descend(sgd=sgd):
-                # A first step on gradients that are there already is the step on the first minibatch.
+                # With given gradients, the first step is the step on the first minibatch.
                 targets_of = [work.targets for work in works if isinstance(work, Descend)]
                 return self._train_group(start, sgd, members, keys, targets_of, stopped)
             case Differentiate(batch_size=size):
@@ -142,14 +144,14 @@ class Stacked(LocalWork):
         diverged: dict[str, TrainingDiverged] = {}
         for row in targets[0]:
             values = [part.expand(len(members), *part.shape).clone() for part in start]
-            weights = [each[row] for each in targets]
+            weights = [client_targets[row] for client_targets in targets]
             losses = self._descend(weights, start, values, work, total, members, keys, stopped)
             updates = torch.cat([(a - b).reshape(len(members), -1) for a, b in zip(start, values, strict=True)], dim=1)
             finite = torch.cat([losses.isfinite(), updates.isfinite().all(dim=1)[None]]).cpu().numpy()
-            for place, (name, update) in enumerate(zip(members, updates.cpu().numpy(), strict=True)):
+            for index, (name, update) in enumerate(zip(members, updates.cpu().numpy(), strict=True)):
                 rows[name][row] = update
-                if not finite[:, place].all():
-                    diverged.setdefault(name, TrainingDiverged(min(total, int(np.argmin(finite[:, place])) + 1)))
+                if not finite[:, index].all():
+                    diverged.setdefault(name, TrainingDiverged(min(total, int(np.argmin(finite[:, index])) + 1)))
         return {name: diverged.get(name) or Result(rows[name], {}, {}, 0) for name in members}
 
     def _gradients(
@@ -163,8 +165,8 @@ class Stacked(LocalWork):
             leaves = [part.expand(len(members), *part.shape).clone().requires_grad_() for part in start]
             loss = vmap(self._loss((objective,)))(leaves, x, y, torch.ones(len(members), 1, device=self._device))
             parts = torch.autograd.grad(loss.sum(), leaves, allow_unused=True, materialize_grads=True)
-            found = torch.cat([part.reshape(len(members), -1) for part in parts], dim=1).cpu().numpy()
-            for name, row in zip(members, found, strict=True):
+            gradients = torch.cat([part.reshape(len(members), -1) for part in parts], dim=1).cpu().numpy()
+            for name, row in zip(members, gradients, strict=True):
                 rows[name][objective] = row
         return {
             name: Result(own, {}, {}, 0) if all(np.isfinite(row).all() for row in own.values()) else TrainingDiverged(1)
@@ -220,7 +222,7 @@ class Stacked(LocalWork):
         return torch.stack(losses)
 
     def _batches(self, members: list[str], size: int, keys: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Minibatches side by side, (clients, batch, ...), each in the order that its own worker would draw."""
+        """Minibatches side by side, (clients, batch, ...), each in the order that the client's worker would draw."""
         data = [self._splits[name]["train"] for name in members]
         count = len(data[0])
         if size == 0 or size >= count:
@@ -229,10 +231,10 @@ class Stacked(LocalWork):
                 yield _per_client(whole.x, len(members)), _per_client(whole.y, len(members))
         generators = [torch.Generator().manual_seed(key) for key in keys]
         while True:
-            orders = [torch.randperm(count, generator=each).to(self._device) for each in generators]
+            orders = [torch.randperm(count, generator=generator).to(self._device) for generator in generators]
             gathered = [torch.split(order, size * _GATHERED) for order in orders]
-            for chosen in zip(*gathered, strict=True):
-                pairs = list(zip(data, chosen, strict=True))
+            for indices in zip(*gathered, strict=True):
+                pairs = list(zip(data, indices, strict=True))
                 x = torch.stack([part.x.index_select(0, index) for part, index in pairs])
                 y = torch.stack([part.y.index_select(0, index) for part, index in pairs])
                 yield from zip(torch.split(x, size, dim=1), torch.split(y, size, dim=1), strict=True)
@@ -259,18 +261,18 @@ class Stacked(LocalWork):
     ) -> dict[str, Measured]:
         """Losses, accuracy and samples of one split of each client: whole clients share a forward pass.
 
-        `metrics` are the task's own that are measured, by client.
+        `metrics` are the task's own metrics to measure, by client.
         """
         self._model.eval()
         named = dict(zip(self._names, model, strict=True))
-        found: dict[str, Measured] = {}
+        scores: dict[str, Measured] = {}
         with torch.no_grad():
-            for some in self._passes(clients, split):
+            for group in self._passes(clients, split):
                 if stopped():
                     raise TrainingStopped
-                output = functional_call(self._model, named, (self._joined(some, split).x,))
+                output = functional_call(self._model, named, (self._joined(group, split).x,))
                 begin = 0
-                for name in some:
+                for name in group:
                     part = self._splits[name][split]
                     place = slice(begin, begin + len(part))
                     begin = place.stop
@@ -279,13 +281,13 @@ class Stacked(LocalWork):
                     hits = correct(self._task, own, part.y, self._serves[name])
                     others = OwnMetrics(self._task, metrics.get(name, ()))
                     others.update(own, part.y)
-                    found[name] = Measured(
+                    scores[name] = Measured(
                         {key: losses[key].item() for key in self._serves[name]},
                         {key: value.float().mean().item() for key, value in hits.items()},
                         len(part),
                         others.compute(),
                     )
-        return found | {name: Measured({}, {}, 0) for name in clients if name not in found}
+        return scores | {name: Measured({}, {}, 0) for name in clients if name not in scores}
 
     def _passes(self, clients: Sequence[str], split: str) -> list[list[str]]:
         """Clients in groups whose samples together make up about one batch of evaluation."""
@@ -312,8 +314,8 @@ class Stacked(LocalWork):
 
 def _seed(computation: AtBase, turn: Turn, client: str) -> int:
     """The seed of a client's minibatches and dropout."""
-    chosen = None if isinstance(computation, Measure) else computation.secret_seed
-    return training_seed(turn.seed, turn.round, client) if chosen is None else chosen
+    secret = None if isinstance(computation, Measure) else computation.secret_seed
+    return training_seed(turn.seed, turn.round, client) if secret is None else secret
 
 
 def _splits_of(computation: AtBase) -> tuple[str, ...]:
@@ -331,7 +333,7 @@ def _per_client(joined: Tensor, clients: int) -> Tensor:
 def why_not_stacked(
     task: Task, splits: Mapping[str, Splits], device: str, sgd: LocalSgd, *, strict: bool = False
 ) -> str:
-    """Why clients of a task cannot be trained together, or should not, unless `strict`; empty when they can."""
+    """The reason why clients cannot be trained together, or, unless `strict`, should not; empty if they can."""
     if not all(isinstance(split, Dataset) for own in splits.values() for split in own):
         return "its data is not in memory"
     if sgd.clip_norm or sgd.micro_batch or sgd.precision != "float32":
