@@ -27,9 +27,9 @@ from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import LoginManifest, RevocationManifest, SignedEnvelope
 from federation.v1.enrollment_pb2 import LoginRequest
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
-from fedpareto.cli.admin.admin_session import Line
+from fedpareto.cli.admin.admin_session import AdminSession
 from fedpareto.cli.admin.audit import listed
-from fedpareto.cli.admin.client import connect, way_to
+from fedpareto.cli.admin.client import connect, route_to
 from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.main import app
 from fedpareto.cli.show.escaping import escaping_stub
@@ -226,24 +226,24 @@ def test_a_command_renews_in_the_last_third_and_after_the_end_and_not_before(off
 
 def test_calls_go_on_across_the_end_of_a_certificate(served: Running, officer: Officer) -> None:
     now = [datetime.now(UTC)]
-    line = Line(way_to(officer.home), clock=lambda: now[0])
+    session = AdminSession(route_to(officer.home), clock=lambda: now[0])
     try:
-        first = line.open()
-        assert line.open() is first
+        first = session.open()
+        assert session.open() is first
         now[0] += LIFETIME * 0.9
         served.clock.ahead = LIFETIME * 0.9
-        assert line.open() is not first
+        assert session.open() is not first
     finally:
-        line.close()
+        session.close()
         served.clock.ahead = timedelta()
 
 
 def test_the_log_is_followed_across_the_end_of_a_certificate(served: Running, officer: Officer) -> None:
     officer.age(LIFETIME - timedelta(seconds=3))
     early = [datetime.now(UTC) - LIFETIME / 2]  # by this clock, the first call needs no login
-    line = Line(way_to(officer.home), clock=lambda: early.pop() if early else datetime.now(UTC))
+    session = AdminSession(route_to(officer.home), clock=lambda: early.pop() if early else datetime.now(UTC))
     try:
-        entries = listed(escaping_stub(line.call), ListAuditRequest(follow=True, actor=officer.name))
+        entries = listed(escaping_stub(session.call), ListAuditRequest(follow=True, actor=officer.name))
         numbers: list[int] = []
         certified = 0
         while not certified:  # the next login is told after the end of the certificate
@@ -251,7 +251,7 @@ def test_the_log_is_followed_across_the_end_of_a_certificate(served: Running, of
                 numbers.append(entry.number)
                 certified += entry.action == "admin.certified"
     finally:
-        line.close()
+        session.close()
     assert sorted(set(numbers)) == numbers
     assert AdminFiles.load(officer.home).not_after > datetime.now(UTC) + LIFETIME * 0.99
 
@@ -284,9 +284,9 @@ def test_a_signing_key_with_a_passphrase_logs_in_by_command_only(served: Running
 
 
 def test_a_wrong_clock_is_named(served: Running, officer: Officer) -> None:
-    way = way_to(officer.home)
+    route = route_to(officer.home)
     with pytest.raises(CommandFailure, match=r"set the clock \[signed-time\]"):
-        way.log_in(officer.key, datetime.now(UTC) + timedelta(hours=1))
+        route.log_in(officer.key, datetime.now(UTC) + timedelta(hours=1))
 
 
 def test_on_the_next_day_the_record_is_read_without_a_login_although_no_coordinator_serves_it(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The connection of a command to the coordinator: as an administrator who is logged in, and logs in again in time."""
+"""The session of a command with the coordinator: it logs the administrator in, and again before the login ends."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -37,11 +37,11 @@ class Local:
 
 
 @dataclass(frozen=True)
-class Way:
-    """How the coordinator of an administrator is reached.
+class Route:
+    """The route to the coordinator of an administrator.
 
-    `home` is the administrator's directory, `proxy` what the user gave, `local` None for a coordinator elsewhere.
-    `stopped`: `home` is in the directory of a coordinator that does not run.
+    `home` is the administrator's directory, `proxy` the user's setting, `local` None for a coordinator on another
+    machine. `stopped` is True if `home` is in the directory of a coordinator that does not run.
     """
 
     home: Path
@@ -58,7 +58,7 @@ class Way:
         return replace(files, proxy=self._proxy(files.address)).channel()
 
     def refusal(self, error: grpc.RpcError, files: AdminFiles | None) -> RpcRefusal:
-        """Why a call failed that was made with the certificate in `files`."""
+        """The refusal of a call that was made with the certificate in `files`."""
         not_after = None if files is None else files.not_after
         return refusal_from_rpc_error(error, not_after=not_after, proxy=self._proxy(self.account.address))
 
@@ -69,7 +69,7 @@ class Way:
         """Logs in with the signing key, for a new TLS key, and writes both into the directory.
 
         Raises:
-            Failure: the coordinator refuses, or cannot be reached.
+            CommandFailure: the coordinator refuses, or cannot be reached.
         """
         account, tls_key = self.account, new_tls_key()
         manifest = LoginManifest(federation_id=account.federation_id, name=account.name, csr=make_csr(tls_key))
@@ -83,8 +83,8 @@ class Way:
                 answer = EnrollmentStub(channel).Login(request, timeout=_LOGIN_SECONDS)
             except grpc.RpcError as error:
                 refusal = refusal_from_rpc_error(error, proxy=proxy)
-                why = f"{escaped(refusal.message)} [{escaped(refusal.reason or refusal.status)}]"
-                raise CommandFailure(f"cannot log in at {address}: {why}") from None
+                reason = f"{escaped(refusal.message)} [{escaped(refusal.reason or refusal.status)}]"
+                raise CommandFailure(f"cannot log in at {address}: {reason}") from None
         with failing(IdentityError):
             certificate = load_certificate(answer.certificate)
         if certificate.public_key() != tls_key.public_key():
@@ -99,86 +99,86 @@ def _named(address: str) -> Sequence[Option]:
     return [("grpc.ssl_target_name_override", address.rpartition(":")[0].strip("[]"))]
 
 
-class Line:
+class AdminSession:
     """The calls of one command. Before each, the certificate is renewed if it has ended or is in its last third.
 
-    This takes the signing key. If the key has a passphrase and the command was given no file with it, a certificate
-    that has ended is a Failure. A key without a passphrase logs in by itself, since a reader of the directory could
-    do so as well.
+    The renewal needs the signing key. If the key has a passphrase and the command got no file with it, a certificate
+    that has ended is a CommandFailure. A key without a passphrase logs in without a question, since a reader of the
+    directory could do so as well.
     """
 
-    def __init__(self, way: Way, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
-        self._way = way
+    def __init__(self, route: Route, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self._route = route
         self._clock = clock
         self._lock = threading.Lock()
         self._stack = ExitStack()
         self._channel: grpc.Channel | None = None
         self.files: AdminFiles | None = None  # of the newest channel
-        self._tried = False  # to renew a certificate that holds
+        self._tried = False  # to renew a certificate that is still valid
 
     def open(self) -> grpc.Channel:
         """The channel for the next call; logs in first if need be.
 
         Raises:
-            Failure: the certificate has ended, and a login needs a passphrase or fails.
+            CommandFailure: the certificate has ended, and a login needs a passphrase or fails.
         """
         with self._lock:
             files = self._renewed(self.files or self._last_login(), self._clock())
             if files is not self.files or self._channel is None:
                 self.files = files
-                self._channel = self._stack.enter_context(self._way.channel(files))  # streams may use the one before
+                self._channel = self._stack.enter_context(self._route.channel(files))  # streams may use the one before
             return self._channel
 
     def close(self) -> None:
         """Closes the channels."""
         self._stack.close()
 
-    def call(self, kind: str, method: str, **made: Any) -> Callable[..., Any]:
-        """A function that makes a call by the channel of that time; `kind` as of a gRPC channel ("unary_unary")."""
+    def call(self, kind: str, method: str, **settings: Any) -> Callable[..., Any]:
+        """A function that makes a call on the present channel; `kind` is a method of a gRPC channel ("unary_unary")."""
 
-        def call(*arguments: Any, **more: Any) -> Any:
-            return getattr(self.open(), kind)(method, **made)(*arguments, **more)
+        def call(*arguments: Any, **options: Any) -> Any:
+            return getattr(self.open(), kind)(method, **settings)(*arguments, **options)
 
         return call
 
     def _renewed(self, files: AdminFiles | None, now: datetime) -> AdminFiles:
         if files is None:
-            return self._way.log_in(self._signing_key(f"{self._way.home} has no certificate of a login"), now)
+            return self._route.log_in(self._signing_key(f"{self._route.home} has no certificate of a login"), now)
         certificate = load_certificate(files.certificate)
         begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
         clock = f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC"
-        path = self._way.home / LOGIN
+        path = self._route.home / LOGIN
         if now < begins:
             raise CommandFailure(
                 f"the certificate {path} is valid from {begins:%Y-%m-%d %H:%M} UTC on, and {clock}: set it"
             )
         if now >= ends:
-            said = f"the certificate of the last login, {path}, ended at {ends:%Y-%m-%d %H:%M} UTC, and {clock}"
-            return self._way.log_in(self._signing_key(said), now)
+            problem = f"the certificate of the last login, {path}, ended at {ends:%Y-%m-%d %H:%M} UTC, and {clock}"
+            return self._route.log_in(self._signing_key(problem), now)
         if self._tried or now < renewal_due(certificate):
             return files
         self._tried = True
         try:
             key = self._signing_key(f"the certificate of the last login ends at {ends:%Y-%m-%d %H:%M} UTC")
-            files = self._way.log_in(key, now)
+            files = self._route.log_in(key, now)
         except CommandFailure as failure:
             typer.echo(f"warning: {failure.message}", err=True)
         else:
             self._tried = False
         return files
 
-    def _signing_key(self, said: str) -> Ed25519PrivateKey:
-        """The signing key; a Failure that begins with `said` if it needs a passphrase that was not given."""
-        home, file = self._way.home, self._way.passphrase_file
+    def _signing_key(self, problem: str) -> Ed25519PrivateKey:
+        """The signing key; a CommandFailure that begins with `problem` if it needs a passphrase that was not given."""
+        home, file = self._route.home, self._route.passphrase_file
         with failing(IdentityError, code=USAGE):
             if file is None and is_encrypted(home / SIGNING_KEY):
                 raise CommandFailure(
-                    f"{said}: run `fedpareto admin --home {home} login`, which asks for the passphrase"
+                    f"{problem}: run `fedpareto admin --home {home} login`, which asks for the passphrase"
                 )
             return load_admin_key(home, read_passphrase(file))
 
     def _last_login(self) -> AdminFiles | None:
         try:
-            return AdminFiles.load(self._way.home)
+            return AdminFiles.load(self._route.home)
         except FileDamaged:  # a login writes it anew
             return None

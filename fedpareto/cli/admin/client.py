@@ -13,7 +13,7 @@ from federation.text import escaped, escaped_lines
 from federation.trust.admin_files import SIGNING_KEY, Account
 from federation.trust.keys import IdentityError
 from federation.v1.admin_pb2_grpc import AdminStub
-from fedpareto.cli.admin.admin_session import Line, Local, Way
+from fedpareto.cli.admin.admin_session import AdminSession, Local, Route
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.cli.show.escaping import escaping_stub
 
@@ -22,7 +22,7 @@ _ANSWER_SECONDS = 2.0
 
 
 def find_home(given: Path) -> Path:
-    """The administrator's directory: the given one, or the one inside it; a Failure if there is none."""
+    """The administrator's directory: the given one, or the one inside it; a CommandFailure if there is none."""
     for directory in (given, given / "admin", given / "coordinator" / "admin"):
         if (directory / SIGNING_KEY).is_file() and (directory / "member.toml").is_file():
             return directory
@@ -37,47 +37,47 @@ def find_home(given: Path) -> Path:
 def connect(given: Path, *, passphrase_file: Path | None = None, proxy: str | None = None) -> Iterator[AdminStub]:
     """The Admin service, as the administrator whose directory is given. Logs in if the last login has ended.
 
-    If the directory is part of a coordinator's home, and that coordinator does not run, the calls that only show the
-    record read it from the home. Each other call is a Failure that says how to start the coordinator.
+    If the directory is part of the home of a coordinator that does not run, calls that only show the record read it
+    from the home. Each other call is a CommandFailure that says how to start the coordinator.
 
     Args:
         given: see `find_home`.
         passphrase_file: its first line is the passphrase of the signing key.
-        proxy: as the user gave it; None is that of the environment.
+        proxy: the user's setting; None takes the environment's.
 
     Raises:
-        Failure: the directory cannot be used, or a call fails inside.
+        CommandFailure: the directory cannot be used, or a call fails inside.
     """
-    way = way_to(given, passphrase_file=passphrase_file, proxy=proxy)
-    if way.stopped:
+    route = route_to(given, passphrase_file=passphrase_file, proxy=proxy)
+    if route.stopped:
         from fedpareto.cli.admin.stopped import reading
 
-        with reading(way.home.parent) as call:
+        with reading(route.home.parent) as call:
             yield escaping_stub(call)
         return
-    line = Line(way)
+    session = AdminSession(route)
     try:
-        line.open()
-        yield escaping_stub(line.call)
+        session.open()
+        yield escaping_stub(session.call)
     except grpc.RpcError as error:
-        refusal = way.refusal(error, line.files)
+        refusal = route.refusal(error, session.files)
         if refusal.reason == "unreachable":
-            message = f"cannot reach the coordinator at {way.account.address}: {escaped(refusal.message)}"
+            message = f"cannot reach the coordinator at {route.account.address}: {escaped(refusal.message)}"
             raise CommandFailure(message) from None
         raise CommandFailure(escaped_lines(f"{refusal.message} [{refusal.reason or refusal.status}]")) from None
     finally:
-        line.close()
+        session.close()
 
 
-def way_to(given: Path, *, passphrase_file: Path | None = None, proxy: str | None = None) -> Way:
-    """How to reach the coordinator of an administrator; arguments and errors as of `connect`."""
+def route_to(given: Path, *, passphrase_file: Path | None = None, proxy: str | None = None) -> Route:
+    """The route to the coordinator of an administrator; arguments and errors as of `connect`."""
     home = find_home(given)
     centre = home.parent
     with failing(IdentityError, code=USAGE):
         account = Account.load(home)
     local = _local(centre)
     stopped = local is None and (centre / SETTINGS).is_file() and not _answers(account.address)
-    return Way(home, account, local, stopped, passphrase_file, proxy)
+    return Route(home, account, local, stopped, passphrase_file, proxy)
 
 
 def _local(centre: Path) -> Local | None:
@@ -96,7 +96,7 @@ def _local(centre: Path) -> Local | None:
 
 
 def _answers(address: str) -> bool:
-    """Whether a process listens there; TLS checks later whether it is the coordinator."""
+    """True if a process listens there; TLS verifies later that it is the coordinator."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS):

@@ -39,13 +39,13 @@ def login(context: typer.Context, home: Home = None, as_json: JsonOption = False
     passphrase, or with --passphrase-file.
     """
     given, passphrase_file, proxy = context.obj
-    way = client.way_to(home or given, passphrase_file=passphrase_file, proxy=proxy)
-    if way.stopped:
-        raise not_served(way.home.parent)
+    route = client.route_to(home or given, passphrase_file=passphrase_file, proxy=proxy)
+    if route.stopped:
+        raise not_served(route.home.parent)
     with failing(keys.IdentityError, code=USAGE):
-        passphrase = passphrase_for(way.home / admin_files.SIGNING_KEY, passphrase_file)
-        key = admin_files.load_admin_key(way.home, passphrase)
-    files = way.log_in(key, datetime.now(UTC))
+        passphrase = passphrase_for(route.home / admin_files.SIGNING_KEY, passphrase_file)
+        key = admin_files.load_admin_key(route.home, passphrase)
+    files = route.log_in(key, datetime.now(UTC))
     roles = sorted(identity.parse_peer(files.certificate).roles)
     document = {"name": files.name, "federation_id": files.federation_id, "roles": roles}
     until = f"{files.not_after:%Y-%m-%d %H:%M} UTC"
@@ -137,8 +137,8 @@ def tag(
     Runs select members by tags (selection.tags). The tags replace the present ones, from the next round on.
     """
     response = stub.TagClient(v1.TagClientRequest(client_id=client, tags=tags or ()))
-    found = ", ".join(response.client.tags)
-    return response, f"{client} has the tags {found}" if found else f"{client} has no tags"
+    names = ", ".join(response.client.tags)
+    return response, f"{client} has the tags {names}" if names else f"{client} has no tags"
 
 
 @command()

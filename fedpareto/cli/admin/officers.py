@@ -47,7 +47,7 @@ RequestName = Annotated[str, typer.Argument(metavar="ID", help="The request's id
 
 
 class Officer:
-    """A security officer at the Admin service, with the signing key at hand."""
+    """A security officer at the Admin service, who can sign."""
 
     def __init__(self, stub: "AdminStub", home: "Path", passphrase_file: "Path | None") -> None:
         self.stub = stub
@@ -55,7 +55,7 @@ class Officer:
         self._passphrase_file = passphrase_file
 
     def sign(self, manifest: "common.RequestManifest | common.DecisionManifest") -> "common.SignedEnvelope":
-        """Signs, as this officer and now."""
+        """Signs a manifest as this officer, with the present time."""
         with failing(keys.IdentityError, code=USAGE):
             account = admin_files.Account.load(self._home)
             passphrase = passphrase_for(self._home / admin_files.SIGNING_KEY, self._passphrase_file)
@@ -64,20 +64,20 @@ class Officer:
         manifest.created.FromDatetime(datetime.now(UTC))
         return envelope.seal(manifest, key)
 
-    def act(self, call: "Callable[[Any], Message]", request: "Message", wanted: "common.RequestManifest") -> "Answer":
-        """Makes a call. If it takes two officers, a signed request for the same is made instead."""
+    def act(self, call: "Callable[[Any], Message]", request: "Message", manifest: "common.RequestManifest") -> "Answer":
+        """Makes a call. If the action takes two officers, sends a signed request for it instead."""
         try:
             return call(request), ""
         except grpc.RpcError as error:
             if channels.refusal_from_rpc_error(error).reason != "two-officers":
                 raise
         rules = self.stub.ListRequests(v1.ListRequestsRequest(page_size=1))
-        wanted.expires.FromDatetime(datetime.now(UTC) + timedelta(seconds=rules.lifetime_seconds))
-        answer = self.stub.RequestAction(v1.RequestActionRequest(request=self.sign(wanted)))
+        manifest.expires.FromDatetime(datetime.now(UTC) + timedelta(seconds=rules.lifetime_seconds))
+        answer = self.stub.RequestAction(v1.RequestActionRequest(request=self.sign(manifest)))
         name = member_tables.request_name(answer.request.request_id)
-        until = formatting.local(wanted.expires)
+        until = formatting.local(manifest.expires)
         return answer, (
-            f"{wanted.action} takes two officers: this is request {name} now, open until {until}.\n"
+            f"{manifest.action} takes two officers: this is request {name} now, open until {until}.\n"
             f"Another security officer consents: fedpareto admin consent {name}"
         )
 
@@ -94,9 +94,9 @@ def approve(context: typer.Context, name: ClientName, home: Home = None, as_json
     """Approve a pending member, so that it gets work."""
     with _officer(context, home) as officer:
         request = v1.ApproveClientRequest(client_id=name)
-        wanted = common.RequestManifest(action=identity.Action.APPROVE, subject=name)
-        answer, words = officer.act(officer.stub.ApproveClient, request, wanted)
-    show(as_json, answer, words or f"{name} is active and gets work")
+        manifest = common.RequestManifest(action=identity.Action.APPROVE, subject=name)
+        answer, message = officer.act(officer.stub.ApproveClient, request, manifest)
+    show(as_json, answer, message or f"{name} is active and gets work")
 
 
 @app.command()
@@ -112,9 +112,9 @@ def revoke(
     confirm(yes, lambda: f"Shut {name} out for good? Its name is never given again.")
     with _officer(context, home) as officer:
         request = v1.RevokeClientRequest(client_id=name, reason=reason)
-        wanted = common.RequestManifest(action=identity.Action.REVOKE, subject=name, reason=reason)
-        answer, words = officer.act(officer.stub.RevokeClient, request, wanted)
-    show(as_json, answer, words or f"{name} is revoked; its past updates stay in the record")
+        manifest = common.RequestManifest(action=identity.Action.REVOKE, subject=name, reason=reason)
+        answer, message = officer.act(officer.stub.RevokeClient, request, manifest)
+    show(as_json, answer, message or f"{name} is revoked; its past updates stay in the record")
 
 
 @app.command()
@@ -135,13 +135,13 @@ def forget(
     confirm(yes, lambda: f"Remove every update that {name} has sent? Its rounds cannot be recomputed afterwards.")
     with _officer(context, home) as officer:
         request = v1.ForgetClientRequest(client_id=name, reason=reason)
-        wanted = common.RequestManifest(action=identity.Action.FORGET, subject=name, reason=reason)
-        answer, words = officer.act(officer.stub.ForgetClient, request, wanted)
-    if not words:
-        words = f"{answer.removed} payloads of {name} were removed, {answer.removed_bytes / 1e6:.1f} MB"
+        manifest = common.RequestManifest(action=identity.Action.FORGET, subject=name, reason=reason)
+        answer, message = officer.act(officer.stub.ForgetClient, request, manifest)
+    if not message:
+        message = f"{answer.removed} payloads of {name} were removed, {answer.removed_bytes / 1e6:.1f} MB"
         if answer.kept:
-            words += f"; {answer.kept} are removed within a day after the round or the run that needs them has ended"
-    show(as_json, answer, words)
+            message += f"; {answer.kept} are removed within a day after the round or the run that needs them has ended"
+    show(as_json, answer, message)
 
 
 @app.command()
@@ -157,9 +157,11 @@ def revoke_admin(
     confirm(yes, lambda: f"End the signing key and the certificates of the administrator {name}?")
     with _officer(context, home) as officer:
         request = v1.RevokeAdministratorRequest(name=name, reason=reason)
-        wanted = common.RequestManifest(action=identity.Action.REVOKE_ADMIN, subject=name, reason=reason)
-        answer, words = officer.act(officer.stub.RevokeAdministrator, request, wanted)
-    show(as_json, answer, words or f"the signing key and the certificates of {name} have ended, and so have its calls")
+        manifest = common.RequestManifest(action=identity.Action.REVOKE_ADMIN, subject=name, reason=reason)
+        answer, message = officer.act(officer.stub.RevokeAdministrator, request, manifest)
+    show(
+        as_json, answer, message or f"the signing key and the certificates of {name} have ended, and so have its calls"
+    )
 
 
 @command()
@@ -207,17 +209,21 @@ def _decide(
 ) -> None:
     with _officer(context, home) as officer:
         listed = admin_messages.whole(officer.stub.ListRequests, v1.ListRequestsRequest(all=True)).requests
-        fitting = [one for one in listed if member_tables.request_name(one.request_id, whole=True).startswith(name)]
-        if len(fitting) != 1:
-            found = "no request has" if not fitting else f"{len(fitting)} requests have"
+        matching = [
+            listed_request
+            for listed_request in listed
+            if member_tables.request_name(listed_request.request_id, whole=True).startswith(name)
+        ]
+        if len(matching) != 1:
+            count = "no request has" if not matching else f"{len(matching)} requests have"
             raise CommandFailure(
-                f"{found} an id that begins with {name!r}; `fedpareto admin requests` lists them", code=USAGE
+                f"{count} an id that begins with {name!r}; `fedpareto admin requests` lists them", code=USAGE
             )
-        # What is shown is what the other officer signed, and the decision is bound to it.
-        signed = fitting[0].request
+        # The command shows the request that the other officer signed, and binds the decision to it.
+        signed = matching[0].request
         decision.request = envelope.envelope_digest(signed)
-        words = member_tables.request_in_words(signed)
-        confirm(yes, lambda: f"{words}. {'Consent, and do it?' if decision.consent else 'Refuse or withdraw it?'}")
+        text = member_tables.request_in_words(signed)
+        confirm(yes, lambda: f"{text}. {'Consent, and do it?' if decision.consent else 'Refuse or withdraw it?'}")
         answer = officer.stub.DecideRequest(v1.DecideRequestRequest(decision=officer.sign(decision)))
     done = "done" if decision.consent else admin_messages.name_of(answer.request, "state").lower()
-    show(as_json, answer, f"{words}: {done}")
+    show(as_json, answer, f"{text}: {done}")

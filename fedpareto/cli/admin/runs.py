@@ -171,9 +171,9 @@ def stop(stub: "AdminStub", run: RunName, reason: Reason = "", yes: Yes = False)
     """Stop a run for good. Its last model can still be exported."""
 
     def question() -> str:
-        found = stub.GetRun(v1.GetRunRequest(run=run)).run
-        done = f"{found.rounds_done} of {counted(found.rounds_total, 'round')} done"
-        return f"End {found.name} ({found.run_id}), {done}? It cannot go on afterwards."
+        present = stub.GetRun(v1.GetRunRequest(run=run)).run
+        done = f"{present.rounds_done} of {counted(present.rounds_total, 'round')} done"
+        return f"End {present.name} ({present.run_id}), {done}? It cannot go on afterwards."
 
     confirm(yes, question)
     response = stub.StopRun(v1.StopRunRequest(run=run, reason=reason))
@@ -198,27 +198,27 @@ def _follow(stub: "AdminStub", run: str, as_json: bool) -> None:
     from federation.v1.common_pb2 import RunState
     from fedpareto.cli.admin import watch as watching
 
-    found = v1.Run()
+    run_state = v1.Run()
     try:
         if as_json:
-            told = watching.messages(stub, run, lambda words: typer.echo(words, err=True))
-            for message in watching.changes(told):
+            messages = watching.messages(stub, run, lambda text: typer.echo(text, err=True))
+            for message in watching.changes(messages):
                 typer.echo(document.line(message))
-                found = message.run
+                run_state = message.run
         else:
-            found = watching.show(stub, run, tables.console())
+            run_state = watching.show(stub, run, tables.console())
     except KeyboardInterrupt:
         typer.echo(f"\nThe run goes on. Follow it again: fedpareto admin watch {run}", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    if found.state != RunState.RUN_STATE_COMPLETED:
-        state = f"{admin_messages.name_of(found, 'state')} {found.reason}".strip()
-        raise CommandFailure(f"run {found.run_id} did not complete: {state}")
+    if run_state.state != RunState.RUN_STATE_COMPLETED:
+        state = f"{admin_messages.name_of(run_state, 'state')} {run_state.reason}".strip()
+        raise CommandFailure(f"run {run_state.run_id} did not complete: {state}")
     if not as_json:
-        typer.echo(f"completed; its model: fedpareto admin export {found.run_id} --out model.safetensors", err=True)
-    if silent := participation_table.silent(found):
-        who = "; ".join(map(participation_table.said, silent))
-        asked = counted(len(participation_table.asked_last(found)), "member")
-        raise CommandFailure(f"{len(silent)} of {asked} failed in the last round: {who}")
+        typer.echo(f"completed; its model: fedpareto admin export {run_state.run_id} --out model.safetensors", err=True)
+    if silent := participation_table.silent(run_state):
+        failures = "; ".join(map(participation_table.said, silent))
+        asked = counted(len(participation_table.asked_last(run_state)), "member")
+        raise CommandFailure(f"{len(silent)} of {asked} failed in the last round: {failures}")
 
 
 @command()
@@ -242,11 +242,11 @@ def compare(
     """
     if len(runs) < 2:
         raise CommandFailure("name two runs or more: fedpareto admin compare RUN RUN", code=USAGE)
-    found = []
+    read_runs = []
     for run in runs:
         response = stub.GetRun(v1.GetRunRequest(run=run))
-        found.append((response.run, admin_messages.whole(stub.ListRounds, v1.ListRoundsRequest(run=run)).rounds))
-    table = metric_tables.comparison(found)
+        read_runs.append((response.run, admin_messages.whole(stub.ListRounds, v1.ListRoundsRequest(run=run)).rounds))
+    table = metric_tables.comparison(read_runs)
     return table, lambda: metric_tables.compared(table)
 
 
@@ -261,10 +261,10 @@ def show_round(
     That is: its phases and objectives, every client's part, the cosines between their updates.
     """
     response = stub.GetRound(v1.GetRoundRequest(run=run, round=number))
-    found = document.document(response)
-    for matrix in filter(None, (found, found["objectives"])):
+    round_document = document.document(response)
+    for matrix in filter(None, (round_document, round_document["objectives"])):
         matrix["cosines"] = _square(matrix["cosines"])
-    return found, lambda: round_tables.round_(response)
+    return round_document, lambda: round_tables.round_(response)
 
 
 def _square(values: list[float]) -> list[list[float]]:
@@ -284,10 +284,10 @@ def replies(
 
     --json has the signed envelopes.
     """
-    found = v1.ListRepliesResponse()
-    for some in stub.ListReplies(v1.ListRepliesRequest(run=run, round=number, client_id=client)):
-        found.MergeFrom(some)
-    return found, lambda: envelope_lines.replies(found.replies)
+    collected = v1.ListRepliesResponse()
+    for page in stub.ListReplies(v1.ListRepliesRequest(run=run, round=number, client_id=client)):
+        collected.MergeFrom(page)
+    return collected, lambda: envelope_lines.replies(collected.replies)
 
 
 @app.command()
@@ -319,9 +319,9 @@ def export(
     with connected(context, home) as stub:
         by = v1.BestBy(metric=best, of=of, split=split) if best else None
         saved = download.save(stub.ExportModel(v1.ExportModelRequest(run=run, round=number, best=by)), out)
-    found: dict[str, Any] = {"file": str(out), "digest": saved.digest, "size": saved.size}
-    words = f"{out}: {saved.size:,} bytes, {saved.digest}"
+    saved_document: dict[str, Any] = {"file": str(out), "digest": saved.digest, "size": saved.size}
+    message = f"{out}: {saved.size:,} bytes, {saved.digest}"
     if saved.best is not None:
-        found |= {"round": saved.best.round, "value": saved.best.value}
-        words += f"; round {saved.best.round}, {split} {best} ({of}) = {saved.best.value:.6g}"
-    show(as_json, found, words)
+        saved_document |= {"round": saved.best.round, "value": saved.best.value}
+        message += f"; round {saved.best.round}, {split} {best} ({of}) = {saved.best.value:.6g}"
+    show(as_json, saved_document, message)

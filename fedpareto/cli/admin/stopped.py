@@ -23,7 +23,7 @@ from storage.faults import explain_fault
 
 @contextmanager
 def reading(centre: Path) -> Iterator[Callable[..., Any]]:
-    """The calls of the Admin service on the record in a coordinator's directory, as `admin_line.Line.call` makes them.
+    """The calls of the Admin service on the record in a coordinator's directory, as `AdminSession.call` makes them.
 
     Raises:
         Failure: the record cannot be read, or a call inside fails or needs a coordinator that serves.
@@ -52,7 +52,7 @@ class _Calls:
         self._runner = runner
 
     def call(self, kind: str, method: str, *, response_deserializer: Callable[[bytes], Any], **_: Any) -> Any:
-        """A function that makes a call; arguments as of `admin_line.Line.call`."""
+        """A function that makes a call; arguments as of `AdminSession.call`."""
         name = method.rpartition("/")[2]
         answer = getattr(self._record, name, None)
 

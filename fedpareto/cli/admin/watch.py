@@ -1,4 +1,4 @@
-"""Following a run: its rounds as they end, and the open phase with the members that it waits for."""
+"""Follows a run: its rounds as they end, and the open phase with the members that it waits for."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -35,7 +35,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0  # seconds between two attempts to reac
 
 _ENDED_ROUNDS = (RoundState.ROUND_STATE_COMPLETED, RoundState.ROUND_STATE_SKIPPED)
 _ENDED_RUNS = (RunState.RUN_STATE_COMPLETED, RunState.RUN_STATE_FAILED, RunState.RUN_STATE_STOPPED)
-_RESTARTING = ("UNAVAILABLE", "CANCELLED")  # what a call ends with when its coordinator stops, or does not answer
+_RESTARTING = ("UNAVAILABLE", "CANCELLED")  # the status of a call whose coordinator stops or does not answer
 
 
 def row(summary: RoundSummary) -> Text:
@@ -65,13 +65,13 @@ def status(message: WatchRunResponse, late: float = 0.0) -> Text:
 
 
 def _phase(phase: PhaseProgress, left: float) -> str:
-    words = f"round {phase.round}: {phase.kind}, {phase.replied} of {phase.asked} replied, {formatting.span(left)} left"
+    text = f"round {phase.round}: {phase.kind}, {phase.replied} of {phase.asked} replied, {formatting.span(left)} left"
     if not phase.outstanding:
-        return words
-    names = ", ".join(_waited_for(one) for one in phase.outstanding[:NAMED])
+        return text
+    names = ", ".join(_waited_for(member) for member in phase.outstanding[:NAMED])
     more = f" and {len(phase.outstanding) - NAMED} more" if len(phase.outstanding) > NAMED else ""
-    since = min(one.asked.ToNanoseconds() for one in phase.outstanding)
-    return f"{words}; waiting since {_clock(since)} for {names}{more}"
+    since = min(member.asked.ToNanoseconds() for member in phase.outstanding)
+    return f"{text}; waiting since {_clock(since)} for {names}{more}"
 
 
 def _waited_for(member: Outstanding) -> str:
@@ -87,14 +87,14 @@ def _clock(nanoseconds: int) -> str:
 
 
 def messages(stub: AdminStub, run: str, tell: Callable[[str], None]) -> Iterator[WatchRunResponse]:
-    """The messages of a run until it ends, across restarts of the coordinator, of which `tell` is told.
+    """The messages of a run until it ends, also across restarts of the coordinator; `tell` reports these.
 
     Raises:
         grpc.RpcError: the coordinator refuses, or it did not answer the first call.
     """
     begun, lost, pause = False, False, _FIRST_PAUSE
     while True:
-        why = "the coordinator ended the call"
+        reason = "the coordinator ended the call"
         call = stub.WatchRun(WatchRunRequest(run=run))
         try:
             for message in call:
@@ -110,11 +110,11 @@ def messages(stub: AdminStub, run: str, tell: Callable[[str], None]) -> Iterator
             expired = refusal.reason == "certificate-expired"  # the next call begins with a login
             if not begun or not (expired or refusal.status in _RESTARTING):
                 raise
-            why = refusal.message
+            reason = refusal.message
         finally:
             call.cancel()
         if not lost:
-            tell(f"lost the coordinator, trying again until it answers (Ctrl-C ends this): {escaped(why)}")
+            tell(f"lost the coordinator, trying again until it answers (Ctrl-C ends this): {escaped(reason)}")
             lost = True
         time.sleep(pause)  # the coordinator may be restarting; longer each time, so as not to load it
         pause = min(2 * pause, _LONGEST_PAUSE)
@@ -124,16 +124,16 @@ def changes(messages: Iterable[WatchRunResponse]) -> Iterator[WatchRunResponse]:
     """The messages in which more than the time has changed."""
     before = None
     for message in messages:
-        told = WatchRunResponse()
-        told.CopyFrom(message)
-        told.ClearField("now")
-        for member in told.phase.outstanding if told.HasField("phase") else ():
+        compared = WatchRunResponse()
+        compared.CopyFrom(message)
+        compared.ClearField("now")
+        for member in compared.phase.outstanding if compared.HasField("phase") else ():
             if member.attending:
-                member.ClearField("last_seen")  # changes with every sign of life
-        # Members and warnings are told with a round's end, and not repeated after it.
-        del told.run.members[:], told.run.warnings[:]
-        if told != before:
-            before = told
+                member.ClearField("last_seen")  # changes with every message of the member
+        # Members and warnings come with the end of a round only.
+        del compared.run.members[:], compared.run.warnings[:]
+        if compared != before:
+            before = compared
             yield message
 
 
@@ -145,25 +145,25 @@ class _Screen:
         self._console = console
         self._shown = -1  # the last round that has a line
         self._warned: set[tuple[int, str]] = set()
-        self._said: dict[str, str] = {}  # the last failure of each member
-        self._complete = False  # whether every ended round before the next message has been looked for
+        self._last_failures: dict[str, str] = {}  # the last failure of each member
+        self._complete = False  # True once all rounds that ended before the next message were listed
 
     def print(self, line: Text) -> None:
         """Prints a line."""
         self._console.print(line, soft_wrap=not self._console.is_terminal)
 
     def gap(self) -> None:
-        """Notes that rounds may have ended without an message."""
+        """Notes that rounds may have ended without a message."""
         self._complete = False
 
     def show(self, message: WatchRunResponse) -> bool:
-        """Prints rounds that have ended, with failures and new warnings; True if it printed a round."""
+        """Prints the rounds that have ended, with failures and new warnings. True if it printed a round."""
         run, before = message.run, self._shown
         rounds = [message.ended] if message.HasField("ended") else []
-        if not self._complete:  # asked for once the stream has begun, so that no round falls between the two
+        if not self._complete:  # listed once the stream has begun, so that no round is missed
             missed = _ended_rounds(self._stub, run.run_id)
             if missed is None:
-                return False  # the coordinator has stopped again; asked for at the next message
+                return False  # the coordinator has stopped again; listed at the next message
             rounds, self._complete = [*missed, *rounds], True
         for summary in rounds:
             if summary.round > self._shown:
@@ -177,11 +177,11 @@ class _Screen:
     def _failures(self, summaries: Iterable[MemberSummary]) -> None:
         for member in summaries:
             failed = member.last_reason and member.last_reason_round == member.last_round == self._shown
-            words = participation_table.said(member) if failed else ""
-            if words and words != self._said.get(member.client_id):
-                self.print(Text(f"{'':>6}  {words}", style="yellow"))
+            text = participation_table.said(member) if failed else ""
+            if text and text != self._last_failures.get(member.client_id):
+                self.print(Text(f"{'':>6}  {text}", style="yellow"))
             if member.last_round == self._shown:
-                self._said[member.client_id] = words
+                self._last_failures[member.client_id] = text
 
     def _warnings(self, run: Run) -> None:
         kinds = [(warning.kind, warning.client_id) for warning in run.warnings]
@@ -200,9 +200,9 @@ def show(stub: AdminStub, run_id: str, console: Console, *, quiet_seconds: float
     console.print(Text(HEADER, style="bold"))
     screen = _Screen(stub, console)
 
-    def tell(words: str) -> None:
+    def tell(text: str) -> None:
         screen.gap()
-        screen.print(Text(words, style="yellow"))
+        screen.print(Text(text, style="yellow"))
 
     follow = _follow_live if console.is_terminal else _follow_in_lines
     run = follow(messages(stub, run_id, tell), screen, console, quiet_seconds)
@@ -219,9 +219,9 @@ def _follow_live(messages: Iterable[WatchRunResponse], screen: _Screen, console:
         return status(message, time.monotonic() - arrived) if message.run.run_id else Text()
 
     with Live(console=console, transient=True, refresh_per_second=4, get_renderable=now):
-        for told in messages:
-            screen.show(told)
-            message, arrived = told, time.monotonic()
+        for newer in messages:
+            screen.show(newer)
+            message, arrived = newer, time.monotonic()
     return message.run
 
 

@@ -1,6 +1,6 @@
-"""Text of others on the administrator's screen: every string that a coordinator sends is escaped on arrival.
+"""Safe text on the administrator's screen: every string that a coordinator sends is escaped on arrival.
 
-Responses hold words of members and of other operators: names of devices and metrics, reasons, specifications.
+Responses hold text of members and of other operators: names of devices and metrics, reasons, specifications.
 """
 
 from collections.abc import Callable
@@ -22,9 +22,9 @@ _DOCUMENTS = frozenset({"federation.v1.Run.spec"})  # text of several lines, whi
 
 
 def escaping_stub(call: Callable[..., Any]) -> AdminStub:
-    """The Admin service over a line; the strings in its responses hold no control characters.
+    """The Admin service over a session; the strings in its responses hold no control characters.
 
-    `call` is `fedpareto.cli.admin.admin_session.Line.call`.
+    `call` is `fedpareto.cli.admin.admin_session.AdminSession.call`.
     """
     kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
     calls = SimpleNamespace(**{kind: partial(_escaping_call, partial(call, kind)) for kind in kinds})
@@ -49,7 +49,7 @@ def make_safe(message: Message) -> None:
         if field.type == FieldDescriptor.TYPE_STRING:
             shown = escaped_lines if field.full_name in _DOCUMENTS else escaped
             if field.is_repeated:
-                value[:] = [shown(one, LIMIT) for one in value]
+                value[:] = [shown(text, LIMIT) for text in value]
             else:
                 setattr(message, field.name, shown(value, LIMIT))
         elif field.message_type is not None:
