@@ -61,7 +61,7 @@ def choices(
     processes: int = 1,
     code: Sequence[Path] = (),
 ) -> "dict[str, TrainerChoice]":
-    """What the owner names in place of the tasks' own trainers.
+    """The trainers that the owner names in place of the tasks' own.
 
     With several processes, a task without a command of its own is trained by these. `code` is where they find the
     owner's code.
@@ -72,8 +72,8 @@ def choices(
     from federation.training.trainers import TrainerChoice
 
     named, started = by_task("--trainer", names or (), tasks), by_task("--trainer-command", commands or (), tasks)
-    if both := sorted(named.keys() & started.keys()):
-        raise CommandFailure(f"{both[0]}: choose one of --trainer and --trainer-command", code=USAGE)
+    if twice := sorted(named.keys() & started.keys()):
+        raise CommandFailure(f"{twice[0]}: choose one of --trainer and --trainer-command", code=USAGE)
     if processes > 1:
         together = {task: torchrun(processes, named.pop(task, ""), code) for task in tasks if task not in started}
         started |= together
@@ -87,7 +87,7 @@ def torchrun(processes: int, name: str, code: Sequence[Path]) -> str:
     """The command that starts these processes of a trainer."""
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     served = ["-m", "fedpareto", "worker", "trainer", *([name] if name else [])]
-    return shlex.join([*start, *served, *(part for place in code for part in ("--code", str(place)))])
+    return shlex.join([*start, *served, *(part for directory in code for part in ("--code", str(directory)))])
 
 
 def trainer_command(

@@ -73,7 +73,7 @@ def doctor_command(
     source, trainers = DataSource(data, dealt, download), choices(trainer, trainer_command, trainer_silence, task or [])
     findings = []
     for finding in chain(
-        _way(home, address, passphrase_file, proxy), _train(home, task or [], source, device, trainers)
+        _check_connection(home, address, passphrase_file, proxy), _train(home, task or [], source, device, trainers)
     ):
         findings.append(finding)
         if not as_json:
@@ -85,8 +85,10 @@ def doctor_command(
         raise CommandFailure(f"{failed} of {len(findings)} checks failed")
 
 
-def _way(home: Path, address: str | None, passphrase_file: Path | None, proxy: str | None) -> "Iterator[Finding]":
-    """Checks the membership and the way to the coordinator, or only the way to an address."""
+def _check_connection(
+    home: Path, address: str | None, passphrase_file: Path | None, proxy: str | None
+) -> "Iterator[Finding]":
+    """Checks the membership and the connection to the coordinator, or only that to an address."""
     from federation.findings import Finding
     from worker import doctor
 
@@ -95,18 +97,18 @@ def _way(home: Path, address: str | None, passphrase_file: Path | None, proxy: s
         yield Finding.skipped("coordinator", "only members are let in: join first")
     else:
         try:
-            with membership(home, passphrase_file) as (place, member, _):
+            with membership(home, passphrase_file) as (worker_home, member, _):
                 pass
         except CommandFailure as failure:
             yield Finding.failed(
                 "membership", f"{failure.message}; before that, check the way with --address HOST:PORT"
             )
         else:
-            yield from _reach(place, replace(member, proxy=proxy_for(member.address, proxy)))
+            yield from _check_as_member(worker_home, replace(member, proxy=proxy_for(member.address, proxy)))
 
 
-def _reach(place: "WorkerHome", member: "MemberFiles") -> "Iterator[Finding]":
-    """Checks everything from the certificate to the coordinator; what comes after a failure is skipped."""
+def _check_as_member(worker_home: "WorkerHome", member: "MemberFiles") -> "Iterator[Finding]":
+    """Checks everything from the certificate to the coordinator; skips the checks after a failure."""
     from federation.findings import CheckOutcome, Finding
     from worker import doctor
 
@@ -122,7 +124,9 @@ def _reach(place: "WorkerHome", member: "MemberFiles") -> "Iterator[Finding]":
         fine = coordinator.outcome is CheckOutcome.OK
     else:
         yield Finding.skipped("coordinator", "first repair what failed above")
-    yield doctor.check_clock(place, member) if fine else Finding.skipped("clock", "the coordinator tells the time")
+    yield (
+        doctor.check_clock(worker_home, member) if fine else Finding.skipped("clock", "the coordinator tells the time")
+    )
 
 
 def _train(

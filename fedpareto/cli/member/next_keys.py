@@ -18,9 +18,9 @@ def renew_command(
     """Get the next certificate of a worker that does not run. One that runs renews its own."""
     from worker.line.renewal import RenewalError, next_certificate, save
 
-    with failing(RenewalError), connecting(home, passphrase_file, proxy) as (place, old, passphrase):
+    with failing(RenewalError), connecting(home, passphrase_file, proxy) as (worker_home, old, passphrase):
         member = next_certificate(old)
-        save(place, member, passphrase)
+        save(worker_home, member, passphrase)
     answer(
         as_json,
         {"client_id": member.client_id, "certificate_expires": member.not_after.isoformat()},
@@ -46,9 +46,9 @@ def rotate_key_command(
 
     with (
         failing(rotation.RotationError, RosterError),
-        connecting(home, passphrase_file, proxy) as (place, old, passphrase),
+        connecting(home, passphrase_file, proxy) as (worker_home, old, passphrase),
     ):
-        rotated = rotation.rotate_key(place, old, passphrase=passphrase, now=datetime.now(UTC))
+        rotated = rotation.rotate_key(worker_home, old, passphrase=passphrase, now=datetime.now(UTC))
     key = rotated.member.signing_key.public_key().public_bytes_raw().hex()
     answer(
         as_json,

@@ -25,20 +25,20 @@ def export_command(
     from worker.home import WorkerHome, WorkerHomeError
     from worker.work.kept import kept_state
 
-    place = WorkerHome(home)
+    worker_home = WorkerHome(home)
     with failing(WorkerHomeError):
-        place.require_joined()
-    kept = kept_state(place.kept, run)
+        worker_home.require_joined()
+    kept = kept_state(worker_home.kept, run)
     rounds = kept.rounds()
     nothing = CommandFailure(f"{home} keeps no personal parameters of a run {run!r}")
     if not rounds:
         raise nothing
     path = kept.path(rounds[-1])
     try:
-        found, vector = read_vector(path)
+        stored, vector = read_vector(path)
     except Refusal as refusal:
         raise CommandFailure(f"{path} is damaged: {refusal.message}") from None
-    personal = tuple(tensor for tensor in found.tensors if not tensor.name.startswith(RESIDUAL))
+    personal = tuple(tensor for tensor in stored.tensors if not tensor.name.startswith(RESIDUAL))
     if not personal:
         raise nothing
     layout = Layout(personal)

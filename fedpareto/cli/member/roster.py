@@ -40,17 +40,17 @@ def card(
     from federation.trust.key_chain import read_rotations
     from worker.site.roster import Card
 
-    with membership(home, passphrase_file) as (place, member, _):
+    with membership(home, passphrase_file) as (worker_home, member, _):
         old_key = None
         if old_home is not None:
             with membership(old_home, passphrase_file) as (_, before, _):
                 if (before.federation_id, before.client_id) != (member.federation_id, member.client_id):
                     raise CommandFailure(f"{old_home} is the directory of {before.client_id} of {before.federation_id}")
                 old_key = before.signing_key
-        made = Card.of(member, read_rotations(place.own_rotations), old_key)
-    document = {"federation_id": made.federation_id, "client_id": made.client_id, "key": made.key.hex()}
-    title = f"# The card of {made.client_id}, not secret. The cards of all members, one after the other, are a roster."
-    answer(as_json, {**document, "card": made.text()}, title, made.text())
+        entry = Card.of(member, read_rotations(worker_home.own_rotations), old_key)
+    document = {"federation_id": entry.federation_id, "client_id": entry.client_id, "key": entry.key.hex()}
+    title = f"# The card of {entry.client_id}, not secret. The cards of all members, one after the other, are a roster."
+    answer(as_json, {**document, "card": entry.text()}, title, entry.text())
 
 
 @app.command()
@@ -75,27 +75,29 @@ def pin(
     """
     from worker.site.roster import RosterError, changes, pinned_roster, read_roster
 
-    with failing(RosterError), membership(home, passphrase_file) as (place, member, _):
+    with failing(RosterError), membership(home, passphrase_file) as (worker_home, member, _):
         new = read_roster(file, member)
-        found = changes(pinned_roster(place.roster, member), new)
+        differences = changes(pinned_roster(worker_home.roster, member), new)
         accepted = set(replace or ())
-        if unknown := sorted(accepted - set(found.unsigned)):
+        if unknown := sorted(accepted - set(differences.unsigned)):
             raise CommandFailure(f"--replace {unknown[0]}: its key does not change without a signature", code=USAGE)
-        if unsigned := sorted(set(found.unsigned) - accepted):
+        if unsigned := sorted(set(differences.unsigned) - accepted):
             raise CommandFailure(
                 f"{unsigned[0]} has another key than in the pinned roster, and its old key has not signed the new one. "
                 "Call its owner. If the owner still has the old directory, ask for a card made with --old-home; if "
                 f"not, and the owner reads you the same new key, give --replace {unsigned[0]}"
             )
         if not as_json:
-            for line in (*_members(new), *_changed(found)):
+            for line in (*_members(new), *_changed(differences)):
                 typer.echo(line)
-        if found:
+        if differences:
             _confirm(yes)
             with failing(OSError):
-                new.pin(place.roster)
-    words = "Pinned; a worker that runs takes it when it is started again." if found else "It is pinned already."
-    answer(as_json, {**_document(new), "changes": vars(found)}, words, _COMPARE)
+                new.pin(worker_home.roster)
+    message = (
+        "Pinned; a worker that runs takes it when it is started again." if differences else "It is pinned already."
+    )
+    answer(as_json, {**_document(new), "changes": vars(differences)}, message, _COMPARE)
 
 
 @app.command()
@@ -106,9 +108,9 @@ def show(
     from worker.site.policy import Policy, PolicyError
     from worker.site.roster import RosterError, pinned_roster
 
-    with failing(RosterError, PolicyError), membership(home, passphrase_file) as (place, member, _):
-        roster, policy = pinned_roster(place.roster, member), Policy.load(place.policy)
-        used = _used(place, policy)
+    with failing(RosterError, PolicyError), membership(home, passphrase_file) as (worker_home, member, _):
+        roster, policy = pinned_roster(worker_home.roster, member), Policy.load(worker_home.policy)
+        used = _used(worker_home, policy)
     lines = [
         f"{name}: {task['sessions']} of {task['sessions_allowed']} private rounds, {task['evaluations']} of "
         f"{task['evaluations_allowed']} evaluations"
@@ -120,13 +122,13 @@ def show(
         answer(as_json, {"roster": _document(roster), "tasks": used}, *_members(roster), *lines, _COMPARE)
 
 
-def _used(place: "WorkerHome", policy: "Policy") -> dict[str, dict[str, int]]:
-    """For each task that has been in a session or has a policy of its own: those of its data set, and the limits."""
+def _used(worker_home: "WorkerHome", policy: "Policy") -> dict[str, dict[str, int]]:
+    """The counted sessions and the limits of each task with sessions or with a policy of its own, by its data set."""
     from contextlib import closing
 
     from worker.site.round_ledger import RoundLedger
 
-    with closing(RoundLedger(place.rounds)) as ledger:
+    with closing(RoundLedger(worker_home.rounds)) as ledger:
         shared = policy.data_sets
         entries = {name: ledger.entries(shared.get(name, {name})) for name in {*policy.secure.tasks, *ledger.tasks()}}
     used = {}
@@ -156,16 +158,16 @@ def _members(roster: "Roster") -> Iterator[str]:
     yield f"Digest: {roster.digest}"
 
 
-def _changed(found: "Changes") -> Iterator[str]:
-    words = {
+def _changed(differences: "Changes") -> Iterator[str]:
+    labels = {
         "added": "new member",
         "removed": "no longer a member",
         "rotated": "new key, signed by the old one",
         "unsigned": "new key, NOT signed by the old one",
     }
-    for kind, names in vars(found).items():
+    for kind, names in vars(differences).items():
         for name in names:
-            yield f"{words[kind]}: {name}"
+            yield f"{labels[kind]}: {name}"
 
 
 def _confirm(yes: bool) -> None:

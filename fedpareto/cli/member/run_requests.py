@@ -32,19 +32,22 @@ def runs_command(
     from federation.text import escaped
 
     with _opened(home) as (file, policy):
-        found = file.runs(run)
-        documents = [_document(one, policy) for one in found]
-    if run and not found:
+        asked_runs = file.runs(run)
+        documents = [_document(asked_run, policy) for asked_run in asked_runs]
+    if run and not asked_runs:
         raise CommandFailure(f"no run {run!r} has asked this site: `fedpareto worker runs` lists those that have")
     lines = []
-    for one, told in zip(found, documents, strict=True):
-        reason = f", {told['reason']}: {told['message']}" if told["reason"] else ""
-        by = one.submitted_by or "nobody"
+    for asked_run, asked_document in zip(asked_runs, documents, strict=True):
+        reason = f", {asked_document['reason']}: {asked_document['message']}" if asked_document["reason"] else ""
+        by = asked_run.submitted_by or "nobody"
         lines.append(
-            escaped(f"{one.run} {one.name} ({one.task}, by {by}): {told['answer']}{reason}; specification {one.spec}")
+            escaped(
+                f"{asked_run.run} {asked_run.name} ({asked_run.task}, by {by}): {asked_document['answer']}{reason}; "
+                f"specification {asked_run.spec}"
+            )
         )
         if run:
-            lines += [escaped(line) for line in one.document.decode(errors="replace").splitlines()]
+            lines += [escaped(line) for line in asked_run.document.decode(errors="replace").splitlines()]
     answer(as_json, documents, *lines or ["no run has asked this site"])
 
 
@@ -76,7 +79,7 @@ def _decide(home: Path, name: str, owner: str, reason: str, *, as_json: bool) ->
     from federation.text import escaped
 
     with _opened(home) as (file, policy):
-        run = _one(file, name)
+        run = _named_run(file, name)
         decided = datetime.now(UTC)
         after = replace(run, owner=owner, words=reason[:400], decided=decided.isoformat())
         verdict = after.verdict(policy)
@@ -87,19 +90,21 @@ def _decide(home: Path, name: str, owner: str, reason: str, *, as_json: bool) ->
     answer(as_json, document, escaped(f"{owner}: run {run.run} ({run.name}) with the specification {run.spec}"))
 
 
-def _one(file: "RunsFile", name: str) -> "AskedRun":
-    """The run that the owner names, with the specification that asked last."""
-    found = file.runs(name)
-    if not found:
+def _named_run(file: "RunsFile", name: str) -> "AskedRun":
+    """The run with this id or name, with the specification that asked last."""
+    asked_runs = file.runs(name)
+    if not asked_runs:
         raise CommandFailure(f"no run {name!r} has asked this site: `fedpareto worker runs` lists those that have")
-    if len({one.run for one in found}) > 1:
-        raise CommandFailure(f"{name!r} is several runs ({', '.join(sorted({one.run for one in found}))}): give the id")
-    return found[-1]
+    if len({asked_run.run for asked_run in asked_runs}) > 1:
+        raise CommandFailure(
+            f"{name!r} is several runs ({', '.join(sorted({asked_run.run for asked_run in asked_runs}))}): give the id"
+        )
+    return asked_runs[-1]
 
 
 def _document(run: "AskedRun", policy: "Policy") -> dict[str, Any]:
-    told = {**asdict(run), **asdict(run.verdict(policy))}
-    return {**told, "document": run.document.decode(errors="replace")}
+    document = {**asdict(run), **asdict(run.verdict(policy))}
+    return {**document, "document": run.document.decode(errors="replace")}
 
 
 @contextmanager
@@ -108,11 +113,11 @@ def _opened(home: Path) -> "Iterator[tuple[RunsFile, Policy]]":
     from worker.site.asked_runs import RunsFile
     from worker.site.policy import Policy, PolicyError
 
-    place = WorkerHome(home)
+    worker_home = WorkerHome(home)
     with failing(WorkerHomeError, PolicyError, OSError):
-        place.require_joined()
-        policy = Policy.load(place.policy)
-        file = RunsFile(place.runs)
+        worker_home.require_joined()
+        policy = Policy.load(worker_home.policy)
+        file = RunsFile(worker_home.runs)
         try:
             yield file, policy
         finally:

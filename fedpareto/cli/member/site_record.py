@@ -35,21 +35,21 @@ def receipts_command(
     """List, verify and compare receipts of assignments and replies."""
     from worker.receipts import ReceiptsError, disagreements, read_receipts
 
-    with failing(ReceiptsError), membership(home, passphrase_file) as (place, member, _):
-        ours = read_receipts(place.receipts, member.coordinator.chain) if place.receipts.exists() else []
+    with failing(ReceiptsError), membership(home, passphrase_file) as (worker_home, member, _):
+        ours = read_receipts(worker_home.receipts, member.coordinator.chain) if worker_home.receipts.exists() else []
         theirs = read_receipts(compare, member.coordinator.chain) if compare is not None else []
     if compare is None:
         answer(as_json, [asdict(receipt) for receipt in ours], *_lines(ours))
         return
-    both = {receipt.occasion for receipt in ours} & {receipt.occasion for receipt in theirs}
-    found = disagreements(ours, theirs)
+    shared = {receipt.occasion for receipt in ours} & {receipt.occasion for receipt in theirs}
+    pairs = disagreements(ours, theirs)
     answer(
         as_json,
-        {"compared": len(both), "disagreements": [{"ours": asdict(a), "theirs": asdict(b)} for a, b in found]},
-        *_lines([receipt for pair in found for receipt in pair]),
-        f"{counted(len(both), 'occasion')} compared, with {counted(len(found), 'disagreement')}",
+        {"compared": len(shared), "disagreements": [{"ours": asdict(a), "theirs": asdict(b)} for a, b in pairs]},
+        *_lines([receipt for pair in pairs for receipt in pair]),
+        f"{counted(len(shared), 'occasion')} compared, with {counted(len(pairs), 'disagreement')}",
     )
-    if found:
+    if pairs:
         raise CommandFailure(
             "the coordinator gave two members different models or steps: keep both files, and inform all members"
         )
@@ -77,19 +77,29 @@ def log_command(
     from fedpareto.formatting import size
     from worker.receipts import ReceiptsError, read_receipts
 
-    with failing(ReceiptsError), membership(home, passphrase_file) as (place, member, _):
-        receipts = read_receipts(place.receipts, member.coordinator.chain) if place.receipts.exists() else []
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for one in receipts:
-        run, number, _ = one.occasion
-        entry = found.setdefault(
-            (run, one.kind),
-            {"run": run, "task": one.task, "kind": one.kind, "rounds": set(), "accepted": 0, "refused": 0, "bytes": 0},
+    with failing(ReceiptsError), membership(home, passphrase_file) as (worker_home, member, _):
+        receipts = (
+            read_receipts(worker_home.receipts, member.coordinator.chain) if worker_home.receipts.exists() else []
+        )
+    entries_by_kind: dict[tuple[str, str], dict[str, Any]] = {}
+    for receipt in receipts:
+        run, number, _ = receipt.occasion
+        entry = entries_by_kind.setdefault(
+            (run, receipt.kind),
+            {
+                "run": run,
+                "task": receipt.task,
+                "kind": receipt.kind,
+                "rounds": set(),
+                "accepted": 0,
+                "refused": 0,
+                "bytes": 0,
+            },
         )
         entry["rounds"].add(number)
-        entry["accepted" if one.accepted else "refused"] += 1
-        entry["bytes"] += one.payload_bytes
-    entries = [{**entry, "rounds": len(entry["rounds"])} for entry in found.values()]
+        entry["accepted" if receipt.accepted else "refused"] += 1
+        entry["bytes"] += receipt.payload_bytes
+    entries = [{**entry, "rounds": len(entry["rounds"])} for entry in entries_by_kind.values()]
     if as_json:
         answer(True, entries)
         return
@@ -132,26 +142,28 @@ def verify_command(
     from worker.site.policy import PolicyError
 
     problems, missing = [], list[str]()
-    with failing(ReceiptsError), membership(home, passphrase_file) as (place, member, _):
-        receipts = read_receipts(place.receipts, member.coordinator.chain) if place.receipts.exists() else []
+    with failing(ReceiptsError), membership(home, passphrase_file) as (worker_home, member, _):
+        receipts = (
+            read_receipts(worker_home.receipts, member.coordinator.chain) if worker_home.receipts.exists() else []
+        )
     with failing(OSError, BundleError, WorkerHomeError, PolicyError), BundleReader(file) as bundle:
         run_id = bundle.about.run_id
         held = [
             Held(
-                assignment_id=one.assignment_id, round=one.occasion[1], phase=one.occasion[2], accepted=one.accepted,
-                assignment=one.assignment, reply=one.reply, receipt=one.receipt,
+                assignment_id=receipt.assignment_id, round=receipt.occasion[1], phase=receipt.occasion[2],
+                accepted=receipt.accepted, assignment=receipt.assignment, reply=receipt.reply, receipt=receipt.receipt,
             )
-            for one in receipts
-            if one.occasion[0] == run_id
+            for receipt in receipts
+            if receipt.occasion[0] == run_id
         ]  # fmt: skip
-        found = list(fates(bundle, member.client_id, held))
-        problems += [f"round {one.round} phase {one.phase}: {one.wrong}" for one in found if one.wrong]
+        replies = list(fates(bundle, member.client_id, held))
+        problems += [f"round {reply.round} phase {reply.phase}: {reply.wrong}" for reply in replies if reply.wrong]
         try:
             opened = OpenedRun.of(bundle, fingerprint(load_certificate(member.ca)))
             for verified in opened.verify():
-                missing += [f"round {verified.number}: not verified, because {why}" for why in verified.missing]
-            if place.rounds.exists():
-                problems += private_problems(bundle, *_private_facts(place, member, opened.facts.spec))
+                missing += [f"round {verified.number}: not verified, because {reason}" for reason in verified.missing]
+            if worker_home.rounds.exists():
+                problems += private_problems(bundle, *_private_facts(worker_home, member, opened.facts.spec))
         except Wrong as error:
             problems.append(f"the record does not verify: {error}")
     document = {
@@ -159,30 +171,30 @@ def verify_command(
         "run": run_id,
         "client_id": member.client_id,
         "receipts": len(held),
-        "replies": [asdict(one) for one in found],
+        "replies": [asdict(reply) for reply in replies],
         "problems": problems,
         "missing": missing,
         "verified": not problems and not missing,
     }
-    answer(as_json, document, *_fate_lines(found), *map(escaped, missing))
+    answer(as_json, document, *_fate_lines(replies), *map(escaped, missing))
     if problems:
         raise CommandFailure("\n".join(escaped(problem) for problem in problems))
-    words = "nothing is wrong; the record could not be verified in full" if missing else "all of it was verified"
+    summary = "nothing is wrong; the record could not be verified in full" if missing else "all of it was verified"
     if not as_json:
-        typer.echo(f"{counted(len(held), 'receipt')} of run {escaped(run_id)} compared with {file}: {words}")
+        typer.echo(f"{counted(len(held), 'receipt')} of run {escaped(run_id)} compared with {file}: {summary}")
     if missing:
         raise typer.Exit(NOT_VERIFIED)
 
 
 def _private_facts(
-    place: "WorkerHome", member: "MemberFiles", spec: "RunSpec"
+    worker_home: "WorkerHome", member: "MemberFiles", spec: "RunSpec"
 ) -> "tuple[Sequence[SessionEntry], Owner, RunSpec]":
-    """The private rounds that count at this site, and what its owner requires of them."""
+    """The private rounds that count at this site, and its owner's requirements for them."""
     from federation.work.secure.orders import Owner
     from worker.site.policy import Policy
     from worker.site.round_ledger import RoundLedger
 
-    policy, ledger = Policy.load(place.policy), RoundLedger(place.rounds)
+    policy, ledger = Policy.load(worker_home.policy), RoundLedger(worker_home.rounds)
     try:
         entries = ledger.entries(ledger.tasks())
     finally:
@@ -190,8 +202,8 @@ def _private_facts(
     return entries, Owner(member.client_id, policy.secure.of(spec.task).effective_members or 0.0), spec
 
 
-def _fate_lines(found: "Sequence[Fate]") -> Iterator[str]:
-    for one in found:
-        weights = ", ".join(f"{value:.6g}" for value in one.coefficients)
-        words = one.words + (f" with the coefficient {weights}" if weights else "")
-        yield escaped(f"round {one.round} phase {one.phase} {one.kind}: {one.wrong or words}")
+def _fate_lines(replies: "Sequence[Fate]") -> Iterator[str]:
+    for reply in replies:
+        weights = ", ".join(f"{value:.6g}" for value in reply.coefficients)
+        text = reply.words + (f" with the coefficient {weights}" if weights else "")
+        yield escaped(f"round {reply.round} phase {reply.phase} {reply.kind}: {reply.wrong or text}")

@@ -36,31 +36,31 @@ def rehearse_round(
     with failing(DataError, ValueError, TrainingDiverged):
         offers, _ = prepare()
         for trainer in offers.values():
-            found = try_round(trainer, run)
-            for line in [json.dumps(asdict(found))] if as_json else lines(found):
+            trial = try_round(trainer, run)
+            for line in [json.dumps(asdict(trial))] if as_json else lines(trial):
                 typer.echo(line)
 
 
-def lines(found: "TrialRound") -> Iterator[str]:
+def lines(trial: "TrialRound") -> Iterator[str]:
     """A trial round in words."""
     from fedpareto import formatting
 
-    where = f" on {found.device}" if found.device else ""
+    location = f" on {trial.device}" if trial.device else ""
     yield (
-        f"{found.task}{where}: {found.samples} training samples, {found.parameters} shared parameters, "
-        f"{found.steps} steps a round"
+        f"{trial.task}{location}: {trial.samples} training samples, {trial.parameters} shared parameters, "
+        f"{trial.steps} steps a round"
     )
-    training, evaluation = formatting.seconds(found.training_seconds), formatting.seconds(found.evaluation_seconds)
+    training, evaluation = formatting.seconds(trial.training_seconds), formatting.seconds(trial.evaluation_seconds)
     yield f"  time: {training} to train, {evaluation} to evaluate"
-    gpu = "" if found.device_bytes is None else f", {formatting.size(found.device_bytes)} on the GPU"
-    memory = f"{formatting.size(found.memory_bytes)} in this process"
-    if found.trainer_bytes is None:
+    gpu = "" if trial.device_bytes is None else f", {formatting.size(trial.device_bytes)} on the GPU"
+    memory = f"{formatting.size(trial.memory_bytes)} in this process"
+    if trial.trainer_bytes is None:
         yield f"  memory: {memory}, with the data{gpu}"
     else:
-        largest = formatting.size(found.trainer_bytes)
+        largest = formatting.size(trial.trainer_bytes)
         yield f"  memory: {memory}, at most {largest} in each process of the trainer on this machine, without GPUs"
     yield (
-        f"  bytes: {formatting.size(found.download_bytes)} down for the model, "
-        f"{formatting.size(found.upload_bytes)} up for an update with one row"
+        f"  bytes: {formatting.size(trial.download_bytes)} down for the model, "
+        f"{formatting.size(trial.upload_bytes)} up for an update with one row"
     )
     yield "  nothing was sent"

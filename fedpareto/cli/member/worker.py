@@ -80,17 +80,17 @@ def join(
 
     with failing(IdentityError, code=USAGE):
         decoded = JoinStringFields.decode(read_join_string(join_file, arguments or []))
-    way = proxy_for(decoded.address, proxy)
-    place = WorkerHome(home)
-    again = place.joined
+    proxy_in_use = proxy_for(decoded.address, proxy)
+    worker_home = WorkerHome(home)
+    again = worker_home.joined
     with failing(EnrollmentError, WorkerHomeError, IdentityError, OSError):
         if again:
-            with place.lock():
+            with worker_home.lock():
                 passphrase = passphrase_for(home / "signing.key", passphrase_file)
-                enrolled = join_again(place, decoded, passphrase=passphrase, proxy=way)
+                enrolled = join_again(worker_home, decoded, passphrase=passphrase, proxy=proxy_in_use)
         else:
             passphrase = new_passphrase(passphrase_file, ask=ask_passphrase)
-            enrolled = enroll(place, decoded, passphrase=passphrase, proxy=way)
+            enrolled = enroll(worker_home, decoded, passphrase=passphrase, proxy=proxy_in_use)
     member = enrolled.member
     document = {
         "federation_id": member.federation_id,
@@ -199,31 +199,31 @@ def run(
         source = DataSource(data, dealt, download, Loading(loader_workers, pin_memory))
         for name in sketch or ():
             load(name)
-    known = served(objectives, task)
+    served_objectives = served(objectives, task)
     trainers = choices(trainer, trainer_command, trainer_silence, task, processes=processes, code=code or ())
     tasks = list(dict.fromkeys(task))
     offered = partial(
-        prepare_offers, tasks, source, device=device, threads=threads, objectives=known, trainers=trainers
+        prepare_offers, tasks, source, device=device, threads=threads, objectives=served_objectives, trainers=trainers
     )
     if rehearse:
         rehearse_round(offered, spec, as_json=as_json)
         return
-    with failing(PolicyError), connecting(home, passphrase_file, proxy) as (place, held, passphrase):
-        policy = Policy.load(place.policy)
+    with failing(PolicyError), connecting(home, passphrase_file, proxy) as (worker_home, stored_member, passphrase):
+        policy = Policy.load(worker_home.policy)
         policy.must_allow(task)
         with failing(RotationError, RosterError):
-            member = end_rotation(place, held, passphrase=passphrase)
+            member = end_rotation(worker_home, stored_member, passphrase=passphrase)
         with failing(DataError, SpoolError, ValueError):
             attacker = None
             if rehearsal is not None:
-                met = Accomplices(accomplices, member.client_id) if accomplices is not None else None
-                attacker = Attacker(rehearsal, member.client_id, met)
-            offers, words = offered(attack=rehearsal, client_id=member.client_id)
+                shared_directory = Accomplices(accomplices, member.client_id) if accomplices is not None else None
+                attacker = Attacker(rehearsal, member.client_id, shared_directory)
+            offers, devices = offered(attack=rehearsal, client_id=member.client_id)
             worker = Worker(
-                home=place,
+                home=worker_home,
                 member=member,
                 offers=offers,
-                device=words,
+                device=devices,
                 events=Events(sys.stdout if as_json else None),
                 uniform=random.SystemRandom().uniform,
                 attacker=attacker,
@@ -259,13 +259,13 @@ def restored(
     from federation.text import escaped
     from worker.progress import accept_restore, pending_restore
 
-    with membership(home, passphrase_file) as (place, member, _):
-        pending = pending_restore(place.progress, member)
+    with membership(home, passphrase_file) as (worker_home, member, _):
+        pending = pending_restore(worker_home.progress, member)
     if pending is None:
         answer(as_json, {"pending": None, "accepted": False}, "no restore waits for you")
         return
     if accept:
-        accept_restore(place.accepted_restore, pending.digest)
+        accept_restore(worker_home.accepted_restore, pending.digest)
     answer(
         as_json,
         {"pending": {"restored": pending.made.isoformat(), "runs": pending.runs}, "accepted": accept},
@@ -287,22 +287,22 @@ def privacy(home: HomeOption = DEFAULT_HOME, as_json: JsonOption = False) -> Non
     from worker.site.policy import Policy, PolicyError
     from worker.site.privacy import spent
 
-    place = WorkerHome(home)
+    worker_home = WorkerHome(home)
     with failing(WorkerHomeError, PolicyError, AccountingError, OSError):
-        place.require_joined()
-        accounts = spent(place.privacy, Policy.load(place.policy).privacy)
+        worker_home.require_joined()
+        accounts = spent(worker_home.privacy, Policy.load(worker_home.policy).privacy)
     lines = []
-    for one in accounts:
-        budget = f" of {one.budget:g}" if one.budget is not None else ", without a budget"
+    for account in accounts:
+        budget = f" of {account.budget:g}" if account.budget is not None else ", without a budget"
         lines.append(
-            f"{one.data_set}: epsilon = {one.epsilon:.4g}{budget} (delta = {one.delta:g}; at most {one.bound:.4g} by "
-            f"Renyi differential privacy) in {counted(len(one.entries), 'training')}"
+            f"{account.data_set}: epsilon = {account.epsilon:.4g}{budget} (delta = {account.delta:g}; at most "
+            f"{account.bound:.4g} by Renyi differential privacy) in {counted(len(account.entries), 'training')}"
         )
-        for part in one.by_run:
+        for part in account.by_run:
             lines.append(
                 escaped(f"  run {part.run}: {counted(part.steps, 'step')}, noise {part.noise:g}, rate {part.rate:.4g}")
             )
-    answer(as_json, [asdict(one) for one in accounts], *lines or ["no training with noise is on record"])
+    answer(as_json, [asdict(account) for account in accounts], *lines or ["no training with noise is on record"])
 
 
 @app.command()
@@ -326,21 +326,23 @@ def membership(
     from federation.trust.member_files import MemberFiles
     from worker.home import WorkerHome, WorkerHomeError
 
-    place = WorkerHome(home)
+    worker_home = WorkerHome(home)
     with failing(WorkerHomeError, IdentityError, OSError):
-        place.require_joined()
-        with place.lock() if lock else nullcontext():
+        worker_home.require_joined()
+        with worker_home.lock() if lock else nullcontext():
             passphrase = passphrase_for(home / "tls.key", passphrase_file)
-            yield place, MemberFiles.load(home, passphrase), passphrase
+            yield worker_home, MemberFiles.load(home, passphrase), passphrase
 
 
 @contextmanager
 def connecting(
     home: Path, passphrase_file: Path | None, proxy: str | None
 ) -> "Iterator[tuple[WorkerHome, MemberFiles, bytes | None]]":
-    """As `membership`, for a command that calls the coordinator, through the proxy that the user or the site names."""
-    with membership(home, passphrase_file, lock=True) as (place, member, passphrase):
-        way = proxy_for(member.address, proxy)
-        if way is not None:
-            logging.getLogger("fedpareto.worker").info("the way to the coordinator is through the proxy %s", way)
-        yield place, replace(member, proxy=way), passphrase
+    """Like `membership`, for a command that calls the coordinator, through the proxy of the user or the site."""
+    with membership(home, passphrase_file, lock=True) as (worker_home, member, passphrase):
+        proxy_in_use = proxy_for(member.address, proxy)
+        if proxy_in_use is not None:
+            logging.getLogger("fedpareto.worker").info(
+                "the way to the coordinator is through the proxy %s", proxy_in_use
+            )
+        yield worker_home, replace(member, proxy=proxy_in_use), passphrase
