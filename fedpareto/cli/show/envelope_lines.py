@@ -1,4 +1,4 @@
-"""Signed envelopes: verified, or why not."""
+"""Signed envelopes: verified, or the reason why not."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -14,7 +14,7 @@ UNSIGNED = "unsigned"  # the reason of a reply of a simulated client
 
 
 def step(item: GetRoundResponse) -> Text:
-    """Whether the step of a round is the coordinator's."""
+    """The result of verifying the coordinator's signature of a step."""
     check = item.step_check
     if check.verified:
         return Text(f"verified, signed by the coordinator's key {short(check.key_id)}")
@@ -24,8 +24,8 @@ def step(item: GetRoundResponse) -> Text:
 def code(item: Code) -> Text:
     """The code that was used, such as "worst_first:WorstFirst, of example 1.0, file blake3:..."."""
     package = f"{item.package} {item.version}".strip()
-    words = (item.class_name, f"of {package}" if package else "", f"file {short(item.digest)}" if item.digest else "")
-    return Text(", ".join(filter(None, words)))
+    parts = (item.class_name, f"of {package}" if package else "", f"file {short(item.digest)}" if item.digest else "")
+    return Text(", ".join(filter(None, parts)))
 
 
 def tally(parts: Iterable[Participation]) -> Text:
@@ -33,9 +33,9 @@ def tally(parts: Iterable[Participation]) -> Text:
     checks = [check for part in parts for check in part.envelopes]
     if all(check.reason == UNSIGNED for check in checks):
         return Text("none is signed: the clients are simulated")
-    held = sum(check.verified for check in checks)
-    words = f"{held} of {len(checks)} verified: assignments, declines, replies and receipts of the clients below"
-    return Text(words, style="" if held == len(checks) else "red")
+    verified = sum(check.verified for check in checks)
+    text = f"{verified} of {len(checks)} verified: assignments, declines, replies and receipts of the clients below"
+    return Text(text, style="" if verified == len(checks) else "red")
 
 
 def signed_by(part: Participation) -> str:
@@ -56,7 +56,7 @@ def doubts(named: Sequence[tuple[str, Sequence[EnvelopeCheck]]]) -> Iterator[Tex
 
 
 def why_not(check: EnvelopeCheck) -> str:
-    """Why an envelope is not verified."""
+    """The reason why an envelope is not verified."""
     return f"not verified because {check.reason}: {check.message}"
 
 

@@ -25,9 +25,9 @@ _SOON = timedelta(days=1)  # a worker renews its certificate long before
 
 
 def clients(items: Iterable[Client], now: datetime) -> RenderableType:
-    """The members: state, last sign of life, tasks, and what is wrong at the time `now`."""
+    """The members: state, when last seen, tasks, and the problems at the time `now`."""
     table = new_table("client", "state", "last seen", "tasks (samples)", "what is wrong")
-    for client in sorted(items, key=lambda one: natural(one.client_id)):
+    for client in sorted(items, key=lambda client: natural(client.client_id)):
         table.add_row(
             client.client_id,
             state(name_of(client, "state")),
@@ -47,7 +47,7 @@ def _offered(client: Client) -> str:
 
 
 def _wrong(client: Client, now: datetime) -> Iterator[str]:
-    """What keeps a member from work, now or soon."""
+    """The problems that keep a member from work, now or soon."""
     name = name_of(client, "state")
     if name == "PENDING":
         yield f"waits for approval: fedpareto admin approve {client.client_id}"
@@ -128,14 +128,14 @@ def join_strings(items: Iterable[JoinString]) -> RenderableType:
 def administrators(items: Iterable[Administrator]) -> RenderableType:
     """Administrators."""
     table = new_table("administrator", "state", "roles", "last seen", "logged in until", "certificate")
-    for one in items:
+    for administrator in items:
         table.add_row(
-            one.name,
-            state("REVOKED" if one.HasField("revoked") else "ACTIVE"),
-            ", ".join(one.roles),
-            when(one, "last_seen")[:16],
-            when(one, "certificate_expires")[:16],
-            short(one.serial),
+            administrator.name,
+            state("REVOKED" if administrator.HasField("revoked") else "ACTIVE"),
+            ", ".join(administrator.roles),
+            when(administrator, "last_seen")[:16],
+            when(administrator, "certificate_expires")[:16],
+            short(administrator.serial),
         )
     return table
 
@@ -147,7 +147,7 @@ def request_name(request_id: str, *, whole: bool = False) -> str:
 
 
 def request_in_words(envelope: SignedEnvelope) -> str:
-    """What an officer has signed."""
+    """The request that an officer has signed, as text."""
     asked = _signed(envelope, RequestManifest())
     reason = f" ({asked.reason})" if asked.reason else ""
     return f"{asked.action} {asked.subject}{reason}, asked by {asked.officer}"
@@ -162,7 +162,7 @@ def _signed(envelope: SignedEnvelope, manifest: M) -> M:
 
 
 def requests(response: ListRequestsResponse) -> RenderableType:
-    """Requests, and what takes two officers."""
+    """Requests; without any, the actions that take two officers."""
     table = new_table("request", "state", "what", "open until", "decided by", "decided")
     for item in response.requests:
         asked, decision = _signed(item.request, RequestManifest()), _signed(item.decision, DecisionManifest())

@@ -29,7 +29,7 @@ def own_metrics(summary: RoundSummary) -> RenderableType:
 
 
 def members_at_the_end(stub: "AdminStub", run: Run) -> list[RenderableType]:
-    """As `members`, after the last evaluated round of a run."""
+    """The tables of `members` after the last evaluated round of a run."""
     if not own_names(run.latest.metrics):
         return []
     request = GetRoundRequest(run=run.run_id, round=run.latest.round)
@@ -37,13 +37,13 @@ def members_at_the_end(stub: "AdminStub", run: Run) -> list[RenderableType]:
 
 
 def members(parts: Sequence[Participation]) -> Iterator[RenderableType]:
-    """What each member measured in the task's metrics, on the first split of each that it evaluated."""
-    found = {part.client_id: own_values(part.evaluation) for part in parts}
-    names = sorted({name for values in found.values() for name in values})
+    """The task's metrics by member, each on the first split that the member evaluated."""
+    values_by_client = {part.client_id: own_values(part.evaluation) for part in parts}
+    names = sorted({name for values in values_by_client.values() for name in values})
     if not names:
         return
     table = new_table("client", *(f">{name}" for name in names[:_COLUMNS]))
-    for client, values in sorted(found.items(), key=lambda row: natural(row[0])):
+    for client, values in sorted(values_by_client.items(), key=lambda row: natural(row[0])):
         table.add_row(client, *(number(values.get(name, math.nan)) for name in names[:_COLUMNS]))
     yield table
     if more := names[_COLUMNS:]:
@@ -51,15 +51,15 @@ def members(parts: Sequence[Participation]) -> Iterator[RenderableType]:
 
 
 def comparison(runs: Sequence[tuple[Run, Sequence[RoundSummary]]]) -> dict[str, Any]:
-    """Several runs beside each other: their states, the numbers of the last evaluated round, and what they cost.
+    """Several runs beside each other: their states, the numbers of the last evaluated round, and their costs.
 
     A number that a run does not have is None.
     """
-    found = []
+    compared_runs = []
     for run, rounds in runs:
         latest = run.latest
         scores = {name: value for name, value in sorted(latest.metrics.items()) if math.isfinite(value)}
-        found.append(
+        compared_runs.append(
             {
                 "run": run.run_id,
                 "name": run.name,
@@ -75,16 +75,16 @@ def comparison(runs: Sequence[tuple[Run, Sequence[RoundSummary]]]) -> dict[str, 
                 "seconds": math.fsum(known(item.seconds for item in rounds)),
             }
         )
-    return {"runs": found}
+    return {"runs": compared_runs}
 
 
-def compared(found: Mapping[str, Any]) -> RenderableType:
-    """The same as a table: a column for each run, a row for each number."""
-    runs = found["runs"]
+def compared(comparison: Mapping[str, Any]) -> RenderableType:
+    """A comparison as a table: a column for each run, a row for each number."""
+    runs = comparison["runs"]
     table = new_table("", *(f">{run['name'][:NAME_WIDTH]}" for run in runs))
 
-    def row(title: str, words: Callable[[Any], Any]) -> None:
-        table.add_row(title, *(words(run) for run in runs))
+    def row(title: str, text: Callable[[Any], Any]) -> None:
+        table.add_row(title, *(text(run) for run in runs))
 
     row("run", lambda run: run["run"][:DIGITS])
     row("task", lambda run: run["task"])

@@ -36,8 +36,8 @@ def silent(run: Run) -> list[MemberSummary]:
 def said(member: MemberSummary) -> str:
     """A member's last failure in words: "site-c declined: failed: ..."."""
     outcome = name_of(member, "last_outcome").lower()
-    words = {"declined": "declined", "refused": "was refused", "missing": "did not reply"}.get(outcome, outcome)
-    return f"{member.client_id} {words}: {reason(member)}"
+    verb = {"declined": "declined", "refused": "was refused", "missing": "did not reply"}.get(outcome, outcome)
+    return f"{member.client_id} {verb}: {reason(member)}"
 
 
 def tally(member: MemberSummary) -> str:
@@ -54,6 +54,6 @@ def tally(member: MemberSummary) -> str:
 
 
 def reason(member: MemberSummary) -> str:
-    """Why its last reply did not come or count, cut to `REASON_WIDTH` characters."""
+    """The reason why its last reply did not come or count, cut to `REASON_WIDTH` characters."""
     text = member.last_reason
     return (text if len(text) <= REASON_WIDTH else f"{text[: REASON_WIDTH - 1]}…") or "no reason given"

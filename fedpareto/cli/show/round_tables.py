@@ -88,13 +88,13 @@ def round_(item: GetRoundResponse) -> RenderableType:
     if item.participations:
         head.add_row("envelopes", envelope_lines.tally(item.participations))
     for void in item.voided:
-        named = ", ".join(f"{one.client_id} ({one.reason})" for one in void.named)
-        words = f"{'paused' if void.paused else 'voided'}: {void.reason}" + (f"; named: {named}" if named else "")
-        head.add_row(f"attempt {void.attempt}", Text(words))
+        named = ", ".join(f"{client.client_id} ({client.reason})" for client in void.named)
+        outcome = f"{'paused' if void.paused else 'voided'}: {void.reason}" + (f"; named: {named}" if named else "")
+        head.add_row(f"attempt {void.attempt}", Text(outcome))
     for label, text in _private(item):
         head.add_row(label, text)
-    for one in item.not_asked:
-        head.add_row("not asked", Text(f"{one.client_id} {one.reason}", style="yellow"))
+    for client in item.not_asked:
+        head.add_row("not asked", Text(f"{client.client_id} {client.reason}", style="yellow"))
     for phase in item.phases:
         head.add_row(f"phase {phase.phase}", _phase(phase))
     if item.run.measured == "personalised":
@@ -124,58 +124,66 @@ def _step(item: GetRoundResponse) -> StepManifest:
 
 
 def _private(item: GetRoundResponse) -> Iterator[tuple[str, Text]]:
-    """What the sessions of a private round settled, and their alarms."""
+    """The results of the sessions of a private round, and their alarms."""
     for settled in _step(item).secure:
         try:
             mode = escaped(SecureTerms.FromString(settled.terms).mode, _MODE)
         except DecodeError:
             mode = UNKNOWN
-        what, ready = f"{mode}, {escaped(settled.purpose, _MODE)}", f"{len(settled.ready)} members that were ready"
-        summed = f"{len(settled.survivors)} of {ready} are in the sum"
-        yield "private", Text(f"{what}: {summed if settled.coefficients else f'{ready}, and nothing to sum'}")
+        description, ready_members = (
+            f"{mode}, {escaped(settled.purpose, _MODE)}",
+            f"{len(settled.ready)} members that were ready",
+        )
+        summed = f"{len(settled.survivors)} of {ready_members} are in the sum"
+        yield (
+            "private",
+            Text(f"{description}: {summed if settled.coefficients else f'{ready_members}, and nothing to sum'}"),
+        )
         for alarm in settled.alarms:
             yield "alarm", Text(escaped(alarm, _ALARM))
 
 
 def _phase(phase: PhaseProgress) -> str:
-    words = f"{phase.kind}: {phase.replied} of {phase.asked} replied"
+    text = f"{phase.kind}: {phase.replied} of {phase.asked} replied"
     if phase.bytes_up:
-        words += f", {size(phase.bytes_up)}"
+        text += f", {size(phase.bytes_up)}"
     if phase.HasField("started"):
-        words += f", from {local(phase.started)[11:]}"
+        text += f", from {local(phase.started)[11:]}"
     if phase.HasField("ended"):
-        return f"{words} for {duration(phase):.2f} s"
-    return f"{words}, deadline {when(phase, 'deadline')}"
+        return f"{text} for {duration(phase):.2f} s"
+    return f"{text}, deadline {when(phase, 'deadline')}"
 
 
 def _objectives(item: GetRoundResponse) -> Iterator[RenderableType]:
     """The objectives of a round: weights, losses and clients, and the scores after it."""
-    found, summary = item.objectives, item.summary
+    objectives, summary = item.objectives, item.summary
     columns: list[tuple[str, Callable[[ObjectiveResult], str]]] = [
-        (">weight", lambda one: number(one.weight)),
-        (">loss\nbefore", lambda one: number(one.loss)),
+        (">weight", lambda result: number(result.weight)),
+        (">loss\nbefore", lambda result: number(result.loss)),
     ]
-    names = [one.name for one in found.results]
+    names = [result.name for result in objectives.results]
     split = next((split for split in SCORED if any(f"loss/{split}/{name}" in summary.metrics for name in names)), None)
     if split:
         title = f">{split} loss\nafter it"
-        columns.append((title, lambda one: number(metric(summary, f"loss/{split}/{one.name}"))))
+        columns.append((title, lambda result: number(metric(summary, f"loss/{split}/{result.name}"))))
     if any(f"accuracy/objective/{name}" in summary.metrics for name in names):
-        columns.append((">accuracy\nafter it", lambda one: percent(metric(summary, f"accuracy/objective/{one.name}"))))
-    columns.append((">clients", lambda one: str(one.clients)))
-    if any(one.left_out for one in found.results):
-        columns.append(("left out", lambda one: one.left_out))
+        columns.append(
+            (">accuracy\nafter it", lambda result: percent(metric(summary, f"accuracy/objective/{result.name}")))
+        )
+    columns.append((">clients", lambda result: str(result.clients)))
+    if any(result.left_out for result in objectives.results):
+        columns.append(("left out", lambda result: result.left_out))
     table = new_table("objective", *(title for title, _ in columns))
-    for result in found.results:
-        table.add_row(result.name, *(words(result) for _, words in columns))
+    for result in objectives.results:
+        table.add_row(result.name, *(text_of(result) for _, text_of in columns))
     yield table
-    if found.mode:
-        yield Text(f"weights: {found.mode}")
-    for note in found.notes:
+    if objectives.mode:
+        yield Text(f"weights: {objectives.mode}")
+    for note in objectives.notes:
         yield Text(note, style="yellow")
-    if found.cosines:
+    if objectives.cosines:
         yield Text("\ncosines between the objectives", style="bold")
-        yield heat_map(names, found.cosines)
+        yield heat_map(names, objectives.cosines)
 
 
 def _measured(summary: RoundSummary) -> Iterator[tuple[str, str]]:
@@ -189,7 +197,7 @@ def _measured(summary: RoundSummary) -> Iterator[tuple[str, str]]:
 
 
 def _suspects(item: GetRoundResponse) -> list[str]:
-    """The clients that may have stopped a round: an update of length 0, or about half of all the weight."""
+    """The clients that may have stopped a round: those with an update of length 0 or about half of all the weight."""
     parts = [part for part in item.participations if math.isfinite(part.weight)]
     still = [f"{part.client_id} sent an update of length 0." for part in parts if part.update_norm == 0]
     return still + [
@@ -209,12 +217,12 @@ def participations(item: GetRoundResponse) -> RenderableType:
     private = any(part.HasField("privacy") for part in item.participations)
     if private:
         table.add_column("epsilon", justify="right")
-    for part in sorted(item.participations, key=lambda one: natural(one.client_id)):
+    for part in sorted(item.participations, key=lambda part: natural(part.client_id)):
         name = name_of(part, "state")
-        word = ("accepted" if accepted(item.phases, part) else "answered") if name == "FULFILLED" else name.lower()
+        outcome = ("accepted" if accepted(item.phases, part) else "answered") if name == "FULFILLED" else name.lower()
         table.add_row(
             part.client_id,
-            Text(word, style=state(name).style),
+            Text(outcome, style=state(name).style),
             str(part.samples) if part.samples else "–",
             number(part.loss_before),
             number(part.update_norm),

@@ -53,14 +53,14 @@ def table(census: Census, names: Sequence[str]) -> RenderableType:
 def sentence(census: Census) -> str:
     """Sizes, classes per client, and how unlike the clients are."""
     totals = census.sizes.sum(axis=1)
-    said = f"{_many(len(totals), 'client')}, {_many(int(totals.sum()), 'sample')}: {_range(totals)} each"
+    text = f"{_many(len(totals), 'client')}, {_many(int(totals.sum()), 'sample')}: {_range(totals)} each"
     if len(census.classes):
         held = (census.counts > 0).sum(axis=1)
-        said += (
+        text += (
             f"; {_range(held)} of {_many(len(census.classes), 'class', 'classes')} each"
             f"; heterogeneity {census.heterogeneity:.3f} (mean total variation from the shares of all together)"
         )
-    return said
+    return text
 
 
 def draw(census: Census, names: Sequence[str], title: str, path: Path) -> None:
@@ -111,8 +111,8 @@ def _span(labels: NDArray[np.int64], together: int) -> str:
     return first + last.rjust(max(math.ceil(len(labels) / together) - len(first), len(last) + 1))
 
 
-def _many(count: int, one: str, several: str = "") -> str:
-    return f"{count:,} {one if count == 1 else several or one + 's'}"
+def _many(count: int, singular: str, plural: str = "") -> str:
+    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
 
 
 def _range(values: NDArray[np.int64]) -> str:

@@ -34,8 +34,8 @@ _BAD = {"FAILED", "REVOKED", "REFUSED", "SKIPPED", "EXPIRED"}
 
 def console(*, stderr: bool = False) -> Console:
     """A console at most 100 columns wide; where there is no terminal, exactly so wide. A string is text, not markup."""
-    found = Console(stderr=stderr)
-    width = min(found.width, WIDTH) if found.is_terminal else WIDTH
+    new_console = Console(stderr=stderr)
+    width = min(new_console.width, WIDTH) if new_console.is_terminal else WIDTH
     return Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=width)
 
 
@@ -86,7 +86,7 @@ def runs(items: Iterable[Run]) -> RenderableType:
 
 
 def _notes(items: Iterable[Run]) -> Iterator[Text]:
-    """Why runs are not going on, their warnings, and their members with failures, in lines."""
+    """Lines with the reasons why runs do not go on, their warnings, and their members with failures."""
     for run in items:
         failing = sorted(
             filter(participation_table.failures, run.members), key=participation_table.failures, reverse=True
