@@ -19,7 +19,7 @@ _COLUMNS = 360  # of a heat map; of more rounds, several are averaged
 _SHADES = 12
 _LAYERS = (0, 2, 3)  # how the bars of each layer are filled
 _MINOR_DECADES = 6  # of a log axis that has small ticks between its ticks
-LARGEST = 1e100  # a value beyond it is a client's claim, and would leave the rest flat
+LARGEST = 1e100  # a larger value is a client's false claim, and would flatten the other values
 
 Format = Callable[[float], str]
 
@@ -82,7 +82,7 @@ class Scale:
         return math.log10(value) if self._log else value
 
     def known(self, value: float) -> bool:
-        """Whether a value can be drawn."""
+        """True if a value can be drawn."""
         return abs(value) <= LARGEST and (value > 0 or not self._log)
 
     def at(self, value: float) -> float:
@@ -124,8 +124,8 @@ def between(ticks: Sequence[float]) -> list[float]:
     first, last = math.floor(math.log10(ticks[0])), math.ceil(math.log10(ticks[-1]))
     if any(b > 10.1 * a for a, b in pairwise(ticks)) or last - first > _MINOR_DECADES:
         return []
-    found = [factor * 10.0**i for i in range(first, last) for factor in range(2, 10)]
-    return [value for value in found if ticks[0] < value < ticks[-1]]
+    multiples = [factor * 10.0**i for i in range(first, last) for factor in range(2, 10)]
+    return [value for value in multiples if ticks[0] < value < ticks[-1]]
 
 
 def lines(
@@ -143,20 +143,20 @@ def lines(
         ]
         outline = [(at, high) for at, _, high in edges] + [(at, low) for at, low, _ in reversed(edges)]
         parts.append(tag("polygon", points=points(outline), class_=f"band f{band[0].colour}"))
-    for place, line in enumerate(series):
+    for index, line in enumerate(series):
         shown = [(i, value) for i, value in enumerate(line.values) if scale.known(value)]
-        places = [(x[i], scale.at(value)) for i, value in shown]
+        positions = [(x[i], scale.at(value)) for i, value in shown]
         dashed = " dashed" if line.dashed else ""
-        parts.append(tag("polyline", points=points(places), class_=f"line s{line.colour}{dashed}"))
+        parts.append(tag("polyline", points=points(positions), class_=f"line s{line.colour}{dashed}"))
         sparse = line.dashed or len(shown) > _MARKERS
         every = max(1, math.ceil(len(shown) / _SPARSE)) if sparse else 1
-        first = min(place * every // len(series), max(len(shown) - 1, 0))  # so that marks of equal lines do not meet
+        first = min(index * every // len(series), max(len(shown) - 1, 0))  # so that marks of equal lines do not meet
         parts += [
             mark(
                 line.colour, at, height, 3.6 if sparse else 2.8,
                 f"round {rounds[i]}: {line.name} {axis.format(value)}", hollow=line.dashed,
             )
-            for (i, value), (at, height) in list(zip(shown, places, strict=True))[first::every]
+            for (i, value), (at, height) in list(zip(shown, positions, strict=True))[first::every]
         ]  # fmt: skip
     return join([legend(series), svg(axis.name, HEIGHT, parts)])
 
@@ -237,8 +237,8 @@ def heat(rounds: Sequence[int], names: Sequence[str], values: Sequence[Sequence[
                 shade = round(_SHADES * (max(value, 0.0) / largest)) if largest > 0 else 0
                 shades.setdefault(shade, []).append(f"M{j} {i}h1v1h-1z")
     cells = [
-        tag("path", d="".join(found), class_="f0", fill_opacity=_shade(shade / _SHADES))
-        for shade, found in sorted(shades.items())
+        tag("path", d="".join(squares), class_="f0", fill_opacity=_shade(shade / _SHADES))
+        for shade, squares in sorted(shades.items())
     ]
     frame = f"translate({left:.2f} {top:.2f}) scale({cell[0]:.4f} {cell[1]:.4f})"
     every = max(1, math.ceil(11 / cell[1]))

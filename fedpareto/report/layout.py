@@ -53,7 +53,7 @@ def over_rounds(data: RunData, columns: Sequence[Column]) -> Html:
     """The rounds in which at least one of the numbers is known."""
     rows = []
     for i, round_ in enumerate(data.numbers):
-        values = [(found[i], format_) for _, found, format_ in columns]
+        values = [(series[i], format_) for _, series, format_ in columns]
         if any(math.isfinite(value) for value, _ in values):
             cells = (UNKNOWN if math.isnan(value) else format_(value) for value, format_ in values)
             rows.append([str(round_), *cells])
@@ -61,7 +61,7 @@ def over_rounds(data: RunData, columns: Sequence[Column]) -> Html:
 
 
 def same(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Whether two series are equal wherever one of them is known."""
+    """True if two series are equal wherever one of them is known."""
     return all(x == y or (math.isnan(x) and math.isnan(y)) for x, y in zip(a, b, strict=True))
 
 

@@ -17,7 +17,7 @@ def figures(data: RunData) -> Iterator[Html]:
     better = {kind.name: kind.better for kind in data.run.metrics}
     for name in data.own_metrics[:_MOST]:
         columns = recorded(data, *(f"{OWN}{name}/{of}" for of in SUMMARIES))
-        series = [Series(of, values, place, dashed=of == "weighted") for place, (of, values, _) in enumerate(columns)]
+        series = [Series(of, values, index, dashed=of == "weighted") for index, (of, values, _) in enumerate(columns)]
         caption = (
             f"Every member measures {name} on its own data; {better.get(name.partition('/')[0], 'higher')} values are "
             "better. The mean counts every member the same, the weighted mean by the samples that it claims. A mean "

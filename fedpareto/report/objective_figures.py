@@ -24,8 +24,8 @@ _TRAINED = ("train", "validation", "test")  # a preference and the weights are a
 
 def figures(data: RunData, beside: Sequence[RunData]) -> Iterator[Html]:
     """The figures of a run; runs of `beside` that train for one objective alone show what is possible in it."""
-    alone = [one for one in beside if one.alone]
-    runs = [data, *(one for one in beside if not one.alone)]
+    alone = [run for run in beside if run.alone]
+    runs = [data, *(run for run in beside if not run.alone)]
     yield _front(runs, alone) if len(data.objectives) == 2 else _radar(runs)
     yield _ends(runs, alone)
     yield _weights(data)
@@ -44,28 +44,30 @@ def _front(runs: Sequence[RunData], alone: Sequence[RunData]) -> Html:
     if split is None:
         return absent(title, "No client reported the losses of the objectives in this run.")
     paths = []
-    for place, run in enumerate(runs):
+    for index, run in enumerate(runs):
         losses = run.losses(split)
         labels = [
             f"round {round_}: {across} {general(x)}, {up} {general(y)}"
             for round_, x, y in zip(run.numbers, losses[across], losses[up], strict=True)
         ]
-        paths.append(Path(run.run.name, losses[across], losses[up], labels, place % COLOURS))
-    guides, words = [], ""
+        paths.append(Path(run.run.name, losses[across], losses[up], labels, index % COLOURS))
+    guides, remarks = [], ""
     for run in alone:
         least = min(known(run.losses(split)[run.alone or ""]), default=math.nan)
         if math.isfinite(least):
             guides.append(Guide(f"{run.alone} alone", **{"x" if run.alone == across else "y": least}))
-            words += f" For {run.alone} alone, {run.run.name} comes down to {number(least)}."
+            remarks += f" For {run.alone} alone, {run.run.name} comes down to {number(least)}."
     preferences = [run.preference for run in runs if run.preference]
-    for r in {tuple(one): one for one in preferences}.values():
+    for r in {tuple(preference): preference for preference in preferences}.values():
         guides.append(Guide(f"{general(r[0])} · {across} = {general(r[1])} · {up}", slope=r[0] / r[1]))
     if preferences:
-        words += " The line through the corner is what was preferred: there the losses stand in the wanted proportion."
+        remarks += (
+            " The line through the corner is what was preferred: there the losses stand in the wanted proportion."
+        )
     caption = (
         f"Each run as a path, from the ring to the filled mark: how large its mean {split} losses in {across} (across) "
         f"and {up} (up) are, over the clients that serve them, round by round. Nearer to the corner is better; "
-        f"a path that turns along one axis buys one objective with the other.{words}"
+        f"a path that turns along one axis buys one objective with the other.{remarks}"
     )
     axes = Axis(f"{split} loss, {across}", general, low=0.0), Axis(f"{split} loss, {up}", general, low=0.0)
     ends = "; ".join(
@@ -90,26 +92,26 @@ def _radar(runs: Sequence[RunData]) -> Html:
     split = runs[0].split(SCORED)
     if split is None:
         return absent(title, "No client reported the losses of the objectives in this run.")
-    found = [(run.run.name, run.at_the_end(f"loss/{split}/")) for run in runs]
+    named_values = [(run.run.name, run.at_the_end(f"loss/{split}/")) for run in runs]
     if len(runs) == 1:
         losses = runs[0].losses(split).values()
-        found = [("first round", [first(one) for one in losses]), ("at the end", found[0][1])]
-    columns = zip(*(values for _, values in found), strict=True)
+        named_values = [("first round", [first(values) for values in losses]), ("at the end", named_values[0][1])]
+    columns = zip(*(values for _, values in named_values), strict=True)
     largest = [max(known(column), default=math.nan) for column in columns]
     series = []
-    for at, (name, values) in enumerate(found):
+    for index, (name, values) in enumerate(named_values):
         shares = [value / top if top else math.nan for value, top in zip(values, largest, strict=True)]
-        series.append(Series(name, shares, at % COLOURS))
+        series.append(Series(name, shares, index % COLOURS))
     caption = (
         f"An axis for each objective, with the mean {split} loss divided by the largest of those that are compared "
         "(in brackets): the middle would be no loss at all, the rim is the worst of them. A polygon within another "
         "one is better in everything; where they cross, each is better in something."
     )
-    means = "; ".join(f"{one.name} {percent(mean(one.values))}" for one in series)
+    means = "; ".join(f"{line.name} {percent(mean(line.values))}" for line in series)
     alt = f"Radar chart of the {split} losses in {len(names)} objectives, on average of the largest: {means}."
-    rows = [(name, *(number(values[k]) for _, values in found)) for k, name in enumerate(names)]
+    rows = [(name, *(number(values[k]) for _, values in named_values)) for k, name in enumerate(names)]
     chart = radar(names, series, largest, alt=alt)
-    return figure(title, chart, caption, table(["objective", *(name for name, _ in found)], rows))
+    return figure(title, chart, caption, table(["objective", *(name for name, _ in named_values)], rows))
 
 
 def _ends(runs: Sequence[RunData], alone: Sequence[RunData]) -> Html:
@@ -120,13 +122,15 @@ def _ends(runs: Sequence[RunData], alone: Sequence[RunData]) -> Html:
     prefix, measure = ("accuracy/objective/", "accuracy") if accurate else (f"loss/{split}/", f"{split} loss")
     best = {run.alone: run.at_the_end(prefix)[names.index(run.alone)] for run in alone if run.alone}
     baselines = [best.get(name, math.nan) for name in names]
-    words: Format = percent if accurate else number
+    text_of: Format = percent if accurate else number
     rows = []
     for run in [*runs, *alone]:
         values = run.at_the_end(prefix)
         whole = run not in alone and all(map(math.isfinite, [*values, *baselines])) and 0 not in baselines
         cost = f"{delta_m(values, baselines, [accurate] * len(names)):+.2f} %" if whole else "–"
-        rows.append((run.run.name, run.run.algorithm, *map(words, [*values, mean(values)]), *([cost] if alone else [])))
+        rows.append(
+            (run.run.name, run.run.algorithm, *map(text_of, [*values, mean(values)]), *([cost] if alone else []))
+        )
     caption = f"The {measure} in each objective after the last evaluated round, over the clients that serve it."
     if alone:
         caption += (
@@ -142,36 +146,39 @@ def _ends(runs: Sequence[RunData], alone: Sequence[RunData]) -> Html:
 
 
 def _per_objective(
-    data: RunData, title: str, values: dict[str, list[float]], axis: Axis, caption: str, words: Format = number
+    data: RunData, title: str, values: dict[str, list[float]], axis: Axis, caption: str, text_of: Format = number
 ) -> Html:
-    columns = [(name, line, words) for name, line in values.items()]
+    columns = [(name, line, text_of) for name, line in values.items()]
     if len(values) > LINES:
         chart = charts.heat(data.numbers, list(values), list(values.values()), axis.format)
         return figure(title, chart, caption, over_rounds(data, columns))
-    series = [Series(name, line, at % COLOURS, dashed=at >= COLOURS) for at, (name, line) in enumerate(values.items())]
+    series = [
+        Series(name, line, index % COLOURS, dashed=index >= COLOURS)
+        for index, (name, line) in enumerate(values.items())
+    ]
     return line_figure(data, title, "", series, axis, caption, columns)
 
 
 def _weights(data: RunData) -> Html:
     title = "Weights λ of the objectives"
-    found = {name: data.metric(f"weight/{name}") for name in data.objectives}
-    if not any(map(known, found.values())):
+    weights = {name: data.metric(f"weight/{name}") for name in data.objectives}
+    if not any(map(known, weights.values())):
         return absent(title, f"The algorithm of this run, {data.run.algorithm}, does not weigh objectives.")
     notes = [(str(item.summary.round), note) for item in data.rounds for note in item.objectives.notes]
     modes = Counter(item.objectives.mode for item in data.rounds if item.objectives.mode)
     results = (result for item in data.rounds for result in item.objectives.results)
     left_out = Counter(result.name for result in results if result.left_out)
-    how = ", ".join(f"{mode} in {count}" for mode, count in modes.items())
-    without = "".join(f" {name} was left out of {counted(count, 'round')}." for name, count in left_out.items())
+    modes_text = ", ".join(f"{mode} in {count}" for mode, count in modes.items())
+    left_out_text = "".join(f" {name} was left out of {counted(count, 'round')}." for name, count in left_out.items())
     caption = (
         "How much each objective counts in a step. Multi-gradient descent gives weight to an objective "
         "that the others would leave behind: the one whose gradients are short, or stand against the rest. How they "
-        f"were found, by rounds: {how or 'not on record'}.{without}"
+        f"were found, by rounds: {modes_text or 'not on record'}.{left_out_text}"
     )
-    made = _per_objective(data, title, found, Axis("weight", general, low=0.0, high=1.0), caption)
+    chart = _per_objective(data, title, weights, Axis("weight", general, low=0.0, high=1.0), caption)
     if not notes:
-        return made
-    return join([made, tag("div", table(["round", "note on the weights"], notes, words=2), class_="scroll")])
+        return chart
+    return join([chart, tag("div", table(["round", "note on the weights"], notes, words=2), class_="scroll")])
 
 
 def _losses(data: RunData) -> Html:
@@ -179,26 +186,26 @@ def _losses(data: RunData) -> Html:
     split = data.split(SCORED)
     if split is None:
         return absent(title, "No client reported the losses of the objectives in this run.")
-    found = data.losses(split)
+    losses = data.losses(split)
     caption = (
         f"The mean {split} loss of the new model in each objective, over the clients that serve it, on a logarithmic "
         "scale. Losses of different kinds do not compare in height: their slopes tell which are being served."
     )
-    return _per_objective(data, title, found, Axis(f"{split} loss", general, log=True), caption)
+    return _per_objective(data, title, losses, Axis(f"{split} loss", general, log=True), caption)
 
 
 def _accuracies(data: RunData) -> Html:
     title = "Accuracy in each objective"
-    found = {name: data.metric(f"accuracy/objective/{name}") for name in data.objectives}
-    if not any(map(known, found.values())):
+    accuracies = {name: data.metric(f"accuracy/objective/{name}") for name in data.objectives}
+    if not any(map(known, accuracies.values())):
         return absent(title, "No client reported an accuracy in an objective in this run.")
-    at_end = {name: last(line) for name, line in found.items() if known(line)}
+    at_end = {name: last(line) for name, line in accuracies.items() if known(line)}
     worst = min(at_end, key=lambda name: at_end[name])
     caption = (
         "The mean accuracy in each objective over the clients that serve it. At the end the lowest is "
         f"{percent(at_end[worst])}, in {worst}."
     )
-    return _per_objective(data, title, found, ACCURACY, caption, percent)
+    return _per_objective(data, title, accuracies, ACCURACY, caption, percent)
 
 
 def _conflicts(data: RunData) -> Html:

@@ -13,7 +13,7 @@ from fedpareto.report.html import Html, join, table, tag
 from fedpareto.report.report_data import RunData
 from fedpareto.series import known, mean
 
-# Nothing is loaded and no script runs, whatever a text of others contains.
+# The browser loads nothing and runs no script, even if a member's text contains markup.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 _STYLE = files("fedpareto.report").joinpath("style.css").read_text("utf-8")
@@ -54,7 +54,9 @@ def page(data: RunData, beside: Sequence[RunData] = ()) -> Html:
 
 
 def _definitions() -> Html:
-    rows = [(name, known.meaning, known.source) for name, known in metric_definitions.DEFINITIONS.items()]
+    rows = [
+        (name, definition.meaning, definition.source) for name, definition in metric_definitions.DEFINITIONS.items()
+    ]
     return table(["name", "definition", "source"], rows, words=3)
 
 
@@ -65,7 +67,7 @@ def _state(data: RunData) -> str:
 
 
 def _beside(runs: Sequence[RunData]) -> str:
-    names = ", ".join(f"{one.run.name} ({one.run.algorithm})" for one in runs)
+    names = ", ".join(f"{data.run.name} ({data.run.algorithm})" for data in runs)
     return f"; beside {names}" if names else ""
 
 
@@ -77,19 +79,19 @@ def _contents(sections: list[tuple[str, str, list[Html]]]) -> list[Html]:
 
 
 def _cards(data: RunData) -> Html:
-    """The run in a few numbers: those of the last round that was evaluated, and totals."""
-    latest, found = data.run.latest, []
+    """The run in a few numbers: those of the last evaluated round, and totals."""
+    latest, facts = data.run.latest, []
     if "accuracy/mean" in latest.metrics:
-        words = {"mean": "mean accuracy", "worst5": "worst 5 %", "std": "standard deviation"}
-        words["worst"] = f"worst client, {latest.worst_client}"
-        found += [(percent(latest.metrics[f"accuracy/{name}"]), label) for name, label in words.items()]
+        labels = {"mean": "mean accuracy", "worst5": "worst 5 %", "std": "standard deviation"}
+        labels["worst"] = f"worst client, {latest.worst_client}"
+        facts += [(percent(latest.metrics[f"accuracy/{name}"]), label) for name, label in labels.items()]
     elif "loss/worst" in latest.metrics:
-        found.append((number(latest.metrics["loss/worst"]), f"highest loss, {latest.worst_client}"))
+        facts.append((number(latest.metrics["loss/worst"]), f"highest loss, {latest.worst_client}"))
     if known(data.metric("improved")):
-        found.append((percent(mean(data.metric("improved"))), "improved, on average"))
+        facts.append((percent(mean(data.metric("improved"))), "improved, on average"))
     total = math.fsum(known(data.metric("bytes/up") + data.metric("bytes/down")))
-    found += [(str(len(data.clients)), "clients"), (size(total), "up and down")]
-    cards = [tag("div", tag("b", value), tag("span", name), class_="card") for value, name in found]
+    facts += [(str(len(data.clients)), "clients"), (size(total), "up and down")]
+    cards = [tag("div", tag("b", value), tag("span", name), class_="card") for value, name in facts]
     return tag("div", *cards, class_="cards")
 
 
@@ -122,16 +124,16 @@ def _clients(data: RunData) -> Html:
         "content. Samples, device and software are the client's own words.",
         class_="soft",
     )
-    found = [caption, tag("div", table(columns, rows, words=2), class_="scroll")]
+    elements = [caption, tag("div", table(columns, rows, words=2), class_="scroll")]
     reasons = [
         (member.client_id, str(member.last_reason_round), member.last_reason)
         for member in data.run.members
         if member.last_reason
     ]
     if reasons:
-        found.append(tag("h3", "Why a reply last did not come, or did not count"))
-        found.append(tag("div", table(["client", "round", "reason"], reasons, words=3), class_="scroll"))
-    return join(found)
+        elements.append(tag("h3", "Why a reply last did not come, or did not count"))
+        elements.append(tag("div", table(["client", "round", "reason"], reasons, words=3), class_="scroll"))
+    return join(elements)
 
 
 def _facts(data: RunData) -> Html:
@@ -152,7 +154,7 @@ def _facts(data: RunData) -> Html:
 
 
 def _remarks(data: RunData) -> list[Html]:
-    """Rounds that were skipped, or of which something else is to be said."""
+    """The rounds that were skipped or have another remark."""
     rows = [
         (str(item.summary.round), name_of(item.summary, "state").lower(), item.summary.reason)
         for item in data.rounds
@@ -160,5 +162,5 @@ def _remarks(data: RunData) -> list[Html]:
     ]
     if not rows:
         return []
-    found = table(["round", "state", "remark"], rows, words=3)
-    return [tag("h3", "Rounds with a remark"), tag("div", found, class_="scroll")]
+    remarks = table(["round", "state", "remark"], rows, words=3)
+    return [tag("h3", "Rounds with a remark"), tag("div", remarks, class_="scroll")]

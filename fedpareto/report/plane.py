@@ -26,8 +26,8 @@ class Path:
     @property
     def known(self) -> list[tuple[float, float, str]]:
         """The points that can be drawn."""
-        found = zip(self.xs, self.ys, self.labels, strict=True)
-        return [(x, y, label) for x, y, label in found if abs(x) <= LARGEST and abs(y) <= LARGEST]
+        marked_points = zip(self.xs, self.ys, self.labels, strict=True)
+        return [(x, y, label) for x, y, label in marked_points if abs(x) <= LARGEST and abs(y) <= LARGEST]
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,15 @@ class Guide:
 def plane(paths: Sequence[Path], x: Axis, y: Axis, *, guides: Sequence[Guide] = (), alt: str) -> Html:
     """Paths in a plane with linear axes: a ring where each begins, a shape where it ends; `alt` is the text for it."""
     shown = [point for path in paths for point in path.known]
-    across = Scale(x, [*(a for a, _, _ in shown), *(one.x for one in guides if one.x is not None)], LEFT, _END)
-    up = Scale(y, [*(b for _, b, _ in shown), *(one.y for one in guides if one.y is not None)], _FOOT)
+    across = Scale(x, [*(a for a, _, _ in shown), *(guide.x for guide in guides if guide.x is not None)], LEFT, _END)
+    up = Scale(y, [*(b for _, b, _ in shown), *(guide.y for guide in guides if guide.y is not None)], _FOOT)
     parts = [grid(up, y)]
     for tick in across.ticks:
         at = across.at(tick)
         parts.append(tag("line", x1=at, x2=at, y1=TOP, y2=_FOOT, class_="grid"))
         parts.append(tag("text", x.format(tick), x=at, y=_FOOT + 16, text_anchor="middle"))
     parts.append(tag("text", x.name, x=(LEFT + _END) / 2, y=HEIGHT - 6, text_anchor="middle", class_="axis"))
-    parts += [_guide(one, across, up) for one in guides]
+    parts += [_guide(guide, across, up) for guide in guides]
     for path in paths:
         places = [(across.at(a), up.at(b)) for a, b, _ in path.known]
         if not places:

@@ -10,7 +10,7 @@ from fedpareto.report.marks import mark
 HEIGHT = 440.0
 _RADIUS = 165.0
 _RINGS = (0.25, 0.5, 0.75, 1.0)
-_DASHES = ("none", "7 4", "2 3", "10 3 2 3", "4 4", "12 5")  # of the runs, to be told apart without colours
+_DASHES = ("none", "7 4", "2 3", "10 3 2 3", "4 4", "12 5")  # of the runs, which can be distinguished without colours
 
 
 def radar(names: Sequence[str], runs: Sequence[Series], largest: Sequence[float], *, alt: str) -> Html:
@@ -19,11 +19,11 @@ def radar(names: Sequence[str], runs: Sequence[Series], largest: Sequence[float]
     A run has M shares in [0, 1]; axes with NaN are left out. `largest` are the values of share 1.
     """
     parts = [_web(names, largest)]
-    for place, run in enumerate(runs):
+    for index, run in enumerate(runs):
         known = [(k, value) for k, value in enumerate(run.values) if math.isfinite(value)]
         corners = [_at(k, len(names), value) for k, value in known]
         look = {"class_": f"line s{run.colour} f{run.colour}", "fill_opacity": 0.07}
-        parts.append(tag("polygon", points=points(corners), stroke_dasharray=_DASHES[place % len(_DASHES)], **look))
+        parts.append(tag("polygon", points=points(corners), stroke_dasharray=_DASHES[index % len(_DASHES)], **look))
         parts += [
             mark(
                 run.colour, x, y, 2.6,
@@ -45,8 +45,8 @@ def _web(names: Sequence[str], largest: Sequence[float]) -> Html:
         parts.append(tag("line", x1=WIDTH / 2, y1=HEIGHT / 2, x2=x, y2=y, class_="grid"))
         side = label_x - WIDTH / 2
         anchor = "middle" if abs(side) < 12 else "start" if side > 0 else "end"
-        words = f"{cut(name)} ({general(largest[k])})" if M <= 24 else cut(name)
-        parts.append(tag("text", words, x=label_x, y=label_y + 3.5, text_anchor=anchor, class_="axis"))
+        label = f"{cut(name)} ({general(largest[k])})" if M <= 24 else cut(name)
+        parts.append(tag("text", label, x=label_x, y=label_y + 3.5, text_anchor=anchor, class_="axis"))
     return join(parts)
 
 

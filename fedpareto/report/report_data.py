@@ -83,27 +83,27 @@ class RunData:
     @cached_property
     def parts(self) -> dict[str, list[Participation]]:
         """Every client's parts in the rounds that asked it for more than an evaluation."""
-        found: dict[str, list[Participation]] = {client: [] for client in self.clients}
+        parts: dict[str, list[Participation]] = {client: [] for client in self.clients}
         for item in self.rounds:
             for part in item.participations:
-                found[part.client_id].append(part)
-        return found
+                parts[part.client_id].append(part)
+        return parts
 
     @cached_property
     def samples(self) -> dict[str, int]:
-        """The training samples of every client whose update counted, by its own last word."""
+        """The training samples of every client whose update counted, by its own last statement."""
         parts = ((item.phases, part) for item in self.rounds for part in item.participations)
         return {part.client_id: part.samples for phases, part in parts if accepted(phases, part)}
 
     @cached_property
     def weights(self) -> dict[str, list[float]]:
         """Every client's lambda over the rounds; NaN where it had none."""
-        found = {client: [math.nan] * len(self.rounds) for client, parts in self.parts.items() if parts}
+        weights = {client: [math.nan] * len(self.rounds) for client, parts in self.parts.items() if parts}
         for i, item in enumerate(self.rounds):
             for part in item.participations:
                 if math.isfinite(part.weight):
-                    found[part.client_id][i] = part.weight
-        return found
+                    weights[part.client_id][i] = part.weight
+        return weights
 
     @cached_property
     def final(self) -> Final | None:
@@ -112,7 +112,7 @@ class RunData:
             for measure in ("accuracy", "loss"):
                 for split in SCORED:
                     name = f"{split}/{measure}"
-                    values = {one.client_id: one.scores[name] for one in item.scores if name in one.scores}
+                    values = {score.client_id: score.scores[name] for score in item.scores if name in score.scores}
                     if values:
                         return Final(item.summary.round, split, measure, values)
         return None
@@ -124,9 +124,9 @@ class RunData:
 
     @cached_property
     def own_final(self) -> OwnFinal | None:
-        """What each member measured in the task's own metrics, last; None where nobody did, or it is hidden."""
+        """The members' last values of the task's own metrics; None if no member has any, or they are hidden."""
         for item in reversed(self.rounds):
-            values = {one.client_id: own_values(one.scores) for one in item.scores}
+            values = {score.client_id: own_values(score.scores) for score in item.scores}
             if any(values.values()):
                 return OwnFinal(item.summary.round, values)
         return None
@@ -135,7 +135,7 @@ class RunData:
 
     @property
     def objectives(self) -> list[str]:
-        """Those of the task, in its order; none where it has one."""
+        """The objectives of the task, in its order; empty if it has only one."""
         names = list(self.run.objectives)
         return names if len(names) > 1 else []
 
@@ -164,11 +164,11 @@ class RunData:
         if self.run.algorithm != "fedcmoo-pref":
             return None
         given = self._hyperparameters.get("preference") or [1.0] * len(self.objectives)
-        return [float(one) for one in given]
+        return [float(value) for value in given]
 
     @property
     def alone(self) -> str | None:
-        """The one objective that this run trains for, where it is one out of several."""
+        """The only objective that this run trains for, if it is one out of several; otherwise None."""
         weights = list(self._hyperparameters.get("weights", ())) if self.run.algorithm == "scalarised" else []
         heavy = [name for name, weight in zip(self.objectives, weights, strict=False) if weight]
         return heavy[0] if len(heavy) == 1 else None

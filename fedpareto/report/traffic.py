@@ -31,7 +31,7 @@ _LOOKS = {
 
 def figures(data: RunData, beside: Sequence[RunData]) -> Iterator[Html]:
     """Replies and bytes of the run, bytes for each client of all the runs, and the phases of its rounds."""
-    runs = [data, *(one for one in beside if not one.alone)]
+    runs = [data, *(run for run in beside if not run.alone)]
     yield _replies(data)
     yield _bytes(data)
     yield _for_each_client(runs)
@@ -46,13 +46,13 @@ def _replies(data: RunData) -> Html:
         Series(name, [float(getattr(item.summary, name)) for item in data.rounds], colour)
         for name, colour in (("accepted", 2), ("refused", 1), ("missing", 4))
     ]
-    whose: dict[tuple[str, str], list[str]] = {}  # the clients of a state and reason, once for each reply
+    clients_by_reason: dict[tuple[str, str], list[str]] = {}  # the clients of a state and reason, once for each reply
     for client, parts in data.parts.items():
         for part in parts:
             if part.state not in (AssignmentState.ASSIGNMENT_STATE_FULFILLED, AssignmentState.ASSIGNMENT_STATE_OPEN):
                 key = (name_of(part, "state").lower(), part.reason.partition(":")[0] or UNKNOWN)
-                whose.setdefault(key, []).append(client)
-    ordered = sorted(whose.items(), key=lambda item: -len(item[1]))
+                clients_by_reason.setdefault(key, []).append(client)
+    ordered = sorted(clients_by_reason.items(), key=lambda item: -len(item[1]))
     rows = [(*key, some(sorted(set(clients))), str(len(clients))) for key, clients in ordered]
     caption = (
         "The clients that were asked to train, and those that failed before. A refused reply was signed by its client, "
@@ -61,10 +61,10 @@ def _replies(data: RunData) -> Html:
     )
     chart = charts.stacked(data.numbers, layers, Axis("clients", whole, low=0.0))
     columns = [(layer.name, layer.values, whole) for layer in layers]
-    found = figure(title, chart, caption, over_rounds(data, columns))
+    section = figure(title, chart, caption, over_rounds(data, columns))
     if rows:
-        found = join([found, table(["what", "reason", "clients", "times"], rows, words=3)])
-    return found
+        section = join([section, table(["what", "reason", "clients", "times"], rows, words=3)])
+    return section
 
 
 def _bytes(data: RunData) -> Html:
@@ -116,22 +116,22 @@ def _against_bytes(runs: Sequence[RunData]) -> Html:
     if name is None:
         return absent(title, "No round of this run has been evaluated.")
     label, accuracy = measures[name], name == "accuracy/mean"
-    words: Format = percent if accuracy else number
+    text_of: Format = percent if accuracy else number
     paths = []
-    for place, run in enumerate(runs):
+    for index, run in enumerate(runs):
         sent = list(accumulate(value if math.isfinite(value) else 0.0 for value in run.up))
         values = run.metric(name)
         labels = [
-            f"round {round_}: {words(value)} after {size(cost)}"
+            f"round {round_}: {text_of(value)} after {size(cost)}"
             for round_, value, cost in zip(run.numbers, values, sent, strict=True)
         ]
-        paths.append(Path(run.run.name, sent, values, labels, place % COLOURS))
+        paths.append(Path(run.run.name, sent, values, labels, index % COLOURS))
     axes = (
         Axis("bytes that a client sends in all the rounds that it takes part in", size, low=0.0),
-        Axis(label, words, low=0.0, high=1.0 if accuracy else None),
+        Axis(label, text_of, low=0.0, high=1.0 if accuracy else None),
     )
     ends = "; ".join(
-        f"{path.name} {words(path.known[-1][1])} after {size(path.known[-1][0])}" for path in paths if path.known
+        f"{path.name} {text_of(path.known[-1][1])} after {size(path.known[-1][0])}" for path in paths if path.known
     )
     caption = (
         f"The {label} against what a client had to send for it: the bytes of a round for each client that sent some, "
@@ -150,9 +150,9 @@ def _phases(data: RunData) -> Html:
     if not rounds:
         return absent(title, "No phase of this run is on record.")
     shown = rounds[-_SHOWN:]
-    which = "every round" if len(shown) == len(rounds) else f"the last {len(shown)} rounds"
+    span = "every round" if len(shown) == len(rounds) else f"the last {len(shown)} rounds"
     caption = (
-        f"A row for {which}, from its beginning: when each question was put to the clients and when it was closed, "
+        f"A row for {span}, from its beginning: when each question was put to the clients and when it was closed, "
         "and on the right how many replied of how many were asked, phase by phase. What lies between two phases is "
         "the coordinator's own work; the round ends at the upright line. In a simulation, phases are the times of "
         "its own process, and evaluations are not on record as phases."
@@ -171,19 +171,19 @@ def _phases(data: RunData) -> Html:
         rows.append((kind, str(len(phases)), share, number(mean(lasted)), longest, size(sent)))
     columns = ["phase", "times", "replied", "mean seconds", "longest", "bytes up"]
     alt = "; ".join(f"{row[0]}: {row[1]} times, {row[2]} replied, {row[3]} s on average" for row in rows)
-    return figure(title, timeline(shown, alt=f"Timeline of {which}. {alt}."), caption, table(columns, rows))
+    return figure(title, timeline(shown, alt=f"Timeline of {span}. {alt}."), caption, table(columns, rows))
 
 
 def _bars(item: ExportRoundsResponse) -> list[Bar]:
-    found = []
+    bars = []
     start = item.summary.started.ToDatetime(UTC)
     for phase in item.phases:
         began = (phase.started.ToDatetime(UTC) - start).total_seconds()
         lasted = duration(phase)
         ended = began + lasted if math.isfinite(lasted) else began
-        words = f"{phase.replied}/{phase.asked}"
+        replies = f"{phase.replied}/{phase.asked}"
         took = f"{lasted:.2f} s" if math.isfinite(lasted) else "open"
-        what = f"round {phase.round}, phase {phase.phase}, {phase.kind}"
-        title = f"{what}: {words} replied, {took}, {size(phase.bytes_up)} up"
-        found.append(Bar(phase.kind, words, title, began, ended, *_LOOKS.get(phase.kind, (3, 0))))
-    return found
+        phase_name = f"round {phase.round}, phase {phase.phase}, {phase.kind}"
+        title = f"{phase_name}: {replies} replied, {took}, {size(phase.bytes_up)} up"
+        bars.append(Bar(phase.kind, replies, title, began, ended, *_LOOKS.get(phase.kind, (3, 0))))
+    return bars
