@@ -63,9 +63,9 @@ def bundle_command(
     with failing(BundleError, Wrong), BundleReader(out) as bundle:
         digest = OpenedRun.of(bundle).log.record
         rounds = bundle.about.rounds
-    words = f"digest of the record {digest}" if digest else "the run has not ended, so its record has no digest yet"
-    found = {"file": str(out), "record": digest, "size": size, "rounds": rounds}
-    show(as_json, found, f"{out}: {size:,} bytes, {counted(rounds, 'round')}, {words}")
+    note = f"digest of the record {digest}" if digest else "the run has not ended, so its record has no digest yet"
+    document = {"file": str(out), "record": digest, "size": size, "rounds": rounds}
+    show(as_json, document, f"{out}: {size:,} bytes, {counted(rounds, 'round')}, {note}")
     if not payloads:
         typer.echo(
             "It has no updates and no models, so `fedpareto verify` cannot show that K and the models follow from the "
@@ -75,7 +75,7 @@ def bundle_command(
 
 
 def payloads_question(stub: "AdminStub", name: str, out: Path) -> str:
-    """What a bundle with payloads will hold, with its size, and whether to write it."""
+    """The question before a bundle with payloads is written: its content and its size."""
     from federation.spec.run_spec import RunSpec
     from federation.v1 import admin_pb2 as v1
     from fedpareto import formatting
@@ -137,12 +137,12 @@ def replay_command(
             _save(stub.ExportBundle(v1.ExportBundleRequest(run=run, payloads=payloads)), path)
         try:
             with failing(Wrong, BundleError), failing(HyperparameterError, code=USAGE), BundleReader(path) as bundle:
-                found = list(counterfactual(bundle, name, values, number))
+                results = list(counterfactual(bundle, name, values, number))
         except BlobAbsent as error:
             raise CommandFailure(
                 f"{name} reads more than the products of updates: give --payloads ({error})"
             ) from error
-    if not found:
+    if not results:
         raise CommandFailure(f"run {run} has no step" + ("" if number is None else f" in round {number}"))
     if as_json:
         answer(
@@ -151,24 +151,26 @@ def replay_command(
                 "run": run,
                 "algorithm": name,
                 "hyperparameters": values,
-                "rounds": [_plain(asdict(one)) for one in found],
+                "rounds": [_plain(asdict(result)) for result in results],
             },
         )
         return
     from fedpareto.cli.show.tables import console, new_table
 
-    for one in found:
-        mark = ", counterfactual" if one.counterfactual else ""
-        typer.echo(f"round {one.number}{mark}: cosine {one.cosine:.4f}, length {one.ratio:.3g} times as long")
+    for result in results:
+        mark = ", counterfactual" if result.counterfactual else ""
+        typer.echo(f"round {result.number}{mark}: cosine {result.cosine:.4f}, length {result.ratio:.3g} times as long")
         table = new_table("client", ">was", f">{name}", "against")
-        for client, was, other in zip(one.clients, one.done, one.other, strict=True):
-            against = [word for word, who in (("was", one.worse_done), (name, one.worse_other)) if client in who]
-            table.add_row(client, f"{was:.1%}", f"{other:.1%}", ", ".join(against))
+        for client, done, other in zip(result.clients, result.done, result.other, strict=True):
+            opposing = [
+                word for word, clients in (("was", result.worse_done), (name, result.worse_other)) if client in clients
+            ]
+            table.add_row(client, f"{done:.1%}", f"{other:.1%}", ", ".join(opposing))
         console().print(table)
 
 
 def _plain(fields: dict[str, Any]) -> dict[str, Any]:
-    """For JSON, which has no NaN."""
+    """The fields for JSON, which has no NaN: None in its place."""
     return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in fields.items()}
 
 
@@ -236,14 +238,14 @@ def verify_command(
             trusted = "as you named it" if ca else "which the file itself names; compare it with a member's"
             say(f"run {about.name} ({about.run_id}) of {about.federation_id}, {counted(about.rounds, 'round')}")
             say(f"CA {run.keys.ca_fingerprint}, {trusted}")
-            for found in _with_progress(run.verify(), about.rounds):
-                rounds.append({"round": found.number, "words": found.words, "missing": list(found.missing)})
-                missing += found.missing
-                say(f"round {found.number}: {found.words}")
-                for why in found.missing if about.payloads else ():
-                    say(f"round {found.number}: not verified, because {why}")
+            for verified in _with_progress(run.verify(), about.rounds):
+                rounds.append({"round": verified.number, "words": verified.words, "missing": list(verified.missing)})
+                missing += verified.missing
+                say(f"round {verified.number}: {verified.words}")
+                for reason in verified.missing if about.payloads else ():
+                    say(f"round {verified.number}: not verified, because {reason}")
             if missing and not about.payloads:
-                parts = ", ".join(dict.fromkeys(why.partition(":")[0] for why in missing))
+                parts = ", ".join(dict.fromkeys(reason.partition(":")[0] for reason in missing))
                 say(
                     f"not verified: {parts}, because the file has no updates and no models; "
                     f"`fedpareto admin bundle {about.run_id} --payloads --out FILE` adds them"
@@ -269,29 +271,31 @@ def verify_command(
         answer(True, document)
     if wrong:
         raise CommandFailure(f"{file} does not verify: {wrong}")
-    words = "everything was verified" if whole else "nothing is wrong; what is named above could not be verified"
-    say(f"{file}: {words}")
+    summary = "everything was verified" if whole else "nothing is wrong; what is named above could not be verified"
+    say(f"{file}: {summary}")
     if not whole:
         raise typer.Exit(NOT_VERIFIED)
 
 
 def _of_the_log(log: "RunLog", say: "Callable[[str], None]") -> dict[str, Any]:
-    """What is told of a verified log, and the digest of the record."""
+    """Prints a verified log. Returns its part of the document, with the digest of the record."""
     newest = log.newest
     at = newest.created.ToDatetime(tzinfo=UTC)
     entries = counted(len(log.entries), "entry", "entries")
     say(f"audit log: {entries}, under a checkpoint of {newest.size} entries, signed at {at:%F %T} UTC")
-    told: dict[str, Any] = {"log": {"entries": len(log.entries), "checkpoint": newest.size, "signed": at.isoformat()}}
+    document: dict[str, Any] = {
+        "log": {"entries": len(log.entries), "checkpoint": newest.size, "signed": at.isoformat()}
+    }
     say(f"digest of the record: {log.record or 'none, since the run has not ended'}")
-    return told | {"record": log.record}
+    return document | {"record": log.record}
 
 
-def _with_progress(found: "Iterable[Any]", total: int) -> "Iterable[Any]":
-    """The same, with a bar on the terminal of standard error, if there is one."""
+def _with_progress(rounds: "Iterable[Any]", total: int) -> "Iterable[Any]":
+    """Yields the rounds with a progress bar on standard error, if it is a terminal."""
     from rich.console import Console
     from rich.progress import track
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        return found
-    return track(found, "verifying", total=total, console=console, transient=True)
+        return rounds
+    return track(rounds, "verifying", total=total, console=console, transient=True)

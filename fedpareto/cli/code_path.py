@@ -30,16 +30,18 @@ class Hidden:
 
 
 def hidden_packages() -> list[Hidden]:
-    """The packages of this project that Python would import from elsewhere."""
-    found = []
+    """The packages of this project that Python would import from another directory."""
+    hidden = []
     for name in PACKAGES:
         spec = find_spec(name)
         own = ROOT / name
-        if spec is None or spec.origin is None:  # a directory without code, such as a coordinator's home, hides nothing
+        if (
+            spec is None or spec.origin is None
+        ):  # a directory without code, such as a coordinator's home, hides no module
             continue
         if own.is_dir() and not _comes_from(spec, own):
-            found.append(Hidden(name, str(own), _place(spec)))
-    return found
+            hidden.append(Hidden(name, str(own), _place(spec)))
+    return hidden
 
 
 def append(directories: Iterable[Path]) -> list[Hidden]:
@@ -51,20 +53,20 @@ def append(directories: Iterable[Path]) -> list[Hidden]:
     Raises:
         NotADirectoryError: one of them is not a directory.
     """
-    places = [Path(os.path.abspath(directory)) for directory in directories]
-    for place in places:
-        if not place.is_dir():
-            raise NotADirectoryError(f"{place} is not a directory")
+    paths = [Path(os.path.abspath(directory)) for directory in directories]
+    for path in paths:
+        if not path.is_dir():
+            raise NotADirectoryError(f"{path} is not a directory")
     # Packages of an editable installation are found after everything that is on the path, unless they are on it too.
-    sys.path += [str(place) for place in (ROOT, *places) if str(place) not in sys.path]
-    os.environ[VARIABLE] = os.pathsep.join(map(str, places))
-    return [hidden for place in places for hidden in _hidden_modules(place)]
+    sys.path += [str(path) for path in (ROOT, *paths) if str(path) not in sys.path]
+    os.environ[VARIABLE] = os.pathsep.join(map(str, paths))
+    return [module for path in paths for module in _hidden_modules(path)]
 
 
 def leave_current_directory() -> None:
     """Takes the current directory off Python's path, where `python -m` puts it, unless `--code` names it too."""
     named = {str(ROOT), *filter(None, os.environ.get(VARIABLE, "").split(os.pathsep))}
-    sys.path[:] = [place for place in sys.path if place in named or place not in ("", os.getcwd())]
+    sys.path[:] = [entry for entry in sys.path if entry in named or entry not in ("", os.getcwd())]
 
 
 def _hidden_modules(directory: Path) -> Iterator[Hidden]:
@@ -86,7 +88,7 @@ def _modules(directory: Path) -> list[str]:
 
 
 def _comes_from(spec: ModuleSpec, place: Path) -> bool:
-    """Whether a module lies in a directory, or is that directory itself."""
+    """True if a module lies in the directory `place`, or is that directory itself."""
     paths = [*(spec.submodule_search_locations or ()), *filter(None, [spec.origin])]
     real = place.resolve()
     return any(real == each or real in each.parents for each in (Path(path).resolve() for path in paths))

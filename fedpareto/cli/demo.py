@@ -90,7 +90,7 @@ def demo_command(
             fresh_directory(directory),
         ):
             start_server()  # it imports PyTorch while this process imports the rest
-            results = _perform(console, directory, _Wishes(rounds, seed, objectives, private, verbose, keep))
+            results = _perform(console, directory, _Choices(rounds, seed, objectives, private, verbose, keep))
             document = _record(directory, results)
     except KeyboardInterrupt:
         console.print("\nstopped, and every process with it")
@@ -105,8 +105,8 @@ def demo_command(
 
 
 @dataclass(frozen=True)
-class _Wishes:
-    """What the user asked for; `keep` leaves the coordinator running."""
+class _Choices:
+    """The options that the user chose; `keep` leaves the coordinator running."""
 
     rounds: int
     seed: int
@@ -117,15 +117,15 @@ class _Wishes:
 
     @property
     def whole(self) -> bool:
-        """Whether the whole story is played, and not a part of it."""
+        """True if the whole story is played, and not a part of it."""
         return not (self.objectives or self.private)
 
 
 @dataclass
 class _Results:
-    """What the acts gave; nothing of an act that was not played."""
+    """The results of the acts that were played."""
 
-    wishes: _Wishes
+    choices: _Choices
     runs: "dict[str, DemoResult]" = field(default_factory=dict)
     objectives: "list[Served]" = field(default_factory=list)
     private: "PrivateResult | None" = None
@@ -137,7 +137,7 @@ class _Results:
         return [*self.runs.values(), *self.objectives, *([self.private] if self.private else [])]
 
 
-def _perform(console: "Console", directory: Path, wishes: _Wishes) -> _Results:
+def _perform(console: "Console", directory: Path, choices: _Choices) -> _Results:
     from fedpareto.cli.admin.client import connect
     from fedpareto.demo import acts
     from fedpareto.demo.demo_directory import keep_coordinator, stop_kept, wait_kept
@@ -147,9 +147,9 @@ def _perform(console: "Console", directory: Path, wishes: _Wishes) -> _Results:
     from fedpareto.demo.show import step
     from fedpareto.demo.story import of_private
 
-    results = _Results(wishes)
-    tasks = [*(["scanners"] if wishes.whole or wishes.private else []), *(["two-digits-scaled"] * wishes.objectives)]
-    with Hospitals(directory, seed=wishes.seed, tasks=tasks) as stage:
+    results = _Results(choices)
+    tasks = [*(["scanners"] if choices.whole or choices.private else []), *(["two-digits-scaled"] * choices.objectives)]
+    with Hospitals(directory, seed=choices.seed, tasks=tasks) as stage:
         clock = _Clock(results.seconds)
         with step(
             console, "making a federation", "Act 0: a federation, with its certificate authority and its database"
@@ -165,30 +165,30 @@ def _perform(console: "Console", directory: Path, wishes: _Wishes) -> _Results:
                 stage.cast(stub, "")
             clock.note("federation")
             play = _Player(console, stage, stub, results, clock)
-            if wishes.whole:
+            if choices.whole:
                 play.honest()
                 play.attacked()
-            if wishes.objectives:
+            if choices.objectives:
                 play.objectives()
-            if wishes.whole or wishes.private:
+            if choices.whole or choices.private:
                 console.print(
                     "\nAct 4: private rounds; the coordinator sees masked vectors and their sum", style="bold"
                 )
-                open_run = "fedmgda" if wishes.whole else play.run(acts.OPEN).run_id
+                open_run = "fedmgda" if choices.whole else play.run(acts.OPEN).run_id
                 with step(console, f"{ATTACKER} starts again", f"{ATTACKER} makes its vector five times too long"):
                     stage.cast(stub, acts.CHEAT)
                 run = play.run(acts.PRIVATE)
                 results.private = private(stub, stage.home, open_run, run.run_id)
-                if wishes.whole:
+                if choices.whole:
                     console.print(f"  {of_private(results.private)}")
                 clock.note("private rounds")
-        if wishes.whole:
+        if choices.whole:
             console.print("\nAct 5: an outsider verifies act 2 from one file", style="bold")
             with step(console, "verifying", "the record was verified, and once more with one byte changed"):
                 results.verification = verification(stage, "fedmgda")
             clock.note("verification")
         stage.stop(*stage.processes)
-    if wishes.keep:
+    if choices.keep:
         keep_coordinator(directory)
         try:
             with step(console, "the coordinator starts again", "the coordinator goes on for two hours"):
@@ -200,7 +200,7 @@ def _perform(console: "Console", directory: Path, wishes: _Wishes) -> _Results:
 
 
 class _Clock:
-    """Notes how long the acts took, in seconds."""
+    """Records the seconds that each act took."""
 
     def __init__(self, seconds: dict[str, float]) -> None:
         self._seconds, self._last = seconds, time.monotonic()
@@ -221,14 +221,14 @@ class _Player:
     clock: _Clock
 
     def run(self, play: "Play", title: str = "") -> "Ended":
-        """Runs a play to its end, and returns how it ended."""
+        """Runs a play to its end, and returns its result."""
         from fedpareto.cli.admin import watch
         from fedpareto.demo.demo_results import Ended, how_it_ended
         from fedpareto.demo.show import follow
 
-        wishes = self.results.wishes
-        run_id = self.stage.submit(play.name, play.specification(wishes.rounds, wishes.seed))
-        if wishes.verbose:
+        choices = self.results.choices
+        run_id = self.stage.submit(play.name, play.specification(choices.rounds, choices.seed))
+        if choices.verbose:
             self.console.print(f"\n{play.name}  ({self.stage.directory / 'specs' / play.name}.toml)", style="bold")
             run = watch.show(self.stub, run_id, self.console)
         else:
@@ -285,12 +285,16 @@ def _record(directory: Path, results: _Results) -> str:
     from fedpareto.demo.demo_page import page
     from fedpareto.demo.hospitals import ATTACKER, HOSPITALS, TWO
 
-    told = story.story(results.runs, results.private, results.verification)
+    final_story = story.story(results.runs, results.private, results.verification)
     warning = story.of_the_record(results.runs["fedavg"]) if results.runs else ""
     private = "" if results.private is None else story.of_private(results.private)
-    made = page(told, results.private, (warning, private), _commands(directory, results)) if told.sentences else None
-    if made is not None:
-        (directory / PAGE).write_text(made)
+    html = (
+        page(final_story, results.private, (warning, private), _commands(directory, results))
+        if final_story.sentences
+        else None
+    )
+    if html is not None:
+        (directory / PAGE).write_text(html)
     text = dumps(
         {
             "directory": str(directory),
@@ -299,14 +303,14 @@ def _record(directory: Path, results: _Results) -> str:
             "other_scanner": list(TWO),
             "attacker": ATTACKER,
             "attack": acts.ATTACK,
-            "rounds": results.wishes.rounds,
-            "seed": results.wishes.seed,
+            "rounds": results.choices.rounds,
+            "seed": results.choices.seed,
             "runs": [asdict(run) for run in results.runs.values()],
             "objectives": [asdict(run) for run in results.objectives],
             "private": asdict(results.private) if results.private else None,
             "verification": asdict(results.verification) if results.verification else None,
-            "sentences": list(told.sentences),
-            "page": str(directory / PAGE) if made is not None else None,
+            "sentences": list(final_story.sentences),
+            "page": str(directory / PAGE) if html is not None else None,
             "seconds": results.seconds,
         }
     )
@@ -327,8 +331,8 @@ def _report(console: "Console", directory: Path, results: _Results, *, keep: boo
     for command in _commands(directory, results):
         console.print(f"    {command}", soft_wrap=True)
     if keep:
-        words = "The coordinator goes on for two hours; this stops it:"
-        console.print(f"{words}\n    {_command()} demo --stop{_where(directory)}", soft_wrap=True)
+        notice = "The coordinator goes on for two hours; this stops it:"
+        console.print(f"{notice}\n    {_command()} demo --stop{_where(directory)}", soft_wrap=True)
     else:
         console.print("Every process has been stopped; the commands read the record that they have left.")
     path = directory / PAGE

@@ -16,7 +16,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from federation.v1.common_pb2 import DecisionManifest, ReplyManifest, RequestManifest, StepManifest
 from fedpareto.admin_messages import enum_name
 
-# Which manifest travels in which envelope, so that the document shows it beside the signed bytes.
+# The manifest in each envelope, so that the document shows it beside the signed bytes.
 _MANIFESTS: dict[str, type[Message]] = {
     "federation.v1.GetRoundResponse.step": StepManifest,
     "federation.v1.Reply.envelope": ReplyManifest,
@@ -40,7 +40,7 @@ def line(value: Any, indent: int | None = None) -> str:
     text = json.dumps(_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
     if text.replace("\n", "").isprintable():
         return text
-    return "".join(one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text)
+    return "".join(letter if letter.isprintable() or letter == "\n" else json.dumps(letter)[1:-1] for letter in text)
 
 
 def _field(message: Message, field: Any) -> Any:

@@ -18,7 +18,7 @@ class CommandFailure(Exception):
     """Ends the command.
 
     Attributes:
-        message: what was wrong, with the value, and what to do.
+        message: the problem, with the wrong value, and what to do.
         code: the exit code: 1 when the work failed, 2 for bad usage.
     """
 
@@ -30,9 +30,9 @@ class CommandFailure(Exception):
 
 @contextmanager
 def failing(*errors: type[Exception], code: int = 1, what: str = "") -> Iterator[None]:
-    """Turns errors of these classes into a Failure.
+    """Turns errors of these classes into a CommandFailure.
 
-    `what` begins its message, for an error of the operating system by default the file.
+    `what` begins its message; for an error of the operating system, the default is the file.
     """
     try:
         yield
@@ -47,14 +47,14 @@ def require(what: str, *packages: str, extra: str = "torch") -> None:
     """Checks that packages are installed; `what` begins the message, such as "the demo trains with".
 
     Raises:
-        Failure: one of them is missing; the message says which and how to install it.
+        CommandFailure: one of them is missing; the message says which and how to install it.
     """
     if missing := [name for name in packages if find_spec(name) is None]:
         raise CommandFailure(f"{what} {' and '.join(missing)}, not installed here: install fedpareto[{extra}]")
 
 
 def not_served(centre: Path, why: str = "this command needs it") -> CommandFailure:
-    """The Failure of a command that needs the coordinator of a directory, which does not run."""
+    """The CommandFailure of a command that needs the coordinator of a directory, which does not run."""
     where = shlex.quote(str(centre))
     return CommandFailure(
         f"no coordinator serves {centre}, and {why}: start it with `fedpareto coordinator serve --home {where}` "

@@ -1,7 +1,7 @@
-"""The last import of the server of forks: makes once what each fork would make for itself, and inheriting it cheap.
+"""The last import of the fork server: it does once what each fork would repeat, and makes the inherited memory cheap.
 
-A collection of garbage in a fork would touch, and so copy, the memory of everything imported (0.2 CPU seconds). The
-finalizers that PyTorch's import registers would take its kernels out of tables that end with the process (0.03).
+A garbage collection in a fork would touch, and so copy, the memory of everything imported (0.2 CPU seconds). The
+finalizers that PyTorch's import registers would remove its kernels from tables that end with the process (0.03).
 """
 
 import gc

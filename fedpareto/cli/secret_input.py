@@ -19,10 +19,10 @@ STANDARD_INPUT = Path("-")
 
 
 def read_join_string(file: Path, arguments: list[str]) -> str:
-    """The first line of a file or of standard input; at a terminal it is asked for, and not shown.
+    """The first line of a file or of standard input; at a terminal, the command asks for it and does not show it.
 
     Raises:
-        Failure: it is among the arguments of the command, or the file cannot be read.
+        CommandFailure: it is among the arguments of the command, or the file cannot be read.
     """
     if arguments:
         raise CommandFailure(
@@ -43,7 +43,7 @@ def read_passphrase(path: Path | None) -> bytes | None:
     """The first line of a file; None without one.
 
     Raises:
-        Failure: the file cannot be read, or its first line is empty.
+        CommandFailure: the file cannot be read, or its first line is empty.
     """
     if path is None:
         return None
@@ -65,7 +65,7 @@ def passphrase_for(key: Path, path: Path | None) -> bytes | None:
     """The passphrase of a key file: from the file, or asked for at the terminal when the key needs one.
 
     Raises:
-        Failure, IdentityError: the passphrase file, the key file cannot be read.
+        CommandFailure, IdentityError: the passphrase file or the key file cannot be read.
     """
     from federation.trust.keys import is_encrypted  # loads slowly
 
@@ -78,7 +78,7 @@ def proxy_for(address: str, given: str | None) -> "Proxy | None":
     """The proxy on the way to the coordinator at "host:port", from --proxy or the environment; None is none.
 
     Raises:
-        Failure: its URL cannot be used, or has a password among the arguments of the command.
+        CommandFailure: its URL cannot be used, or has a password among the arguments of the command.
     """
     from federation.line.proxies import ProxyError, choose_proxy
 

@@ -81,14 +81,14 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite the file."
 
 
 def by_task(option: str, texts: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
-    """What an option of the form [TASK=]VALUE says, by task."""
-    found: dict[str, str] = {}
+    """The values of an option of the form [TASK=]VALUE, by task."""
+    values: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals and len(set(tasks)) != 1:
             raise CommandFailure(f"{option} {text}: of which task? Write TASK={text}", code=USAGE)
         name, value = (name, value) if equals else (tasks[0], text)
-        if name not in tasks or name in found:
+        if name not in tasks or name in values:
             raise CommandFailure(f"{option} {text}: name each task of --task at most once", code=USAGE)
-        found[name] = value
-    return found
+        values[name] = value
+    return values

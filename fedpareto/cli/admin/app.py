@@ -114,7 +114,7 @@ def confirm(yes: bool, question: Callable[[], str], *, why: str = "this cannot b
     """Asks before something that cannot be undone, unless the answer was given with --yes; `why` says why it asks.
 
     Raises:
-        Failure: there is no terminal to ask at, or the answer is no.
+        CommandFailure: there is no terminal to ask at, or the answer is no.
     """
     if yes:
         return

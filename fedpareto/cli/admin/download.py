@@ -33,7 +33,8 @@ def save(pieces: Iterable[ExportModelResponse], path: Path) -> Saved:
     """Writes the pieces to `path`, with metadata that tell where the model comes from.
 
     Raises:
-        Failure: the bytes are not those that the coordinator named, or the file cannot be written; an older file stays.
+        CommandFailure: the bytes are not those that the coordinator named, or the file cannot be written; an older
+            file stays.
     """
     with (
         failing(OSError, what=f"cannot write {path}"),

@@ -26,7 +26,7 @@ def reading(centre: Path) -> Iterator[Callable[..., Any]]:
     """The calls of the Admin service on the record in a coordinator's directory, as `AdminSession.call` makes them.
 
     Raises:
-        Failure: the record cannot be read, or a call inside fails or needs a coordinator that serves.
+        CommandFailure: the record cannot be read, or a call inside fails or needs a coordinator that serves.
     """
     try:
         with (

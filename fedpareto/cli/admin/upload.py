@@ -67,7 +67,7 @@ def read_spec(path: Path) -> tuple[bytes, RunSpec]:
     An algorithm, stage or sketch that is not built in may be missing here; the coordinator checks it.
 
     Raises:
-        Failure: it cannot be used; the message names file and key.
+        CommandFailure: it cannot be used; the message names file and key.
     """
     from coordinator.rounds.runs.specification import parse_run
 
@@ -90,7 +90,7 @@ def made_model(task_name: str, seed: int, parameters: ParametersSpec = Parameter
     `parameters` are those that the run does not share.
 
     Raises:
-        Failure: no such task, its model does not suit `parameters`, or PyTorch is missing.
+        CommandFailure: no such task, its model does not suit `parameters`, or PyTorch is missing.
     """
     from federation.spec.sharing import SharingError
     from federation.tasks import TaskError, task
@@ -120,7 +120,7 @@ def model_file(path: Path, task_name: str) -> InitialModel:
     """The initial model of a task in a file.
 
     Raises:
-        Failure: it is not a model file.
+        CommandFailure: it is not a model file.
     """
     from federation.tasks import TaskError, task
     from federation.vectors import model_layout

@@ -76,8 +76,8 @@ def restore_command(
                 settled(home, None, passphrase_file), directory, replace=replace, now=utc_now(), progress=progress
             )
     if check_only:
-        words = f"{directory}: {content.blobs} blobs and the database have their digests, of {content.made:%c} UTC"
-        answer(as_json, content.model_dump(mode="json"), words)
+        message = f"{directory}: {content.blobs} blobs and the database have their digests, of {content.made:%c} UTC"
+        answer(as_json, content.model_dump(mode="json"), message)
         return
     content, runs = done.content, {run.run_id: run.next_round for run in done.statement.runs}
     aside = None if done.aside is None else str(done.aside)

@@ -94,23 +94,23 @@ def init(
     with explained(usage=True):
         settings = Settings.check(values, "the options")
     with explained():
-        made = CoordinatorHome.init(home, settings, now=utc_now(), passphrase=passphrase)
+        centre = CoordinatorHome.init(home, settings, now=utc_now(), passphrase=passphrase)
     document = {
-        "federation_id": made.federation_id,
+        "federation_id": centre.federation_id,
         "home": str(home),
         "settings": str(home / "coordinator.toml"),
-        "admin": str(made.admin_dir),
+        "admin": str(centre.admin_dir),
         "ca": str(home / "ca.pem"),
-        "ca_fingerprint": fingerprint(made.ca),
-        "hosts": list(made.settings.hosts),
+        "ca_fingerprint": fingerprint(centre.ca),
+        "hosts": list(centre.settings.hosts),
     }
     unencrypted = "The private keys are not encrypted: anyone who can read the directory can act for the federation."
     answer(
         as_json,
         document,
-        f"Federation {made.federation_id} is in {home}; its settings, with comments, in coordinator.toml there.",
+        f"Federation {centre.federation_id} is in {home}; its settings, with comments, in coordinator.toml there.",
         f"CA fingerprint (SHA-256): {document['ca_fingerprint']}",
-        f"Administrator with every role: {made.admin_dir}",
+        f"Administrator with every role: {centre.admin_dir}",
         *([unencrypted] if passphrase is None else []),
         f"Next: fedpareto coordinator serve --home {home}",
     )
@@ -148,7 +148,7 @@ def serve(
 
     with explained(), failing(LockLost, LogError, PortTaken):
         centre = settled(home, bind, passphrase_file)
-        run(centre, ready=lambda made: _announce(centre, made, port_file, as_json), conduct=not hold)
+        run(centre, ready=lambda coordinator: _announce(centre, coordinator, port_file, as_json), conduct=not hold)
 
 
 @app.command()
@@ -196,7 +196,7 @@ def admin(
     from federation.trust.identity import Role
 
     try:
-        roles = [Role(one) for one in role]
+        roles = [Role(text) for text in role]
     except ValueError:
         raise CommandFailure(f"--role {' '.join(role)}: expected {', '.join(Role)}", code=USAGE) from None
     with explained():
@@ -251,14 +251,14 @@ def settled(home: Path, bind: str | None, passphrase_file: Path | None) -> "Coor
     passphrase = None
     if (home / SETTINGS_FILE).is_file():
         passphrase = passphrase_for(home / "ca.key", passphrase_file)
-    found = CoordinatorHome.load(home, passphrase)
+    loaded = CoordinatorHome.load(home, passphrase)
     if bind is None:
-        return found
-    values: dict[str, Any] = {**found.settings.model_dump(), "bind": bind}
+        return loaded
+    values: dict[str, Any] = {**loaded.settings.model_dump(), "bind": bind}
     host, colon, port = bind.rpartition(":")
     if colon and port.isdecimal() and (":" not in host or host.startswith("[")):
         values |= {"bind": host.strip("[]"), "federation_port": int(port)}
-    return replace(found, settings=Settings.check(values, "--bind"))
+    return replace(loaded, settings=Settings.check(values, "--bind"))
 
 
 def _announce(home: "CoordinatorHome", coordinator: "Coordinator", port_file: Path | None, as_json: bool) -> None:
@@ -280,7 +280,7 @@ def _own_names() -> list[str]:
 
 @contextmanager
 def explained(*, usage: bool = False) -> Iterator[None]:
-    """Turns what can go wrong here into a paragraph for a person."""
+    """Turns the expected errors of this module into a CommandFailure."""
     from sqlalchemy.exc import DBAPIError
 
     from coordinator.ownership import CoordinatorHomeError

@@ -67,7 +67,7 @@ def choices(
     owner's code.
 
     Raises:
-        Failure: a trainer and a command for one task.
+        CommandFailure: a trainer and a command for one task.
     """
     from federation.training.trainers import TrainerChoice
 

@@ -23,8 +23,8 @@ def rehearse_round(
     `prepare` is `worker.service.prepare_offers` with its arguments.
 
     Raises:
-        Failure: the specification, the task or the data cannot be used, a trainer cannot do what it asks for, or the
-            training diverges.
+        CommandFailure: the specification, the task or the data cannot be used, a trainer lacks an ability that the
+            specification needs, or the training diverges.
     """
     from federation.spec.run_spec import RunSpec, SpecError
     from federation.tasks import DataError

@@ -142,17 +142,17 @@ def _state(file: Path, arrays: "dict[str, NDArray[Any]]") -> dict[str, Any] | No
 
 
 def parameters_of(texts: list[str]) -> dict[str, Any]:
-    """Hyper-parameters from KEY=VALUE; a value is JSON, or a text. Raises Failure."""
-    found: dict[str, Any] = {}
+    """Hyper-parameters from KEY=VALUE; a value is JSON, or a text. Raises CommandFailure."""
+    values: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise CommandFailure(f"{text!r}: expected KEY=VALUE, such as epsilon=0.1", code=USAGE)
         try:
-            found[key] = json.loads(value)
+            values[key] = json.loads(value)
         except ValueError:
-            found[key] = value
-    return found
+            values[key] = value
+    return values
 
 
 def _list(as_json: bool) -> None:

@@ -72,7 +72,7 @@ def show(
 
     with failing(PartError, TaskError, code=USAGE), failing(DataError):
         part = Part(0, clients, partition, seed, sizes)
-        found = census(find_task(task), DataSource(data, download=download), part, tried=True)
+        counts = census(find_task(task), DataSource(data, download=download), part, tried=True)
     names = client_names(clients)
     if as_json:
         document = {
@@ -80,14 +80,14 @@ def show(
             "partition": partition,
             "sizes": sizes,
             "seed": seed,
-            "samples": int(found.sizes.sum()),
-            "heterogeneity": None if math.isnan(found.heterogeneity) else found.heterogeneity,
-            "clients": list(shares.document(found, names)),
+            "samples": int(counts.sizes.sum()),
+            "heterogeneity": None if math.isnan(counts.heterogeneity) else counts.heterogeneity,
+            "clients": list(shares.document(counts, names)),
         }
         typer.echo(json.dumps(document, indent=2))
     else:
         screen = console()
-        screen.print(shares.table(found, found.owners or names))
-        screen.print(f"\n{shares.sentence(found)}")
+        screen.print(shares.table(counts, counts.owners or names))
+        screen.print(f"\n{shares.sentence(counts)}")
     if plot is not None:
-        shares.draw(found, found.owners or names, f"{task}: {partition}, sizes {sizes}, seed {seed}", plot)
+        shares.draw(counts, counts.owners or names, f"{task}: {partition}, sizes {sizes}, seed {seed}", plot)

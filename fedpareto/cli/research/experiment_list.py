@@ -13,7 +13,7 @@ from fedpareto.formatting import span
 
 
 def data_is_there(experiment: Experiment, data: Path | None) -> bool | None:
-    """Whether the data directory has the data of an experiment; None if it is unknown."""
+    """True if the data directory has the data of an experiment; None if it is unknown."""
     if not experiment.data:
         return True
     return None if data is None else any((data / path).exists() for path in experiment.data)

@@ -41,12 +41,12 @@ def jobs(experiment: Experiment, seeds: Sequence[int], methods: Sequence[str], c
             _names(methods, [method.name for method in experiment.methods]),
             _names(conditions, [condition.name for condition in experiment.conditions]),
         )
-        made = [Job(cell, seed) for seed in seeds for cell in cells]
-        for job in made:
+        all_jobs = [Job(cell, seed) for seed in seeds for cell in cells]
+        for job in all_jobs:
             job.cell.spec(job.seed)
     except ExperimentError as error:
         raise CommandFailure(str(error), code=USAGE) from None
-    return made
+    return all_jobs
 
 
 def _names(values: Sequence[str], existing: Sequence[str]) -> list[str]:
@@ -57,7 +57,7 @@ def _names(values: Sequence[str], existing: Sequence[str]) -> list[str]:
 
 @contextmanager
 def usable(directory: Path, code: int = 1) -> Iterator[None]:
-    """Turns errors of the files in a directory into a Failure."""
+    """Turns errors of the files in a directory into a CommandFailure."""
     try:
         yield
     except BrokenPipeError:  # standard output is closed

@@ -56,10 +56,10 @@ def template(items: Iterable[Key]) -> str:
             section = owner
             lines += ["", f"[{section}]"]
         must = "must be given" if key.default is None else ""
-        what = "; ".join(filter(None, (key.type, must)))
+        remarks = "; ".join(filter(None, (key.type, must)))
         lines.append("")
         owners = key.algorithm or ", ".join(key.taken_by)  # others refuse it
-        lines.append(f"# {owners + ': ' if owners else ''}{key.meaning or name} ({what})")
+        lines.append(f"# {owners + ': ' if owners else ''}{key.meaning or name} ({remarks})")
         value = _EXAMPLES.get(name, '""') if key.default is None else key.default
         lines.append(f"{'# ' if owners or not value else ''}{name} = {value or '...'}")
     return "\n".join(lines)
@@ -72,28 +72,33 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
             yield from _keys(kind, f"{prefix}{name}.")
         else:
             default = None if field.is_required() else _toml(field.default)
-            words = ", ".join([_type(kind), *filter(None, map(_bound, field.metadata))])
+            kind_text = ", ".join([_type(kind), *filter(None, map(_bound, field.metadata))])
             _, takers = model.takers.get(name, ("", ())) if issubclass(model, Section) else ("", ())
-            yield Key(f"{prefix}{name}", words, default, field.description or "", taken_by=takers)
+            yield Key(f"{prefix}{name}", kind_text, default, field.description or "", taken_by=takers)
 
 
 def _hyperparameters() -> Iterator[Key]:
-    found = [(rule.name, each) for rule in listed() for each in rule.hyperparameters]
-    for name, each in [*found, *(("every algorithm", each) for each in common_hyperparameters())]:
-        default = None if each.default is MISSING else _toml(each.default)
-        yield Key(f"algorithm.{each.name}", _type(each.type), default, each.help, algorithm=name)
+    own = [(rule.name, hyperparameter) for rule in listed() for hyperparameter in rule.hyperparameters]
+    for name, hyperparameter in [
+        *own,
+        *(("every algorithm", hyperparameter) for hyperparameter in common_hyperparameters()),
+    ]:
+        default = None if hyperparameter.default is MISSING else _toml(hyperparameter.default)
+        yield Key(
+            f"algorithm.{hyperparameter.name}", _type(hyperparameter.type), default, hyperparameter.help, algorithm=name
+        )
 
 
 def _bound(constraint: Any) -> str:
-    for name, words in _BOUNDS.items():
+    for name, text in _BOUNDS.items():
         if hasattr(constraint, name):
-            return f"{words} {getattr(constraint, name)}"
+            return f"{text} {getattr(constraint, name)}"
     return ""
 
 
 def _type(kind: Any) -> str:
     if get_origin(kind) in (Union, UnionType):
-        return " or ".join(_type(one) for one in get_args(kind) if one is not NoneType)
+        return " or ".join(_type(part) for part in get_args(kind) if part is not NoneType)
     if get_origin(kind) is Literal:
         return " or ".join(f'"{value}"' for value in get_args(kind))
     if get_origin(kind) is tuple:

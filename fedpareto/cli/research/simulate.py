@@ -128,20 +128,20 @@ def simulate_command(
 
 
 def _first_line(error: Exception) -> str:
-    said = error.strerror if isinstance(error, OSError) else None
-    return (said or str(error)).partition("\n")[0]
+    message = error.strerror if isinstance(error, OSError) else None
+    return (message or str(error)).partition("\n")[0]
 
 
 def _announce(say: Callable[..., None], simulation: "Simulation", directory: Path) -> None:
     backend = simulation.backend
-    why = f" ({backend.why})" if backend.why else ""
-    say(f"{simulation.spec.name}: {counted(simulation.spec.simulation.clients, 'client')}, {backend.name}{why}")
+    reason = f" ({backend.why})" if backend.why else ""
+    say(f"{simulation.spec.name}: {counted(simulation.spec.simulation.clients, 'client')}, {backend.name}{reason}")
     for caution in simulation.cautions:
         say(f"caution: {caution}", style="yellow")
     if simulation.attackers:
         first, last = simulation.attackers[0], simulation.attackers[-1]
-        who = first if first == last else f"{first} to {last}"
-        say(f"{who}: {simulation.spec.simulation.attack}", style="red")
+        attackers = first if first == last else f"{first} to {last}"
+        say(f"{attackers}: {simulation.spec.simulation.attack}", style="red")
     done = f", {simulation.done} of {counted(simulation.spec.rounds, 'round')} done" if simulation.done else ""
     say(f"run {simulation.run_id} in {directory}{done}")
 
@@ -154,7 +154,7 @@ def _run(console: "Console", simulation: "Simulation") -> "History":
         simulation.stop()
         signal.signal(received, before[signal.Signals(received)])  # a second Ctrl-C does not wait
 
-    before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     header = [round_lines.heading(_METRICS)]  # printed once, before the first round with numbers
     try:
         with bar(console) as advance:
@@ -168,8 +168,8 @@ def _run(console: "Console", simulation: "Simulation") -> "History":
 
             return simulation.run(show)
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _document(history: "History", directory: Path) -> dict[str, Any]:
@@ -194,7 +194,9 @@ def _summarise(say: Callable[..., None], history: "History", directory: Path) ->
     for warning in history.warnings:
         say(f"warning: {warning}", style="yellow")
     for reason, count in missing.most_common():
-        said = f": {messages[reason]}" if reason in messages else ""
-        say(f"{counted(count, 'reply', 'replies')} not accepted, {reason or 'without a reason'}{said}", style="yellow")
+        detail = f": {messages[reason]}" if reason in messages else ""
+        say(
+            f"{counted(count, 'reply', 'replies')} not accepted, {reason or 'without a reason'}{detail}", style="yellow"
+        )
     home = shlex.quote(str(directory / "admin"))
     say(f"fedpareto admin --home {home} rounds {history.run_id}", style="dim")
