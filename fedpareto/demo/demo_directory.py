@@ -15,7 +15,7 @@ from pathlib import Path
 from fedpareto.processes.process_federation import ProcessError, serving
 
 MARKER = "demo.json"
-KEPT_SECONDS = 7200.0  # how long a coordinator goes on after the demo
+KEPT_SECONDS = 7200.0  # the time that a coordinator goes on after the demo
 _STOP_SECONDS = 20.0
 _POLL_SECONDS = 0.05
 
@@ -26,7 +26,7 @@ class DirectoryError(Exception):
 
 @contextmanager
 def fresh_directory(directory: Path) -> Iterator[None]:
-    """Makes the demo's directory, in place of one that an earlier demo left; holds it while the block runs.
+    """Makes the demo's directory, replaces that of an earlier demo, and locks it while the block runs.
 
     Raises:
         DirectoryError: it holds something else, or is in use.
@@ -70,7 +70,7 @@ def keep_coordinator(directory: Path) -> int:
             start_new_session=True,
         )
     _note(directory, process.pid)
-    process.returncode = 0  # not a child that is waited for
+    process.returncode = 0  # Popen then does not wait for it
     return process.pid
 
 
@@ -88,8 +88,7 @@ def wait_kept(directory: Path, seconds: float) -> None:
 def stop_kept(directory: Path) -> bool:
     """Stops the coordinator that a demo left running in a directory; False if none runs.
 
-    A process counts only if it holds the database of the directory: a number that another process has since got does
-    not.
+    A process counts only if it holds the database of the directory, since another process may have got the same number.
 
     Raises:
         ProcessError: it does not end.
@@ -109,7 +108,7 @@ def stop_kept(directory: Path) -> bool:
 
 
 def is_demo(directory: Path) -> bool:
-    """Whether a demo was run in this directory."""
+    """True if a demo was run in this directory."""
     return (directory / MARKER).is_file()
 
 
@@ -126,12 +125,12 @@ def _kept(directory: Path) -> int | None:
 
 
 def _is_served(home: Path) -> bool:
-    """Whether a process holds the database of a coordinator's directory."""
+    """True if a process holds the database of a coordinator's directory."""
     lock = home / "coordinator.db.lock"
     if not lock.exists():
         return False
-    with ExitStack() as brief:
-        return not _lock(brief, lock)
+    with ExitStack() as stack:
+        return not _lock(stack, lock)
 
 
 def _lock(stack: ExitStack, path: Path) -> bool:
@@ -146,7 +145,7 @@ def _lock(stack: ExitStack, path: Path) -> bool:
 
 
 def _waited(condition: Callable[[], bool], seconds: float) -> bool:
-    """Waits for at most `seconds` until a condition holds, and returns whether it does."""
+    """Waits for at most `seconds` until a condition holds. True if it holds."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -10,7 +10,7 @@ from fedpareto.demo.story import Story
 from fedpareto.formatting import percent
 from fedpareto.report.html import Html, join, table, tag
 
-# Nothing is loaded and no script runs.
+# The browser loads nothing and runs no script.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _STYLE = files("fedpareto.report").joinpath("style.css").read_text("utf-8")
 _MORE = """
@@ -25,7 +25,7 @@ _SIDE = 8
 
 
 def page(story: Story, private: PrivateResult | None, remarks: tuple[str, str], commands: Sequence[str]) -> Html:
-    """The document; what was not played is left out. The remarks are about FedAvg, and about private rounds."""
+    """The document, without the acts that were not played. The remarks are about FedAvg and about private rounds."""
     body = [
         tag("h1", "Ten hospitals, two with another scanner"),
         tag(
@@ -63,13 +63,13 @@ def page(story: Story, private: PrivateResult | None, remarks: tuple[str, str], 
 
 
 def _pictures(private: PrivateResult, remark: str) -> list[Html]:
-    """What the coordinator can draw from the vectors that it stores."""
+    """The pictures that the coordinator can draw from the vectors that it stores."""
     shown = []
-    for words, guess in (("open round", private.open), ("private round", private.masked)):
+    for round_name, guess in (("open round", private.open), ("private round", private.masked)):
         for name in _SHOWN:
             if name in guess.pictures:
-                caption = tag("figcaption", f"{name}, {words}")
-                shown.append(tag("figure", _pixels(guess.pictures[name], f"{name}, {words}"), caption))
+                caption = tag("figcaption", f"{name}, {round_name}")
+                shown.append(tag("figure", _pixels(guess.pictures[name], f"{name}, {round_name}"), caption))
     return [
         tag("h2", "What the coordinator sees of a hospital"),
         tag(

@@ -15,7 +15,7 @@ from fedpareto.series import mean, metric
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a run ended: COMPLETED if all went well; otherwise `reason` says why. The digest is of the final model."""
+    """A run at its end: COMPLETED, or `reason` gives the cause. `model` is the digest of the final model."""
 
     run_id: str
     name: str
@@ -31,7 +31,7 @@ class DemoResult(Ended):
     """The result of a run of the hospitals.
 
     Attributes:
-        attacked: whether a hospital attacked.
+        attacked: True if a hospital attacked.
         seconds: from its first round to its last.
         accuracy: of each hospital on its own test images after the last evaluated round, in [0, 1].
         cosine: of each hospital's update with the step, averaged over the rounds.
@@ -67,7 +67,7 @@ class Served(Ended):
     Attributes:
         accuracy: of each objective, after the last evaluated round, in [0, 1].
         loss: of each objective, likewise: its cross-entropy, without the scale.
-        bytes_up: what one member sent in a round, on average.
+        bytes_up: the bytes that one member sent in a round, on average.
     """
 
     accuracy: Mapping[str, float]

@@ -33,7 +33,7 @@ class Panel:
 
 
 def panels(columns: Sequence[HospitalAccuracies]) -> list[Panel]:
-    """All honest, and under attack, from the story's four columns."""
+    """Two panels from the story's four columns: without an attack, and with one."""
     average, fair, average_attacked, fair_attacked = columns
     return [
         Panel("All are honest", average, fair),

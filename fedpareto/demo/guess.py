@@ -1,8 +1,8 @@
-"""What a curious coordinator learns of hospitals from the vectors that it stores of them: which have another scanner.
+"""A curious coordinator's guess, from the vectors that it stores, which hospitals have another scanner.
 
-The model is linear, so a row of an update is a sum of the hospital's images: those of the row's digit with one sign,
-the others, with less weight, with the other. It shows the digit as the hospital's scanner delivers it. Of a masked
-vector, whose words are uniform, the picture is noise, and the guess is blind.
+The model is linear, so a row of an update is a weighted sum of the hospital's images: the images of the row's digit
+have one sign, the others the opposite sign and less weight. It shows the digit as the hospital's scanner delivers it.
+The words of a masked vector are uniform, so its picture is noise, and the guess is random.
 """
 
 from collections.abc import Mapping
@@ -27,12 +27,12 @@ SHOWN = 0  # the digit whose picture is shown
 
 @dataclass(frozen=True)
 class Guess:
-    """What the stored vectors of a round tell.
+    """The guess from the stored vectors of a round.
 
     Attributes:
         picked: the two hospitals whose vectors look most like turned images.
-        right: how many of them have the other scanner.
-        of: hospitals of whom a vector is stored.
+        right: the number of them that have the other scanner.
+        of: the number of hospitals with a stored vector.
         pictures: by hospital, the picture of the digit `SHOWN`, 64 numbers in [0, 1].
     """
 
@@ -50,7 +50,7 @@ def guess(stub: AdminStub, home: Path, run: str, number: int) -> Guess:
         for reply in response.replies:
             if reply.accepted and reply.payload and reply.client_id in HOSPITALS:
                 for row in update_rows(blobs.local(reply.payload)).values():
-                    if row.length >= PARAMETERS and row.dtype != "U8":  # others are shares and ciphertexts
+                    if row.length >= PARAMETERS and row.dtype != "U8":  # other rows are shares and ciphertexts
                         stored[reply.client_id] = rows(row.read())
     picked = sorted(stored, key=lambda name: turn(stored[name]))[-len(TWO) :]
     return Guess(
@@ -62,15 +62,15 @@ def guess(stub: AdminStub, home: Path, run: str, number: int) -> Guess:
 
 
 def rows(content: Array) -> NDArray[np.float64]:
-    """A vector of the linear model as pictures, (10, 64); a masked one as if its words were the numbers."""
+    """A vector of the linear model as pictures, (10, 64); the words of a masked vector are taken as numbers."""
     numbers = content.view(np.int32) if content.dtype.kind == "u" else content
     return np.asarray(numbers[: CLASSES * PIXELS], dtype=np.float64).reshape(CLASSES, PIXELS)
 
 
 def turn(update: NDArray[np.float64]) -> float:
-    """How much more an update (10, 64), which is w_t - w, looks like turned digits than like upright ones, in [-2, 2].
+    """The cosine of an update (10, 64), which is w_t - w, with turned digits, minus that with upright ones: in [-2, 2].
 
-    It compares the rows with the mean image of each digit, which everybody knows.
+    The digits are the mean images of a public data set.
     """
     x, y = bundled()
     mean_digits = np.stack([x[y == digit].mean(axis=0) for digit in range(CLASSES)])

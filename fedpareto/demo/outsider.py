@@ -10,15 +10,15 @@ from fedpareto.demo.hospitals import TWO, Hospitals
 
 @dataclass(frozen=True)
 class Verification:
-    """What `fedpareto verify` found.
+    """The results of `fedpareto verify`.
 
     Attributes:
         file: the record of the run.
-        size: bytes of it.
-        verified: whether everything in it was verified.
-        rounds: that were verified.
-        changed: the name of the entry in which one byte was changed.
-        wrong: the error that names the change; empty if it was not found.
+        size: its size in bytes.
+        verified: True if everything in it was verified.
+        rounds: the number of verified rounds.
+        changed: the name of the entry with the changed byte.
+        wrong: the error that names the change; empty if the change was not detected.
     """
 
     file: str
@@ -36,9 +36,9 @@ def verification(stage: Hospitals, run: str) -> Verification:
     honest = json.loads(stage.fedpareto("verify", str(file), "--json"))
     forged = file.with_name(f"{run}-changed.fedpareto")
     changed = change_a_byte(file, forged)
-    found = json.loads(stage.fedpareto("verify", str(forged), "--json", code=1))
+    refused = json.loads(stage.fedpareto("verify", str(forged), "--json", code=1))
     return Verification(
-        str(file), file.stat().st_size, honest["verified"], len(honest["rounds"]), changed, found["wrong"]
+        str(file), file.stat().st_size, honest["verified"], len(honest["rounds"]), changed, refused["wrong"]
     )
 
 

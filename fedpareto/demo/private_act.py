@@ -17,9 +17,9 @@ class PrivateResult(Ended):
 
     Attributes:
         accuracy: the hospitals' mean after the last round, in [0, 1].
-        open: what the vectors of the open run's first round tell.
-        masked: what those of the private run's first round tell.
-        named: hospitals that were named as cheaters, with the reason.
+        open: the guess from the vectors of the open run's first round.
+        masked: the guess from those of the private run's first round.
+        named: the hospitals that were named as cheaters, each with the reason.
     """
 
     accuracy: float

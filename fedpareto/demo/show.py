@@ -1,4 +1,4 @@
-"""What the demo prints: one line an act while it runs, and the hospitals' bars and the sentences at its end."""
+"""The output of the demo: one line for each act while it runs, and the hospitals' bars and the sentences at its end."""
 
 import math
 import time
@@ -40,7 +40,7 @@ def follow(stub: AdminStub, run_id: str, title: str, console: Console) -> Run:
         for message in stub.WatchRun(WatchRunRequest(run=run_id)):
             run = message.run
             line = _line(title, run)
-            if name_of(run, "state") == "PAUSED":  # nobody is there who would resume it
+            if name_of(run, "state") == "PAUSED":  # no administrator is present to resume it
                 break
     console.print(line)
     return run
@@ -81,14 +81,14 @@ def bars(columns: Sequence[HospitalAccuracies]) -> Table:
     return table
 
 
-def story(console: Console, told: Story) -> None:
+def story(console: Console, shown: Story) -> None:
     """Prints the end of the demo: the bars, and the sentences."""
-    if told.columns:
+    if shown.columns:
         console.print()
-        console.print(bars(told.columns))
+        console.print(bars(shown.columns))
         console.print("* has another scanner, which turns each image by 90 degrees")
     console.print()
-    for sentence in told.sentences:
+    for sentence in shown.sentences:
         console.print(f"• {sentence}")
 
 

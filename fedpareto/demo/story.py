@@ -30,14 +30,14 @@ class HospitalAccuracies:
 
 @dataclass(frozen=True)
 class Story:
-    """What is told at the end."""
+    """The columns and sentences that are shown at the end."""
 
     columns: Sequence[HospitalAccuracies]
     sentences: Sequence[str]
 
 
 def story(runs: Mapping[str, DemoResult], private: PrivateResult | None, verification: Verification | None) -> Story:
-    """The story of the runs by name; of acts that were not played nothing is told."""
+    """The story of the runs, by name, without the acts that were not played."""
     columns = [HospitalAccuracies(title, runs[name].accuracy) for name, title in TITLES.items() if name in runs]
     sentences = []
     if private is not None and not runs:
@@ -51,9 +51,9 @@ def story(runs: Mapping[str, DemoResult], private: PrivateResult | None, verific
 
 
 def of_the_record(run: DemoResult) -> str:
-    """The warnings of the record about a run; without any, how far the updates of both kinds agree with the step."""
+    """The warnings of the record about a run; without any, the cosines of both kinds of updates with the step."""
     if run.warnings:
-        return "The record warns: " + " ".join(f"{words}." for words in run.warnings)
+        return "The record warns: " + " ".join(f"{warning}." for warning in run.warnings)
     eight, two = (mean(run.cosine[name] for name in names) for names in (EIGHT, TWO))
     return (
         f"The record shows why: over the rounds, the cosine of an update with the step is {eight:.2f} for the eight "
@@ -89,7 +89,7 @@ def _attack(fair: DemoResult, average_attacked: DemoResult, fair_attacked: DemoR
 
 
 def of_private(run: PrivateResult) -> str:
-    """What the coordinator could learn of the hospitals, and who was named, in sentences."""
+    """Sentences about what the coordinator could learn of the hospitals, and about the cheaters that were named."""
     named = "".join(f" {name} entered a vector that was five times too long, and was named." for name in run.named)
     return (
         f"From the updates of an open round the coordinator could pick out the hospitals with the other scanner: "
