@@ -1,6 +1,6 @@
 """The `fedpareto` command as a child that ends with its parent: `python -m fedpareto.processes.attached PID ...`.
 
-On Linux the kernel kills it when the parent dies, however that happens (elsewhere the parent's own clean-up must do).
+On Linux the kernel kills it when the parent dies for any reason. On other systems the parent's own clean-up ends it.
 """
 
 import os
@@ -14,7 +14,7 @@ _PR_SET_PDEATHSIG = 1
 def die_with(parent: int) -> None:
     """Lets the kernel kill this process when the parent dies; ends it now if the parent is dead already."""
     if sys.platform == "linux":
-        import ctypes  # noqa: PLC0415 - nothing else needs it
+        import ctypes  # noqa: PLC0415 - only this function needs it
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

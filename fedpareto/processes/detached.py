@@ -1,4 +1,4 @@
-"""The `fedpareto` command as a process that goes on without its parent, for a time: `python -m ... SECONDS ...`."""
+"""The `fedpareto` command as a process that outlives its parent, for a limited time: `python -m ... SECONDS ...`."""
 
 import os
 import runpy

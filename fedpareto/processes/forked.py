@@ -1,8 +1,8 @@
-"""Child processes that need not import anything: forks of a server that has imported PyTorch, gRPC and the rest once.
+"""Child processes that start without imports: forks of a server that has imported PyTorch, gRPC and the rest once.
 
-A process made here is a real one: its own memory, session, signals and exit code; only its start is quick (0.05 CPU
-seconds in place of 4 for a worker). It ends when its parent ends, however that happens. The server itself never talks
-gRPC and starts no thread, so that forking it is safe.
+Each child is a real process with its own memory, session, signals and exit code; only its start is quick (0.05 CPU
+seconds, where a worker's imports take 4). It ends when its parent ends, also after a crash. The server itself makes no
+gRPC call and starts no thread, so that forking it is safe.
 """
 
 import atexit
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from federation.line.tls import require_tls13
 
-# What coordinators, workers and commands import. None of it may start a thread, or talk gRPC, at its import.
+# The imports of coordinators, workers and commands. None of them may start a thread or make a gRPC call.
 PRELOADED = [
     "alembic.command",
     "coordinator.server",
@@ -54,10 +54,9 @@ PRELOADED = [
 
 
 def start_server() -> None:
-    """Starts the server of forks, which then imports what it needs while this process does other work.
+    """Starts the fork server, which then imports its modules while this process does other work.
 
-    The first process that is forked starts it otherwise. It imports nothing from the current directory, and does not
-    notice Ctrl-C.
+    Otherwise, the first forked process starts it. It imports nothing from the current directory, and ignores Ctrl-C.
     """
     require_tls13()  # gRPC reads these settings once, when the server loads it
     settings = {"GRPC_ENABLE_FORK_SUPPORT": "0", "PYTHONSAFEPATH": "1"}
@@ -77,10 +76,10 @@ class Forked:
     """A Python process; the methods are those of `subprocess.Popen`.
 
     Args:
-        arguments: what would follow `python`: `-m MODULE ...`, `-c PROGRAM ...` or `FILE ...`.
-        output: where standard output goes, at its end.
-        errors: where standard error goes; None is the same file.
-        text: standard input; None is empty.
+        arguments: the arguments of `python`: `-m MODULE ...`, `-c PROGRAM ...` or `FILE ...`.
+        output: the file to which standard output is appended.
+        errors: the file for standard error; None is the same file.
+        text: the file of standard input; None is empty.
         cwd: the working directory.
         env: the whole environment.
     """
@@ -158,7 +157,7 @@ def completed(
 
 
 def run(arguments: list[str], files: tuple[str, str, str], cwd: str, env: dict[str, str]) -> None:
-    """In the new process: runs what the arguments name, as the interpreter does."""
+    """Runs the module, program or file of the arguments in the new process, as the interpreter does."""
     os.setsid()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for number, file in enumerate(files):
@@ -188,7 +187,7 @@ def run(arguments: list[str], files: tuple[str, str, str], cwd: str, env: dict[s
 
 
 def _end_with_parent() -> None:
-    """Kills this process and its children when the parent has ended."""
+    """Kills this process and its children once the parent has ended."""
     parent = parent_process()
     if parent is not None:
         parent.join()

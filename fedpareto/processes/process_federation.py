@@ -28,8 +28,8 @@ class ProcessError(Exception):
 class Process:
     """A started process, whose output is appended to `log`; it ends when this process ends.
 
-    It is a fork of a server that has imported everything; with `forks` False it is an interpreter of its own, whose
-    memory holds what it has imported itself.
+    It is a fork of a server that has imported everything. With `forks` False it is an interpreter of its own, and its
+    memory holds only its own imports.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Process:
 
     @property
     def text(self) -> str:
-        """What it has printed so far, in the log."""
+        """Its output so far, from the log."""
         return self.log.read_text(errors="replace")
 
     def send(self, number: int) -> None:
@@ -67,7 +67,7 @@ class Process:
                 os.killpg(self.popen.pid, number)
 
     def kill(self) -> None:
-        """Kills it, and waits."""
+        """Kills it and its children, and waits for its end."""
         self.send(signal.SIGKILL)
         self.popen.wait()
 
@@ -85,7 +85,7 @@ class ProcessFederation:
         directory: holds everything: `coordinator`, a directory for each member, and the logs of the processes.
         home: the coordinator's directory.
         forks: see `Process`.
-        seconds: how long anything may take.
+        seconds: the time limit of each call and wait.
     """
 
     def __init__(self, directory: Path, *, seconds: float = 120.0) -> None:
@@ -106,15 +106,15 @@ class ProcessFederation:
         Raises:
             ProcessError: its exit code is not `code`; None is any.
         """
-        words = f"fedpareto {' '.join(arguments)}"
+        command = f"fedpareto {' '.join(arguments)}"
         try:
             done = completed(
                 ["-m", "fedpareto", *arguments], cwd=self.directory, text=standard_input, timeout=self.seconds
             )
         except subprocess.TimeoutExpired:
-            raise ProcessError(f"{words} takes more than {self.seconds:.0f} seconds; giving up") from None
+            raise ProcessError(f"{command} takes more than {self.seconds:.0f} seconds; giving up") from None
         if code not in (None, done.returncode):
-            raise ProcessError(f"{words}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}".rstrip())
+            raise ProcessError(f"{command}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}".rstrip())
         return done.stdout
 
     def admin(self, *arguments: str, code: int | None = 0) -> Any:
