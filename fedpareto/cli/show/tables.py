@@ -26,7 +26,7 @@ WIDTH = 100  # columns
 NAME_WIDTH = 24  # columns; a longer name ends in an ellipsis
 _NAMES = frozenset({"run", "name", "state", "algorithm", "client", "worst client", "task"})  # columns that hold no text
 LISTED = 5  # members with failures that a list of runs names for each run
-MATRIX_ROWS = 24  # of the indicator matrix; more clients are put together by what they serve
+MATRIX_ROWS = 24  # of the indicator matrix; more clients are grouped by the objectives that they serve
 
 _GOOD = {"COMPLETED", "ACTIVE", "FULFILLED", "RUNNING", "STEPPED"}
 _BAD = {"FAILED", "REVOKED", "REFUSED", "SKIPPED", "EXPIRED"}
@@ -107,23 +107,23 @@ def _notes(items: Iterable[Run]) -> Iterator[Text]:
 
 
 def members(summaries: Sequence[MemberSummary]) -> RenderableType:
-    """Each member over the rounds that have ended: how often it replied, or why not."""
+    """A row for each member: its replies and failures in the rounds that have ended, and the last reason."""
     if not summaries:
         return Text("no round has ended yet")
     always, rare = participation_table.COUNTS[:5], participation_table.COUNTS[5:]
     counts = [*always, *(name for name in rare if any(getattr(member, name) for member in summaries))]
     private = any(member.HasField("epsilon") for member in summaries)
-    heads = [*(f">{name.replace('_', ' ')}" for name in counts), *([">epsilon"] if private else [])]
-    table = new_table("member", *heads, "last reason")
-    for member in sorted(summaries, key=lambda one: natural(one.client_id)):
+    titles = [*(f">{name.replace('_', ' ')}" for name in counts), *([">epsilon"] if private else [])]
+    table = new_table("member", *titles, "last reason")
+    for member in sorted(summaries, key=lambda member: natural(member.client_id)):
         reason = (
             f"round {member.last_reason_round}: {participation_table.reason(member)}" if member.last_reason else UNKNOWN
         )
-        who = Text(member.client_id, style="yellow" if participation_table.failures(member) else "")
+        name_cell = Text(member.client_id, style="yellow" if participation_table.failures(member) else "")
         values = [str(getattr(member, name)) for name in counts]
         if private:
             values.append(number(member.epsilon) if member.HasField("epsilon") else UNKNOWN)
-        table.add_row(who, *values, reason)
+        table.add_row(name_cell, *values, reason)
     return table
 
 
@@ -181,12 +181,12 @@ def _consents(items: Iterable[Consent]) -> RenderableType:
     """The answers of members to a run."""
     table = new_table("client", "answer", "since", "signed by", "reason")
     styles = {"accepted": "green", "waiting": "yellow", "refused": "red"}
-    for one in sorted(items, key=lambda one: natural(one.client_id)):
-        doubt = f"not verified because {one.check.reason}: {one.check.message}"
-        key = Text(f"{one.check.key_id[:8]} ✓") if one.check.verified else Text(doubt, style="red")
-        reason = ": ".join(filter(None, (one.reason, one.message)))
-        answer = Text(one.answer, style=styles.get(one.answer, ""))
-        table.add_row(one.client_id, answer, when(one, "at")[:16], key, reason)
+    for consent in sorted(items, key=lambda consent: natural(consent.client_id)):
+        problem = f"not verified because {consent.check.reason}: {consent.check.message}"
+        key = Text(f"{consent.check.key_id[:8]} ✓") if consent.check.verified else Text(problem, style="red")
+        reason = ": ".join(filter(None, (consent.reason, consent.message)))
+        answer = Text(consent.answer, style=styles.get(consent.answer, ""))
+        table.add_row(consent.client_id, answer, when(consent, "at")[:16], key, reason)
     return table
 
 
@@ -197,10 +197,12 @@ def _scores(item: Run) -> RenderableType:
         *((f"{split} loss", f"loss/{split}/", number) for split in ("train", "validation", "test")),
         ("accuracy", "accuracy/objective/", percent),
     ]
-    columns = [one for one in columns if any(f"{one[1]}{name}" in item.latest.metrics for name in item.objectives)]
+    columns = [
+        column for column in columns if any(f"{column[1]}{name}" in item.latest.metrics for name in item.objectives)
+    ]
     table = new_table("objective", *(f">{title}" for title, _, _ in columns))
     for name in item.objectives:
-        table.add_row(name, *(words(metric(item.latest, f"{prefix}{name}")) for _, prefix, words in columns))
+        table.add_row(name, *(text_of(metric(item.latest, f"{prefix}{name}")) for _, prefix, text_of in columns))
     return table
 
 
@@ -217,24 +219,26 @@ def indicator(objectives: Sequence[str], serving: Sequence[Serving]) -> Renderab
         rows = [(client, pattern) for pattern, names in groups.items() for client in names]
         rows.sort(key=lambda row: natural(row[0]))
     else:
-        several = ((f"{len(names)}: {names[0]}, …", names, pattern) for pattern, names in groups.items())
-        rows = [(label if len(names) > 1 else names[0], pattern) for label, names, pattern in several]
+        labelled = ((f"{len(names)}: {names[0]}, …", names, pattern) for pattern, names in groups.items())
+        rows = [(label if len(names) > 1 else names[0], pattern) for label, names, pattern in labelled]
     wide = sum(max(len(name), 2) + 2 for name in objectives) + NAME_WIDTH + 2 <= WIDTH
-    heads = list(objectives) if wide else [str(at + 1) for at in range(len(objectives))]
-    table = new_table("client", *heads, gap=2 if wide else 1)
+    titles = list(objectives) if wide else [str(index + 1) for index in range(len(objectives))]
+    table = new_table("client", *titles, gap=2 if wide else 1)
     for label, pattern in rows:
         table.add_row(label, *("●" if serves else "·" for serves in pattern))
-    counts = [sum(len(names) for pattern, names in groups.items() if pattern[at]) for at in range(len(objectives))]
-    nobody = [name for name, count in zip(objectives, counts, strict=True) if not count]
+    counts = [
+        sum(len(names) for pattern, names in groups.items() if pattern[index]) for index in range(len(objectives))
+    ]
+    unserved = [name for name, count in zip(objectives, counts, strict=True) if not count]
     parts: list[RenderableType] = [table]
     if wide or max(counts) < 10:
         table.add_row("clients", *map(str, counts), style="bold")
     else:
         parts.append(Text(f"clients for an objective: {min(counts)} to {max(counts)}"))
     if not wide:
-        parts.append(Text(", ".join(f"{at + 1} {name}" for at, name in enumerate(objectives))))
-    if nobody:
-        parts.append(Text(f"nobody serves {', '.join(nobody)}", style="yellow"))
+        parts.append(Text(", ".join(f"{index + 1} {name}" for index, name in enumerate(objectives))))
+    if unserved:
+        parts.append(Text(f"nobody serves {', '.join(unserved)}", style="yellow"))
     return Group(*parts)
 
 
