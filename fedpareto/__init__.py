@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from fedpareto.notebook import simulate as simulate
     from simulation.history import History as History
 
-# Where the names come from.
+# The module of each name.
 _PLACES = {
     name: module
     for module, names in {

@@ -40,12 +40,12 @@ def whole(call: Callable[[Any], ResponseT], request: Any) -> ResponseT:
 
 
 def epsilon_of_clients(run: Run) -> str:
-    """What the noise that protects a run's clients has spent, in words; empty without noise."""
+    """The epsilon that the noise for a run's clients has spent, as text; empty without noise."""
     if not run.HasField("client_privacy"):
         return ""
-    told = run.client_privacy
-    budget = f" of {told.budget:g}" if told.budget else ", without a budget"
-    return f"of clients: epsilon = {told.epsilon:.4g}{budget} (delta = {told.delta:g})"
+    privacy = run.client_privacy
+    budget = f" of {privacy.budget:g}" if privacy.budget else ", without a budget"
+    return f"of clients: epsilon = {privacy.epsilon:.4g}{budget} (delta = {privacy.delta:g})"
 
 
 def duration(phase: PhaseProgress) -> float:

@@ -33,14 +33,14 @@ def simulate(
         spec: a run specification: a TOML document, or the path of one (a `Path`, or a text that ends in ".toml").
         data: the directory of the task's data.
         home: directory of the record; without it, the record is deleted at the end.
-        device: where clients train: "auto", "cpu", "cuda" or "cuda:N".
-        backend: how they train: "auto", "stacked", "loop", "compiled" or "ray".
-        trainer: in place of the task's own: "torch", or "module:Class".
+        device: the device on which clients train: "auto", "cpu", "cuda" or "cuda:N".
+        backend: the method of training them: "auto", "stacked", "loop", "compiled" or "ray".
+        trainer: replaces the task's own: "torch", or "module:Class".
         ray_address: of a Ray cluster, for the backend "ray".
         threads: CPU threads of torch, for the whole process; small models are faster with 1.
         resume: continue the simulation in `home`.
-        download: whether the task may fetch a public data set into `data`.
-        progress: called after every round. Default: a line in a notebook, a bar on a terminal. To show nothing, give
+        download: True lets the task fetch a public data set into `data`.
+        progress: is called after every round. Default: a line in a notebook, a bar on a terminal. To show nothing, give
             `lambda progress: None`.
 
     Returns:

@@ -78,17 +78,17 @@ def line(progress: "SimulationProgress") -> str:
         ("accuracy/worst5", "worst 5 %", percent),
         ("loss/train", "training loss", lambda value: f"{value:.4g}"),
     ]
-    words = [
+    parts = [
         f"{label} {format_(progress.metrics[name])}" for name, label, format_ in numbers if name in progress.metrics
     ]
     left = (progress.total - progress.done) / progress.rate if progress.rate > 0 else math.inf
     rest = f", {left:.0f} s left" if 0 < left < math.inf else ""
-    return ", ".join([f"round {progress.done} of {progress.total}: {progress.rate:.1f} rounds/s{rest}", *words])
+    return ", ".join([f"round {progress.done} of {progress.total}: {progress.rate:.1f} rounds/s{rest}", *parts])
 
 
 @contextmanager
 def bar(console: "Console") -> Iterator[Tell]:
-    """A function that shows the progress as a bar; nothing is shown where the console is not a terminal."""
+    """A function that shows the progress as a bar; without a terminal it shows nothing."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
 
     columns: tuple[Any, ...] = ("rounds", BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]:.1f}/s"))

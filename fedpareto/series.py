@@ -1,4 +1,4 @@
-"""Series of numbers over rounds or clients, in which NaN stands for a number that is not known."""
+"""Series of numbers over rounds or clients, in which NaN stands for an unknown number."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,22 +15,22 @@ def metric(summary: RoundSummary, name: str) -> float:
 
 def own_names(metrics: Mapping[str, float]) -> list[str]:
     """The values of a task's metrics that a round recorded, such as "auc" or "recall/3", each once."""
-    found = {name.removeprefix(OWN).rpartition("/")[0] for name in metrics if name.startswith(OWN)}
-    return sorted(found, key=lambda name: [(part.isdigit(), part.zfill(9)) for part in name.split("/")])
+    names = {name.removeprefix(OWN).rpartition("/")[0] for name in metrics if name.startswith(OWN)}
+    return sorted(names, key=lambda name: [(part.isdigit(), part.zfill(9)) for part in name.split("/")])
 
 
 def own_values(evaluation: Mapping[str, float]) -> dict[str, float]:
-    """What a member measured in the task's own metrics, by name, of an evaluation with names such as "test/auc".
+    """The values of the task's own metrics, by name, from a member's evaluation with names such as "test/auc".
 
-    It is on the first of `SCORED` that the member evaluated.
+    They are of the first split of `SCORED` that the member evaluated.
     """
-    split = next((one for one in SCORED if any(name.startswith(f"{one}/") for name in evaluation)), "")
-    found = {}
+    split = next((split for split in SCORED if any(name.startswith(f"{split}/") for name in evaluation)), "")
+    values = {}
     for name, value in evaluation.items():
-        at, _, own = name.partition("/")
-        if at == split and own.partition("/")[0] not in RESERVED:
-            found[own] = value
-    return found
+        part, _, own = name.partition("/")
+        if part == split and own.partition("/")[0] not in RESERVED:
+            values[own] = value
+    return values
 
 
 def known(values: Iterable[float]) -> list[float]:
@@ -40,8 +40,8 @@ def known(values: Iterable[float]) -> list[float]:
 
 def mean(values: Iterable[float]) -> float:
     """The mean of the finite numbers; NaN where there is none."""
-    found = known(values)
-    return math.fsum(found) / len(found) if found else math.nan
+    finite = known(values)
+    return math.fsum(finite) / len(finite) if finite else math.nan
 
 
 def first(values: Iterable[float]) -> float:
