@@ -165,7 +165,7 @@ def test_before_joining_the_way_to_an_address_is_checked(served: Running, tmp_pa
     found, code = doctor("--home", str(tmp_path / "none"), "--address", served.enrollment_address)
     assert (code, list(found)[:4]) == (0, ["dns", "proxy", "tls", "coordinator"])
     assert found["tls"][0] == OK
-    words = f"a coordinator's certificate, by its own word of the CA {fingerprint(served.home.ca)}, until "
+    words = f"a coordinator's certificate, which names the CA {fingerprint(served.home.ca)}, until "
     assert found["tls"][1].startswith(words)
     found, code = doctor("--home", str(tmp_path / "none"))
     assert (code, found["membership"][0]) == (1, FAILED)

@@ -109,7 +109,7 @@ def _tls(plain: socket.socket, address: str, member: MemberFiles | None, now: da
             return Finding.failed(
                 "tls", f"the certificate there is of {issuer}, not of a coordinator. {_INSPECTED.format(address)}"
             )
-        text = f"a coordinator's certificate, by its own word of the CA {authorities[0]}"
+        text = f"a coordinator's certificate, which names the CA {authorities[0]}"
     else:
         try:
             certificate.verify_directly_issued_by(load_certificate(member.ca))

@@ -80,7 +80,7 @@ class Ledger:
         return [PrivacyEntry(*row) for row in rows]
 
     def add(self, entry: PrivacyEntry) -> None:
-        """Adds an entry; it is on the disk when this returns. Raises OSError if the disk does not take it."""
+        """Adds an entry; it is on the disk when this returns. Raises OSError if it cannot be written."""
         values = tuple(asdict(entry).values())
         with self._file.using() as connection:
             connection.execute(
@@ -162,7 +162,7 @@ class SitePrivacy:
 
         Raises:
             WorkError: `dp-work`, `dp-budget`, `dp-model` or `dp-missing`.
-            OSError: the disk does not take the entry in the ledger.
+            OSError: the entry in the ledger cannot be written.
         """
         data = self.data_set(order.task)
         if isinstance(computation, Measure):

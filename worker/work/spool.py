@@ -2,8 +2,8 @@
 
 A reply is three files named after the assignment: payload, signed assignment and signed envelope; a fourth has the
 state of the run that belongs to it, if the member keeps any. The envelope is written last, and a reply without it is
-removed at the start: it is in the spool completely or not at all. When the disk does not take replies, a few are kept
-in memory, with their states.
+removed at the start: it is in the spool completely or not at all. Replies that cannot be written to the disk are kept
+in memory with their states, a few at a time.
 """
 
 import os
