@@ -27,7 +27,7 @@ class Backend:
     """A backend."""
 
     name: str  # "stacked", "loop", "compiled" or "ray"
-    why: str  # why "auto" did not choose "stacked"
+    why: str  # the reason why "auto" did not choose "stacked"
     local: LocalWork  # trains and evaluates
     close: Callable[[], object] = lambda: None  # releases its resources
 
@@ -48,7 +48,7 @@ def pick_backend(
     `trainer` is the class that trains the clients; only the built-in one can be stacked or compiled.
 
     Raises:
-        ValueError: no such backend, or a task that the one asked for cannot train.
+        ValueError: no such backend, or a task that the chosen backend cannot train.
         WorkError: the task's model cannot be trained with noise, or the device lacks the precision.
         SimulationError: "ray" without Ray, a cluster that cannot be used, or "compiled" without a compiler.
     """
@@ -66,7 +66,7 @@ def pick_backend(
             raise ValueError(f"{task.name} cannot be trained by the backend {name}: its trainer is {trainer.__name__}")
         return loop(f"its trainer is {trainer.__name__}")
     must_suit_device(sgd.precision, torch.device(device))
-    why = _why_loop(name, task, population, spec)
+    why = _reason_for_loop(name, task, population, spec)
     if name == "ray":
         if find_spec("ray") is None:
             raise SimulationError("the backend ray needs Ray, not installed here: install fedpareto[ray]")
@@ -90,21 +90,21 @@ def pick_backend(
     return Backend("stacked", "", Stacked(task, splits, device, serves))
 
 
-def _why_loop(name: str, task: Task, population: Population, spec: RunSpec) -> str:
-    """Why a run needs a worker's own code; empty where it does not. Raises ValueError if the backend lacks it."""
-    why = ""
+def _reason_for_loop(name: str, task: Task, population: Population, spec: RunSpec) -> str:
+    """The reason why a run needs a worker's own code, or empty. Raises ValueError if the backend lacks it."""
+    reason = ""
     if not spec.parameters.shares_all:
         if name not in ("auto", "loop"):
             raise ValueError(
                 f"{task.name} cannot be trained by the backend {name} with personal or frozen parameters; use auto or "
                 "loop"
             )
-        why = "the run does not share all parameters"
+        reason = "the run does not share all parameters"
     if spec.privacy.of_samples is not None:
         if name in ("stacked", "compiled"):
             raise ValueError(
                 f"{task.name} cannot be trained {name} with noise (privacy.sample_noise); use auto or loop"
             )
         must_suit(flat.build(task), task, next(own.train for own in population.splits.values() if len(own.train)))
-        why = "each sample's gradient gets noise of its own client"
-    return why
+        reason = "each sample's gradient gets noise of its own client"
+    return reason

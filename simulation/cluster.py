@@ -41,7 +41,7 @@ class _Trainers:
     def compute(
         self, base: NDArray[np.float32], computations: dict[str, AtBase], seed: int, round_: int
     ) -> dict[str, Result | WorkError | int]:
-        """As `LocalWork.compute`; for training that diverged, the step, since an exception would lose it."""
+        """Like `LocalWork.compute`; for training that diverged, the step, since an exception would lose it."""
         outcomes = self._loop.compute(base, computations, Turn(seed, round_, lambda: False))
         return {
             name: outcome.step if isinstance(outcome, TrainingDiverged) else outcome

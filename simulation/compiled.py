@@ -65,7 +65,7 @@ class CompiledTrainer(TorchTrainer):
 
 
 def why_not_compiled(task: Task, sgd: LocalSgd) -> str:
-    """Why the training of a task cannot be compiled, or would draw other random numbers; empty when it can."""
+    """The reason why the training of a task cannot be compiled, or would draw other random numbers; empty if it can."""
     if not sgd.plain or sgd.clip_norm or sgd.micro_batch or sgd.precision != "float32":
         return (
             "only plain SGD can be (train.optimiser, step_schedule, step_warm_up, clip_norm, micro_batch and precision)"

@@ -14,7 +14,7 @@ from federation.tasks.partition import deal_all
 class Population:
     """The clients."""
 
-    splits: Mapping[str, Splits]  # every client's data, poisoned by attackers that do so; ordered by name
+    splits: Mapping[str, Splits]  # every client's data, poisoned for attackers that poison data; ordered by name
     attackers: Mapping[str, Attack]  # the attack of each client that is not honest
     serves: Mapping[str, tuple[str, ...]]  # the objectives of each client
 
@@ -50,10 +50,11 @@ def _served(task: Task, spec: SimulationSpec) -> list[tuple[str, ...]]:
     """The objectives of each client: all of them, or some in turn."""
     kind, _, count = spec.objectives.partition(":")
     M = len(task.objectives)
-    chosen = [
-        set(range(M)) if kind == "all" else {(at + i) % M for i in range(int(count))} for at in range(spec.clients)
+    selected = [
+        set(range(M)) if kind == "all" else {(index + i) % M for i in range(int(count))}
+        for index in range(spec.clients)
     ]
-    return [tuple(name for at, name in enumerate(task.objectives) if at in own) for own in chosen]
+    return [tuple(name for index, name in enumerate(task.objectives) if index in indices) for indices in selected]
 
 
 def client_names(count: int) -> list[str]:

@@ -1,7 +1,7 @@
 """Simulated clients as members of private rounds: keys, a pinned roster, and secrets, all derived from the run's seed.
 
-The members are those of a real federation: they verify each other's signatures and refuse what a worker refuses. Their
-secrets are not secret, so that a simulation can be repeated.
+They behave like members of a real federation: they verify each other's signatures, and refuse all that a worker
+refuses. Their secrets are derived and not secret, so that a simulation can be repeated.
 """
 
 from collections.abc import Iterable
@@ -22,11 +22,11 @@ class SimulatedMembers:
     """The members of a simulation of one task.
 
     Args:
-        seed: of the run.
+        seed: the run's seed.
         names: the clients.
-        task: of the run.
-        assumed: the colluding members that every owner assumes; None as many as owners do by default.
-        effective_members: E* that every owner requires; None as much as owners do by default.
+        task: the run's task.
+        assumed: the number of colluding members that every owner assumes; None for the owners' default.
+        effective_members: E* that every owner requires; None for the owners' default.
     """
 
     def __init__(
