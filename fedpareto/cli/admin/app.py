@@ -73,11 +73,11 @@ def command(name: str | None = None, **settings: Any) -> Callable[[Callable[...,
     """Adds a command of `fedpareto admin` that calls the Admin service.
 
     The decorated function gets the service and the command's arguments, and returns the answer as a document for --json
-    and, for people, as a sentence or as a function that makes a picture. The options --home and --json are added.
+    and, for people, as a sentence or as a function that makes a table. The options --home and --json are added.
 
     Args:
-        name: of the command; by default that of the function.
-        settings: of the command, for Typer.
+        name: the command's name; the default is the function's.
+        settings: Typer's settings of the command.
     """
 
     def add(function: Callable[..., Answer]) -> None:
@@ -111,7 +111,7 @@ def show(as_json: bool, document: Any, picture: "str | Callable[[], RenderableTy
 
 
 def confirm(yes: bool, question: Callable[[], str], *, why: str = "this cannot be undone") -> None:
-    """Asks before something that cannot be undone, unless the answer was given with --yes; `why` says why it asks.
+    """Asks before an action that cannot be undone, unless --yes was given; `why` is the reason in the error.
 
     Raises:
         CommandFailure: there is no terminal to ask at, or the answer is no.

@@ -34,7 +34,7 @@ audit = typer.Typer(help="Show the audit log; `audit verify` verifies it.", invo
 app.add_typer(audit, name="audit")
 
 _AGO = re.compile(r"(\d{1,6})([smhd])")
-_SHORTEST_SECONDS = 1.0  # of a call whose certificate was good when it began
+_SHORTEST_SECONDS = 1.0  # of a call whose certificate was valid when it began
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -70,7 +70,7 @@ def show_log(
 
 
 def listed(stub: "AdminStub", request: "v1.ListAuditRequest") -> "Iterator[list[v1.AuditEntry]]":
-    """The entries, some at a time. Following goes on after the end of a certificate, with the next one."""
+    """Yields the entries in lists. With `follow` it goes on with the next certificate when one ends."""
     last = -1
     while True:
         begun = time.monotonic()
@@ -134,13 +134,13 @@ def verify(
 
 def _line(entry: "v1.AuditEntry") -> str:
     when = formatting.local(entry.at)
-    words = [f"{entry.number:>7}  {when}  {entry.actor}  {entry.action}"]
-    words += [part for part in (entry.subject, entry.detail) if part]
+    parts = [f"{entry.number:>7}  {when}  {entry.actor}  {entry.action}"]
+    parts += [part for part in (entry.subject, entry.detail) if part]
     if entry.outcome:
-        words.append(f"refused: {entry.outcome}")
+        parts.append(f"refused: {entry.outcome}")
     if entry.times > 1:
-        words.append(f"{entry.times} times")
-    return "  ".join(words)
+        parts.append(f"{entry.times} times")
+    return "  ".join(parts)
 
 
 def _time(text: str, now: datetime) -> datetime:
@@ -148,9 +148,9 @@ def _time(text: str, now: datetime) -> datetime:
     if (ago := _AGO.fullmatch(text)) is not None:
         return now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
     try:
-        named = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except ValueError:
         raise CommandFailure(
             f"--since {text}: expected 90m, 12h, 7d, or a time as in 2026-05-04T12:00", code=USAGE
         ) from None
-    return named if named.tzinfo is not None else named.astimezone()
+    return moment if moment.tzinfo is not None else moment.astimezone()

@@ -19,8 +19,8 @@ class Saved:
     """A model that was written.
 
     Attributes:
-        digest: of the model as it is on record, which the file is without the metadata that tell where it comes from.
-        size: of the same, in bytes.
+        digest: the digest of the model in the record; the file has metadata about its origin besides.
+        size: the size of the model in the record, in bytes.
         best: the round, if it was chosen by a metric.
     """
 
@@ -30,7 +30,7 @@ class Saved:
 
 
 def save(pieces: Iterable[ExportModelResponse], path: Path) -> Saved:
-    """Writes the pieces to `path`, with metadata that tell where the model comes from.
+    """Writes the pieces to `path`, with metadata about the model's origin.
 
     Raises:
         CommandFailure: the bytes are not those that the coordinator named, or the file cannot be written; an older
@@ -47,7 +47,7 @@ def save(pieces: Iterable[ExportModelResponse], path: Path) -> Saved:
 def _write(pieces: Iterable[ExportModelResponse], file: BinaryIO) -> Saved:
     best = None
     digest, size, count, state = "", 0, 0, digests.hasher()
-    head: bytes | None = b""  # what has come of the header, until it is whole
+    head: bytes | None = b""  # the part of the header that has arrived, until it is complete
     for piece in pieces:
         if not digest:
             digest, size = piece.digest, piece.size
@@ -65,9 +65,9 @@ def _write(pieces: Iterable[ExportModelResponse], file: BinaryIO) -> Saved:
         head = None
     if not digest:
         raise CommandFailure("the coordinator sent no model")
-    found = f"{digests.parse(digest)[0]}:{state.hexdigest()}"
-    if found != digest or count != size:
-        raise CommandFailure(f"the model that arrived is {found} ({count} bytes); expected {digest} ({size} bytes)")
+    received = f"{digests.parse(digest)[0]}:{state.hexdigest()}"
+    if received != digest or count != size:
+        raise CommandFailure(f"the model that arrived is {received} ({count} bytes); expected {digest} ({size} bytes)")
     return Saved(digest, size, best)
 
 

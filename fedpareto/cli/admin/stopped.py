@@ -44,7 +44,7 @@ def reading(centre: Path) -> Iterator[Callable[..., Any]]:
 
 
 class _Calls:
-    """The calls of a record. What it does not offer needs a coordinator that serves."""
+    """The calls of a record. All other calls need a coordinator that serves."""
 
     def __init__(self, centre: Path, record: RecordCalls, runner: asyncio.Runner) -> None:
         self._centre = centre

@@ -1,4 +1,4 @@
-"""Submitting a run: its specification, checked here first, and its initial model, in chunks."""
+"""Submits a run: its specification, which is checked here first, and its initial model, in chunks."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -31,11 +31,11 @@ class InitialModel:
     """A safetensors file, on a disk or in memory.
 
     Attributes:
-        pieces: makes its bytes, from the start, in pieces of at most 1 MiB.
-        size: bytes.
-        digest: of all bytes.
-        objectives: of the task, in its order; none where the task is not installed here.
-        metrics: of the task, likewise.
+        pieces: yields its bytes, from the start, in pieces of at most 1 MiB.
+        size: its size in bytes.
+        digest: the digest of all bytes.
+        objectives: those of the task, in its order; empty if the task is not installed here.
+        metrics: those of the task, likewise.
     """
 
     pieces: Callable[[], Iterator[bytes]]
@@ -85,9 +85,9 @@ def read_spec(path: Path) -> tuple[bytes, RunSpec]:
 
 
 def made_model(task_name: str, seed: int, parameters: ParametersSpec = ParametersSpec()) -> InitialModel:  # noqa: B008
-    """The model that a run starts from, as its task makes it; the same for the same seed.
+    """The initial model that a task makes; the same for the same seed.
 
-    `parameters` are those that the run does not share.
+    `parameters` names those that the run does not share.
 
     Raises:
         CommandFailure: no such task, its model does not suit `parameters`, or PyTorch is missing.
@@ -98,8 +98,8 @@ def made_model(task_name: str, seed: int, parameters: ParametersSpec = Parameter
 
     try:
         with failing(TaskError, SharingError, code=USAGE):
-            found = task(task_name)
-            layout, vector = run_model(found, seed, parameters)
+            task_here = task(task_name)
+            layout, vector = run_model(task_here, seed, parameters)
     except ModuleNotFoundError as error:
         raise CommandFailure(
             f"the initial model of {task_name} is made with {error.name}, which is not installed here: "
@@ -113,7 +113,7 @@ def made_model(task_name: str, seed: int, parameters: ParametersSpec = Parameter
                 yield bytes(part[start : start + CHUNK_BYTES])
 
     with failing(TaskError, code=USAGE):
-        return InitialModel.of(pieces, len(header) + len(data), found)
+        return InitialModel.of(pieces, len(header) + len(data), task_here)
 
 
 def model_file(path: Path, task_name: str) -> InitialModel:
@@ -141,7 +141,7 @@ def model_file(path: Path, task_name: str) -> InitialModel:
     size = path.stat().st_size
     try:
         return InitialModel.of(pieces, size, task(task_name))
-    except (TaskError, ModuleNotFoundError):  # a task of the members' own: the specification may name what it has
+    except (TaskError, ModuleNotFoundError):  # a task that only members have: the specification may name its objectives
         return InitialModel.of(pieces, size, None)
 
 
@@ -175,7 +175,7 @@ def submit(
 
 
 def show_prospects(response: SubmitRunResponse, as_json: bool) -> None:
-    """Prints the answer to a dry run: the members to ask and the disk space; a Failure if the run could not begin."""
+    """Prints the members to ask and the disk space of a dry run; a CommandFailure if the run could not begin."""
     if as_json:
         typer.echo(dumps(response))
     else:
