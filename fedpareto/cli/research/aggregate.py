@@ -104,10 +104,10 @@ def aggregate_command(
 def _load(file: Path) -> "dict[str, NDArray[Any]]":
     import numpy as np
 
-    plain = f"{file} is not an .npz file of plain arrays"  # reading an array of objects would run code from the file
+    problem = f"{file} is not an .npz file of plain arrays"  # reading an array of objects would run code from the file
     with (
         failing(OSError, code=USAGE, what=f"{file} could not be read"),
-        failing(ValueError, EOFError, zipfile.BadZipFile, code=USAGE, what=plain),
+        failing(ValueError, EOFError, zipfile.BadZipFile, code=USAGE, what=problem),
     ):
         archive = np.load(file, allow_pickle=False)
         if isinstance(archive, np.ndarray):
@@ -161,9 +161,9 @@ def _list(as_json: bool) -> None:
     from fedpareto.cli.show.tables import console, new_table
 
     def described(fields: "Iterable[Hyperparameter]") -> list[dict[str, Any]]:
-        defaults = ({} if each.default is dataclasses.MISSING else {"default": each.default} for each in fields)
+        defaults = ({} if field.default is dataclasses.MISSING else {"default": field.default} for field in fields)
         return [
-            {"name": each.name, **default, "help": each.help} for each, default in zip(fields, defaults, strict=True)
+            {"name": field.name, **default, "help": field.help} for field, default in zip(fields, defaults, strict=True)
         ]
 
     def entry(item: "ListedRule") -> dict[str, Any]:
@@ -177,20 +177,20 @@ def _list(as_json: bool) -> None:
         typer.echo(json.dumps({"algorithms": algorithms, "stages": stages, "common": common}))
         return
     others: dict[str, Any] = {"name": f"{torchjd.PREFIX}NAME", "summary": torchjd.SUMMARY, "hyperparameters": []}
-    every = "What is done to the updates before the algorithm sees them."
+    stage_summary = "What is done to the updates before the algorithm sees them."
     table = new_table("algorithm", "hyper-parameter", "default", "meaning")
     table.columns[0].max_width = None
     for item in [
         *algorithms,
         others,
-        {"name": "every algorithm", "summary": every, "hyperparameters": common},
+        {"name": "every algorithm", "summary": stage_summary, "hyperparameters": common},
         *({**stage, "name": f"stage {stage['name']}"} for stage in stages),
     ]:
         package = f" [package {item['package']}]" if "package" in item else ""
         table.add_row(item["name"], "", "", item["summary"] + package)
-        for each in item["hyperparameters"]:
-            default = json.dumps(each["default"]) if "default" in each else "–"
-            table.add_row("", each["name"], default, each["help"])
+        for field in item["hyperparameters"]:
+            default = json.dumps(field["default"]) if "default" in field else "–"
+            table.add_row("", field["name"], default, field["help"])
     console().print(table)
 
 

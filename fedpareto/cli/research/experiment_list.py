@@ -12,7 +12,7 @@ from fedpareto.cli.show.tables import console, new_table
 from fedpareto.formatting import span
 
 
-def data_is_there(experiment: Experiment, data: Path | None) -> bool | None:
+def data_exists(experiment: Experiment, data: Path | None) -> bool | None:
     """True if the data directory has the data of an experiment; None if it is unknown."""
     if not experiment.data:
         return True
@@ -63,5 +63,5 @@ def _overview(experiment: Experiment, data: Path | None) -> dict[str, Any]:
         "core_seconds": experiment.core_seconds(experiment.cells(), len(experiment.seeds)),
         "quick_core_seconds": quick.core_seconds(quick.cells(), len(quick.seeds)),
         "data": list(experiment.data),
-        "data_there": data_is_there(experiment, data),
+        "data_there": data_exists(experiment, data),
     }

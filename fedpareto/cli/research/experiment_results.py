@@ -1,4 +1,4 @@
-"""The results of `fedpareto experiment`: which runs belong to an experiment, and their tables and figures."""
+"""The results of `fedpareto experiment`: the runs of an experiment, and their tables and figures."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -76,7 +76,7 @@ def restore(console: Console, store: Store) -> None:
 
 
 def tell_damage(console: Console, store: Store, jobs: Sequence[Job], consequence: str) -> None:
-    """Prints which results cannot be read."""
+    """Prints the results that cannot be read."""
     for damage in filter(None, map(store.damage, jobs)):
         say(console, f"{damage}: {consequence}", style="yellow")
 
@@ -94,11 +94,13 @@ def show(console: Console, experiment: Experiment, store: Store, failed: Mapping
     for job in jobs:
         if difference := store.other(job):
             say(console, f"{job.label} is of another specification ({difference}): left out", style="yellow")
-    if strange := sorted(store.names().difference(job.name for job in jobs)):
-        say(console, f"the experiment has no run {strange[0]} (one of {len(strange)}): left out", style="yellow")
+    if unknown := sorted(store.names().difference(job.name for job in jobs)):
+        say(console, f"the experiment has no run {unknown[0]} (one of {len(unknown)}): left out", style="yellow")
     finished = {job.label: result for job in jobs if (result := store.find(job)) is not None}
     results = derived(experiment, list(finished.values()))
-    failed = {label: why for label, why in {**record.read(store).failed, **failed}.items() if label not in finished}
+    failed = {
+        label: reason for label, reason in {**record.read(store).failed, **failed}.items() if label not in finished
+    }
     written = record.write(store, experiment.name, results, failed)
     figures = list[Path]()
     if results:

@@ -14,7 +14,7 @@ from experiments.results import Job, Store
 from experiments.runner import Event, ExperimentRunner, RunnerSettings
 from federation.training.determinism import pick_device
 from fedpareto.cli.failure import USAGE, CommandFailure
-from fedpareto.cli.research.experiment_list import data_is_there
+from fedpareto.cli.research.experiment_list import data_exists
 from fedpareto.cli.research.experiment_results import say
 from fedpareto.formatting import span
 from simulation.backends import BACKENDS
@@ -31,7 +31,7 @@ def seeds(text: str) -> tuple[int, ...]:
 
 def must_have_data(experiment: Experiment, data: Path | None) -> None:
     """Refuses an experiment without its data."""
-    if data_is_there(experiment, data):
+    if data_exists(experiment, data):
         return
     paths = " or ".join(experiment.data)
     if data is None:
