@@ -1,11 +1,11 @@
-"""The audit log: who did what, and every refusal.
+"""The audit log: the actions of all parties, and every refusal.
 
-Entries are recorded in the transaction of the fact that they tell, so that neither is there without the other. They get
-their place in the log afterwards, from one sequencer: concurrent transactions do not wait for each other, ids of rows
-that were rolled back leave no gap, and what a dead process recorded is chained by the next one.
+An entry is recorded in the same transaction as the fact that it tells, so that neither exists without the other. One
+sequencer gives entries their place in the log afterwards: concurrent transactions do not wait for each other, ids of
+rows that were rolled back leave no gap, and the next process chains the entries of one that died.
 
 Until then, a tag protects an entry: a keyed hash that only processes with the coordinator's directory can compute. A
-row that somebody else has inserted or changed in the database has no right tag.
+row that anybody else has inserted or changed in the database has no valid tag.
 """
 
 import hmac
@@ -66,33 +66,33 @@ def record(
         at: the time, aware.
         actor: the SAN URI of the caller's certificate, "peer <address>" without the port, or "coordinator".
         action: an rpc ("Submit") or an event ("run.completed").
-        subject: what it was about: a run, a client, an assignment.
+        subject: of the event: a run, a client, an assignment.
         outcome: the reason of the refusal; empty for success.
-        detail: anything else; no secret.
-        digest: of the envelope or object that the entry tells of.
-        times: how often it happened.
+        detail: anything else; never a secret.
+        digest: of the envelope or object that the entry is about.
+        times: the number of times that it happened.
     """
     values = {"subject": subject, "outcome": outcome, "detail": detail, "digest": digest, "times": times}
     values |= {"at": at, "actor": actor, "action": action}
     if (key := session.info.get(ENTRY_KEY)) is not None:
-        kept = {name: cleaned(str(values[name]), length) for name, length in _PROSE.items()}
-        entry = LogEntry(number=0, entry_id=0, at=at, digest=digest, times=times, **kept)
+        texts = {name: cleaned(str(values[name]), length) for name, length in _PROSE.items()}
+        entry = LogEntry(number=0, entry_id=0, at=at, digest=digest, times=times, **texts)
         # The nonces of later entries are larger, so that their index grows at its end.
         nonce = struct.pack(">q", (at - EPOCH) // _MICROSECOND) + secrets.token_bytes(_NONCE_BYTES - 8)
         values["tag"] = _tag(key, nonce, entry)
-    # Not as an object of the session: some are recorded for each reply, and nobody reads them in its transaction.
+    # Not as an object of the session: each reply records some entries, and its transaction never reads them.
     session.connection().execute(_INSERT, values)
 
 
 def _tag(key: bytes, nonce: bytes, entry: LogEntry) -> bytes:
-    """The tag of an entry whose number and row are not known yet: both are 0. The nonce makes tags of equals differ."""
+    """The tag of an entry without number and row id: both are 0. The nonce makes the tags of equal entries differ."""
     return nonce + blake3(nonce + entry.encode(FIRST), key=key).digest()
 
 
 def is_tagged(entry: LogEntry, tag: bytes, key: bytes) -> bool:
-    """Whether a tag is of this entry and key."""
-    made = _tag(key, tag[:_NONCE_BYTES], replace(entry, number=0, entry_id=0))
-    return hmac.compare_digest(made, tag)
+    """True if a tag belongs to this entry and key."""
+    expected = _tag(key, tag[:_NONCE_BYTES], replace(entry, number=0, entry_id=0))
+    return hmac.compare_digest(expected, tag)
 
 
 def unchained(session: Session, limit: int) -> list[tuple[LogEntry, bytes]]:
@@ -101,16 +101,16 @@ def unchained(session: Session, limit: int) -> list[tuple[LogEntry, bytes]]:
     Their numbers are 0.
     """
     rows = select(*_COLUMNS, AuditEntry.tag).where(AuditEntry.number.is_(None))
-    found = []
+    entries = []
     for row in session.execute(rows.order_by(AuditEntry.entry_id).limit(limit)).mappings():
         values = dict(row)
         tag = values.pop("tag") or b""
-        found.append((LogEntry(number=0, **values), tag))
-    return found
+        entries.append((LogEntry(number=0, **values), tag))
+    return entries
 
 
 def used_tags(session: Session) -> set[bytes]:
-    """The tags of entries without a place that an entry with a place has, too: the rows were copied."""
+    """The tags that an entry without a place shares with an entry that has one: these rows were copied."""
     waiting = select(AuditEntry.tag).where(AuditEntry.number.is_(None))
     rows = select(AuditEntry.tag).where(AuditEntry.number.is_not(None), AuditEntry.tag.in_(waiting))
     return {tag for tag in session.scalars(rows) if tag is not None}
@@ -122,12 +122,12 @@ def remove(session: Session, entry_id: int) -> None:
 
 
 def any_unchained(session: Session) -> bool:
-    """Whether an entry has no place in the log yet."""
+    """True if an entry has no place in the log yet."""
     return session.scalar(select(AuditEntry.entry_id).where(AuditEntry.number.is_(None)).limit(1)) is not None
 
 
 def chain(session: Session, leaves: Sequence[tuple[int, int, bytes]]) -> None:
-    """Writes down the places of entries: the id of each row, its number, and its leaf."""
+    """Records the places of entries, each given as the id of its row, its number, and its leaf."""
     statement = (
         update(AuditEntry.__table__)  # type: ignore[arg-type]  # a Table, which the ORM calls a FromClause
         .where(AuditEntry.entry_id == bindparam("row"))
@@ -170,9 +170,9 @@ def chained(
     Args:
         session: reads.
         start: the number of the first one.
-        limit: how many at most.
-        since: not those before this time.
-        actor: only those of this actor; a name stands for the member or administrator with this name.
+        limit: the largest number of entries.
+        since: leaves out earlier entries.
+        actor: leaves out the entries of others; a name stands for the member or administrator with this name.
     """
     conditions = [AuditEntry.number >= start]
     if since is not None:
@@ -185,15 +185,15 @@ def chained(
 def chained_where(
     session: Session, *conditions: ColumnElement[bool], limit: int | None = None
 ) -> Sequence[ChainedEntry]:
-    """The entries with a place in the log for which conditions hold, in order, at most `limit`."""
+    """The entries with a place in the log that meet the conditions, in order, at most `limit`."""
     columns = (*_COLUMNS, AuditEntry.number, AuditEntry.leaf, AuditEntry.tag)
     rows = select(*columns).where(AuditEntry.number.is_not(None), *conditions)
-    found = []
+    entries = []
     for row in session.execute(rows.order_by(AuditEntry.number).limit(limit)).mappings():
         values = dict(row)
         leaf, tag = values.pop("leaf") or b"", values.pop("tag") or b""
-        found.append(ChainedEntry(LogEntry(**values), leaf, tag))
-    return found
+        entries.append(ChainedEntry(LogEntry(**values), leaf, tag))
+    return entries
 
 
 def newest_number(session: Session, action: str, subject: str) -> int | None:

@@ -1,12 +1,12 @@
 """Blobs in a directory: the blob store of a coordinator.
 
-A blob is written to a temporary name, fsynced, renamed into place, and its directory fsynced: it is there whole or not
-at all, after `kill -9` and after loss of power. Names come from `federation.digests.parse` alone, so that no text from
-the wire becomes a path.
+A blob is written to a temporary file, fsynced and renamed into place, and its directory is fsynced: the store has the
+whole blob or none of it, after `kill -9` and after loss of power. Names come from `federation.digests.parse` alone, so
+that no text from the wire becomes a path.
 
     ROOT/blake3/ab/cdef...     a blob: blake3:abcdef...
-    ROOT/tmp/...               blobs being written, each flocked by its writer for as long as that lives
-    ROOT/partial/NAME          the same for uploads with a name, which outlive their writer
+    ROOT/tmp/...               blobs being written, each flocked by its writer while the writer lives
+    ROOT/partial/NAME          the same for named uploads, which outlive their writer
     ROOT/lock                  held for the instants in which a blob is claimed (shared) or deleted (exclusive)
 """
 
@@ -37,22 +37,22 @@ from storage.blobs import (
 )
 
 _PIECE = 1 << 20  # bytes read at a time  # no mutant: any size gives the same digest
-MAX_VERIFIED = 10_000  # blobs that are remembered as checked  # no mutant: any number will do
+MAX_VERIFIED = 10_000  # the most blobs that are remembered as checked  # no mutant: any number will do
 
 
 class DirectoryStore(BlobStore):
     """A directory of blobs.
 
     Args:
-        root: the directory; made, with mode 0700, if it is missing.
-        durable: whether a blob outlives a loss of power; otherwise only the death of the process.
+        root: the directory; created with mode 0700 if it is missing.
+        durable: if true, a blob survives a loss of power; otherwise only the death of the process.
     """
 
     def __init__(self, root: Path, *, durable: bool = True) -> None:
         self.root = root
         self._durable = durable
         self._lock = threading.Lock()
-        self._verified: dict[str, tuple[int, int, int]] = {}  # files that were checked, as `_seen` says
+        self._verified: dict[str, tuple[int, int, int]] = {}  # the `_version` of each file that was checked
         self._turns: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in ("tmp", "partial"):
@@ -65,11 +65,11 @@ class DirectoryStore(BlobStore):
         return _NamedUpload(self, self.root / "partial" / check_upload_name(name))
 
     def partial_uploads(self) -> list[PartialUpload]:
-        found = []
+        uploads = []
         for path in sorted((self.root / "partial").iterdir()):
             with suppress(FileNotFoundError):  # it was committed a moment ago
-                found.append(PartialUpload(path.name, path.stat().st_size))
-        return found
+                uploads.append(PartialUpload(path.name, path.stat().st_size))
+        return uploads
 
     def drop(self, name: str) -> bool:
         path = self.root / "partial" / check_upload_name(name)
@@ -81,11 +81,11 @@ class DirectoryStore(BlobStore):
         with blob.open("rb", 0) as file:  # no mutant: mypy takes no other number
             with self._lock:
                 turn = self._turns.setdefault(digest, threading.Lock())
-            with turn:  # many ask for a new model at the same time: one of them checks it
-                seen = _seen(os.fstat(file.fileno()))
-                if self._verified.get(digest) != seen:
+            with turn:  # many callers ask for a new model at once: one of them checks it
+                version = _version(os.fstat(file.fileno()))
+                if self._verified.get(digest) != version:
                     _check(digest, file)
-                    self._note_verified(digest, seen)
+                    self._note_verified(digest, version)
         return blob
 
     def stat(self, digest: str) -> BlobStat:
@@ -131,39 +131,39 @@ class DirectoryStore(BlobStore):
 
     def _place(self, descriptor: int, temporary: Path, digest: str) -> None:
         path = self._path(digest)
-        _make(path.parent, self.root, durably=self._durable)
+        _make_directory(path.parent, self.root, durably=self._durable)
         with self._locked(fcntl.LOCK_SH):
-            # A blob that is there keeps its file, which readers may have mapped, and only becomes young again. One that
-            # is damaged gives way.
+            # A stored blob keeps its file, which readers may have mapped, and only gets a new age. A damaged one is
+            # replaced.
             try:
                 self.local(digest)
             except (BlobCorrupt, BlobMissing):
                 if self._durable:
                     os.fsync(descriptor)
                 temporary.replace(path)
-                self._note_verified(digest, _seen(path.stat()))  # its bytes were hashed on their way
+                self._note_verified(digest, _version(path.stat()))  # the writer has hashed its bytes
             else:
                 self._touch(digest)
         if self._durable:
-            _fsync_directory(path.parent)  # in both cases: the writer that was first may not have come this far yet
+            _fsync_directory(path.parent)  # in both cases: the first writer may not have come this far yet
 
     def _touch(self, digest: str) -> None:
-        """Makes a blob young again; one that was checked stays checked."""
+        """Sets the age of a blob to zero; a checked blob stays checked."""
         path = self._path(digest)
-        checked = self._verified.get(digest) == _seen(path.stat())
+        checked = self._verified.get(digest) == _version(path.stat())
         os.utime(path)
         if checked:
-            self._note_verified(digest, _seen(path.stat()))
+            self._note_verified(digest, _version(path.stat()))
 
-    def _note_verified(self, digest: str, seen: tuple[int, int, int]) -> None:
+    def _note_verified(self, digest: str, version: tuple[int, int, int]) -> None:
         with self._lock:
             if len(self._verified) >= MAX_VERIFIED:
                 self._verified.clear()
-            self._verified[digest] = seen
+            self._verified[digest] = version
 
     @contextmanager
     def _locked(self, mode: int) -> Iterator[None]:
-        # Opened each time: flock then excludes threads as well as processes, and dies with its holder.
+        # Opened each time: flock then excludes threads as well as processes, and ends with its holder.
         descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, mode)
@@ -176,21 +176,21 @@ class _Upload(BlobWriter):
     def __init__(self, store: DirectoryStore, algorithm: str, hashed: bool) -> None:
         super().__init__(algorithm, hashed)
         self._directory = store
-        with store._locked(fcntl.LOCK_SH):  # or the sweep could find the file before it is flocked
+        with store._locked(fcntl.LOCK_SH):  # otherwise the sweep could find the file before it is flocked
             descriptor, name = tempfile.mkstemp(dir=store.root / "tmp")  # mode 0600
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         self._file: BinaryIO = os.fdopen(descriptor, "wb")
         self._path = Path(name)
 
     def __del__(self) -> None:
-        # Made in a thread for a call that was given up meanwhile, it reaches nobody who could discard it.
+        # An upload that a thread opened for an abandoned call has no other owner that could discard it.
         if hasattr(self, "_path"):
             self.discard()
 
     def discard(self) -> None:
         if not self._file.closed:
             self._path.unlink(missing_ok=True)
-            with suppress(OSError):  # what it could not write to a full disk is not wanted any more
+            with suppress(OSError):  # the rest that a full disk did not take is no longer needed
                 self._file.close()
 
     def _append(self, data: memoryview) -> None:
@@ -202,12 +202,12 @@ class _Upload(BlobWriter):
 
 
 class _NamedUpload(_Upload, NamedWriter):
-    """An upload whose file stays when its writer ends."""
+    """An upload whose file remains when its writer ends."""
 
     def __init__(self, store: DirectoryStore, path: Path) -> None:
         BlobWriter.__init__(self, digests.DEFAULT_ALGORITHM, hashed=False)
         self._directory = store
-        with store._locked(fcntl.LOCK_SH):  # or `drop` could remove the file before it is flocked
+        with store._locked(fcntl.LOCK_SH):  # otherwise `drop` could remove the file before it is flocked
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -224,7 +224,7 @@ class _NamedUpload(_Upload, NamedWriter):
 
     def suspend(self) -> None:
         if not self._file.closed:
-            with suppress(OSError):  # a disk that is full has taken a part of the last piece; the digest tells
+            with suppress(OSError):  # a full disk may keep a part of the last piece; the digest detects it
                 self._file.truncate(self.written)
             with suppress(OSError):
                 self._file.close()
@@ -254,13 +254,13 @@ class _BlobFile:
             return FileIO(self.path)
 
 
-def _seen(status: os.stat_result) -> tuple[int, int, int]:
-    """What tells a file from another one, and from itself after a change: inode, size and change time."""
+def _version(status: os.stat_result) -> tuple[int, int, int]:
+    """Identifies a file and its content: inode, size and change time (nanoseconds)."""
     return status.st_ino, status.st_size, status.st_ctime_ns
 
 
 def _remove_abandoned(path: Path) -> bool:
-    """Removes the file of an upload unless a writer has it or it is gone; the caller holds the store's lock."""
+    """Removes the file of an upload unless a writer holds it; True if it did. The caller holds the store's lock."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -283,14 +283,14 @@ def _check(digest: str, file: FileIO) -> None:
     state = digests.hasher(algorithm)
     while piece := file.read(_PIECE):
         state.update(piece)
-    found = f"{algorithm}:{state.hexdigest()}"
-    if found != digest:
-        raise BlobCorrupt(digest, found)
+    actual = f"{algorithm}:{state.hexdigest()}"
+    if actual != digest:
+        raise BlobCorrupt(digest, actual)
 
 
-def _make(directory: Path, root: Path, *, durably: bool) -> None:
+def _make_directory(directory: Path, root: Path, *, durably: bool) -> None:
     if directory != root and not directory.is_dir():
-        _make(directory.parent, root, durably=durably)
+        _make_directory(directory.parent, root, durably=durably)
         directory.mkdir(mode=0o700, exist_ok=True)
         if durably:
             _fsync_directory(directory.parent)

@@ -1,10 +1,10 @@
 """The blob store: content-addressed bytes, and the contract of every implementation.
 
 A blob is named by its digest (`federation.digests`). It is stored whole or not at all, and never changes. Callers see
-neither paths nor how an implementation keeps its blobs; `storage.blob_directory` is the one that a coordinator uses.
+no paths; a coordinator uses the implementation in `storage.blob_directory`.
 
-An upload that may break off has a name of its own until it is committed. What has arrived of it stays when its writer
-or the process ends, until `resume` goes on with it or `drop` removes it.
+An upload that may be interrupted has a name until it is committed. The bytes that have arrived remain when its writer
+or the process ends, until `resume` continues the upload or `drop` removes it.
 """
 
 import re
@@ -37,7 +37,7 @@ class BlobCorrupt(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class BlobStat:
-    """What a store knows of a blob without reading it."""
+    """The facts about a blob that a store knows without reading it."""
 
     digest: str
     size: int  # in bytes
@@ -46,10 +46,10 @@ class BlobStat:
 
 @dataclass(frozen=True, slots=True)
 class PartialUpload:
-    """What has arrived of an upload with a name."""
+    """The state of a named upload."""
 
     name: str
-    size: int  # in bytes
+    size: int  # bytes that have arrived
 
 
 _NAME = re.compile(r"[0-9a-z][0-9a-z.-]{0,199}")
@@ -94,10 +94,10 @@ class BlobWriter(ABC):
         self.written += len(view)
 
     def commit(self, digest: str | None = None) -> str:
-        """Stores the blob durably, and returns its digest; a blob that is there already counts as new.
+        """Stores the blob durably, and returns its digest; a blob that is stored already counts as new.
 
         Args:
-            digest: what the bytes must hash to. Needed, and trusted, when this writer does not hash.
+            digest: the expected digest. Required, and trusted, if this writer does not hash.
 
         Raises:
             BlobCorrupt: the bytes have another digest; nothing was stored.
@@ -106,10 +106,10 @@ class BlobWriter(ABC):
         if digest is not None:
             digests.parse(digest)
         if self._hasher is not None:
-            found = f"{self._algorithm}:{self._hasher.hexdigest()}"
-            if digest not in (None, found):
-                raise BlobCorrupt(str(digest), found)
-            digest = found
+            actual = f"{self._algorithm}:{self._hasher.hexdigest()}"
+            if digest not in (None, actual):
+                raise BlobCorrupt(str(digest), actual)
+            digest = actual
         if digest is None:
             raise ValueError("this writer does not hash: commit needs the digest")
         self._store(digest)
@@ -163,28 +163,28 @@ class BlobStore(ABC):
 
         Args:
             algorithm: of the digest, "blake3" or "sha256".
-            hash: whether the writer hashes. Otherwise the caller hashes the bytes, and gives the digest to `commit`.
+            hash: if true, the writer hashes. Otherwise the caller hashes the bytes, and gives the digest to `commit`.
         """
 
     @abstractmethod
     def resume(self, name: str) -> NamedWriter:
-        """Goes on with the upload of this name, or begins it; `written` says how much is there.
+        """Continues the upload of this name, or begins it; `written` is the number of bytes that have arrived.
 
-        The writer does not hash. Bytes survive the death of the process, and a loss of power only perhaps: the caller
+        The writer does not hash. Bytes survive the death of the process, but not always a loss of power: the caller
         compares all of them with their digest before the commit.
 
         Raises:
-            BlockingIOError: another writer has it.
+            BlockingIOError: another writer holds it.
             ValueError: not a name (`check_upload_name`).
         """
 
     @abstractmethod
     def partial_uploads(self) -> list[PartialUpload]:
-        """Every upload with a name that is neither committed nor discarded, in the order of names."""
+        """All named uploads that are neither committed nor discarded, in the order of names."""
 
     @abstractmethod
     def drop(self, name: str) -> bool:
-        """Removes an upload with a name, unless a writer has it. Returns whether it was removed.
+        """Removes a named upload unless a writer holds it. Returns True if it was removed.
 
         Raises:
             ValueError: not a name.
@@ -194,7 +194,7 @@ class BlobStore(ABC):
     def local(self, digest: str) -> File:
         """A blob as a file on this machine, which callers read with `pread` or map, and never write.
 
-        The bytes are checked when this process has not stored them, and again when its file has changed since.
+        The bytes are checked unless this process has stored them, and again after a change of the file.
 
         Raises:
             BlobMissing: it is not stored. Opening the file raises it too, if the blob was deleted in the meantime.
@@ -236,7 +236,7 @@ class BlobStore(ABC):
         """
 
     def exists(self, digest: str) -> bool:
-        """Whether a blob is stored."""
+        """True if a blob is stored."""
         try:
             self.stat(digest)
         except BlobMissing:
@@ -245,7 +245,7 @@ class BlobStore(ABC):
 
     @abstractmethod
     def scan(self) -> Iterator[BlobStat]:
-        """Every blob, in the order of digests; blobs that are stored or deleted meanwhile may be missing."""
+        """All blobs, in the order of digests; blobs that are stored or deleted meanwhile may be missing."""
 
     @abstractmethod
     def verify(self, digest: str) -> None:
@@ -258,7 +258,7 @@ class BlobStore(ABC):
 
     @abstractmethod
     def claim(self, digest: str) -> None:
-        """Makes a stored blob count as new, so that garbage collection spares it until a row refers to it.
+        """Marks a stored blob as new, so that garbage collection keeps it until a row refers to it.
 
         Raises:
             BlobMissing: it is not stored.
@@ -266,7 +266,7 @@ class BlobStore(ABC):
 
     @abstractmethod
     def delete(self, digest: str, *, older_than: float | None = None) -> int | None:
-        """Removes a blob, and returns the bytes freed; None if it was not there or is too young.
+        """Removes a blob, and returns the number of bytes freed; None if it is not stored or too young.
 
         It is removed only if it was last stored or claimed before `older_than` (seconds since the epoch). The check and
         the removal are one step, so that no other process can store or claim it in between.
@@ -274,15 +274,15 @@ class BlobStore(ABC):
 
     @abstractmethod
     def sweep_temporary(self) -> int:
-        """Removes the uploads of writers that died, and returns how many; uploads of living writers stay."""
+        """Removes the uploads of dead writers, and returns their number; uploads of living writers stay."""
 
     @abstractmethod
     def free_bytes(self) -> int:
-        """How many more bytes the store can take."""
+        """The number of bytes that the store can still take."""
 
 
 class _Range(RawIOBase):
-    """The next `length` bytes of a file, which is closed together with this."""
+    """The next `length` bytes of a file; closing the range closes the file."""
 
     def __init__(self, file: BinaryIO, length: int) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""The types of columns: times with a zone, text of others, numbers that may not be finite, records."""
+"""The types of columns: times with a zone, text from other parties, numbers that may be non-finite, records."""
 
 import math
 from dataclasses import asdict
@@ -35,10 +35,10 @@ class UtcDateTime(sa.TypeDecorator[datetime]):
 
 
 class Prose(sa.TypeDecorator[str]):
-    """Free text, some of it written by strangers: cut to the column's length, unprintable characters replaced.
+    """Free text, possibly from an unknown peer: cut to the column's length, unprintable characters replaced.
 
     PostgreSQL would refuse NUL and text that is too long; a line break or an escape sequence could forge a log line.
-    White space becomes a space, any other unprintable character U+FFFD; text that was cut ends in an ellipsis.
+    White space becomes a space, any other unprintable character U+FFFD; cut text ends in an ellipsis.
     """
 
     impl = sa.String
@@ -54,7 +54,7 @@ class Prose(sa.TypeDecorator[str]):
 
 
 def cleaned(text: str, length: int) -> str:
-    """Free text as `Prose` of this length keeps it."""
+    """Free text, cut and cleaned as in a column `Prose(length)`."""
     cut = text if len(text) <= length else text[: length - 1] + "…"
     if cut.isprintable():
         return cut
@@ -68,7 +68,7 @@ class Real(sa.TypeDecorator[float]):
     cache_ok = True
 
     def process_bind_param(self, value: float | None, dialect: sa.Dialect) -> float | None:
-        """NaN becomes NULL."""
+        """Writes NaN as NULL."""
         return None if value is None or math.isnan(value) else float(value)
 
 
@@ -79,7 +79,7 @@ class Numbers(sa.TypeDecorator[dict[str, float]]):
     cache_ok = True
 
     def process_bind_param(self, value: dict[str, float] | None, dialect: sa.Dialect) -> dict[str, Any] | None:
-        """Writes numbers that are not finite as strings."""
+        """Writes non-finite numbers as strings."""
         return value and {key: float(x) if math.isfinite(x) else str(float(x)) for key, x in value.items()}
 
     def process_result_value(self, value: dict[str, Any] | None, dialect: sa.Dialect) -> dict[str, float] | None:

@@ -10,29 +10,29 @@ from federation import digests
 from storage.blobs import BlobStore
 from storage.models import Base
 
-_ROWS = 200  # that are in memory at once, with their envelopes
+_ROWS = 200  # in memory at once, with their envelopes
 _PIECE = 1 << 20  # bytes of a blob that are copied at once
 
 
 def copy_rows(source: Session, target: Session) -> None:
-    """Copies every row of every table; those of `target` are removed first. Both have the same schema.
+    """Replaces all rows of `target` by copies of those of `source`. Both have the same schema.
 
     Args:
-        source: reads; what it sees is consistent, as in `Database.read`.
+        source: reads a consistent snapshot, as in `Database.read`.
         target: an open transaction.
     """
     for table in reversed(Base.metadata.sorted_tables):
         target.execute(delete(table))
     for table in Base.metadata.sorted_tables:
         rows = source.execute(select(table).execution_options(yield_per=_ROWS)).mappings()
-        for some in rows.partitions():
-            target.connection().execute(insert(table), [dict(row) for row in some])
+        for batch in rows.partitions():
+            target.connection().execute(insert(table), [dict(row) for row in batch])
     if target.get_bind().dialect.name == "postgresql":
         _continue_ids(target)
 
 
 def _continue_ids(target: Session) -> None:
-    """Lets PostgreSQL's sequences go on after the ids that were copied."""
+    """Makes PostgreSQL's sequences continue after the copied ids."""
     for table in Base.metadata.sorted_tables:
         column = table.autoincrement_column
         if column is not None:
@@ -44,7 +44,7 @@ def _continue_ids(target: Session) -> None:
 
 
 def copy_blob(source: BlobStore, target: BlobStore, digest: str, progress: Callable[[int], None]) -> None:
-    """Copies a blob, durably; `progress` is told the bytes of each piece.
+    """Copies a blob durably, and calls `progress` with the number of bytes of each piece.
 
     Raises:
         BlobMissing: `source` does not have it.

@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 from storage.revisions import incompatibility, pending_revisions
 
 MAX_CONNECTIONS = 32  # of an engine at a time
-BUSY_SECONDS = 30.0  # how long a SQLite transaction waits for the one before it
+BUSY_SECONDS = 30.0  # the longest wait of a SQLite transaction for the one before it
 ENTRY_KEY = "entry_key"  # in the `info` of a session: the key that tags entries of the audit log, or None
 LOCK_KEY = 0x66656470617265  # "fedpare": our advisory locks in a PostgreSQL database; +1 serialises migrations
 _LOCK_HOLDER = """
@@ -38,7 +38,7 @@ class DatabaseBusy(RuntimeError):
 
 
 class DatabaseMissing(FileNotFoundError):
-    """There is no database where one is expected."""
+    """The database does not exist."""
 
 
 class DatabaseIncompatible(RuntimeError):
@@ -49,8 +49,8 @@ class DatabaseTooOld(RuntimeError):
     """The database has not been migrated to the schema of this version."""
 
 
-# The database's trouble and not the caller's: a broken connection, a deadlock, a full disk. Nothing of the transaction
-# was done, and the same may succeed later.
+# Faults of the database, not of the caller: a broken connection, a deadlock, a full disk. The transaction had no
+# effect, and may succeed later.
 UNAVAILABLE = (DatabaseBusy, InterfaceError, OperationalError, PoolTimeoutError)
 
 
@@ -62,7 +62,7 @@ class Database:
     lock (`with_for_update`), which does nothing on SQLite. Objects stay readable after their transaction.
 
     Attributes:
-        entry_key: with which entries of the audit log are tagged, see `storage.audit`; None leaves them untagged.
+        entry_key: tags the entries of the audit log, see `storage.audit`; None leaves them untagged.
     """
 
     def __init__(self, engine: Engine, reader: Engine) -> None:
@@ -70,7 +70,7 @@ class Database:
         self._engine = engine
         self._reader = reader  # its transactions only read
         self._sqlite = engine.dialect.name == "sqlite"
-        # SQLite's own queue is a poll with growing pauses; writers of this process queue here instead.
+        # SQLite's own queue polls with growing pauses; writers of this process queue here instead.
         self._writers = threading.Lock()
         self._writing_thread: int | None = None
         self._lock_file: int | None = None
@@ -83,8 +83,8 @@ class Database:
 
         Args:
             url: `sqlite:///relative.db`, `sqlite:////absolute.db` or `postgresql://user:password@host/name`.
-            create: whether a missing SQLite file is made, with mode 0600. It is not made later, if it is removed.
-            durable: whether a commit outlives a loss of power (SQLite); otherwise only the death of the process.
+            create: if true, a missing SQLite file is created, with mode 0600; not again if it is removed later.
+            durable: if true, a commit survives a loss of power (SQLite); otherwise only the death of the process.
 
         Raises:
             ValueError: another kind of URL, or SQLite in memory, which threads cannot share.
@@ -104,7 +104,7 @@ class Database:
 
     @classmethod
     def open_to_read(cls, url: str) -> "Database":
-        """Opens a SQLite file that only is read: nothing in it can be changed, also while a coordinator has it.
+        """Opens a SQLite file for reading only, also while a coordinator uses it.
 
         Raises:
             ValueError: another kind of URL.
@@ -116,7 +116,7 @@ class Database:
 
     @property
     def url(self) -> str:
-        """Where the database is, for messages: without the password."""
+        """The URL of the database without the password, for messages."""
         return self._engine.url.set(drivername=self._engine.dialect.name).render_as_string(hide_password=True)
 
     @property
@@ -126,7 +126,7 @@ class Database:
 
     @property
     def engine(self) -> Engine:
-        """The engine underneath, for what sessions cannot do (schema tools, tests)."""
+        """The engine, for tasks that sessions cannot do (schema tools, tests)."""
         return self._engine
 
     @contextmanager
@@ -150,10 +150,10 @@ class Database:
             yield session
 
     def migrate(self) -> None:
-        """Brings the schema to the newest version, from nothing if need be.
+        """Brings the schema to the newest version; an empty database gets all tables.
 
         Raises:
-            DatabaseIncompatible: the schema is one that this version does not know.
+            DatabaseIncompatible: this version does not know the schema.
         """
         from storage import migrations  # noqa: PLC0415 - Alembic is only needed here
 
@@ -185,14 +185,14 @@ class Database:
                 raise DatabaseTooOld(f"the database {self.url} is of an older version")
 
     def _must_be_known(self, connection: Connection) -> None:
-        if (why := incompatibility(connection)) is not None:
-            raise DatabaseIncompatible(f"the database {self.url} {why}")
+        if (reason := incompatibility(connection)) is not None:
+            raise DatabaseIncompatible(f"the database {self.url} {reason}")
 
     def lock_exclusive(self) -> None:
-        """Makes this the one coordinator on the database until `close` or the death of the process, `kill -9` included.
+        """Makes this the only coordinator on the database until `close` or the end of the process, `kill -9` included.
 
         Raises:
-            DatabaseBusy: another has it; the message says who.
+            DatabaseBusy: another coordinator has the lock; the message names it.
         """
         if self._lock_file is not None or self._lock_connection is not None:
             return
@@ -202,7 +202,7 @@ class Database:
             self._lock_connection = self._lock_postgresql()
 
     def holds_lock(self) -> bool:
-        """Whether the exclusive lock is still ours; on PostgreSQL it goes when its connection breaks."""
+        """True if this database holds the exclusive lock; PostgreSQL releases it when its connection breaks."""
         if self._lock_connection is None:
             return self._lock_file is not None
         try:
@@ -212,10 +212,10 @@ class Database:
         return True
 
     def keep_lock(self) -> bool:
-        """Takes the exclusive lock again if its connection broke, and says whether it did.
+        """Takes the exclusive lock again if its connection broke. Returns True if it had to.
 
         Raises:
-            DatabaseBusy: another process has it.
+            DatabaseBusy: another process has the lock.
             OperationalError: the database does not answer.
         """
         if self.holds_lock():
@@ -227,7 +227,7 @@ class Database:
     def close(self) -> None:
         """Releases the lock and closes every connection; may be called twice."""
         if self._lock_connection is not None:
-            with suppress(SQLAlchemyError):  # at once, not when the server notices: the next coordinator may start
+            with suppress(SQLAlchemyError):  # at once, so that the next coordinator can start
                 self._lock_connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": LOCK_KEY})
             self._drop_lock_connection()
         self._reader.dispose()
@@ -238,7 +238,7 @@ class Database:
 
     def _drop_lock_connection(self) -> None:
         if self._lock_connection is not None:
-            with suppress(SQLAlchemyError):  # it is broken, or it would not be dropped
+            with suppress(SQLAlchemyError):  # only a broken connection is dropped
                 self._lock_connection.invalidate()
             with suppress(SQLAlchemyError):
                 self._lock_connection.close()
@@ -262,7 +262,7 @@ class Database:
             self._writers.release()
 
     def _lock_sqlite(self) -> int:
-        # A file of its own: SQLite's locks on the database file are POSIX ones, which any close() of it would drop.
+        # A separate file: SQLite locks the database file with POSIX locks, which any close() of that file would drop.
         path = Path(f"{self._engine.url.database}.lock")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -272,27 +272,27 @@ class Database:
             os.close(descriptor)
             raise self._busy(holder or "a process that has just started") from None
         os.ftruncate(descriptor, 0)
-        with suppress(OSError):  # on a full disk it has no name
+        with suppress(OSError):  # on a full disk the lock file does not name its holder
             os.pwrite(descriptor, f"{self._name}\n".encode(), 0)
         return descriptor
 
     def _lock_postgresql(self) -> Connection:
         connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         try:
-            # Named before it is locked, so that another process can read who has the lock.
+            # The connection is named before it locks, so that another process can name the holder of the lock.
             connection.execute(text("SELECT set_config('application_name', :name, false)"), {"name": self._name})
             if connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": LOCK_KEY}):
-                connection.detach()  # never back to the pool: the lock is the connection's
+                connection.detach()  # never back to the pool: the lock belongs to the connection
                 return connection
-            holder = connection.execute(text(_LOCK_HOLDER), {"high": LOCK_KEY >> 32, "low": LOCK_KEY & 0xFFFFFFFF})
-            found = holder.one_or_none()
-            if found is not None and found.application_name == self._name:
-                # A connection of ours that broke, and that the server has not missed yet.
-                connection.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": found.pid})
+            rows = connection.execute(text(_LOCK_HOLDER), {"high": LOCK_KEY >> 32, "low": LOCK_KEY & 0xFFFFFFFF})
+            holder = rows.one_or_none()
+            if holder is not None and holder.application_name == self._name:
+                # Our own connection broke, and the server has not noticed it yet.
+                connection.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": holder.pid})
             connection.invalidate()  # it carries our name: not for the pool either
-            if found is None or found.application_name == self._name:
+            if holder is None or holder.application_name == self._name:
                 raise InterfaceError("the lock of a connection that has just ended", None, RuntimeError("try again"))
-            raise self._busy(f"{found.application_name} (server process {found.pid})")
+            raise self._busy(f"{holder.application_name} (server process {holder.pid})")
         except BaseException:
             connection.close()
             raise
@@ -314,14 +314,14 @@ def _sqlite_path(url: URL, *, create: bool) -> Path:
     """The file of a URL, without symbolic links; made if it is missing and `create` is true."""
     if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:" or url.query:
         raise ValueError(f"a SQLite database must be a plain file here: sqlite:///FILE, not {str(url)!r}")
-    # Without symbolic links: the lock file, like SQLite's own files, lies beside the file itself.
+    # Without symbolic links: the lock file, like SQLite's own files, is beside the file itself.
     path = Path(url.database).resolve()
     if not path.exists():
         if not create:
             raise DatabaseMissing(errno.ENOENT, "the database file does not exist", str(path))
         # Only a missing file is opened here: to close a SQLite file drops the locks that this process has in it.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite's own files take over the mode
-    # SQLite keeps its log beside the name that it was given: by two names of one file, it would be damaged.
+    # SQLite keeps its log beside the name of the file: two names for one file would damage it.
     if (names := path.stat().st_nlink) > 1:
         raise ValueError(f"the database file {path} has {names} names (hard links): remove all of them but one")
     return path
@@ -345,8 +345,8 @@ def _sqlite_engine(path: Path, durable: bool, *, query_only: bool = False, mode:
 
 
 def _connect_sqlite(path: Path, mode: str) -> sqlite3.Connection:
-    # Never mode=rwc: a file that was removed is not made anew. Never immutable: a coordinator may write meanwhile.
-    # isolation_level: `_begin` says when a transaction begins.
+    # Never mode=rwc: a removed file is not created again. Never immutable: a coordinator may write meanwhile.
+    # isolation_level: `_begin` begins each transaction.
     return sqlite3.connect(
         f"{path.as_uri()}?mode={mode}", uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
     )
@@ -355,13 +355,13 @@ def _connect_sqlite(path: Path, mode: str) -> sqlite3.Connection:
 def _prepare(durable: bool, read_only: bool, connection: Any, record: object) -> None:
     for pragma in ("journal_mode=WAL", f"synchronous={'FULL' if durable else 'OFF'}", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
-    # Once for each connection: SQLite compiles all statements of a connection anew after such a PRAGMA.
+    # Once for each connection: SQLite recompiles all statements of a connection after such a PRAGMA.
     connection.execute(f"PRAGMA query_only={'ON' if read_only else 'OFF'}")
 
 
 def _begin(read_only: bool, connection: Connection) -> None:
     if read_only:
-        # By the driver, which is ten times cheaper: this does not touch the file, so that it cannot fail.
+        # By the driver, which is ten times cheaper: this does not touch the file, so it cannot fail.
         driver: Any = connection.connection.driver_connection
         driver.execute("BEGIN")
     else:
@@ -372,8 +372,8 @@ def _open_postgresql(url: URL) -> tuple[Engine, Engine]:
     """An engine that writes and one that only reads, on the same connections."""
     engine = create_engine(
         url,
-        # A dead connection, which may carry the lock, is noticed within two minutes, and a connection attempt is
-        # given up after 10 seconds, since a caller waits.
+        # A dead connection, which may carry the lock, is detected within two minutes. A connection attempt ends after
+        # 10 seconds, since a caller waits.
         connect_args={
             "connect_timeout": 10,
             "keepalives_idle": 30,

@@ -16,7 +16,7 @@ _SQLITE_DISK = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
 
 
 class StorageFault(StrEnum):
-    """The kinds of faults; the value is the reason of a refusal."""
+    """The kinds of faults; the value is the reason in a refusal."""
 
     DISK = "disk"
     DATABASE = "database"
@@ -25,9 +25,9 @@ class StorageFault(StrEnum):
 
 
 def fault_of(error: BaseException) -> StorageFault | None:
-    """The fault behind an exception; None for any other, such as a bug.
+    """The fault that caused an exception; None for any other cause, such as a bug.
 
-    SQLite's I/O errors count as a full disk, since an exceeded quota looks like that.
+    SQLite's I/O errors count as a full disk, since an exceeded quota causes them too.
     """
     if isinstance(error, BlobCorrupt | BlobMissing):
         return StorageFault.BLOB

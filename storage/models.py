@@ -1,6 +1,6 @@
 """The tables: the coordinator's record, as SQLAlchemy models.
 
-Signed envelopes are kept as the bytes that were received, so that a third party can check them.
+Signed envelopes are kept as the bytes that were received, so that a third party can verify them.
 """
 
 from datetime import datetime
@@ -67,19 +67,23 @@ class Client(Base):
     signing_key: Mapped[bytes]  # raw Ed25519 public key, 32 bytes
     key_id: Mapped[str] = mapped_column(sa.String(64), unique=True)  # hexadecimal
     tasks: Mapped[dict[str, int]] = mapped_column(default=dict)  # task -> training samples, from the last hello
-    objectives: Mapped[dict[str, list[str]]] = mapped_column(default=dict)  # task -> those that it serves, likewise
-    # task -> private rounds left of each kind, as last told
+    objectives: Mapped[dict[str, list[str]]] = mapped_column(
+        default=dict
+    )  # task -> the objectives that it serves, likewise
+    # task -> private rounds left of each kind, from its last message
     sessions_left: Mapped[dict[str, dict[str, int]]] = mapped_column(default=dict)
-    abilities: Mapped[dict[str, list[str]]] = mapped_column(default=dict)  # task -> those of its trainer, likewise
-    tags: Mapped[list[str]] = mapped_column(default=list)  # that an operator gave it
-    consents: Mapped[bool] = mapped_column(default=False)  # whether it answers each run before it works for it
+    abilities: Mapped[dict[str, list[str]]] = mapped_column(
+        default=dict
+    )  # task -> the abilities of its trainer, likewise
+    tags: Mapped[list[str]] = mapped_column(default=list)  # given by an operator
+    consents: Mapped[bool] = mapped_column(default=False)  # True if it answers each run before it works for it
     device: Mapped[str] = mapped_column(Prose(200), default="")
     software: Mapped[str] = mapped_column(Prose(200), default="")
     enrolled: Mapped[datetime]
     last_seen: Mapped[datetime | None]
     revoked: Mapped[datetime | None]
     revoked_reason: Mapped[str] = mapped_column(Prose(400), default="")
-    forgotten: Mapped[datetime | None]  # payloads that were received up to then are not kept after their round
+    forgotten: Mapped[datetime | None]  # payloads received up to then are not kept after their round
 
 
 class Administrator(Base):
@@ -97,7 +101,7 @@ class Administrator(Base):
 
 
 class ActionRequest(Base):
-    """What one security officer asks for, and what another one says to it. What is done is what was signed."""
+    """The request of one security officer, and the decision of another one. The signed request is what is done."""
 
     __tablename__ = "action_requests"
 
@@ -145,7 +149,7 @@ class JoinString(Base):
     __tablename__ = "join_strings"
 
     secret_hash: Mapped[str] = mapped_column(sa.String(64), primary_key=True)  # SHA-256, hexadecimal
-    client_id: Mapped[str] = mapped_column(NAME, index=True)  # the client that will be made
+    client_id: Mapped[str] = mapped_column(NAME, index=True)  # the future client
     created_by: Mapped[str] = mapped_column(sa.String(200))
     created: Mapped[datetime]
     expires: Mapped[datetime]
@@ -154,7 +158,7 @@ class JoinString(Base):
 
 
 class Model(Base):
-    """A model blob that a run has made or was given."""
+    """A model blob that a run received or made."""
 
     __tablename__ = "models"
 
@@ -165,7 +169,7 @@ class Model(Base):
 
 
 def note_model(session: Session, digest: str, *, size: int, parameters: int, created: datetime) -> None:
-    """Puts a model on record, unless it is; another transaction may do the same at the same time."""
+    """Records a model unless it is on record; another transaction may do the same at the same time."""
     insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
     row = insert(Model).values(digest=digest, size=size, parameters=parameters, created=created)
     session.execute(row.on_conflict_do_nothing())
@@ -222,16 +226,20 @@ class Round(Base):
     result_model: Mapped[str | None] = mapped_column(sa.ForeignKey("models.digest"))  # the next round trains from it
     deployed_model: Mapped[str | None] = mapped_column(sa.ForeignKey("models.digest"))  # evaluated; may be a mean
     gram: Mapped[str | None] = mapped_column(DIGEST)  # .npy blob (m, m) float64 of the accepted updates
-    combined: Mapped[str | None] = mapped_column(DIGEST)  # a vector that was combined already, where there is one
+    combined: Mapped[str | None] = mapped_column(DIGEST)  # the combined vector of a private round
     noise: Mapped[str | None] = mapped_column(DIGEST)  # that protects clients; drawn once, recorded before its use
     step: Mapped[bytes | None]  # SignedEnvelope of a StepManifest
     state_after: Mapped[dict[str, Any]] = mapped_column(default=dict)  # a RunMemory, after the step; empty without one
     selected: Mapped[list[str]] = mapped_column(default=list)  # clients asked to train, by name
-    not_asked: Mapped[dict[str, str]] = mapped_column(default=dict)  # clients that attended and could not be: why
-    wanted: Mapped[int]  # replies that the round wants; more are asked when it over-selects
+    not_asked: Mapped[dict[str, str]] = mapped_column(
+        default=dict
+    )  # clients that attended and could not be asked: the reason
+    wanted: Mapped[int]  # replies that the round needs; over-selection asks more clients
     attempt: Mapped[int] = mapped_column(default=0)  # at the round
     voided: Mapped[tuple[VoidRecord, ...]] = mapped_column(Records(VoidRecord), default=tuple)  # before that one
-    named: Mapped[dict[str, str]] = mapped_column(default=dict)  # members that cheated in that one, without effect: why
+    named: Mapped[dict[str, str]] = mapped_column(
+        default=dict
+    )  # members that cheated in that one, without effect: the reason
     evaluation_phase: Mapped[int | None]  # the number of the phase that evaluates the result; it follows the others
     metrics: Mapped[dict[str, float]] = mapped_column(default=dict)
     objectives: Mapped[dict[str, Any]] = mapped_column(default=dict)  # an ObjectivesRecord; empty for one objective
@@ -251,8 +259,8 @@ class Phase(Base):
     round_id: Mapped[int] = mapped_column(sa.ForeignKey("rounds.round_id"))
     number: Mapped[int]  # in the round, over all attempts
     attempt: Mapped[int] = mapped_column(default=0)  # at the round, that the phase belongs to
-    kind: Mapped[str] = mapped_column(sa.String(32))  # of the work that is asked for
-    decides: Mapped[bool] = mapped_column(default=True)  # whether the step depends on the replies
+    kind: Mapped[str] = mapped_column(sa.String(32))  # the kind of work
+    decides: Mapped[bool] = mapped_column(default=True)  # True if the step depends on the replies
     state: Mapped[PhaseState]
     wanted: Mapped[int]  # replies that are needed; the rest of the assignments is over-selection
     started: Mapped[datetime]
@@ -263,7 +271,7 @@ class Phase(Base):
 
 
 class Assignment(Base):
-    """What one client was asked to do in one phase; fulfilled at most once."""
+    """The work of one client in one phase; fulfilled at most once."""
 
     __tablename__ = "assignments"
     __table_args__ = (
@@ -278,7 +286,7 @@ class Assignment(Base):
     reason: Mapped[str] = mapped_column(Prose(80), default="")
     message: Mapped[str] = mapped_column(Prose(400), default="")
     base_model: Mapped[str] = mapped_column(sa.ForeignKey("models.digest"), index=True)
-    objectives: Mapped[list[str]] = mapped_column(default=list)  # that the client works on
+    objectives: Mapped[list[str]] = mapped_column(default=list)  # the objectives that the client works on
     envelope: Mapped[bytes]  # SignedEnvelope of an AssignmentManifest, as sent
     decline: Mapped[bytes | None]  # SignedEnvelope of a DeclineManifest, as received
     created: Mapped[datetime]
@@ -321,7 +329,7 @@ class Reply(Base):
     metrics: Mapped[dict[str, float]] = mapped_column(default=dict)
     privacy: Mapped[dict[str, float]] = mapped_column(default=dict)  # a SamplePrivacy; empty without noise
     unrepeatable: Mapped[bool] = mapped_column(default=False)  # the trainer may give another result
-    # What the step made of it, known after the step.
+    # Known after the step.
     norm: Mapped[float | None]
     weight: Mapped[float | None]  # lambda
     coefficient: Mapped[float | None]
@@ -332,7 +340,7 @@ class Reply(Base):
 
 
 class Evaluation(Base):
-    """What a model scored on one split of one client."""
+    """The scores of a model on one split of one client."""
 
     __tablename__ = "evaluations"
     __table_args__ = (sa.UniqueConstraint("round_id", "client_id", "split"),)
@@ -349,7 +357,7 @@ class Evaluation(Base):
 
 
 class AuditEntry(Base):
-    """Something that happened. Rows are appended; a row is changed once, when the sequencer gives it its place."""
+    """An event. Rows are appended; a row changes once, when the sequencer gives it its place."""
 
     __tablename__ = "audit_log"
 
@@ -370,7 +378,7 @@ class AuditEntry(Base):
 
 
 class Checkpoint(Base):
-    """What the coordinator has signed of the audit log."""
+    """A signed checkpoint of the audit log."""
 
     __tablename__ = "audit_checkpoints"
 

@@ -17,16 +17,16 @@ def canonical(value: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunMemory:
-    """What a run remembers after a step; empty before the first."""
+    """The state that a run keeps after a step; empty before the first."""
 
-    rule: Mapping[str, Any] = field(default_factory=dict)  # what the algorithm keeps
+    rule: Mapping[str, Any] = field(default_factory=dict)  # the state of the algorithm
     vectors: Mapping[str, str] = field(default_factory=dict)  # digests, by name: the optimiser's, and AVERAGE
-    averaged: int | None = None  # the number of models in the mean; None where none is kept
+    averaged: int | None = None  # the number of models in the mean; None if no mean is kept
     blobs: tuple[str, ...] = ()  # every digest that the others name
 
     @classmethod
     def decode(cls, data: Mapping[str, Any]) -> "RunMemory":
-        """From the column of a run."""
+        """Reads the column of a run."""
         return cls(
             rule=data.get("rule", {}),
             vectors=data.get("vectors", {}),
@@ -35,7 +35,7 @@ class RunMemory:
         )
 
     def encode(self) -> dict[str, Any]:
-        """For the column of a run."""
+        """The value for the column of a run."""
         data = {**asdict(self), "blobs": list(self.blobs)}
         return {name: value for name, value in data.items() if value is not None}
 
@@ -51,8 +51,8 @@ class VoidRecord:
     attempt: int
     reason: str
     named: Mapping[str, str] = field(default_factory=dict)  # members that must have cheated, and why
-    blind: bool = False  # whether a check failed that names nobody
-    paused: bool = False  # whether the run was paused, and then resumed with the next attempt
+    blind: bool = False  # True if a check failed that names no member
+    paused: bool = False  # True if the run was paused, and then resumed with the next attempt
 
 
 def memory_digest(data: Mapping[str, Any]) -> str:
@@ -62,24 +62,24 @@ def memory_digest(data: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectivesRecord:
-    """What a round of a run with several objectives knew of them."""
+    """The facts of a round about the objectives of its run."""
 
     names: tuple[str, ...]  # of the task's objectives, in its order
-    clients: Mapping[str, int]  # how many counted for each
+    clients: Mapping[str, int]  # the number of clients that count for each
     losses: Mapping[str, float]  # of the base model, means over the clients that serve each
     weights: Mapping[str, float] = field(default_factory=dict)  # lambda of each objective that was weighed
-    mode: str = ""  # how the weights were found; empty where the rule does not weigh objectives
+    mode: str = ""  # the method that found the weights; empty if the rule does not weigh objectives
     left_out: Mapping[str, str] = field(default_factory=dict)  # the reason, by objective that was left out
-    notes: tuple[str, ...] = ()  # what an operator should know
+    notes: tuple[str, ...] = ()  # for the operator
     cosines: list[list[float]] | None = None  # of the weighed objectives
 
     @classmethod
     def decode(cls, data: Mapping[str, Any]) -> "ObjectivesRecord | None":
-        """From the column of a round; None for a run with one objective."""
+        """Reads the column of a round; None for a run with one objective."""
         if not data:
             return None
         return cls(**{**data, "names": tuple(data["names"]), "notes": tuple(data["notes"])})
 
     def encode(self) -> dict[str, Any]:
-        """For the column of a round."""
+        """The value for the column of a round."""
         return {**asdict(self), "names": list(self.names), "notes": list(self.notes)}

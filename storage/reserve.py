@@ -1,4 +1,4 @@
-"""A reserve: disk space that is released when the disk is full, so that this can still be recorded."""
+"""A reserve of disk space: released when the disk is full, so that the coordinator can still record that it is full."""
 
 import errno
 import os
@@ -20,10 +20,10 @@ class Reserve:
         self._files = tuple(by_device.values())
 
     def hold(self) -> None:
-        """Takes the space, unless it is held.
+        """Takes the space unless it is held already.
 
         Raises:
-            OSError: there is not enough space, quotas included; none is held then.
+            OSError: the disk or a quota has not enough space; no space is held then.
         """
         try:
             for path in self._files:
@@ -34,7 +34,7 @@ class Reserve:
             raise
 
     def release(self) -> None:
-        """Gives the space back; may be called twice."""
+        """Releases the space; may be called twice."""
         for path in self._files:
             path.unlink(missing_ok=True)
 
@@ -42,7 +42,7 @@ class Reserve:
 def _take(path: Path) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        # Ask before allocating: an allocation that fails has taken all that is left, for a moment, from other writers.
+        # Ask before allocating: a failing allocation takes the last space from other writers for a moment.
         system = os.fstatvfs(descriptor)
         if system.f_bavail * system.f_frsize < RESERVE_BYTES + MARGIN_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

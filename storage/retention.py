@@ -23,10 +23,10 @@ _FORGOTTEN = and_(Client.forgotten.is_not(None), Reply.received <= Client.forgot
 
 @dataclass(frozen=True)
 class Collection:
-    """What a garbage collection did."""
+    """The result of a garbage collection."""
 
-    kept: int  # blobs
-    deleted: int  # blobs
+    kept: int  # number of blobs
+    deleted: int  # number of blobs
     freed: int  # bytes
 
 
@@ -38,25 +38,25 @@ def collect(
     grace_seconds: float,
     keep_rounds: int | None = None,
 ) -> Collection:
-    """Removes the blobs that nothing retained refers to; rows stay.
+    """Removes the blobs that no retained row refers to; rows stay.
 
-    Kept are the initial and the current model of each run and the vectors that it remembers; until the run ends, the
-    other blobs of its algorithm; of each retained round the models, the Gram matrix, the noise, and the payloads that
-    were accepted, unless the round has ended and their member was forgotten since. Of a round that has ended,
-    inputs and payloads are kept as the kind of work says; of a private round, not the ciphertexts and the inputs.
+    It keeps the initial and the current model of each run and the vectors of its state; until the run ends, the other
+    blobs of its algorithm; of each retained round the models, the Gram matrix, the noise, and the accepted payloads,
+    unless the round has ended and their member was forgotten since. After a round has ended, the kind of work decides
+    whether inputs and payloads are kept; those of a private round lose the ciphertexts and the inputs.
 
-    Safe beside live runs: a blob is stored or claimed before a row refers to it, and until that row is committed, its
-    age protects it, which is checked together with the removal.
+    It may run beside live runs: a blob is stored or claimed before a row refers to it, and until that row is committed,
+    the age of the blob protects it. The check of the age and the removal are one step.
 
     Args:
         database: the rows.
         blobs: the store.
         now: the present time, with a time zone.
         grace_seconds: younger blobs are kept; longer than any upload or aggregation takes to commit its row.
-        keep_rounds: how many of the last rounds of each run are retained, beside its first and its best one; all when
-            None. The best round has the best value of the metric that stops the run; without such a metric the highest
-            "accuracy/mean", or where there is none the lowest "loss/test". A round that has not ended is retained in
-            any case.
+        keep_rounds: the number of last rounds of each run that are retained, beside its first and its best one; None
+            retains all. The best round has the best value of the metric that stops the run; without such a metric
+            the highest "accuracy/mean", or else the lowest "loss/test". A round that has not ended is retained in any
+            case.
 
     Raises:
         ValueError: a negative number of rounds or seconds.
@@ -64,7 +64,7 @@ def collect(
     if grace_seconds < 0 or (keep_rounds is not None and keep_rounds < 0):
         raise ValueError(f"negative numbers: grace_seconds={grace_seconds}, keep_rounds={keep_rounds}")
     young = now.timestamp() - grace_seconds
-    # Listed before the rows are read: what is old by then and referred to later was claimed in between, and is young.
+    # Listed before the rows are read: an old blob that gets a reference later is claimed first, which makes it young.
     stored = list(blobs.scan())
     with database.read() as session:
         needed = referenced(session, keep_rounds)
@@ -96,7 +96,7 @@ def remove_forgotten(
 
 
 def is_retained(session: Session, digest: str, keep_rounds: int | None) -> bool:
-    """Whether something retained refers to a blob, so that no collection removes it; see `collect`."""
+    """True if a retained row refers to a blob, so that no collection removes it; see `collect`."""
     return digest in referenced(session, keep_rounds)
 
 
@@ -118,7 +118,7 @@ def _first_and_best(session: Session) -> set[int]:
 
 
 def referenced(session: Session, keep_rounds: int | None) -> set[str]:
-    """The digests that retained rounds, and the runs themselves, refer to; see `collect`."""
+    """The digests that retained rounds and runs refer to; see `collect`."""
     retained = true() if keep_rounds is None else _retained(keep_rounds, _first_and_best(session))
     queries: tuple[Select[Any], ...] = (
         select(Round.base_model),
@@ -154,7 +154,7 @@ def referenced(session: Session, keep_rounds: int | None) -> set[str]:
 
 
 def _needed(session: Session, keeps: Callable[[type[Work]], bool]) -> ColumnElement[bool]:
-    """Whether a blob is of a round that has not ended, or of a kind of work that keeps such blobs."""
+    """The condition that a blob is of a round that has not ended, or of a kind of work that keeps such blobs."""
     names = session.scalars(select(Phase.kind).distinct())
     return or_(~_ENDED, Phase.kind.not_in([name for name in names if not _keeps(name, keeps)]))
 
@@ -162,17 +162,17 @@ def _needed(session: Session, keeps: Callable[[type[Work]], bool]) -> ColumnElem
 def _keeps(name: str, keeps: Callable[[type[Work]], bool]) -> bool:
     try:
         return keeps(kind(name).work)
-    except WorkError:  # the package that brings this kind is no longer installed
+    except WorkError:  # the package of this kind is no longer installed
         return True
 
 
 def _retained(keep_rounds: int, others: set[int]) -> ColumnElement[bool]:
     all_rounds = Round.__table__.alias("all_rounds")
     last = select(func.max(all_rounds.c.number)).where(all_rounds.c.run_id == Round.run_id).scalar_subquery()
-    few = or_(
+    condition = or_(
         Round.number > last - keep_rounds,
         and_(Round.state != RoundState.COMPLETED, Round.state != RoundState.SKIPPED),
         Round.round_id.in_(others),
     )
-    # A subquery of ids, so that the rows that belong to these rounds are looked up by index.
-    return Round.round_id.in_(select(Round.round_id).where(few))
+    # A subquery of ids, so that an index finds the rows that belong to these rounds.
+    return Round.round_id.in_(select(Round.round_id).where(condition))

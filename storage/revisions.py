@@ -1,4 +1,4 @@
-"""The schema's versions by name, without Alembic, whose import takes as long as all else that a short command does."""
+"""The schema's versions by name. Alembic is not used here: its import takes as long as the rest of a short command."""
 
 from hashlib import sha256
 from importlib.metadata import version
@@ -34,25 +34,26 @@ def known_revisions() -> list[str]:
 
 
 def pending_revisions(connection: Connection) -> list[str]:
-    """The revisions that `storage.migrations.upgrade` would bring the database to, from the oldest."""
+    """The revisions that `storage.migrations.upgrade` would apply to the database, from the oldest."""
     present = max(_present_revisions(connection), default="")
     return [revision for revision in known_revisions() if revision > present]
 
 
 def incompatibility(connection: Connection) -> str | None:
-    """Says why this version cannot use the database, and what to do; None if it can, after an upgrade at most."""
+    """The reason why this version cannot use or upgrade the database, and the remedy; None if it can."""
     unknown = sorted(_present_revisions(connection).difference(known_revisions()))
     if not unknown:
         return None
-    at, program = f"is at schema revision {', '.join(unknown)}", f"fedpareto {version('fedpareto')}"
+    state, program = f"is at schema revision {', '.join(unknown)}", f"fedpareto {version('fedpareto')}"
     if all("." in revision or revision < f"{FIRST:04}" for revision in unknown):
         return (
-            f"{at}, which an unreleased version of fedpareto made, and {program} does not upgrade it. Go on with the "
-            "version that made it, or make a new federation, which every member joins: `fedpareto coordinator init` in "
-            "another directory, with an empty database."
+            f"{state}, which an unreleased version of fedpareto made, and {program} does not upgrade it. Go on with "
+            "the version that made it, or make a new federation, which every member joins: `fedpareto coordinator "
+            "init` in another directory, with an empty database."
         )
     return (
-        f"{at}, which {program} does not know: a newer version made it. Use that one, or restore a backup from before."
+        f"{state}, which {program} does not know: a newer version made it. Use that one, or restore a backup from "
+        "before."
     )
 
 

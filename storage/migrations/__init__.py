@@ -14,11 +14,11 @@ from sqlalchemy import Connection
 
 def config(connection: Connection | None = None) -> Config:
     """Alembic's configuration for these migrations, to run in the open transaction of `connection`."""
-    result = Config()
+    configuration = Config()
     # Alembic interpolates "%" in its options.
-    result.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
-    result.attributes["connection"] = connection
-    return result
+    configuration.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    configuration.attributes["connection"] = connection
+    return configuration
 
 
 def upgrade(connection: Connection, revision: str = "head") -> None:
@@ -27,5 +27,5 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
 
 
 def downgrade(connection: Connection, revision: str) -> None:
-    """Takes the schema down to `revision` ("base": nothing is left); data without a place there is lost."""
+    """Takes the schema down to `revision` ("base": no tables); data without a column there is lost."""
     command.downgrade(config(connection), revision)

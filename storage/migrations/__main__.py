@@ -1,6 +1,6 @@
-"""`python -m storage.migrations MESSAGE`: writes the next migration from what the models say.
+"""`python -m storage.migrations MESSAGE`: writes the next migration from the models.
 
-The first one takes the place of the migration of unreleased versions.
+The first one replaces the migration of unreleased versions.
 """
 
 import sys

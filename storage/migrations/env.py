@@ -14,7 +14,7 @@ if connection is None:
 
 
 def render(kind: str, item: Any, autogenerate: object) -> str | Literal[False]:
-    """Writes our own column types as what they are in SQL: a migration must not change when `storage.models` does."""
+    """Writes our own column types as SQL types: a migration must not change when `storage.models` does."""
     if kind == "type" and isinstance(item, TypeDecorator):
         return f"sa.{item.impl_instance!r}"
     if kind == "type" and isinstance(item, Enum):
