@@ -1,1 +1,1 @@
-"""The signed record of a run: which messages belong together, bundles, and the tree of the audit log."""
+"""The signed record of a run: the bindings between messages, bundles, and the tree of the audit log."""

@@ -1,25 +1,24 @@
-"""The fields by which signed messages belong together, each list once.
+"""The lists of fields by which signed messages belong together.
 
-A message repeats fields of the one that it answers: the reply those of its assignment, the receipt those of its reply.
-The maker of a message fills them with `repeated`; whoever receives, records, shows or verifies it compares them with
-`difference`.
+A message repeats fields of the message that it answers: the reply those of its assignment, the receipt those of its
+reply. The maker of a message fills them with `repeated`; its receivers and verifiers compare them with `difference`.
 """
 
 from collections.abc import Iterable
 from typing import Any
 
 PLACE = ("federation_id", "run_id", "round", "phase", "assignment_id", "client_id", "base_model")
-"""What an assignment, its reply and the receipt have in common."""
+"""The common fields of an assignment, its reply and the receipt."""
 REPLY = (*PLACE, "attempt", "spec", "task", "rows")
-"""What a reply repeats of its assignment."""
+"""The fields of its assignment that a reply repeats."""
 RECEIPT = (*PLACE, "payload")
-"""What a receipt repeats of its reply."""
+"""The fields of its reply that a receipt repeats."""
 DECLINE = ("federation_id", "client_id", "assignment_id")
-"""What a decline repeats of its assignment."""
+"""The fields of its assignment that a decline repeats."""
 TERMS = ("federation_id", "run_id", "round", "base_model", "spec", "task", "seed")
-"""What the terms of a private session repeat of its assignments, besides the parameters that the run does not share."""
+"""The fields of its assignments that the terms of a private session repeat, besides the unshared parameters."""
 SESSION = ("federation_id", "run_id", "round", "spec")
-"""What the replies of all members of a private session repeat of its terms."""
+"""The fields of its terms that the replies of all members of a private session repeat."""
 
 
 def repeated(original: object, fields: Iterable[str]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A bundle: the record of a run as one file (`record.proto` describes its entries). This module reads it.
 
-Entries are stored, not compressed, so that a row of an update is read in place and no update is held in memory. Nothing
-of a bundle is believed here: this module checks that its form is right and that blobs have their digests.
+Entries are stored, not compressed, so that a row of an update is read in place and no update is held in memory. This
+module trusts nothing in a bundle: it checks the format and the digests of blobs. It verifies no signature.
 """
 
 import os
@@ -41,11 +41,11 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 
 class BundleError(Exception):
-    """The file is not a bundle, or is damaged; the message says where."""
+    """The file is not a bundle, or is damaged; the message names the entry or the byte."""
 
 
 class BlobAbsent(LookupError):
-    """The bundle does not have a blob."""
+    """A blob is not in the bundle."""
 
     def __init__(self, digest: str) -> None:
         super().__init__(f"{digest} is not in the bundle")
@@ -68,8 +68,8 @@ def blob_entry(digest: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where the bytes of an entry are in the file."""
+class _Extent:
+    """The position of an entry in the file, and its size, in bytes."""
 
     offset: int
     size: int
@@ -79,9 +79,9 @@ class BundleReader:
     """An open bundle; a context manager.
 
     Attributes:
-        path: of the file.
-        about: what the entries belong to.
-        specification: of the run, as it was submitted.
+        path: the file.
+        about: describes the federation and the run.
+        specification: of the run, as submitted.
         certificates: DER, by the name of the entry.
         ca: the certificate of the CA, DER.
         rotations: of signing keys; those of one holder are in their order.
@@ -95,11 +95,11 @@ class BundleReader:
         self.path = path
         self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         try:
-            self._places = self._directory()
+            self._extents = self._directory()
             self.about = self._manifest()
             self.specification = self._small(SPECIFICATION)
             self.ca = self._small(CA)
-            names = [name for name in self._places if _CERTIFICATE.fullmatch(name) and name != CA]
+            names = [name for name in self._extents if _CERTIFICATE.fullmatch(name) and name != CA]
             self.certificates = {name: self._small(name) for name in sorted(names)}
             self.rotations = self._rotations()
             self._must_have_rounds()
@@ -129,40 +129,40 @@ class BundleReader:
             yield record
 
     def log(self) -> LogRecord:
-        """What the audit log tells of the run."""
+        """The entries of the audit log about the run."""
         return _parsed(LogRecord, self._large(LOG), LOG)
 
     def consents(self) -> Consents:
-        """The answers of clients to the run; none where there is no such entry."""
-        return _parsed(Consents, self._large(CONSENTS), CONSENTS) if CONSENTS in self._places else Consents()
+        """The answers of clients to the run; empty without such an entry."""
+        return _parsed(Consents, self._large(CONSENTS), CONSENTS) if CONSENTS in self._extents else Consents()
 
     def has(self, digest: str) -> bool:
-        """Whether it has a blob."""
+        """True if the bundle has a blob."""
         with suppress(ValueError):
-            return blob_entry(digest) in self._places
+            return blob_entry(digest) in self._extents
         return False
 
     def size(self, digest: str) -> int:
         """The size of a blob in bytes. Raises BlobAbsent."""
-        return self._place(digest).size
+        return self._extent(digest).size
 
     def blob(self, digest: str, limit: int) -> bytes:
-        """A small blob, whose digest has been verified.
+        """The bytes of a small blob, after its digest is verified.
 
         Raises:
-            BlobAbsent: it is not there.
+            BlobAbsent: the bundle does not have it.
             BundleError: it has another digest, or more than `limit` bytes.
         """
-        place = self._verified(digest)
-        if place.size > limit:
-            raise BundleError(f"{blob_entry(digest)} has {place.size} bytes; at most {limit} are expected")
-        return self._read(place)
+        extent = self._verified(digest)
+        if extent.size > limit:
+            raise BundleError(f"{blob_entry(digest)} has {extent.size} bytes; at most {limit} are expected")
+        return self._read(extent)
 
     def verify_blobs(self, names: Iterable[str]) -> None:
-        """Verifies the digests of blobs, one on each core at a time; those that are not there are left out.
+        """Verifies the digests of blobs, one on each core at a time; absent blobs are left out.
 
         Raises:
-            BundleError: one has another digest.
+            BundleError: a blob has another digest.
         """
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             for _ in pool.map(self._verified, filter(self.has, dict.fromkeys(names))):
@@ -171,11 +171,11 @@ class BundleReader:
     def rows(self, digest: str) -> dict[str, RowFile]:
         """The rows of a payload, by name, read in place. Errors are those of `blob`."""
         layout, offset = self._layout(digest, {*FLOATS, "U32", "U8"})
-        found = {}
+        rows = {}
         for tensor in layout.tensors:
-            found[tensor.name] = RowFile(self.path, offset, tensor.size, tensor.dtype)
+            rows[tensor.name] = RowFile(self.path, offset, tensor.size, tensor.dtype)
             offset += tensor.bytes
-        return found
+        return rows
 
     def model(self, digest: str) -> tuple[Layout, RowFile]:
         """The layout of a model and its flat vector, read in place. Errors are those of `blob`."""
@@ -183,44 +183,44 @@ class BundleReader:
         return layout, RowFile(self.path, offset, layout.size)
 
     def _layout(self, digest: str, dtypes: set[str]) -> tuple[Layout, int]:
-        place = self._verified(digest)
+        extent = self._verified(digest)
         try:
-            prefix = self._read(_Place(place.offset, min(place.size, LENGTH_BYTES)))
-            head = min(place.size, LENGTH_BYTES + header_length(prefix))
-            layout, begin = parse_header(self._read(_Place(place.offset, head)), dtypes)
+            prefix = self._read(_Extent(extent.offset, min(extent.size, LENGTH_BYTES)))
+            head = min(extent.size, LENGTH_BYTES + header_length(prefix))
+            layout, begin = parse_header(self._read(_Extent(extent.offset, head)), dtypes)
         except Refusal as error:
             raise BundleError(f"{blob_entry(digest)}: {error.message}") from error
-        if begin + layout.data_bytes != place.size:
-            raise BundleError(f"{blob_entry(digest)} has {place.size} bytes; its header describes others")
-        return layout, place.offset + begin
+        if begin + layout.data_bytes != extent.size:
+            raise BundleError(f"{blob_entry(digest)} has {extent.size} bytes; its header describes others")
+        return layout, extent.offset + begin
 
-    def _place(self, digest: str) -> _Place:
+    def _extent(self, digest: str) -> _Extent:
         try:
-            return self._places[blob_entry(digest)]
+            return self._extents[blob_entry(digest)]
         except (KeyError, ValueError):
             raise BlobAbsent(digest) from None
 
-    def _verified(self, digest: str) -> _Place:
-        place = self._place(digest)
+    def _verified(self, digest: str) -> _Extent:
+        extent = self._extent(digest)
         if digest not in self._checked:
-            found = self._hash(place, digests.parse(digest)[0])
-            if found != digest:
-                raise BundleError(f"{blob_entry(digest)} has the digest {found}")
+            actual = self._hash(extent, digests.parse(digest)[0])
+            if actual != digest:
+                raise BundleError(f"{blob_entry(digest)} has the digest {actual}")
             self._checked.add(digest)
-        return place
+        return extent
 
-    def _hash(self, place: _Place, algorithm: str) -> str:
+    def _hash(self, extent: _Extent, algorithm: str) -> str:
         state = digests.hasher(algorithm)
-        buffer = memoryview(bytearray(min(_PIECE, place.size)))
-        for start in range(0, place.size, _PIECE):
-            state.update(self._fill(buffer[: place.size - start], place.offset + start))
+        buffer = memoryview(bytearray(min(_PIECE, extent.size)))
+        for start in range(0, extent.size, _PIECE):
+            state.update(self._fill(buffer[: extent.size - start], extent.offset + start))
         return f"{algorithm}:{state.hexdigest()}"
 
-    def _read(self, place: _Place) -> bytes:
-        return bytes(self._fill(memoryview(bytearray(place.size)), place.offset))
+    def _read(self, extent: _Extent) -> bytes:
+        return bytes(self._fill(memoryview(bytearray(extent.size)), extent.offset))
 
     def _fill(self, buffer: memoryview, offset: int) -> memoryview:
-        """Fills a buffer with bytes of the file, and returns it."""
+        """Fills a buffer with bytes of the file, and returns the buffer."""
         rest = buffer
         while rest:  # a read returns at most 2 GiB
             count = os.preadv(self._descriptor, [rest], offset)
@@ -233,15 +233,15 @@ class BundleReader:
         return self._large(name, _SMALL)
 
     def _large(self, name: str, limit: int = _LARGE) -> bytes:
-        place = self._places.get(name)
-        if place is None:
+        extent = self._extents.get(name)
+        if extent is None:
             raise BundleError(f"{self.path} has no {name}")
-        if place.size > limit:
-            raise BundleError(f"{name} has {place.size} bytes; at most {limit} are read")
-        return self._read(place)
+        if extent.size > limit:
+            raise BundleError(f"{name} has {extent.size} bytes; at most {limit} are read")
+        return self._read(extent)
 
     def _rotations(self) -> tuple[KeyRotation, ...]:
-        if ROTATIONS not in self._places:
+        if ROTATIONS not in self._extents:
             return ()
         return tuple(_parsed(Rotations, self._small(ROTATIONS), ROTATIONS).rotations)
 
@@ -258,14 +258,14 @@ class BundleReader:
         return about
 
     def _must_have_rounds(self) -> None:
-        numbers = sorted(int(match[1]) for name in self._places if (match := _ROUND.fullmatch(name)))
+        numbers = sorted(int(match[1]) for name in self._extents if (match := _ROUND.fullmatch(name)))
         if len(numbers) != self.about.rounds or numbers != list(range(len(numbers))):
             raise BundleError(f"{MANIFEST} announces {self.about.rounds} rounds; {len(numbers)} are there")
 
-    def _directory(self) -> dict[str, _Place]:
-        """Where each entry is. An entry that is compressed, unknown, or there twice is refused."""
+    def _directory(self) -> dict[str, _Extent]:
+        """The extents of the entries, by name. Raises BundleError for a compressed, unknown or repeated entry."""
         end = os.fstat(self._descriptor).st_size
-        places: dict[str, _Place] = {}
+        extents: dict[str, _Extent] = {}
         try:
             with zipfile.ZipFile(self.path) as archive:
                 entries = archive.infolist()
@@ -277,7 +277,7 @@ class BundleReader:
             known = name in (MANIFEST, SPECIFICATION, CA, LOG, CONSENTS, ROTATIONS) or any(
                 pattern.fullmatch(name) for pattern in (_ROUND, _CERTIFICATE, _BLOB)
             )
-            if not known or name in places:
+            if not known or name in extents:
                 raise BundleError(f"{self.path} has {'two entries' if known else 'an unknown entry'} {name[:80]!r}")
             if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
                 raise BundleError(f"{name} is compressed; entries of a bundle are stored")
@@ -290,8 +290,8 @@ class BundleReader:
             begin += int.from_bytes(head[28:30], "little")
             if begin + entry.file_size > end:
                 raise BundleError(f"{self.path} ends inside {name}")
-            places[name] = _Place(begin, entry.file_size)
-        return places
+            extents[name] = _Extent(begin, entry.file_size)
+        return extents
 
 
 def _parsed(kind: type[MessageT], data: bytes, name: str) -> MessageT:

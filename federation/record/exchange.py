@@ -1,7 +1,7 @@
-"""An assignment and what its client answered, opened: who signed each envelope, and whether it belongs where it is.
+"""Opens an assignment and the answers of its client: verifies each signature, and that each message belongs there.
 
-Opening does not stop at a problem: each envelope states its own, so one reader can show all of them, and another one
-can stop at the first. Each envelope also states the `Fact` that the audit log must tell of it.
+Opening does not stop at a problem: each envelope states its own, so that a reader can show all problems or stop at the
+first one. Each envelope also states the `Fact` that the audit log must have about it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -32,9 +32,10 @@ from federation.v1.record_pb2 import Answer, Exchange
 
 
 class Unbound(Refusal):
-    """A signature holds, and the message does not belong where it is. The text goes on after the name of the message.
+    """A message with a valid signature does not belong at its place in the record.
 
-    The reason is `mismatch` with the field, or with what the message contradicts.
+    The text of the error continues after the name of the message. The reason is `mismatch` with the field, or with the
+    fact that the message contradicts.
     """
 
     def __init__(self, field: str, message: str) -> None:
@@ -46,7 +47,7 @@ class Mismatch(Unbound):
 
     Attributes:
         field: its name.
-        found: its value.
+        found: its signed value.
         expected: the value that the record requires.
     """
 
@@ -66,12 +67,12 @@ class Unseal(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Signers:
-    """Who may sign what in a record.
+    """The keys that may sign the messages of a record.
 
     Attributes:
         coordinator: the keys of assignments, receipts and steps.
-        client: the keys with which a client could have signed an envelope; raises Refusal if they are not known.
-        unseal: verifies one signature; a coordinator remembers those that it has verified before.
+        client: returns the keys of a client for an envelope; raises Refusal if they are unknown.
+        unseal: verifies one signature; a coordinator remembers the signatures that it has verified before.
     """
 
     coordinator: KeyChain
@@ -95,12 +96,12 @@ class Opened(Generic[ManifestT]):
 
     Attributes:
         kind: "assignment", "decline", "reply", "receipt", "step" or "consent".
-        name: of the envelope in words, such as "the reply of ann in phase 0".
+        name: of the envelope as text, such as "the reply of ann in phase 0".
         envelope: as it is on record.
-        manifest: what was signed; an empty message if no key that may sign it has.
-        is_signed: whether one has.
-        problem: why it is not verified; None if it is.
-        fact: what the audit log must tell of it; None if it has no entry of its own.
+        manifest: the signed message; an empty one if the signature is not valid.
+        is_signed: True if a key that may sign it has signed it.
+        problem: the reason why it is not verified; None if it is.
+        fact: the fact that the audit log must have about it; None if it has no entry of its own.
     """
 
     kind: str
@@ -118,16 +119,16 @@ class Opened(Generic[ManifestT]):
 
     @property
     def words(self) -> str:
-        """The problem in words, with the name of the envelope; empty without a problem."""
+        """The problem as text, with the name of the envelope; empty without a problem."""
         if self.problem is None:
             return ""
         return f"{self.name}{' ' if isinstance(self.problem, Unbound) else ': '}{self.problem.message}"
 
     def but(self, *problems: Refusal | None, action: str = "", subject: str = "") -> "Opened[ManifestT]":
-        """The same with the first of these problems, unless it has one already, and with the fact of a log's action."""
-        found = next((one for one in (self.problem, *problems) if one is not None), None)
+        """A copy with its problem or else the first of these, and with the fact of an action of the log."""
+        first = next((problem for problem in (self.problem, *problems) if problem is not None), None)
         fact = Fact(action, subject, self.digest) if action else self.fact
-        return replace(self, problem=found, fact=fact)
+        return replace(self, problem=first, fact=fact)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,13 +140,13 @@ class OpenedAnswer:
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the coordinator has signed that the reply counts."""
+        """True if the coordinator has signed that the reply counts."""
         return self.receipt is not None and self.receipt.manifest.accepted
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedExchange:
-    """An assignment, and what its client answered."""
+    """An assignment, and the answers of its client."""
 
     assignment: Opened[AssignmentManifest]
     decline: Opened[DeclineManifest] | None
@@ -153,7 +154,7 @@ class OpenedExchange:
 
     @property
     def envelopes(self) -> Iterator[Opened[Any]]:
-        """All of them: the assignment, the decline, then each reply with its receipt."""
+        """All envelopes: the assignment, the decline, then each reply with its receipt."""
         yield self.assignment
         if self.decline is not None:
             yield self.decline
@@ -164,18 +165,18 @@ class OpenedExchange:
 
     @property
     def accepted(self) -> list[OpenedAnswer]:
-        """The replies that count; a record that holds has at most one."""
+        """The replies that count; a valid record has at most one."""
         return [answer for answer in self.answers if answer.is_accepted]
 
 
 def open_exchange(exchange: Exchange, signers: Signers, expected: Mapping[str, object]) -> OpenedExchange:
-    """Opens an assignment and its answers, and compares each with what it answers.
+    """Opens an assignment and its answers, and compares each answer with the message that it answers.
 
     Args:
         exchange: as it is on record.
-        signers: who may sign it.
-        expected: what is known of the assignment, by the name of the field, its `phase` at least. Its `client_id` is
-            the client whose answers these are; without it, the one that the assignment names.
+        signers: the keys that may sign it.
+        expected: the known values of the assignment's fields, by name, its `phase` at least. Its `client_id` is the
+            client of the answers; without it, the one that the assignment names.
     """
     assignment = open_assignment(exchange.assignment, signers, expected)
     return open_answers(assignment, exchange, signers, expected)
@@ -196,11 +197,11 @@ def open_assignment(
 def open_answers(
     assignment: Opened[AssignmentManifest], exchange: Exchange, signers: Signers, expected: Mapping[str, object]
 ) -> OpenedExchange:
-    """Opens what the client of an assignment answered; the arguments are those of `open_exchange`."""
+    """Opens the answers to an assignment; the arguments are those of `open_exchange`."""
     client_id = str(expected.get("client_id", assignment.manifest.client_id))
-    client = _Client(assignment, client_id, signers, f"of {client_id} in phase {expected['phase']}")
-    decline = client.decline(exchange.decline) if exchange.HasField("decline") else None
-    answers = tuple(client.answer(answer) for answer in exchange.answers)
+    reader = _AnswerReader(assignment, client_id, signers, f"of {client_id} in phase {expected['phase']}")
+    decline = reader.decline(exchange.decline) if exchange.HasField("decline") else None
+    answers = tuple(reader.answer(answer) for answer in exchange.answers)
     opened = OpenedExchange(assignment=assignment, decline=decline, answers=answers)
     if (count := len(opened.accepted)) > 1:
         return replace(opened, assignment=assignment.but(Unbound("answers", f"has {count} accepted replies")))
@@ -210,8 +211,8 @@ def open_answers(
 
 
 @dataclass(frozen=True)
-class _Client:
-    """Opens what a client answered to an assignment."""
+class _AnswerReader:
+    """Opens the answers of a client to an assignment."""
 
     assignment: Opened[AssignmentManifest]
     client_id: str
@@ -228,7 +229,7 @@ class _Client:
         decline = self._opened("decline", envelope, DeclineManifest)
         order = self.assignment.manifest
         expected = repeated(order, bindings.DECLINE)
-        if decline.manifest.assignment:  # empty if the worker could not verify what it got
+        if decline.manifest.assignment:  # empty if the worker could not verify the assignment
             expected["assignment"] = self.assignment.digest
         problems = (self._difference(decline, expected), self._problem_of_key(envelope, None))
         return decline.but(*problems, self._unverified(), action=DECLINED, subject=self._subject)
@@ -236,14 +237,14 @@ class _Client:
     def answer(self, answer: Answer) -> OpenedAnswer:
         """A reply to the assignment, with its receipt."""
         reply = self._opened("reply", answer.reply, ReplyManifest)
-        order, said = self.assignment.manifest, reply.manifest
+        order, size = self.assignment.manifest, reply.manifest.payload_bytes
         too_long = None
-        if said.payload_bytes > order.max_payload_bytes:
-            words = f"has a payload of {said.payload_bytes} bytes; {order.max_payload_bytes} were allowed"
-            too_long = Unbound("payload_bytes", words)
+        if size > order.max_payload_bytes:
+            text = f"has a payload of {size} bytes; {order.max_payload_bytes} were allowed"
+            too_long = Unbound("payload_bytes", text)
         receipt = self._receipt(answer.receipt, reply) if answer.HasField("receipt") else None
         action = EQUIVOCATED
-        if receipt is not None:  # one that is not signed does not say which entry the reply has
+        if receipt is not None:  # an unsigned receipt does not decide which entry the reply has
             action = "" if not receipt.is_signed else ACCEPTED if receipt.manifest.accepted else REFUSED
         reply = reply.but(
             self._difference(reply, repeated(order, bindings.REPLY)),
@@ -272,7 +273,7 @@ class _Client:
         return opened(kind, f"the {kind} {self.place}", envelope, message, unseal)
 
     def _difference(self, answer: Opened[Any], expected: Mapping[str, object]) -> Mismatch | None:
-        """The first field in which an answer differs; an assignment that nobody has signed cannot be compared."""
+        """The first field in which an answer differs; an assignment without a valid signature is not compared."""
         return mismatch(answer.manifest, expected) if answer.is_signed and self.assignment.is_signed else None
 
     def _unverified(self) -> Unbound | None:
@@ -282,14 +283,14 @@ class _Client:
         return Unbound("assignment", f"answers an assignment that is not verified: {self.assignment.problem.message}")
 
     def _problem_of_key(self, envelope: SignedEnvelope, receipt: Opened[ReceiptManifest] | None) -> Refusal | None:
-        """The problem of an envelope whose key was replaced before; what got no receipt counts as received at once."""
+        """The problem of an envelope whose key was replaced before; one without receipt counts as received at once."""
         try:
             keys = self.signers.client(self.client_id, envelope)
             asked = received = moment(self.assignment.manifest.created)
             if receipt is not None and receipt.is_signed:
                 received = moment(receipt.manifest.created)
             elif receipt is not None and keys.former_of(envelope) is not None:
-                return receipt.problem  # nothing says when the envelope was received
+                return receipt.problem  # the time of the reception is unknown
             keys.must_count(envelope, asked, received)
         except Refusal as refusal:
             return refusal
@@ -308,21 +309,21 @@ def open_consent(
     Args:
         envelope: as it is on record.
         client_id: the client.
-        signers: who may sign it.
+        signers: the keys that may sign it.
         expected: its federation, run and specification, by the name of the field.
-        answered: when it was received; None where only the audit log can say whether the key still counted.
+        answered: the time of its reception; None if only the audit log can tell whether the key still counted.
     """
 
     def unseal(envelope: SignedEnvelope, kind: type[ConsentManifest]) -> ConsentManifest:
-        said = signers.of_client(client_id, envelope, kind)
+        answer = signers.of_client(client_id, envelope, kind)
         if answered is not None:
             signers.client(client_id, envelope).must_count(envelope, answered, answered)
-        return said
+        return answer
 
     consent = opened("consent", f"the answer of {client_id!r} to the run", envelope, ConsentManifest, unseal)
-    said = consent.manifest
-    action, subject = f"consent.{said.answer}", f"{said.run_id}/{client_id}"
-    return consent.but(mismatch(said, {**expected, "client_id": client_id}), action=action, subject=subject)
+    answer = consent.manifest
+    action, subject = f"consent.{answer.answer}", f"{answer.run_id}/{client_id}"
+    return consent.but(mismatch(answer, {**expected, "client_id": client_id}), action=action, subject=subject)
 
 
 def mismatch(message: Message, expected: Mapping[str, object]) -> Mismatch | None:
@@ -341,7 +342,7 @@ def opened(
     message: type[ManifestT],
     unseal: Callable[[SignedEnvelope, type[ManifestT]], ManifestT],
 ) -> Opened[ManifestT]:
-    """An envelope, opened by a function that raises Refusal where no key that may sign it has."""
+    """Opens an envelope with `unseal`, which raises Refusal unless a key that may sign it has signed it."""
     try:
         manifest = unseal(envelope, message)
     except Refusal as refusal:

@@ -1,4 +1,4 @@
-"""An entry of the audit log in its one canonical spelling, from which its leaf in the log's tree is made."""
+"""The canonical bytes of an entry of the audit log, from which its leaf in the log's tree is computed."""
 
 import struct
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 from federation.record.merkle import HASH_BYTES, leaf_hash
 
-FIRST = bytes(HASH_BYTES)  # what the first entry binds in place of the one before
+FIRST = bytes(HASH_BYTES)  # takes the place of the previous leaf in the first entry
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CONTEXT = b"fedpareto/v1/entry\0"
-# Actions whose entries tell of an envelope, or of a round that has none.
+# Actions whose entries are about an envelope, or about a round that has none.
 ISSUED = "assignment.issued"
 DECLINED = "assignment.declined"
 ACCEPTED = "reply.accepted"
@@ -22,11 +22,11 @@ SUBMITTED = "run.submitted"
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What an entry tells of, without when and by whom.
+    """The content of an entry without its time and its actor.
 
     Attributes:
         action, subject: as in the entry.
-        digest: of the envelope that the entry is about; empty where there is none.
+        digest: of the envelope that the entry is about; empty without one.
     """
 
     action: str
@@ -41,14 +41,14 @@ class LogEntry:
     Attributes:
         number: its place in the log, from 0.
         entry_id: the key of its row; ids grow with gaps, and not in the order of the log.
-        at: when it happened, aware, to the microsecond.
+        at: the time of the event, aware, to the microsecond.
         actor: the SAN URI of a certificate, "peer ADDRESS", "coordinator", or a command on the coordinator's machine.
         action: an rpc ("Submit") or an event ("run.completed").
-        subject: what it was about.
+        subject: of the event: a run, a client, an assignment.
         outcome: the reason of a refusal; empty otherwise.
-        detail: more, in words.
-        digest: of the envelope or object that it tells of; empty where there is none.
-        times: how often it happened.
+        detail: more, as text.
+        digest: of the envelope or object that it is about; empty without one.
+        times: the number of times that it happened.
     """
 
     number: int

@@ -39,7 +39,7 @@ class Tree:
     """A tree that grows. It keeps the roots of complete blocks and reads the leaves of others where they are stored.
 
     Args:
-        read: the leaves from one place up to another.
+        read: returns the leaves from one number up to another.
     """
 
     def __init__(self, read: Callable[[int, int], Sequence[bytes]]) -> None:
@@ -101,7 +101,7 @@ class Tree:
         they are as few as can be. `root_from` computes the roots from them.
         """
         ordered = sorted(leaves)
-        found: dict[tuple[int, int], bytes] = {}
+        nodes: dict[tuple[int, int], bytes] = {}
         visited: set[tuple[int, int]] = set()
 
         def visit(start: int, stop: int) -> None:
@@ -109,7 +109,7 @@ class Tree:
                 return
             visited.add((start, stop))
             if bisect_left(ordered, start) == bisect_left(ordered, stop):
-                found[start, stop] = self._range(start, stop)
+                nodes[start, stop] = self._range(start, stop)
             elif stop - start > 1:
                 half = start + _split(stop - start)
                 visit(start, half)
@@ -117,7 +117,7 @@ class Tree:
 
         for size in sizes:
             visit(0, size)
-        return found
+        return nodes
 
     def _range(self, start: int, stop: int) -> bytes:
         """The root over leaves that are a subtree of some tree."""
@@ -135,14 +135,14 @@ class Tree:
 def root_from(nodes: dict[tuple[int, int], bytes], start: int, stop: int) -> bytes:
     """The root over the leaves from one number up to another, from leaves and other nodes of the tree.
 
-    What is computed is added to `nodes`: the trees of several sizes have most of their nodes in common.
+    The computed roots are added to `nodes`: trees of several sizes have most of their nodes in common.
 
     Raises:
-        LookupError: a leaf or node that is needed is not among `nodes`.
+        LookupError: `nodes` lacks a leaf or node.
     """
-    known = nodes.get((start, stop))
-    if known is not None:
-        return known
+    present = nodes.get((start, stop))
+    if present is not None:
+        return present
     if stop - start <= 1:
         raise LookupError(f"nothing is known of leaf {start}")
     half = start + _split(stop - start)
@@ -151,7 +151,7 @@ def root_from(nodes: dict[tuple[int, int], bytes], start: int, stop: int) -> byt
 
 
 def continues(first: int, first_root: bytes, second: int, second_root: bytes, proof: Sequence[bytes]) -> bool:
-    """Whether a proof shows that the tree of `second` leaves continues that of `first` leaves (2.1.4.2)."""
+    """True if a proof shows that the tree of `second` leaves continues that of `first` leaves (2.1.4.2)."""
     if not 0 < first <= second or any(len(node) != HASH_BYTES for node in proof):
         return False
     if first == second:
@@ -162,15 +162,15 @@ def continues(first: int, first_root: bytes, second: int, second_root: bytes, pr
     fn, sn = first - 1, second - 1
     while fn & 1:
         fn, sn = fn >> 1, sn >> 1
-    one = two = path[0]
+    first_hash = second_hash = path[0]
     for node in path[1:]:
         if sn == 0:
             return False
         if fn & 1 or fn == sn:
-            one, two = node_hash(node, one), node_hash(node, two)
+            first_hash, second_hash = node_hash(node, first_hash), node_hash(node, second_hash)
             while fn and not fn & 1:
                 fn, sn = fn >> 1, sn >> 1
         else:
-            two = node_hash(two, node)
+            second_hash = node_hash(second_hash, node)
         fn, sn = fn >> 1, sn >> 1
-    return sn == 0 and one == first_root and two == second_root
+    return sn == 0 and first_hash == first_root and second_hash == second_root

@@ -1,7 +1,7 @@
-"""Where an exported model comes from: metadata in the header of its safetensors file.
+"""The provenance of an exported model: metadata in the header of its safetensors file.
 
-A model on record has no metadata, so that equal models are equal files. What is added on export can be taken off again:
-the rest is the file that the signed step names.
+A model on record has no metadata, so that equal models are equal files. The export adds the metadata. Without them, the
+file is the one that the signed step names.
 """
 
 import json
@@ -19,14 +19,14 @@ _PIECE = 1 << 20  # bytes that are hashed at once
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """Where a model comes from. All values are texts, as metadata of safetensors files are.
+    """The origin of a model. All values are texts, as metadata of safetensors files are.
 
     Attributes:
         federation: its name.
         run: the id of the run.
         round: the number of the round that made the model; empty for the model that the run began with.
-        record: the digest of the run's record, see `docs/verify.md`; empty where there is none.
-        entries: of how many entries of the audit log this is the digest.
+        record: the digest of the run's record, see `docs/verify.md`; empty if there is none.
+        entries: the number of entries of the audit log that this digest covers.
     """
 
     federation: str
@@ -37,14 +37,14 @@ class Provenance:
 
 
 def with_provenance(header: bytes, provenance: Provenance) -> bytes:
-    """The header of a safetensors file, with its length in front, with metadata that tell of the provenance.
+    """Adds the provenance to the metadata of a header of a safetensors file, which begins with its length.
 
     Raises:
-        Refusal: `layout`: it is no header of a safetensors file, or too long with the metadata.
+        Refusal: `layout`: it is not the header of a safetensors file, or is too long with the metadata.
     """
     document = _parsed(header)
-    told = {f"{_PREFIX}{one.name}": getattr(provenance, one.name) for one in fields(Provenance)}
-    return _written({_METADATA: document.pop(_METADATA, {}) | told, **document})
+    added = {f"{_PREFIX}{field.name}": getattr(provenance, field.name) for field in fields(Provenance)}
+    return _written({_METADATA: document.pop(_METADATA, {}) | added, **document})
 
 
 def read_exported(path: Path, algorithm: str) -> tuple[str, Provenance | None]:
@@ -59,10 +59,10 @@ def read_exported(path: Path, algorithm: str) -> tuple[str, Provenance | None]:
         header = prefix + file.read(header_length(prefix))
         document = _parsed(header)
         metadata = document.get(_METADATA, {})
-        told = {one.name: metadata.pop(f"{_PREFIX}{one.name}", None) for one in fields(Provenance)}
-        texts = {field: value for field, value in told.items() if isinstance(value, str)}
+        values = {field.name: metadata.pop(f"{_PREFIX}{field.name}", None) for field in fields(Provenance)}
+        texts = {name: value for name, value in values.items() if isinstance(value, str)}
         provenance = None
-        if texts.keys() == told.keys():
+        if texts.keys() == values.keys():
             if not metadata:
                 del document[_METADATA]
             header, provenance = _written(document), Provenance(**texts)

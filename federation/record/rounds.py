@@ -1,4 +1,4 @@
-"""The rounds of a run, opened from their records: all envelopes of a round, and how they belong together."""
+"""Opens the rounds of a run from their records: all envelopes of a round, and the fields by which they agree."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,8 +27,8 @@ class OpenedPhase:
 
     Attributes:
         number: in its round, over all attempts.
-        decides: whether its replies decide on the step: it is of the last attempt, and does not evaluate the new model.
-        evaluates: whether its replies measure the new model.
+        decides: True if its replies decide on the step: it is of the last attempt, and does not evaluate the new model.
+        evaluates: True if its replies measure the new model.
         exchanges: one for each client that was asked.
     """
 
@@ -44,8 +44,8 @@ class OpenedRound:
 
     Attributes:
         phases: those of all attempts, in their order.
-        step: None where the round has none.
-        skipped: what the log must tell of a round that ended without a step; None for others.
+        step: None if the round has none.
+        skipped: the fact that the log must have about a round that ended without a step; None for others.
     """
 
     phases: tuple[OpenedPhase, ...]
@@ -54,7 +54,7 @@ class OpenedRound:
 
     @property
     def exchanges(self) -> Iterator[OpenedExchange]:
-        """Those of all phases."""
+        """The exchanges of all phases."""
         return (exchange for phase in self.phases for exchange in phase.exchanges)
 
     @property
@@ -71,8 +71,8 @@ class RecordReader:
     """Opens the rounds of a run in their order.
 
     Attributes:
-        signers: who may sign what.
-        facts: what all assignments of the run repeat, by the name of the field; see
+        signers: the keys that may sign its messages.
+        facts: the values that all assignments of the run repeat, by the name of the field; see
             `federation.spec.run_facts.run_facts`.
     """
 
@@ -94,22 +94,22 @@ class RecordReader:
             record: of the round.
             base_model: the digest of the model that the round starts from.
             previous_step: the digest of the envelope of the step before; empty before the first.
-            known: what else is known of the assignments of a phase, by its number, in the order of the exchanges.
+            known: further known values of the assignments of a phase, by its number, in the order of the exchanges.
         """
         phases = []
         for phase in record.phases:
             expected = {**self.facts, "round": record.number}
             expected |= {"base_model": base_model, "previous_step": previous_step} if phase.decides else {}
             phases.append(self._phase(record, phase, expected, known.get(phase.number, ())))
-        step, skipped, place = None, None, f"{self.facts['run_id']}/{record.number}"
+        step, skipped, subject = None, None, f"{self.facts['run_id']}/{record.number}"
         if record.HasField("step"):
             step = opened("step", "the step", record.step, StepManifest, self.signers.of_coordinator)
             expected = {"federation_id": self.facts["federation_id"], "run_id": self.facts["run_id"]}
             expected |= {"round": record.number, "base_model": base_model}
             problems = mismatch(step.manifest, expected), _leaves_out(step.manifest, phases)
-            step = step.but(*problems, action=STEPPED, subject=place)
+            step = step.but(*problems, action=STEPPED, subject=subject)
         elif record.state == "SKIPPED":
-            skipped = Fact(SKIPPED, place, "")
+            skipped = Fact(SKIPPED, subject, "")
         return OpenedRound(phases=tuple(phases), step=step, skipped=skipped)
 
     def _phase(
@@ -119,8 +119,8 @@ class RecordReader:
         expected: Mapping[str, object],
         known: Sequence[Mapping[str, object]],
     ) -> OpenedPhase:
-        place = {"phase": phase.number, "attempt": phase.attempt, "kind": phase.kind}
-        facts = [{**(known[number] if known else {}), **expected, **place} for number in range(len(phase.exchanges))]
+        position = {"phase": phase.number, "attempt": phase.attempt, "kind": phase.kind}
+        facts = [{**(known[number] if known else {}), **expected, **position} for number in range(len(phase.exchanges))]
         assignments = [
             self._assignment(exchange.assignment, values)
             for exchange, values in zip(phase.exchanges, facts, strict=True)
@@ -136,7 +136,7 @@ class RecordReader:
         )
 
     def _assignment(self, envelope: SignedEnvelope, expected: Mapping[str, object]) -> Opened[AssignmentManifest]:
-        """An assignment, which names the same submitter as the first one, and is on record once."""
+        """Opens an assignment, which must name the submitter of the first one, and be on record once."""
         if self._submitted_by is not None:
             expected = {**expected, "submitted_by": self._submitted_by}
         assignment = open_assignment(envelope, self.signers, expected)
@@ -150,25 +150,27 @@ class RecordReader:
 
 
 def _asked_once(assignments: Sequence[Opened[AssignmentManifest]]) -> list[Opened[AssignmentManifest]]:
-    """The assignments of a phase, each of another client; each names the number of all."""
+    """Checks the assignments of a phase: each is for another client, and names the number of all."""
     clients: set[str] = set()
     opened = []
     for assignment in assignments:
         order, twice = assignment.manifest, None
         if assignment.is_signed and order.client_id in clients:
-            words = f"is a second one: {order.client_id} was asked twice in phase {order.phase}"
-            twice = Unbound("client_id", words)
+            text = f"is a second one: {order.client_id} was asked twice in phase {order.phase}"
+            twice = Unbound("client_id", text)
         clients.add(order.client_id)
         opened.append(assignment.but(twice))
     if any(assignment.problem is not None for assignment in opened):
-        return opened  # one that does not belong here makes the number of the others wrong
-    return [one.but(mismatch(one.manifest, {"members": len(opened)})) for one in opened]
+        return opened  # an assignment that does not belong here makes the number of the others wrong
+    return [assignment.but(mismatch(assignment.manifest, {"members": len(opened)})) for assignment in opened]
 
 
 def _leaves_out(step: StepManifest, phases: Sequence[OpenedPhase]) -> Refusal | None:
-    """The problem of a step that does not name each accepted reply, nor its client as revoked."""
+    """The problem of a step that names neither an accepted reply nor its client as revoked; None if there is none."""
     named = {*step.replies, *step.consulted}
-    deciding = [answer for phase in phases if phase.decides for one in phase.exchanges for answer in one.accepted]
+    deciding = [
+        answer for phase in phases if phase.decides for exchange in phase.exchanges for answer in exchange.accepted
+    ]
     left_out = {answer.reply.manifest.client_id for answer in deciding if answer.reply.digest not in named}
     if unnamed := left_out - {*step.revoked}:
         return Refusal("mismatch:replies", f"the reply of {min(unnamed)} was accepted, and the step leaves it out")
