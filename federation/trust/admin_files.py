@@ -76,7 +76,7 @@ class Account:
         )
 
     def files(self, key: EllipticCurvePrivateKey, certificate: x509.Certificate) -> "AdminFiles":
-        """What a channel needs, after a login."""
+        """The files that a channel needs, after a login."""
         return AdminFiles(
             federation_id=self.federation_id,
             name=self.name,
@@ -96,15 +96,15 @@ class AdminFiles(Files):
     name: str
 
     def save(self, directory: Path) -> None:
-        """Writes them into the administrator's directory, atomically.
+        """Writes the key and certificate into the administrator's directory, atomically.
 
-        The key is not encrypted, since the certificate ends soon; only the signing key has a passphrase.
+        The key is not encrypted, since the certificate expires soon; only the signing key has a passphrase.
         """
         replace_private(directory / LOGIN, private_key_pem(self.tls_key) + self.certificate)
 
     @classmethod
     def load(cls, directory: Path) -> "AdminFiles":
-        """Reads what `save` wrote.
+        """Reads the file of `save`.
 
         Raises:
             IdentityError: there was no login, or a file is missing or damaged.

@@ -1,4 +1,4 @@
-"""The federation's certificates: P-256, issued by its own CA, the holder named in a URI (docs/keys.md)."""
+"""The federation's certificates: P-256, issued by its own CA, with the holder in a URI (docs/keys.md)."""
 
 import base64
 import hashlib
@@ -21,8 +21,8 @@ SERVER_LIFETIME = timedelta(days=398)
 CLIENT_LIFETIME = timedelta(days=90)
 MAX_CSR_BYTES = 4096
 ExtensionT = TypeVar("ExtensionT", bound=x509.ExtensionType)
-# A certificate is valid from before it was made, for clocks that are behind, by an hour where a time zone is wrong.
-# Nobody can use it before it was made, and no signed message is judged by its beginning.
+# A certificate is valid from two hours before its making, for slow clocks: a wrong time zone makes one hour. This is
+# safe: nobody has the certificate before it is made, and no check of signed messages uses its first date.
 _CLOCK_SKEW = timedelta(hours=2)
 _CA_IN_LEAF = "data:application/pkix-cert;base64,"
 
@@ -38,13 +38,13 @@ def load_certificate(certificate: bytes) -> x509.Certificate:
 
 
 def renewal_due(certificate: x509.Certificate) -> datetime:
-    """When the last third of a certificate's life begins, aware: from then on its holder asks for the next one."""
+    """The time at which the last third of a certificate's life begins, aware: its holder then asks for the next one."""
     end = certificate.not_valid_after_utc
     return end - (end - certificate.not_valid_before_utc - _CLOCK_SKEW) / 3
 
 
 def load_certificate_file(path: Path, key: EllipticCurvePrivateKey | None = None) -> x509.Certificate:
-    """Reads a certificate, PEM or DER, which must be for the key if one is given.
+    """Reads a certificate, PEM or DER, and checks that it is for `key` if there is one.
 
     Raises:
         IdentityError: it cannot be read, is not a certificate, or is not for this key.
@@ -101,7 +101,7 @@ def _certificate(
     end: datetime,
     constraints: x509.BasicConstraints,
 ) -> x509.CertificateBuilder:
-    """What the certificates of the CA and of its members have in common."""
+    """The common part of the certificates of the CA and of its members."""
     usage = x509.KeyUsage(
         digital_signature=not constraints.ca,
         key_cert_sign=constraints.ca,

@@ -35,7 +35,7 @@ from federation.v1.common_pb2 import (
     TimeManifest,
 )
 
-# One label per type of manifest: a signature for one is worth nothing for another.
+# One label per type of manifest: a signature for one type is not valid for another.
 CONTEXTS: dict[type[Message], bytes] = {
     AssignmentManifest: b"fedpareto/v1/assignment",
     ReplyManifest: b"fedpareto/v1/reply",
@@ -76,9 +76,9 @@ def seal(manifest: ManifestT, key: Ed25519PrivateKey) -> SignedEnvelope:
 
 
 def unseal(envelope: SignedEnvelope, kind: type[ManifestT], key: Ed25519PublicKey | None) -> ManifestT:
-    """Verifies `envelope` as received, then parses its manifest, whose type decides the signing context.
+    """Verifies the received bytes of `envelope`, then parses its manifest, whose type decides the signing context.
 
-    `key` is the one that must have signed it; None if no key may sign it.
+    `key` must have signed it; None if no key may sign it.
 
     Raises:
         Refusal: `key-unknown`, `signature` or `manifest`.

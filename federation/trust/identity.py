@@ -1,6 +1,6 @@
-"""The names of a federation's members, and how certificates carry them (docs/keys.md).
+"""The names of a federation's members, and their form in certificates (docs/keys.md).
 
-TLS uses P-256 certificates from the federation's own CA. URI names of a certificate say who its holder is:
+TLS uses P-256 certificates from the federation's own CA. URI names of a certificate identify its holder:
 `fedpareto://<federation>/client/<id>`; `fedpareto://<federation>/admin/<name>`, with one
 `fedpareto://<federation>/role/<role>` for each role; or `fedpareto://<federation>/coordinator`. The certificates of
 clients and of the coordinator also name their holder's Ed25519 signing key, so that the CA vouches for it:
@@ -27,7 +27,7 @@ Kind = Literal["client", "admin", "coordinator"]
 
 
 class Role(StrEnum):
-    """What an administrator may do. Every role may read; the Admin service says what else each may do."""
+    """The roles of administrators. Every role may read; the Admin service defines the other permissions of each."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
@@ -35,7 +35,7 @@ class Role(StrEnum):
 
 
 class Action(StrEnum):
-    """What a federation can make take two security officers."""
+    """The actions for which a federation can require two security officers."""
 
     APPROVE = "approve"
     REVOKE = "revoke"
@@ -93,7 +93,7 @@ def signing_key_uri(federation_id: str, key: bytes) -> str:
 
 
 def parse_peer(certificate: bytes) -> PeerIdentity:
-    """Reads who the holder of a certificate, PEM or DER, is. It does not verify the certificate: TLS has done that.
+    """Reads the holder of a certificate, PEM or DER. It does not verify the certificate: TLS has done that.
 
     Raises:
         IdentityError: it names no member of a federation, or more than one.

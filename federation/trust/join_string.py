@@ -18,7 +18,7 @@ _PREFIX = "fpjoin1_"
 
 @dataclass(frozen=True)
 class JoinStringFields:
-    """What a new client needs to know before it can enroll: the enrollment port ("host:port"), and its future name.
+    """The facts that a new client needs to enroll: the enrollment port ("host:port"), and its future name.
 
     `ca_fingerprint` is the SHA-256 of the CA certificate's DER, hexadecimal; `secret` is used once, 32 bytes.
     """
@@ -31,8 +31,8 @@ class JoinStringFields:
     def encode(self) -> str:
         """The join string: letters, digits, "-" and "_", with a checksum that detects copying errors."""
         body = bytes.fromhex(self.ca_fingerprint) + self.secret + f"{self.client_id}\n{self.address}".encode()
-        word = base64.urlsafe_b64encode(hashlib.sha256(body).digest()[:4] + body).decode().rstrip("=")
-        return _PREFIX + word
+        encoded = base64.urlsafe_b64encode(hashlib.sha256(body).digest()[:4] + body).decode().rstrip("=")
+        return _PREFIX + encoded
 
     @classmethod
     def decode(cls, text: str) -> Self:
@@ -44,15 +44,15 @@ class JoinStringFields:
         text = "".join(text.split())
         if not text.startswith(_PREFIX):
             raise IdentityError(f"this is not a join string: it does not begin with {_PREFIX}")
-        word = text.removeprefix(_PREFIX)
+        encoded = text.removeprefix(_PREFIX)
         try:
-            data = base64.b64decode(word + "=" * (-len(word) % 4), altchars=b"-_", validate=True)
+            data = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
             checksum, body = data[:4], data[4:]
             client_id, _, address = body[32 + SECRET_BYTES :].decode().partition("\n")
-            whole = hashlib.sha256(body).digest()[:4] == checksum and ":" in address
+            intact = hashlib.sha256(body).digest()[:4] == checksum and ":" in address
         except ValueError:
-            whole = False
-        if not whole:
+            intact = False
+        if not intact:
             raise IdentityError("the join string is damaged: copy the whole of it again")
         return cls(
             address=address,
@@ -88,9 +88,9 @@ def fetch_ca(address: str, expected: str, timeout: float, proxy: Proxy | None = 
             with context.wrap_socket(plain, server_hostname=address.rpartition(":")[0].strip("[]")) as connection:
                 leaf = connection.getpeercert(binary_form=True)
         except OSError as error:  # an SSLError is one
-            way = "" if proxy is None else f", or a device behind the proxy {proxy},"
+            detour = "" if proxy is None else f", or a device behind the proxy {proxy},"
             raise RouteError(
-                f"the server at {address}{way} does not speak TLS 1.3 as a coordinator does ({error}): check the "
+                f"the server at {address}{detour} does not speak TLS 1.3 as a coordinator does ({error}): check the "
                 "address; where a device on the way inspects TLS, ask the network department for an exception"
             ) from error
     for issuer in issuer_in(leaf or b""):

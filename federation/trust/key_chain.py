@@ -1,8 +1,8 @@
 """The signing keys of one holder over time: each new one is signed by the one that it replaces (docs/keys.md).
 
-An envelope counts if the key that signed it was the holder's when the envelope was made. For the coordinator that is
-the time in the manifest. A client may also use a key that has ended for replies to what it was asked before, for some
-time; the coordinator's signed receipts say when.
+An envelope counts if its key belonged to the holder when the envelope was made. For the coordinator, the manifest has
+that time. A client may use a former key for some time, for replies to assignments from before its replacement; the
+coordinator's signed receipts have the times.
 """
 
 import base64
@@ -34,8 +34,9 @@ from federation.v1.common_pb2 import (
 
 MAX_ROTATIONS = 1000  # of one holder
 _POSSESSION = b"fedpareto/v1/rotation-possession\0"
-# Where a manifest of the coordinator says when it was made. Others are made for one call, with the present key.
-_MADE: dict[type[Message], str] = {
+# The field of a manifest of the coordinator with the time of its making. Other manifests are made for one call, with
+# the present key.
+_TIME_FIELDS: dict[type[Message], str] = {
     AssignmentManifest: "created",
     ReceiptManifest: "created",
     StepManifest: "created",
@@ -49,8 +50,8 @@ class FormerKey:
     """A key that another one has replaced.
 
     Attributes:
-        ended: when; what is made or asked later needs the next key.
-        until: until when it may sign replies to what was asked before; the same time for the coordinator.
+        ended: the time of the replacement; later envelopes and assignments need the next key.
+        until: the end of the time in which it may sign replies to earlier assignments; `ended` for the coordinator.
     """
 
     key: Ed25519PublicKey
@@ -58,11 +59,13 @@ class FormerKey:
     until: datetime
 
     def must_count(self, asked: datetime, received: datetime) -> None:
-        """Raises the Refusal `key-ended` unless it may sign a reply to what was asked and received at these times."""
+        """Raises the Refusal `key-ended` unless it may sign a reply that was asked for and received at these times."""
         if asked > self.ended:
-            raise _ended(self.key, f"was replaced at {_words(self.ended)}, before this was asked or made")
+            raise _ended(self.key, f"was replaced at {_time_text(self.ended)}, before this was asked or made")
         if received > self.until:
-            raise _ended(self.key, f"was replaced at {_words(self.ended)}, and counted until {_words(self.until)}")
+            raise _ended(
+                self.key, f"was replaced at {_time_text(self.ended)}, and counted until {_time_text(self.until)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -75,11 +78,11 @@ class KeyChain:
     @property
     def raw(self) -> tuple[bytes, ...]:
         """The raw keys, the oldest first."""
-        return (*(one.key.public_bytes_raw() for one in self.former), self.present.public_bytes_raw())
+        return (*(former.key.public_bytes_raw() for former in self.former), self.present.public_bytes_raw())
 
     def former_of(self, envelope: SignedEnvelope) -> FormerKey | None:
-        """The former key that an envelope names; None if it names the present one, or none of the holder's."""
-        return next((one for one in self.former if key_id(one.key) == envelope.key_id), None)
+        """The former key that an envelope names; None if it names the present key, or no key of the holder."""
+        return next((former for former in self.former if key_id(former.key) == envelope.key_id), None)
 
     def signer(self, envelope: SignedEnvelope) -> Ed25519PublicKey:
         """The key of the holder that an envelope names; the present one if it names none."""
@@ -93,18 +96,18 @@ class KeyChain:
             former.must_count(asked, received)
 
     def must_have_made(self, envelope: SignedEnvelope, manifest: Message) -> None:
-        """The same for an envelope of the coordinator, whose manifest says when it was made."""
+        """As `must_count`, for an envelope of the coordinator, whose manifest has the time of its making."""
         former = self.former_of(envelope)
         if former is None:
             return
-        field = _MADE.get(type(manifest))
+        field = _TIME_FIELDS.get(type(manifest))
         if field is None:
-            raise _ended(former.key, f"was replaced at {_words(former.ended)}, and this is signed anew each time")
-        made = moment(getattr(manifest, field))
-        former.must_count(made, made)
+            raise _ended(former.key, f"was replaced at {_time_text(former.ended)}, and this is signed anew each time")
+        created = moment(getattr(manifest, field))
+        former.must_count(created, created)
 
     def unseal(self, envelope: SignedEnvelope, kind: type[ManifestT]) -> ManifestT:
-        """An envelope of the coordinator, verified and parsed.
+        """Verifies and parses an envelope of the coordinator.
 
         Raises:
             Refusal: `key-unknown`, `key-ended`, `signature` or `manifest`.
@@ -120,10 +123,10 @@ class CoordinatorKeys:
     Args:
         federation_id: the federation.
         first: the key that the member got when it joined.
-        rotations: those that it has followed since, in their order.
+        rotations: the rotations that the member has followed since, in their order.
 
     Raises:
-        Refusal: they do not follow from the first key.
+        Refusal: the rotations do not follow from the first key.
     """
 
     def __init__(self, federation_id: str, first: Ed25519PublicKey, rotations: Sequence[KeyRotation] = ()) -> None:
@@ -135,10 +138,10 @@ class CoordinatorKeys:
         self.learn(rotations)
 
     def learn(self, shown: Sequence[KeyRotation]) -> bool:
-        """Follows the rotations that a coordinator shows, those from before included; whether there is a new key.
+        """Follows the rotations that a coordinator shows, the earlier ones included. True if there is a new key.
 
         Raises:
-            Refusal: they do not lead on from the key that is known: `rotation`, or that of `follow`.
+            Refusal: they do not continue from the known key: `rotation`, or the reasons of `follow`.
         """
         with self._lock:
             chain, new = follow(self.chain, shown, federation_id=self._federation_id)
@@ -152,11 +155,13 @@ class CoordinatorKeys:
 
 def rotations_text(rotations: Sequence[KeyRotation]) -> str:
     """Rotations as the lines of a file."""
-    return "".join(base64.b64encode(one.SerializeToString(deterministic=True)).decode() + "\n" for one in rotations)
+    return "".join(
+        base64.b64encode(rotation.SerializeToString(deterministic=True)).decode() + "\n" for rotation in rotations
+    )
 
 
 def read_rotations(path: Path) -> tuple[KeyRotation, ...]:
-    """The rotations in a file, none where there is no file. Raises FileDamaged."""
+    """Reads the rotations in a file; none if the file does not exist. Raises FileDamaged."""
     if not path.exists():
         return ()
     try:
@@ -166,7 +171,7 @@ def read_rotations(path: Path) -> tuple[KeyRotation, ...]:
 
 
 def parse_rotations(text: str) -> tuple[KeyRotation, ...]:
-    """What `rotations_text` wrote. Raises ValueError."""
+    """Parses the text of `rotations_text`. Raises ValueError."""
     try:
         return tuple(KeyRotation.FromString(base64.b64decode(line, validate=True)) for line in text.split())
     except DecodeError as error:
@@ -182,9 +187,9 @@ def rotate(
     number: int,
     now: datetime,
 ) -> KeyRotation:
-    """The statement that one key replaces another, by both; without a `client_id`, of the coordinator's.
+    """States that one key replaces another, signed by both; without a `client_id`, for keys of the coordinator.
 
-    `number` counts the rotations of this holder, with this one.
+    `number` counts the rotations of this holder, this one included.
     """
     manifest = RotationManifest(
         federation_id=federation_id,
@@ -201,13 +206,13 @@ def rotate(
 def open_rotation(
     rotation: KeyRotation, old: Ed25519PublicKey, *, federation_id: str, client_id: str = "", number: int | None = None
 ) -> tuple[RotationManifest, Ed25519PublicKey]:
-    """A rotation that replaces a key, verified, and the new key.
+    """Verifies a rotation that replaces a key. Returns its manifest and the new key.
 
-    `number` is the one that it has to have; None is any.
+    `number` is the expected number of the rotation; None accepts any.
 
     Raises:
         Refusal: `key-unknown`, `signature`, `manifest`; `rotation`: it is of another holder, or not the next one;
-            `signing-key`: the new key is none; `proof`: the new key has not signed.
+            `signing-key`: the new key is not a key; `proof`: the new key has not signed.
     """
     manifest = unseal(rotation.statement, RotationManifest, old)
     expected: dict[str, object] = {"federation_id": federation_id, "client_id": client_id}
@@ -238,18 +243,18 @@ def follow(
     client_id: str = "",
     coordinator: KeyChain | None = None,
 ) -> tuple[KeyChain, list[KeyRotation]]:
-    """Goes on from the present key of a chain; returns the longer chain, and the rotations that are new to it.
+    """Continues a chain from its present key. Returns the longer chain, and the rotations that are new to it.
 
     Args:
-        known: what is known of the holder; a key without history begins a chain.
-        rotations: of the holder, in their order; those that lead to the present key come first.
-        federation_id: of all of them.
-        client_id: the client whose keys they are; empty for the coordinator.
-        coordinator: the keys that have signed the receipts of a client's rotations.
+        known: the known keys of the holder; a key without history begins a chain.
+        rotations: of the holder, in their order; the rotations that lead to the present key come first.
+        federation_id: the federation of all rotations.
+        client_id: the client that holds the keys; empty for the coordinator.
+        coordinator: the keys that signed the receipts of a client's rotations.
 
     Raises:
         Refusal: a rotation is not signed by the key before and by its new key, or has no receipt; `rotation`: one is
-            missing, or they lead elsewhere.
+            missing, or they lead to another key.
     """
     if len(rotations) > MAX_ROTATIONS:
         raise Refusal("rotation", f"{len(rotations)} rotations; at most {MAX_ROTATIONS} are read")
@@ -260,7 +265,7 @@ def follow(
         if claimed.old_key != (before.new_key or claimed.old_key):
             raise _missing(client_id, present)
         if claimed.old_key != present.public_bytes_raw():
-            continue  # it comes before what is known
+            continue  # it comes before the known key
         manifest, following = open_rotation(
             rotation, present, federation_id=federation_id, client_id=client_id, number=number
         )
@@ -283,7 +288,7 @@ def whole_chain(
     client_id: str = "",
     coordinator: KeyChain | None = None,
 ) -> KeyChain:
-    """All keys of a holder, whose rotations, from the first one on, lead to its present key.
+    """The chain of all keys of a holder: its rotations lead from the first key to the present one.
 
     The other arguments are those of `follow`.
 
@@ -327,11 +332,11 @@ def _receipt_times(
 ) -> tuple[datetime, datetime]:
     if coordinator is None or not rotation.HasField("receipt"):
         raise Refusal("rotation", f"a rotation of {client_id} has no receipt of the coordinator")
-    said = coordinator.unseal(rotation.receipt, RotationReceiptManifest)
+    manifest = coordinator.unseal(rotation.receipt, RotationReceiptManifest)
     expected = (federation_id, client_id, envelope_digest(rotation.statement))
-    if (said.federation_id, said.client_id, said.rotation) != expected:
+    if (manifest.federation_id, manifest.client_id, manifest.rotation) != expected:
         raise Refusal("rotation", f"the receipt of a rotation of {client_id} is for another one")
-    return moment(said.ended), moment(said.until)
+    return moment(manifest.ended), moment(manifest.until)
 
 
 def _claimed(rotation: KeyRotation) -> RotationManifest:
@@ -342,25 +347,25 @@ def _claimed(rotation: KeyRotation) -> RotationManifest:
 
 
 def _missing(client_id: str, known: Ed25519PublicKey) -> Refusal:
-    whose = f"of {client_id}" if client_id else "of the coordinator"
+    holder = f"of {client_id}" if client_id else "of the coordinator"
     return Refusal(
         "rotation",
-        f"the signing keys {whose} do not lead on from the key {key_id(known).hex()[:16]} that is known: a rotation is "
-        "missing, or they are of another federation",
+        f"the signing keys {holder} do not lead on from the key {key_id(known).hex()[:16]} that is known: a rotation "
+        "is missing, or they are of another federation",
     )
 
 
 def moment(stamp: Timestamp) -> datetime:
-    """A time from a message, aware. Raises the Refusal `manifest` if there is no such time."""
+    """The time in a message, aware. Raises the Refusal `manifest` if the time does not exist."""
     try:
         return stamp.ToDatetime(tzinfo=UTC)
     except (ValueError, OverflowError) as error:
         raise Refusal("manifest", f"a time that does not exist: {error}") from None
 
 
-def _ended(key: Ed25519PublicKey, why: str) -> Refusal:
-    return Refusal("key-ended", f"the key {key_id(key).hex()[:16]} {why}")
+def _ended(key: Ed25519PublicKey, reason: str) -> Refusal:
+    return Refusal("key-ended", f"the key {key_id(key).hex()[:16]} {reason}")
 
 
-def _words(time: datetime) -> str:
+def _time_text(time: datetime) -> str:
     return f"{time:%Y-%m-%d %H:%M:%S} UTC"

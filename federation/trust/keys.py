@@ -18,20 +18,20 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-_REPLACING = "replacing.json"  # new content of several files, until all have been replaced
+_REPLACING = "replacing.json"  # the new content of several files, until all are replaced
 
 
 class IdentityError(ValueError):
-    """A key, a certificate, a join string or a directory of them that cannot be used; the message says why."""
+    """A key, a certificate, a join string or a directory cannot be used; the message says why."""
 
 
 class FileDamaged(IdentityError):
-    """A file that is missing, or that does not hold what it should; the message names it."""
+    """A file is missing or has the wrong content; the message names it."""
 
 
 @contextmanager
 def remedy(text: str) -> Iterator[None]:
-    """Says what to do about a damaged file, behind what is wrong with it."""
+    """Adds the remedy to the message of a FileDamaged."""
     try:
         yield
     except FileDamaged as error:
@@ -62,12 +62,12 @@ def write_private(path: Path, data: bytes) -> None:
 def write_private_key(
     path: Path, key: EllipticCurvePrivateKey | Ed25519PrivateKey, passphrase: bytes | None = None
 ) -> None:
-    """Writes a private key to a new file, as `write_private` does: PKCS#8, encrypted when there is a passphrase."""
+    """Writes a private key to a new file with `write_private`: PKCS#8, encrypted when there is a passphrase."""
     write_private(path, private_key_pem(key, passphrase))
 
 
 def make_private_directory(path: Path) -> None:
-    """Makes a directory (and what is missing above it) that only its owner can enter."""
+    """Makes a directory and its missing parents; only its owner can enter it."""
     path.mkdir(parents=True, exist_ok=True)
     path.chmod(0o700)
 
@@ -87,14 +87,14 @@ def replace_private(path: Path, data: bytes) -> None:
 def replace_together(directory: Path, files: Mapping[str, str]) -> None:
     """Replaces several text files of a directory, of mode 0600: all of them, or none if it fails before it has begun.
 
-    If the process or the machine dies in between, `finish_replacing` does the rest; it is called before they are read.
+    If the process or the machine dies meanwhile, `finish_replacing` replaces the rest; call it before you read them.
     """
     replace_private(directory / _REPLACING, json.dumps(dict(files)).encode())
     finish_replacing(directory)
 
 
 def finish_replacing(directory: Path) -> None:
-    """Does what `replace_together` has begun. Raises FileDamaged if its journal is damaged."""
+    """Completes an interrupted `replace_together`. Raises FileDamaged if its journal is damaged."""
     journal = directory / _REPLACING
     try:
         files = json.loads(journal.read_bytes())
@@ -110,7 +110,7 @@ def finish_replacing(directory: Path) -> None:
 
 
 def is_encrypted(path: Path) -> bool:
-    """Whether the private key in a file needs a passphrase. Raises IdentityError if there is no such file."""
+    """True if the private key in a file needs a passphrase. Raises IdentityError if there is no such file."""
     return b"BEGIN ENCRYPTED PRIVATE KEY" in read_file(path)
 
 
@@ -141,7 +141,7 @@ def load_tls_key(path: Path, passphrase: bytes | None = None) -> EllipticCurvePr
     """Reads a P-256 key.
 
     Raises:
-        IdentityError: no such file, no such key in it, or the passphrase is missing or wrong.
+        IdentityError: the file is missing or has no such key, or the passphrase is missing or wrong.
     """
     key = _load_key(path, passphrase)
     if not isinstance(key, EllipticCurvePrivateKey) or not isinstance(key.curve, SECP256R1):

@@ -1,4 +1,4 @@
-"""The directory in which a client keeps its keys and certificates."""
+"""The directory of a client: its keys and certificates."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -35,17 +35,19 @@ if TYPE_CHECKING:
 
     from federation.line.channels import RpcRefusal
 
-OWN_ROTATIONS = "signing.rotations"  # how the holder's signing keys have replaced each other
-COORDINATOR_ROTATIONS = "coordinator.rotations"  # likewise the coordinator's, as far as this member has followed them
+OWN_ROTATIONS = "signing.rotations"  # the replacements of the holder's signing keys
+COORDINATOR_ROTATIONS = (
+    "coordinator.rotations"  # the replacements of the coordinator's keys that this member has followed
+)
 _HOLDERS = {"client_id": "a worker", "admin": "an administrator"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """The keys and certificates that clients and administrators both have.
+    """The keys and certificates of a client or an administrator.
 
     The certificates are PEM, `tls_key` is the key of `certificate`, and the address is the federation port,
-    "host:port". The proxy on the way there is not stored.
+    "host:port". The proxy is not stored.
     """
 
     federation_id: str
@@ -57,7 +59,7 @@ class Files:
 
     @property
     def not_after(self) -> datetime:
-        """When the certificate expires."""
+        """The time at which the certificate expires, aware."""
         return load_certificate(self.certificate).not_valid_after_utc
 
     def channel(self, options: Sequence[tuple[str, int | str]] = ()) -> "grpc.Channel":
@@ -70,7 +72,7 @@ class Files:
         )
 
     def refusal(self, error: "grpc.RpcError") -> "RpcRefusal":
-        """Why a call of the holder failed."""
+        """The reason why a call of the holder failed."""
         from federation.line.channels import refusal_from_rpc_error  # noqa: PLC0415 - gRPC loads slowly
 
         return refusal_from_rpc_error(error, not_after=self.not_after, proxy=self.proxy)
@@ -81,7 +83,7 @@ class MemberFiles(Files):
     """A client's keys, certificates and name, as stored in its directory.
 
     `signing_key` signs its updates; `coordinator` verifies the coordinator's assignments and receipts. All copies of a
-    member share it, since it learns.
+    member share `coordinator`, since it learns new keys.
     """
 
     name_key: ClassVar[str] = "client_id"
@@ -129,7 +131,7 @@ class MemberFiles(Files):
 def save_renewal(
     directory: Path, key: EllipticCurvePrivateKey, certificate: bytes, passphrase: bytes | None = None
 ) -> None:
-    """Replaces a client's TLS key and certificate (PEM), both or none.
+    """Replaces a client's TLS key and certificate (PEM), both or neither.
 
     Without a passphrase, the key is protected by the file mode alone.
     """
@@ -175,12 +177,12 @@ def _load_coordinator(directory: Path, federation_id: str) -> CoordinatorKeys:
 
 
 def write_description(directory: Path, values: Mapping[str, str]) -> None:
-    """Writes who the holder of a directory is, and where its coordinator is."""
+    """Writes `member.toml`: the holder of a directory and the address of its coordinator."""
     replace_private(directory / "member.toml", tomli_w.dumps(values).encode())
 
 
 def read_description(directory: Path, holder: str, *more: str) -> dict[str, str]:
-    """What `member.toml` says: federation_id, address, the holder's name, whose key is `holder`, and what `more` names.
+    """Reads `member.toml`: federation_id, address, the holder's name under the key `holder`, and the keys in `more`.
 
     Raises:
         IdentityError: there is no membership, or it is of another kind of holder.

@@ -1,6 +1,7 @@
-"""Proofs of possession: signatures with the Ed25519 key that a client registers, over what it asks for.
+"""Proofs of possession: signatures of a client's request with the Ed25519 key that it registers.
 
-The key signs what must be provable later. A proof covers a context string, so that it is valid for one purpose only.
+The key signs everything that must be provable later. A proof covers a context string, so that it is valid for one
+purpose only.
 """
 
 from cryptography.exceptions import InvalidSignature
@@ -10,10 +11,10 @@ from federation.trust.keys import IdentityError
 
 ENROLLMENT_CONTEXT = b"fedpareto/v1/enrollment\0"
 RENEWAL_CONTEXT = b"fedpareto/v1/renewal\0"
-UNSIGNED = bytes(32)  # recorded as the signing key of a simulated client, which has none; enrollment refuses it
+UNSIGNED = bytes(32)  # the recorded signing key of a simulated client, which has none; enrollment refuses it
 
-# The encodings of Ed25519 points of small order, sign bit cleared; they include p - 1, p and p + 1. Under such a key a
-# signature can be valid for messages that nobody signed, so the holder of the key could deny having signed anything.
+# The encodings of Ed25519 points of small order, sign bit cleared; they include p - 1, p and p + 1. With such a key, a
+# signature can be valid for messages that were never signed, so its holder could deny every signature.
 _SMALL_ORDER = frozenset(
     bytes.fromhex(point)
     for point in (
@@ -47,7 +48,7 @@ def prove_possession(key: Ed25519PrivateKey, secret: bytes, csr: bytes) -> bytes
 
 
 def proves_possession(key: Ed25519PublicKey, proof: bytes, secret: bytes, csr: bytes) -> bool:
-    """Whether `proof` was made by `prove_possession` with this key, secret and request."""
+    """True if `prove_possession` made `proof` with this key, secret and request."""
     return _verifies(key, proof, ENROLLMENT_CONTEXT + secret + csr)
 
 
@@ -57,7 +58,7 @@ def prove_renewal(key: Ed25519PrivateKey, csr: bytes) -> bytes:
 
 
 def proves_renewal(key: Ed25519PublicKey, proof: bytes, csr: bytes) -> bool:
-    """Whether `proof` was made by `prove_renewal` with this key and request."""
+    """True if `prove_renewal` made `proof` with this key and request."""
     return _verifies(key, proof, RENEWAL_CONTEXT + csr)
 
 
