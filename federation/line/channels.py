@@ -1,4 +1,4 @@
-"""Channels to the coordinator, and what its answers mean when they are refusals."""
+"""Channels to the coordinator, and the meaning of its refusals."""
 
 import re
 from collections.abc import Sequence
@@ -14,19 +14,19 @@ from federation.v1.common_pb2 import SignedEnvelope
 
 ERROR_DOMAIN = "fedpareto"
 STATUS_KEY = "grpc-status-details-bin"
-MAX_CHUNK_BYTES = 1 << 20  # the most that one message of a stream may carry of a file
-CHUNK_BYTES = 1 << 18  # what we send: several copies of a chunk are under way for each of many members at once
+MAX_CHUNK_BYTES = 1 << 20  # the largest piece of a file in one message of a stream
+CHUNK_BYTES = 1 << 18  # the size that we send: several copies of a chunk are under way for each of many members at once
 MAX_ADMIN_MESSAGE_BYTES = 256 << 20  # the cosines of a round of 1000 clients are 8 MB
 LONGEST_RETRY_SECONDS = 86_400.0
 Option: TypeAlias = tuple[str, int | str]
-_PROXY_REFUSED = re.compile(r"proxy returned response code (\d+)")  # in gRPC's words
+_PROXY_REFUSED = re.compile(r"proxy returned response code (\d+)")  # the text of gRPC's error
 
 _CHANNEL_OPTIONS: tuple[Option, ...] = (
     ("grpc.max_receive_message_length", MAX_ADMIN_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.max_reconnect_backoff_ms", 10_000),
-    # A fresh channel connects anew: it must not inherit the back-off of another one to the same address.
+    # A fresh channel connects at once: it must not inherit the back-off of another channel to the same address.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
@@ -54,19 +54,19 @@ def mutual_channel(
 def _channel(
     address: str, credentials: grpc.ChannelCredentials, options: Sequence[Option], proxy: Proxy | None
 ) -> grpc.Channel:
-    """A channel by the way that was chosen: without a proxy, gRPC must not take one from the environment."""
-    way: Option = ("grpc.enable_http_proxy", 0) if proxy is None else ("grpc.http_proxy", proxy.url)
-    return grpc.secure_channel(address, credentials, options=(*_CHANNEL_OPTIONS, way, *options))
+    """A channel with or without a proxy: without one, gRPC must not take one from the environment."""
+    route: Option = ("grpc.enable_http_proxy", 0) if proxy is None else ("grpc.http_proxy", proxy.url)
+    return grpc.secure_channel(address, credentials, options=(*_CHANNEL_OPTIONS, route, *options))
 
 
 class RpcRefusal(NamedTuple):
-    """Why a call failed.
+    """The reason why a call failed.
 
     Attributes:
-        status: the name of the gRPC status, "PERMISSION_DENIED" say.
-        reason: the stable reason ("role"); "unreachable" when no coordinator answered; empty when none was given.
-        message: for the person who reads it.
-        retry_seconds: how long the coordinator asks to wait before the next attempt; 0 when it does not say.
+        status: the name of the gRPC status, such as "PERMISSION_DENIED".
+        reason: the stable reason ("role"); "unreachable" if no coordinator answered; empty if none was given.
+        message: for people.
+        retry_seconds: the wait that the coordinator asks for before the next attempt; 0 if it asks for none.
     """
 
     status: str
@@ -78,10 +78,10 @@ class RpcRefusal(NamedTuple):
 def refusal_from_rpc_error(
     error: grpc.RpcError, *, not_after: datetime | None = None, proxy: Proxy | None = None
 ) -> RpcRefusal:
-    """Reads the coordinator's reason out of a failed call, or says what probably went wrong without one.
+    """Reads the coordinator's reason from a failed call; without one, names the probable cause.
 
-    `not_after` is when the caller's own certificate expires, if known: an expired one is the likeliest cause. `proxy`
-    is the one that the call went through.
+    `not_after` is the time at which the caller's own certificate expires, if known: an expired one is the likeliest
+    cause. The call went through `proxy`.
     """
     if not isinstance(error, grpc.Call):
         return RpcRefusal("UNKNOWN", "", str(error))
@@ -121,7 +121,7 @@ def _now() -> datetime:
 
 
 def _probable_cause(details: str, not_after: datetime | None, proxy: Proxy | None) -> str:
-    """Names the candidates: a failed handshake comes as UNAVAILABLE, without a reason."""
+    """The candidates, as text: gRPC reports a failed handshake as UNAVAILABLE, without a reason."""
     lower = details.lower()
     refused = _PROXY_REFUSED.search(lower)
     if refused and proxy is not None:
@@ -142,9 +142,9 @@ def _probable_cause(details: str, not_after: datetime | None, proxy: Proxy | Non
         host = "the proxy's name" if proxy is not None else "the coordinator's name"
         cause = f"{host} has no address on this machine: check its spelling and this machine's DNS"
     elif any(text in lower for text in ("socket closed", "connection reset", "broken pipe", "stream removed", "eof")):
-        who = "the coordinator" if proxy is None else f"the coordinator, or the proxy {proxy} on the way to it,"
+        peer = "the coordinator" if proxy is None else f"the coordinator, or the proxy {proxy} on the way to it,"
         cause = (
-            f"{who} hung up. It was stopped, or it did not accept your certificate: expired, of another "
+            f"{peer} hung up. It was stopped, or it did not accept your certificate: expired, of another "
             "federation's CA, or missing"
         )
     elif proxy is not None and "expected 'h'" in lower:

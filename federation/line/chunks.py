@@ -1,19 +1,19 @@
-"""The messages that carry a piece of a file, written and read as bytes on the wire.
+"""Writes and reads the messages that carry a piece of a file, as bytes on the wire.
 
-Protobuf copies a field of bytes when a message is made, written and read, and again at each look at it. A transfer
-consists of little else. So the field is written here with one copy, and read with none. The bytes on the wire are
-protobuf's, and it reads all that is not spelled as here.
+Protobuf copies a field of bytes when a message is made, written and read, and again at each access. A transfer consists
+of little else. So this module writes the field with one copy, and reads it with none. The bytes on the wire are those
+of protobuf, which also reads every message of another form.
 """
 
 from dataclasses import dataclass
 
 from federation.v1.federation_pb2 import FetchBlobResponse, SubmitRequest
 
-# The tags of the fields `chunk`: their numbers, and that they hold bytes (2).
+# The tags of the fields `chunk`: their numbers, and the wire type of bytes (2).
 _FETCHED = bytes([FetchBlobResponse.CHUNK_FIELD_NUMBER << 3 | 2])
 _SUBMITTED = bytes([SubmitRequest.CHUNK_FIELD_NUMBER << 3 | 2])
-_SEVEN_BITS, _MORE = 0x7F, 0x80  # a byte's bits of a length, and the bit that says that another byte follows
-_LENGTH_BYTES = 4  # of a length at most, as it is read here
+_SEVEN_BITS, _MORE = 0x7F, 0x80  # the bits of a length in a byte, and the bit that announces another byte
+_LENGTH_BYTES = 4  # the longest form of a length that is read here
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,11 @@ def _length(data: bytes) -> bytes:
 
 
 def _field(tag: bytes, message: bytes) -> tuple[int, int]:
-    """Where the bytes of the field with this tag begin and end, if the message begins with it; otherwise (0, 0)."""
+    """The begin and the end of the field with this tag, if the message begins with it; otherwise (0, 0)."""
     length = 0
-    for place, byte in enumerate(message[1 : 1 + _LENGTH_BYTES] if message.startswith(tag) else b""):
-        length |= (byte & _SEVEN_BITS) << 7 * place
+    for index, byte in enumerate(message[1 : 1 + _LENGTH_BYTES] if message.startswith(tag) else b""):
+        length |= (byte & _SEVEN_BITS) << 7 * index
         if byte < _MORE:
-            begin = 2 + place
+            begin = 2 + index
             return (begin, begin + length) if begin + length <= len(message) else (0, 0)
     return 0, 0

@@ -29,12 +29,13 @@ class PayloadCheck:
     """Checks an arriving payload in one pass: digest, layout, finite values, and the norm of each row.
 
     A problem with the content does not stop the reading: it is kept in `problem`, so that the digest of the whole is
-    known first, and a damaged transfer is told from a bad update. Memory: the header, three bytes, and a small buffer.
+    known first. It distinguishes a damaged transfer from a bad update. Memory: the header, three bytes, and a small
+    buffer.
 
     Attributes:
         layout: of the file; None until the header has been read, if none was expected.
-        problem: what is wrong with the content: `limit:header`, `layout`, `dtype` or `non-finite`; None while nothing
-            is. Complete after `finish`.
+        problem: the error of the content: `limit:header`, `layout`, `dtype` or `non-finite`; None without one.
+            Complete after `finish`.
         norms: the Euclidean norm of each tensor of floating-point numbers by its name, in float64 and in the order of
             the layout. Zero exactly where every element is zero. Complete after `finish` if there is no problem.
     """
@@ -50,7 +51,7 @@ class PayloadCheck:
         self._header: bytearray | None = bytearray()  # None once it has been read
         self._split = b""  # the first bytes of an element whose rest is in the next chunk
         self._row = 0
-        self._left = 0  # bytes that are missing from the current row
+        self._left = 0  # missing bytes of the current row
         self._squares = 0.0  # the sum of the squares of the current row so far; at most 2**48 times 2**256
         self._buffer = np.empty(_SQUARED_AT_A_TIME)
 
@@ -62,7 +63,7 @@ class PayloadCheck:
             self._hasher.update(piece)
             if self.problem is None:
                 try:
-                    self._look(piece)
+                    self._check(piece)
                 except Refusal as problem:
                     self.problem = problem
 
@@ -72,23 +73,23 @@ class PayloadCheck:
             self.problem = Refusal("layout", "the payload ends before its last tensor does")
         return f"{self._algorithm}:{self._hasher.hexdigest()}"
 
-    def _look(self, piece: memoryview) -> None:
+    def _check(self, piece: memoryview) -> None:
         if self._header is not None:
-            piece = self._look_at_header(self._header, piece)
+            piece = self._check_header(self._header, piece)
         while len(piece):
             if self._row == len(self._tensors):
                 raise Refusal("layout", "the payload goes on after its last tensor")
             width = DTYPES[self._tensors[self._row].dtype].itemsize
-            taken = width - len(self._split) if self._split else min(len(piece), self._left) // width * width or width
-            values, piece = self._split + piece[:taken] if self._split else piece[:taken], piece[taken:]
+            count = width - len(self._split) if self._split else min(len(piece), self._left) // width * width or width
+            values, piece = self._split + piece[:count] if self._split else piece[:count], piece[count:]
             if len(values) < width:
                 self._split = bytes(values)
                 return
             self._split = b""
-            self._look_at_values(self._tensors[self._row], values)
+            self._check_values(self._tensors[self._row], values)
 
-    def _look_at_header(self, header: bytearray, piece: memoryview) -> memoryview:
-        # First the length alone, so that an absurd one is refused before anything is kept for it.
+    def _check_header(self, header: bytearray, piece: memoryview) -> memoryview:
+        # First the length alone, so that a huge one is refused before any memory is used for it.
         piece = _move(piece, header, LENGTH_BYTES)
         if len(header) < LENGTH_BYTES:
             return piece
@@ -104,7 +105,7 @@ class PayloadCheck:
         self._header = None
         return piece
 
-    def _look_at_values(self, tensor: Tensor, data: bytes | memoryview) -> None:
+    def _check_values(self, tensor: Tensor, data: bytes | memoryview) -> None:
         if tensor.dtype in FLOATS:
             values = np.frombuffer(data, dtype=DTYPES[tensor.dtype])
             values = widen(values) if tensor.dtype == "BF16" else values
@@ -132,7 +133,7 @@ class PayloadCheck:
         return total
 
 
-def _move(piece: memoryview, header: bytearray, wanted: int) -> memoryview:
-    missing = max(0, wanted - len(header))
+def _move(piece: memoryview, header: bytearray, length: int) -> memoryview:
+    missing = max(0, length - len(header))
     header += piece[:missing]
     return piece[missing:]

@@ -1,4 +1,4 @@
-"""The way to the coordinator: a direct connection, or one through a proxy that takes HTTP CONNECT (RFC 9110, 9.3.6)."""
+"""Connections to the coordinator: direct, or through a proxy that takes HTTP CONNECT (RFC 9110, 9.3.6)."""
 
 import base64
 import contextlib
@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote, urlsplit
 DIRECT = "direct"  # in place of a proxy's URL: no proxy
 _FORM = "expected http://HOST:PORT or http://USER:PASSWORD@HOST:PORT"
 _PROXY_VARIABLES = ("https_proxy", "HTTPS_PROXY")
-# gRPC itself looks at the first and the last: what is named in any of them is reached directly by both.
+# gRPC itself reads the first and the last. A host in any of them is reached directly, by gRPC and by us.
 _EXEMPTION_VARIABLES = ("no_proxy", "NO_PROXY", "no_grpc_proxy")
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s\[\]:]+):(\d{1,5})")
 _MAX_ANSWER_BYTES = 64 << 10
@@ -23,16 +23,16 @@ _OFFERED = re.compile(rb"^proxy-authenticate:\s*([a-z-]+)", re.IGNORECASE | re.M
 
 
 class ProxyError(ValueError):
-    """A proxy's URL that cannot be used. The message does not repeat it: it may hold a password."""
+    """The URL of a proxy cannot be used. The message does not repeat it, since it may hold a password."""
 
 
 class RouteError(Exception):
-    """No connection to the coordinator came about; the message says which hop failed and what to do."""
+    """No connection to the coordinator; the message names the hop that failed and the remedy."""
 
 
 @dataclass(frozen=True)
 class Proxy:
-    """A proxy that takes HTTP CONNECT; `credentials` are "user:password". As text it is its URL without them."""
+    """A proxy that takes HTTP CONNECT; `credentials` are "user:password". Its text is its URL without them."""
 
     host: str
     port: int
@@ -81,30 +81,32 @@ class Proxy:
         return f"http://{self._address}"
 
     def refusal(self, status: int, address: str = "the coordinator", offered: str = "") -> str:
-        """What an answer to CONNECT other than 200 means, and what to do; `offered` are schemes of authentication."""
-        said = f"the proxy {self} answered {status}"
+        """Explains an answer to CONNECT other than 2xx, with the remedy; `offered` are schemes of authentication."""
+        answer = f"the proxy {self} answered {status}"
         if status == 407 and offered and "basic" not in offered.lower():
             return (
-                f"{said}: it asks for {offered}, and only Basic is supported: ask the network department for a rule "
+                f"{answer}: it asks for {offered}, and only Basic is supported: ask the network department for a rule "
                 f"that lets this machine reach {address} without it, or for a proxy that takes Basic"
             )
         if status == 407 and self.credentials is None:
-            return f"{said}: it asks for user and password: give them in the URL, http://USER:PASSWORD@HOST:PORT"
+            return f"{answer}: it asks for user and password: give them in the URL, http://USER:PASSWORD@HOST:PORT"
         if status == 407:
-            return f"{said}: it does not accept the user and password that its URL gives: correct them"
+            return f"{answer}: it does not accept the user and password that its URL gives: correct them"
         if status >= 500:
             return (
-                f"{said}: it cannot reach {address}. The coordinator is not running, or its name or a firewall "
+                f"{answer}: it cannot reach {address}. The coordinator is not running, or its name or a firewall "
                 "behind the proxy is in the way: ask the network department"
             )
-        return f"{said}: it does not allow a connection to {address}: ask the network department to allow CONNECT to it"
+        return (
+            f"{answer}: it does not allow a connection to {address}: ask the network department to allow CONNECT to it"
+        )
 
 
 def choose_proxy(address: str, given: str | None, environment: Mapping[str, str]) -> Proxy | None:
-    """The proxy on the way to the coordinator at "host:port"; None for a direct connection.
+    """The proxy to the coordinator at "host:port"; None for a direct connection.
 
-    `given` is what the user gave to the command: a URL, or "direct"; without it, `https_proxy` of the environment
-    counts, which is not used for this machine itself. A coordinator that `no_proxy` names is always reached directly:
+    `given` is the option of the command: a URL, or "direct"; without it, `https_proxy` of the environment counts,
+    except for this machine itself. A coordinator that `no_proxy` names is always reached directly:
     the end of its name, the network of its address ("10.0.0.0/8"), or "*".
 
     Raises:
@@ -137,7 +139,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def dial(address: str, proxy: Proxy | None, timeout: float) -> socket.socket:
-    """A TCP connection to the coordinator at "host:port", within `timeout` seconds, which its socket keeps.
+    """Opens a TCP connection to the coordinator at "host:port" within `timeout` seconds; its socket keeps the timeout.
 
     Raises:
         RouteError: a name has no address, nobody answers, or the proxy refuses.
@@ -158,21 +160,21 @@ def dial(address: str, proxy: Proxy | None, timeout: float) -> socket.socket:
     return connection
 
 
-def _connect(host: str, port: int, timeout: float, problem: str, what: str) -> socket.socket:
+def _connect(host: str, port: int, timeout: float, problem: str, peer: str) -> socket.socket:
     try:
         return socket.create_connection((host, port), timeout=timeout)
     except socket.gaierror as error:
         raise RouteError(
             f"the name {host} has no address on this machine ({error.strerror}): check its spelling and this machine's "
-            "DNS" + ("; where only a proxy knows it, set https_proxy or --proxy" if what == "it" else "")
+            "DNS" + ("; where only a proxy knows it, set https_proxy or --proxy" if peer == "it" else "")
         ) from None
-    except (OSError, UnicodeError) as error:  # UnicodeError: a name that DNS cannot hold
+    except (OSError, UnicodeError) as error:  # UnicodeError: the name is not valid in DNS
         reason = getattr(error, "strerror", None) or str(error)
-        raise RouteError(f"{problem} ({reason}): is {what} running, and does a firewall let you reach it?") from None
+        raise RouteError(f"{problem} ({reason}): is {peer} running, and does a firewall let you reach it?") from None
 
 
 def _ask(connection: socket.socket, address: str, proxy: Proxy, end: float) -> None:
-    """Sends CONNECT, and reads the answer up to the empty line; `end` is the monotonic time by which it must come."""
+    """Sends CONNECT, and reads the answer up to the empty line; it must come before the monotonic time `end`."""
     request = f"CONNECT {address} HTTP/1.1\r\nHost: {address}\r\n"
     if proxy.credentials is not None:
         request += f"Proxy-Authorization: Basic {base64.b64encode(proxy.credentials.encode()).decode()}\r\n"
@@ -193,8 +195,8 @@ def _ask(connection: socket.socket, address: str, proxy: Proxy, end: float) -> N
         raise RouteError(f"the proxy {proxy} broke the connection off ({error.strerror or error})") from None
     line = _STATUS_LINE.match(answer)
     if line is None:
-        said = "nothing, and hung up" if not answer else "with something that is not HTTP"
-        raise RouteError(f"what listens at {proxy} is no HTTP proxy: it answered {said}. Check host and port")
+        reply = "nothing, and hung up" if not answer else "with something that is not HTTP"
+        raise RouteError(f"what listens at {proxy} is no HTTP proxy: it answered {reply}. Check host and port")
     if not 200 <= (status := int(line[1])) < 300:
         offered = ", ".join(sorted({scheme.decode() for scheme in _OFFERED.findall(answer)}))
         raise RouteError(proxy.refusal(status, address, offered))
