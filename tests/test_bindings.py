@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from harness import refused
 from secure_cast import cast, setting
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 from stage import LAYOUT, Player, spec
 from stage import Stage as Coordinator
 from test_bundle import exported
@@ -207,6 +208,21 @@ def test_a_record_that_nobody_edited_is_verified_by_all(scene: Scene, tmp_path: 
     assert scene.checks(EQUIVOCATES) == {"assignment": "", "reply": "", "receipt": ""}
     assert scene.evidence() == scene.outsider(tmp_path, lambda exchange: None, "ann") == ""
     assert scene.audited() == []
+
+
+def test_a_reply_whose_row_names_another_client_is_not_shown_as_verified(scene: Scene) -> None:
+    row, home = scene.stage.replies(scene.run)["ann"], scene.stage.served.home
+    checks = EnvelopeChecks(home.federation_id, home.signing.chain)
+
+    def checked(session: Session) -> dict[str, str]:
+        reply = session.get_one(models.Reply, row.reply_id)
+        with session.no_autoflush:
+            reply.client_id = "nobody"
+            found = {check.kind: check.reason for check in checks.reply(session, reply)}
+            session.expunge(reply)
+        return found
+
+    assert scene.stage.look(checked) == {"reply": "mismatch:client_id", "receipt": ""}
 
 
 def test_a_reply_to_other_work_than_its_assignment_is_not_shown_as_verified(scene: Scene) -> None:

@@ -1,12 +1,20 @@
 """Rounds with a private evaluation end with means over their members, or say why there are none."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+import record_vectors
 
 from coordinator.aggregation.phases import Voided, Waiting
 from coordinator.rounds import finish
 from coordinator.rounds.fleets.base import Question, RevokedMeanwhile, Skipped
+from federation.digests import digest
+from federation.record.bundle import BlobAbsent, BundleReader
 from fedpareto import simulate
 from simulation.fleet import Answer, SimulatedDecline, SimulatedFleet
+from verification.private import private_means
+from verification.run import OpenedRun
 
 RUN = """\
 name = "private"
@@ -76,3 +84,11 @@ def test_of_a_model_that_steps_have_kept_the_earlier_numbers_stand() -> None:
     assert [row["reason"] for row in rows] == ["", why, why], "a run without better numbers stops all the same"
     assert [row["evaluated"] == 5 for row in rows] == [True, False, False]
     assert rows[2]["stop/value"] == rows[0]["loss/test"]
+
+
+def test_the_means_over_the_members_cannot_be_verified_without_the_model_that_was_evaluated() -> None:
+    removed, signed = digest(b"removed"), SimpleNamespace(evaluations={})
+    with BundleReader(record_vectors.DIRECTORY / "open.fedpareto") as bundle:
+        facts: Any = OpenedRun.of(bundle).facts
+        with pytest.raises(BlobAbsent, match=removed):
+            private_means(facts, signed, 0, removed)  # type: ignore[arg-type] # a round without replies

@@ -6,7 +6,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from coordinator.aggregation.phases import PhaseReply, PrivateSetting, Record, Step
+from coordinator.aggregation.phases import PhaseReply, PrivateSetting, Record, RoundContext, Step
 from coordinator.aggregation.secure.repetition import (
     SecureEvidence,
     UnverifiedSession,
@@ -43,10 +43,9 @@ def private_step(run: BundleRunFacts, signed: SignedRound, step: StepManifest, s
     except ValueError as error:  # a WorkError is one
         raise Wrong(f"a session of the signed step: {error}") from error
     evidence = SecureEvidence(sessions=sessions, replies=replies, asked=asked, combined=rows[0].read())
-    context = round_context(run, step.round, step.base_model, state)
-    private = _private(run, step.base_model, [session.agreed for session in sessions])
+    context = _context(run, step.round, step.base_model, state, [session.agreed for session in sessions])
     try:
-        return verify_secure_step(run.rule, run.spec, replace(context, private=private), evidence)
+        return verify_secure_step(run.rule, run.spec, context, evidence)
     except UnverifiedSession as error:
         raise Wrong(str(error)) from error
 
@@ -65,16 +64,21 @@ def private_means(run: BundleRunFacts, signed: SignedRound, number: int, model: 
         Wrong: no means follow from the replies.
     """
     replies, asked = _stages(run, list(signed.evaluations.values()))
-    context = replace(
-        round_context(run, number, model, {}),
-        private=_private(run, model, [work.agreed for work in asked.values() if isinstance(work, Ready)]),
-    )
+    context = _context(run, number, model, {}, [work.agreed for work in asked.values() if isinstance(work, Ready)])
     metrics = tuple(MetricKind(metric.name, metric.better, metric.largest) for metric in run.bundle.about.metrics)
     evaluation = Evaluate(splits=run.spec.evaluated, metrics=metrics)
     try:
         return dict(verify_evaluation(run.spec, evaluation, context, replies, asked).metrics)
     except UnverifiedSession as error:
         raise Wrong(f"the evaluation: {error}") from error
+
+
+def _context(
+    run: BundleRunFacts, number: int, model: str, state: Mapping[str, Any], terms: Iterable[SessionTerms]
+) -> RoundContext:
+    """The facts on which a private conversation about a model may depend. Raises BlobAbsent without the model."""
+    run.bundle.size(model)
+    return replace(round_context(run, number, model, state), private=_private(run, model, terms))
 
 
 def _invited(chain: KeyChain, key_id: bytes | None) -> bytes:

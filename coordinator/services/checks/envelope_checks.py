@@ -100,7 +100,8 @@ class EnvelopeChecks:
     def reply(self, session: Session, row: models.Reply) -> list[messages.EnvelopeCheck]:
         """Checks a reply and its receipt."""
         assignment, phase = row.assignment, row.assignment.phase
-        if session.get_one(models.Client, row.client_id).signing_key == UNSIGNED:
+        client = session.get(models.Client, assignment.client_id)
+        if client is not None and client.signing_key == UNSIGNED:
             return [_unsigned(phase.number)]
         position = {"round": phase.round.number, "phase": phase.number, "attempt": phase.attempt, "kind": phase.kind}
         expected = {
