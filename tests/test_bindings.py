@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from harness import refused
 from secure_cast import cast, setting
 from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, joinedload
 from stage import LAYOUT, Player, spec
 from stage import Stage as Coordinator
 from test_bundle import exported
@@ -38,6 +38,7 @@ from federation.v1.common_pb2 import (
     DeclineManifest,
     ReceiptManifest,
     ReplyManifest,
+    SamplePrivacy,
     SignedEnvelope,
     UnsharedParameters,
 )
@@ -215,12 +216,10 @@ def test_a_reply_whose_row_names_another_client_is_not_shown_as_verified(scene: 
     checks = EnvelopeChecks(home.federation_id, home.signing.chain)
 
     def checked(session: Session) -> dict[str, str]:
-        reply = session.get_one(models.Reply, row.reply_id)
-        with session.no_autoflush:
-            reply.client_id = "nobody"
-            found = {check.kind: check.reason for check in checks.reply(session, reply)}
-            session.expunge(reply)
-        return found
+        reply = session.get_one(models.Reply, row.reply_id, options=[joinedload(models.Reply.assignment)])
+        session.expunge(reply)
+        reply.client_id = "nobody"
+        return {check.kind: check.reason for check in checks.reply(session, reply)}
 
     assert scene.stage.look(checked) == {"reply": "mismatch:client_id", "receipt": ""}
 
@@ -263,6 +262,26 @@ def test_each_field_of_its_assignment_that_a_reply_repeats_counts(scene: Scene, 
         exchange.answers[0].receipt.CopyFrom(receipt)
 
     assert f"the reply of ann in phase 0 has the {field}" in scene.outsider(tmp_path, answered, "ann")
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("samples", {"samples": 2**64 - 1}),
+        ("losses", {"losses": {"another": math.nan}}),
+        ("metrics", {"metrics": {"another": math.nan}}),
+        ("privacy", {"privacy": SamplePrivacy(clip=math.inf)}),
+    ],
+)
+def test_a_number_that_the_record_cannot_hold_enters_no_step(scene: Scene, field: str, values: dict[str, Any]) -> None:
+    row = scene.stage.replies(scene.run)["ann"]
+    reply, receipt = SignedEnvelope.FromString(row.envelope), SignedEnvelope.FromString(row.receipt)
+    signed_again(reply, ReplyManifest, scene.client_key("ann"), lambda said: said.MergeFrom(ReplyManifest(**values)))
+    digest = envelope_digest(reply)
+    signed_again(receipt, ReceiptManifest, scene.key, lambda said: setattr(said, "envelope", digest))
+    kept = {"envelope": reply.SerializeToString(), "envelope_digest": digest, "receipt": receipt.SerializeToString()}
+    with scene.having(models.Reply, row.reply_id, **kept, samples=min(values.get("samples", 10), 2**63 - 1)):
+        assert scene.evidence().startswith(f"replies {row.reply_id}: {field}: what was signed is too large")
 
 
 @pytest.mark.parametrize("field", bindings.REPLY)

@@ -204,6 +204,8 @@ def _must_be_signed(exchange: OpenedExchange, assignment: Assignment, reply: mod
         _same(row, f"receipt ({name})", getattr(reply, name), value)
     for name, value in signed_columns.of_reply(answer.reply.manifest, stored=True).items():
         _same(row, name, getattr(reply, name), value)
+    if name := signed_columns.not_kept(answer.reply.manifest):  # a reply with such a number is refused
+        raise RecordError(*row, name, "what was signed is too large for the record, or not finite")
 
 
 def _must_hold(row: tuple[str, object], column: str, envelope: Opened[Any], named: Container[str] = ()) -> None:

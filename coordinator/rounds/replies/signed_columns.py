@@ -56,11 +56,15 @@ def of_reply(reply: ReplyManifest, *, stored: bool, counted: bool = True) -> dic
         "payload": reply.payload if stored else "",
         "payload_bytes": reply.payload_bytes if counted else 0,
         "samples": min(reply.samples, _LARGEST),
-        "losses": _finite(reply.losses),
-        "metrics": _finite(reply.metrics),
-        "privacy": _finite({field.name: float(value) for field, value in reply.privacy.ListFields()}),
+        **{name: _finite(numbers) for name, numbers in _numbers(reply).items()},
         "unrepeatable": reply.unrepeatable,
     }
+
+
+def not_kept(reply: ReplyManifest) -> str:
+    """The first column of `replies` that cannot hold the numbers of a reply as they were signed; empty if all can."""
+    kept, signed = of_reply(reply, stored=True), {"samples": reply.samples, **_numbers(reply)}
+    return next((name for name, value in signed.items() if kept[name] != value), "")
 
 
 def of_receipt(receipt: ReceiptManifest) -> dict[str, Any]:
@@ -89,6 +93,11 @@ def of_consent(consent: ConsentManifest) -> dict[str, Any]:
         "reason": reason,
         "message": message,
     }
+
+
+def _numbers(reply: ReplyManifest) -> dict[str, dict[str, float]]:
+    privacy = {field.name: float(value) for field, value in reply.privacy.ListFields()}
+    return {"losses": dict(reply.losses), "metrics": dict(reply.metrics), "privacy": privacy}
 
 
 def _finite(numbers: Mapping[str, float]) -> dict[str, float]:
