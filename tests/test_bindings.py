@@ -267,13 +267,14 @@ def test_each_field_of_its_assignment_that_a_reply_repeats_counts(scene: Scene, 
 @pytest.mark.parametrize(
     ("field", "values"),
     [
+        ("envelope", {"statement": b"of another kind of work"}),
         ("samples", {"samples": 2**64 - 1}),
         ("losses", {"losses": {"another": math.nan}}),
         ("metrics", {"metrics": {"another": math.nan}}),
         ("privacy", {"privacy": SamplePrivacy(clip=math.inf)}),
     ],
 )
-def test_a_number_that_the_record_cannot_hold_enters_no_step(scene: Scene, field: str, values: dict[str, Any]) -> None:
+def test_what_the_intake_refuses_enters_no_step(scene: Scene, field: str, values: dict[str, Any]) -> None:
     row = scene.stage.replies(scene.run)["ann"]
     reply, receipt = SignedEnvelope.FromString(row.envelope), SignedEnvelope.FromString(row.receipt)
     signed_again(reply, ReplyManifest, scene.client_key("ann"), lambda said: said.MergeFrom(ReplyManifest(**values)))
@@ -281,7 +282,7 @@ def test_a_number_that_the_record_cannot_hold_enters_no_step(scene: Scene, field
     signed_again(receipt, ReceiptManifest, scene.key, lambda said: setattr(said, "envelope", digest))
     kept = {"envelope": reply.SerializeToString(), "envelope_digest": digest, "receipt": receipt.SerializeToString()}
     with scene.having(models.Reply, row.reply_id, **kept, samples=min(values.get("samples", 10), 2**63 - 1)):
-        assert scene.evidence().startswith(f"replies {row.reply_id}: {field}: what was signed is too large")
+        assert f"replies {row.reply_id}: {field}: " in scene.evidence()
 
 
 @pytest.mark.parametrize("field", bindings.REPLY)

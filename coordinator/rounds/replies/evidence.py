@@ -21,6 +21,7 @@ from coordinator.rounds.export import exchange_of, parsed
 from coordinator.rounds.replies import signed_columns
 from coordinator.rounds.replies.revoked import REVOKED
 from coordinator.signing_keys import Signing
+from federation import digests
 from federation.record.exchange import Mismatch, Opened, OpenedExchange, Signers, Unbound, open_exchange, opened
 from federation.refusals import Refusal
 from federation.spec.sharing import BUFFERS
@@ -222,6 +223,12 @@ def _must_hold(row: tuple[str, object], column: str, envelope: Opened[Any], name
 
 def _reply(recorded: models.Reply, order: AssignmentManifest, manifest: ReplyManifest, blobs: BlobStore) -> PhaseReply:
     """A reply whose envelope was verified; the bytes of its payload are verified here."""
+    try:
+        statement = decode_statement(order.kind, manifest.statement)
+        if manifest.payload:
+            digests.parse(manifest.payload)
+    except ValueError as error:  # a WorkError is one
+        raise RecordError("replies", recorded.reply_id, "envelope", str(error)) from error
     rows = update_rows(blobs.local(manifest.payload)) if manifest.payload else {}
     buffers = rows.pop(BUFFERS, None)
     return PhaseReply(
@@ -235,7 +242,7 @@ def _reply(recorded: models.Reply, order: AssignmentManifest, manifest: ReplyMan
         objectives=tuple(order.objectives),
         envelope=recorded.envelope_digest,
         payload=manifest.payload,
-        statement=decode_statement(order.kind, manifest.statement),
+        statement=statement,
         signed=recorded.envelope,
         signed_payload=manifest.payload,
     )
