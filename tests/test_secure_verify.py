@@ -135,6 +135,11 @@ def foreign(found: SecureEvidence) -> SecureEvidence:
     return replace(found, replies=[*found.replies, stranger])
 
 
+def serving_others(found: SecureEvidence) -> SecureEvidence:
+    """With clients that were told of other objectives than those of the work."""
+    return replace(found, replies=[replace(one, objectives=("other",)) for one in found.replies])
+
+
 LISTS: list[tuple[Edit, str]] = [
     (of_record(lambda one: {"members": one.members[1:]}), "the members"),
     (of_record(lambda one: {"ready": one.ready[1:]}), "the ready"),
@@ -153,6 +158,7 @@ LISTS: list[tuple[Edit, str]] = [
     (lambda found: replace(found, weights=found.weights[::-1] * np.arange(len(found.weights))), "the weights"),  # type: ignore[index,arg-type]
 ]
 SUMMED: list[tuple[Edit, str]] = [
+    (serving_others, "nothing follows"),
     *LISTS,
     (reply_of(UNMASK, rows=True), "payload of silo-00 at secure-unmask has another digest"),
     (reply_of(MASK, rows=True), "payload of silo-00 at secure-mask has another digest"),

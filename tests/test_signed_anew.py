@@ -9,8 +9,8 @@ from bundles import Edited, log_signed_again, other, signed_again
 from google.protobuf.message import Message
 from test_record_vectors import KEYS, vector
 
-from federation.bundle import LOG, BundleError, BundleReader, round_entry
-from federation.envelope import envelope_digest, key_id
+from federation.record.bundle import LOG, BundleError, BundleReader, round_entry
+from federation.trust.envelope import envelope_digest, key_id
 from federation.v1.common_pb2 import (
     AssignmentManifest,
     ReceiptManifest,

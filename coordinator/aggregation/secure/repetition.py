@@ -38,7 +38,7 @@ from federation.secure import hashing
 from federation.secure.errors import Malformed
 from federation.sketches.base import SketchError
 from federation.vectors import DTYPES, Array, RowFile, payload_bytes, update_layout
-from federation.work.base import Shape, Work, payload_layout
+from federation.work.base import Shape, Work, WorkError, payload_layout
 from federation.work.evaluate.work import Evaluate
 from federation.work.secure.ready import Ready
 from federation.work.secure.stage import CIPHERTEXTS
@@ -152,7 +152,7 @@ def _replayed(
     except StopIteration as end:
         ending: Ending = end.value
         return ending
-    except (Voided, TooFewUpdatesError, UnsolvedError, SketchError, Malformed) as error:
+    except (Voided, TooFewUpdatesError, UnsolvedError, SketchError, WorkError, Malformed) as error:
         raise UnverifiedSession(f"nothing follows from the signed replies: {error}") from error
 
 
