@@ -274,9 +274,9 @@ class Stacked(LocalWork):
                 begin = 0
                 for name in group:
                     part = self._splits[name][split]
-                    place = slice(begin, begin + len(part))
-                    begin = place.stop
-                    own = tree_map(lambda whole, place=place: whole[place], output)
+                    rows = slice(begin, begin + len(part))
+                    begin = rows.stop
+                    own = tree_map(lambda whole, rows=rows: whole[rows], output)
                     losses = self._task.losses(own, part.y)
                     hits = correct(self._task, own, part.y, self._serves[name])
                     others = OwnMetrics(self._task, metrics.get(name, ()))

@@ -30,11 +30,11 @@ class Events:
         self._tell(logging.INFO, event, message, fields)
 
     def tell_of(
-        self, of: AssignmentManifest | ReplyManifest, event: str, words: str, *, warns: bool = False, **fields: object
+        self, of: AssignmentManifest | ReplyManifest, event: str, text: str, *, warns: bool = False, **fields: object
     ) -> None:
         """Reports an event of an assignment; its name and round come before the text for people."""
         about = {"assignment_id": of.assignment_id, "run_id": of.run_id, "round": of.round}
-        message = f"assignment {of.assignment_id} round {of.round}: {words}"
+        message = f"assignment {of.assignment_id} round {of.round}: {text}"
         self._tell(logging.WARNING if warns else logging.INFO, event, message, {**about, **fields})
 
     def warn(self, event: str, message: str, **fields: object) -> None:

@@ -38,13 +38,13 @@ class WorkerHome:
         self.cache = directory / "cache"  # models by digest; safe to delete
         self.kept = directory / "kept"  # personal parameters of each run, and residuals, which are never sent
         self.memory = directory / "memory.db"  # values of rounds that are under way; answered questions
-        self.privacy = directory / "privacy.db"  # what training with noise has spent; never erased
+        self.privacy = directory / "privacy.db"  # the epsilon that training with noise has spent; never erased
         self.roster = directory / "roster.toml"  # the members and their keys, pinned by the owner
         self.rounds = directory / "private-rounds.db"  # the private rounds that count; never erased
         self.receipts = directory / "receipts.jsonl"  # the coordinator's signed receipts
-        self.runs = directory / "runs.db"  # the runs that asked to take part, and what the owner decided about each
+        self.runs = directory / "runs.db"  # the runs that asked to take part, and the owner's decisions
         self.evidence = directory / "evidence"  # signed orders that were refused because they attack this member
-        self.policy = directory / "policy.toml"  # what the owner allows; written by hand, may be missing
+        self.policy = directory / "policy.toml"  # the owner's rules; written by hand, may be missing
         self.progress = directory / "progress.json"  # the coordinator's newest signed time and rounds
         self.log = directory / "log.json"  # the newest checkpoints of the coordinator's audit log
         self.forked_log = directory / "log-forked.json"  # evidence of an audit log that does not continue them

@@ -21,7 +21,7 @@ from federation.v1.common_pb2 import RestoreManifest, SignedEnvelope
 from worker.events import Events
 from worker.state_file import StateFile, read_state
 
-MAX_RUNS = 1000  # whose newest round is remembered
+MAX_RUNS = 1000  # runs whose newest round is remembered
 _ADVICE = "the worker then trusts the next time and rounds that its coordinator signs"
 EARLIEST = datetime.fromtimestamp(0, UTC)
 

@@ -20,7 +20,7 @@ _MORE = """
 .stored figure { margin: 0; width: 5.6rem; } .stored figcaption { font-size: .75rem; } .ink { fill: var(--ink); }
 .wide { overflow-x: auto; }
 """
-_SHOWN = (HOSPITALS[1], *TWO)  # whose pictures are shown: an upright one and both turned ones
+_SHOWN = (HOSPITALS[1], *TWO)  # hospitals with pictures: an upright one and both turned ones
 _SIDE = 8
 
 

@@ -71,10 +71,10 @@ class Process:
         self.send(signal.SIGKILL)
         self.popen.wait()
 
-    def error(self, words: str = "") -> ProcessError:
+    def error(self, problem: str = "") -> ProcessError:
         """The error for a process that ended too early or too late, with the last lines of its output."""
         tail = "\n".join(self.text.strip().splitlines()[-_TAIL_LINES:])
-        ended = words or f"ended with exit code {self.popen.returncode}"
+        ended = problem or f"ended with exit code {self.popen.returncode}"
         return ProcessError(f"{self.name} {ended}:\n{tail}\n({self.log})")
 
 

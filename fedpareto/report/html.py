@@ -19,12 +19,12 @@ def text(value: str) -> Html:
 
 def tag(name: str, /, *children: str, **attributes: object) -> Html:
     """An element; in names of attributes, `_` stands for `-`, and one at the end is dropped (`class_`)."""
-    words = "".join(
+    attribute_text = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(_short(value))}"' for key, value in attributes.items()
     )
     if name in _VOID:
-        return Html(f"<{name}{words}>")
-    return Html(f"<{name}{words}>{''.join(map(text, children))}</{name}>")
+        return Html(f"<{name}{attribute_text}>")
+    return Html(f"<{name}{attribute_text}>{''.join(map(text, children))}</{name}>")
 
 
 def join(parts: Iterable[str]) -> Html:

@@ -286,7 +286,7 @@ class Attendance:
 
     def _say(self, request: AttendRequest) -> None:
         outbox = self._outbox
-        # The queue is bounded if the coordinator does not read; it asks again for what it missed.
+        # The queue is bounded, in case the coordinator does not read; it asks again for lost messages.
         if outbox is not None and outbox.qsize() < MAX_OUTBOX:
             outbox.put(request)
 

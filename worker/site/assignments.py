@@ -20,7 +20,7 @@ from worker.site.policy import WorkLimits
 
 # A task of a thousand objectives with names of sixty letters takes about 200 KiB.
 MAX_MANIFEST_BYTES = 512 << 10
-MAX_ROUND = 2**31 - 1  # what the coordinator's tables hold
+MAX_ROUND = 2**31 - 1  # the largest that the coordinator's tables can store
 
 # Returns the reason and the message of a decline; None if the run of the assignment is accepted.
 Consent = Callable[[AssignmentManifest], tuple[str, str] | None]

@@ -82,7 +82,7 @@ def init(
     values: dict[str, Any] = {
         "federation_id": name,
         "hosts": host or _own_names(),
-        "bind": bind or ("0.0.0.0" if host else "127.0.0.1"),  # noqa: S104 - who names hosts wants to be reached
+        "bind": bind or ("0.0.0.0" if host else "127.0.0.1"),  # noqa: S104 - with --host, others must reach it
         "federation_port": port,
         "enrollment_port": enrollment_port,
         "enrollment_host": enrollment_host,

@@ -149,8 +149,8 @@ def run(item: Run, own: Sequence[RenderableType] = ()) -> RenderableType:
     grid.add_row("model", f"{short(item.model)}  ({item.parameters:,} parameters{mean})")
     for field in ("created", "started", "ended"):
         grid.add_row(field, when(item, field))
-    if words := epsilon_of_clients(item):
-        grid.add_row("privacy", words)
+    if privacy := epsilon_of_clients(item):
+        grid.add_row("privacy", privacy)
     if item.measured == "personalised":
         grid.add_row("metrics", PERSONALISED)
     several = len(item.objectives) > 1
