@@ -84,7 +84,7 @@ class Condition:
         return fault
 
     def look_again(self) -> None:
-        """Asks the listeners to check whether the faults are over."""
+        """Asks the listeners to check if the faults are over."""
         self._notify_listeners(None)
 
     def _notify_listeners(self, fault: StorageFault | None) -> None:

@@ -246,7 +246,7 @@ class CoordinatorHome:
         return files
 
     def record_configuration(self, database: Database, *, by: str, now: datetime) -> None:
-        """Records the settings and the public keys, each if it differs from what was recorded last."""
+        """Records the settings and the public keys, each if it differs from its last record."""
         configuration = {"settings": self.settings.changed_text, TWO_OFFICERS: ", ".join(self.settings.two_officers)}
         keys = {
             "CA certificate": digest(der(self.ca)),

@@ -118,7 +118,7 @@ class Monitor:
                 "meanwhile: stopped; start again"
             )
         if anew or StorageFault.DATABASE in self.condition.faults:
-            take_office(self.database, self.coordinator)  # and so it takes what is written
+            take_office(self.database, self.coordinator)  # this also shows that the database takes writes
             self.condition.over(StorageFault.DATABASE)
 
     def _look_at_disk(self) -> None:
@@ -143,7 +143,7 @@ class Monitor:
             return
         if StorageFault.DISK in self.condition.faults:
             take_office(self.database, self.coordinator)
-            # There was space for the reserve, but perhaps not for what was to be written: then look less often.
+            # There was space for the reserve, but perhaps not for the next write: then look less often.
             soon = now - self._freed < SOON_SECONDS
             self._pause = min(2 * self._pause, MAX_PAUSE_SECONDS) if soon else FAULT_CHECK_SECONDS
             self._freed = now

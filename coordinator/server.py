@@ -143,7 +143,7 @@ class Coordinator:
         Raises:
             DatabaseBusy: another coordinator has the database.
             DatabaseIncompatible: a newer or an unreleased version made it.
-            LogError: the audit log is not what was signed.
+            LogError: the audit log differs from what was signed.
             PortTaken: another process has a port.
         """
         home, database, settings = self._home, self._database, self._home.settings
@@ -314,7 +314,7 @@ def serve(
         DatabaseBusy, LockLost: another coordinator has the database.
         DatabaseIncompatible: a newer or an unreleased version made it.
         HomeError: the settings do not fit the machine.
-        LogError: the audit log is not what was signed.
+        LogError: the audit log differs from what was signed.
         PortTaken: another process has a port.
     """
     asyncio.run(_serve(home, ready, conduct))

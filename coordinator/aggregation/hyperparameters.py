@@ -24,7 +24,7 @@ class Hyperparameter:
         name: its key in `[algorithm]`.
         type: of its values: float, int, bool, str, a Literal, a tuple of texts or numbers, or a union of these.
         default: its value where none is given; `dataclasses.MISSING` where one must be given.
-        help: what it does.
+        help: its effect.
         stages: the built-in stages that it is for; empty for a hyper-parameter of a rule.
     """
 

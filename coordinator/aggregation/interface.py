@@ -22,7 +22,7 @@ class TooFewUpdatesError(ValueError):
 
 
 def require_updates(m: int, least: int, rule: str) -> None:
-    """Raises TooFewUpdatesError where m is less than `least`; `rule` says what needs them."""
+    """Raises TooFewUpdatesError where m is less than `least`; `rule` names the rule or stage, with its setting."""
     if m < least:
         raise TooFewUpdatesError(f"{rule} needs at least {least} updates; there are {m}")
 

@@ -249,9 +249,9 @@ class RoundContext:
         number: t, from 0.
         attempt: at the round, from 0.
         total: T, the rounds of the run.
-        prior: how lambda0 is made from the replies.
+        prior: the source of lambda0: uniform, or the samples of the replies.
         state: the algorithm's state after the last step.
-        device: where gram and combine run, "cpu" or "cuda".
+        device: for gram and combine, "cpu" or "cuda".
         recall: the row (d,) of an earlier update by the digest of its payload; LookupError where it is not kept.
         objectives: of the run's task, in its order.
         parameters: d; 0 where it is not known.

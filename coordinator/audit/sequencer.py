@@ -43,7 +43,7 @@ class Sequencer:
         database: the record; this process has its lock. What it records is tagged with the key's `entry_key`.
         key: signs.
         directory: the coordinator's, where the newest checkpoint that members may have seen is noted.
-        condition: where faults of the disk and the database are noted.
+        condition: notes faults of the disk and the database.
         clock: the time, aware.
     """
 
@@ -67,7 +67,7 @@ class Sequencer:
         self._tree = Tree(self._leaves)
         self._last = FIRST  # the leaf of the last entry
         self._newest = b""  # the checkpoint over the whole tree, a serialized envelope
-        self._shown = LogHead()  # what members get
+        self._shown = LogHead()  # the log head that members get
         self._shown_size = 0
         self._shown_at = -SHOW_SECONDS  # by the monotonic clock
         self._proof = lru_cache(maxsize=64)(self._prove)
@@ -75,10 +75,10 @@ class Sequencer:
         self._thread = threading.Thread(target=self._run, name="sequencer", daemon=True)
 
     def start(self) -> None:
-        """Chains what was recorded before, shows it, and goes on in a thread.
+        """Chains the entries recorded before, shows them, and goes on in a thread.
 
         Raises:
-            LogError: the log is not what was signed.
+            LogError: the log differs from what was signed.
         """
         self.sequence(show=True)
         self._thread.start()
@@ -98,7 +98,7 @@ class Sequencer:
         """Chains the waiting entries and returns their number. With `show` members get the newest checkpoint.
 
         Raises:
-            LogError: the log is not what was signed.
+            LogError: the log differs from what was signed.
         """
         count = 0
         with self._turn:
@@ -220,7 +220,7 @@ class Sequencer:
             return audit.chained_leaves(session, start, stop)
 
     def _load(self) -> None:
-        """Reads the tree, and compares it with what was signed."""
+        """Reads the tree, and compares it with the signed checkpoints."""
         tree, last = Tree(self._leaves), FIRST
         with self._database.read() as session:
             size, newest = audit.size(session), newest_signed(session)

@@ -30,7 +30,7 @@ from storage.models import Federation
 from storage.retention import referenced
 
 _COPY = "restoring.db"  # in the home, the database of the backup until it is in place
-_SQLITE_FILES = ("-wal", "-shm", "")  # what SQLite adds to the name of a database
+_SQLITE_FILES = ("-wal", "-shm", "")  # the suffixes that SQLite adds to the name of a database
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ def restore(home: CoordinatorHome, directory: Path, *, replace: bool, now: datet
     Args:
         home: the coordinator's directory, with its keys and settings.
         directory: holds the backup.
-        replace: whether a database that holds the federation's record may be replaced. A SQLite file is renamed, and
-            kept; the rows of a PostgreSQL database are removed.
+        replace: True to allow the replacement of a database that holds the federation's record. A SQLite file is
+            renamed, and kept; the rows of a PostgreSQL database are removed.
         now: the present time.
         progress: called with the bytes copied, and the bytes to copy.
 

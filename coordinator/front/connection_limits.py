@@ -17,9 +17,9 @@ class ConnectionLimits(NamedTuple):
         per_member: verified connections of one member or administrator.
         first_byte_seconds: from the connection to its first byte.
         verified_seconds: from the connection to its first call with a certificate, on the federation port.
-        newcomer_seconds: how long a connection to the enrollment port may last.
-        idle_seconds: how long an unverified connection may send nothing.
-        closing_seconds: how long a connection that gRPC has closed may take to read the rest.
+        newcomer_seconds: the longest duration of a connection to the enrollment port.
+        idle_seconds: the longest silence of an unverified connection.
+        closing_seconds: the time for a connection that gRPC has closed to read the rest.
     """
 
     connections: int

@@ -26,7 +26,7 @@ _NOBODY = Ed25519PrivateKey.generate().public_key()  # its private key is not ke
 def prove_login(
     session: Session, envelope: SignedEnvelope, *, lock: bool = False
 ) -> tuple[Administrator, LoginManifest]:
-    """The administrator who signed a login, and what was signed; `lock` holds its row until the transaction ends.
+    """The administrator who signed a login, and the signed request; `lock` holds its row until the transaction ends.
 
     A key that is not on record, one that has ended and a wrong signature are refused alike, after the same work, so
     that the answer does not reveal to a stranger which administrators exist.

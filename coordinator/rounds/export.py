@@ -1,4 +1,4 @@
-"""The record of a round as messages: what a bundle has of it, and what is verified whenever it is shown."""
+"""The record of a round as messages, for bundles, and for the checks whenever it is shown."""
 
 import json
 from collections.abc import Iterable

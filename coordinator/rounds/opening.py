@@ -120,7 +120,7 @@ def _missing(session: Session, fleet: Fleet, complete: bool) -> str:
 
 
 def _unselected(session: Session, fleet: Fleet, run: Run, number: int, absent: Mapping[str, str]) -> Round:
-    """A round that asks nobody, since required clients were not there in time."""
+    """A round that asks no client, since required clients were absent."""
     begun = Round(
         run_id=run.run_id,
         number=number,

@@ -101,7 +101,7 @@ def make_step(fleet: Fleet, algorithm: Algorithm, current: Round, step: Step) ->
 
 
 def _longest(step: Step) -> str:
-    """Names the client with the longest update, and what to change."""
+    """Names the client with the longest update, and the remedy."""
     if step.combined is not None:
         return f"the combined update has the norm {math.sqrt(step.gram.item()):.3g}: lower the learning rates"
     owners = [reply.client_id for reply in step.replies for _ in reply.rows]

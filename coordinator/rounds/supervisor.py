@@ -62,12 +62,12 @@ class Supervisor:
 
     Args:
         database: the record.
-        blobs: where models and updates are kept.
+        blobs: keeps models and updates.
         presence: the clients that attend.
         uploads: of their replies.
         signing: the coordinator's keys.
-        condition: where faults of the disk and the database are noted.
-        device: where updates are aggregated, "cpu" or "cuda".
+        condition: notes faults of the disk and the database.
+        device: aggregates the updates, "cpu" or "cuda".
         keep_rounds: of each run, beside the first and the best round, that keep their blobs; None keeps all.
         clock: the time, aware.
         new_id: makes ids of runs and assignments.
@@ -307,7 +307,7 @@ class Supervisor:
                 self._conduct_now(run_id)
                 break
             except Exception as error:
-                # As after a crash: the next conductor goes on from what was committed.
+                # As after a crash: the next conductor continues from the committed state.
                 if self._condition.note(error) is None:
                     raise
                 self._stopping.wait(RETRY_SECONDS)
@@ -383,7 +383,7 @@ class Supervisor:
         seen = {client_id: at for client_id, at in session.execute(active) if at is not None}
         latest = max(seen.values(), default=self._clock())
         if self._clock() - latest > RECENTLY * 10:
-            return frozenset()  # after a long stop nobody is expected
+            return frozenset()  # after a long stop no client is expected
         return frozenset(client_id for client_id, at in seen.items() if latest - at <= RECENTLY)
 
     def _pool_complete(self) -> bool:

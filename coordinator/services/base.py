@@ -19,8 +19,8 @@ class Parts(RecordParts):
     Attributes:
         access: knows the caller of each rpc.
         sequencer: of the audit log.
-        address: where members attend, "host:port".
-        enrollment_address: where newcomers enroll, "host:port".
+        address: for members, "host:port".
+        enrollment_address: for newcomers, "host:port".
     """
 
     home: CoordinatorHome

@@ -75,7 +75,7 @@ def write_bundle(
         log_key: the coordinator's signed certificate of the key of the audit log.
         sequence: gives all entries of the audit log their numbers.
         rotations: of the coordinator's signing key.
-        payloads: whether to add the updates and the models, as far as they are kept.
+        payloads: True to add the updates and the models, as far as they are kept.
     """
     sink, ca, coordinator = _Sink(), *certificates
     written: set[str] = set()

@@ -18,7 +18,7 @@ from federation.v1.common_pb2 import SignedEnvelope
 from storage.blobs import BlobStore
 
 Record = Callable[[Admission, Refusal | None], SignedEnvelope]
-"""Records a reply with what is wrong with its payload; returns the receipt."""
+"""Records a reply with the problem of its payload, if any; returns the receipt."""
 
 
 class Receiving:
@@ -29,7 +29,7 @@ class Receiving:
         check: of the payload, a new one.
         transfer: its place among the uploads under way.
         uploads: keep the bytes of an upload that breaks off.
-        blobs: where the whole payload is stored.
+        blobs: stores the complete payload.
         threads: write to the disk.
 
     Attributes:

@@ -16,7 +16,7 @@ from federation.refusals import Refusal
 
 LARGEST_WINDOW = 16 << 20  # bytes; fills a line of 600 Mbit/s at 200 ms
 FIRST_WINDOW = 4 << 20  # bytes, where the budget has plenty of room
-PLENTY = 8  # the first window takes no more than this part of what the budget has left
+PLENTY = 8  # the first window takes at most this part of the remaining budget
 GROWTH = 4  # the factor by which a window grows when it slows its line down
 HELD_UP_SECONDS = 0.02  # shorter waits slow no line down: 1 MiB in 20 ms is 400 Mbit/s
 FAR_SECONDS = 0.05  # shorter round trips need no larger first window
@@ -158,6 +158,6 @@ class Transfers:
         first[1].set_result(None)
 
     def _take(self, wanted: int) -> int:
-        taken = min(wanted, self._spare)
-        self._spare -= taken
-        return taken
+        granted = min(wanted, self._spare)
+        self._spare -= granted
+        return granted

@@ -12,7 +12,7 @@ from coordinator.aggregation.phase_kinds import TrainingPhase
 from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step
 from federation.spec.options import option
 
-_FAR = -2.0  # of a share: what lies more than 1 below the largest is 0 after the projection
+_FAR = -2.0  # of a share: a value more than 1 below the largest is 0 after the projection
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -188,7 +188,7 @@ class Conversation(ObjectiveRule, ABC):
         return replace(answer, coefficients=coefficients, diagnostics=diagnostics)
 
     def _gradients(self, context: RoundContext) -> Generator[AlgorithmPhase, Replies, Estimate]:
-        """The phases before the training: the sketches, and what else the estimate needs."""
+        """The phases before the training: the sketches, and further replies for the estimate."""
         coder = sketch(self.sketch, d=width(self.columns(context)), objectives=context.objectives, budget=self.budget)
         encoder_only = self.scope == "encoder"
         ask = GradientsPhase(sketch=self.sketch, budget=self.budget, encoder_only=encoder_only, measure=self.measures)
@@ -297,9 +297,9 @@ class FedCMOOPref(Conversation):
 
     def choose(self, estimate: Estimate, losses: Mapping[str, float], context: RoundContext) -> Objectives:
         G, service = estimate.gram, estimate.service
-        untold = [name for name in service.objectives if name not in losses]
-        if untold:
-            raise TooFewUpdatesError(f"no client reported a loss of {', '.join(untold)}")
+        unreported = [name for name in service.objectives if name not in losses]
+        if unreported:
+            raise TooFewUpdatesError(f"no client reported a loss of {', '.join(unreported)}")
         proportions = dict(zip(context.objectives, self.preference or (1.0,) * len(context.objectives), strict=True))
         F = np.array([losses[name] for name in service.objectives])
         solution = preferred(
@@ -335,8 +335,8 @@ def residuals(
 ) -> dict[str, Message]:
     """The second leg by client, cut to the bound of Cauchy and Schwarz, which no honest client exceeds.
 
-    The replies are inner products of what the client's sketch left out and the reference, (M_i, M) row by row. `norms`
-    are those of the gradients, by (client, objective), and `lengths` those of the reference's rows, (M,).
+    The replies are inner products of the client's remainder (beside its sketch) and the reference, (M_i, M) row by row.
+    `norms` are those of the gradients, by (client, objective), and `lengths` those of the reference's rows, (M,).
     """
     bounded: dict[str, Message] = {}
     for reply in replies:

@@ -76,7 +76,7 @@ class FedMGDAPlus(Rule):
         return (*super().cautions(), standstill(self.name)) if self.epsilon == 1 else super().cautions()
 
     def sensitivity(self, updates: int) -> float | None:
-        """2 min(1, 1/m + epsilon), and what the residual of the program adds.
+        """2 min(1, 1/m + epsilon), plus a term for the residual of the program.
 
         Let s <= t be the client's weights before and after, and v, v' the directions. Weights of the others can be
         moved between the two solutions so that both keep their bounds; the conditions of optimality at these points

@@ -12,7 +12,7 @@ from federation.spec.options import option
 
 _BALANCED = 1e-7
 _ITERATIONS = 200
-_TOGETHER = 1e-7  # of their norms: shorter distances cannot be told from 0 in K
+_TOGETHER = 1e-7  # of their norms: K does not distinguish shorter distances from 0
 _TIE = 1e-9  # relative: sums of the prior and costs that differ by less are equal
 
 

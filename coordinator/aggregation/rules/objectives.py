@@ -259,19 +259,19 @@ class ExactGradients:
             return None
         if not set(names) <= set(self.names):
             return np.full((len(names), len(names)), np.nan)
-        places = [self.names.index(name) for name in names]
-        found: Matrix = self.gram[np.ix_(places, places)]
-        return found
+        indices = [self.names.index(name) for name in names]
+        gram: Matrix = self.gram[np.ix_(indices, indices)]
+        return gram
 
 
 def exact_gradients(context: RoundContext, asked: bool) -> Generator[AlgorithmPhase, Replies, ExactGradients]:
     """A phase for the gradients on which Pareto stationarity is measured; no phase unless `asked`."""
     if not asked:
         return ExactGradients()
-    made = sketch("exact", d=context.parameters, objectives=context.objectives)
-    replies = yield GradientsPhase(sketch=made.name, budget=made.budget, batch_size=0)
+    coder = sketch("exact", d=context.parameters, objectives=context.objectives)
+    replies = yield GradientsPhase(sketch=coder.name, budget=coder.budget, batch_size=0)
     service = ObjectiveService.among(replies, context)
-    gram = made.gram(map(service.sketch, replies), service.objectives, shared_seed=0)
+    gram = coder.gram(map(service.sketch, replies), service.objectives, shared_seed=0)
     return ExactGradients(service.objectives, gram, tuple(replies))
 
 

@@ -1,6 +1,6 @@
 """FedCMOO-Pref (Askin et al., 2025, Appendix C), after EPO search (Mahapatra and Rajan, 2020): weights by a preference.
 
-With preferences r, the losses F are wanted where r_1 F_1 = ... = r_M F_M. How far they are from there is the
+With preferences r, the goal is losses F with r_1 F_1 = ... = r_M F_M. The distance from the goal is the
 Kullback-Leibler divergence of lhat = r F / sum(r F) from the uniform distribution,
 
     mu = sum_k lhat_k log(M lhat_k),    anchors a_k = r_k (log(M lhat_k) - mu),
@@ -19,7 +19,7 @@ from coordinator.aggregation.qp import min_norm
 from federation.sketches.base import clip_to_psd
 
 _LEAST_SHARE = 1e-12  # of lhat, for its logarithm
-_ROUNDING = 1e-14  # relative to the products that an element of G a is the sum of
+_ROUNDING = 1e-14  # relative to the products whose sum is an element of G a
 _TOLERANCE = 1e-7  # of a constraint, relative to its largest coefficient
 
 
@@ -29,7 +29,7 @@ class NoSolutionError(ArithmeticError):
 
 @dataclass(frozen=True)
 class Programme:
-    """Maximise objective^T lambda over the simplex, with (G lambda)_k >= least_k, or -inf where nothing is asked of k.
+    """Maximise objective^T lambda over the simplex, with (G lambda)_k >= least_k, or -inf for a k without a constraint.
 
     The mode is "balance" or "descent".
     """
@@ -98,12 +98,12 @@ def preferred(
     G = clip_to_psd(G)
     scale = float(np.diag(G).max())
     G = G / scale if scale > 0 else G
-    wanted = programme(G, F, r, threshold=threshold, slack=slack)
-    mode, note = wanted.mode, ""
+    linear = programme(G, F, r, threshold=threshold, slack=slack)
+    mode, note = linear.mode, ""
     try:
-        weights = solve(G, wanted)
+        weights = solve(G, linear)
     except NoSolutionError as error:
-        mode, note = "min-norm", f"{wanted.mode}: {error}; min-norm weights instead"
+        mode, note = "min-norm", f"{linear.mode}: {error}; min-norm weights instead"
         weights = min_norm(G).weights
     return Preferred((1 - minimum) * weights + minimum / M, mu, mode, note)
 
@@ -143,7 +143,7 @@ def programme(G: Matrix, losses: Vector, preference: Vector, *, threshold: float
     return Programme("balance", rates, least)
 
 
-def solve(G: Matrix, wanted: Programme) -> Vector:
+def solve(G: Matrix, linear: Programme) -> Vector:
     """A vertex that maximises the programme, (M,), the same bytes for the same input.
 
     The solver is the dual simplex of HiGHS as SciPy has it: it comes with every cvxpy, works with one thread, and ends
@@ -153,34 +153,34 @@ def solve(G: Matrix, wanted: Programme) -> Vector:
         NoSolutionError: infeasible, the same objective for all weights, or a solver that failed.
         HyperparameterError: cvxpy is not installed.
     """
-    span = float(np.abs(wanted.objective).max())
-    if np.ptp(wanted.objective) <= 1e-12 * span:
+    span = float(np.abs(linear.objective).max())
+    if np.ptp(linear.objective) <= 1e-12 * span:
         raise NoSolutionError("all weights are equally good")
     require_cvxpy()
     import cvxpy  # noqa: PLC0415 - only where a preference is followed
 
     cp: Any = cvxpy
 
-    bound = np.isfinite(wanted.least)
+    bound = np.isfinite(linear.least)
     rows = np.abs(G).max(axis=1)
     scale = np.where(rows > 0, rows, 1.0)[bound]
-    constraints, least = G[bound] / scale[:, None], wanted.least[bound] / scale
+    constraints, least = G[bound] / scale[:, None], linear.least[bound] / scale
     weights: Any = cp.Variable(len(G), nonneg=True)
     limits = [cp.sum(weights) == 1]
     if bound.any():
         limits.append(constraints @ weights >= least)
-    problem = cp.Problem(cp.Maximize(wanted.objective / span @ weights), limits)
+    problem = cp.Problem(cp.Maximize(linear.objective / span @ weights), limits)
     try:
         problem.solve(solver=cp.SCIPY, scipy_options={"method": "highs-ds"})
     except Exception as error:  # solvers raise exceptions of any class
         raise NoSolutionError(f"the linear programme failed: {error}") from error
     if problem.status != cp.OPTIMAL:
         raise NoSolutionError(f"the linear programme is {str(problem.status).replace('_', ' ')}")
-    found = np.maximum(np.asarray(weights.value, dtype=np.float64), 0.0)
-    found /= found.sum()
-    if (constraints @ found < least - 10 * _TOLERANCE).any():
+    solution = np.maximum(np.asarray(weights.value, dtype=np.float64), 0.0)
+    solution /= solution.sum()
+    if (constraints @ solution < least - 10 * _TOLERANCE).any():
         raise NoSolutionError("the solution of the linear programme breaks its constraints")
-    return found
+    return solution
 
 
 def require_cvxpy() -> None:

@@ -36,26 +36,26 @@ class Scalarised(MeasuredRule, FedAvg):
         one_each("weights", self.weights, objectives)
 
     def round(self, context: RoundContext) -> RoundGenerator:
-        given = self.weights or (1.0,) * len(context.objectives)
-        wanted = dict(zip(context.objectives, (weight / sum(given) for weight in given), strict=True))
+        proportions = self.weights or (1.0,) * len(context.objectives)
+        shares = dict(zip(context.objectives, (weight / sum(proportions) for weight in proportions), strict=True))
         if context.private is not None:
-            return (yield from self._private_round(context, context.private, wanted))
+            return (yield from self._private_round(context, context.private, shares))
         exact = yield from exact_gradients(context, self.exact_stationarity)
-        factors, busy = training(wanted, context.selected, context)
+        factors, busy = training(shares, context.selected, context)
         replies = yield TrainingPhase(weights=factors, clients=None if len(busy) == len(context.selected) else busy)
         service = ObjectiveService.among(replies, context)
-        weights = np.array([wanted[name] for name in service.objectives])
+        weights = np.array([shares[name] for name in service.objectives])
         objectives = service.weighed(weights, gram=None, mode="fixed", exact=exact.of(service.objectives))
         combination = replace(self.decide(replies.rows(context)), objectives=objectives)
         return Step(replies, combination, consulted=exact.replies)
 
     def _private_round(
-        self, context: RoundContext, private: PrivateSetting, wanted: Mapping[str, float]
+        self, context: RoundContext, private: PrivateSetting, shares: Mapping[str, float]
     ) -> RoundGenerator:
         """One session: the mean update on the weighted sum of the objectives, all of which every member serves."""
-        train = TrainingPhase(weights={name: weight for name, weight in wanted.items() if weight > 0})
+        train = TrainingPhase(weights={name: weight for name, weight in shares.items() if weight > 0})
         mean, total = yield from mean_of(context, private, train.work, context.parameters, "step")
         service = ObjectiveService.among(total.survivors, context)
-        weights = np.array([wanted[name] for name in service.objectives])
+        weights = np.array([shares[name] for name in service.objectives])
         objectives = service.weighed(weights, gram=None, mode="fixed")
         return combined_step(Combination(np.ones(1), np.ones(1), {}, {}, objectives=objectives), mean, [total])

@@ -81,15 +81,15 @@ class TorchJD(Rule, ABC):
         try:
             with _GENERATOR, torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                made = self._make(rows.prior)
-                found = made.gramian_weighting(torch.from_numpy(rows.gram / scale))
-                found = found.detach().numpy().astype(np.float64)
+                aggregator = self._make(rows.prior)
+                weights = aggregator.gramian_weighting(torch.from_numpy(rows.gram / scale))
+                weights = weights.detach().numpy().astype(np.float64)
         except Exception as error:  # its solvers raise exceptions of any class
             raise UnsolvedError(f"{self.name}: {error}") from error
-        if not np.isfinite(found).all():
+        if not np.isfinite(weights).all():
             raise UnsolvedError(f"{self.name}: the weights of TorchJD are not finite")
-        shares = np.maximum(found, 0.0)
-        return conclude(rows.gram, found, shares / shares.sum() if shares.any() else rows.prior)
+        shares = np.maximum(weights, 0.0)
+        return conclude(rows.gram, weights, shares / shares.sum() if shares.any() else rows.prior)
 
     def _make(self, prior: NDArray[np.float64]) -> Any:
         import torch  # noqa: PLC0415 - only where it is named

@@ -34,7 +34,7 @@ class Means:
 
 
 def evaluation(
-    context: RoundContext, asked: Evaluate, clients: Sequence[str]
+    context: RoundContext, work: Evaluate, clients: Sequence[str]
 ) -> Generator[AlgorithmPhase, Replies, Means]:
     """One evaluation of the model that `context.private` names.
 
@@ -46,15 +46,15 @@ def evaluation(
     private = context.private
     if private is None:
         raise ValueError("the run has no private rounds")
-    who = drawn(context, (name for name in clients if name in private.keys and name not in private.named))
-    if not who:
+    drawn_members = drawn(context, (name for name in clients if name in private.keys and name not in private.named))
+    if not drawn_members:
         raise TooFewUpdatesError("no member can evaluate")
-    names = [kind.name for kind in entries(asked, context.objectives)]
+    names = [kind.name for kind in entries(work, context.objectives)]
     sigma = private.spec.privacy.evaluation_noise
     bound = clip(len(names), sigma)
     quiet = replace(private, disclose=())  # no member shows a number of its own
     setting = make_setting(
-        context, quiet, Mode.SUM, lambda _: asked, len(names), clip=bound, purpose="evaluation", who=who
+        context, quiet, Mode.SUM, lambda _: work, len(names), clip=bound, purpose="evaluation", members=drawn_members
     )
 
     def equal(cohort: Cohort) -> Vector:
@@ -66,7 +66,7 @@ def evaluation(
     members, cohort = len(total.record.survivors), total.cohort
     sums = total.vector(bound * members / float(total.weights.sum())).astype(float)
     return Means(
-        metric_means(sums, members, _summed(cohort), asked, context.objectives),
+        metric_means(sums, members, _summed(cohort), work, context.objectives),
         members,
         deviation_of_mean(sigma, cohort.thresholds, members),
         _left_out(names, cohort),

@@ -32,8 +32,10 @@ def mean_of(
     def prior(cohort: Cohort) -> Vector:
         return cohort.replies.prior(context.prior)
 
-    who = invited(context, private)
-    setting = make_setting(context, private, Mode.SUM, inner, length, clip=private.clip, purpose=purpose, who=who)
+    members = invited(context, private)
+    setting = make_setting(
+        context, private, Mode.SUM, inner, length, clip=private.clip, purpose=purpose, members=members
+    )
     total = yield from secure_sum(setting, prior)
     return total.vector(private.clip / float(total.weights.sum())), total
 

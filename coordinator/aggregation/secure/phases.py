@@ -1,4 +1,4 @@
-"""The stages of a session as phases: whom each asks, for what, and how many replies it needs."""
+"""The stages of a session as phases: the members that each asks, their work, and the replies that it needs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -46,8 +46,8 @@ class _Later(StagePhase):
 
     Attributes:
         session: its digest.
-        replies: an input for all: the signed replies to an earlier stage; None where none is needed.
-        ciphertexts: an input for each: gives those for this member, by sender; None where none is needed.
+        replies: an input for all members: the signed replies to an earlier stage; None if the stage needs none.
+        ciphertexts: makes the input of one member: the ciphertexts for it, by sender; None if the stage needs none.
     """
 
     session: bytes

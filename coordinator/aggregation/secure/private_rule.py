@@ -71,7 +71,7 @@ def private_round(rule: DecidingRule, context: RoundContext, private: PrivateSet
         decided.update(combination=combination, size=size)
         return None if not size > 0 or combination.diagnostics.get("stationary") else factors
 
-    who = invited(context, private)
+    members = invited(context, private)
     setting = make_setting(
         context,
         private,
@@ -80,7 +80,7 @@ def private_round(rule: DecidingRule, context: RoundContext, private: PrivateSet
         context.parameters,
         clip=private.clip,
         purpose="step",
-        who=who,
+        members=members,
     )
     total = yield from secure_sum(setting, decide)
     if not total.record.coefficients:
@@ -160,7 +160,7 @@ def make_setting(
     *,
     clip: float,
     purpose: str,
-    who: Sequence[str],
+    members: Sequence[str],
 ) -> Setting:
     """The setting of a session.
 
@@ -172,7 +172,7 @@ def make_setting(
         length: coordinates of a vector.
         clip: as of `SessionTerms`.
         purpose: distinguishes the sessions of one attempt at a round.
-        who: the members that are invited.
+        members: the members that are invited.
     """
     terms = SessionTerms(
         **{item.name: getattr(private.origin, item.name) for item in fields(private.origin)},
@@ -183,7 +183,7 @@ def make_setting(
         length=length,
         clip=clip,
         disclose=tuple(sorted(private.disclose)),
-        invited=invitation({name: private.keys[name] for name in who}),
+        invited=invitation({name: private.keys[name] for name in members}),
     )
     return replace(
         private.settle(purpose, terms),

@@ -118,7 +118,7 @@ class _Session:
         self.replies, self.keys = ready_replies, keys
         self.cohort = Thresholds(len(ready_replies), self.mode)
         self.ids = tuple(sorted(ready_replies))
-        self.points = {name: place for place, name in enumerate(self.ids, 1)}
+        self.points = {name: point for point, name in enumerate(self.ids, 1)}
         self.view1 = hashing.view1(self.digest, keys)
         self.consulted += [ready_replies[name] for name in self.ids]
 
@@ -280,7 +280,7 @@ class _Session:
     # --- UNMASK
 
     def unmask(self) -> Conversation:
-        who = tuple(reply.client_id for reply in self.confirmed)
+        members = tuple(reply.client_id for reply in self.confirmed)
         verified = self.mode is Mode.VERIFIED
         replies = yield UnmaskPhase(
             session=self.digest,
@@ -289,7 +289,7 @@ class _Session:
             tau2=self.tau2,
             replies=join_envelopes([reply.signed for reply in self.confirmed]),
             ciphertexts=_inbox(self.confirmed, self.V, confirm_bytes()) if verified else None,
-            clients=who,
+            clients=members,
         )
         self._refused_shares(replies)
         answers: dict[str, Shares] = {}
@@ -385,7 +385,7 @@ class _Session:
             share=self.share,
         )
 
-    # --- what stages share
+    # --- shared by the stages
 
     def _agreeing(self, replies: Replies, view: bytes) -> list[PhaseReply]:
         """The replies of members with the same view; others are dropouts."""

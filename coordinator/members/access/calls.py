@@ -15,7 +15,7 @@ class Call:
 
     Attributes:
         task: serves it.
-        streams: whether it streams to its caller.
+        streams: True if it streams to its caller.
         identity: the caller's; None without a certificate.
         doom: the refusal with which it must end; None while it may go on.
         expiry: ends it with its caller's certificate, or, without one, when it has streamed too long.

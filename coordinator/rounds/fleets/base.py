@@ -54,7 +54,7 @@ class RunFacts:
     """The facts of a run that never change."""
 
     run_id: str
-    spec: RunSpec  # what was submitted, parsed
+    spec: RunSpec  # the submitted specification, parsed
     document: bytes  # the same, as it was submitted
     spec_digest: str  # its digest
     parameters: int  # d, the number of the model's trainable parameters

@@ -24,7 +24,7 @@ class Assigned:
 
 @dataclass(frozen=True)
 class Cancelled:
-    """An assignment that is no longer wanted, and the reason."""
+    """A cancelled assignment, and the reason."""
 
     assignment_id: str
     reason: str
@@ -104,7 +104,7 @@ class Presence:
         progress: float,
         closed_until: datetime | None = None,
     ) -> None:
-        """Notes a sign of life, and whether the client's site is closed."""
+        """Notes a sign of life, and the closing time of the client's site."""
         attendance.last_seen = at
         attendance.assignment_id = assignment_id
         attendance.progress = progress

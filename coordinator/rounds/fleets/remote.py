@@ -1,6 +1,6 @@
 """The fleet of real workers: signed assignments go out, accepted replies come back.
 
-A phase is opened: its row and one signed assignment for each client are recorded, then the clients are told. It is
+A phase is opened: its row and one signed assignment for each client are recorded, then sent. It is
 closed when enough have replied, no client is left, or the deadline has passed; clients without a reply are recorded.
 """
 
@@ -87,7 +87,7 @@ class RemoteFleet(Fleet):
     Args:
         run: the run.
         around: the coordinator.
-        presence: where clients are told of assignments.
+        presence: sends assignments to the clients that attend.
         new_id: makes the ids of assignments.
         pool_complete: False while clients are expected back after a restart of the coordinator.
     """
@@ -191,7 +191,7 @@ class RemoteFleet(Fleet):
         return phase.phase_id
 
     def _wait(self, phase_id: int) -> None:
-        """Returns when the phase is closed: enough clients have replied, nobody is left, or the deadline has passed."""
+        """Waits until the phase is closed: enough have replied, no client is left, or the deadline has passed."""
         closed = False
         while not closed:
             while (left := self._remaining_wait(phase_id)).seconds > 0:
@@ -368,7 +368,7 @@ def _record(session: Session, phase_id: int, issued: Sequence[_Issued], now: dat
 def known_clients(session: Session, spec: RunSpec, objectives: tuple[str, ...]) -> dict[str, Selected]:
     """Active clients that a run may ask, that offer its task and serve at least one of its objectives."""
     active = session.scalars(select(models.Client).where(models.Client.state == ClientState.ACTIVE))
-    # The samples of an offer are a claim, which nobody signed: bounded as those of a reply are.
+    # The samples of an offer are an unsigned claim: bounded as those of a reply are.
     offering = {
         client.client_id: Selected(
             min(int(client.tasks[spec.task]), spec.limits.samples), serves(client, spec, objectives)

@@ -1,1 +1,1 @@
-"""The way of a reply into the record: checks, bounds, uploads, and what was signed."""
+"""The way of a reply into the record: checks, bounds, uploads, signed columns and evidence."""

@@ -186,7 +186,7 @@ class Evidence:
 
 
 def _must_be_signed(exchange: OpenedExchange, assignment: Assignment, reply: models.Reply) -> None:
-    """Raises RecordError unless the rows of an assignment and of its accepted reply say what was signed."""
+    """Raises RecordError unless the rows of an assignment and of its accepted reply repeat what was signed."""
     row: tuple[str, object] = ("assignments", assignment.assignment_id)
     signed = signed_columns.of_assignment(exchange.assignment.manifest)
     _must_hold(row, "envelope", exchange.assignment, signed)

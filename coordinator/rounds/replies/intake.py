@@ -98,12 +98,12 @@ class Intake:
     """Admits and records replies.
 
     Args:
-        database: where they are recorded.
+        database: records them.
         signing: the coordinator's keys; the present one signs receipts.
         changed: called with the run's id after an assignment was declined.
         replied: likewise after a reply was recorded.
         clock: the time, aware.
-        signatures: those that this process has verified or made.
+        signatures: the ones that this process has verified or made.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ def reply_row(
     """The columns of the row in `replies` for the reply that ends an open assignment.
 
     `refusal` says why its content is refused; None when it is accepted. The receipt is empty where nothing is signed.
-    `stored` says whether the payload is in the blob store.
+    `stored` is True if the payload is in the blob store.
     """
     return {
         **_row(reply, now, accepted=refusal is None, reason=refusal.reason if refusal else "", receipt=receipt),

@@ -47,8 +47,8 @@ def of_reply(reply: ReplyManifest, *, stored: bool, counted: bool = True) -> dic
 
     Args:
         reply: the manifest.
-        stored: whether its payload was stored: if it was accepted, and its payload is kept at all.
-        counted: whether it ended its assignment; False for a further reply to a fulfilled one, kept as evidence.
+        stored: True if its payload was stored: the reply was accepted, and its payload is kept.
+        counted: True if it ended its assignment; False for a further reply to a fulfilled one, kept as evidence.
     """
     return {
         "assignment_id": reply.assignment_id,

@@ -23,8 +23,8 @@ class Upload:
     """Takes a file in pieces.
 
     Args:
-        writer: where the file goes.
-        check: of the content, on the way.
+        writer: takes the file.
+        check: of the content, as it arrives.
         digest: as declared.
         size: as declared, in bytes.
     """
@@ -100,8 +100,8 @@ class Uploads:
     """Payloads while they arrive, and the stored part of each upload that broke off. Used from any thread.
 
     Args:
-        database: says whose assignments they are, and whether these are open.
-        blobs: where they are kept.
+        database: has the assignments and their clients.
+        blobs: keeps them.
         quota: the bytes that uploads of one member may take together; a single one may be larger.
     """
 

@@ -1,4 +1,4 @@
-"""The numbers that a round records: what each means, and under which name and in which unit it is shown."""
+"""The numbers that a round records: the meaning, name and unit of each."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -25,7 +25,7 @@ class Definition:
 
     Attributes:
         meaning: one sentence, in Markdown.
-        unit: how it is written.
+        unit: the unit in which it is written.
         source: the paper or the page that defines it.
         label: its name in its group; empty: the last part of its name.
         title: its name as a column of a table; empty: the label.

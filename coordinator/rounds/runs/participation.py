@@ -128,7 +128,7 @@ class RunWarning:
     client_id: str  # the member; empty for a warning about all of them
     rounds: int  # in a row
     last_round: int  # of these
-    message: str  # with the numbers, and what to do
+    message: str  # with the numbers and the remedy
 
 
 @dataclass
@@ -200,7 +200,7 @@ class Participation:
 
     def __init__(self) -> None:
         self._members: dict[str, MemberSummary] = {}
-        self._worse: list[int] = []  # the last evaluated rounds, in a row, in which nobody improved
+        self._worse: list[int] = []  # the last evaluated rounds, in a row, in which no client improved
         self._evaluated: deque[EndedRound] = deque(maxlen=LOOK_BACK + 1)  # the last ones, with a loss
         self.next_round = 0
 

@@ -93,7 +93,7 @@ def _unsettled(purpose: str, terms: SessionTerms) -> Setting:
 
 
 def _settle(
-    fleet: Fleet, attempt: str, asked: Mapping[bytes, tuple[int, ...]], purpose: str, terms: SessionTerms
+    fleet: Fleet, attempt: str, coefficients: Mapping[bytes, tuple[int, ...]], purpose: str, terms: SessionTerms
 ) -> Setting:
     """The setting of a session in an attempt at a round; nobody else can derive its nonce and its challenge key."""
     context = f"{attempt}\0{purpose}".encode()
@@ -104,5 +104,5 @@ def _settle(
         agreed=agreed,
         terms_bytes=sent,
         taus=partial(taus, fleet.derive("challenge", context)),
-        asked=asked.get(hashing.session(sent)),
+        asked=coefficients.get(hashing.session(sent)),
     )

@@ -122,7 +122,7 @@ def _spread(replies: Replies, kind: MetricKind) -> dict[str, float]:
 def summary(claims: Sequence[tuple[float, int]], of: str, *, higher: bool) -> float:
     """Summarises the members' measurements: at least one pair of a value and its number of samples.
 
-    `of` is one of `SUMMARIES`; `higher` says whether higher values are better.
+    `of` is one of `SUMMARIES`; `higher` is True if higher values are better.
     """
     values = [value for value, _ in claims]
     match of:
@@ -246,7 +246,7 @@ def best_round(session: Session, run: Run, metric: str, of: str, split: str) -> 
 
     Args:
         session: reads the record.
-        run: whose rounds.
+        run: the run.
         metric: "accuracy", "loss" or one of the task's, with "/KEY" if it has several values.
         of: "mean", "weighted" or "worst" of the members' values, or a member by name; empty is "mean".
         split: "train", "validation" or "test"; empty is "validation".

@@ -65,7 +65,7 @@ def _must_name_an_attack(description: str) -> None:
 
 
 def _must_show_buffers(spec: RunSpec) -> None:
-    """Raises SpecError if the run protects what averaged buffers, which are sent in the clear, would show."""
+    """Raises SpecError if the run protects values that averaged buffers, which are sent in the clear, would reveal."""
     privacy = spec.privacy
     for key, protects, why in (
         ("secure", privacy.secure != "off", "a private round sums updates alone"),
@@ -80,7 +80,7 @@ def _must_show_buffers(spec: RunSpec) -> None:
 
 
 def must_suit_private_rounds(spec: RunSpec, rule: Algorithm) -> None:
-    """Checks that a rule can work on what a private round opens (section 6 of the protocol).
+    """Checks that a rule can work on the values that a private round opens (section 6 of the protocol).
 
     Raises:
         SpecError: it cannot; the message says why and what to use instead.
