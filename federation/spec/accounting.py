@@ -1,8 +1,8 @@
-"""Accounting of differential privacy: what noisy training on one data set has spent, over all its runs.
+"""Accounting of differential privacy: the epsilon that noisy training on one data set spends, over all its runs.
 
 `dp-accounting` computes it: the privacy loss distribution (PLD) gives the epsilon that is reported, and Renyi
-differential privacy (RDP) an upper bound of its own. Both hold for data sets that differ in one sample: it is there, or
-in its place is one that contributes nothing. The number of samples is taken to be known.
+differential privacy (RDP) an upper bound of its own. Both hold for data sets that differ in one sample: one that is
+present, or replaced by a sample that contributes nothing. The number of samples counts as known.
 """
 
 import math
@@ -13,10 +13,10 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
-LEAST_NOISE = 0.3  # a noise multiplier below it promises nothing, and its PLD takes minutes
+LEAST_NOISE = 0.3  # a smaller noise multiplier protects nothing, and its PLD takes minutes
 DELTA = 1e-5
 INTERVAL = 1e-4  # of the discretised privacy loss
-COARSE = 1e-3  # ten times as fast; epsilon comes out larger, but for 10^5 steps at tiny rates by less than 1 %
+COARSE = 1e-3  # ten times as fast; epsilon is larger, but for 10^5 steps at tiny rates by less than 1 %
 _FEW = 4  # pairs of noise and rate for which the fine interval is used
 _HOPELESS = 100.0  # an epsilon for which no PLD is computed
 _ORDERS = (*range(2, 65), 80, 96, 128, 256, 512)  # of RDP
@@ -24,7 +24,7 @@ INSTALL = "it is not installed here: pip install 'fedpareto[dp]'"
 
 
 class AccountingError(Exception):
-    """Nothing can be accounted; the message says what to do."""
+    """Epsilon cannot be computed; the message has the remedy."""
 
 
 @dataclass(frozen=True, order=True)
@@ -34,7 +34,7 @@ class Mechanism:
     Attributes:
         noise: the noise's standard deviation, as a multiple of the most that one sample contributes to the sum.
         rate: q, the probability of each sample to be drawn, in (0, 1].
-        steps: how many.
+        steps: the number of steps.
     """
 
     noise: float
@@ -44,7 +44,7 @@ class Mechanism:
 
 @dataclass(frozen=True)
 class Epsilon:
-    """What was spent, for some delta: `value` by PLD, `bound` by RDP. `value` is never above `bound`."""
+    """The epsilon that was spent, for some delta: `value` by PLD, `bound` by RDP. `value` is never above `bound`."""
 
     value: float
     bound: float
@@ -52,14 +52,14 @@ class Epsilon:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplePrivacy:
-    """What a client states of an update that it trained with noise, and signs.
+    """A client's signed statement about an update that it trained with noise.
 
     Attributes:
         noise, rate, steps: of the training behind this update; see `Mechanism`.
         clip: the largest norm of one sample's gradient.
-        epsilon: what the data set has spent over all runs, this training included, by PLD.
+        epsilon: spent by the data set over all runs, this training included, by PLD.
         bound: the same by RDP.
-        delta: for which both hold.
+        delta: of both.
     """
 
     noise: float
@@ -72,7 +72,7 @@ class SamplePrivacy:
 
     @classmethod
     def decode(cls, stated: Mapping[str, float]) -> "SamplePrivacy | None":
-        """From the numbers on record, by field; what is missing is 0. None where nothing was stated."""
+        """Reads the numbers on record, by field; missing ones are 0. None if the client stated nothing."""
         if not stated:
             return None
         numbers: dict[str, Any] = {item.name: stated.get(item.name, 0.0) for item in fields(cls)}
@@ -86,7 +86,7 @@ def must_be_there() -> None:
 
 
 def epsilon(mechanisms: Iterable[Mechanism], delta: float, interval: float = INTERVAL) -> Epsilon:
-    """What these mechanisms on one data set spend together.
+    """The epsilon that these mechanisms on one data set spend together.
 
     It takes about half a CPU second for each pair of noise and rate; with `COARSE`, or for many pairs, a tenth of that.
 
@@ -94,8 +94,8 @@ def epsilon(mechanisms: Iterable[Mechanism], delta: float, interval: float = INT
         AccountingError: `dp-accounting` is not installed.
     """
     steps: Counter[tuple[float, float]] = Counter()
-    for one in mechanisms:
-        steps[one.noise, one.rate] += one.steps
+    for mechanism in mechanisms:
+        steps[mechanism.noise, mechanism.rate] += mechanism.steps
     merged = tuple(sorted(Mechanism(*pair, count) for pair, count in steps.items() if count))
     return _epsilon(merged, delta, interval if len(merged) <= _FEW else COARSE)
 
@@ -111,9 +111,9 @@ def _epsilon(mechanisms: tuple[Mechanism, ...], delta: float, interval: float) -
         return Epsilon(0.0, 0.0)
     events = [
         dp_accounting.SelfComposedDpEvent(
-            dp_accounting.PoissonSampledDpEvent(one.rate, dp_accounting.GaussianDpEvent(one.noise)), one.steps
+            dp_accounting.PoissonSampledDpEvent(step.rate, dp_accounting.GaussianDpEvent(step.noise)), step.steps
         )
-        for one in mechanisms
+        for step in mechanisms
     ]
     relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
     together = dp_accounting.ComposedDpEvent(events)
@@ -125,14 +125,14 @@ def _epsilon(mechanisms: tuple[Mechanism, ...], delta: float, interval: float) -
 
 
 def gaussian_epsilon(noise: float, times: int, delta: float) -> float:
-    """What a Gaussian mechanism spends that is used some times, in closed form (Balle and Wang, 2018, theorem 8).
+    """The epsilon of a Gaussian mechanism that is used some times, in closed form (Balle and Wang, 2018, theorem 8).
 
     Args:
         noise: the standard deviation, as a multiple of the sensitivity.
-        times: how many times; they add up to one mechanism with noise / sqrt(times).
+        times: the number of uses; they add up to one mechanism with noise / sqrt(times).
         delta: in (0, 1).
     """
-    from scipy.optimize import brentq  # noqa: PLC0415 - commands that account nothing do without it
+    from scipy.optimize import brentq  # noqa: PLC0415 - commands without accounting do not load it
     from scipy.special import log_ndtr  # noqa: PLC0415
 
     if times == 0:

@@ -1,4 +1,4 @@
-"""What work needs of a client's model and data. A worker computes one at a time; a simulation many at once."""
+"""The computations that work needs of a client's model and data. A worker does one at a time; a simulation many."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -20,7 +20,7 @@ PRECISIONS = ("float32", "bf16", "fp16")
 
 
 class Ability(StrEnum):
-    """What a trainer may be able to do, besides training on one loss and evaluating models."""
+    """The optional abilities of a trainer, besides training on one loss and evaluating models."""
 
     WEIGHTS = "weights"  # train on a weighted sum of objectives, or on a loss with a weight other than 1
     GRADIENTS = "gradients"  # give the gradient of each objective, and make the first step of training from them
@@ -41,7 +41,7 @@ CANNOT: Mapping[Ability, str] = {
     Ability.NOISE: "cannot add noise to the gradients of samples",
     Ability.REPEATABLE: "cannot repeat its work with the same result",
 }
-"""What a trainer without an ability cannot do, in words."""
+"""The text for a trainer without an ability."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +49,8 @@ class LocalSgd:
     """Local training, as the `[train]` section of a run specification and a TrainWork put it.
 
     Attributes:
-        epochs: passes over the training split, reshuffled each; 0 when `steps` counts.
-        steps: optimiser steps, across passes; 0 when `epochs` counts.
+        epochs: passes over the training split, each reshuffled; 0 if `steps` counts.
+        steps: optimiser steps, across passes; 0 if `epochs` counts.
         batch_size: samples in a minibatch, the last one of a pass may be shorter; 0 is the whole split.
         micro_batch: samples of a minibatch that are in memory at a time; 0 is all of them. It changes nothing but
             rounding, where a loss is a mean over samples.
@@ -101,19 +101,19 @@ class LocalSgd:
             )
         if not 0 < self.epsilon < inf:
             raise ValueError(f"epsilon = {self.epsilon:g} is out of range")
-        for name, known in ((self.optimiser, OPTIMISERS), (self.precision, PRECISIONS)):
-            if name not in known:
-                raise ValueError(f"no {name!r}: there are {', '.join(known)}")
+        for name, choices in ((self.optimiser, OPTIMISERS), (self.precision, PRECISIONS)):
+            if name not in choices:
+                raise ValueError(f"no {name!r}: there are {', '.join(choices)}")
         self.schedule  # noqa: B018 - its errors
 
     @classmethod
     def of(cls, settings: Any) -> "LocalSgd":
-        """From a specification's `[train]` or a TrainWork, which have fields of the same names."""
+        """Reads a specification's `[train]` or a TrainWork, which have fields of the same names."""
         return cls(**{item.name: getattr(settings, item.name) for item in fields(cls)})
 
     @cached_property
     def schedule(self) -> Schedule:
-        """Of the learning rate over the steps."""
+        """The schedule of the learning rate over the steps."""
         return Schedule(
             shape=self.step_schedule,
             warm_up=self.step_warm_up,
@@ -123,16 +123,16 @@ class LocalSgd:
 
     @property
     def plain(self) -> bool:
-        """Whether each step goes the same rate along a gradient: SGD with a constant rate."""
+        """True if each step goes the same rate along a gradient: SGD with a constant rate."""
         return self.optimiser == "sgd" and self.schedule.flat
 
     @property
     def bare(self) -> bool:
-        """Whether each step subtracts the gradient times one rate, and nothing else: see `Ability.OPTIMISERS`."""
+        """True if each step subtracts the gradient times one rate, and nothing else: see `Ability.OPTIMISERS`."""
         return self.plain and self.momentum == self.weight_decay == self.clip_norm == 0
 
     def without_noise(self) -> str:
-        """Why it cannot be done with noise on the gradients of samples; empty where it can."""
+        """The reason why it cannot be combined with noise on the gradients of samples; empty if it can."""
         if self.clip_norm:
             return "clip_norm: the gradient of each sample is clipped already; leave it out"
         if self.micro_batch:
@@ -178,7 +178,7 @@ class PrivateSgd:
         return PrivateSgd(noise=max(self.noise, floor.noise), clip=min(self.clip, floor.clip))
 
     def mechanism(self, sgd: LocalSgd, samples: int, rows: int) -> Mechanism:
-        """What local SGD releases of this number of training samples, once for each of the update's rows."""
+        """The mechanism that local SGD applies to this number of training samples, once for each row of the update."""
         return Mechanism(self.noise, sgd.rate(samples), sgd.count(samples) * rows)
 
 
@@ -191,7 +191,7 @@ class NoisyTraining:
     rows: int
 
     def mechanism(self, samples: int) -> Mechanism:
-        """What it releases of this number of training samples."""
+        """The mechanism that it applies to this number of training samples."""
         return self.private.mechanism(self.sgd, samples, self.rows)
 
 
@@ -200,9 +200,9 @@ class Descend:
     """Local training from the base model, once for each target: a row w_t - w, (d,), for each.
 
     Attributes:
-        sgd: how.
-        targets: what the rows descend.
-        from_jacobian: the first step is made of the gradients that `Differentiate` gives.
+        sgd: the local training.
+        targets: the objectives that the rows descend.
+        from_jacobian: the first step uses the gradients of `Differentiate`.
         measure: measure the base model on the whole training split before.
         idle: measure, and make no step: rows of zeros. Attackers that do not train ask for it.
         secret_seed: of minibatches and dropout, in place of one that follows from the run's seed; 0 to 2^63 - 1.
@@ -222,7 +222,7 @@ class Descend:
     def needs(self) -> frozenset[Ability]:
         """The abilities that a trainer needs for it."""
         alone = all(tuple(weights.values()) == (1.0,) for weights in self.targets.values())
-        wanted = {
+        conditions = {
             Ability.WEIGHTS: not alone,
             Ability.GRADIENTS: self.from_jacobian,
             Ability.OPTIMISERS: not self.sgd.bare,
@@ -230,7 +230,7 @@ class Descend:
             Ability.FROZEN: bool(self.frozen),
             Ability.NOISE: self.private is not None,
         }
-        return frozenset() if self.idle else frozenset(name for name, needed in wanted.items() if needed)
+        return frozenset() if self.idle else frozenset(ability for ability, needed in conditions.items() if needed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,8 +299,8 @@ class MeasureAlong:
 
 
 def training_losses(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """What `MeasureAlong` comes to: the losses on the training split that are finite, by the name of their metric."""
-    return {name: found["train/loss"] for name, found in metrics.items() if "train/loss" in found}
+    """The result of `MeasureAlong`: the finite losses on the training split, by the name of their metric."""
+    return {name: values["train/loss"] for name, values in metrics.items() if "train/loss" in values}
 
 
 AtBase = Descend | Differentiate | Measure

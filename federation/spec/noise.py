@@ -1,8 +1,8 @@
 """Random numbers for differential privacy: from the operating system's entropy, never from a seed.
 
-An attacker who knows the noise can subtract it, and one who knows which samples were drawn learns what the sampling
-hides. So neither may follow from the seed of a run. A random seed for PyTorch would not do either: its generator on a
-CPU uses 32 bits of the seed, and all of these can be tried.
+An attacker who knows the noise can subtract it. An attacker who knows the drawn samples learns the facts that sampling
+hides. So neither may follow from the seed of a run. A random seed for PyTorch is not enough: its generator on a CPU
+uses 32 bits of the seed, and an attacker can try all of these.
 """
 
 import os
@@ -19,7 +19,7 @@ Doubles = NDArray[np.float64]
 class Noise:
     """A stream of independent draws: AES-256 in counter mode under a key from `os.urandom`.
 
-    It takes no seed, so no draw can be repeated. The draws are double precision numbers, not reals: where a sum with
+    It takes no seed, so no draw can be repeated. The draws are double precision numbers, not reals: when a sum with
     them is rounded to float32, their own spacing is far below that of the result. This is a precaution, not a proof.
     """
 
@@ -28,8 +28,8 @@ class Noise:
 
     def uniform(self, count: int) -> Doubles:
         """Uniform multiples of 2^-53 in (0, 1], (count,)."""
-        words = np.frombuffer(self._cipher.update(bytes(8 * count)), "<u8")
-        return ((words >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * 2.0**-53
+        integers = np.frombuffer(self._cipher.update(bytes(8 * count)), "<u8")
+        return ((integers >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * 2.0**-53
 
     def gaussian(self, count: int) -> Doubles:
         """Standard normal numbers, (count,), by Box and Muller's method."""

@@ -1,6 +1,6 @@
-"""Whether a row of noise on record has the length and the extremes of standard normal numbers.
+"""Checks that a row of noise on record has the length and the extremes of standard normal numbers.
 
-The check bounds what a coordinator reaches with noise of its choice. It cannot show that the noise is random: every
+The check bounds the effect of noise that a coordinator chooses. It cannot show that the noise is random: every
 direction has vectors of this length.
 """
 
@@ -17,7 +17,7 @@ _BLOCK = 1 << 20  # elements that are read at a time
 
 
 def mean_square_tolerance(size: int) -> float:
-    """How far the mean square of this many numbers may be from 1: six standard deviations, 6 sqrt(2 / size).
+    """The largest distance of the mean square of this many numbers from 1: six standard deviations, 6 sqrt(2 / size).
 
     size times the mean square has the chi-squared distribution. A row of honest noise is outside with a probability of
     2.7e-6 for 45 numbers, and of at most 1.5e-8 from 1,000 numbers on.
@@ -35,7 +35,7 @@ def largest_magnitude(size: int) -> float:
 
 
 def noise_defect(rows: Collection[RowFile]) -> str:
-    """Why the rows of a file cannot be the noise of a step; empty when they can.
+    """The reason why the rows of a file cannot be the noise of a step; empty if they can.
 
     Args:
         rows: of the file. Noise is one row of d float32 numbers: the noise of the step by its standard deviation.

@@ -1,7 +1,7 @@
-"""Objectives by name: what the rows of an update descend, and which parameters belong to which objective.
+"""Objectives by name: the targets of the rows of an update, and the parameters of each objective.
 
 A parameter called `heads.NAME....` belongs to the objective NAME alone; all others are the encoder, which all
-objectives share. So the layout of a model tells the encoder, without its task.
+objectives share. So the layout of a model shows the encoder, without its task.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,13 @@ JOINT = "loss"  # the row of an update that descends several objectives together
 HEADS = "heads."
 
 Targets = Mapping[str, Mapping[str, float]]
-"""What the rows of an update descend: row -> objective -> weight, the loss being the weighted sum."""
+"""The targets of the rows of an update: row -> objective -> weight. A row descends the weighted sum of losses."""
 
 
 def joint_target(objectives: Sequence[str], weights: Mapping[str, float] | None = None) -> Targets:
-    """One row, for all of these objectives together: their weighted sum, or their mean where no weights are given."""
-    own = {name: 1.0 / len(objectives) for name in objectives} if weights is None else weights
-    return {JOINT: {name: own[name] for name in objectives if name in own}}
+    """One row, for all of these objectives together: their weighted sum, or their mean without weights."""
+    given = {name: 1.0 / len(objectives) for name in objectives} if weights is None else weights
+    return {JOINT: {name: given[name] for name in objectives if name in given}}
 
 
 def separate_targets(objectives: Sequence[str]) -> Targets:
@@ -34,19 +34,19 @@ def encoder_columns(layout: "Layout") -> tuple[slice, ...]:
 
     A model that has only heads is its own encoder.
     """
-    found: list[slice] = []
+    columns: list[slice] = []
     offset = 0
     for tensor in layout.tensors:
         end = offset + tensor.size
         if not tensor.name.startswith(HEADS):
-            if found and found[-1].stop == offset:
-                found[-1] = slice(found[-1].start, end)
+            if columns and columns[-1].stop == offset:
+                columns[-1] = slice(columns[-1].start, end)
             else:
-                found.append(slice(offset, end))
+                columns.append(slice(offset, end))
         offset = end
-    return tuple(found) or (slice(0, offset),)
+    return tuple(columns) or (slice(0, offset),)
 
 
 def width(columns: Sequence[slice]) -> int:
-    """How many columns these slices hold."""
+    """The number of columns of these slices."""
     return sum(part.stop - part.start for part in columns)

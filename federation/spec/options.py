@@ -1,4 +1,4 @@
-"""Options: numbers and words of a rule, a stage before it, an optimiser or an attack, as fields of a dataclass."""
+"""Options: numbers and choices of a rule, a stage before it, an optimiser or an attack, as fields of a dataclass."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -8,9 +8,9 @@ def option(default: Any, words: str, within: str = "(-inf, inf)") -> Any:
     """A field of a class that inherits from `Options`.
 
     Args:
-        default: its value where none is given.
+        default: its value if none is given.
         words: its description, for lists of rules and attacks.
-        within: the interval in which a number must lie, such as "[0, 1)"; by default, any finite number is accepted.
+        within: the interval of accepted numbers, such as "[0, 1)"; by default, any finite number is accepted.
     """
     return dataclasses.field(default=default, metadata={"help": words, "within": within})
 
@@ -20,7 +20,7 @@ class Options:
     """The base of classes with options. A subclass with its own `__post_init__` calls this one first.
 
     Attributes:
-        refusal: what is raised for a number outside its interval.
+        refusal: the exception for a number outside its interval.
     """
 
     refusal: ClassVar[type[ValueError]] = ValueError

@@ -1,4 +1,4 @@
-"""A part of a shared data set, as a run specification of a simulation and the owner of a rehearsing worker name it."""
+"""A part of a shared data set, named by the specification of a simulation or the owner of a rehearsing worker."""
 
 import re
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ _SIZES = {"equal": None, "lognormal": _POSITIVE}
 
 
 class PartError(ValueError):
-    """A part of a data set that cannot be cut."""
+    """The part of a data set does not exist."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Which part of one shared data set this client rehearses with. Members with data of their own need none.
+    """The part of one shared data set with which this client rehearses. Members with data of their own need none.
 
     Attributes:
         index: 0 to count - 1.
-        count: how many clients share the data set.
+        count: the number of clients that share the data set.
         scheme: "iid", "shards:S", "dirichlet:ALPHA" or "natural"; see `federation.tasks.partition.partition`.
         seed: clients with the same seed, count, scheme and sizes hold disjoint parts.
         sizes: "equal", or for iid and dirichlet "lognormal:SIGMA" (see `federation.tasks.partition.quotas`).
@@ -57,7 +57,7 @@ class Part:
 
 
 def _known(text: str, forms: dict[str, str | None]) -> bool:
-    """Whether a text is one of these kinds, followed by an argument of its form where it takes one."""
+    """True if a text is one of these kinds, followed by an argument of its form if it takes one."""
     kind, colon, argument = text.partition(":")
     form = forms.get(kind)
     return kind in forms and (re.fullmatch(form, argument) is not None if form else not colon)

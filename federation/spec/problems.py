@@ -1,4 +1,4 @@
-"""Sections of a document, and what is wrong with one that was not accepted, in words, with the key."""
+"""Sections of a document, and the text of a validation error, with its key."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Self
@@ -13,8 +13,8 @@ class Section(BaseModel):
     """A section of a document. An unknown key, or a value of another type, is refused.
 
     Attributes:
-        takers: keys that only some values of another key take: that key, and these values. With another value they
-            would do nothing, and are refused.
+        takers: keys that need certain values of another key: that key, and these values. With another value they
+            would have no effect, and are refused.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
@@ -31,7 +31,7 @@ class Section(BaseModel):
 def explain(problem: Any, known: str, *, secret: Collection[str] = ()) -> str:
     """One problem of a `pydantic.ValidationError.errors()` as a line.
 
-    `known` says where the existing keys are listed; the values of `secret` keys are not repeated.
+    `known` names the list of existing keys; the values of `secret` keys are not repeated.
     """
     key = ".".join(str(part) for part in problem["loc"])[:MAX_KEY] or "(the document)"
     if problem["type"] == "extra_forbidden":
@@ -41,6 +41,6 @@ def explain(problem: Any, known: str, *, secret: Collection[str] = ()) -> str:
     if not problem["loc"] and problem["type"] == "value_error":  # of several keys, which the message names
         return str(problem["msg"]).removeprefix("Value error, ")[:MAX_CHARACTERS]
     message, value = f"{key}: {problem['msg'].removeprefix('Value error, ')}", problem["input"]
-    # Our own validators of a whole section name what is wrong in it, and others often repeat the text that was given.
-    told = problem["type"] == "value_error" and (isinstance(value, dict) or repr(value) in message)
-    return (message if told or key in secret else f"{message}; got {value!r}")[:MAX_CHARACTERS]
+    # Our own validators of a whole section name the error in it, and others often repeat the given text.
+    has_value = problem["type"] == "value_error" and (isinstance(value, dict) or repr(value) in message)
+    return (message if has_value or key in secret else f"{message}; got {value!r}")[:MAX_CHARACTERS]

@@ -1,4 +1,4 @@
-"""What every assignment of a run repeats of its specification."""
+"""The facts of a specification that every assignment of its run repeats."""
 
 from federation.digests import digest
 from federation.spec.run_sections import ParametersSpec
@@ -7,12 +7,12 @@ from federation.v1.common_pb2 import UnsharedParameters
 
 
 def unshared_parameters(chosen: ParametersSpec) -> UnsharedParameters:
-    """The message; empty where the run shares all."""
+    """The message about unshared parameters; empty if the run shares all."""
     return UnsharedParameters(personal=chosen.personal, frozen=chosen.frozen, buffers=chosen.buffers)
 
 
 def run_facts(federation_id: str, run_id: str, document: bytes, spec: RunSpec) -> dict[str, object]:
-    """What all assignments of a run repeat, by the name of the field; `spec` is the document, parsed."""
+    """The values that all assignments of a run repeat, by the name of the field; `spec` is the parsed document."""
     return {
         "federation_id": federation_id,
         "run_id": run_id,

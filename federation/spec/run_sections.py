@@ -133,12 +133,12 @@ class ParametersSpec(Section):
 
     @property
     def shares_all(self) -> bool:
-        """Whether members send every parameter."""
+        """True if members send every parameter."""
         return not (self.personal or self.frozen or self.buffers)
 
     @property
     def keeps(self) -> bool:
-        """Whether members keep anything of their own."""
+        """True if members keep parameters or buffers of their own."""
         return bool(self.personal) or self.buffers == "local"
 
     def parameters_of(self, layout: "Layout") -> "Layout":
@@ -156,7 +156,7 @@ class ParametersSpec(Section):
 
     @property
     def measured(self) -> Literal["shared", "personalised"]:
-        """Whose model members measure: the one that all share, or each its own."""
+        """The model that members measure: the shared one, or each member's own."""
         return "personalised" if self.keeps else "shared"
 
 
@@ -179,8 +179,8 @@ class EvaluateSpec(Section):
 
     @property
     def kinds(self) -> tuple[MetricKind, ...]:
-        """The metrics that are named."""
-        return tuple(MetricKind(name, one.better, one.largest) for name, one in self.metrics.items())
+        """The kinds of the named metrics."""
+        return tuple(MetricKind(name, metric.better, metric.largest) for name, metric in self.metrics.items())
 
 
 class StopSpec(Section):
@@ -286,7 +286,7 @@ class PrivacySpec(Section):
 
     @property
     def of_samples(self) -> "PrivateSgd | None":
-        """How clients train; None without noise."""
+        """The noise of the clients' training; None without noise."""
         from federation.spec.computation import PrivateSgd  # noqa: PLC0415 - it needs NumPy
 
         return PrivateSgd(noise=self.sample_noise, clip=self.sample_clip) if self.sample_noise else None
@@ -333,7 +333,7 @@ class SelectionSpec(Section):
     )
 
     def admits(self, client_id: str, tags: Collection[str] = ()) -> bool:
-        """Whether a client with these tags may be asked."""
+        """True if a client with these tags may be asked."""
         named = not self.members or client_id in self.members
         tagged = not self.tags or client_id in self.required or any(tag in self.tags for tag in tags)
         return named and tagged and client_id not in self.exclude
@@ -349,8 +349,8 @@ class SelectionSpec(Section):
     @model_validator(mode="after")
     def _can_be_asked(self) -> "SelectionSpec":
         for key in ("members", "always", "required"):
-            if both := [name for name in getattr(self, key) if name in self.exclude]:
-                raise ValueError(f"exclude and {key} both name {both[0]!r}")
+            if excluded := [name for name in getattr(self, key) if name in self.exclude]:
+                raise ValueError(f"exclude and {key} both name {excluded[0]!r}")
         for key in ("always", "required"):
             if self.members and (absent := [name for name in getattr(self, key) if name not in self.members]):
                 raise ValueError(f"{key} names {absent[0]!r}, and members does not")
@@ -401,7 +401,7 @@ class SimulationSpec(Section):
     @field_validator("sizes")
     @classmethod
     def _sizes_of_the_partition(cls, value: str, info: ValidationInfo) -> str:
-        if "partition" in info.data:  # a wrong one was left out
+        if "partition" in info.data:  # pydantic leaves out an invalid one
             Part(0, 1, info.data["partition"], sizes=value)
         return value
 

@@ -41,7 +41,7 @@ MAX_PROBLEMS = 20
 
 
 class SpecError(ValueError):
-    """A run specification that cannot be used; the message names each key that is wrong."""
+    """The run specification cannot be used; the message names each wrong key."""
 
 
 class RunSpec(Section):
@@ -66,7 +66,7 @@ class RunSpec(Section):
 
     @property
     def evaluated(self) -> tuple[Split, ...]:
-        """The splits that clients measure after a round: not the training split where its samples are protected."""
+        """The splits that clients measure after a round, without the training split if its samples are protected."""
         private = self.privacy.sample_noise > 0
         return tuple(split for split in self.evaluate.splits if not (private and split == "train"))
 

@@ -1,4 +1,4 @@
-"""How a learning rate changes over the rounds of a run, or over the steps of one training."""
+"""Schedules of a learning rate over the rounds of a run, or over the steps of one training."""
 
 import math
 from dataclasses import dataclass
@@ -12,8 +12,9 @@ class Schedule:
     """A warm-up, and then one of three shapes.
 
     Attributes:
-        shape: "constant"; "decay", times `decay` every `decay_every` places; or "cosine", from 1 towards 0 at the end.
-        warm_up: places in which the rate rises linearly before that.
+        shape: "constant"; "decay", times `decay` every `decay_every` rounds or steps; or "cosine", from 1 towards 0 at
+            the end.
+        warm_up: rounds or steps before that in which the rate rises linearly.
         decay: above 0, at most 1.
         decay_every: at least 1.
 
@@ -37,7 +38,7 @@ class Schedule:
 
     @property
     def flat(self) -> bool:
-        """Whether the rate never changes."""
+        """True if the rate never changes."""
         return self.shape == "constant" and self.warm_up == 0
 
     def factor(self, place: int, total: int) -> float:

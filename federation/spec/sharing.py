@@ -1,4 +1,4 @@
-"""Which parameters of a task's model a run shares, and which stay with its members."""
+"""Splits the parameters of a task's model into those that a run shares and those that stay with its members."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from federation.vectors import Layout, Vector
 
-PATTERN = r"^[A-Za-z0-9_.*-]{1,200}$"  # over the names of parameters: * is any text
+PATTERN = r"^[A-Za-z0-9_.*-]{1,200}$"  # for the names of parameters: * is any text
 MAX_PATTERNS = 100
 # Of buffers: kept by each member, the mean of the members', or left at their initial values.
 TREATMENTS = ("local", "averaged", "frozen")
@@ -18,12 +18,12 @@ BUFFERS = "averaged.buffers"  # the row of a reply with averaged buffers; no obj
 
 
 class SharingError(ValueError):
-    """Patterns that do not suit a model; the message names the key and what is wrong."""
+    """The patterns do not suit a model; the message names the key and the error."""
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """The tensors of a model by what a run does with them: shared, personal or frozen.
+    """The tensors of a model by their treatment in a run: shared, personal or frozen.
 
     Attributes:
         whole: the layout of the task's model, (d,).
@@ -46,7 +46,7 @@ class Sharing:
         buffers: Collection[str] = (),
         treatment: str = "",
     ) -> "Sharing":
-        """What patterns choose, and of the tensors called `buffers` one of `TREATMENTS`.
+        """Applies the patterns to the parameters, and one of `TREATMENTS` to the tensors called `buffers`.
 
         Raises:
             SharingError: a pattern is malformed or matches nothing, a tensor is personal and frozen, none is shared, or
@@ -61,8 +61,8 @@ class Sharing:
         if treatment and not buffers:
             raise SharingError(f"parameters.buffers: {treatment!r}, but the model keeps no buffers")
         kept, averaged, fixed = (frozenset(buffers if treatment == name else ()) for name in TREATMENTS)
-        own, still = _matched("personal", personal, names) | kept, _matched("frozen", frozen, names) | fixed
-        chosen = cls(whole, own, still, averaged)
+        personal_names = _matched("personal", personal, names) | kept
+        chosen = cls(whole, personal_names, _matched("frozen", frozen, names) | fixed, averaged)
         if both := sorted(chosen.personal_names & chosen.frozen_names):
             raise SharingError(f"parameters: {both[0]!r} is both personal and frozen")
         if not set(names) - chosen.personal_names - chosen.frozen_names:
@@ -78,7 +78,7 @@ class Sharing:
 
     @cached_property
     def buffers(self) -> int:
-        """How many elements the averaged buffers have, at the end of the run's model."""
+        """The number of elements of the averaged buffers, which are at the end of the run's model."""
         return sum(tensor.size for tensor in self.whole.tensors if tensor.name in self.averaged_names)
 
     @cached_property
@@ -116,11 +116,11 @@ class Sharing:
     @cached_property
     def _columns(self) -> dict[str, slice]:
         """The columns of each tensor in the whole model."""
-        found, offset = {}, 0
+        columns, offset = {}, 0
         for tensor in self.whole.tensors:
-            found[tensor.name] = slice(offset, offset + tensor.size)
+            columns[tensor.name] = slice(offset, offset + tensor.size)
             offset += tensor.size
-        return found
+        return columns
 
     def _taken(self, model: "Vector", part: "Layout") -> "Vector":
         import numpy as np  # noqa: PLC0415
@@ -128,10 +128,10 @@ class Sharing:
         return np.concatenate([model[self._columns[tensor.name]] for tensor in part.tensors])
 
     def _put(self, model: "Vector", part: "Layout", values: "Vector") -> "Vector":
-        made = model.copy()
+        whole = model.copy()
         for name, tensor in part.split(values).items():
-            made[self._columns[name]] = tensor.reshape(-1)
-        return made
+            whole[self._columns[name]] = tensor.reshape(-1)
+        return whole
 
 
 def parameters_of(layout: "Layout", patterns: Sequence[str]) -> "Layout":
@@ -161,7 +161,7 @@ def _matched(key: str, patterns: Sequence[str], names: Sequence[str]) -> frozens
     """The names that the patterns match."""
     if len(patterns) > MAX_PATTERNS:
         raise SharingError(f"parameters.{key}: {len(patterns)} patterns; at most {MAX_PATTERNS}")
-    found: set[str] = set()
+    matched: set[str] = set()
     for pattern in patterns:
         if re.fullmatch(PATTERN, pattern) is None:
             raise SharingError(f"parameters.{key}: {pattern[:200]!r} is no pattern: letters, digits, _ . - and *")
@@ -170,5 +170,5 @@ def _matched(key: str, patterns: Sequence[str], names: Sequence[str]) -> frozens
             raise SharingError(
                 f"parameters.{key}: {pattern!r} matches no parameter of the model; there are {_shown(names)}"
             )
-        found.update(matching)
-    return frozenset(found)
+        matched.update(matching)
+    return frozenset(matched)

@@ -12,13 +12,13 @@ MOST_VALUES = 64  # of one metric, such as one for each class
 
 
 class Accumulator(Protocol):
-    """What computes a metric from batches. The metrics of torchmetrics are of this form."""
+    """Computes a metric from batches. The metrics of torchmetrics have this form."""
 
     def reset(self) -> Any:
         """Forgets all batches."""
 
     def update(self, output: Any, y: Any) -> Any:
-        """Takes what the model returned for a batch, and its targets (n, ...), on the CPU."""
+        """Adds a batch: the output of the model, and the targets (n, ...), on the CPU."""
 
     def compute(self) -> Any:
         """The value: a number, a vector with a value for each class, or a mapping from names to numbers."""
@@ -29,8 +29,8 @@ class Metric:
     """A metric of a task.
 
     Attributes:
-        measure: computes it. Values that are not finite are left out, such as that of a class without samples.
-        better: whether higher or lower values are better.
+        measure: computes it. Non-finite values are left out, such as that of a class without samples.
+        better: "higher" if higher values are better, else "lower".
         largest: in private evaluations, where only a mean is opened, values are clipped to [0, largest].
     """
 
@@ -41,7 +41,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class MetricKind:
-    """What the coordinator knows of a metric of a task; the fields are those of `Metric`."""
+    """The description of a task's metric for the coordinator; the fields are those of `Metric`."""
 
     name: str
     better: str = "higher"
@@ -49,11 +49,11 @@ class MetricKind:
 
     @property
     def higher(self) -> bool:
-        """Whether higher values are better."""
+        """True if higher values are better."""
         return self.better == "higher"
 
     def problem(self) -> str:
-        """What is wrong with it; empty where nothing is."""
+        """The reason why it cannot be used; empty if it can."""
         if re.fullmatch(NAME, self.name) is None or self.name in RESERVED:
             return (
                 f"{self.name[:40]!r} cannot be the name of a metric: lower-case letters, digits and hyphens, a letter "
@@ -70,24 +70,24 @@ BUILT_IN = (MetricKind("accuracy"), MetricKind("loss", better="lower", largest=1
 
 
 def kinds(metrics: Mapping[str, Metric]) -> tuple[MetricKind, ...]:
-    """What a task's metrics are, in its order.
+    """The kinds of a task's metrics, in its order.
 
     Raises:
-        ValueError: too many, or one that cannot be used.
+        ValueError: there are too many, or one cannot be used.
     """
-    found = tuple(MetricKind(name, metric.better, float(metric.largest)) for name, metric in metrics.items())
-    must_be_metrics(found)
-    return found
+    described = tuple(MetricKind(name, metric.better, float(metric.largest)) for name, metric in metrics.items())
+    must_be_metrics(described)
+    return described
 
 
-def must_be_metrics(found: Iterable[MetricKind]) -> None:
+def must_be_metrics(described: Iterable[MetricKind]) -> None:
     """Raises ValueError if there are too many metrics, two of one name, or one that cannot be used."""
-    known = tuple(found)
-    if len(known) > MOST_METRICS:
-        raise ValueError(f"{len(known)} metrics; a task has at most {MOST_METRICS}")
-    if len({kind.name for kind in known}) < len(known):
+    metrics = tuple(described)
+    if len(metrics) > MOST_METRICS:
+        raise ValueError(f"{len(metrics)} metrics; a task has at most {MOST_METRICS}")
+    if len({kind.name for kind in metrics}) < len(metrics):
         raise ValueError("each metric needs a name of its own")
-    for kind in known:
+    for kind in metrics:
         if problem := kind.problem():
             raise ValueError(problem)
 
@@ -96,21 +96,21 @@ def values(name: str, computed: Any) -> dict[str, float]:
     """The numbers of a metric by their names: `name`, or `name/KEY` for each class or key.
 
     Raises:
-        ValueError: they are not numbers, too many, or their keys cannot be used.
+        ValueError: a value is not a number, there are too many values, or a key cannot be used.
     """
     if isinstance(computed, Mapping):
-        found = {f"{name}/{key}": _number(name, value) for key, value in computed.items()}
+        numbers = {f"{name}/{key}": _number(name, value) for key, value in computed.items()}
     else:
         listed = computed.tolist() if hasattr(computed, "tolist") else computed
         if isinstance(listed, list | tuple):
-            found = {f"{name}/{key}": _number(name, value) for key, value in enumerate(listed)}
+            numbers = {f"{name}/{key}": _number(name, value) for key, value in enumerate(listed)}
         else:
-            found = {name: _number(name, listed)}
-    if len(found) > MOST_VALUES:
-        raise ValueError(f"metric {name} has {len(found)} values; at most {MOST_VALUES} are recorded")
-    if wrong := next((key for key in found if re.fullmatch(rf"{NAME}(/[a-z0-9.-]{{1,32}})?", key) is None), None):
+            numbers = {name: _number(name, listed)}
+    if len(numbers) > MOST_VALUES:
+        raise ValueError(f"metric {name} has {len(numbers)} values; at most {MOST_VALUES} are recorded")
+    if wrong := next((key for key in numbers if re.fullmatch(rf"{NAME}(/[a-z0-9.-]{{1,32}})?", key) is None), None):
         raise ValueError(f"{wrong[:80]!r} cannot be the name of a value: lower-case letters, digits, hyphens and dots")
-    return found
+    return numbers
 
 
 def _number(name: str, value: Any) -> float:

@@ -1,4 +1,4 @@
-"""The section `[train]` of a run specification: what each selected client does with its data."""
+"""The section `[train]` of a run specification: the local training of each selected client."""
 
 from typing import Any, Literal
 
