@@ -1,7 +1,7 @@
-"""What every kind of work has: a name, terms, a reply with a schema, checks, and what the client does.
+"""The base of every kind of work: a name, terms, the schema of a reply, checks, and the actions of the client.
 
-A kind is a frozen dataclass derived from `Work`, whose fields are what one client is asked. The coordinator makes one
-for each client and signs its message, from which the worker makes the same object again.
+A kind is a frozen dataclass derived from `Work`, whose fields are the question to one client. The coordinator makes one
+for each client and signs its message, from which the worker makes the same object.
 """
 
 from abc import ABC, abstractmethod
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from federation.spec.run_spec import RunSpec
 
 
-RESIDUAL = "residual/"  # begins the name of what the rounding of a row left; no tensor of a model is called so
+RESIDUAL = "residual/"  # begins the name of the rounding error of a row; no tensor of a model has such a name
 
 
 class WorkError(ValueError):
-    """Work that cannot be done as it is asked for; the message says why.
+    """Work cannot be done as asked; the message says why.
 
     Attributes:
-        reason: the stable reason for which a client declines; empty where the kind of work names none.
+        reason: the stable reason for which a client declines; empty if the kind of work names none.
     """
 
     def __init__(self, message: str, *, reason: str = "") -> None:
@@ -38,18 +38,18 @@ class WorkError(ValueError):
 
 
 class Lane(StrEnum):
-    """Where a worker does a kind of work."""
+    """The place where a worker does a kind of work."""
 
     COMPUTE = "compute"  # one at a time, on the device that trains
     PROTOCOL = "protocol"  # at once, beside the training
 
 
 class Shows(StrEnum):
-    """What the reply to a kind of work shows of the client's data in the clear."""
+    """The part of the client's data that the reply to a kind of work shows in the clear."""
 
     UPDATE = "update"  # an update, a gradient, or anything else
     METRICS = "metrics"  # losses and accuracies of one model
-    NOTHING = "nothing"  # only what a private round makes of it
+    NOTHING = "nothing"  # only the result of a private round
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """How many elements of the model are parameters."""
+        """The number of elements of the model that are parameters."""
         return self.layout.size - self.buffers
 
 
@@ -94,11 +94,11 @@ def payload_layout(rows: tuple[RowSchema, ...]) -> Layout:
 
 @dataclass(frozen=True)
 class Demand:
-    """What work takes of a client, for the bounds that its owner sets.
+    """The demand of work on a client, for the bounds that its owner sets.
 
     Attributes:
-        steps: optimiser steps; 0 where none is made.
-        samples: training samples that the reply is made of.
+        steps: optimiser steps; 0 for work without training.
+        samples: training samples that the reply depends on.
         rows: updates of the whole model.
         epochs: passes over the training split.
     """
@@ -111,22 +111,22 @@ class Demand:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What a client hands in, or has computed so far.
+    """The result of a client's work, or of its computation.
 
     Attributes:
         rows: by name. Of a computation: the update w_t - w for each target, or the gradient of each objective, (d,);
             and the averaged buffers after a training.
         losses: of the base model on the whole training split, by objective; with several objectives also their mean,
-            as "loss". Empty where it was not measured.
+            as "loss". Empty if it was not measured.
         metrics: "<split>/loss", "<split>/accuracy", "<split>/samples".
         samples: training samples held.
         seconds: wall time.
-        statement: what the client says besides, and signs with its reply, where the kind of work has statements.
-        privacy: what the client states of noise in its training; None where there is none.
+        statement: signed with the reply, if the kind of work has statements.
+        privacy: the client's statement about noise in its training; None without noise.
         personal: the personal parameters after a training, in the order of the model. They stay with the client. None
-            where there are none.
-        residual: what the rounding of the rows left, in the order of `Work.residuals`. It stays with the client. None
-            where no row is rounded.
+            without such parameters.
+        residual: the rounding errors of the rows, in the order of `Work.residuals`. It stays with the client. None if
+            no row is rounded.
     """
 
     rows: Mapping[str, Array]
@@ -141,11 +141,11 @@ class Result:
 
 
 class Memory(ABC):
-    """What a client remembers between the phases of one attempt at a round. It is erased when the round is over."""
+    """The memory of a client between the phases of one attempt at a round. It is erased when the round is over."""
 
     @abstractmethod
     def get(self, name: str) -> bytes | None:
-        """What was kept under a name; None when nothing is."""
+        """The value that is kept under a name; None without one."""
 
     @abstractmethod
     def put(self, name: str, value: bytes, *, durable: bool = False) -> None:
@@ -154,12 +154,12 @@ class Memory(ABC):
 
 @dataclass(frozen=True)
 class Origin:
-    """Where work comes from: what every assignment of a phase repeats.
+    """The origin of work: the fields that every assignment of a phase repeats.
 
     Attributes:
         spec, base_model: digests.
         seed: of the run.
-        unshared: which parameters the run does not share, a serialized UnsharedParameters; empty where it shares all.
+        unshared: the parameters that the run does not share, a serialized UnsharedParameters; empty if it shares all.
     """
 
     federation_id: str
@@ -179,9 +179,9 @@ class WorkingClient:
         memory: of the attempt.
         inputs: the content of the inputs, by name.
         origin: the run and the model.
-        site: what the client's owner decides, and what outlives a round.
-        residual: what the rounding of its last accepted reply left, in the order of `Work.residuals`; None for zeros.
-        again: whether this client may have answered the same question before: it is on record, but perhaps only that.
+        site: the decisions of the client's owner, and the records that outlive a round.
+        residual: the rounding errors of its last accepted reply, in the order of `Work.residuals`; None for zeros.
+        again: True if this client may have answered the same question before: the question is on record.
     """
 
     client_id: str
@@ -198,22 +198,23 @@ class WorkingClient:
 
 @dataclass(frozen=True, kw_only=True)
 class Work(ABC):
-    """What one client is asked to do in one phase.
+    """The work of one client in one phase.
 
     Attributes:
         name: of the kind, on the wire, in SQL, on the command line and in documents.
-        doing: what a worker that does it tells its owner, such as "training".
-        lane: where a worker does it.
-        decides: whether the round's step depends on the replies.
-        needs_samples: whether a reply must claim training samples.
-        shows: what a reply shows in the clear. An owner who requires private rounds declines kinds that show updates.
-        sends_update: whether the client computes an update, rather than gradients or measurements.
-        keeps_inputs, keeps_payload: whether the coordinator keeps inputs and payloads after the round; not those that
-            nothing can be verified with.
-        forgets: whether the client erases what `kept_under` names once the reply is acknowledged.
-        ends_after: the time after the client's first reply, by its own clock, after which it erases the same; None
-            where only the deadline counts.
-        once_ever: whether a question that `once` names is answered once in all, and not once in each attempt.
+        doing: the activity that a worker reports to its owner, such as "training".
+        lane: the place where a worker does it.
+        decides: True if the round's step depends on the replies.
+        needs_samples: True if a reply must claim training samples.
+        shows: the data that a reply shows in the clear. An owner who requires private rounds declines kinds that show
+            updates.
+        sends_update: True if the client computes an update, rather than gradients or measurements.
+        keeps_inputs, keeps_payload: True if the coordinator keeps inputs and payloads after the round; False if they
+            are of no use for a verification.
+        forgets: True if the client erases the values under `kept_under` once the reply is acknowledged.
+        ends_after: the time after the client's first reply, by its own clock, after which it erases these values; None
+            if only the deadline counts.
+        once_ever: True if a question that `once` names is answered once in all, and not once in each attempt.
     """
 
     name: ClassVar[str]
@@ -243,7 +244,7 @@ class Work(ABC):
         return ()
 
     def residuals(self, shape: Shape) -> tuple[RowSchema, ...]:
-        """What the client keeps of the rounding of its rows, to add it to those of its next reply. Errors as of `rows`.
+        """The rounding errors that the client keeps, to add them to the rows of its next reply. Errors as of `rows`.
 
         Their names begin with `RESIDUAL`.
         """
@@ -269,27 +270,27 @@ class Work(ABC):
         return ""
 
     def demand(self, samples: int) -> Demand | None:
-        """What the work takes of a client with this number of training samples; None where no bound applies."""
+        """The demand on a client with this number of training samples; None if no bound applies."""
         return None
 
     @classmethod
     def problem(cls, norms: Mapping[str, float], limits: "LimitsSpec") -> Refusal | None:
-        """What is wrong with a payload whose digest, layout and values are right; None when nothing is.
+        """The problem of a payload whose digest, layout and values are right; None if there is none.
 
         `norms` are the Euclidean norms of the rows of floating-point numbers, by name; `limits` are those of the run.
         """
         return None
 
     def computation(self, client: WorkingClient) -> Computation | None:
-        """What the client's model and data are needed for; None where they are not.
+        """The computation that needs the client's model and data; None if the work needs none.
 
         Raises:
-            WorkError: an input is not what the work needs.
+            WorkError: an input does not fit the work.
         """
         return None
 
     def answer(self, client: WorkingClient, computed: Result) -> Result:
-        """What the client hands in, given what `computation` came to: nothing but `samples` where there is none.
+        """The client's result, from the result of `computation`, which has only `samples` if there is no computation.
 
         Raises:
             WorkError: it cannot be done.

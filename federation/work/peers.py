@@ -16,7 +16,7 @@ from federation.work.site import PeerReply
 
 
 def open_reply(envelope: bytes, roster: Mapping[str, bytes]) -> PeerReply:
-    """The reply in an envelope, which the key of its client in the roster has signed.
+    """Opens the reply in an envelope, which the key of its client in the roster has signed.
 
     Raises:
         ValueError: it is not a signed reply, or its client is not in the roster with this key.

@@ -1,4 +1,4 @@
-"""The kinds of work by name: those of this package, and those that other packages bring.
+"""The kinds of work by name: those of this package and of other packages.
 
 Another package names its kind as an entry point of the group `fedpareto.work`, whose object is a `Kind`.
 """
@@ -22,12 +22,12 @@ STAGES = tuple(f"{SECURE}-{stage}" for stage in ("ready", "deal", "open", "mask"
 
 @dataclass(frozen=True)
 class Statements:
-    """What clients say and sign with their replies to a kind of work.
+    """The statements that clients sign with their replies to a kind of work.
 
     Attributes:
         message: its type.
         to_proto, from_proto: the statement as a message, and back; `from_proto` may raise ValueError.
-        problem: what is wrong with a statement as the answer to a message of work, in words; empty when nothing is.
+        problem: the error of a statement as the answer to a message of work, as text; empty if it is valid.
     """
 
     message: type[Message]
@@ -49,8 +49,8 @@ class Kind:
         message: its type.
         to_proto, from_proto: the work as a message, and back; `from_proto` takes the shape of model and task too, and
             may raise WorkError.
-        statements: None where replies have no statement.
-        noise: the training with noise that a message asks for; None where it asks for none. The coordinator accepts a
+        statements: None if replies have no statement.
+        noise: the training with noise that a message asks for; None if it asks for none. The coordinator accepts a
             reply only if it states at least this protection.
     """
 
@@ -90,14 +90,14 @@ def decode(name: str, data: bytes, shape: Shape) -> Work:
         WorkError: there is no such kind, or the message is not one of it.
     """
     try:
-        found = kind(name)
-        return found.from_proto(found.message.FromString(data), shape)
+        work_kind = kind(name)
+        return work_kind.from_proto(work_kind.message.FromString(data), shape)
     except DecodeError:
         raise WorkError(f"the message is not one of the kind {name!r}") from None
 
 
 def encode_statement(name: str, statement: Any) -> bytes:
-    """What a client says with its reply to a kind of work, serialized; empty where it says nothing."""
+    """The serialized statement of a client's reply to a kind of work; empty without one."""
     statements = kind(name).statements
     if statement is None or statements is None:
         return b""
@@ -105,7 +105,7 @@ def encode_statement(name: str, statement: Any) -> bytes:
 
 
 def decode_statement(name: str, data: bytes) -> Any:
-    """What a client said with its reply to a kind of work; None for a kind without statements.
+    """The statement of a client's reply to a kind of work; None for a kind without statements.
 
     Raises:
         WorkError: it is not a statement of this kind.
@@ -122,18 +122,18 @@ def decode_statement(name: str, data: bytes) -> Any:
 
 
 def noise_asked(name: str, work: bytes) -> NoisyTraining | None:
-    """The training with noise that a message of work asks for; None where it asks for none."""
-    found = kind(name)
-    return found.noise(found.message.FromString(work))
+    """The training with noise that a message of work asks for; None if it asks for none."""
+    work_kind = kind(name)
+    return work_kind.noise(work_kind.message.FromString(work))
 
 
 def statement_problem(name: str, work: bytes, data: bytes) -> str:
-    """What is wrong with a client's statement as the answer to a message of work; empty when nothing is."""
+    """The error of a client's statement as the answer to a message of work; empty if it is valid."""
     try:
-        said = decode_statement(name, data)
-        found = kind(name)
-        if said is None or found.statements is None:
+        statement = decode_statement(name, data)
+        work_kind = kind(name)
+        if statement is None or work_kind.statements is None:
             return ""
-        return found.statements.problem(found.message.FromString(work), said)
+        return work_kind.statements.problem(work_kind.message.FromString(work), statement)
     except (WorkError, DecodeError) as error:
         return str(error)

@@ -1,4 +1,4 @@
-"""Makes replies: the message in which a client gives the result of its work, before it is signed."""
+"""Makes replies: the message with the result of a client's work, before it is signed."""
 
 from dataclasses import asdict
 
@@ -16,7 +16,7 @@ def reply_manifest(order: AssignmentManifest, result: Result, *, software: str, 
         order: the assignment.
         result: of the work.
         software: the client's, with its version.
-        repeatable: whether the client's trainer gives the same result for the same work.
+        repeatable: True if the client's trainer gives the same result for the same work.
     """
     return ReplyManifest(
         **repeated(order, bindings.REPLY),

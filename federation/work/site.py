@@ -1,4 +1,4 @@
-"""A client's site: what its owner decided about private rounds, and what the site remembers beyond a round."""
+"""A client's site: its owner's decisions about private rounds, and the records that outlive a round."""
 
 import threading
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ from federation.secure.thresholds import EVALUATION_NOISE, SMALLEST, Mode, assum
 EVALUATE = "evaluate"
 """The kind of work whose vectors are metrics."""
 SCALARS = ("accuracy", "evaluation", "loss", "norm")
-"""What an owner may let members show besides sums: numbers of the training split, an evaluation, an update's length."""
+"""The numbers that an owner may disclose besides sums: of the training split, of an evaluation, an update's length."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class PeerReply:
     """Another member's reply, whose signature by the key of the pinned roster holds.
 
     Attributes:
-        client_id: who signed it.
+        client_id: the member that signed it.
         federation_id, run_id, round, attempt, base_model, spec, task: as in its assignment.
         samples: training samples that it claims.
-        statement: what it says besides; None where there is none.
+        statement: its statement; None without one.
     """
 
     client_id: str
@@ -42,21 +42,21 @@ class PeerReply:
 
 @dataclass(frozen=True)
 class SecurePolicy:
-    """What the owner allows of private rounds, for one task.
+    """The permissions of the owner for private rounds, for one task.
 
     Attributes:
         required: decline all work that shows an update, or a gradient, in the clear.
-        modes: those that are allowed.
+        modes: the allowed ones.
         assumed: the number of colluding members to withstand; None is floor((N - 1) / 4) of a pinned roster of N.
-        smallest: members that a session needs at least.
-        disclose: the numbers that may be shown besides, of `SCALARS`.
-        sessions: of training that this data set may take part in, over all runs.
-        evaluations: likewise of evaluation.
+        smallest: the least number of members of a session.
+        disclose: the numbers of `SCALARS` that may be shown besides.
+        sessions: the most sessions of training with this data set, over all runs.
+        evaluations: the most sessions of evaluation, likewise.
         sessions_per_model: sessions of training that may start from one model.
         sums_per_model: sums of one kind of work that may be unmasked for one model.
         effective_members: E*, the least cover of this member in a sum; None for that of the cohort.
         evaluation_noise: the least sigma of the noise on a private evaluation.
-        algorithms: the names of algorithms that the owner allows by name, whether this worker knows them or not.
+        algorithms: the names of algorithms that the owner allows by name, known to this worker or not.
         evaluations_ahead: evaluations in a run beyond its sessions of training that count. Only a simulation has any,
             since its ledger ends with its process.
     """
@@ -85,8 +85,8 @@ class SessionEntry:
     Attributes:
         session: the hexadecimal digest of the session, or the name of the question of the evaluation.
         run_id, task, base_model: of the work.
-        work: the kind of work that the members' vectors were made of.
-        unmasked: whether this site has answered UNMASK.
+        work: the kind of work of the members' vectors.
+        unmasked: True if this site has answered UNMASK.
     """
 
     session: str
@@ -98,14 +98,14 @@ class SessionEntry:
 
     @property
     def evaluation(self) -> bool:
-        """Whether metrics were summed, or shown."""
+        """True if metrics were summed, or shown."""
         return self.work == EVALUATE
 
 
 class SessionLedger(ABC):
     """The sessions that count, over all runs. It is never erased.
 
-    `lock` is held by those who read and then add.
+    Hold `lock` to read and then add.
     """
 
     def __init__(self) -> None:
@@ -113,11 +113,11 @@ class SessionLedger(ABC):
 
     @abstractmethod
     def entries(self, tasks: Collection[str]) -> Sequence[SessionEntry]:
-        """Those of some tasks."""
+        """The entries of some tasks."""
 
     @abstractmethod
     def add(self, entry: SessionEntry) -> None:
-        """Records one durably before this returns; a second time changes nothing. Raises OSError if it cannot."""
+        """Records an entry durably before this returns; a second time changes nothing. Raises OSError if it cannot."""
 
     @abstractmethod
     def unmask(self, session: str) -> None:
@@ -132,11 +132,11 @@ class MemoryLedger(SessionLedger):
         self._entries: dict[str, SessionEntry] = {}
 
     def entries(self, tasks: Collection[str]) -> Sequence[SessionEntry]:
-        """Those of some tasks."""
+        """The entries of some tasks."""
         return [entry for entry in self._entries.values() if entry.task in tasks]
 
     def add(self, entry: SessionEntry) -> None:
-        """Records one; a second time changes nothing."""
+        """Records an entry; a second time changes nothing."""
         self._entries.setdefault(entry.session, entry)
 
     def unmask(self, session: str) -> None:
@@ -150,7 +150,7 @@ def _no_peers(envelope: bytes, roster: Mapping[str, bytes]) -> PeerReply:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """What a kind of work may ask of a client's site.
+    """The services of a client's site for kinds of work.
 
     Attributes:
         roster: the raw Ed25519 keys of all members by client id, pinned by the owner; empty without a roster.
@@ -159,7 +159,7 @@ class Site:
         ledger: of sessions.
         open_reply: the reply in an envelope, verified with the keys of a roster. Raises ValueError if it is not signed
             by one of them, or not a reply.
-        new_secret: 32 random bytes for the purpose that is named.
+        new_secret: returns 32 random bytes for a named purpose.
         stretch: the length of the vector that this client enters into private rounds; above 1 for an attacker.
     """
 
@@ -172,12 +172,12 @@ class Site:
     stretch: float = 1.0
 
     def key_id(self, client_id: str) -> bytes | None:
-        """The id of a member's pinned key: the BLAKE3 digest of its 32 bytes; None for somebody else."""
+        """The id of a member's pinned key: the BLAKE3 digest of its 32 bytes; None for other clients."""
         key = self.roster.get(client_id)
         return None if key is None else blake3(key).digest()
 
     def policy(self, task: str) -> SecurePolicy:
-        """What the owner allows of a task."""
+        """The permissions of the owner for a task."""
         return self.policies.get(task, SecurePolicy())
 
     def tasks_beside(self, task: str) -> frozenset[str]:
@@ -189,12 +189,12 @@ class Site:
         return self.ledger.entries(self.tasks_beside(task))
 
     def sessions_left(self, task: str, *, evaluation: bool) -> int:
-        """How many more sessions of a task the owner allows."""
+        """The number of further sessions of a task that the owner allows."""
         policy = self.policy(task)
-        used = sum(one.evaluation == evaluation for one in self.counted(task))
+        used = sum(entry.evaluation == evaluation for entry in self.counted(task))
         return max(0, (policy.evaluations if evaluation else policy.sessions) - used)
 
     def assumed(self, task: str) -> int:
-        """Colluding members that the owner assumes."""
+        """The number of colluding members that the owner assumes."""
         chosen = self.policy(task).assumed
         return assumed(len(self.roster)) if chosen is None else chosen

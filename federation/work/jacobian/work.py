@@ -23,7 +23,7 @@ class Jacobian(Work):
     """Send a sketch of the gradients at the base model.
 
     Attributes:
-        sketch: which one, by name; see federation.sketches.
+        sketch: its name; see federation.sketches.
         budget: the floats that it may take, as a share of the columns that count.
         batch_size: samples in the minibatch; 0 is the whole training split.
         objectives: of the gradients, those that the client serves, in the task's order.
@@ -64,13 +64,13 @@ class Jacobian(Work):
         return Differentiate(batch_size=self.batch_size, measure=self.measure)
 
     def gradients(self, client: WorkingClient, computed: Result) -> NDArray[np.float32]:
-        """The columns that count of the gradients that are asked for, (M_i, d_e)."""
+        """The columns that count of the requested gradients, (M_i, d_e)."""
         parts = self._columns(client.shape.layout)
         rows = (computed.rows[name] for name in self.objectives)
         return np.stack([np.concatenate([row[part] for part in parts]) for row in rows])
 
     def made(self, shape: Shape) -> Sketch:
-        """The sketch that is asked for. Raises SketchError if there is none, or not with this budget."""
+        """The requested sketch. Raises SketchError if it does not exist, or not with this budget."""
         d = width(self._columns(shape.layout))
         return sketch(self.sketch, d=d, objectives=shape.objectives, budget=self.budget)
 

@@ -1,4 +1,4 @@
-"""The second leg of a sketch: inner products of what it left out with what all clients' sketches add up to."""
+"""The second leg of a sketch: inner products of its residual with the sum of all clients' sketches."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ REFERENCE = "reference"  # the input: the sum of all sketches, itself sketched
 
 @dataclass(frozen=True, kw_only=True)
 class Residual(Work):
-    """Say what the sketch of the round's Jacobian lost.
+    """Send what the sketch of the round's Jacobian lost.
 
     `jacobian` is the work that the sketch was made for; `objectives` are those of the reference, in the task's order.
     """
@@ -47,7 +47,7 @@ class Residual(Work):
         return self.jacobian.demand(samples)
 
     def computation(self, client: WorkingClient) -> Differentiate:
-        """The gradients once more; clients usually have them still."""
+        """The gradients once more; clients usually still have them."""
         return Differentiate(batch_size=self.jacobian.batch_size, measure=False, again=True)
 
     def answer(self, client: WorkingClient, computed: Result) -> Result:
@@ -74,9 +74,9 @@ class Residual(Work):
 
     def _leg(self, shape: Shape) -> TwoWaySvd:
         try:
-            made = self.jacobian.made(shape)
+            sketch = self.jacobian.made(shape)
         except (SketchError, OverflowError) as error:
             raise WorkError(str(error)) from None
-        if not isinstance(made, TwoWaySvd):
-            raise WorkError(f"{made.name} has no second leg; {TwoWaySvd.name} has")
-        return made
+        if not isinstance(sketch, TwoWaySvd):
+            raise WorkError(f"{sketch.name} has no second leg; {TwoWaySvd.name} has")
+        return sketch

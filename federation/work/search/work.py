@@ -22,9 +22,9 @@ def direction_layout(size: int) -> Layout:
     return update_layout([(DIRECTION, size)])
 
 
-def step_metric(place: int) -> str:
+def step_metric(index: int) -> str:
     """The name under which a reply has the loss at the step of this place, from 0."""
-    return f"step/{place}"
+    return f"step/{index}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Search(Work):
 
     @classmethod
     def terms(cls, spec: "RunSpec") -> Terms:
-        """Those of training: the step depends on both in the same way."""
+        """The terms of training: the step depends on both in the same way."""
         return Terms(spec.train.deadline_seconds, spec.selection.quorum)
 
     def rows(self, shape: Shape) -> tuple[RowSchema, ...]:

@@ -1,4 +1,4 @@
-"""What members allow of the coefficients of a run, from its specification."""
+"""The bounds of members on the coefficients of a run, from its specification."""
 
 from fractions import Fraction
 
@@ -9,7 +9,7 @@ from federation.spec.run_spec import RunSpec
 
 
 def known_bounds(spec: RunSpec) -> Bounds | None:
-    """What the run's algorithm allows; None for one that is not known here. Nothing that it names is imported.
+    """The bounds of the run's algorithm; None for an unknown algorithm. It imports no code.
 
     Raises:
         ValueError: its epsilon is not a number.
@@ -20,10 +20,10 @@ def known_bounds(spec: RunSpec) -> Bounds | None:
 
 
 def run_bounds(spec: RunSpec) -> Bounds:
-    """What the run's algorithm allows; the cover alone for one that is not known here. Errors as of `known_bounds`."""
+    """The bounds of the run's algorithm; the cover alone for an unknown one. Errors as of `known_bounds`."""
     return known_bounds(spec) or Bounds(kind=BoundKind.NONE, prior=spec.algorithm.prior, signed=True)
 
 
 def least_cover(chosen: float, cohort: Thresholds) -> Fraction:
-    """E* of a run: what its specification has chosen, or what members require by default."""
+    """E* of a run: the value of its specification, or the members' default."""
     return Fraction(chosen) if chosen else cohort.effective_members

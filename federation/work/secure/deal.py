@@ -49,9 +49,9 @@ class Deal(StageWork):
         shown = member_checks.peers(client, journal, envelopes, SessionStage.READY)
         require(tuple(sorted(shown)) == self.members, "members", "the members are not those of the replies")
         require(self.mode.value == journal.agreed(SessionStage.READY)["mode"], "terms", "the terms have another mode")
-        require(all(len(one.statement.keys) == 64 for one in shown.values()), "keys", "keys are 64 bytes")
-        member_checks.check_measured(journal, {name: one.statement.measured for name, one in shown.items()})
-        keys = {name: PublicKeys(one.statement.keys[:32], one.statement.keys[32:]) for name, one in shown.items()}
+        require(all(len(reply.statement.keys) == 64 for reply in shown.values()), "keys", "keys are 64 bytes")
+        member_checks.check_measured(journal, {name: reply.statement.measured for name, reply in shown.items()})
+        keys = {name: PublicKeys(reply.statement.keys[:32], reply.statement.keys[32:]) for name, reply in shown.items()}
         member_checks.check_public_keys(client.client_id, journal.keys.public, keys)
         member_checks.check_cohort(client, self.mode, len(keys), "are ready")
         facts = {
@@ -67,14 +67,14 @@ class Deal(StageWork):
             sealing.seal(deal_key(channel(journal, other), view1, client.client_id, other), shares.to_bytes(), view1)
             for other, shares in dealt.items()
         )
-        return bytes_row(CIPHERTEXTS, b"".join(sealed)), self.said(
+        return bytes_row(CIPHERTEXTS, b"".join(sealed)), self.statement(
             view=view1, commitment=hashing.commitment(journal.keys.sigma_b)
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Open(StageWork):
-    """OPEN: opening 0 says whose ciphertexts are bad, openings 1 and 2 open the Gram matrix over the members W."""
+    """OPEN: opening 0 names the dealers of bad ciphertexts, openings 1 and 2 open the Gram matrix of the members W."""
 
     name: ClassVar[str] = SessionStage.OPEN.value
     doing: ClassVar[str] = "opening the Gram matrix"
@@ -104,14 +104,14 @@ class Open(StageWork):
             held, bad = self._received(client, journal)
             journal.keep_shares(held)
             journal.agree(SessionStage.OPEN, 0, {"W": list(self.members), "held": sorted(held)})
-            return {}, self.said(view=hashing.view_open(journal.view1, 0, self.members), complaints=tuple(bad))
+            return {}, self.statement(view=hashing.view_open(journal.view1, 0, self.members), complaints=tuple(bad))
         require(cohort.mode is not Mode.SUM, "stage", "a session of the mode sum opens no Gram matrix")
         before = journal.agreed(SessionStage.OPEN, self.opening - 1)["W"]
         member_checks.check_members(self.members, before, me, cohort.n_min)
         require(
             self.opening == 1 or len(self.members) < len(before), "members", "the second opening needs fewer members"
         )
-        shares = np.stack([one.sketch for one in journal.shares(self.members)])
+        shares = np.stack([shares.sketch for shares in journal.shares(self.members)])
         member_checks.check_sessions(
             client, self.session.hex(), work=journal.agreed(SessionStage.READY)["work"], count=True
         )
@@ -128,7 +128,7 @@ class Open(StageWork):
             openings.noise(journal.secret, view, cohort.k, len(self.members)),
             openings.open_masks(me, journal.keys.c, {name: publics[name].c for name in self.members}, view),
         )
-        return bytes_row("elements", payloads.pack_open(elements)), self.said(view=view)
+        return bytes_row("elements", payloads.pack_open(elements)), self.statement(view=view)
 
     def _received(self, client: WorkingClient, journal: Journal) -> tuple[dict[str, DealShares], list[str]]:
         """The shares of the dealers whose ciphertexts are good, this member's own among them, and the other dealers."""
@@ -146,7 +146,7 @@ class Open(StageWork):
 
 
 def cohort_of(members: int, mode: Mode) -> Thresholds:
-    """The numbers of a cohort of this many. Raises WorkError if there is none."""
+    """The thresholds of a cohort of this size. Raises WorkError if there are none."""
     try:
         return Thresholds(members, mode)
     except Malformed as error:
@@ -154,7 +154,7 @@ def cohort_of(members: int, mode: Mode) -> Thresholds:
 
 
 def _dealt(journal: Journal) -> tuple[DealShares, ...]:
-    """What this member deals, one for each member of U1."""
+    """The shares that this member deals, one for each member of U1."""
     cohort = journal.thresholds
-    made = sketch.first_sketch(journal.session, journal.vector(), cohort.k) if cohort.k else np.empty(0, np.uint64)
-    return deal_shares(journal.keys, made, cohort, journal.secret, journal.view1)
+    elements = sketch.first_sketch(journal.session, journal.vector(), cohort.k) if cohort.k else np.empty(0, np.uint64)
+    return deal_shares(journal.keys, elements, cohort, journal.secret, journal.view1)

@@ -1,7 +1,7 @@
-"""What a member keeps of a session, durably, until the attempt at the round is over.
+"""The durable records of a member about a session, until the attempt at the round is over.
 
 All randomness follows from 32 secret bytes, so a restarted member gives the same bytes. Values that cannot be derived
-are kept: the terms, the vector, the other members' keys and shares, and what was agreed at each stage.
+are kept: the terms, the vector, the other members' keys and shares, and the agreed facts of each stage.
 """
 
 import json
@@ -52,7 +52,7 @@ class Journal:
 
     @property
     def known(self) -> bool:
-        """Whether a secret of the session is kept."""
+        """True if a secret of the session is kept."""
         return self._get("secret") is not None
 
     @property
@@ -70,7 +70,7 @@ class Journal:
         return member_keys(self.secret, self.session)
 
     def keep_vector(self, vector: NDArray[np.float32], divisor: float) -> str:
-        """Keeps the vector, and what it is divided by. Returns the vector's digest."""
+        """Keeps the vector and its divisor. Returns the vector's digest."""
         kept = vector.tobytes()
         self._put("vector", kept)
         self._put("divisor", np.float64(divisor).tobytes())
@@ -80,32 +80,32 @@ class Journal:
         """The blocks of the vector of length at most 1.
 
         Raises:
-            WorkError: it is not the one with which the member became ready.
+            WorkError: it is not the vector of READY.
         """
         (divisor,), kept = np.frombuffer(self._must("divisor"), np.float64), self._must("vector")
         if digest(kept) != self.agreed(SessionStage.READY)["vector"]:
             raise WorkError("the update that is kept is not the one of this session", reason="session-over")
         return unit(blocks(np.frombuffer(kept, np.float32)), float(divisor))
 
-    # --- what was agreed, stage by stage
+    # --- the agreed facts of each stage
 
     def facts(self, stage: SessionStage, opening: int = 0) -> dict[str, Any] | None:
-        """What was agreed at a stage; None when it has not been reached."""
+        """The agreed facts of a stage; None if the stage has not been reached."""
         value = self._get(f"facts/{stage.place(opening)}")
         if value is None:
             return None
-        found: dict[str, Any] = json.loads(value)
-        return found
+        facts: dict[str, Any] = json.loads(value)
+        return facts
 
     def agreed(self, stage: SessionStage, opening: int = 0) -> dict[str, Any]:
-        """What was agreed at a stage. Raises WorkError when it has not been reached."""
-        found = self.facts(stage, opening)
-        if found is None:
+        """The agreed facts of a stage. Raises WorkError if the stage has not been reached."""
+        facts = self.facts(stage, opening)
+        if facts is None:
             raise WorkError(f"this member has not answered {stage.value}, opening {opening}", reason="stage")
-        return found
+        return facts
 
     def agree(self, stage: SessionStage, opening: int, facts: Mapping[str, Any]) -> None:
-        """Keeps what is agreed at a stage, before it is answered."""
+        """Keeps the agreed facts of a stage, before the member answers."""
         self._put(f"facts/{stage.place(opening)}", json.dumps(dict(facts), sort_keys=True).encode())
 
     def reached(self) -> int:
@@ -133,7 +133,7 @@ class Journal:
     @cached_property
     def points(self) -> dict[str, int]:
         """x_j of each member of U1."""
-        return {name: place for place, name in enumerate(self.ids, 1)}
+        return {name: point for point, name in enumerate(self.ids, 1)}
 
     @cached_property
     def publics(self) -> dict[str, PublicKeys]:
@@ -149,11 +149,11 @@ class Journal:
     # --- shares
 
     def keep_own(self, name: str, share: bytes) -> None:
-        """Keeps this member's own share of what it dealt at a stage."""
+        """Keeps this member's own share of its deal at a stage."""
         self._put(f"own/{name}", share)
 
     def own_share(self, name: str) -> bytes:
-        """This member's own share of what it dealt at a stage."""
+        """This member's own share of its deal at a stage."""
         return self._must(f"own/{name}")
 
     def keep_shares(self, held: Mapping[str, DealShares]) -> None:
@@ -164,14 +164,14 @@ class Journal:
         """The shares of some dealers.
 
         Raises:
-            WorkError: that of one is missing.
+            WorkError: the share of one is missing.
         """
         held, rows = self.agreed(SessionStage.OPEN)["held"], self.thresholds.k
         value, size = self._must("shares"), deal_bytes(rows) - TAG
-        found = []
+        chosen = []
         for name in names:
             if name not in held:
                 raise WorkError(f"this member holds no share of {name}", reason=f"bad-share:{name}")
             start = size * held.index(name)
-            found.append(DealShares.from_bytes(value[start : start + size], rows))
-        return found
+            chosen.append(DealShares.from_bytes(value[start : start + size], rows))
+        return chosen

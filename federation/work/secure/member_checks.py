@@ -1,4 +1,4 @@
-"""What a member refuses (section 3 of the protocol): each check raises WorkError with a stable reason."""
+"""The refusals of a member (section 3 of the protocol): each check raises WorkError with a stable reason."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -26,19 +26,19 @@ from federation.work.train.work import Train
 
 
 def require(holds: bool, reason: str, message: str) -> None:
-    """Raises WorkError unless it holds."""
+    """Raises WorkError unless the condition holds."""
     if not holds:
         raise WorkError(message, reason=reason)
 
 
 def check_terms(client: WorkingClient, terms: SessionTerms, length: int, *, evaluation: bool) -> None:
-    """The terms against the assignment, the pinned roster and the owner's policy.
+    """Checks the terms against the assignment, the pinned roster and the owner's policy.
 
     Args:
         client: the member.
         terms: of the session.
-        length: coordinates of the vector that the work gives.
-        evaluation: whether the session sums the metrics of an evaluation.
+        length: the number of coordinates of the vector that the work gives.
+        evaluation: True if the session sums the metrics of an evaluation.
     """
     origin, site = client.origin, client.site
     policy = site.policy(origin.task)
@@ -52,11 +52,11 @@ def check_terms(client: WorkingClient, terms: SessionTerms, length: int, *, eval
     ids = terms.ids
     require(list(ids) == sorted(set(ids)), "terms", "the members invited are not sorted, or one is named twice")
     require(client.client_id in ids, "terms", "this member is not invited")
-    for one in terms.invited:
+    for member in terms.invited:
         require(
-            site.key_id(one.client_id) == one.key_id,
+            site.key_id(member.client_id) == member.key_id,
             "roster",
-            f"{one.client_id} is not in the pinned roster with the key {one.key_id.hex()[:16]}",
+            f"{member.client_id} is not in the pinned roster with the key {member.key_id.hex()[:16]}",
         )
     require(terms.mode in policy.modes, "policy:mode", f"the owner does not allow the mode {terms.mode}")
     require(terms.mode is Mode.SUM or not evaluation, "policy:mode", "an evaluation is a sum, and needs no other mode")
@@ -67,7 +67,7 @@ def check_terms(client: WorkingClient, terms: SessionTerms, length: int, *, eval
 
 
 def check_cohort(client: WorkingClient, mode: Mode, members: int, doing: str) -> None:
-    """Whether enough members take part for the colluders that the owner assumes."""
+    """Checks that enough members take part for the colluders that the owner assumes."""
     policy, colluders = client.site.policy(client.origin.task), client.site.assumed(client.origin.task)
     least = max(policy.smallest, smallest_cohort(mode, colluders))
     require(
@@ -78,9 +78,9 @@ def check_cohort(client: WorkingClient, mode: Mode, members: int, doing: str) ->
 
 
 def specification(client: WorkingClient, document: bytes) -> RunSpec:
-    """The specification of the run, from which the member knows what the coordinator may ask.
+    """Reads the specification of the run, which limits the questions of the coordinator.
 
-    Nothing that it names is imported.
+    It imports no code that the specification names.
     """
     name = client.origin.spec
     require(digest(document, parse(name)[0]) == name, "terms", "the specification is not the one of the assignment")
@@ -92,7 +92,7 @@ def specification(client: WorkingClient, document: bytes) -> RunSpec:
 
 
 def check_asked(spec: RunSpec, terms: SessionTerms, *, evaluation: bool) -> None:
-    """The terms against the specification of the run."""
+    """Checks the terms against the specification of the run."""
     require(spec.privacy.secure != "off", "terms", "the specification asks for no private rounds")
     require(spec.task == terms.task, "terms", f"the specification is for the task {spec.task}")
     require(spec.seed == terms.seed, "terms", "the specification has another seed")
@@ -106,7 +106,7 @@ def check_asked(spec: RunSpec, terms: SessionTerms, *, evaluation: bool) -> None
 
 
 def _check_work(spec: RunSpec, terms: SessionTerms) -> None:
-    """The work of the session is what the specification asks for; a sketch of gradients is the algorithm's."""
+    """Checks that the specification asks for the work of the session; the algorithm asks for sketches of gradients."""
     work = terms.work
     if isinstance(work, Evaluate):
         require(work.splits == spec.evaluated, "terms", f"the specification evaluates {list(spec.evaluated)}")
@@ -114,12 +114,12 @@ def _check_work(spec: RunSpec, terms: SessionTerms) -> None:
         require(not named or work.metrics == named, "terms", "the specification names other metrics")
     if isinstance(work, Train):
         asked = Train.of(spec, terms.round, work.targets)
-        asked = replace(asked, from_jacobian=work.from_jacobian, measure=work.measure)  # these are the algorithm's
+        asked = replace(asked, from_jacobian=work.from_jacobian, measure=work.measure)  # the algorithm sets these
         require(work == asked, "terms", "the specification asks for another training")
 
 
 def check_noise(client: WorkingClient, spec: RunSpec) -> None:
-    """The noise on an evaluation is at least what the owner asks for."""
+    """Checks that the noise on an evaluation is at least the owner's minimum."""
     least, sigma = client.site.policy(client.origin.task).evaluation_noise, spec.privacy.evaluation_noise
     require(
         sigma >= least,
@@ -129,7 +129,7 @@ def check_noise(client: WorkingClient, spec: RunSpec) -> None:
 
 
 def check_algorithm(client: WorkingClient, spec: RunSpec, *, evaluation: bool) -> Bounds:
-    """What the run's algorithm allows of coefficients, which must be known here."""
+    """The bounds on coefficients of the run's algorithm, which must be known here. Raises WorkError."""
     if evaluation:
         return bounds.EVALUATION
     algorithm = spec.algorithm
@@ -149,34 +149,37 @@ def check_algorithm(client: WorkingClient, spec: RunSpec, *, evaluation: bool) -
 
 
 def check_sessions(client: WorkingClient, session: str, *, work: str, count: bool) -> None:
-    """Whether the owner's limits allow one more session; `count` makes it count, durably.
+    """Checks that the owner's limits allow one more session; `count` makes it count, durably.
 
-    An evaluation is deterministic: two of one model, the second without one member, would show what this member
-    measured. So each model is evaluated once, and in a run as often as this member has trained in private rounds.
+    An evaluation is deterministic: two evaluations of one model, the second without one member, would show the values
+    of this member. So each model is evaluated once, and in a run as often as this member has trained in private rounds.
 
     Args:
         client: the member.
-        session: as the ledger names it; once it counts, it is allowed again.
-        work: the kind of work that the vectors are made of; an evaluation may be shown in the clear.
-        count: whether it counts from now on.
+        session: its name in the ledger; a session that counts is allowed again.
+        work: the kind of work of the vectors; an evaluation may be shown in the clear.
+        count: if true, the session counts from now on.
     """
     origin, site, evaluation = client.origin, client.site, work == EVALUATE
     policy = site.policy(origin.task)
-    what, most = ("evaluation", policy.evaluations) if evaluation else ("training", policy.sessions)
+    noun, most = ("evaluation", policy.evaluations) if evaluation else ("training", policy.sessions)
     with site.ledger.lock:
-        others = [one for one in site.counted(origin.task) if one.session != session]
-        alike = [one for one in others if one.evaluation == evaluation]
+        others = [entry for entry in site.counted(origin.task) if entry.session != session]
+        alike = [entry for entry in others if entry.evaluation == evaluation]
         require(
             len(alike) < most,
             "sessions",
-            f"this data set has been in all sessions of {what} that its owner allows: {most}",
+            f"this data set has been in all sessions of {noun} that its owner allows: {most}",
         )
-        here = sum(one.base_model == origin.base_model for one in alike)
+        same_model = sum(entry.base_model == origin.base_model for entry in alike)
         if evaluation:
             measured, trained = (
-                sum(one.evaluation == kind and one.run_id == origin.run_id for one in others) for kind in (True, False)
+                sum(entry.evaluation == kind and entry.run_id == origin.run_id for entry in others)
+                for kind in (True, False)
             )
-            require(not here, "model-evaluated", "this model was evaluated here before; the numbers of then stand")
+            require(
+                not same_model, "model-evaluated", "this model was evaluated here before; the numbers of then stand"
+            )
             require(
                 measured < trained + policy.evaluations_ahead,
                 "evaluations",
@@ -185,9 +188,9 @@ def check_sessions(client: WorkingClient, session: str, *, work: str, count: boo
             )
         else:
             require(
-                here < policy.sessions_per_model,
+                same_model < policy.sessions_per_model,
                 "model-sessions",
-                f"{here} sessions have begun from this model; {policy.sessions_per_model} are allowed",
+                f"{same_model} sessions have begun from this model; {policy.sessions_per_model} are allowed",
             )
             _check_sums(client, alike, work)
         if count:
@@ -217,10 +220,10 @@ def _check_sums(client: WorkingClient, others: Sequence[SessionEntry], work: str
 
 
 def check_order(journal: Journal, stage: SessionStage, opening: int, *, again: bool) -> None:
-    """Stages only go forward; the last one may be asked again."""
-    reached, place = journal.reached(), stage.place(opening)
+    """Checks that stages only go forward; the last one may be asked again."""
+    reached, position = journal.reached(), stage.place(opening)
     require(
-        place > reached or (place == reached and again),
+        position > reached or (position == reached and again),
         "stage",
         f"{stage.value} is asked for after a later stage, or a second time",
     )
@@ -231,27 +234,27 @@ def peers(
 ) -> dict[str, PeerReply]:
     """The signed replies of other members to a stage, by id, verified with the keys of the pinned roster."""
     ready = journal.agreed(SessionStage.READY)
-    found: dict[str, PeerReply] = {}
+    replies: dict[str, PeerReply] = {}
     for envelope in envelopes:
         try:
             reply = client.site.open_reply(envelope, client.site.roster)
         except ValueError as error:
             raise WorkError(f"a reply of another member does not verify: {error}", reason="envelope") from error
-        name, said = reply.client_id, reply.statement
+        name, statement = reply.client_id, reply.statement
         same = repeated(reply, bindings.SESSION) == {field: ready[field] for field in bindings.SESSION}
         require(
-            same and said is not None and said.session == journal.session and said.stage is stage,
+            same and statement is not None and statement.session == journal.session and statement.stage is stage,
             "envelope",
             f"the reply of {name} is of another session or stage",
         )
         require(name in ready["invited"], "envelope", f"{name} is not invited")
-        require(name not in found, "envelope", f"{name} is named twice")
-        found[name] = reply
-    return found
+        require(name not in replies, "envelope", f"{name} is named twice")
+        replies[name] = reply
+    return replies
 
 
 def check_measured(journal: Journal, measured: Mapping[str, bytes]) -> None:
-    """Every member of an evaluation has signed which of the metrics it computes."""
+    """Checks that every member of an evaluation has signed the list of the metrics that it computes."""
     ready = journal.agreed(SessionStage.READY)
     length = ready["length"] if ready["work"] == EVALUATE else 0
     wrong = [name for name, entries in measured.items() if len(entries) != length or not set(entries) <= {0, 1}]
@@ -259,7 +262,7 @@ def check_measured(journal: Journal, measured: Mapping[str, bytes]) -> None:
 
 
 def check_public_keys(me: str, own: PublicKeys, shown: Mapping[str, PublicKeys]) -> None:
-    """The keys of U1: this member's own are among them, and none is refused."""
+    """Checks the keys of U1: this member's own are among them, and all are valid."""
     require(shown.get(me) == own, "keys", "this member's own keys are missing or changed")
     try:
         check_keys(shown.values())
@@ -268,7 +271,7 @@ def check_public_keys(me: str, own: PublicKeys, shown: Mapping[str, PublicKeys])
 
 
 def check_members(members: Sequence[str], within: Sequence[str], me: str, least: int) -> None:
-    """A list of members: sorted, a subset, with this member in it, and long enough."""
+    """Checks a list of members: sorted, a subset of `within`, with this member, and long enough."""
     require(list(members) == sorted(set(members)), "members", "the members are not sorted, or one is named twice")
     require(set(members) <= set(within), "members", "the members are not among those of the stage before")
     require(me in members, "members", "this member is not among them")
@@ -276,7 +279,7 @@ def check_members(members: Sequence[str], within: Sequence[str], me: str, least:
 
 
 def check_coefficients(client: WorkingClient, journal: Journal, coefficients: Mapping[str, int]) -> None:
-    """The coefficients of W at MASK: what the algorithm allows, and the cover of this member (section 3.5)."""
+    """Checks the coefficients of W at MASK: the bounds of the algorithm, and the cover of this member (section 3.5)."""
     ready, deal = journal.agreed(SessionStage.READY), journal.agreed(SessionStage.DEAL)
     rule = Bounds(**{**ready["bounds"], "kind": bounds.BoundKind(ready["bounds"]["kind"])})
     wrong = bounds.problem(rule, coefficients, deal["samples"], journal.thresholds)
@@ -291,13 +294,13 @@ def check_coefficients(client: WorkingClient, journal: Journal, coefficients: Ma
 
 
 def check_survivors(client: WorkingClient, journal: Journal, coefficients: Mapping[str, int]) -> None:
-    """The cover of every member of V at CONFIRM (section 3.5).
+    """Checks the cover of every member of V at CONFIRM (section 3.5).
 
     The masked vectors of V have been sent, and t_mask members can unmask their sum without the others. So a member
     whose cover has become too small cannot prevent the sum alone: each member requires the cover of all.
     """
-    wrong = bounds.uncovered(coefficients, journal.thresholds.t, _least_cover(client, journal))
-    require(not wrong, "cover", wrong)
+    problem = bounds.uncovered(coefficients, journal.thresholds.t, _least_cover(client, journal))
+    require(not problem, "cover", problem)
 
 
 def _least_cover(client: WorkingClient, journal: Journal) -> Fraction:

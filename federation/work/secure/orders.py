@@ -1,6 +1,6 @@
-"""The members' rules, applied to what the coordinator has asked in private rounds, those of voided attempts too.
+"""Applies the members' rules to the assignments of private rounds, those of voided attempts included.
 
-An outsider, an auditor and a member check with it what every honest member should have refused.
+An outsider, an auditor and a member use it to find assignments that every honest member should have refused.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,7 +33,7 @@ Coefficients = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class Owner:
-    """What the owner of a member requires: E*, 0 for the default of each cohort."""
+    """The requirement of a member's owner: E*, 0 for the default of each cohort."""
 
     client_id: str
     effective_members: float = 0.0
@@ -41,7 +41,7 @@ class Owner:
 
 @dataclass(eq=False)
 class _Asked:
-    """What the members of one session were asked: each value that any of them got."""
+    """The assignments of one session: each value that any member got."""
 
     terms: SecureTerms | None = None
     cohorts: set[tuple[str, ...]] = field(default_factory=set)
@@ -56,13 +56,13 @@ def order_problems(
     replies: Iterable[ReplyManifest],
     owner: Owner | None = None,
 ) -> Iterator[str]:
-    """What members should have refused, in words.
+    """Yields the problems for which members should have refused, as text.
 
     Args:
         spec: of the run.
         orders: all assignments of a round, of every attempt and of evaluations.
         replies: the accepted replies to them, for the samples that members claimed.
-        owner: checks the cover of one member, by what its owner requires; None checks that of all, by the run's.
+        owner: checks the cover of one member by its owner's requirement; None checks the cover of all by the run's.
     """
     sessions: dict[bytes, _Asked] = {}
     for order in orders:
@@ -73,18 +73,18 @@ def order_problems(
     for reply in replies:
         if reply.statement:
             try:
-                said = SecureStatement.FromString(reply.statement)
+                statement = SecureStatement.FromString(reply.statement)
             except DecodeError:
                 continue  # a reply to another kind of work
-            if said.stage == SessionStage.READY and said.session in sessions:
-                sessions[said.session].samples[reply.client_id] = reply.samples
+            if statement.stage == SessionStage.READY and statement.session in sessions:
+                sessions[statement.session].samples[reply.client_id] = reply.samples
     for session, asked in sessions.items():
-        for wrong in _problems(spec, asked, owner):
-            yield f"session {session.hex()[:16]}: {wrong}"
+        for problem_text in _problems(spec, asked, owner):
+            yield f"session {session.hex()[:16]}: {problem_text}"
 
 
 def asked_coefficients(envelopes: Iterable[bytes]) -> dict[bytes, tuple[int, ...]]:
-    """The coefficients of W with which members were asked for masked vectors, by session.
+    """The coefficients of W in the assignments of masked vectors, by session.
 
     `envelopes` are signed assignments of MASK, serialized.
     """
@@ -105,7 +105,7 @@ def session_of(order: AssignmentManifest) -> str:
 
 
 def _read(order: AssignmentManifest, sessions: dict[bytes, _Asked]) -> None:
-    """Adds what one member was asked."""
+    """Adds an assignment of one member."""
     if order.kind == SessionStage.READY:
         terms = SecureReadyWork.FromString(order.work).terms
         sessions.setdefault(hashing.session(terms), _Asked()).terms = SecureTerms.FromString(terms)
@@ -114,8 +114,8 @@ def _read(order: AssignmentManifest, sessions: dict[bytes, _Asked]) -> None:
         sessions.setdefault(deal.session, _Asked()).cohorts.add(tuple(deal.members))
     elif order.kind == SessionStage.MASK:
         mask = SecureMaskWork.FromString(order.work)
-        given = tuple(zip(mask.members, mask.coefficients, strict=True))
-        sessions.setdefault(mask.session, _Asked()).coefficients.add(given)
+        coefficients = tuple(zip(mask.members, mask.coefficients, strict=True))
+        sessions.setdefault(mask.session, _Asked()).coefficients.add(coefficients)
     elif order.kind == SessionStage.CONFIRM:
         confirm = SecureConfirmWork.FromString(order.work)
         sessions.setdefault(confirm.session, _Asked()).survivors.add(tuple(confirm.members))
@@ -124,13 +124,13 @@ def _read(order: AssignmentManifest, sessions: dict[bytes, _Asked]) -> None:
 def _problems(spec: RunSpec, asked: _Asked, owner: Owner | None) -> Iterator[str]:
     if not asked.coefficients and not asked.survivors:
         return
-    for what, values in (
+    for noun, values in (
         ("cohorts", asked.cohorts),
         ("lists of coefficients", asked.coefficients),
         ("lists of members whose vectors arrived", asked.survivors),
     ):
         if len(values) > 1:
-            yield f"members were given {len(values)} different {what}"
+            yield f"members were given {len(values)} different {noun}"
     if asked.terms is None or not asked.cohorts or not asked.coefficients:
         yield "members were asked for masked vectors, and not for what comes before"
         return
@@ -141,30 +141,35 @@ def _problems(spec: RunSpec, asked: _Asked, owner: Owner | None) -> Iterator[str
     except (Malformed, ValueError) as error:
         yield str(error)
         return
-    for given in asked.coefficients:
-        yield from _of_coefficients(rule, least, cohort, dict(given), asked, owner)
+    for coefficients in asked.coefficients:
+        yield from _of_coefficients(rule, least, cohort, dict(coefficients), asked, owner)
 
 
 def _of_coefficients(
-    rule: Bounds, least: Fraction, cohort: Thresholds, given: Mapping[str, int], asked: _Asked, owner: Owner | None
+    rule: Bounds,
+    least: Fraction,
+    cohort: Thresholds,
+    coefficients: Mapping[str, int],
+    asked: _Asked,
+    owner: Owner | None,
 ) -> Iterator[str]:
-    if unknown := sorted(given.keys() - asked.samples.keys()):
+    if unknown := sorted(coefficients.keys() - asked.samples.keys()):
         yield f"{unknown[0]} has a coefficient, and no accepted reply to {SessionStage.READY.value}"
         return
-    if wrong := problem(rule, given, asked.samples, cohort) or _uncovered(given, cohort.t, least, owner):
+    if wrong := problem(rule, coefficients, asked.samples, cohort) or _uncovered(coefficients, cohort.t, least, owner):
         yield f"{SessionStage.MASK.value}: {wrong}"
     for names in asked.survivors:
-        left = {name: given[name] for name in names if name in given}
+        left = {name: coefficients[name] for name in names if name in coefficients}
         if len(left) < len(names):
             yield f"{SessionStage.CONFIRM.value}: a member has no coefficient"
         elif wrong := _uncovered(left, cohort.t, least, owner):
             yield f"{SessionStage.CONFIRM.value}: {wrong}"
 
 
-def _uncovered(given: Mapping[str, int], t: int, least: Fraction, owner: Owner | None) -> str:
+def _uncovered(coefficients: Mapping[str, int], t: int, least: Fraction, owner: Owner | None) -> str:
     if owner is None:
-        return uncovered(given, t, least)
-    if owner.client_id not in given or covers(given, owner.client_id, t, least):
+        return uncovered(coefficients, t, least)
+    if owner.client_id not in coefficients or covers(coefficients, owner.client_id, t, least):
         return ""
-    found = float(cover(given, owner.client_id, t))
-    return f"the cover of {owner.client_id} was {found:.2f} effective members; its owner requires {float(least):g}"
+    actual = float(cover(coefficients, owner.client_id, t))
+    return f"the cover of {owner.client_id} was {actual:.2f} effective members; its owner requires {float(least):g}"

@@ -46,12 +46,12 @@ class Ready(Work):
 
     @classmethod
     def terms(cls, spec: "RunSpec") -> Terms:
-        """The deadline of `[train]`; the conversation says how many replies it needs."""
+        """The deadline of `[train]`; the conversation decides how many replies it needs."""
         return Terms(spec.train.deadline_seconds, None)
 
     @property
     def inner(self) -> Work:
-        """What the vector is made of."""
+        """The work whose result is the vector."""
         return self.agreed.work
 
     @property
@@ -61,7 +61,7 @@ class Ready(Work):
 
     @property
     def evaluates(self) -> bool:
-        """Whether the vector is made of the metrics of an evaluation."""
+        """True if the vector holds the metrics of an evaluation."""
         return isinstance(self.inner, Evaluate)
 
     def once(self) -> str:
@@ -83,13 +83,13 @@ class Ready(Work):
         return ()
 
     def length(self, shape: Shape) -> int:
-        """Coordinates of the vector."""
+        """The number of coordinates of the vector."""
         if isinstance(self.inner, Evaluate):
             return len(vector.entries(self.inner, shape.objectives))
         return sum(row.length for row in self.inner.rows(shape))
 
     def computation(self, client: WorkingClient) -> Computation | None:
-        """That of the inner work, seeded by the session's secret."""
+        """The computation of the inner work, seeded by the session's secret."""
         evaluates = self.evaluates
         member_checks.check_terms(client, self.agreed, self.length(client.shape), evaluation=evaluates)
         spec = member_checks.specification(client, bytes(client.inputs[SPECIFICATION]))
@@ -102,8 +102,8 @@ class Ready(Work):
         if not journal.known:
             if client.again:
                 raise WorkError("this member answered in this session, and keeps nothing of it", reason="session-over")
-            make = client.site.new_secret
-            journal.begin(secrets.token_bytes(32) if make is None else make(self.session.hex()))
+            new_secret = client.site.new_secret
+            journal.begin(secrets.token_bytes(32) if new_secret is None else new_secret(self.session.hex()))
         computation = self.inner.computation(client)
         if isinstance(computation, Measure):
             return replace(computation, undefined=True)
@@ -117,14 +117,14 @@ class Ready(Work):
         member_checks.check_order(journal, SessionStage.READY, 0, again=client.again)
         if agreed.disclose:  # the reply shows numbers of this member
             member_checks.check_sessions(client, self.session.hex(), work=self.inner.name, count=True)
-        found = self.inner.answer(client, computed)
+        result = self.inner.answer(client, computed)
         if isinstance(self.inner, Evaluate):
-            made, measured = vector.of_metrics(found.metrics, self.inner, client.shape.objectives)
+            values, measured = vector.of_metrics(result.metrics, self.inner, client.shape.objectives)
         else:
             measured = b""
-            made = vector.joined([found.rows[row.name] for row in self.inner.rows(client.shape)])
-        divisor = vector.divisor(made, agreed.clip) / client.site.stretch
-        kept = journal.keep_vector(made, divisor)
+            values = vector.joined([result.rows[row.name] for row in self.inner.rows(client.shape)])
+        divisor = vector.divisor(values, agreed.clip) / client.site.stretch
+        vector_digest = journal.keep_vector(values, divisor)
         spec = member_checks.specification(client, bytes(client.inputs[SPECIFICATION]))
         allowed = member_checks.check_algorithm(client, spec, evaluation=self.evaluates)
         journal.agree(
@@ -139,18 +139,18 @@ class Ready(Work):
                 "bounds": asdict(allowed),
                 "noise": spec.privacy.evaluation_noise if self.evaluates else 0.0,
                 "clip": agreed.clip,
-                "vector": kept,
+                "vector": vector_digest,
             },
         )
         public = journal.keys.public
         shown = tuple(f"train/{name}" for name in agreed.disclose)
-        metrics = {name: value for name, value in found.metrics.items() if name.startswith(shown)} if shown else {}
+        metrics = {name: value for name, value in result.metrics.items() if name.startswith(shown)} if shown else {}
         if "norm" in agreed.disclose:
             metrics["norm"] = divisor
         return replace(
-            found,
+            result,
             rows={},
-            losses=found.losses if "loss" in agreed.disclose else {},
+            losses=result.losses if "loss" in agreed.disclose else {},
             metrics=metrics,
             statement=Statement(
                 session=self.session, stage=SessionStage.READY, keys=public.c + public.s, measured=measured

@@ -1,4 +1,4 @@
-"""What the stages of a session after READY have in common."""
+"""The base of the stages of a session after READY."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
@@ -66,9 +66,9 @@ class StageWork(Work):
 
     @abstractmethod
     def reply(self, client: WorkingClient, journal: Journal) -> tuple[dict[str, Array], Statement]:
-        """The rows of the payload, and what the member signs with them."""
+        """The rows of the payload, and the statement that the member signs with them."""
 
-    def said(self, **fields: object) -> Statement:
+    def statement(self, **fields: object) -> Statement:
         """A statement of this stage."""
         return Statement(session=self.session, stage=self.stage, opening=self.place, **fields)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""MASK, CONFIRM and UNMASK: the masked vector, what was agreed, and the shares that unmask the sum."""
+"""MASK, CONFIRM and UNMASK: the masked vector, the confirmation, and the shares that unmask the sum."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class Mask(StageWork):
     def reply(self, client: WorkingClient, journal: Journal) -> tuple[dict[str, Array], Statement]:
         me, cohort, ready = client.client_id, journal.thresholds, journal.agreed(SessionStage.READY)
         require(self.length == ready["length"], "terms", f"the terms say {ready['length']} coordinates")
-        last = next((found for opening in (2, 1, 0) if (found := journal.facts(SessionStage.OPEN, opening))), None)
+        last = next((facts for opening in (2, 1, 0) if (facts := journal.facts(SessionStage.OPEN, opening))), None)
         require(last is not None, "stage", "nothing was opened")
         before = (last or {})["W"]
         member_checks.check_members(self.members, before, me, cohort.n_min)
@@ -70,12 +70,12 @@ class Mask(StageWork):
             0,
             {"W": list(self.members), "a": list(self.coefficients), "digest": digest(b"".join(file))},
         )
-        return {"masked": row}, self.said(view=view)
+        return {"masked": row}, self.statement(view=view)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Confirm(StageWork):
-    """CONFIRM: sign what was agreed; in mode `verified`, share a second sketch.
+    """CONFIRM: sign the agreed facts; in mode `verified`, share a second sketch.
 
     `masked` has the digest of the masked vector of each member of V, 32 bytes.
     """
@@ -121,14 +121,14 @@ class Confirm(StageWork):
             },
         )
         if not verified:
-            return {}, self.said(view=final)
+            return {}, self.statement(view=final)
         dealt = dict(zip(self.members, _dealt(journal), strict=True))
         journal.keep_own(self.name, dealt.pop(me).to_bytes())
         sealed = (
             sealing.seal(confirm_key(channel(journal, other), final, me, other), shares.to_bytes(), final)
             for other, shares in dealt.items()
         )
-        return bytes_row(CIPHERTEXTS, b"".join(sealed)), self.said(view=final)
+        return bytes_row(CIPHERTEXTS, b"".join(sealed)), self.statement(view=final)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +163,8 @@ class Unmask(StageWork):
         require(list(self.members) == confirm["V"], "members", "the members are not those that were confirmed")
         require(list(self.lost) == lost, "members", "the lost members are not those that were confirmed")
         envelopes, _ = payloads.split_envelopes(bytes(client.inputs[REPLIES]))
-        said = member_checks.peers(client, journal, envelopes, SessionStage.CONFIRM)
-        agree = [name for name, one in said.items() if name in confirm["V"] and one.statement.view == final]
+        replies = member_checks.peers(client, journal, envelopes, SessionStage.CONFIRM)
+        agree = [name for name, reply in replies.items() if name in confirm["V"] and reply.statement.view == final]
         require(
             len(agree) >= cohort.t_mask,
             "quorum",
@@ -187,7 +187,7 @@ class Unmask(StageWork):
         member_checks.unmask(client, self.session.hex(), work=journal.agreed(SessionStage.READY)["work"])
         journal.agree(SessionStage.UNMASK, 0, {})
         payload = payloads.Unmasking(sigma_b, sigma_s, answers).to_bytes()
-        return bytes_row("shares", payload), self.said(view=final)
+        return bytes_row("shares", payload), self.statement(view=final)
 
     def _held(self, client: WorkingClient, journal: Journal, final: bytes) -> list[CheckShares]:
         """The shares of the second sketch of each member of V."""
@@ -213,7 +213,7 @@ def _with_noise(journal: Journal, members: Sequence[str], view_mask: bytes) -> B
 
 
 def _dealt(journal: Journal) -> tuple[CheckShares, ...]:
-    """What this member deals at CONFIRM, one for each member of V."""
+    """The shares that this member deals at CONFIRM, one for each member of V."""
     confirm, points = journal.agreed(SessionStage.CONFIRM), journal.points
     elements = sketch.second_elements(bytes.fromhex(confirm["tau1"]), journal.vector())
     at, final = [points[name] for name in confirm["V"]], bytes.fromhex(confirm["final"])

@@ -1,4 +1,4 @@
-"""The terms of a session, and what a member signs with each reply."""
+"""The terms of a session, and the statement that a member signs with each reply."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -24,7 +24,7 @@ class SessionStage(StrEnum):
 
 @dataclass(frozen=True)
 class Invited:
-    """A member that is invited, and the id of its signing key, 32 bytes."""
+    """An invited member, and the id of its signing key, 32 bytes."""
 
     client_id: str
     key_id: bytes
@@ -36,8 +36,8 @@ class SessionTerms:
 
     Attributes:
         clip: 0 for vectors of length 1.
-        work: what each member makes its vector of.
-        unshared: a serialized UnsharedParameters; empty where the run shares all.
+        work: its result is the vector of a member.
+        unshared: a serialized UnsharedParameters; empty if the run shares all.
     """
 
     nonce: bytes
@@ -58,13 +58,13 @@ class SessionTerms:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Those invited, sorted."""
-        return tuple(one.client_id for one in self.invited)
+        """The ids of the invited members, sorted."""
+        return tuple(member.client_id for member in self.invited)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """What a member signs with its reply to a stage; the fields are those of SecureStatement."""
+    """The statement that a member signs with its reply to a stage; the fields are those of SecureStatement."""
 
     session: bytes
     stage: SessionStage

@@ -23,7 +23,7 @@ def joined(rows: Sequence[Array]) -> NDArray[np.float32]:
 
 
 def divisor(vector: NDArray[np.float32], clip: float) -> float:
-    """What the vector is divided by.
+    """The divisor of the vector: max(||v||, clip).
 
     Raises:
         WorkError: the vector is not finite, or it is 0 and must become a unit vector.
@@ -39,7 +39,7 @@ def divisor(vector: NDArray[np.float32], clip: float) -> float:
 def entries(evaluation: Evaluate, objectives: Sequence[str]) -> list[MetricKind]:
     """The metrics of an evaluation in the order of its vector: for each split the built-in ones, then the task's own.
 
-    Of a task's own metric with several values none is summed.
+    A task's own metric with several values is not summed.
     """
     suffixes = ("", *(f"/{name}" for name in objectives if len(objectives) > 1))
     built_in = sorted(BUILT_IN, key=lambda kind: kind.higher)  # loss, accuracy
@@ -56,8 +56,8 @@ def of_metrics(
 ) -> tuple[NDArray[np.float32], bytes]:
     """An entry in [0, 1] for each metric, (n,), its value over the largest value; and a byte: 1 if it was computed.
 
-    A value that is not finite counts as the worst. So it depends on this member's task and data which metrics it
-    computes, and not on the model, which a coordinator may choose.
+    A non-finite value counts as the worst. So the set of computed metrics depends on this member's task and data, and
+    not on the model, which a coordinator may choose.
     """
     values, measured = [], []
     for kind in entries(evaluation, objectives):
@@ -78,9 +78,9 @@ def metric_means(
 
     Args:
         total: the sum.
-        members: that are in it.
+        members: the number of members in it.
         summed: a byte for each metric: 1 if all members compute it.
-        evaluation: what was asked.
+        evaluation: the work.
         objectives: of the task.
     """
     return {

@@ -1,4 +1,4 @@
-"""The stages of a session as messages, and back."""
+"""Turns the stages of a session into messages, and back."""
 
 from typing import Any
 
@@ -36,15 +36,15 @@ from federation.work.site import EVALUATE
 from federation.work.train import wire as train
 
 _INNER = {kind.KIND.work.name: kind.KIND for kind in (train, jacobian, evaluate)}
-_SAME = (*bindings.TERMS, "nonce", "length", "clip")
+_REPEATED = (*bindings.TERMS, "nonce", "length", "clip")
 
 
 def terms_bytes(agreed: SessionTerms) -> bytes:
     """The terms as they are sent."""
-    message = SecureTerms(**repeated(agreed, _SAME))
+    message = SecureTerms(**repeated(agreed, _REPEATED))
     message.mode = agreed.mode.value
     message.disclose.extend(agreed.disclose)
-    message.invited.extend(Invited(client_id=one.client_id, key_id=one.key_id) for one in agreed.invited)
+    message.invited.extend(Invited(client_id=member.client_id, key_id=member.key_id) for member in agreed.invited)
     name = agreed.work.name
     getattr(message, name).CopyFrom(_INNER[name].to_proto(agreed.work))
     if agreed.unshared:
@@ -62,10 +62,10 @@ def read_terms(data: bytes, shape: Shape) -> SessionTerms:
     if name is None:
         raise WorkError("the session has no work", reason="terms")
     return SessionTerms(
-        **repeated(message, _SAME),
+        **repeated(message, _REPEATED),
         mode=_mode(message.mode),
         disclose=tuple(message.disclose),
-        invited=tuple(terms.Invited(one.client_id, one.key_id) for one in message.invited),
+        invited=tuple(terms.Invited(member.client_id, member.key_id) for member in message.invited),
         work=_INNER[name].from_proto(getattr(message, name), shape),
         unshared=message.unshared.SerializeToString(deterministic=True),
     )
@@ -78,17 +78,17 @@ def _mode(name: str) -> Mode:
         raise WorkError(f"there is no mode {name[:40]!r}", reason="terms") from None
 
 
-def statement_to_proto(said: Statement) -> SecureStatement:
+def statement_to_proto(statement: Statement) -> SecureStatement:
     """The message of a statement."""
     return SecureStatement(
-        session=said.session,
-        stage=said.stage.value,
-        opening=said.opening,
-        keys=said.keys,
-        commitment=said.commitment,
-        view=said.view,
-        complaints=said.complaints,
-        measured=said.measured,
+        session=statement.session,
+        stage=statement.stage.value,
+        opening=statement.opening,
+        keys=statement.keys,
+        commitment=statement.commitment,
+        view=statement.view,
+        complaints=statement.complaints,
+        measured=statement.measured,
     )
 
 
@@ -115,7 +115,7 @@ def _ready_from_proto(message: SecureReadyWork, shape: Shape) -> Ready:
 
 
 def _ready_noise(message: SecureReadyWork) -> NoisyTraining | None:
-    """That of the work in the terms."""
+    """The noise of the work in the terms."""
     agreed = SecureTerms.FromString(message.terms)
     name = agreed.WhichOneof("work")
     return None if name is None else _INNER[name].noise(getattr(agreed, name))
@@ -176,47 +176,47 @@ def _unmask_from_proto(message: SecureUnmaskWork, shape: Shape) -> Unmask:
     return Unmask(session=message.session, members=tuple(message.members), lost=tuple(message.lost), tau2=message.tau2)
 
 
-def problem(asked: Any, said: Statement) -> str:
-    """What is wrong with a statement as the answer to the message of a stage; empty when nothing is."""
+def problem(asked: Any, statement: Statement) -> str:
+    """The error of a statement as the answer to the message of a stage; empty if it is valid."""
     session = hashing.session(asked.terms) if isinstance(asked, SecureReadyWork) else asked.session
     stage = next(stage for stage, kind in KINDS.items() if kind.message is type(asked))
-    if (said.session, said.stage, said.opening) != (session, stage, getattr(asked, "opening", 0)):
+    if (statement.session, statement.stage, statement.opening) != (session, stage, getattr(asked, "opening", 0)):
         return "the statement is of another session, stage or opening"
-    if len(said.view) != (0 if said.stage is SessionStage.READY else hashing.DIGEST):
-        return f"the view has {len(said.view)} bytes"
-    if len(said.commitment) != (hashing.DIGEST if said.stage is SessionStage.DEAL else 0):
-        return f"the commitment has {len(said.commitment)} bytes"
-    if said.complaints and (said.stage, said.opening) != (SessionStage.OPEN, 0):
+    if len(statement.view) != (0 if statement.stage is SessionStage.READY else hashing.DIGEST):
+        return f"the view has {len(statement.view)} bytes"
+    if len(statement.commitment) != (hashing.DIGEST if statement.stage is SessionStage.DEAL else 0):
+        return f"the commitment has {len(statement.commitment)} bytes"
+    if statement.complaints and (statement.stage, statement.opening) != (SessionStage.OPEN, 0):
         return "there are complaints at a stage that takes none"
-    if len(said.keys) != (2 * hashing.KEY if said.stage is SessionStage.READY else 0):
-        return f"the keys have {len(said.keys)} bytes"
-    if len(said.measured) != _entries(asked) or not set(said.measured) <= {0, 1}:
+    if len(statement.keys) != (2 * hashing.KEY if statement.stage is SessionStage.READY else 0):
+        return f"the keys have {len(statement.keys)} bytes"
+    if len(statement.measured) != _entries(asked) or not set(statement.measured) <= {0, 1}:
         return "there is not one byte, 0 or 1, for each metric of an evaluation"
-    if said.keys:
+    if statement.keys:
         try:
-            check_keys([PublicKeys(said.keys[: hashing.KEY], said.keys[hashing.KEY :])])
+            check_keys([PublicKeys(statement.keys[: hashing.KEY], statement.keys[hashing.KEY :])])
         except Malformed as error:
             return str(error)
     return ""
 
 
 def _entries(asked: Any) -> int:
-    """How many metrics the message of a stage asks for: those of READY for an evaluation, otherwise 0."""
+    """The number of metrics that the message of a stage asks for: at READY for an evaluation, otherwise 0."""
     if not isinstance(asked, SecureReadyWork):
         return 0
     agreed = SecureTerms.FromString(asked.terms)
     return agreed.length if agreed.WhichOneof("work") == EVALUATE else 0
 
 
-_SAID = Statements(SecureStatement, statement_to_proto, statement_from_proto, problem)
+_STATEMENTS = Statements(SecureStatement, statement_to_proto, statement_from_proto, problem)
 KINDS = {
     kind.work.name: kind
     for kind in (
-        Kind(Ready, SecureReadyWork, _ready_to_proto, _ready_from_proto, _SAID, _ready_noise),
-        Kind(Deal, SecureDealWork, _deal_to_proto, _deal_from_proto, _SAID),
-        Kind(Open, SecureOpenWork, _open_to_proto, _open_from_proto, _SAID),
-        Kind(Mask, SecureMaskWork, _mask_to_proto, _mask_from_proto, _SAID),
-        Kind(Confirm, SecureConfirmWork, _confirm_to_proto, _confirm_from_proto, _SAID),
-        Kind(Unmask, SecureUnmaskWork, _unmask_to_proto, _unmask_from_proto, _SAID),
+        Kind(Ready, SecureReadyWork, _ready_to_proto, _ready_from_proto, _STATEMENTS, _ready_noise),
+        Kind(Deal, SecureDealWork, _deal_to_proto, _deal_from_proto, _STATEMENTS),
+        Kind(Open, SecureOpenWork, _open_to_proto, _open_from_proto, _STATEMENTS),
+        Kind(Mask, SecureMaskWork, _mask_to_proto, _mask_from_proto, _STATEMENTS),
+        Kind(Confirm, SecureConfirmWork, _confirm_to_proto, _confirm_from_proto, _STATEMENTS),
+        Kind(Unmask, SecureUnmaskWork, _unmask_to_proto, _unmask_from_proto, _STATEMENTS),
     )
 }

@@ -1,4 +1,4 @@
-"""Train as a TrainWork, and back."""
+"""Turns Train into a TrainWork, and back."""
 
 from dataclasses import asdict, fields
 

@@ -36,7 +36,7 @@ _DTYPES = {"float32": "F32", "bf16": "BF16"}  # the element types of updates, by
 class Train(Work):
     """Train from the base model. The fields are those of `Descend`; the gradients are of the round's Jacobian.
 
-    The rows are of `dtype`, F32 or BF16. What rounding to BF16 leaves of a row is added to that row of the next reply
+    The rows are of `dtype`, F32 or BF16. The rounding error of a row in BF16 is added to that row of the next reply
     (error feedback: Karimireddy et al., 2019, algorithm 2), so that nothing is lost over the rounds.
     """
 
@@ -53,7 +53,7 @@ class Train(Work):
 
     @classmethod
     def of(cls, spec: "RunSpec", round_: int, targets: Targets) -> "Train":
-        """What a run asks for in a round, from 0."""
+        """The training that a run asks for in a round, from 0."""
         private, protected = spec.privacy.of_samples, spec.privacy.client_noise > 0
         return cls(
             sgd=replace(LocalSgd.of(spec.train), learning_rate=spec.train.rate(round_, spec.rounds)),
@@ -90,7 +90,7 @@ class Train(Work):
 
     @classmethod
     def problem(cls, norms: Mapping[str, float], limits: "LimitsSpec") -> Refusal | None:
-        """An update has a direction, and is not longer than the run allows. Averaged buffers are no update."""
+        """Refuses an update without direction, or longer than the run allows. Averaged buffers are not an update."""
         norms = {name: norm for name, norm in norms.items() if name != BUFFERS}
         if zero := [name for name, norm in norms.items() if norm == 0]:
             return Refusal("zero", f"every element is zero: {', '.join(zero)}; such an update has no direction")
