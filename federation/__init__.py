@@ -1,1 +1,1 @@
-"""What every member shares: identity, envelopes, vectors, run specifications, tasks."""
+"""The code that all members share: identity, envelopes, vectors, run specifications, tasks."""

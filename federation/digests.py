@@ -16,13 +16,13 @@ _PATTERN = re.compile(r"(blake3|sha256):([0-9a-f]{64})")
 
 
 class Hasher(Protocol):
-    """What `hasher` returns: fed piece by piece, read once."""
+    """A running hash: fed piece by piece, read once."""
 
     def update(self, data: bytes | memoryview, /) -> object:
-        """Takes in the next piece."""
+        """Adds the next piece."""
 
     def hexdigest(self) -> str:
-        """The digest of everything taken in, 64 hexadecimal characters."""
+        """The digest of all pieces, 64 hexadecimal characters."""
 
 
 def hasher(algorithm: str = DEFAULT_ALGORITHM) -> Hasher:

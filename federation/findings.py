@@ -6,7 +6,7 @@ from typing import Self
 
 
 class CheckOutcome(StrEnum):
-    """How a check came out."""
+    """The outcome of a check."""
 
     OK = "ok"
     WARNING = "warning"
@@ -16,7 +16,7 @@ class CheckOutcome(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check: what was found, with the value, and what to do where something is wrong."""
+    """The result of one check: the finding, with the value, and the remedy for a problem."""
 
     subject: str
     outcome: CheckOutcome

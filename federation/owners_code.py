@@ -1,4 +1,4 @@
-"""Errors in code of an owner's own, in three lines: what was raised, in which file and line, and the line itself."""
+"""Errors in an owner's own code, in three lines: the exception, its file and line, and the text of that line."""
 
 import linecache
 import sysconfig
@@ -17,20 +17,20 @@ def described(error: BaseException) -> str:
     The line shown is the last one outside of the standard library, installed packages and this project's packages. If
     there is none, only the exception is shown.
     """
-    said = " ".join(str(error).split())[:_MESSAGE_CHARACTERS]
-    what = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    message = " ".join(str(error).split())[:_MESSAGE_CHARACTERS]
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     if isinstance(error, SyntaxError) and error.filename:
         path, line, function = error.filename, error.lineno or 0, ""
     elif frame := owners_frame(error):
         path, line, function = frame.filename, frame.lineno or 0, f", in {frame.name}"
     else:
-        return what
+        return text
     code = linecache.getline(path, line).strip()
-    return f"{what}\n  {path}, line {line}{function}\n    {code}"
+    return f"{text}\n  {path}, line {line}{function}\n    {code}"
 
 
 def owners_frame(error: BaseException) -> traceback.FrameSummary | None:
-    """Where an exception passed through the owner's code last; None where it did not."""
+    """The last frame of the owner's code that an exception passed through; None if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     return next((frame for frame in reversed(frames) if _is_owners(frame.filename)), None)
 
@@ -40,4 +40,4 @@ def _is_owners(filename: str) -> bool:
     if not path.is_file() or not _INSTALLED.isdisjoint(path.parts):
         return False
     others = (Path(sysconfig.get_path("stdlib")), *(_ROOT / package for package in _PACKAGES))
-    return not any(place in path.parents for place in others)
+    return not any(directory in path.parents for directory in others)

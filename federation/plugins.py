@@ -1,8 +1,8 @@
-"""Plug-ins: classes of an owner's own, named by an entry point of an installed package or as `module:Class`.
+"""Plug-ins: an owner's own classes, named by an entry point of an installed package or as `module:Class`.
 
 A plug-in is code that the owner of a machine installed there, or put into a directory of `--code`; it is never read
 from bytes that arrived over the wire. Entry points in `NAME.dist-info/entry_points.txt` of such a directory count like
-those of an installed package. Nothing is remembered between two calls but what Python has imported.
+those of an installed package. Between two calls, only Python's imported modules remain.
 """
 
 import sys
@@ -24,14 +24,14 @@ _DIGEST = "__fedpareto_digest__"  # the name of a module's attribute
 
 
 class PluginError(ValueError):
-    """A plug-in that cannot be used: it was not found, is of another class, or its code raises an exception."""
+    """A plug-in cannot be used: it was not found, is of another class, or its code raises an exception."""
 
 
 @dataclass(frozen=True)
 class Offer:
     """A plug-in, or something built in, that this machine can load by a name; its origin is written `module:Class`.
 
-    `package` is the installed package that brings it; empty where the package does not say its name.
+    `package` is the installed package that brings it; empty if the package has no name.
     """
 
     name: str
@@ -41,10 +41,10 @@ class Offer:
 
 @dataclass(frozen=True)
 class CodeOrigin:
-    """Which code a class is, such as that of an "algorithm".
+    """The origin of the code of a class, such as that of an "algorithm".
 
     The package is empty for a class in a directory of `--code`. `digest` is of the file of its module, as this process
-    imported it; empty for what is built in.
+    imported it; empty for built-in code.
     """
 
     kind: str
@@ -59,7 +59,7 @@ class Plugins(Generic[T]):
     """One kind of plug-in.
 
     Attributes:
-        word: what people call one, such as "rule".
+        word: the noun for people, such as "rule".
         group: of its entry points, such as "fedpareto.rules".
         base: the class that each plug-in inherits from.
         face: the name of that class for people, such as "fedpareto.Rule".
@@ -74,8 +74,8 @@ class Plugins(Generic[T]):
 
     def offers(self) -> tuple[Offer, ...]:
         """The entry points of this kind, by name. Nothing is imported."""
-        found = offers(self.group)
-        return tuple(offer for offer in found if offer.name not in self.built_in)
+        all_offers = offers(self.group)
+        return tuple(offer for offer in all_offers if offer.name not in self.built_in)
 
     def find(self, name: str) -> type[T]:
         """The class of a name: an entry point, or `module:Class` for a class on Python's path (`--code` appends to it).
@@ -89,18 +89,18 @@ class Plugins(Generic[T]):
             raise PluginError(f"{self.word} {name!r}: {module} is a module of Python itself")
         with self.code(name, f"importing {module}"):
             imported = self._imported(name, module)
-        found = getattr(imported, attribute, None)
-        if found is None:
-            place = getattr(imported, "__file__", None) or module
-            raise PluginError(f"{self.word} {name!r}: {place} has no {attribute!r}{_elsewhere(imported)}")
-        if not (isinstance(found, type) and issubclass(found, self.base)):
+        value = getattr(imported, attribute, None)
+        if value is None:
+            file = getattr(imported, "__file__", None) or module
+            raise PluginError(f"{self.word} {name!r}: {file} has no {attribute!r}{_elsewhere(imported)}")
+        if not (isinstance(value, type) and issubclass(value, self.base)):
             raise PluginError(f"{self.word} {name!r}: {origin} is not a subclass of {self.face}")
-        plugin: type[T] = found
+        plugin: type[T] = value
         _note_file(plugin.__module__)
         return plugin
 
     def origin(self, name: str, kind: type[T]) -> CodeOrigin:
-        """Which code a class is that was found by this name, or that is built in under it."""
+        """The origin of the code of a class that has this name, as a plug-in or built in."""
         class_name = f"{kind.__module__}:{kind.__qualname__}"
         if name in self.built_in:
             return CodeOrigin(self.word, class_name, "fedpareto", version("fedpareto"))
@@ -112,9 +112,9 @@ class Plugins(Generic[T]):
 
     @contextmanager
     def code(self, name: str, doing: str, *passes: type[Exception]) -> Iterator[None]:
-        """Turns an error of a plug-in's code into a PluginError that says where it was raised.
+        """Turns an error of a plug-in's code into a PluginError that names its line.
 
-        `doing` is what the code does, such as "importing mine"; the exceptions `passes` are the plug-in's own answer.
+        `doing` is the action of the code, such as "importing mine"; `passes` are exceptions of the plug-in's own.
 
         Raises:
             PluginError: the code raised an exception, or tried to end the process.
@@ -129,14 +129,14 @@ class Plugins(Generic[T]):
 
     def _origin(self, name: str) -> str:
         """The class of an entry point, as `module:Class`."""
-        found = [offer for offer in self.offers() if offer.name == name]
-        if not found:
-            there = ", ".join([*self.built_in, *sorted({offer.name for offer in self.offers()})])
-            raise PluginError(f"no {self.word} {name!r}; there are {there}; or name a class of your own, module:Class")
-        if len({offer.origin for offer in found}) > 1:
-            packages = ", ".join(offer.package for offer in found)
+        matching = [offer for offer in self.offers() if offer.name == name]
+        if not matching:
+            known = ", ".join([*self.built_in, *sorted({offer.name for offer in self.offers()})])
+            raise PluginError(f"no {self.word} {name!r}; there are {known}; or name a class of your own, module:Class")
+        if len({offer.origin for offer in matching}) > 1:
+            packages = ", ".join(offer.package for offer in matching)
             raise PluginError(f"{self.word} {name!r} comes with several packages ({packages}): name it as module:Class")
-        return found[0].origin
+        return matching[0].origin
 
     def _imported(self, name: str, module: str) -> ModuleType:
         """A module of plug-ins. Raises PluginError if Python does not find it."""
@@ -144,7 +144,7 @@ class Plugins(Generic[T]):
             return import_module(module)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-                raise  # the module is there, and imports another one that is not
+                raise  # the module exists, and imports another one that does not
             raise PluginError(
                 f"{self.word} {name!r}: there is no module {error.name!r}: name its directory with --code DIR or in "
                 "FEDPARETO_CODE, or install its package"
@@ -173,10 +173,10 @@ def offers(group: str) -> tuple[Offer, ...]:
 
 
 def _elsewhere(imported: ModuleType) -> str:
-    """Says where else on Python's path a module of the same name is, which the imported one hides."""
+    """The text about another module of the same name on Python's path, which the imported one hides; or empty."""
     name = imported.__name__
-    for place in sys.path:
-        spec = PathFinder.find_spec(name, [place]) if "." not in name else None
+    for directory in sys.path:
+        spec = PathFinder.find_spec(name, [directory]) if "." not in name else None
         if spec is not None and spec.origin and spec.origin != imported.__file__:
             return f"; it hides {spec.origin}: rename that module"
     return ""

@@ -1,4 +1,4 @@
-"""Refusals: the exception that turns a request down, with an exact status, a stable reason and what to do.
+"""Refusals: the exception that rejects a request, with an exact status, a stable reason and the remedy.
 
 Every reason is listed in docs/reasons.md, which a test compares with `REASONS`.
 """
@@ -101,15 +101,15 @@ REASONS: dict[str, Status] = {
 
 
 class Refusal(Exception):
-    """A request that is turned down for a reason that the caller can act on.
+    """A request is rejected for a reason that the caller can act on.
 
     Attributes:
         reason: the stable reason, as in docs/reasons.md; a stem may carry a suffix ("mismatch:round").
         status: the gRPC status that goes with the reason.
-        message: what was wrong, with the value, and what to do; no secret and nothing of another client.
+        message: the error, with the value, and the remedy; no secret, and no data of another client.
         signed: a receipt or a revocation that the coordinator signed, to travel in the status details: a serialized
             SignedEnvelope; empty for none.
-        retry_seconds: when the same request may be made again; 0 when that is not known.
+        retry_seconds: the time until the same request may be made again; 0 if it is unknown.
     """
 
     def __init__(self, reason: str, message: str, *, signed: bytes = b"", retry_seconds: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""How the tensors of two models differ, in words for the person whose code made one of them."""
+"""The differences between the tensors of two models, as text for the author of the code of one model."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping
@@ -11,7 +11,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def tensor_differences(given: Shapes, expected: Shapes, buffers: Collection[str] = ()) -> str:
-    """The tensors that are missing, too many or of another shape, in words; empty if there are none.
+    """The tensors that are missing, too many or of another shape, as text; empty if there are none.
 
     `buffers` are the names of known buffers. Names as PyTorch's normalisations give them are buffers, too.
     """
@@ -34,16 +34,16 @@ def tensor_differences(given: Shapes, expected: Shapes, buffers: Collection[str]
 
 
 def size_difference(size: int, parameters: int, buffers: Shapes) -> str:
-    """Why a vector of `size` elements is no model of so many elements of parameters and these buffers, in words.
+    """The reason why a vector of `size` elements is not a model of these parameters and buffers, as text.
 
-    `size` may be that of any vector but a whole model.
+    `size` is not that of a whole model.
     """
     if not buffers:
         return f"the model has {parameters} parameters"
     elements = sum(math.prod(shape) for shape in buffers.values())
-    words = f"the model has {parameters + elements} elements, {parameters} of parameters and {elements} of buffers"
+    text = f"the model has {parameters + elements} elements, {parameters} of parameters and {elements} of buffers"
     missing = "; missing buffers" if size == parameters else ""
-    return f"{words}{missing}: {_listed(buffers)}"
+    return f"{text}{missing}: {_listed(buffers)}"
 
 
 def _is_buffer(name: str, buffers: Collection[str]) -> bool:
@@ -51,7 +51,7 @@ def _is_buffer(name: str, buffers: Collection[str]) -> bool:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Names, shortened where others chose them."""
+    """The names as text, each shortened, since others may choose them."""
     texts = [name[:120] for name in names]
     more = len(texts) - _SHOWN
     return ", ".join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

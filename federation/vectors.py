@@ -4,8 +4,8 @@ A model file holds the trainable parameters in layout order, float32, without ho
 (d,) itself. A payload file holds one one-dimensional tensor for each row of a reply: float32 (F32), bfloat16 (BF16),
 unsigned integers (U32) or bytes (U8). Our header is a function of the layout alone, so equal vectors are equal files.
 
-The format: 8 bytes little-endian length N, N bytes of JSON (name -> dtype, shape, data_offsets), the data. Files of
-others are parsed strictly, because they are mapped into memory afterwards.
+The format: 8 bytes little-endian length N, N bytes of JSON (name -> dtype, shape, data_offsets), the data. Foreign
+files are parsed strictly, because they are mapped into memory afterwards.
 """
 
 import json
@@ -144,7 +144,7 @@ class Layout:
 
 
 class File(Protocol):
-    """A file that can be opened for reading as often as needed: a path, or a blob that the store keeps at hand."""
+    """A file that can be opened for reading as often as needed: a path, or a stored blob."""
 
     def open(self, mode: Literal["rb"], buffering: Literal[0]) -> FileIO:
         """Opens it; the caller closes it. Its descriptor may be read with `pread` and mapped."""
@@ -182,7 +182,7 @@ def widen(raw: NDArray[np.uint16]) -> Vector:
 
 
 def narrow(values: Vector) -> tuple[NDArray[np.uint16], Vector]:
-    """Finite numbers as bfloat16, rounded to nearest, ties to even; and what the rounding left, which float32 holds.
+    """Finite numbers as bfloat16, rounded to nearest, ties to even; and the rounding errors, exact in float32.
 
     Raises:
         OverflowError: a number is rounded to infinity.
@@ -198,7 +198,7 @@ def parse_header(prefix: bytes | memoryview, dtypes: Collection[str] = ("F32",))
     """Reads the header of a safetensors file, of which `prefix` holds at least the header.
 
     Returns:
-        The layout, and where the data begins, in bytes.
+        The layout, and the offset of the data, in bytes.
 
     Raises:
         Refusal: `limit:header` (longer than `MAX_HEADER_BYTES`), `dtype` (not one of `dtypes`), `layout` (not a
@@ -238,7 +238,7 @@ def model_layout(file: File) -> Layout:
 
 
 def update_layout(rows: Iterable[tuple[str, int] | tuple[str, int, str]]) -> Layout:
-    """The layout of a payload file: one-dimensional tensors of (name, length, dtype), F32 where none is given."""
+    """The layout of a payload file: one-dimensional tensors of (name, length, dtype), F32 by default."""
     return Layout(tuple(Tensor(name, (length,), *dtype) for name, length, *dtype in rows))
 
 
@@ -259,8 +259,8 @@ def payload_bytes(layout: Layout, rows: Mapping[str, Array]) -> list[memoryview]
     for tensor in layout.tensors:
         row = rows.get(tensor.name)
         if row is None or row.dtype != DTYPES[tensor.dtype].newbyteorder("=") or row.shape != tensor.shape:
-            found = "missing" if row is None else f"{row.dtype} {row.shape}"
-            raise ValueError(f"row {tensor.name!r} is {found}; the layout has {tensor.dtype} {tensor.shape}")
+            actual = "missing" if row is None else f"{row.dtype} {row.shape}"
+            raise ValueError(f"row {tensor.name!r} is {actual}; the layout has {tensor.dtype} {tensor.shape}")
         pieces.append(np.ascontiguousarray(row, dtype=DTYPES[tensor.dtype]).data.cast("B"))
     return pieces
 
@@ -334,10 +334,10 @@ def header_length(prefix: bytes | bytearray | memoryview) -> int:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
         raise ValueError("a name appears twice")
-    return found
+    return entries
 
 
 def _entry(name: str, entry: Any, dtypes: Collection[str]) -> tuple[Tensor, int, int]:
@@ -365,7 +365,7 @@ def _naturals(value: Any) -> bool:
 
 
 def layout_difference(found: Layout, expected: Layout) -> str:
-    """The first difference between two layouts, in words. The layouts must differ."""
+    """The first difference between two layouts, as text. The layouts must differ."""
     if len(found.tensors) != len(expected.tensors):
         return f"{len(found.tensors)} tensors; the assignment asks for {len(expected.tensors)}"
     for mine, theirs in zip(found.tensors, expected.tensors, strict=True):
@@ -382,10 +382,10 @@ def _open(file: File, dtypes: Collection[str] = ("F32",)) -> tuple[Layout, int]:
         prefix = content.read(LENGTH_BYTES)
         prefix += content.read(header_length(prefix))
         layout, offset = parse_header(prefix, dtypes)
-        found = content.seek(0, 2)
+        size = content.seek(0, 2)
     expected = offset + layout.data_bytes
-    if found != expected:
-        raise Refusal("layout", f"the file has {found} bytes; its header describes {expected}")
+    if size != expected:
+        raise Refusal("layout", f"the file has {size} bytes; its header describes {expected}")
     return layout, offset
 
 

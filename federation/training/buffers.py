@@ -41,7 +41,7 @@ class ParameterBuffers:
             parameter.data, parameter.grad = value, gradient
 
     def parameters(self, buffer: Tensor) -> list[Tensor]:
-        """What a buffer holds, as views with the parameters' shapes."""
+        """The content of a buffer, as views with the parameters' shapes."""
         views = []
         for (_, place), shape in zip(self._places, self._shapes, strict=True):
             if self.channels_last and len(shape) == _KERNEL:
@@ -78,7 +78,7 @@ class ParameterBuffers:
         self.values.copy_(self.start)
 
     def flat(self, buffer: Tensor) -> NDArray[np.float32]:
-        """What a buffer holds, without its gaps, (d,)."""
+        """The content of a buffer without its gaps, (d,)."""
         row = torch.empty(self._size)
         for (target, _), view in zip(self._places, self.parameters(buffer.cpu()), strict=True):
             row[target].view(view.shape).copy_(view)
@@ -86,13 +86,13 @@ class ParameterBuffers:
 
 
 class ModelState:
-    """What a model keeps besides its parameters, such as BatchNorm's running statistics: (size,) float32."""
+    """The state of a model besides its parameters, such as BatchNorm's running statistics: (size,) float32."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        found = flat.buffers(model)
-        self.names = tuple(found)
-        self._buffers = tuple(found.values())
-        self._modules = [model.get_submodule(name.rpartition(".")[0]) for name in found]
+        buffers = flat.buffers(model)
+        self.names = tuple(buffers)
+        self._buffers = tuple(buffers.values())
+        self._modules = [model.get_submodule(name.rpartition(".")[0]) for name in buffers]
         self.size = sum(buffer.numel() for buffer in self._buffers)
 
     def load(self, values: NDArray[np.float32]) -> None:
@@ -104,7 +104,7 @@ class ModelState:
             offset += buffer.numel()
 
     def flat(self) -> NDArray[np.float32]:
-        """What it is now."""
+        """The present state, (size,)."""
         parts = [buffer.detach().cpu().numpy().astype(np.float32).reshape(-1) for buffer in self._buffers]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
 

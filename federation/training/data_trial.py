@@ -113,14 +113,14 @@ def _labels(split: Split) -> str:
     return f"labels {finite.min().item():g} to {finite.max().item():g}" if len(finite) else "no finite label"
 
 
-def _why(name: str, loss: Tensor, place: str, split: Split) -> str:
-    found = [
-        f"{len(bad)} of its {len(split)} samples have {what} that are not finite (the first is sample {bad[0]}, "
+def _why(name: str, loss: Tensor, stage: str, split: Split) -> str:
+    causes = [
+        f"{len(bad)} of its {len(split)} samples have {noun} that are not finite (the first is sample {bad[0]}, "
         "counted from 0)"
-        for what, bad in (
+        for noun, bad in (
             () if isinstance(split, StoredSamples) else (("features", _bad(split.x)), ("labels", _bad(split.y)))
         )
         if len(bad)
     ]
-    cause = " and ".join(found) or "the data is finite, so look at the model and at losses()"
-    return f"the loss {name!r} on {place} is {loss.item():g}: {cause}"
+    cause = " and ".join(causes) or "the data is finite, so look at the model and at losses()"
+    return f"the loss {name!r} on {stage} is {loss.item():g}: {cause}"

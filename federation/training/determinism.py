@@ -1,4 +1,4 @@
-"""Devices, seeds and deterministic kernels: what makes the same work give the same bytes."""
+"""Devices, seeds and deterministic kernels, so that the same work gives the same bytes."""
 
 import re
 from collections.abc import Iterator

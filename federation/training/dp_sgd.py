@@ -87,8 +87,8 @@ class PrivateGradients:
             return weighted(losses(self._task, output, one_y[None]), weights)
 
         parameters = {name: part.detach() for name, part in self._parameters.items()}
-        found = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")(parameters, x, y)
-        rows = [found[name].flatten(1) for name in parameters]
+        gradients = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")(parameters, x, y)
+        rows = [gradients[name].flatten(1) for name in parameters]
         norms = torch.stack([row.norm(dim=1) for row in rows]).norm(dim=0)
         factors = torch.where(norms.isfinite(), (self._private.clip / norms).clamp(max=1.0), 0.0)
         return [

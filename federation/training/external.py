@@ -33,14 +33,14 @@ _Item = tuple[Header, Vector] | PipeError | None
 
 
 class _Process:
-    """The process, with a thread that reads what it writes."""
+    """The process, with a thread that reads its messages and one that writes ours."""
 
     def __init__(self, command: Sequence[str], most: int) -> None:
         self.popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         assert self.popen.stdin is not None and self.popen.stdout is not None  # noqa: S101, PT018
         self._messages = Messages(self.popen.stdout, self.popen.stdin, most)
         self.inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
-        # A process that does not read must not hold up the worker: a thread writes.
+        # A thread writes, so that a process that does not read cannot block the worker.
         self._outbox: queue.SimpleQueue[tuple[Header, Sequence[Array]] | None] = queue.SimpleQueue()
         for work in (self._read, self._write):
             threading.Thread(target=work, daemon=True).start()
@@ -55,7 +55,7 @@ class _Process:
         self._messages.source.close()
 
     def _write(self) -> None:
-        with suppress(OSError):  # it has ended; the reader tells
+        with suppress(OSError):  # the process has ended; the reader reports it
             while (message := self._outbox.get()) is not None:
                 self._messages.write(*message)
         with suppress(OSError):
@@ -65,8 +65,8 @@ class _Process:
         """Sends a message, after those before it."""
         self._outbox.put((header, vectors))
 
-    def how_it_ended(self) -> str:
-        """In words."""
+    def ending(self) -> str:
+        """The end of the process, as text."""
         try:
             status = self.popen.wait(_GRACE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -74,13 +74,13 @@ class _Process:
         return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
 
     def end(self, grace: float) -> None:
-        """Ends its input; some seconds later sends SIGTERM to it and those that it has started, and at last SIGKILL."""
+        """Closes its input; some seconds later sends SIGTERM to it and its children, and at last SIGKILL."""
         self._outbox.put(None)
         with suppress(subprocess.TimeoutExpired):
             self.popen.wait(_QUIET_SECONDS)
-        for what in (signal.SIGTERM, signal.SIGKILL):
+        for number in (signal.SIGTERM, signal.SIGKILL):
             try:
-                os.killpg(self.popen.pid, what)
+                os.killpg(self.popen.pid, number)
             except ProcessLookupError:
                 break
             try:
@@ -92,7 +92,7 @@ class _Process:
 class ExternalTrainer(Trainer):
     """Has a process train and evaluate. It is started with the worker, and again after it has ended.
 
-    Its data is what the process makes of the data source. Failures are WorkErrors with the reasons `trainer:start`,
+    The process reads its data from the data source. Failures are WorkErrors with the reasons `trainer:start`,
     `trainer:died`, `trainer:silent`, `trainer:protocol`, `trainer:result` and `trainer:error`.
     """
 
@@ -109,8 +109,8 @@ class ExternalTrainer(Trainer):
     ) -> None:
         """Starts the command, a line as a shell takes it.
 
-        After `silence` seconds without a message during a piece of work, or during the preparation, the process is
-        taken for dead and is ended.
+        After `silence` seconds without a message during work or preparation, the process counts as dead and is
+        ended.
 
         Raises:
             WorkError: it cannot be started, or it does not get ready.
@@ -132,7 +132,7 @@ class ExternalTrainer(Trainer):
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """As the process says."""
+        """The number of samples of each split, as the process reports them."""
         return self._sizes
 
     def train(self, model: Vector, plan: TrainingPlan) -> Vector:
@@ -143,15 +143,15 @@ class ExternalTrainer(Trainer):
     def gradients(self, model: Vector, batch_size: int, seed: int) -> dict[str, Vector]:
         """The gradients, from the process."""
         order = {"type": "gradients", "batch_size": batch_size, "seed": seed}
-        found = self._ask(order, "gradients", model, lambda: False)
-        return dict(zip(self.objectives, self._vectors(found, len(self.objectives)), strict=True))
+        answer = self._ask(order, "gradients", model, lambda: False)
+        return dict(zip(self.objectives, self._vectors(answer, len(self.objectives)), strict=True))
 
     def evaluate(self, model: Vector, plan: EvaluationPlan) -> dict[str, float]:
         """Evaluates in the process."""
         order = {"type": "evaluate", "split": plan.split, "metrics": list(plan.metrics)}
         header, _ = self._ask(order, "scores", model, plan.stopped)
         scores = header.get("scores")
-        if not isinstance(scores, dict) or not all(isinstance(one, int | float | None) for one in scores.values()):
+        if not isinstance(scores, dict) or not all(isinstance(score, int | float | None) for score in scores.values()):
             raise WorkError("the scores of the process are no numbers by name", reason="trainer:result")
         return {str(name): float("nan") if value is None else float(value) for name, value in scores.items()}
 
@@ -223,34 +223,33 @@ class ExternalTrainer(Trainer):
         tell: Callable[[float], None] = lambda share: None,
     ) -> tuple[Header, Vector]:
         """The answer to the order of this number. Raises WorkError, TrainingDiverged or TrainingStopped."""
-        heard, told_to_stop = time.monotonic(), False
+        last_message, stopping = time.monotonic(), False
         while True:
-            if not told_to_stop and stopped():
+            if not stopping and stopped():
                 process.send({"type": "stop", "id": number})
-                heard, told_to_stop = time.monotonic(), True
+                last_message, stopping = time.monotonic(), True
             try:
                 item = process.inbox.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
-                if time.monotonic() - heard <= (_GRACE_SECONDS if told_to_stop else self._silence):
+                if time.monotonic() - last_message <= (_GRACE_SECONDS if stopping else self._silence):
                     continue
-                if told_to_stop:
+                if stopping:
                     self.close()
                     raise TrainingStopped from None
                 self._fail("trainer:silent", f"said nothing for {self._silence:g} s")
             if item is None:
-                how = process.how_it_ended()
-                self._fail("trainer:died", how)
+                self._fail("trainer:died", process.ending())
             if isinstance(item, PipeError):
                 self._fail("trainer:protocol", f"sent an invalid message: {item}")
             header, floats = item
             if header.get("id", 0) != number:
-                continue  # the answer to an order that was given up
-            if told_to_stop and header["type"] != "progress":
+                continue  # the answer to an abandoned order
+            if stopping and header["type"] != "progress":
                 raise TrainingStopped
             match header["type"]:
                 case "progress":
-                    if not told_to_stop:
-                        heard = time.monotonic()
+                    if not stopping:
+                        last_message = time.monotonic()
                     if isinstance(share := header.get("share"), int | float):
                         tell(min(max(float(share), 0.0), 1.0))
                 case "diverged":
@@ -258,15 +257,15 @@ class ExternalTrainer(Trainer):
                     raise TrainingDiverged(step if isinstance(step, int) else 1)
                 case "error":
                     reason = str(header.get("reason") or "trainer:error")
-                    said = " ".join(str(header.get("message")).split())[:400]
-                    proper = reason if _REASON.fullmatch(reason) else "trainer:error"
+                    message = " ".join(str(header.get("message")).split())[:400]
+                    valid_reason = reason if _REASON.fullmatch(reason) else "trainer:error"
                     if header.get("ends") is True:
                         self.close()
-                    raise WorkError(f"the process of the trainer failed: {said}", reason=proper)
-                case found if found == kind:
+                    raise WorkError(f"the process of the trainer failed: {message}", reason=valid_reason)
+                case answered if answered == kind:
                     return header, floats
-                case found:
-                    self._fail("trainer:protocol", f"answered {found[:40]!r} where {kind!r} is needed")
+                case answered:
+                    self._fail("trainer:protocol", f"answered {answered[:40]!r} where {kind!r} is needed")
 
     def _vectors(self, answer: tuple[Header, Vector], count: int) -> list[Vector]:
         """The vectors (d,) that follow an answer."""
@@ -279,7 +278,7 @@ class ExternalTrainer(Trainer):
             )
         return list(floats.reshape(count, self.layout.size))
 
-    def _fail(self, reason: str, what: str) -> NoReturn:
-        """Ends the process, which is started again when it is needed next. Raises WorkError."""
+    def _fail(self, reason: str, failure: str) -> NoReturn:
+        """Ends the process; the next order starts it again. Raises WorkError."""
         self.close()
-        raise WorkError(f"the process of the trainer {what}", reason=reason)
+        raise WorkError(f"the process of the trainer {failure}", reason=reason)

@@ -1,4 +1,4 @@
-"""The losses of a task's objectives, and what a model scores on them."""
+"""The losses of a task's objectives, and the scores of a model."""
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,12 +17,12 @@ from federation.training.stored import StoredSamples
 
 def losses(task: Task, output: object, y: Tensor) -> dict[str, Tensor]:
     """The mean loss of a batch for each objective. Raises TaskError if they are not those of the task's objectives."""
-    found = task.losses(output, y)
-    if set(found) != set(task.objectives):
+    values = task.losses(output, y)
+    if set(values) != set(task.objectives):
         raise TaskError(
-            f"task {task.name!r}: losses() returned {sorted(found)}, its objectives are {sorted(task.objectives)}"
+            f"task {task.name!r}: losses() returned {sorted(values)}, its objectives are {sorted(task.objectives)}"
         )
-    return found
+    return values
 
 
 def weighted(losses: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
@@ -36,9 +36,9 @@ def weighted(losses: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tens
 
 @dataclass(frozen=True)
 class Measured:
-    """What a model scores on one split: mean losses and shares of right samples by objective, and the task's metrics.
+    """The scores of a model on one split: mean losses and shares of right samples by objective, and the task's metrics.
 
-    All are empty for an empty split, or where nothing was measured. An accuracy under "" is for all objectives.
+    All are empty for an empty split, or without a measurement. An accuracy under "" is for all objectives.
     """
 
     losses: Mapping[str, float]
@@ -47,18 +47,18 @@ class Measured:
     others: Mapping[str, float] = field(default_factory=dict)
 
     def scores(self) -> dict[str, float]:
-        """What `Trainer.evaluate` returns."""
-        found = {}
+        """The scores in the form of `Trainer.evaluate`."""
+        scores = {}
         for kind, values in (("loss", self.losses), ("accuracy", self.accuracies)):
             if values:
-                found[kind] = sum(values.values()) / len(values)
+                scores[kind] = sum(values.values()) / len(values)
             if set(self.losses) != {JOINT}:
-                found |= {f"{kind}/{name}": value for name, value in values.items() if name}
-        return {**found, **self.others}
+                scores |= {f"{kind}/{name}": value for name, value in values.items() if name}
+        return {**scores, **self.others}
 
 
 def correct(task: Task, output: object, y: Tensor, objectives: Sequence[str]) -> dict[str, Tensor]:
-    """Which samples of a batch are right, (n,) of bool, by objective; under "" where the task does not tell apart."""
+    """Marks the right samples of a batch, (n,) of bool, by objective; under "" if the task does not separate them."""
     hits = task.correct(output, y)
     if hits is None:
         return {}
@@ -66,14 +66,14 @@ def correct(task: Task, output: object, y: Tensor, objectives: Sequence[str]) ->
 
 
 class OwnMetrics:
-    """Some of a task's metrics over batches. Names that the task does not have are passed over."""
+    """Some of a task's metrics over batches. Unknown names are ignored."""
 
     def __init__(self, task: Task, names: Collection[str]) -> None:
         self._task = task
-        self._metrics = {name: one for name, one in task.metrics().items() if name in names} if names else {}
+        self._metrics = {name: metric for name, metric in task.metrics().items() if name in names} if names else {}
 
     def update(self, output: object, y: Tensor) -> None:
-        """Takes what the model returned for a batch, and its targets."""
+        """Adds a batch: the output of the model, and the targets."""
         if self._metrics:
             output, y = tree_map_only(Tensor, lambda part: part.detach().cpu(), (output, y))
         for metric in self._metrics.values():
@@ -81,13 +81,13 @@ class OwnMetrics:
 
     def compute(self) -> dict[str, float]:
         """The values by name, as in `federation.spec.task_metrics.values`. Raises TaskError if one is not a number."""
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for name, metric in self._metrics.items():
             try:
-                found |= own.values(name, metric.measure.compute())
+                values |= own.values(name, metric.measure.compute())
             except ValueError as error:
                 raise TaskError(f"task {self._task.name!r}: {error}") from None
-        return found
+        return values
 
 
 def _in_order(data: Dataset | StoredSamples, size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -108,7 +108,7 @@ def measure(
 ) -> Measured:
     """Mean losses and accuracies of a model over a split, and some of the task's metrics; nothing for an empty one.
 
-    `stopped` is asked before every forward pass of `batch_size` samples.
+    It calls `stopped` before every forward pass of `batch_size` samples.
 
     Raises:
         TrainingStopped: `stopped` returned True.

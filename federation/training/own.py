@@ -1,4 +1,4 @@
-"""A client's own model in a run that does not share every parameter, and what a client keeps of a run."""
+"""A client's own model in a run that does not share every parameter, and the state that a client keeps of a run."""
 
 import os
 from dataclasses import dataclass, replace
@@ -19,13 +19,13 @@ from federation.work.base import Result, RowSchema, Shape, WorkError, payload_la
 if TYPE_CHECKING:
     from federation.v1.common_pb2 import UnsharedParameters
 
-_KEPT = 2  # states, so that a round can be worked on again from where it began
+_KEPT = 2  # states, so that a round can be repeated from its beginning
 _SUFFIX = ".safetensors"
 
 
 @dataclass(frozen=True, eq=False)
 class Own:
-    """What one client adds to the shared parameters: `values` is a whole model (d,), whose shared part is not used."""
+    """The client's addition to the shared parameters: `values` is a whole model (d,), whose shared part is not used."""
 
     sharing: Sharing
     values: Vector
@@ -52,7 +52,7 @@ class Own:
 
 
 def run_shape(trainer: Trainer, unshared: "ParametersSpec | UnsharedParameters") -> tuple[Shape, Sharing | None]:
-    """The shape of a run's model, and which parameters of the task's model the run shares; None for all.
+    """The shape of a run's model, and the parameters of the task's model that the run shares; None for all.
 
     Raises:
         SharingError: as of `Sharing.of`.
@@ -107,7 +107,7 @@ def run_model(task: Task, seed: int, parameters: ParametersSpec) -> tuple[Layout
 
 
 def state_file(sharing: Sharing | None, result: Result, residuals: tuple[RowSchema, ...]) -> bytes | None:
-    """The file of what a client keeps once its result is accepted; None for nothing.
+    """The file with the state that a client keeps once its result is accepted; None without state.
 
     `sharing` is None for a run that shares all parameters; `residuals` are those of the work.
     """
@@ -123,9 +123,9 @@ def state_file(sharing: Sharing | None, result: Result, residuals: tuple[RowSche
 
 
 class KeptState:
-    """What one client keeps of one run: a file for each of the last rounds in which it trained.
+    """The state of one client in one run: a file for each of the last rounds in which it trained.
 
-    It holds personal parameters, under their names, and what the rounding of its rows left.
+    It holds personal parameters, under their names, and the rounding errors of its rows.
     """
 
     def __init__(self, directory: Path, *, durable: bool = True) -> None:
@@ -139,13 +139,13 @@ class KeptState:
             return None
         path = self.path(rounds[-1])
         try:
-            found, vector = read_vector(path)
+            kept, vector = read_vector(path)
             os.utime(path)  # the age since the last use decides when the state of a run is erased
         except (Refusal, OSError):
             return None
-        if not set(layout.tensors) <= set(found.tensors):
+        if not set(layout.tensors) <= set(kept.tensors):
             return None
-        parts = found.split(vector)
+        parts = kept.split(vector)
         return np.concatenate([parts[tensor.name].reshape(-1) for tensor in layout.tensors])
 
     def keep(self, round_: int, content: bytes) -> None:
@@ -160,7 +160,7 @@ class KeptState:
         self.take(round_, temporary)
 
     def take(self, round_: int, file: Path) -> None:
-        """Moves a file, which is on the disk, to where the state after a round is. Raises OSError.
+        """Moves a file, which is on the disk, to the path of the state after a round. Raises OSError.
 
         Older states and those of later rounds, which a restored coordinator has forgotten, are erased.
         """
@@ -184,5 +184,5 @@ class KeptState:
         return sorted(int(name) for name in names if name.isdecimal())
 
     def path(self, round_: int) -> Path:
-        """Where the state after a round is."""
+        """The path of the state after a round."""
         return self._directory / f"{round_}{_SUFFIX}"

@@ -49,7 +49,7 @@ class Messages:
         """The next message, and the floats that follow it, (n,); None at the end of the stream.
 
         Raises:
-            PipeError: what arrived is no message, or it ended in the middle.
+            PipeError: the bytes are not a message, or the message is incomplete.
         """
         line = self.source.readline(MAX_LINE_BYTES)
         if not line:

@@ -1,4 +1,4 @@
-"""What a trainer is asked for: to train a model, or to measure one."""
+"""The orders for a trainer: to train a model, or to measure one."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ class TrainingPlan:
         weights: of the objectives in the loss. A trainer without the ability "weights" is only given one objective.
         seed: of all random choices, 0 to 2^63 - 1.
         samples: training samples.
-        from_gradients: the first step is made from what `gradients` gives for the same model, batch size and seed.
+        from_gradients: the first step uses the result of `gradients` for the same model, batch size and seed.
         private: the noise on the gradients of samples; None is no noise.
         frozen: the columns of the model that stay as they are; none without the ability "frozen".
-        stopped: whether the result is no longer wanted.
+        stopped: returns True once the result is no longer needed.
         tell: takes the share of the training that is done, 0 to 1.
     """
 
@@ -76,8 +76,8 @@ class EvaluationPlan:
 
     Attributes:
         split: "train", "validation" or "test"; it is not empty.
-        metrics: the task's own that are wanted, besides loss and accuracy; others are left out.
-        stopped: whether the result is no longer wanted.
+        metrics: the requested metrics of the task, besides loss and accuracy; others are left out.
+        stopped: returns True once the result is no longer needed.
     """
 
     split: str

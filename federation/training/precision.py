@@ -23,7 +23,7 @@ def must_suit(name: str, device: torch.device) -> None:
 
 
 class _Step(torch.optim.Optimizer):
-    """What a GradScaler wants to see of an optimiser: where the gradients are, and the step."""
+    """The part of an optimiser that a GradScaler needs: the gradients and the step."""
 
     def __init__(self, gradient: Tensor, step: Callable[[], None]) -> None:
         holder = gradient.detach()

@@ -37,7 +37,7 @@ class Ranks:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "Ranks | None":
-        """What torchrun says in the environment of a process that it started; None for a process alone."""
+        """Reads the environment that torchrun gives to its processes; None for a process alone."""
         if "TORCHELASTIC_RUN_ID" not in environment or environment["WORLD_SIZE"] == "1":
             return None
         return cls(int(environment["RANK"]), int(environment["WORLD_SIZE"]))
@@ -93,7 +93,7 @@ class Ranks:
                 dist.broadcast(torch.from_numpy(np.array(vector, dtype=np.float32)), 0)
 
     def hear(self) -> tuple[dict[str, Any], Vector]:
-        """What process 0 tells."""
+        """Receives the message of process 0."""
         size = torch.zeros(1, dtype=torch.int64)
         with _died():
             dist.broadcast(size, 0)

@@ -47,6 +47,6 @@ def reported_losses(scores: Mapping[str, float], objectives: Sequence[str]) -> d
 def split_metrics(
     split: str, samples: int, scores: Mapping[str, float], *, undefined: bool = False
 ) -> dict[str, float]:
-    """The metrics of a split as a reply names them; those that are not finite only if `undefined` says so."""
-    found = {f"{split}/{name}": value for name, value in scores.items() if undefined or math.isfinite(value)}
-    return {f"{split}/samples": float(samples), **found}
+    """The metrics of a split as a reply names them; non-finite ones only if `undefined`."""
+    metrics = {f"{split}/{name}": value for name, value in scores.items() if undefined or math.isfinite(value)}
+    return {f"{split}/samples": float(samples), **metrics}

@@ -1,6 +1,6 @@
 """Samples that are not in memory: read from a map-style torch Dataset when they are needed, by a DataLoader.
 
-Which samples are read, and in which order, follows from the same seeds as for samples in memory.
+The choice and the order of samples follow from the same seeds as for samples in memory.
 """
 
 import copy
@@ -24,7 +24,7 @@ _Key = tuple[str, int]  # a split, and the index of a sample in it
 
 
 class _Problem(str):
-    """Why a sample cannot be used. It is passed on as a value, so that it arrives unchanged from other processes."""
+    """The reason why a sample cannot be used: a value, so that it arrives unchanged from other processes."""
 
 
 class _Samples(torch.utils.data.Dataset[Any]):
@@ -42,18 +42,20 @@ class _Samples(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, key: _Key) -> "tuple[Tensor, Tensor] | _Problem":
         name, index = key
-        where = f"sample {index} of the {name} split"
+        name_of_sample = f"sample {index} of the {name} split"
         try:
             x, y = (torch.as_tensor(part) for part in self._splits[name][index])
         except Exception as error:
-            return _Problem(f"{where} cannot be read: {described(error)}")
-        for what, part in (("features", x), ("labels", y)):
+            return _Problem(f"{name_of_sample} cannot be read: {described(error)}")
+        for noun, part in (("features", x), ("labels", y)):
             if part.is_floating_point() and not part.isfinite().all():
-                return _Problem(f"{where} has {what} that are not finite")
+                return _Problem(f"{name_of_sample} has {noun} that are not finite")
         expected = self._shapes.get(name, (x.shape, y.shape))
         if (x.shape, y.shape) != expected:
             found, first = (f"{tuple(shapes[0])} and {tuple(shapes[1])}" for shapes in ((x.shape, y.shape), expected))
-            return _Problem(f"{where} has features and labels of the shapes {found}; those of sample 0 are {first}")
+            return _Problem(
+                f"{name_of_sample} has features and labels of the shapes {found}; those of sample 0 are {first}"
+            )
         return x, y
 
 
@@ -85,7 +87,7 @@ class SampleReader:
 
     Args:
         splits: map-style data sets, whose items are pairs of features and labels.
-        loading: by how many processes, and into which memory.
+        loading: the number of reading processes, and the kind of memory.
 
     Raises:
         DataError: the first sample of a split cannot be read.
@@ -99,17 +101,17 @@ class SampleReader:
         """Batches of samples. A later call ends an earlier one.
 
         Raises:
-            DataError: a sample cannot be used, which the message names, or a process that reads has ended.
+            DataError: a sample cannot be used (the message names it), or a reading process has ended.
         """
         self._batches.keys = keys
         try:
-            found = iter(self._open())
+            loaded = iter(self._open())
         except Exception as error:
             self.close()
             raise DataError(f"the data cannot be sent to the processes that read it: {error}") from error
         while True:
             try:
-                batch = next(found, None)
+                batch = next(loaded, None)
             except RuntimeError as error:
                 self.close()
                 raise DataError(f"a process that reads the data has ended: {str(error).splitlines()[0]}") from error
@@ -121,7 +123,7 @@ class SampleReader:
             yield x.to(device, non_blocking=True), y.to(device, non_blocking=True)
 
     def close(self) -> None:
-        """Ends the processes that read."""
+        """Ends the reading processes."""
         iterator = getattr(self._loader, "_iterator", None)
         if iterator is not None:  # each process takes 5 seconds to end if the garbage collector finds it later
             iterator._shutdown_workers()
@@ -132,7 +134,7 @@ class SampleReader:
             workers, pin = self._loading.workers, self._loading.pin and torch.cuda.is_available()
             context = None
             if workers:
-                # A fork of a worker, which has threads of gRPC, could wait for their locks without end.
+                # A fork of a worker could wait forever for locks of gRPC's threads.
                 context = multiprocessing.get_context("forkserver" if sys.platform != "win32" else "spawn")
                 with suppress(AttributeError):
                     context.set_forkserver_preload(["torch"])
@@ -144,7 +146,7 @@ class SampleReader:
                 pin_memory=pin,
                 persistent_workers=workers > 0,
                 multiprocessing_context=context,
-                generator=torch.Generator(),  # of its own: the model draws from torch's
+                generator=torch.Generator(),  # a separate one: the model draws from torch's generator
             )
         return self._loader
 
@@ -160,7 +162,7 @@ class StoredSamples:
         return self._count
 
     def on(self, device: torch.device) -> "StoredSamples":
-        """The same, for a model on this device."""
+        """A copy for a model on this device."""
         other = copy.copy(self)
         other.device = device
         return other
@@ -181,9 +183,9 @@ class StoredSamples:
         while count > 0:
             whole = size >= self._count
             order = torch.arange(self._count) if whole else torch.randperm(self._count, generator=generator)
-            some = torch.split(order, size)[:count]
-            count -= len(some)
-            yield from self._read(some)
+            batches = torch.split(order, size)[:count]
+            count -= len(batches)
+            yield from self._read(batches)
 
     def in_order(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All samples, in batches."""
@@ -194,11 +196,11 @@ class StoredSamples:
         return next(self._read([index.cpu()]))
 
     def close(self) -> None:
-        """Ends the processes that read."""
+        """Ends the reading processes."""
         self._reader.close()
 
     def _read(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        return self._reader.read([[(self._name, place) for place in some.tolist()] for some in batches], self.device)
+        return self._reader.read([[(self._name, index) for index in batch.tolist()] for batch in batches], self.device)
 
 
 def with_stored(splits: Splits, loading: Loading = _HERE) -> Splits:

@@ -31,15 +31,15 @@ from federation.training.trainer import Trainer
 from federation.vectors import Layout, Vector
 from federation.work.base import Result
 
-# Steps between looks at the losses: on a GPU each look waits for the device.
+# Steps between checks of the losses: on a GPU each check waits for the device.
 _LOOK_EVERY = 50
-# Samples that pass through convolutions at a time on a CPU, so that what is between layers stays in its caches.
+# Samples that pass through convolutions at a time on a CPU, so that the outputs of layers stay in its caches.
 _CACHED = 64
 
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """One training: what it is for, what moves the parameters, and in which precision gradients are made."""
+    """One training: its plan, its optimiser, and the precision of its gradients."""
 
     plan: TrainingPlan
     descent: Descent
@@ -62,7 +62,7 @@ class TorchTrainer(Trainer):
 
     @property
     def device_in_words(self) -> str:
-        """The device that it has picked."""
+        """The name of the chosen device."""
         return self.device
 
     def prepare(self) -> None:
@@ -94,7 +94,7 @@ class TorchTrainer(Trainer):
 
     @property
     def _parameters(self) -> int:
-        """How many columns of a model are trainable parameters; buffers follow."""
+        """The number of columns of a model that are trainable parameters; buffers follow."""
         return self._layout.size - self._state.size
 
     def _load(self, model: Vector) -> None:
@@ -104,10 +104,10 @@ class TorchTrainer(Trainer):
 
     def on(self, data: Any, objectives: Sequence[str] | None = None) -> "TorchTrainer":
         """A trainer for another client's data; it shares the model and its buffers."""
-        other = copy.copy(self)
-        other.objectives = served(self.task, objectives)
-        other._hold(data)
-        return other
+        trainer = copy.copy(self)
+        trainer.objectives = served(self.task, objectives)
+        trainer._hold(data)
+        return trainer
 
     def _hold(self, splits: Splits) -> None:
         self.data = with_stored(splits)
@@ -152,7 +152,7 @@ class TorchTrainer(Trainer):
     def compute(self, base: Vector, computation: Computation, **given: Any) -> Result:
         """As `Trainer.compute`. Gradients are kept until the next training.
 
-        Where they are missing then, they are made again, to the same bytes.
+        Missing gradients are computed again, to the same bytes.
         """
         result = super().compute(base, computation, **given)
         if isinstance(computation, Descend):
@@ -173,26 +173,26 @@ class TorchTrainer(Trainer):
         """The gradients on the first minibatch."""
         with deterministic(self._device, seed):
             self._load(model)
-            found = self._jacobian_at(model, batch_size, seed)
-            still = np.zeros(self._state.size, dtype=np.float32)
-            rows = [np.concatenate([self._buffers.flat(gradient), still]) for gradient in found]
+            jacobian = self._jacobian_at(model, batch_size, seed)
+            unchanged = np.zeros(self._state.size, dtype=np.float32)
+            rows = [np.concatenate([self._buffers.flat(gradient), unchanged]) for gradient in jacobian]
             return dict(zip(self.objectives, rows, strict=True))
 
     def evaluate(self, model: Vector, plan: EvaluationPlan) -> dict[str, float]:
-        """Losses, accuracies where the task has them, and the task's metrics that are wanted.
+        """Losses, accuracies if the task has them, and the requested metrics of the task.
 
-        `plan.stopped` is asked before every batch.
+        It calls `plan.stopped` before every batch.
         """
         size = self.task.evaluation_batch
         size = min(size, _CACHED) if self._buffers.channels_last else size
         with deterministic(self._device, 0):
             self._load(model)
             data = self._data[plan.split]
-            found = measure(self._model, self.task, data, self.objectives, size, plan.stopped, plan.metrics)
-            return found.scores()
+            measured = measure(self._model, self.task, data, self.objectives, size, plan.stopped, plan.metrics)
+            return measured.scores()
 
     def _jacobian_at(self, base: Vector, batch_size: int, key: int) -> Tensor:
-        """The gradients at w_t, which is loaded, as buffers, (M, padded); those kept, if they are for w_t."""
+        """The gradients at w_t, which is loaded, as buffers, (M, padded); the kept ones if they are for w_t."""
         name = (key, batch_size, blake3(np.ascontiguousarray(base).data.cast("B")).digest())
         if self._jacobian is None or self._jacobian[0] != name:
             self._seed(key)
@@ -200,7 +200,7 @@ class TorchTrainer(Trainer):
             count, x, y = len(y), self._part(x), self._part(y)
             self._model.train()
             values = losses(self.task, self._model(self.task.augment(x)), y) if len(y) else {}
-            found = []
+            gradients = []
             for objective in self.objectives:
                 self._buffers.gradient.zero_()
                 if values:
@@ -208,18 +208,18 @@ class TorchTrainer(Trainer):
                     loss = _share(values[objective], len(y), count)
                     loss.backward(retain_graph=not last)  # type: ignore[no-untyped-call]
                 self._add_up(self._buffers.gradient)
-                found.append(self._buffers.gradient.clone())
-            self._jacobian = (name, torch.stack(found))
+                gradients.append(self._buffers.gradient.clone())
+            self._jacobian = (name, torch.stack(gradients))
         return self._jacobian[1]
 
     def _descend(self, base: Vector, plan: TrainingPlan) -> None:
         """Training from w_t, which is loaded; the parameters move in place.
 
-        A first step that is made from gradients passes over its minibatch.
+        A first step from gradients skips its minibatch.
         """
         work, key, total = plan.sgd, plan.seed, plan.steps
         gradients = self._jacobian_at(base, work.batch_size, key) if plan.from_gradients else None
-        # Every row sees the same batches and the same dropout, so that they differ by what they descend alone.
+        # Every row uses the same batches and the same dropout, so that rows differ by their targets alone.
         self._seed(key)
         batches = minibatches(self._data["train"], work.batch_size, key, total)
         training = self._training(plan)
@@ -234,12 +234,12 @@ class TorchTrainer(Trainer):
                 shares = torch.tensor([plan.weights.get(name, 0.0) for name in self.objectives], device=self._device)
                 self._buffers.gradient.copy_(shares @ gradients)
                 self._move(plan, training.descent)
-                self._seed(key ^ 1)  # what the gradients drew depends on whether they had to be made
+                self._seed(key ^ 1)  # the gradients may have used random numbers, if they were computed now
                 step = 1
                 continue
-            made = self._advance(batches, training, total - step)
-            step += len(made)
-            pending.extend(made)
+            losses_of_steps = self._advance(batches, training, total - step)
+            step += len(losses_of_steps)
+            pending.extend(losses_of_steps)
             if len(pending) >= _LOOK_EVERY or step == total:
                 finite = torch.stack(pending).isfinite().tolist()
                 if not all(finite):
@@ -286,29 +286,29 @@ class TorchTrainer(Trainer):
 
     def _step(self, x: Tensor, y: Tensor, training: Training) -> Tensor:
         """A step on one minibatch; its loss."""
-        plan, count, made = training.plan, len(y), list[Tensor]()
+        plan, count, shares = training.plan, len(y), list[Tensor]()
         x, y = self._part(x), self._part(y)
         self._buffers.gradient.zero_()
         if len(y):
             x, size = self.task.augment(x), plan.sgd.micro_batch or len(y)
-            for some_x, some_y in zip(torch.split(x, size), torch.split(y, size), strict=True):
+            for part_x, part_y in zip(torch.split(x, size), torch.split(y, size), strict=True):
                 with training.precision.forward():
-                    loss = weighted(losses(self.task, self._model(some_x), some_y), plan.weights)
-                made.append(_share(loss, len(some_y), count))
-                training.precision.backward(made[-1])
+                    loss = weighted(losses(self.task, self._model(part_x), part_y), plan.weights)
+                shares.append(_share(loss, len(part_y), count))
+                training.precision.backward(shares[-1])
         self._add_up(self._buffers.gradient)
         training.precision.step()
-        total = made[0].detach() if len(made) == 1 else sum((part.detach() for part in made), start=self._zero())
+        total = shares[0].detach() if len(shares) == 1 else sum((part.detach() for part in shares), start=self._zero())
         self._add_up(total)
         return total
 
     def _zero(self) -> Tensor:
         return torch.zeros((), device=self._device)
 
-    # --- what several processes that train together change
+    # --- overridden for several processes that train together
 
     def _seed(self, seed: int) -> None:
-        """Seeds what the model draws."""
+        """Seeds the random numbers of the model."""
         seed_torch(self._device, seed)
 
     def _part(self, samples: Tensor) -> Tensor:
@@ -320,5 +320,5 @@ class TorchTrainer(Trainer):
 
 
 def _share(loss: Tensor, samples: int, of: int) -> Tensor:
-    """The part of a minibatch's mean loss that some of its samples make up."""
+    """The contribution of some samples of a minibatch to its mean loss."""
     return loss if samples == of else loss * (samples / of)

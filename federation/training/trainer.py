@@ -1,4 +1,4 @@
-"""The contract of a trainer: what code has to define that trains one client's models. It needs no PyTorch."""
+"""The contract of a trainer: the methods of code that trains one client's models. It needs no PyTorch."""
 
 import math
 import re
@@ -36,7 +36,7 @@ from federation.work.base import Result, Shape, WorkError
 if TYPE_CHECKING:
     from torch import nn
 
-# The names of what is measured: an objective may follow a loss, a key another metric.
+# The names of metrics: an objective may follow a loss, a key another metric.
 _METRIC = rf"(loss|accuracy)(/{OBJECTIVE})?|{NAME}(/[a-z0-9.-]{{1,32}})?"
 
 
@@ -51,7 +51,7 @@ class Trainer(ABC):
         task: of the models.
         data: the client's, as `load` returned it.
         objectives: those that the client serves, in the task's order.
-        device: where it computes: as the owner names it, or in words, if `prepare` sets it.
+        device: the device of its computations: the owner's name, or a description, if `prepare` sets it.
         threads: CPU threads that it may use; None for any number.
     """
 
@@ -79,7 +79,7 @@ class Trainer(ABC):
         if unknown := sorted(set(self.abilities) - set(Ability)):
             raise TaskError(f"a trainer cannot have the ability {unknown[0]!r}: there are {', '.join(Ability)}")
 
-    # --- what a subclass defines
+    # --- defined by a subclass
 
     @classmethod
     def load(cls, task: Task, source: DataSource) -> Any:
@@ -87,7 +87,7 @@ class Trainer(ABC):
         return task.load(source)
 
     def prepare(self) -> None:  # noqa: B027 - optional
-        """Prepares what all trainings share; called once, when everything but the abilities is known."""
+        """Prepares the common state of all trainings; called once, after all attributes but the abilities are set."""
 
     @abstractmethod
     def train(self, model: Vector, plan: TrainingPlan) -> Array:
@@ -124,7 +124,7 @@ class Trainer(ABC):
 
     @cached_property
     def buffers(self) -> frozenset[str]:
-        """The names of the tensors of a model that are buffers: a run says what becomes of them."""
+        """The names of the tensors of a model that are buffers: each run decides on their treatment."""
         return frozenset(self.task.buffers())
 
     @property
@@ -157,7 +157,7 @@ class Trainer(ABC):
 
     @property
     def device_in_words(self) -> str:
-        """Where it computes; empty if `prepare` has not said it in `device`, since the owner's name is a wish."""
+        """The device in use; empty unless `prepare` sets `device`, since the owner's name is only a wish."""
         return "" if self.device == self._named_device else self.device
 
     # --- help for subclasses
@@ -192,16 +192,16 @@ class Trainer(ABC):
 
         return self.vector(values(module))
 
-    # --- what clients call
+    # --- called by clients
 
     @property
     def samples(self) -> int:
-        """Training samples."""
+        """The number of training samples."""
         return self.sizes["train"]
 
     @property
     def shape(self) -> Shape:
-        """Of the model and the objectives."""
+        """The shape of the model and the objectives."""
         return Shape(self.layout, tuple(self.task.objectives), self.objectives)
 
     def on(self, data: Any, objectives: Sequence[str] | None = None) -> Self:
@@ -219,18 +219,18 @@ class Trainer(ABC):
         progress: Callable[[float], None] = lambda share: None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> Result:
-        """Rows and losses of the base model (d,) on this client's data, as work needs them.
+        """Computes the rows and losses of the base model (d,) on this client's data that work needs.
 
         A descent gives a row w_t - w for each target, a differentiation a gradient for each objective, (d,) both. An
-        idle descent measures as training does, makes no step, and gives rows of zeros. `progress` is told the share of
-        the computation that is done; where `stopped` returns True, the computation ends soon.
+        idle descent measures as training does, makes no step, and gives rows of zeros. `progress` gets the share of the
+        computation that is done; after `stopped` returns True, the computation ends soon.
 
         Raises:
-            DataError: the training split is empty, and steps or gradients are wanted.
+            DataError: the training split is empty, and steps or gradients are needed.
             TrainingDiverged: a loss, a gradient or a parameter is not finite.
             TrainingStopped: `stopped` returned True.
             ValueError: a base of another length, or targets that name an objective which this client does not serve.
-            WorkError: the trainer lacks an ability, or returned what it should not.
+            WorkError: the trainer lacks an ability, or returned an invalid result.
         """
         began = time.perf_counter()
         self.must_do(computation)
@@ -243,11 +243,11 @@ class Trainer(ABC):
                 )
                 result = Result({}, {}, metrics, self.samples)
             case MeasureAlong():
-                found = {}
-                for place, (name, model) in enumerate(computation.models(base)):
-                    found[name] = self.measure(model, ("train",), stopped=stopped)
-                    progress((place + 1) / len(computation.steps))
-                result = Result({}, {}, training_losses(found), self.samples)
+                measured = {}
+                for number, (name, model) in enumerate(computation.models(base), 1):
+                    measured[name] = self.measure(model, ("train",), stopped=stopped)
+                    progress(number / len(computation.steps))
+                result = Result({}, {}, training_losses(measured), self.samples)
             case _:
                 result = self._rows(base, computation, training_seed(seed, round, client_id), progress, stopped)
         return replace(result, seconds=time.perf_counter() - began)
@@ -270,18 +270,18 @@ class Trainer(ABC):
         `metrics` are those of the task that are measured besides loss and accuracy.
 
         Returns:
-            "<split>/samples", and what `evaluate` returns with "<split>/" in front; for an empty split only the former.
-            What is not finite is left out, unless `undefined` asks for it.
+            "<split>/samples", and the metrics of `evaluate` after "<split>/"; for an empty split only the first.
+            Non-finite values are left out, unless `undefined` asks for them.
 
         Raises:
             TrainingStopped: `stopped` returned True.
             WorkError: `evaluate` returned no loss, or a metric without a proper name.
         """
-        found: dict[str, float] = {}
+        measured: dict[str, float] = {}
         for split in splits:
             scores = self._scores(model, EvaluationPlan(split=split, metrics=metrics, stopped=stopped))
-            found |= split_metrics(split, self.sizes[split], scores, undefined=undefined)
-        return found
+            measured |= split_metrics(split, self.sizes[split], scores, undefined=undefined)
+        return measured
 
     # --- the rest
 
@@ -355,23 +355,25 @@ class Trainer(ABC):
                 raise TrainingDiverged(plan.steps)
         return rows
 
-    def _checked(self, found: Any, what: str) -> Vector:
-        """What a method returned, as a vector (d,)."""
-        vector: Vector = np.asarray(found, dtype=np.float32)
+    def _checked(self, returned: Any, method: str) -> Vector:
+        """The return value of a method as a vector (d,). Raises WorkError for another shape."""
+        vector: Vector = np.asarray(returned, dtype=np.float32)
         if vector.shape != (self.layout.size,):
             buffers = {name: shape for name, shape in self.layout.shapes.items() if name in self.buffers}
             parameters = self.layout.size - sum(map(math.prod, buffers.values()))
             expected = size_difference(vector.size, parameters, buffers)
-            raise WorkError(f"{what} of the trainer has the shape {vector.shape}; {expected}", reason="trainer:result")
+            raise WorkError(
+                f"{method} of the trainer has the shape {vector.shape}; {expected}", reason="trainer:result"
+            )
         return vector
 
     def _scores(self, model: Vector, plan: EvaluationPlan) -> dict[str, float]:
-        """What `evaluate` returns of what is wanted; nothing for an empty split."""
+        """The requested metrics of `evaluate`; empty for an empty split."""
         if not self.sizes[plan.split]:
             return {}
-        wanted = {"loss", "accuracy", *plan.metrics}
-        found = self.evaluate(model, plan).items()
-        scores = {name: float(value) for name, value in found if name.partition("/")[0] in wanted}
+        requested = {"loss", "accuracy", *plan.metrics}
+        returned = self.evaluate(model, plan).items()
+        scores = {name: float(value) for name, value in returned if name.partition("/")[0] in requested}
         if wrong := [name for name in scores if re.fullmatch(_METRIC, name) is None]:
             raise WorkError(f"evaluate() of the trainer has a metric {wrong[0][:120]!r}", reason="trainer:result")
         several = [f"loss/{name}" for name in self.objectives] if len(self.task.objectives) > 1 else ["loss"]
@@ -381,8 +383,8 @@ class Trainer(ABC):
 
     def _must_be_able(self, needed: frozenset[Ability] | set[Ability]) -> None:
         if missing := sorted(needed - self.abilities):
-            words = CANNOT[missing[0]]
-            raise WorkError(f"the trainer of this worker {words}", reason=f"ability:{missing[0]}")
+            inability = CANNOT[missing[0]]
+            raise WorkError(f"the trainer of this worker {inability}", reason=f"ability:{missing[0]}")
 
 
 def training_seed(seed: int, round_: int, client_id: str) -> int:

@@ -39,7 +39,7 @@ def trainer_kind(task: Task, name: str = "") -> type[Trainer]:
 
 @dataclass(frozen=True)
 class TrainerChoice:
-    """What an owner names in place of a task's own trainer: a name, or the command that starts an external trainer.
+    """The owner's choice in place of a task's own trainer: a name, or the command of an external trainer.
 
     `silence` is that of `ExternalTrainer`, in seconds.
     """
