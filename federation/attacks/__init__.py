@@ -1,4 +1,4 @@
-"""Attacks to rehearse in one's own federation, to see what its defence does."""
+"""Attacks for rehearsals in one's own federation, to measure its defence."""
 
 from federation.attacks.base import Attack, AttackError, attack_seed
 from federation.attacks.catalogue import must_exist, parse_attack

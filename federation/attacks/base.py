@@ -19,7 +19,7 @@ Matrix = NDArray[np.float32]
 
 
 class AttackError(ValueError):
-    """A description that names no attack, or an attack that does not fit the task or the client."""
+    """The description names no attack, or the attack does not fit the task or the client."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Attack(Options):
 
     Attributes:
         name: its name in specifications and on the command line.
-        trains: whether it needs its own honest update; otherwise the client need not train.
-        needs_peers: whether it is computed from honest updates of others.
-        alone: the effect of an attack that needs peers where the only honest update it knows is its own.
-        from_participants: an option that follows from the number of participants where it is 0; or empty.
+        trains: True if it needs its own honest update; otherwise the client need not train.
+        needs_peers: True if it is computed from honest updates of others.
+        alone: the effect of an attack that needs peers if the only honest update that it knows is its own.
+        from_participants: an option that follows from the number of participants if it is 0; or empty.
 
     Raises:
         AttackError: a number outside its interval.
@@ -96,7 +96,7 @@ class Attack(Options):
 
         Args:
             own: u, the client's honest update w_t - w_i, (d,). For an attack that does not train the last change
-                w_{t-1} - w_t of the global model, zeros where there is none.
+                w_{t-1} - w_t of the global model, zeros without one.
             peers: the honest updates that the attacker knows, (h, d), in the order of the clients' names: in a
                 simulation those of all the honest clients of the round, in a real worker its accomplices' and its own.
             m: the number of participants, attackers included; read only where an option is `derived`.

@@ -49,7 +49,7 @@ _HINT = "write scale=100,bias=1000, or one of the two, or the name of an attack"
 
 
 def parse_attack(text: str) -> Attack:
-    """Reads "sign-flip", "alie:z=1.5", "scale=100,bias=1000" or, for an attack of one's own, "module:Class:z=1.5".
+    """Reads "sign-flip", "alie:z=1.5", "scale=100,bias=1000" or, for one's own attack, "module:Class:z=1.5".
 
     Raises:
         AttackError: no such attack, no such number of it, or one out of range; or a plug-in's code raises an exception.
@@ -62,12 +62,12 @@ def parse_attack(text: str) -> Attack:
         with _PLUGINS.code(name, f"making {kind.__name__}", AttackError):
             if tail == "":
                 raise AttackError(f"{text.strip()!r} ends in a colon; write {_example(name, kind)}")
-            made = kind() if tail is None else _make(name, kind, tail)
-            str(made)
+            attack = kind() if tail is None else _make(name, kind, tail)
+            str(attack)
     except PluginError as error:
         raise AttackError(str(error)) from error
-    object.__setattr__(made, "name", name)  # it is frozen, and a plug-in has the name that its owner wrote
-    return made
+    object.__setattr__(attack, "name", name)  # it is frozen, and a plug-in has the name that its owner wrote
+    return attack
 
 
 def must_exist(text: str) -> None:
@@ -78,16 +78,16 @@ def must_exist(text: str) -> None:
 
 
 def _split(text: str) -> tuple[str, str | None]:
-    """The name of an attack, empty for `Inflation`, and the text after it, None where there is none."""
+    """The name of an attack, empty for `Inflation`, and the text after it, None without one."""
     head, colon, tail = (part.strip() for part in text.partition(":"))
     if "=" in head or not head:
         return "", text
     if head in ATTACKS or head in {offer.name for offer in _PLUGINS.offers()}:
         return head, tail if colon else None
-    if found := _CLASS.fullmatch(text.strip()):
-        return found[1], found[2]
-    there = ", ".join([*ATTACKS, *(offer.name for offer in _PLUGINS.offers())])
-    raise AttackError(f"{head!r} is no attack: there are {there}; {_HINT}, or module:Class for a class of your own")
+    if match := _CLASS.fullmatch(text.strip()):
+        return match[1], match[2]
+    known = ", ".join([*ATTACKS, *(offer.name for offer in _PLUGINS.offers())])
+    raise AttackError(f"{head!r} is no attack: there are {known}; {_HINT}, or module:Class for a class of your own")
 
 
 def _make(called: str, kind: type[Attack], text: str) -> Attack:
@@ -97,8 +97,8 @@ def _make(called: str, kind: type[Attack], text: str) -> Attack:
         name, _, value = (piece.strip() for piece in part.partition("="))
         if name not in fields or not value or name in values:
             known = f"{called} takes {', '.join(fields) or 'nothing'}" if called else _HINT
-            what = "is said twice" if name in values else "describes no attack"
-            raise AttackError(f"{part.strip()!r} {what}: {known}")
+            defect = "is said twice" if name in values else "describes no attack"
+            raise AttackError(f"{part.strip()!r} {defect}: {known}")
         convert = types[name]
         if convert not in _WORDS:
             raise AttackError(f"{called}: {name} is of type {convert}; the options of attacks are int, float or str")
@@ -130,13 +130,13 @@ class ListedAttack:
 def entries() -> tuple[ListedAttack, ...]:
     """Every attack that has a name here: the built-in ones, then those of entry points, which are imported."""
     kinds: tuple[type[Attack], ...] = (Inflation, *ATTACKS.values())
-    found = [_entry(kind()) for kind in kinds]
+    listed = [_entry(kind()) for kind in kinds]
     for offer in _PLUGINS.offers():
         try:
-            found.append(_entry(parse_attack(offer.name), offer.package))
+            listed.append(_entry(parse_attack(offer.name), offer.package))
         except AttackError as error:
-            found.append(ListedAttack(offer.name, f"cannot be used: {error}", {}, offer.package))
-    return tuple(found)
+            listed.append(ListedAttack(offer.name, f"cannot be used: {error}", {}, offer.package))
+    return tuple(listed)
 
 
 def names() -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Attacks that are made from the honest updates of others: all accomplices send the same vector.
+"""Attacks from the honest updates of others: all accomplices send the same vector.
 
 An omniscient attacker knows the updates of all honest clients (a simulation); real accomplices estimate from their own
 honest updates, as Baruch et al. do.

@@ -1,4 +1,4 @@
-"""Attacks that one client makes with nothing but its own update, or without any."""
+"""Attacks of one client from its own update alone, or without any."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

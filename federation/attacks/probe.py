@@ -1,4 +1,4 @@
-"""The success of a backdoor: the share of triggered samples that a model takes for the target's."""
+"""The success of a backdoor: the share of triggered samples that a model assigns to the target."""
 
 import numpy as np
 from numpy.typing import NDArray

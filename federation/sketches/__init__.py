@@ -63,8 +63,8 @@ def sketch(name: str, *, d: int, objectives: tuple[str, ...], budget: float = 1.
     kind = load(name)
     try:
         with _PLUGINS.code(name, f"making {kind.__name__}", SketchError):
-            made = kind(d=d, objectives=objectives, budget=budget)
+            instance = kind(d=d, objectives=objectives, budget=budget)
     except PluginError as error:
         raise SketchError(str(error)) from error
-    object.__setattr__(made, "name", name)  # it is frozen, and a plug-in has the name in the specification
-    return made
+    object.__setattr__(instance, "name", name)  # it is frozen, and a plug-in has the name in the specification
+    return instance

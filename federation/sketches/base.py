@@ -199,8 +199,8 @@ def fits(message: Message, layout: tuple[tuple[str, int], ...], whose: str) -> N
     for name, length in layout:
         values = message.get(name)
         if values is None or values.shape != (length,):
-            found = "no such row" if values is None else f"shape {values.shape}"
-            raise SketchError(f"{whose}: row {name!r} has {length} values; the message has {found}")
+            actual = "no such row" if values is None else f"shape {values.shape}"
+            raise SketchError(f"{whose}: row {name!r} has {length} values; the message has {actual}")
 
 
 def narrow(name: str, values: NDArray[Any]) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""What is learned: a model, this client's data, and named objectives.
+"""Tasks: a model, this client's data, and named objectives.
 
 A task is code that the owner of a machine chose to run there. It is loaded by name, from an installed package's entry
 point (group `fedpareto.tasks`) or as `module:Class`, and never from bytes that arrived over the wire. Torch is imported
@@ -73,7 +73,7 @@ class Task:
     """The model, the data and the losses that a federation learns: subclass it, and name the class to the worker.
 
     Attributes:
-        name: what the federation calls the task; set by `task`.
+        name: of the task in the federation; set by `task`.
         objectives: the names of the losses. A parameter called `heads.NAME....` belongs to the objective NAME alone;
             all others are the encoder that all objectives share.
         evaluation_batch: samples in one forward pass where no gradient is needed.
@@ -145,7 +145,7 @@ class Task:
         return x
 
     def correct(self, output: Any, y: "torch.Tensor") -> "torch.Tensor | dict[str, torch.Tensor] | None":
-        """Which samples of a batch are right, (n,) of bool; None where accuracy means nothing (regression).
+        """Marks the right samples of a batch, (n,) of bool; None if accuracy is undefined (regression).
 
         A task of several objectives may return it for each of them; a sample with several labels may be right by a
         share.
@@ -189,10 +189,10 @@ def task(name: str) -> Task:
 
 
 def metrics_of(task: Task) -> "tuple[MetricKind, ...]":
-    """What the task's own metrics are, in its order.
+    """The kinds of the task's own metrics, in its order.
 
     Raises:
-        TaskError: its code raised an exception, or one that cannot be used.
+        TaskError: its code raised an exception, or a metric cannot be used.
     """
     from federation.spec.task_metrics import kinds  # noqa: PLC0415
 

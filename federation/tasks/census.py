@@ -1,4 +1,4 @@
-"""How many samples of which class every client holds, before anything is trained."""
+"""The number of samples of each class that every client holds, before any training."""
 
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,7 @@ from federation.training.trainers import trainer_code, trainer_kind
 
 @dataclass(frozen=True, eq=False)
 class Census:
-    """What the clients of a partition hold.
+    """The samples of the clients of a partition.
 
     Attributes:
         sizes: (clients, 3), samples for training, validation and testing.

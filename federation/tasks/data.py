@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Loading:
-    """How samples that are not in memory are read: by `workers` processes, or 0 for the trainer's own.
+    """The reading of samples that are not in memory: by `workers` processes, or 0 for the trainer's own.
 
-    With `pin`, they are read into memory that a GPU copies from faster.
+    With `pin`, they are read into memory from which a GPU copies faster.
     """
 
     workers: int = 0
@@ -26,7 +26,7 @@ class Loading:
 
 @dataclass(frozen=True)
 class DataSource:
-    """Where a client's data is: the owner's `--data`, or None for data that comes with the task; and which part of it.
+    """The source of a client's data: the owner's `--data`, or None for data that comes with the task; and its part.
 
     With `download`, a task may fetch a public data set into the directory. `loading` is the owner's choice.
     """

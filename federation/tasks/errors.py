@@ -1,4 +1,4 @@
-"""What is wrong with a task or with data."""
+"""The errors of tasks and of data."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -51,7 +51,7 @@ class MessagePassing(nn.Module):
         return vector
 
     def graph(self, molecules: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What is known of atoms (n, 29, 11) and of pairs of them (n, 29, 29, 5), and which atoms there are (n, 29).
+        """The features of atoms (n, 29, 11) and of pairs of them (n, 29, 29, 5), and the mask of present atoms (n, 29).
 
         Of an atom: which element it is of five, its atomic number, four zeros and the number of its hydrogens. The
         zeros stand for aromatic, sp, sp2 and sp3: in PyTorch Geometric's QM9, which the published code reads, they are
@@ -107,7 +107,7 @@ class Set2Set(nn.Module):
         self.cell = nn.LSTMCell(2 * width, width)
 
     def forward(self, state: Tensor, present: Tensor) -> Tensor:
-        """What is read of states (n, atoms, width); `present` (n, atoms) is 1 for an atom and 0 for a gap."""
+        """The readout of states (n, atoms, width); `present` (n, atoms) is 1 for an atom and 0 for a gap."""
         query = memory = torch.zeros_like(state[:, 0])
         read = torch.cat([query, query], dim=-1)
         for _ in range(self.steps):
@@ -119,7 +119,7 @@ class Set2Set(nn.Module):
 
 
 def gru(cell: nn.GRUCell, x: Tensor, state: Tensor) -> Tensor:
-    """What the cell makes of inputs and states, (..., width). Torch's own kernel cannot be stacked by `vmap`."""
+    """The cell's new states for inputs and states, (..., width). Torch's own kernel cannot be stacked by `vmap`."""
     new = linear(x, cell.weight_ih, cell.bias_ih).chunk(3, dim=-1)
     old = linear(state, cell.weight_hh, cell.bias_hh).chunk(3, dim=-1)
     reset, keep = (new[0] + old[0]).sigmoid(), (new[1] + old[1]).sigmoid()

@@ -70,7 +70,7 @@ class ManyHeads(nn.Module):
         self.heads = nn.ModuleDict(heads)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        """What each head makes of the encoder's features."""
+        """The output of each head for the encoder's features."""
         features = self.encoder(x)
         return {objective: head(features) for objective, head in self.heads.items()}
 

@@ -24,8 +24,8 @@ class _HasModel(Protocol):
 def build(task: _HasModel, seed: int = 0) -> nn.Module:
     """The task's model with the initial values that `seed` gives, on the CPU, checked to fit a flat vector.
 
-    Torch's global generator is left as it was. Members build with the default seed: what is not trained, such as a
-    frozen random projection, is then the same everywhere, and what is trained comes from the coordinator.
+    Torch's global generator keeps its state. Members build with the default seed: untrained tensors, such as a frozen
+    random projection, are then the same everywhere, and trained ones come from the coordinator.
 
     Raises:
         TaskError: the model has no trainable float32 parameters.
@@ -40,7 +40,9 @@ def build(task: _HasModel, seed: int = 0) -> nn.Module:
 
 def layout(model: nn.Module) -> Layout:
     """The names and shapes of the trainable parameters, then of the buffers, in the model's order; d elements."""
-    return Layout(tuple(Shape(name, tuple(one.shape)) for name, one in (*trainable(model), *buffers(model).items())))
+    return Layout(
+        tuple(Shape(name, tuple(tensor.shape)) for name, tensor in (*trainable(model), *buffers(model).items()))
+    )
 
 
 def values(model: nn.Module) -> dict[str, NDArray[np.float32]]:
@@ -55,9 +57,9 @@ def trainable(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def buffers(model: nn.Module) -> dict[str, Tensor]:
-    """What the model keeps besides, such as BatchNorm's running statistics, by name; empty if all are integers.
+    """The buffers of a model, such as BatchNorm's running statistics, by name; empty if all are integers.
 
-    What a model merely looks up (a table of positions) is registered with persistent=False, and is not among them.
+    Constant tables (such as positions) are registered with persistent=False, and are not among them.
     """
     state = model.state_dict()
     found = {name: buffer for name, buffer in model.named_buffers() if name in state}

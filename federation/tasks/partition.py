@@ -1,4 +1,4 @@
-"""How one data set becomes many clients: which samples each holds, and which of them it keeps back.
+"""Divides one data set among many clients: the samples of each, and those that it keeps back.
 
 Every client computes the whole partition and keeps its own part, so that clients that agree on count, scheme, sizes and
 seed hold disjoint parts without any message.
@@ -63,10 +63,10 @@ def partition(pool: Pool, part: Part) -> list[Indices]:
 
 
 def quotas(samples: int, part: Part) -> Indices:
-    """How many of at least `count` samples each client gets, for "iid" and "dirichlet": (count,) numbers.
+    """The number of samples of each client, of at least `count` samples, for "iid" and "dirichlet": (count,) numbers.
 
     "equal": numbers that differ by at most one. "lognormal:SIGMA": every client gets `LEAST` samples, or all the same
-    number when there are too few for that; the rest is shared in proportion to exp(SIGMA z), z standard normal.
+    number if there are too few for that; the rest is shared in proportion to exp(SIGMA z), z standard normal.
     """
     kind, _, argument = part.sizes.partition(":")
     logarithms = np.zeros(part.count)

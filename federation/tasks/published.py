@@ -1,4 +1,4 @@
-"""What the tasks on published data sets have in common."""
+"""The base of the tasks on published data sets."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,7 +15,7 @@ class Published(Task):
 
     Attributes:
         network: the function of `federation.tasks.networks` that makes the model; of several objectives, it takes them.
-        files: what the directory of `--data` must hold.
+        files: the required content of the directory of `--data`.
         hint: more about them, for the message that there is no directory.
     """
 

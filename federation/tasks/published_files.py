@@ -25,9 +25,10 @@ def found(path: Path) -> Path | None:
 
 
 def read(path: Path, wanted: str) -> bytes:
-    """What a file holds, unpacked; the file may be there as .gz instead.
+    """The content of a file, or of its compressed form (.gz), unpacked.
 
-    `wanted` says in the message what was expected and where to get it. Raises DataError if it is missing or damaged.
+    `wanted` is the text of the error about the expected file and its source. Raises DataError if it is missing or
+    damaged.
     """
     file = found(path)
     if file is None:

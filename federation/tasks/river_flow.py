@@ -1,4 +1,4 @@
-"""`river-flow`: how high the Mississippi and its tributaries stand in two days, at eight places: eight objectives.
+"""`river-flow`: the level of the Mississippi and its tributaries in two days, at eight places: eight objectives.
 
 Source: RF1 of the Mulan collection (Spyromitros-Xioufis, Tsoumakas, Groves, Vlahavas, Multi-target regression via input
 space expansion, Machine Learning 104, 2016). FMOL's third experiment, with eight objectives.
@@ -42,7 +42,7 @@ class RiverFlow(Regression):
     3.54. That row is left out, and the same value is missing among the features of eight later rows.
 
     Attributes:
-        keep_corrupt: whether the file is used as it is.
+        keep_corrupt: if true, the file is used unchanged.
     """
 
     objectives = PLACES
@@ -85,7 +85,7 @@ class RiverFlowWhole(RiverFlow):
 
 
 def _is_corrupt(table: Table) -> bool:
-    """Whether this is the published file, in which one flow is corrupt."""
+    """True for the published file, in which one flow is corrupt."""
     return len(table) > _CORRUPT_ROW and bool(table[_CORRUPT_ROW, _FEATURES + PLACES.index("nasi2")] == _CORRUPT_FLOW)
 
 

@@ -77,7 +77,7 @@ def _deal(count: int, seed: int) -> list[NDArray[np.int64]]:
 
 
 def _tested(count: int) -> NDArray[np.bool_]:
-    """Which of a hospital's images are its test part, (n,)."""
+    """The mask of a hospital's test images, (n,)."""
     return np.equal(np.arange(count) % _TESTED, 0)
 
 

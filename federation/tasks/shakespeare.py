@@ -81,7 +81,7 @@ class Shakespeare(Published):
 
 
 def _speeches(path: Path) -> dict[str, list[str]]:
-    """What each role of each play says, as "play/SPEAKER"."""
+    """The speeches of each role of each play, by "play/SPEAKER"."""
     wanted = f'expected a speech on a line, as {{"play": ..., "speaker": ..., "text": ...}}, or {Path(TINY).name}'
     roles: dict[str, list[str]] = {}
     for number, line in lines(path, wanted):
@@ -99,7 +99,7 @@ def _speeches(path: Path) -> dict[str, list[str]]:
 
 
 def _tiny(path: Path) -> dict[str, list[str]]:
-    """What each speaker says; a line that ends with a colon after an empty line (or at the beginning) names one."""
+    """The speeches of each speaker, named by a line that ends with a colon, after an empty line or at the beginning."""
     wanted = "expected `SPEAKER:`, the speech on the next lines, and an empty line before the next speaker"
     roles: dict[str, list[str]] = {}
     speech: list[str] | None = None

@@ -44,7 +44,7 @@ class Vision(Published):
 
     @abstractmethod
     def _read(self, root: Path, half: Half, download: bool) -> tuple[Images, Labels]:
-        """What `images` returns, from a directory."""
+        """Reads the result of `images` from a directory."""
 
     def _fetched(self, root: Path, half: Half, download: bool, **options: str) -> Any:
         """The data set as torchvision has it, fetched into the directory where that is allowed."""
@@ -114,8 +114,8 @@ class Emnist(_Grey):
 class Cifar10(Vision):
     """Photographs (Krizhevsky 2009): 50,000 images of 32 x 32 in colour, ten classes.
 
-    Where the original files are missing, DIR/cifar10_jpeg/cifar10_jpeg.npz is read in their place. It holds lossy JPEG
-    copies of the same images: what is learned from them is not strictly comparable with numbers on the originals.
+    If the original files are missing, DIR/cifar10_jpeg/cifar10_jpeg.npz is read in their place. It holds lossy JPEG
+    copies of the same images: results on them are not strictly comparable with results on the originals.
     """
 
     dataset = "CIFAR10"
