@@ -13,12 +13,12 @@ shares that the coordinator has received.
 
 | module | section |
 |---|---|
-| `hashing`, `derivation`, `errors` | 2a: digests, views, keys; why something is refused |
+| `hashing`, `derivation`, `errors` | 2a: digests, views, keys; the errors |
 | `streams`, `wire`, `payloads`, `sealing` | 2a: streams, words, payloads, ciphertexts |
 | `fields`, `shamir`, `berlekamp_welch` | 1, 2: arithmetic mod p and q, shares, correction |
 | `sketch`, `openings` | 2.3, 2.4: sketches, the Gram matrix |
-| `keys`, `dealing`, `blocks`, `masks`, `unmasking` | 2.2, 2.3, 2.5, 2.6: keys, shares, masked updates, their sum |
-| `verification`, `checks` | 2.7, 2.8, 4: what the coordinator checks |
-| `thresholds`, `accusations` | 1, 2.4: numbers of a cohort, who is left out |
+| `member_keys`, `dealing`, `blocks`, `masks`, `unmasking` | 2.2, 2.3, 2.5, 2.6: keys, shares, masked updates, sums |
+| `verified_mode`, `checks` | 2.7, 2.8, 4: the checks of the coordinator |
+| `thresholds`, `accusations` | 1, 2.4: numbers of a cohort, excluded members |
 | `cover`, `bounds` | 3.5: the coefficients that a member accepts |
 """

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from federation.secure.fields import Reals
 
 BLOCK = 1 << 16
-"""Coordinates of a block: what is computed for one fits into a core's cache."""
+"""Coordinates of a block: the computation of one fits into a core's cache."""
 
 Blocks = Iterable[NDArray[np.floating[Any]]]
 Scalar = TypeVar("Scalar", bound=np.generic)

@@ -18,7 +18,7 @@ _PLUGGED_IN = ("torchjd:",)  # beginnings of names; so is a name with a colon, "
 
 
 class BoundKind(StrEnum):
-    """What bounds a single coefficient, besides the cover of every member."""
+    """The bound on a single coefficient, besides the cover of every member."""
 
     EQUAL = "equal"  # all are floor(2^32 / |W|)
     FIXED = "fixed"  # lambda0, plus or minus one unit
@@ -29,13 +29,13 @@ class BoundKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What a run's algorithm allows of coefficients.
+    """The bounds of a run's algorithm on coefficients.
 
     Attributes:
         kind: of the bounds.
-        prior: how lambda0 is made: 1 / |W|, or in proportion to the training samples.
+        prior: of lambda0: 1 / |W|, or in proportion to the training samples.
         epsilon: of BOX; None for 0.5 / |W|.
-        signed: whether coefficients may be negative.
+        signed: True if coefficients may be negative.
     """
 
     kind: BoundKind
@@ -62,10 +62,10 @@ _SIGNED = frozenset({"adafed"})
 def bounds(
     algorithm: str, prior: Literal["uniform", "samples"], epsilon: object, stages: Sequence[object]
 ) -> Bounds | None:
-    """What an algorithm allows of coefficients; None for one that is not known here.
+    """The bounds of an algorithm on coefficients; None for an unknown algorithm.
 
     Args:
-        algorithm: its name in the run's specification. Nothing that it names is imported.
+        algorithm: its name in the run's specification. No code is imported.
         prior: of the specification.
         epsilon: of the specification; None or "auto" for the default.
         stages: before the rule. With stages, weights of the rule are not those of the members.
@@ -82,10 +82,10 @@ def bounds(
 
 
 def problem(rule: Bounds, coefficients: Mapping[str, int], samples: Mapping[str, int], cohort: Thresholds) -> str:
-    """What is wrong with the coefficients of W at MASK, besides the cover of members; empty when nothing is.
+    """The problem of the coefficients of W at MASK, besides the cover of members; empty without one.
 
     Args:
-        rule: what the run's algorithm allows.
+        rule: the bounds of the run's algorithm.
         coefficients: of all members of W.
         samples: training samples that the members have claimed at READY; read where the prior needs them.
         cohort: the numbers of U1.
@@ -107,7 +107,7 @@ def problem(rule: Bounds, coefficients: Mapping[str, int], samples: Mapping[str,
 
 
 def uncovered(coefficients: Mapping[str, int], t: int, least: Fraction) -> str:
-    """Which member's vector is not hidden by the others', in words; empty when all are."""
+    """The text about a member whose vector the others' do not hide; empty if all are hidden."""
     name = least_covered(coefficients, t, least)
     if name is None:
         return ""

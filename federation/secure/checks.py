@@ -1,4 +1,4 @@
-"""What the coordinator checks of the sum and of the Gram matrix in every mode (section 4). A failure voids the session.
+"""The coordinator's checks of the sum and the Gram matrix in every mode (section 4). A failure voids the session.
 
 all         |R_j| <= 1 + 2^-10;  ||R|| <= 1.01 sum_V |a|
 private,    |G_ii - 1| <= 2 / sqrt(k);  least eigenvalue of G >= -(2 sqrt|W| + 6) / (4 sqrt k);
@@ -17,7 +17,7 @@ from federation.secure.fields import Reals
 
 
 class Check(StrEnum):
-    """What failed."""
+    """The checks by name."""
 
     ENTRY = "sum-entry"
     LENGTH = "sum-length"
@@ -37,10 +37,10 @@ class Failure:
     """A check that failed.
 
     Attributes:
-        check: which.
+        check: its name.
         member: whose value it is, or None for one of all members. This does not blame the member.
-        value: what was found, or None if there is no value.
-        limit: what it is compared with.
+        value: the measured value, or None without one.
+        limit: the bound of the value.
     """
 
     check: Check

@@ -23,7 +23,7 @@ def cover(coefficients: Mapping[str, int], member: str, t: int) -> Fraction | fl
 
 
 def covers(coefficients: Mapping[str, int], member: str, t: int, least: Fraction) -> bool:
-    """Whether the cover of a member is at least `least`: (least - 1) A_i^2 <= the sum of the others' A_j^2.
+    """True if the cover of a member is at least `least`: (least - 1) A_i^2 <= the sum of the others' A_j^2.
 
     Raises:
         KeyError: the member has no coefficient.

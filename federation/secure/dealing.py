@@ -19,7 +19,7 @@ from federation.secure.wire import pack, unpack
 
 @dataclass(frozen=True, eq=False)
 class DealShares:
-    """What one member holds of a dealer after DEAL.
+    """The shares of one member from a dealer after DEAL.
 
     Attributes:
         sigma_b: shares of the dealer's first mask secret, (5,) in F_q.
@@ -55,7 +55,7 @@ def deal_bytes(rows: int) -> int:
 def deal_shares(
     keys: MemberKeys, sketch: Elements, thresholds: Thresholds, secret: bytes, view1: bytes
 ) -> tuple[DealShares, ...]:
-    """What a member deals, one for each point 1 ... m.
+    """The shares that a member deals, one for each point 1 ... m.
 
     Args:
         keys: the member's own.

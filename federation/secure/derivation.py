@@ -21,7 +21,7 @@ _INFO = b"fedpareto/v1/secure/"
 
 
 class Purpose(StrEnum):
-    """What a member derives from its own secret of a session; the value is the label."""
+    """The purposes of values that a member derives from its secret of a session; the value is the label."""
 
     C = "c"
     SIGMA_B = "sigma-b"
@@ -40,7 +40,7 @@ def derive(secret: bytes, label: str, *context: bytes) -> bytes:
 
 
 def own(secret: bytes, purpose: Purpose, view: bytes) -> bytes:
-    """What a member derives from its own secret, 32 bytes; `view` is the session for keys and training."""
+    """Derives a value from a member's own secret, 32 bytes; `view` is the session for keys and training."""
     return derive(secret, purpose, view)
 
 

@@ -1,4 +1,4 @@
-"""Why bytes, keys or numbers of a private round are refused."""
+"""The errors of malformed bytes, keys or numbers of a private round."""
 
 from enum import StrEnum
 

@@ -26,7 +26,7 @@ KEY = 32
 
 @dataclass(frozen=True)
 class PublicKeys:
-    """What a member shows at READY: its X25519 public keys c (channels) and s (masks), 32 bytes each."""
+    """The public keys of a member at READY: its X25519 public keys c (channels) and s (masks), 32 bytes each."""
 
     c: bytes
     s: bytes
@@ -141,7 +141,7 @@ def digest(data: bytes) -> bytes:
 
 
 def commitment(sigma_b: bytes) -> bytes:
-    """What a member shows of its mask secret at DEAL: BLAKE3("fedpareto/v1/secure/commit" sigma_b)."""
+    """The commitment of a member to its mask secret at DEAL: BLAKE3("fedpareto/v1/secure/commit" sigma_b)."""
     return blake3(b"fedpareto/v1/secure/commit" + sigma_b).digest()
 
 

@@ -26,7 +26,7 @@ SIGMA_BYTES = SIGMA * F_Q.width
 
 @dataclass(frozen=True)
 class MemberKeys:
-    """What a member derives from its secret of a session.
+    """The keys and secrets that a member derives from its secret of a session.
 
     Attributes:
         c: the private key of the channels to other members.
@@ -42,7 +42,7 @@ class MemberKeys:
 
     @property
     def public(self) -> PublicKeys:
-        """What the member shows at READY."""
+        """The public keys that the member shows at READY."""
         return PublicKeys(self.c.public_key().public_bytes_raw(), self.s.public_key().public_bytes_raw())
 
 

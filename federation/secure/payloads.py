@@ -44,7 +44,7 @@ def unpack_open(payload: bytes, members: int) -> Elements:
 
 @dataclass(frozen=True, eq=False)
 class CheckAnswers:
-    """What a member answers about the shares of CONFIRM, in mode `verified`; all in F_q.
+    """The answers of a member about the shares of CONFIRM, in mode `verified`; all in F_q.
 
     Attributes:
         norms: ||x_h||^2 + z_h for each h of V, (|V|,).

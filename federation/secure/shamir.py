@@ -61,7 +61,7 @@ def interpolate(field: Field, points: Sequence[int], shares: Elements, degree: i
 
 
 def inconsistent(field: Field, points: Sequence[int], shares: Elements, degree: int) -> NDArray[np.bool_]:
-    """Which columns do not lie on a polynomial of this degree, (r,)."""
+    """Marks the columns that do not lie on a polynomial of this degree, (r,)."""
     rest = points[degree + 1 :]
     off: NDArray[np.bool_] = (interpolate(field, points, shares, degree, rest) != shares[degree + 1 :]).any(axis=0)
     return off

@@ -34,7 +34,7 @@ EVALUATION_NOISE = 0.1
 
 
 class Mode(StrEnum):
-    """What is opened, and what is checked."""
+    """The modes of private rounds, by the values that are opened and checked."""
 
     SUM = "sum"
     PRIVATE = "private"

@@ -42,12 +42,12 @@ class Recovered:
 
 
 def commits(shown: bytes) -> Check:
-    """Whether sigma_b is the secret of this commitment."""
+    """Checks that sigma_b is the secret of this commitment."""
     return lambda sigma: commitment(sigma) == shown
 
 
 def gives_key(public: bytes, session: bytes) -> Check:
-    """Whether sigma_s gives the private key of this s."""
+    """Checks that sigma_s gives the private key of this s."""
     return lambda sigma: pair_private_key(sigma, session).public_key().public_bytes_raw() == public
 
 
@@ -59,7 +59,7 @@ def recover(
     Args:
         points: x_j of those that answered, (n,).
         shares: their shares, (n, secrets, 5) in F_q.
-        checks: what each secret must fulfil.
+        checks: the condition of each secret.
         t_mask: shares that open a mask, at most n.
         t: liars.
     """

@@ -55,7 +55,7 @@ NORM_LIMIT = 1.55
 
 @dataclass(frozen=True, eq=False)
 class CheckShares:
-    """What one member holds of a dealer after CONFIRM, in mode `verified`.
+    """The shares of one member from a dealer after CONFIRM, in mode `verified`.
 
     Attributes:
         values: T u, z, b, b', y in this order, (291,) in F_q.
@@ -109,7 +109,7 @@ def confirm_bytes() -> int:
 
 @dataclass(frozen=True, eq=False)
 class Challenge:
-    """What tau2 gives.
+    """The challenge that follows from tau2.
 
     Attributes:
         rho: (256,) in F_q.
@@ -124,7 +124,7 @@ class Challenge:
 
 @dataclass(frozen=True, eq=False)
 class ShareFindings:
-    """What the answers about the shares of CONFIRM show.
+    """The findings from the answers about the shares of CONFIRM.
 
     Attributes:
         norms: ||T u_h||^2 by dealer; None without a codeword.
@@ -144,7 +144,7 @@ class ShareFindings:
 def check_shares(
     sketch: Elements, points: Sequence[int], t: int, secret: bytes, final: bytes
 ) -> tuple[CheckShares, ...]:
-    """What a member deals at CONFIRM, one for each point.
+    """The shares that a member deals at CONFIRM, one for each point.
 
     Args:
         sketch: T u with 16 fractional bits, (256,) in F_q.
@@ -181,7 +181,7 @@ def check_answers(shares: Sequence[CheckShares], coefficients: Sequence[int], ch
     """A member's answers at UNMASK.
 
     Args:
-        shares: what it holds of each dealer of V, in order.
+        shares: those that it holds from each dealer of V, in order.
         coefficients: A = 2^32 a of V, in order.
         challenge: rho, s and E.
     """
@@ -198,7 +198,7 @@ def check_answers(shares: Sequence[CheckShares], coefficients: Sequence[int], ch
 
 
 def examine(points: Mapping[str, int], answers: Mapping[str, CheckAnswers], V: Sequence[str], t: int) -> ShareFindings:
-    """What the answers show.
+    """Derives the findings from the answers.
 
     Args:
         points: x_j of those that answered, by id.
