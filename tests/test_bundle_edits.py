@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.message import Message
 from stage import Stage, spec
 from test_bundle import NAMES, exported, played
+from typer.testing import CliRunner
 
 from federation.digests import digest
 from federation.record import bundle
@@ -23,6 +24,7 @@ from federation.v1.common_pb2 import (
     StepManifest,
 )
 from federation.v1.record_pb2 import Answer, Exchange, RoundRecord
+from fedpareto.cli.main import app
 from storage.states import RunState
 from verification.errors import Wrong
 from verification.holders import read_keys
@@ -337,3 +339,11 @@ def test_what_is_no_bundle_is_refused(record: Edited, tmp_path: Path) -> None:
         (record.having({bundle.CA: b"x"}), "the CA's certificate: not a certificate"),
     ]:
         assert words in refused(edited, tmp_path)
+
+
+def test_the_text_of_a_bundle_cannot_write_on_the_terminal_of_its_reader(record: Edited, tmp_path: Path) -> None:
+    forged = "run\x1b[2J\neverything was verified"
+    edited = record.telling(lambda about: setattr(about, "name", forged)).write(tmp_path / "forged.fedpareto")
+    output = CliRunner().invoke(app, ["verify", str(edited)]).output
+    assert "\x1b" not in output
+    assert r"run\x1b[2J\neverything was verified" in output.splitlines()[0]

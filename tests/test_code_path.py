@@ -152,3 +152,17 @@ def test_a_coordinator_takes_the_current_directory_off_the_path_unless_it_is_nam
     code_path.append([tmp_path])
     code_path.leave_current_directory()
     assert sys.path[-1] == str(tmp_path)
+
+
+def test_a_file_beside_the_one_that_is_verified_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise SystemExit('this is not the library')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "fedpareto", "verify", "run.fedpareto"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "cannot read run.fedpareto" in done.stderr or "No such file" in done.stderr

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from federation.text import counted
+from federation.text import counted, escaped
 from fedpareto.cli.admin.app import Home, RunName, Yes, app, confirm, connected, show
 from fedpareto.cli.completion import algorithms
 from fedpareto.cli.failure import USAGE, CommandFailure, answer, failing
@@ -228,7 +228,7 @@ def verify_command(
 
     def say(line: str) -> None:
         if not as_json:
-            typer.echo(line)
+            typer.echo(escaped(line))  # names and reasons are the bundle's author's
 
     with failing(OSError, BundleError), BundleReader(file) as bundle:
         about = bundle.about
@@ -270,7 +270,7 @@ def verify_command(
     if as_json:
         answer(True, document)
     if wrong:
-        raise CommandFailure(f"{file} does not verify: {wrong}")
+        raise CommandFailure(escaped(f"{file} does not verify: {wrong}"))
     summary = "everything was verified" if whole else "nothing is wrong; what is named above could not be verified"
     say(f"{file}: {summary}")
     if not whole:
