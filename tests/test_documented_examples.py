@@ -16,6 +16,7 @@ from federation.tasks.parameters import trainable
 from fedpareto import simulate
 from fedpareto.cli.main import app
 from fedpareto.processes.forked import completed
+from fedpareto.processes.process_federation import ProcessFederation
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "docs" / "examples"
@@ -47,11 +48,11 @@ def test_the_examples_in_the_pages_are_the_files() -> None:
 
 @pytest.mark.full
 def test_an_exported_model_is_loaded_into_pytorch_as_the_page_says(tmp_path: Path) -> None:
-    history = simulate(SPEC, home=tmp_path / "home", threads=1)
+    history = simulate(SPEC, home=tmp_path / "coordinator", threads=1)
     file = tmp_path / "model.safetensors"
-    export = ["admin", "--home", str(tmp_path / "home"), "export", history.run_id, "--out", str(file), "--json"]
-    result = CliRunner().invoke(app, export, catch_exceptions=False)
-    assert json.loads(result.stdout)["file"] == str(file)
+    with ProcessFederation(tmp_path) as served:
+        served.serve("--hold")
+        assert served.admin("export", history.run_id, "--out", str(file))["file"] == str(file)
     done = completed([str(EXAMPLES / "use_the_model.py"), str(file), "digits"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     digits = task("digits")

@@ -73,7 +73,8 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def unpinned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """A scene in which the last member has pinned no roster yet."""
     with federation(tmp_path_factory.mktemp("private")) as fed:
         fed.serve()
         scene = Scene(fed)
@@ -87,13 +88,23 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         yield scene
 
 
-def test_a_worker_without_a_roster_declines(scene: Scene) -> None:
-    run = scene.fed.submit("too-early", SPEC)
-    wait_for(lambda: scene.fed.query("select state from runs where name = 'too-early'")[0][0] == "FAILED", "the run")
-    record = scene.fed.admin("round", run, "0")
+@pytest.fixture(scope="module")
+def scene(unpinned: Scene) -> Scene:
+    unpinned.workers[LATE].stop()
+    unpinned.roster_command("pin", LATE, str(unpinned.roster), "--yes")
+    unpinned.work(LATE)
+    unpinned.fed.attending(*CLIENTS)
+    return unpinned
+
+
+def test_a_worker_without_a_roster_declines(unpinned: Scene) -> None:
+    fed = unpinned.fed
+    run = fed.submit("too-early", SPEC)
+    wait_for(lambda: fed.query("select state from runs where name = 'too-early'")[0][0] == "FAILED", "the run")
+    record = fed.admin("round", run, "0")
     (phase,) = record["phases"]
     assert (phase["kind"], phase["asked"], phase["replied"]) == ("secure-ready", 5, 4)
-    scene.workers[LATE].wait_for_text("declined, roster: no roster is pinned here")
+    unpinned.workers[LATE].wait_for_text("declined, roster: no roster is pinned here")
 
 
 class Watch:
@@ -166,10 +177,6 @@ def secrets_left_nowhere(scene: Scene, watch: Watch, copy: Path) -> int:
 
 def test_a_private_round_shows_one_sum_and_leaves_no_secret(scene: Scene, tmp_path: Path) -> None:
     fed = scene.fed
-    scene.workers[LATE].stop()
-    scene.roster_command("pin", LATE, str(scene.roster), "--yes")
-    scene.work(LATE)
-    fed.attending(*CLIENTS)
     watch = Watch(scene.home(LATE))
     run = fed.submit("private", SPEC)
     fed.wait_completed(run)
