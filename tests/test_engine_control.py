@@ -2,15 +2,18 @@
 
 import threading
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 
 import grpc
 import pytest
 from running import refused, wait_for
 from sqlalchemy import Engine, event
+from sqlalchemy.orm import Session
 from stage import Player, Stage, spec
 from stage import stage as make_stage
 
+from coordinator.rounds.fleets.remote import RemoteFleet
 from coordinator.rounds.supervisor import RECONNECT_GRACE
 from federation.line.channels import refusal_from_rpc_error
 from storage.states import RoundState, RunState
@@ -35,6 +38,27 @@ def final_model(stage: Stage, task: str, *players: Player, rounds: int = 2) -> s
 
 def document(name: str, task: str, clients: int, rounds: int = 2) -> bytes:
     return spec(name, task, rounds, seed=23, more=f"selection.minimum = {clients}\nalgorithm.epsilon = 0.3")
+
+
+# --- the pool
+
+
+def test_clients_that_leave_while_a_round_is_opened_are_selected_or_none_is(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = stage.task()
+    stage.cast(task, "ann", "ben")
+    pool, calls = RemoteFleet.pool, count()
+
+    def leaving(self: RemoteFleet, session: Session) -> dict[str, int]:
+        """The second call is the first one of the transaction that selects."""
+        return pool(self, session) if next(calls) < 2 else {}
+
+    monkeypatch.setattr(RemoteFleet, "pool", leaving)
+    run = stage.submit(document("leaving", task, 2))
+    assert stage.wait_round(run, 0, RoundState.OPEN).selected == ["ann", "ben"]
+    monkeypatch.undo()
+    stage.stop_run(run)
 
 
 # --- pause, resume, stop

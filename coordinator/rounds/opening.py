@@ -74,13 +74,14 @@ def _begin_round(fleet: Fleet, number: int) -> Round:
             run = session.get_one(Run, run_id)
             if run.state is not RunState.RUNNING:
                 raise Held  # no mutant: so does running(), as the reason of a pause or a stop is another one
-            missing = _missing(session, fleet, complete)
+            missing = _missing(session, fleet, fleet.pool(session), complete)
         if missing != run.reason or not missing:  # only then is there anything to write
             with around.database.begin() as session:
                 run = fleet.run.running(session)
-                run.reason = missing = _missing(session, fleet, complete)
+                pool = fleet.pool(session)  # read once: a client may leave before the selection
+                run.reason = missing = _missing(session, fleet, pool, complete)
                 if not missing:
-                    begun = _selected(session, fleet, run, number)
+                    begun = _selected(session, fleet, run, number, pool)
                     break
             log.info("run %s: %s", run_id, missing)
             around.changed()
@@ -88,7 +89,7 @@ def _begin_round(fleet: Fleet, number: int) -> Round:
         if left is not None and left <= 0 and complete:
             with around.database.begin() as session:
                 run = fleet.run.running(session)
-                if absent := _absent_required(session, fleet):
+                if absent := _absent_required(session, fleet, fleet.pool(session)):
                     run.reason = ""
                     begun = _unselected(session, fleet, run, number, absent)
                     break
@@ -98,22 +99,22 @@ def _begin_round(fleet: Fleet, number: int) -> Round:
     return begun
 
 
-def _absent_required(session: Session, fleet: Fleet) -> dict[str, str]:
+def _absent_required(session: Session, fleet: Fleet, pool: Mapping[str, int]) -> dict[str, str]:
     """The required clients that are not in the pool, by name, with the reason."""
-    pool, why = fleet.pool(session), fleet.absent(session)
+    why = fleet.absent(session)
     required = fleet.run.spec.selection.required
     return {name: why.get(name, "does not attend, or does not offer the task") for name in required if name not in pool}
 
 
-def _missing(session: Session, fleet: Fleet, complete: bool) -> str:
-    """Describes what a round waits for; empty when it can begin."""
-    ready, spec = len(fleet.pool(session)), fleet.run.spec
+def _missing(session: Session, fleet: Fleet, pool: Mapping[str, int], complete: bool) -> str:
+    """Describes what a round waits for; empty when it can begin with this pool."""
+    ready, spec = len(pool), fleet.run.spec
     if ready < spec.selection.minimum:
         reasons = [*filter(None, [missing_offer(session, spec.task)])]
         reasons += [f"{name} {why}" for name, why in fleet.absent(session).items()]
         others = "".join(f"; {reason}" for reason in reasons)
         return f"waiting for clients: {ready} of {spec.selection.minimum} are ready for {spec.task}{others}"[:400]
-    if absent := _absent_required(session, fleet):
+    if absent := _absent_required(session, fleet, pool):
         reasons_of_clients = "; ".join(f"{name} {why}" for name, why in absent.items())
         return f"waiting for required clients: {reasons_of_clients}"[:400]
     return "" if complete else "waiting for clients to come back after a restart"
@@ -135,9 +136,9 @@ def _unselected(session: Session, fleet: Fleet, run: Run, number: int, absent: M
     return begun
 
 
-def _selected(session: Session, fleet: Fleet, run: Run, number: int) -> Round:
+def _selected(session: Session, fleet: Fleet, run: Run, number: int, pool: Mapping[str, int]) -> Round:
     fleet.memory(session, number, None)  # raises if the record differs from what was signed
-    rule, pool = fleet.run.spec.selection, fleet.pool(session)
+    rule = fleet.run.spec.selection
     selected = selection.select(rule, pool, seed=fleet.run.spec.seed, round_number=number)
     begun = Round(
         run_id=run.run_id,
