@@ -80,6 +80,8 @@ def unpinned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         scene = Scene(fed)
         for client in CLIENTS:
             fed.join(client)
+            # Runs in different modes are compared, so each model is trained on several times.
+            (scene.home(client) / "policy.toml").write_text("[secure]\nsums_per_model = 1000\n")
         scene.roster.write_text("\n".join(scene.roster_command("card", client) for client in CLIENTS))
         for client in CLIENTS:
             if client != LATE:
