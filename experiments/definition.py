@@ -7,7 +7,7 @@ file; docs/experiments.md describes their keys.
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from typing import Any, Literal, Self
@@ -66,9 +66,9 @@ class TableColumn(_Section):
 
 
 class Plot(_Section):
-    """A figure. In a radar chart, `measure` is the common prefix of its measures; the one of leakage ignores it."""
+    """A figure. In a radar chart, `measure` is the common prefix of its measures; heat maps end at `top`."""
 
-    kind: Literal["curves", "bars", "sweep", "heat", "plane", "radar", "leakage"]
+    kind: Literal["curves", "bars", "sweep", "heat", "plane", "radar", "images"]
     measure: str
     title: str
     axis: str = "accuracy (%)"
@@ -76,6 +76,7 @@ class Plot(_Section):
     against: str = ""
     x: str = ""
     smooth: int = Field(1, ge=1)
+    top: float = Field(100.0, gt=0)
 
     @model_validator(mode="after")
     def _two_axes(self) -> Self:
@@ -227,6 +228,12 @@ class Experiment(_Section):
             and condition.name in conditions
             and (not method.conditions or condition.name in method.conditions)
         )
+
+    def grid(self, keys: Collection[tuple[str, str]]) -> tuple[list[str], list[str]]:
+        """The methods and the conditions of cells with these keys, in the order of the experiment."""
+        methods, conditions = self._names()
+        there = [set(names) for names in zip(*keys, strict=True)] or [set(), set()]
+        return [name for name in methods if name in there[0]], [name for name in conditions if name in there[1]]
 
     def with_rounds(self, rounds: int) -> "Experiment":
         """The experiment with another number of rounds.

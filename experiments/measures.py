@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from coordinator.rounds.runs.metrics import accuracies
+from coordinator.aggregation.measures.metrics import accuracies
 from experiments.results import Measures
 
 if TYPE_CHECKING:
@@ -32,6 +32,12 @@ _OF_OBJECTIVES = r"loss/[a-z]+/.+|(weight|objective|preference)/.+"
 _OF_THE_LAST_ROUND = "|".join(
     [*_SHARES, "variance", "jain", "pooled", "backdoor", "loss/(train|validation|test)", "accuracy/.+", _OF_OBJECTIVES]
 )
+_OF_MEMBERS = "|".join(
+    [
+        *(*_SHARES[1:], "variance", "jain", "pooled", "client/.+", "improved", "improved_late", "agreement"),
+        *("stationarity(/relative)?", "conflicts", "conflict_depth", "descent_min", "descent_share"),
+    ]
+)
 _ACCURACY = "accuracy/objective/"
 _MEGABYTE = 1e6
 _FLOAT = 4  # bytes
@@ -51,14 +57,15 @@ def final(history: "History", *, exclude: Collection[str] = ()) -> Measures:
         mean over the rounds; `rate/first` and `rate/last`, the server's learning rate in the first and the last step;
         `moved`, the share of private steps whose coefficients were moved towards plain averaging (%), and
         `rule_share`, the mean of s (%);
-        `rounds`, `skipped`, `stationary` rounds; `refusals` of updates; `seconds`.
+        `rounds`, `skipped`, `stationary` rounds, and `undisclosed`, those in which privacy hides numbers, if any;
+        `refusals` of updates; `seconds`. Of private evaluations only means are known.
     """
     evaluated = rounds(history, exclude=exclude)
     tested = _accuracies(history, exclude)
     clients = tested[max(tested)] if tested else {}
     records = history.round_records
     improved = [100 * record["improved"] for record in records if _known(record.get("improved"))]
-    last = evaluated[-1] if evaluated else {}
+    last = evaluated[-1] if evaluated else _means_on_record(records)
     uploads, agreements = _uploads(history).values(), _agreements(history).values()
     rates = [float(record["step/rate"]) for record in records if _known(record.get("step/rate"))]
     shares = [record["private/rule_share"] for record in records if _known(record.get("private/rule_share"))]
@@ -73,12 +80,14 @@ def final(history: "History", *, exclude: Collection[str] = ()) -> Measures:
         "moved": _mean([100.0 * (share < 1) for share in shares]),
         "rule_share": 100 * _mean(shares),
     }
+    hidden = sum(bool(record.get("undisclosed")) for record in records)
     return {
         **{key: value for key, value in last.items() if re.fullmatch(_OF_THE_LAST_ROUND, key)},
         **{f"client/{name}": 100 * value for name, (value, _) in clients.items() if len(clients) <= FEW},
         **{name: value for name, value in optional.items() if _known(value)},
         "rounds": float(len(records)),
         "skipped": float(sum(record["state"] == "SKIPPED" for record in records)),
+        **({"undisclosed": float(hidden)} if hidden else {}),
         "stationary": float(sum(record.get("stationary") or 0.0 for record in records)),
         "refusals": float(sum(not record["accepted"] for record in history.reply_records)),
         "seconds": float(sum(record["seconds"] or 0.0 for record in records)),
@@ -117,13 +126,26 @@ def rounds(history: "History", *, exclude: Collection[str] = ()) -> list[Measure
     return evaluated
 
 
+def _means_on_record(records: Sequence[Mapping[str, Any]]) -> Measures:
+    """The means of the last private evaluation."""
+    measured = [record for record in records if _known(record.get("evaluated"))]
+    record: Mapping[str, Any] = measured[-1] if measured else {}
+    means = {name: float(record[name]) for name in ("loss/train", "loss/validation", "loss/test") if name in record}
+    return means | ({"mean": 100 * record["accuracy/mean"]} if "accuracy/mean" in record else {})
+
+
+def hides(final: Measures, measure: str) -> bool:
+    """Whether privacy may be why a finished run lacks a measure of what members measured or sent."""
+    return final.get("undisclosed", 0) > 0 and re.fullmatch(_OF_MEMBERS, measure) is not None
+
+
 def all_skipped(final: Measures) -> bool:
     """Whether a finished run made no step."""
     return 0 < final.get("rounds", 0) == final.get("skipped")
 
 
 def _of_objectives(record: Mapping[str, Any]) -> Measures:
-    known = {key: value for key, value in record.items() if not isinstance(value, str) and _known(value)}
+    known = {key: value for key, value in record.items() if isinstance(value, int | float) and _known(value)}
     return {
         **{f"accuracy/{key.removeprefix(_ACCURACY)}": 100 * known[key] for key in known if key.startswith(_ACCURACY)},
         **{key: float(known[key]) for key in known if re.fullmatch(_OF_OBJECTIVES, key)},

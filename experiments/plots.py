@@ -9,13 +9,19 @@ from numpy.typing import NDArray
 
 from experiments.definition import Cell, Experiment, Plot
 from experiments.derived import preference_of
-from experiments.leakage import figure as leakage
 from experiments.published import number
 from experiments.results import RunResult
 from experiments.tables import SKIPPED, Spread, ours
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from federation.tasks.census import Census
+
+_NAMED = 20  # clients or classes with a name of their own in a chart of a partition
+
+
+_SIDE, _INK = 8, 16  # of images: their pixels a side, and the darkest grey level
 
 
 def draw(experiment: Experiment, results: Sequence[RunResult], directory: Path) -> list[Path]:
@@ -28,23 +34,50 @@ def draw(experiment: Experiment, results: Sequence[RunResult], directory: Path) 
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     kinds = {"curves": _curves, "bars": _bars, "sweep": _sweep, "heat": _heat, "plane": _plane, "radar": _radar}
+    kinds["images"] = _images
     written = []
     for plot in experiment.plots:
         figure = Figure(figsize=(10, 6), layout="constrained")
         FigureCanvasAgg(figure)
         path = directory / f"{plot.slug}.png"
-        if plot.kind == "leakage":
-            drawn = leakage.draw(figure, experiment, plot.title, results)
-        else:
-            axes = figure.add_subplot(projection="polar" if plot.kind == "radar" else None)
-            axes.set_title(plot.title)
-            drawn = kinds[plot.kind](axes, experiment, plot, results)
-        if drawn:
+        axes = figure.add_subplot(projection="polar" if plot.kind == "radar" else None)
+        axes.set_title(plot.title)
+        if kinds[plot.kind](axes, experiment, plot, results):
             figure.savefig(path, dpi=120)
             written.append(path)
         else:
             path.unlink(missing_ok=True)
     return written
+
+
+def draw_census(census: "Census", names: Sequence[str], title: str, path: Path) -> None:
+    """Draws a bar for each client of a partition, stacked by class.
+
+    Raises:
+        OSError, ValueError: matplotlib cannot write such a file.
+    """
+    from matplotlib import colormaps  # noqa: PLC0415
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    figure = Figure(figsize=(10, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    counts = census.counts if len(census.classes) else census.sizes
+    labels = census.classes if len(census.classes) else np.array(["train", "validation", "test"])
+    palette = colormaps["tab10" if len(labels) <= 10 else "turbo"]
+    edges = np.arange(len(counts) + 1) - 0.5
+    tops = np.cumsum(counts, axis=1)
+    for index, label in enumerate(labels):
+        colour = palette(index if len(labels) <= 10 else index / (len(labels) - 1))
+        base = tops[:, index] - counts[:, index]
+        axes.stairs(tops[:, index], edges, baseline=base, fill=True, color=colour, label=str(label))
+    axes.set(title=title, xlabel="client", ylabel="samples", xlim=(edges[0], edges[-1]))
+    if len(names) <= _NAMED:
+        axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+    if len(labels) <= _NAMED:
+        axes.legend(title="class" if len(census.classes) else None, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(path, dpi=150)
 
 
 def _curves(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[RunResult]) -> bool:
@@ -129,19 +162,19 @@ def _sweep(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[R
 def _heat(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[RunResult]) -> bool:
     """Methods down, conditions across, the measure as colour and number."""
     means = {cell.key: spread.mean for cell, spread in _measured(experiment, results, plot.measure, skipped=True)}
-    methods = [item.name for item in experiment.methods if item.name in {method for method, _ in means}]
-    conditions = [item.name for item in experiment.conditions if item.name in {condition for _, condition in means}]
+    methods, conditions = experiment.grid(means)
     values = np.array([[means.get((method, condition), np.nan) for condition in conditions] for method in methods])
     if not np.isfinite(values).any():
         return False
     figure: Any = axes.figure
-    figure.set_size_inches(3 + 0.55 * len(conditions), 2.5 + 0.4 * len(methods))
-    image = axes.imshow(values, cmap="viridis", vmin=0, vmax=100, aspect="auto")
+    figure.set_size_inches(max(9, 3 + 0.55 * len(conditions)), 2.5 + 0.4 * len(methods))
+    image = axes.imshow(values, cmap="viridis", vmin=0, vmax=plot.top, aspect="auto")
     axes.set_xticks(range(len(conditions)), conditions, rotation=60, ha="right")
     axes.set_yticks(range(len(methods)), methods)
     for (i, j), value in np.ndenumerate(values):
         if np.isfinite(value):
-            axes.text(j, i, f"{value:.0f}", ha="center", va="center", color="white" if value < 60 else "black")
+            text, colour = f"{value:.{0 if plot.top > 1 else 2}f}", "white" if value < 0.6 * plot.top else "black"
+            axes.text(j, i, text, ha="center", va="center", color=colour)
         elif (methods[i], conditions[j]) in means:
             axes.text(j, i, SKIPPED, ha="center", va="center", color="grey", fontsize="xx-small")
     figure.colorbar(image, label=plot.axis)
@@ -202,12 +235,51 @@ def _radar(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[R
     return True
 
 
+def _images(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[RunResult]) -> bool:
+    """Methods down, conditions across: the first images of the least seed, and the true ones in the first row.
+
+    An image for which the measure is not 0 has a green frame.
+    """
+    from matplotlib.patches import Rectangle  # noqa: PLC0415
+
+    by_seed = sorted(results, key=lambda item: -item.seed)
+    found = {(item.method, item.condition): item.rounds for item in by_seed if "pixel/0" in (item.rounds or [{}])[0]}
+    if not found:
+        return False
+    methods, conditions = experiment.grid(found)
+    step = _SIDE + 2
+    width = step * (1 + max(map(len, found.values())))
+    canvas = np.full((step * (1 + len(methods)), width * len(conditions)), np.nan)
+    for (method, condition), images in found.items():
+        row = step * (1 + methods.index(method))
+        for place, image in enumerate(images):
+            column = width * conditions.index(condition) + step * place
+            for name, top in (("true", 0), ("pixel", row)):
+                pixels = np.reshape([image[f"{name}/{i}"] for i in range(_SIDE**2)], (_SIDE, _SIDE))
+                canvas[top : top + _SIDE, column : column + _SIDE] = pixels
+            frame = "green" if image[plot.measure] else "lightgrey"
+            axes.add_patch(Rectangle((column - 1, row - 1), _SIDE + 1, _SIDE + 1, fill=False, edgecolor=frame))
+    figure: Any = axes.figure
+    figure.set_size_inches(4 + 0.05 * canvas.shape[1], 1 + 0.05 * canvas.shape[0])
+    axes.imshow(canvas, cmap="gray_r", vmin=0, vmax=_INK)
+    axes.set_xlim(-2, canvas.shape[1] - step)
+    axes.set_ylim(canvas.shape[0], -2)
+    axes.set_xticks(width * (0.5 + np.arange(len(conditions))) - step / 2, conditions)
+    axes.set_yticks(step * np.arange(1 + len(methods)) + _SIDE / 2, ["true", *methods])
+    axes.set_xlabel(plot.axis)
+    return True
+
+
 def _measured(
     experiment: Experiment, results: Sequence[RunResult], measure: str, *, skipped: bool = False
 ) -> list[tuple[Cell, Spread]]:
     """The cells for which a measure is known and, if wanted, those whose runs made no step."""
     spreads = [(cell, ours(results, cell, measure)) for cell in experiment.cells()]
-    return [(cell, spread) for cell, spread in spreads if np.isfinite(spread.mean) or (skipped and spread.skipped)]
+    return [
+        (cell, spread)
+        for cell, spread in spreads
+        if np.isfinite(spread.mean) or (skipped and spread.missing == SKIPPED)
+    ]
 
 
 def _is_of_another_objective(experiment: Experiment, cell: Cell, measure: str) -> bool:

@@ -24,7 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from coordinator.home import CoordinatorHome
 from coordinator.ownership import CoordinatorHomeError
 from coordinator.settings import SETTINGS_FILE
-from experiments import measures, record
+from experiments import measures
 from experiments.leakage.laboratory import Laboratory
 from experiments.leakage.specification import LeakageSpecification
 from experiments.results import Job, Store, difference
@@ -206,9 +206,7 @@ def forget(store: Store, jobs: Sequence[Job]) -> None:
                 database = Database.open(CoordinatorHome.load(workspace).database_url, durable=False)
                 locks.callback(database.close)
                 database.lock_exclusive()
-        record.forget(store, jobs)
-        for job in jobs:
-            store.forget(job)
+        store.forget(jobs)
 
 
 def _is_under_way(workspace: Path) -> bool:

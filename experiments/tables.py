@@ -13,6 +13,7 @@ from experiments.results import RunResult
 
 UNKNOWN = "–"
 SKIPPED = "skipped"
+NOT_DISCLOSED = "not disclosed"
 _METHOD, _CONDITION, _RATE = _NAMES = ("Method", "Condition", "Server rate")
 
 
@@ -21,16 +22,17 @@ class Spread:
     """A mean and its deviation, NaN if unknown. `str` shows them with two decimals.
 
     Attributes:
-        skipped: whether it is unknown because every round of the runs was skipped.
+        missing: what is shown where it is unknown: a dash, that every round of the runs was skipped, or that privacy
+            hides it.
     """
 
     mean: float
     deviation: float = math.nan
-    skipped: bool = False
+    missing: str = UNKNOWN
 
     def __str__(self) -> str:
         if not math.isfinite(self.mean):
-            return SKIPPED if self.skipped else UNKNOWN
+            return self.missing
         return f"{self.mean:.2f} ± {self.deviation:.2f}" if math.isfinite(self.deviation) else f"{self.mean:.2f}"
 
 
@@ -53,7 +55,10 @@ def ours(results: Iterable[RunResult], cell: Cell, measure: str) -> Spread:
     finals = [item.final for item in results if item.is_of(cell)]
     values = [final[measure] for final in finals if measure in final]
     if not values:
-        return Spread(math.nan, skipped=bool(finals) and all(map(measures.all_skipped, finals)))
+        if finals and all(map(measures.all_skipped, finals)):
+            return Spread(math.nan, missing=SKIPPED)
+        hidden = any(measures.hides(final, measure) for final in finals)
+        return Spread(math.nan, missing=NOT_DISCLOSED if hidden else UNKNOWN)
     return Spread(float(np.mean(values)), float(np.std(values)) if len(values) > 1 else math.nan)
 
 
@@ -117,9 +122,7 @@ def grids(experiment: Experiment, results: Sequence[RunResult]) -> tuple[Table, 
     tables = []
     for column in experiment.columns:
         values = {key: str(ours(results, cell, column.measure)) for key, cell in cells.items()}
-        measured = {key for key, value in values.items() if value != UNKNOWN}
-        methods = [item.name for item in experiment.methods if item.name in {method for method, _ in measured}]
-        conditions = [item.name for item in experiment.conditions if item.name in {name for _, name in measured}]
+        methods, conditions = experiment.grid([key for key, value in values.items() if value != UNKNOWN])
         rows = [
             (
                 method,
@@ -159,12 +162,12 @@ def _made(experiment: Experiment, results: Sequence[RunResult]) -> str:
     commands = list(dict.fromkeys(session.command for session in sessions))
     if commands:
         hours = sum(item.final.get("seconds", 0.0) for item in results) / 3600
-        many = f" {len(commands)} commands made them (run.json), the last of which is" if len(commands) > 1 else ""
+        many = f" {len(commands)} commands made them (runs.jsonl), the last of which is" if len(commands) > 1 else ""
         devices = " and ".join(dict.fromkeys(str(session.hardware.get("device")) for session in sessions))
         text += f"{many} `{commands[-1]}`, on {devices}; {hours:.2f} hours of simulation in all."
     return text
 
 
 def _with_results(experiment: Experiment, results: Sequence[RunResult]) -> list[Cell]:
-    keys = {item.key[:2] for item in results}
+    keys = {(item.method, item.condition) for item in results}
     return [cell for cell in experiment.cells() if cell.key in keys]

@@ -1,6 +1,5 @@
 """The commands for experiments."""
 
-import csv
 import json
 import os
 import shutil
@@ -21,6 +20,7 @@ from fedpareto.cli.main import app
 one_thread, under_way = experiment_cases.one_thread, experiment_cases.under_way  # fixtures
 
 
+@pytest.mark.full
 def test_the_command_runs_an_experiment_makes_only_what_is_missing_and_compares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -34,9 +34,10 @@ def test_the_command_runs_an_experiment_makes_only_what_is_missing_and_compares(
     assert again.exit_code == 0, again.output
     document = json.loads(again.stdout)
     assert [item["method"] for item in document["results"]] == ["FedAvg", "FedMGDA+ eps=0.1"]
-    assert [len(part["runs"]) for part in document["record"]["sessions"]] == [1, 1]
+    assert document["failed"] == {}
+    assert len({run.session.began for run in Store(out).runs().values()}) == 2
     assert document["figures"] == ["curves-mean.png", "bars-mean.png", "sweep-mean.png", "heat-mean.png"]
-    assert len(list(csv.DictReader((out / "curves.csv").open()))) == 4
+    assert [len(run.rounds) for run in Store(out).runs().values()] == [2, 2]
     table = (out / "table.md").read_text()
     (out / "table.md").unlink()
     compared = CliRunner().invoke(app, ["experiment", "compare", "tiny", "--out", str(out)])
@@ -118,26 +119,26 @@ def test_a_run_under_way_with_other_settings_is_refused_before_anything_is_made(
 
 @pytest.mark.full
 @pytest.mark.usefixtures("tiny_is_there")
-def test_damaged_files_are_told_of_and_paths_may_have_brackets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_used_are_told_of_and_paths_may_have_brackets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     out = Path("Z[/b]")
-    assert command("run", "tiny", "--out", out, "--rounds", 1)[0] == 0
-    (out / "runs" / "fedavg-1.json").write_text("[]")
-    (out / "run.json").write_text("[]")
-    why = "cannot be read ((the document): Input should be an object)"
-    code, said = command("compare", "tiny", "--out", out, "--rounds", 1)
-    assert code == 0
-    assert f"run.json {why}: kept as run.json.bad and results.csv.bad and curves.csv.bad, and begun anew\n" in said
-    assert f"runs/fedavg-1.json {why}: left out\n" in said
-    assert (out / "run.json.bad").read_text() == "[]"
     code, said = command("run", "tiny", "--out", out, "--rounds", 1)
     assert code == 0
-    assert said.count(f"runs/fedavg-1.json {why}: made again\n") == 1
-    assert "in Z[/b]: table.md, " in said
-    assert [len(part["runs"]) for part in json.loads((out / "run.json").read_text())["sessions"]] == [1, 1]
+    assert "in Z[/b]: runs.jsonl, table.md, " in said
     (out / "table.md").unlink()
     (out / "table.md").mkdir()
     assert command("compare", "tiny", "--out", out, "--rounds", 1) == (1, f"cannot use {out}/table.md: Is a directory")
+    why = (
+        "line 1 cannot be read ((the document): Input should be an object): remove the line, and its run is made again"
+    )
+    (out / "runs.jsonl").write_text("[]\n")
+    assert command("compare", "tiny", "--out", out, "--rounds", 1) == (1, f"{out}/runs.jsonl, {why}")
+    assert command("run", "tiny", "--out", out, "--rounds", 1) == (2, f"{out}/runs.jsonl, {why}")
+    (out / "runs.jsonl").unlink()
+    (out / "runs.jsonl").mkdir()
+    assert command("run", "tiny", "--out", out, "--rounds", 1) == (2, f"cannot use {out}/runs.jsonl: Is a directory")
 
 
 @pytest.mark.usefixtures("tiny_is_there")
@@ -145,7 +146,7 @@ def test_no_tables_are_written_while_nothing_is_finished(tmp_path: Path, monkeyp
     monkeypatch.setattr("experiments.runner.ExperimentRunner.run", lambda self, jobs, tell: None)
     out = tmp_path / "out"
     assert command("run", "tiny", "--out", out)[0] == 130
-    assert [path.name for path in out.iterdir()] == ["run.json"]
+    assert list(out.iterdir()) == []
 
 
 def test_the_list_says_whether_data_is_there(tmp_path: Path) -> None:

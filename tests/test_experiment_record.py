@@ -1,22 +1,17 @@
-"""run.json and the CSV files: which runs a table contains, how each came about, and that no row is lost."""
+"""`runs.jsonl`: which runs a table contains, how each came about, and that no row is lost."""
 
-import csv
 import json
-import math
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
+from blake3 import blake3
 from typer.testing import CliRunner
 
-from experiments import record
 from experiments.definition import parse
-from experiments.results import DamagedError, Job, RunResult, Session, Store
+from experiments.results import RUNS, Job, Session, Store
 from experiments.runner import ExperimentRunner, RunnerSettings
 from fedpareto.cli.main import app
-
-ROOT = Path(__file__).resolve().parent.parent
 
 SMALL = """
 title = "Small"
@@ -62,74 +57,74 @@ def run(*arguments: object, code: int = 0) -> str:
 
 
 def listed(directory: Path) -> list[tuple[str, list[tuple[str, int]]]]:
-    """Of each call: the command, and its runs in run.json."""
-    sessions = json.loads((directory / "run.json").read_text())["sessions"]
+    """Of each call: the command, and its runs in the file."""
+    runs = list(Store(directory).runs().values())
+    calls = {run.session.began: run.session.command for run in runs}
     return [
-        (part["session"]["command"], [(item["method"], item["seed"]) for item in part["runs"]]) for part in sessions
+        (command, [(run.method, run.seed) for run in runs if run.session.began == began])
+        for began, command in calls.items()
     ]
 
 
-def rows(directory: Path, name: str = "results.csv") -> list[dict[str, Any]]:
-    with (directory / name).open() as file:
-        return list(csv.DictReader(file))
+def shown(directory: Path) -> list[tuple[str, str]]:
+    """The methods in the table, with the number of their seeds."""
+    lines = (directory / "table.md").read_text().splitlines()
+    cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("| Fed")]
+    return [(line[0], line[1]) for line in cells]
 
 
-def test_run_json_lists_every_run_of_the_table_even_of_a_call_that_was_killed(out: Path) -> None:
+def test_the_file_has_every_run_of_the_table_even_of_a_call_that_was_killed(out: Path) -> None:
     killed, finished = listed(out)
     assert killed == ("killed", [("FedAvg", 1)])
     assert finished[1] == [("FedMGDA+", 1)]
-    assert [(row["method"], int(row["seed"])) for row in rows(out)] == killed[1] + finished[1]
+    assert shown(out) == [("FedAvg", "1"), ("FedMGDA+", "1")]
     table = (out / "table.md").read_text()
-    assert "seeds 1; 2 of 4 runs. 2 commands made them (run.json), the last of which is `" in table
+    assert "seeds 1; 2 of 4 runs. 2 commands made them (runs.jsonl), the last of which is `" in table
 
 
-def test_a_table_keeps_the_rows_of_earlier_runs_whose_files_are_gone(out: Path) -> None:
-    before = {name: rows(out, name) for name in ("results.csv", "curves.csv")}
-    calls = listed(out)
-    shutil.rmtree(out / "runs")
+def test_a_later_call_adds_a_line_and_leaves_the_others_as_they_are(out: Path) -> None:
+    before = (out / RUNS).read_bytes()
     said = run("small", "--seeds", 2, "--methods", "FedAvg", "--out", out)
     assert "1 run, 0 of them done before" in said
-    for name, own in before.items():
-        now = rows(out, name)
-        assert [row for row in now if row["seed"] == "1"] == own
-        assert {row["method"] for row in now if row["seed"] == "2"} == {"FedAvg"}
-    assert listed(out)[:2] == calls
-    assert [runs for _, runs in listed(out)[2:]] == [[("FedAvg", 2)]]
+    after = (out / RUNS).read_bytes()
+    assert after.startswith(before)
+    assert after.count(b"\n") == 3
+    assert shown(out) == [("FedAvg", "2"), ("FedMGDA+", "1")]
     assert "2 runs, 2 of them done before" in run("small", "--seeds", 1, "--out", out)
 
 
 def test_a_seed_that_is_not_the_experiments_own_stays_in_the_table(out: Path) -> None:
     run("small", "--seeds", 9, "--methods", "FedAvg", "--out", out)
     run("small", "--seeds", 1, "--out", out)
-    assert [(row["method"], row["seed"]) for row in rows(out)] == [("FedAvg", "1"), ("FedAvg", "9"), ("FedMGDA+", "1")]
+    assert shown(out) == [("FedAvg", "2"), ("FedMGDA+", "1")]
+    assert "seeds 1, 9; 3 of 6 runs" in (out / "table.md").read_text()
 
 
-def test_a_restored_run_has_its_specification_and_every_number_of_the_files(out: Path) -> None:
+def test_a_line_says_what_was_run_how_and_what_was_measured(out: Path) -> None:
     job = Job(parse("small", SMALL).cells()[1], 1)
-    store = Store(out)
-    whole = store.find(job)
-    assert whole is not None
-    final = {**whole.final, "loss/test": math.nan}
-    record.write(store, "small", [RunResult(*job.key, whole.spec, final, whole.rounds, whole.session)], {})
-    shutil.rmtree(out / "runs")
-    record.restore(store)
-    restored = store.find(job)
-    assert restored is not None
-    assert restored.session == whole.session
-    assert restored.spec == whole.spec
-    assert math.isnan(restored.final.pop("loss/test"))
-    assert restored.final == pytest.approx({key: value for key, value in final.items() if key != "loss/test"}, rel=1e-5)
-    assert [item.keys() for item in restored.rounds] == [item.keys() for item in whole.rounds]
+    found = Store(out).find(job)
+    assert found is not None
+    line = json.loads((out / RUNS).read_bytes().splitlines()[1])
+    assert list(line) == ["method", "condition", "seed", "digest", "spec", "session", "final", "rounds"]
+    assert (line["method"], line["condition"], line["seed"]) == ("FedMGDA+", "", 1)
+    assert line["spec"] == job.document
+    spelled = json.dumps(line["spec"], sort_keys=True, separators=(",", ":"))
+    assert line["digest"] == f"blake3:{blake3(spelled.encode()).hexdigest()}"
+    assert list(line["session"]) == ["command", "began", "hardware", "software", "commit"]
+    assert {"python", "numpy", "torch"} <= line["session"]["software"].keys()
+    assert line["final"] == found.final
+    assert line["rounds"] == {name: [measures[name] for measures in found.rounds] for name in found.rounds[0]}
+    assert line["rounds"]["round"] == [1.0, 2.0]
 
 
-def test_restored_runs_of_another_specification_are_refused_and_never_mixed(out: Path) -> None:
-    shutil.rmtree(out / "runs")
+def test_runs_of_another_specification_are_refused_and_never_mixed(out: Path) -> None:
     said = run("small", "--rounds", 1, "--seeds", 1, "--out", out, code=2)
     assert "2 of these 2 runs are in" in said
     assert "another specification (rounds = 2, not 1)" in said
     said = run("small", "--rounds", 1, "--seeds", 2, "--methods", "FedAvg", "--out", out)
     assert "FedAvg, seed 1 is of another specification (rounds = 2, not 1): left out" in said
-    assert [(row["method"], row["seed"]) for row in rows(out)] == [("FedAvg", "2")]
+    assert shown(out) == [("FedAvg", "1")]
+    assert "seeds 2; 1 of 4 runs" in (out / "table.md").read_text()
 
 
 def test_runs_that_the_experiment_has_no_more_are_left_out_and_told(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,12 +132,10 @@ def test_runs_that_the_experiment_has_no_more_are_left_out_and_told(out: Path, m
     monkeypatch.setattr("experiments.loading.load", lambda name: parse(name, renamed))
     said = run("small", "--seeds", 1, "--methods", "FedAvg", "--out", out)
     assert "the experiment has no run fedmgda-plus-1 (one of 1): left out" in said
-    assert [row["method"] for row in rows(out)] == ["FedAvg"]
+    assert shown(out) == [("FedAvg", "1")]
 
 
-def test_a_run_that_is_made_anew_is_not_restored_after_the_call_was_killed(
-    out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_made_anew_is_gone_after_the_call_was_killed(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(*_: object) -> None:
         raise RuntimeError("killed")
 
@@ -150,39 +143,40 @@ def test_a_run_that_is_made_anew_is_not_restored_after_the_call_was_killed(
     with monkeypatch.context() as patch:
         patch.setattr("experiments.runner.ExperimentRunner.run", killed)
         assert "killed" in run(*again, "--anew", code=1)
+    assert [len(runs) for _, runs in listed(out)] == [1]
     assert "1 run, 0 of them done before" in run(*again)
+    assert sorted(path.name for path in out.iterdir()) == [RUNS, "table.md", "work"]
     assert [len(runs) for _, runs in listed(out)] == [1, 1]
 
 
-def test_a_failed_run_is_named_with_its_reason_until_it_is_made(out: Path) -> None:
-    store = Store(out)
-    found = [store.find(Job(cell, 1)) for cell in parse("small", SMALL).cells()]
-    record.write(store, "small", [item for item in found if item], {"FedAvg, seed 2": "no room", "FedAvg, seed 1": "x"})
-    run("small", "--seeds", 1, "--out", out)
-    assert json.loads((out / "run.json").read_text())["failed"] == {"FedAvg, seed 2": "no room"}
-    run("small", "--seeds", 2, "--methods", "FedAvg", "--out", out)
-    assert json.loads((out / "run.json").read_text())["failed"] == {}
+def test_a_line_that_was_half_written_is_dropped_with_a_word_and_its_run_made_again(out: Path) -> None:
+    first, second = (out / RUNS).read_bytes().splitlines(keepends=True)
+    for half in (second[:1], second[:500], second[:-2], b"\0" * 512):
+        (out / RUNS).write_bytes(first + half)
+        done = CliRunner().invoke(app, ["experiment", "compare", "small", "--out", str(out)])
+        assert "runs.jsonl ends in half a line, of a run that was being written: dropped\n" in done.output
+        assert (out / RUNS).read_bytes() == first
+    (out / RUNS).write_bytes(first + second[:500])
+    said = run("small", "--seeds", 1, "--out", out)
+    assert "runs.jsonl ends in half a line" in said
+    assert "2 runs, 1 of them done before" in said
+    assert "half a line" not in run("small", "--seeds", 1, "--out", out)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "why"),
-    [
-        ("results.csv", "method,seed\nFedAvg,1\n", "KeyError: 'condition'"),
-        ("curves.csv", "method,condition,seed,round,mean\nFedAvg,,1,1,high\n", "could not convert string to float"),
-    ],
-)
-def test_a_damaged_csv_file_is_set_aside_not_overwritten(out: Path, name: str, content: str, why: str) -> None:
-    (out / name).write_text(content)
-    shutil.rmtree(out / "runs")
-    with pytest.raises(DamagedError, match=why):
-        record.restore(Store(out))
-    assert record.set_aside(Store(out)) == ["run.json.bad", "results.csv.bad", "curves.csv.bad"]
-    assert (out / f"{name}.bad").read_text() == content
+def test_a_damaged_line_is_named_and_nothing_is_changed(out: Path) -> None:
+    lines = (out / RUNS).read_bytes().splitlines(keepends=True)
+    damaged = lines[0] + b'{"method":"FedAvg"}\n' + lines[1]
+    (out / RUNS).write_bytes(damaged)
+    why = "line 2 cannot be read (condition: missing): remove the line, and its run is made again"
+    for options in ((), ("--anew",)):
+        assert why in run("small", "--seeds", 1, "--out", out, *options, code=2)
+    assert (out / RUNS).read_bytes() == damaged
 
 
-@pytest.mark.parametrize("directory", sorted(path.parent for path in (ROOT / "docs/results").glob("*/run.json")))
-def test_every_published_run_json_lists_the_runs_of_its_table(directory: Path) -> None:
-    runs = [run.key for part in record.read(Store(directory)).sessions for run in part.runs]
-    there = [(row["method"], row["condition"], int(row["seed"])) for row in rows(directory)]
-    assert sorted(runs) == sorted(there)
-    assert {(row["method"], row["condition"], int(row["seed"])) for row in rows(directory, "curves.csv")} <= set(runs)
+def test_the_files_of_two_tables_are_combined_by_concatenation(out: Path, tmp_path: Path) -> None:
+    run("small", "--seeds", 2, "--out", tmp_path / "other")
+    with (out / RUNS).open("ab") as file:
+        file.write((tmp_path / "other" / RUNS).read_bytes() * 2)
+    done = CliRunner().invoke(app, ["experiment", "compare", "small", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert shown(out) == [("FedAvg", "2"), ("FedMGDA+", "2")]

@@ -1,23 +1,22 @@
 """Results of experiments on disk: damaged ones, interrupted ones, and runs in processes of their own."""
 
-import csv
-import json
 import math
 import multiprocessing
 import os
+import resource
 import shutil
 import signal
 from pathlib import Path
 
 import experiment_cases
 import pytest
-from experiment_cases import TINY, history, made, result, tiny
+from blake3 import blake3
+from experiment_cases import TINY, history, made, tiny
 from harness import wait_for
 
-from experiments import measures, record
+from experiments import measures
 from experiments.definition import parse
-from experiments.record import write_results
-from experiments.results import DamagedError, Job, RunResult, Store, difference
+from experiments.results import RUNS, DamagedError, Job, Store, difference
 from experiments.runner import Event, ExperimentRunner, RunnerSettings, other
 
 one_thread, under_way = experiment_cases.one_thread, experiment_cases.under_way  # fixtures
@@ -33,24 +32,24 @@ def test_results_are_stored_whole_with_unknown_numbers_and_count_for_their_speci
     assert math.isnan(found.final["std"])
     changed = Job(parse("tiny", TINY.replace("rounds = 3", "rounds = 4")).cells()[0], 7)
     assert (changed.name, store.find(changed)) == (job.name, None)
-    store.forget(job)
+    store.forget([job])
     assert store.find(job) is None
+    assert store.runs() == {}
 
 
 def test_a_key_that_came_later_changes_nothing_of_results_unless_the_experiment_gives_it(tmp_path: Path) -> None:
     store, job = Store(tmp_path), Job(tiny().cells()[0], 7)
     store.keep(job, {"mean": 80.0}, [])
-    file = tmp_path / "runs" / f"{job.name}.json"
-    document = json.loads(file.read_text())
-    del document["spec"]["train"]["measure"]
-    file.write_text(json.dumps(document))
+    stored = store.runs()[job.name]
+    del stored.spec["train"]["measure"]
+    (tmp_path / RUNS).write_bytes(stored.line())
     found = store.find(job)
     assert found is not None
     assert found.spec == job.document
     given = TINY.replace("rounds = 3", "rounds = 3, train.measure = true")
     assert store.find(Job(parse("tiny", given).cells()[0], 7)) is None
-    document["spec"]["train"]["of another time"] = 1
-    file.write_text(json.dumps(document))
+    stored.spec["train"]["of another time"] = 1
+    (tmp_path / RUNS).write_bytes(stored.line())
     assert store.find(job) is None
 
 
@@ -76,68 +75,122 @@ def test_results_of_another_specification_say_in_what_they_differ(
     )
 
 
-HEADING = b'"method": "FedAvg", "condition": "", "seed": 7, "spec": {}'
-DAMAGE = {
-    b"[]": "(the document): Input should be an object",
-    b'"x"': "(the document): Input should be an object",
-    b"null": "(the document): Input should be an object",
-    b"\xff\xfe\x00": "(the document): Invalid JSON: expected value at line 1 column 1",
-    b'{%b, "rounds": []}' % HEADING: "final: missing",
-    b'{%b, "final": {"mean": "80"}, "rounds": []}' % HEADING: "final.mean: Input should be a valid number",
-    b'{%b, "final": {}, "rounds": [{"mean": 80}]}' % HEADING: "rounds.0: no round",
-    b"": "(the document): Invalid JSON: EOF while parsing a value at line 1 column 0",
+def run_line(mean: str = "80", rounds: str = "{}", digest: bytes | None = None) -> str:
+    """A line of a run whose specification is empty."""
+    stated = "" if digest is None else f', "digest": "blake3:{blake3(digest).hexdigest()}"'
+    heading = '"method": "a", "condition": "", "seed": 7, "spec": {}'
+    return f'{{{heading}, "final": {{"mean": {mean}}}, "rounds": {rounds}{stated}}}'
+
+
+LINES = {
+    "[]": "(the document): Input should be an object",
+    '"x"': "(the document): Input should be an object",
+    "null": "(the document): Input should be an object",
+    "\0": "(the document): Invalid JSON: expected value at line 1 column 1",
+    '{"method": "a", "condition": "", "seed": 7, "spec": {}, "rounds": {}}': "final: missing",
+    run_line('"80"'): "final.mean: Input should be a valid number",
+    run_line(rounds='{"round": 1}'): "rounds: expected lists of the same length",
+    run_line(rounds="[]"): "rounds: expected lists of the same length",
+    run_line(rounds='{"mean": [80]}'): "rounds: no round",
+    run_line(rounds='{"round": [1, null], "mean": [80, 81]}'): "rounds: no round",
+    run_line(rounds='{"round": [1], "mean": [80, 81]}'): "rounds: expected lists of the same length",
+    '{"method": "a", "condition": "", "seed": 7, "spec": {"x": NaN}, "final": {}, "rounds": {}}': (
+        "spec: Out of range float values are not JSON compliant"
+    ),
+    run_line(): "digest: not that of the specification",
+    run_line(digest=b"[]"): "digest: not that of the specification",
+    run_line(digest=b"{}"): "",
 }
 
 
-@pytest.mark.parametrize(("content", "why"), DAMAGE.items())
-def test_a_damaged_result_is_none_and_made_again(tmp_path: Path, content: bytes, why: str) -> None:
-    store, job = Store(tmp_path), Job(tiny().cells()[0], 7)
-    assert store.damage(job) == ""
-    file = tmp_path / "runs" / "fedavg-7.json"
-    file.parent.mkdir()
-    file.write_bytes(content)
-    assert store.find(job) is None
-    assert store.other(job) == ""
-    assert store.damage(job) == f"runs/fedavg-7.json cannot be read ({why})"
-    store.keep(job, {"mean": 80.0}, [{"round": 1.0}])
+@pytest.mark.parametrize(("line", "why"), LINES.items())
+def test_a_line_is_a_run_or_refused_with_a_reason(tmp_path: Path, line: str, why: str) -> None:
+    (tmp_path / RUNS).write_text(f"\n{line}\n")
+    if not why:
+        assert list(Store(tmp_path).runs()) == ["a-7"]
+        return
+    with pytest.raises(DamagedError) as refused:
+        Store(tmp_path).runs()
+    assert str(refused.value) == (
+        f"{tmp_path / RUNS}, line 2 cannot be read ({why}): remove the line, and its run is made again"
+    )
+
+
+def test_a_last_line_without_its_end_is_a_run_and_gets_its_end(tmp_path: Path) -> None:
+    store, jobs = Store(tmp_path), [Job(tiny().cells()[0], seed) for seed in (7, 8)]
+    store.keep(jobs[0], {"mean": 80.0}, [{"round": 1.0}, {"round": 2.0, "mean": math.inf}])
+    whole = (tmp_path / RUNS).read_bytes()
+    (tmp_path / RUNS).write_bytes(whole.rstrip())
+    assert store.find(jobs[0]) is not None
+    store.keep(jobs[1], {"mean": 81.0}, [])
+    assert (tmp_path / RUNS).read_bytes().startswith(whole)
+    assert [run.rounds for run in store.runs().values()] == [[{"round": 1.0}, {"round": 2.0}], []]
+    assert not store.mend()
+
+
+def test_a_full_disk_loses_no_run_that_was_written_and_leaves_no_half_line(tmp_path: Path) -> None:
+    store, jobs = Store(tmp_path), [Job(tiny().cells()[0], seed) for seed in (7, 8)]
+    store.keep(jobs[0], {"mean": 80.0}, [])
+    whole = (tmp_path / RUNS).read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for room in (len(whole), len(whole) + 100):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                store.keep(jobs[1], {"mean": 81.0}, [])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert (tmp_path / RUNS).read_bytes() == whole
+    store.keep(jobs[1], {"mean": 81.0}, [])
+    both = (tmp_path / RUNS).read_bytes()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            store.forget(jobs[:1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (tmp_path / RUNS).read_bytes() == both
+    store.forget(jobs[:1])
+    assert [run.seed for run in store.runs().values()] == [8]
+    assert [path.name for path in tmp_path.iterdir()] == [RUNS]
+
+
+def test_a_run_whose_result_cannot_be_written_is_not_lost(tmp_path: Path) -> None:
+    store, job = Store(tmp_path), Job(tiny().cells()[0], 1)
+    (tmp_path / RUNS).mkdir()
+    event = made(store, job)
+    assert (event.kind, event.reason) == (
+        "failed",
+        f"IsADirectoryError: [Errno 21] Is a directory: '{tmp_path / RUNS}'",
+    )
+    (tmp_path / RUNS).rmdir()
+    events: list[Event] = []
+    ExperimentRunner(store, RunnerSettings()).run([job], events.append)
+    assert [(item.kind, item.done) for item in events] == [("finished", 3)]  # no round is made again
     assert store.find(job) is not None
 
 
-def test_a_directory_in_the_place_of_a_result_is_set_aside(tmp_path: Path) -> None:
-    store, job = Store(tmp_path), Job(tiny().cells()[0], 7)
-    (tmp_path / "runs" / "fedavg-7.json").mkdir(parents=True)
-    (tmp_path / "runs" / "fedavg-7.json" / "mine").touch()
-    assert store.find(job) is None
-    assert store.damage(job) == "runs/fedavg-7.json cannot be read (Is a directory)"
-    store.keep(job, {"mean": 80.0}, [])
-    assert store.find(job) is not None
-    assert (tmp_path / "runs" / "fedavg-7.json.bad" / "mine").exists()
-    (tmp_path / "runs" / "fedavg-7.json").unlink()
-    (tmp_path / "runs" / "fedavg-7.json").mkdir()
-    store.forget(job)
-    assert store.damage(job) == ""
+def adds_and_removes(directory: Path, first: int) -> None:
+    """Adds runs to a table, and removes every second one."""
+    store = Store(directory)
+    for seed in range(first, first + 10):
+        job = Job(tiny().cells()[0], seed)
+        store.keep(job, {"mean": float(seed)}, [{"round": float(t)} for t in range(1000)])
+        if seed % 2:
+            store.forget([job])
 
 
-@pytest.mark.parametrize(
-    "content", ["[]", "null", '{"sessions": 3}', '{"sessions": [1]}', '{"sessions": [{"command": "x"}]}', "{"]
-)
-def test_a_damaged_record_of_calls_is_no_record(tmp_path: Path, content: str) -> None:
-    store = Store(tmp_path)
-    assert record.read(store).sessions == []
-    (tmp_path / "run.json").write_text(content)
-    with pytest.raises(DamagedError, match=r"run\.json cannot be read"):
-        record.read(store)
-    assert record.set_aside(store) == ["run.json.bad"]
-    assert record.read(store).sessions == []
-    assert (tmp_path / "run.json.bad").read_text() == content
-
-
-def test_the_csv_file_has_a_row_for_each_result_and_leaves_missing_numbers_empty(tmp_path: Path) -> None:
-    path = tmp_path / "results.csv"
-    write_results(path, [result("a, b", 1, 80.0), RunResult("c", "", 2, {}, {"mean": math.nan, "extra": 1.0}, [])])
-    first, second = csv.DictReader(path.open())
-    assert (first["method"], first["mean"], first["extra"]) == ("a, b", "80", "")
-    assert (second["mean"], second["extra"], second["std"]) == ("nan", "1", "")
+def test_several_processes_write_one_table(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")  # importing PyTorch takes seconds
+    writers = [context.Process(target=adds_and_removes, args=(tmp_path, first)) for first in (0, 100, 200)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    runs = Store(tmp_path).runs().values()
+    assert {run.seed for run in runs} == {first + k for first in (0, 100, 200) for k in range(0, 10, 2)}
+    assert all(run.final == {"mean": run.seed} for run in runs)
 
 
 def test_what_is_measured_is_in_percent_and_can_leave_attackers_out() -> None:

@@ -1,6 +1,5 @@
 """What a coordinator learns: attacks find what is there to find, and the views are those of the private round."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,18 +10,21 @@ from pydantic import ValidationError
 from secure_session import session
 from typer.testing import CliRunner
 
+from experiments import plots
 from experiments.leakage import labels, views
 from experiments.leakage.accounting import epsilon, noise_multiplier
 from experiments.leakage.federation import Clients, Network, local_updates
 from experiments.leakage.laboratory import Laboratory
 from experiments.leakage.specification import LeakageSpecification, LocalTraining
 from experiments.loading import load
-from experiments.results import Measures
+from experiments.results import Measures, RunResult, Store
 from federation.secure import masks, sketch
 from federation.secure.blocks import blocks
 from federation.secure.fields import F_P
 from federation.secure.thresholds import S_BITS, Mode, truncated
 from fedpareto.cli.main import app
+
+RESULTS = Path(__file__).resolve().parent.parent / "docs/results/leakage-digits"
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +142,44 @@ def test_epsilon_is_that_of_other_accountants_and_not_less(
 def test_the_noise_is_the_least_that_keeps_epsilon() -> None:
     sigma = noise_multiplier(3.0, 0.1, 9, 1e-5)
     assert epsilon(sigma, 0.1, 9, 1e-5) <= 3.0 < epsilon(sigma * 0.999, 0.1, 9, 1e-5)
-    with pytest.raises(ValueError, match="no noise multiplier"):
-        noise_multiplier(1e-9, 1.0, 10**9, 1e-5)
+
+
+def test_epsilon_of_the_published_results_is_that_of_their_noise() -> None:
+    runs = Store(RESULTS).runs().values()
+    members = {(run.spec["sessions"], run.final["noise"], run.final["epsilon"]) for run in runs if is_of_labels(run)}
+    assert len(members) == 8
+    for sessions, sigma, spent in members:
+        assert epsilon(sigma, 16 / 143, 9 * sessions, 1e-5) == pytest.approx(spent, rel=1e-4)
+
+
+def is_of_labels(run: RunResult) -> bool:
+    """Whether labels are guessed from noisy updates."""
+    return run.spec["attack"] == "labels" and run.spec["epsilon"] is not None
+
+
+def test_images_are_drawn_below_the_true_ones_with_a_frame_for_those_that_were_recognised() -> None:
+    from matplotlib.figure import Figure
+
+    experiment, axes = load("leakage-digits"), Figure().add_subplot()
+    plot = next(item for item in experiment.plots if item.kind == "images")
+    runs = [run for run in Store(RESULTS).runs().values() if run.method in ("update", "Gram matrix", "private round")]
+    assert plots._images(axes, experiment, plot, runs)
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["true", "update", "private round"]
+    assert len(axes.get_xticklabels()) == 3
+    shown = [image for run in runs if run.seed == 0 for image in run.rounds]
+    assert len(axes.patches) == len(shown) == 36
+    assert sum(frame.get_edgecolor()[1] > frame.get_edgecolor()[0] for frame in axes.patches) == (
+        sum(image["found"] for image in shown)
+    )
+    canvas = axes.images[0].get_array()
+    assert canvas[:8, :8].ravel().tolist() == [runs_of(runs, "update")[0][f"true/{i}"] for i in range(64)]
+    assert canvas[20:28, 10:18].ravel().tolist() == [runs_of(runs, "private round")[1][f"pixel/{i}"] for i in range(64)]
+    assert not plots._images(Figure().add_subplot(), experiment, plot, [runs[0]])
+
+
+def runs_of(runs: list[RunResult], method: str) -> list[Measures]:
+    """The images of a method with one image in a batch and seed 0."""
+    return next(run.rounds for run in runs if (run.method, run.condition) == (method, "images, batch of 1"))
 
 
 def test_one_sample_moves_a_private_step_by_no_more_than_the_clipping_norm() -> None:
@@ -209,12 +247,12 @@ def test_the_quick_form_makes_tables_and_the_figure_and_can_be_compared_again(tm
     made = CliRunner().invoke(app, ["experiment", "run", *out, "--methods", "nothing: the average,update"])
     assert made.exit_code == 0, made.output
     table = (tmp_path / "table.md").read_text()
-    figure = tmp_path / "leakage-labels-and-images.png"
+    figures = [tmp_path / f"{name}.png" for name in ("heat-labels-distance", "heat-images-found", "images-found")]
     assert "| nothing: the average |" in table
-    assert figure.read_bytes().startswith(b"\x89PNG")
-    figure.unlink()
-    shutil.rmtree(tmp_path / "runs")
+    for figure in figures:
+        assert figure.read_bytes().startswith(b"\x89PNG")
+        figure.unlink()
     again = CliRunner().invoke(app, ["experiment", "compare", *out])
     assert again.exit_code == 0, again.output
-    assert figure.exists()
+    assert all(figure.exists() for figure in figures)
     assert (tmp_path / "table.md").read_text() == table

@@ -7,11 +7,10 @@ matrix, the opened values of a private round, or an update with differential pri
 | module | holds |
 |---|---|
 | `specification` | the run specification of an attack |
-| `accounting` | epsilon of DP-SGD |
+| `accounting` | epsilon of DP-SGD, by `dp_accounting` |
 | `federation` | data, local training, models, shadow clients |
 | `views` | what the coordinator sees |
 | `labels`, `images` | the mathematics of guesses and of reconstructions |
 | `attack`, `label_inference`, `gradient_inversion` | what is guessed from each view, and how well |
 | `laboratory` | one run: its measures |
-| `figure` | the figure for a data protection officer |
 """

@@ -1,14 +1,11 @@
 """What the attacks have in common: the sessions of the federation, and the difference of two sums."""
 
 import numpy as np
-from numpy.typing import NDArray
 
 from experiments.leakage import views
-from experiments.leakage.federation import AttackedFederation
+from experiments.leakage.federation import AttackedFederation, Reals
 from experiments.leakage.specification import LeakageSpecification
 from federation.secure import hashing
-
-Reals = NDArray[np.float64]
 
 
 class LeakageAttack:
@@ -60,9 +57,3 @@ class LeakageAttack:
         if self.specification.equal_weights:
             return np.full(len(units), 1 / len(units))
         return views.coefficients(units @ units.T, len(units))
-
-
-def unit_rows(vectors: Reals) -> Reals:
-    """The rows divided by their lengths."""
-    divided: Reals = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    return divided

@@ -12,7 +12,6 @@ Vectors, noise, coefficients and rounding are those of `federation.secure`; mask
 """
 
 import sys
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -30,25 +29,6 @@ PAIRS = (1, 10, 50)
 SEEDS = (0, 1, 2)
 ENTRIES = 2 + 2 * CLASSES  # the loss and the accuracy of the trained model, then of each constant one
 LARGEST_LOSS = 10.0
-
-
-@dataclass(frozen=True)
-class Row:
-    """What the coordinator guesses, and what noise costs; root mean squares over members, draws and seeds.
-
-    Attributes:
-        accuracy: the error of a member's accuracy, in points.
-        loss: that of its loss.
-        distance: the total-variation distance of the guessed label histogram.
-        top: how often the most frequent label is right, %.
-        cost: the error of the mean accuracy, in points, and of the mean loss.
-    """
-
-    accuracy: float
-    loss: float
-    distance: float
-    top: float
-    cost: tuple[float, float]
 
 
 def federation(members: int, seed: int) -> AttackedFederation:
@@ -85,8 +65,14 @@ def total(values: Reals, cohort: Thresholds, sigma: float, draws: Reals) -> Real
     return summed
 
 
-def measured(made: AttackedFederation, sigma: float, pairs: int) -> Row:
-    """The guesses from this number of pairs of evaluations."""
+def measured(made: AttackedFederation, sigma: float, pairs: int) -> Reals:
+    """The guesses from this number of pairs of evaluations, and what noise costs.
+
+    Returns:
+        The error of a member's accuracy, in points, and of its loss; the total-variation distance of the guessed label
+        histogram; how often the most frequent label is right, %; the error of the mean accuracy, in points, and of the
+        mean loss. Errors are root mean squares over members and draws.
+    """
     values, m = vectors(made), made.specification.members
     whole, less = Thresholds(m, Mode.SUM), Thresholds(m - 1, Mode.SUM)
     random = np.random.default_rng([made.specification.seed, m, pairs])
@@ -108,15 +94,9 @@ def measured(made: AttackedFederation, sigma: float, pairs: int) -> Row:
         inverted, shares = guess[2 : 2 + CLASSES], guess[2 + CLASSES :]
         histograms.append(((1 - inverted) + shares) / 2)
     scores = labels.scores(labels.on_simplex(np.array(histograms)), values[: made.targets, 2 + CLASSES :])
-    loss, accuracy = (float(np.sqrt(np.mean(np.square(errors)[:, entry]))) for entry in (0, 1))
-    lost, missed = (float(np.sqrt(np.mean(np.square(costs)[:, entry]))) for entry in (0, 1))
-    return Row(
-        accuracy=100 * accuracy,
-        loss=LARGEST_LOSS * loss,
-        distance=scores["labels/distance"],
-        top=scores["labels/top"],
-        cost=(100 * missed, LARGEST_LOSS * lost),
-    )
+    (loss, accuracy), (lost, missed) = (np.sqrt(np.mean(np.square(item)[:, :2], 0)) for item in (errors, costs))
+    guessed = (scores["labels/distance"], scores["labels/top"])
+    return np.array([100 * accuracy, LARGEST_LOSS * loss, *guessed, 100 * missed, LARGEST_LOSS * lost])
 
 
 def _draws(members: int, random: np.random.Generator) -> Reals:
@@ -132,11 +112,7 @@ def main() -> None:
         federations = [federation(members, seed) for seed in SEEDS]
         for sigma in (*SIGMAS, BLIND):
             for pairs in PAIRS if 0 < sigma < BLIND else (1,):
-                rows = [measured(made, sigma, pairs) for made in federations]
-                means = [
-                    float(np.mean(column))
-                    for column in zip(*((r.accuracy, r.loss, r.distance, r.top, *r.cost) for r in rows), strict=True)
-                ]
+                means = np.mean([measured(made, sigma, pairs) for made in federations], 0)
                 shown = "nothing is seen" if sigma == BLIND else f"{sigma:g}"
                 _write(members, shown, pairs, *(f"{value:.3g}" for value in means))
 

@@ -33,6 +33,12 @@ Reals = NDArray[np.float64]
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
+def unit_rows(vectors: Reals) -> Reals:
+    """The rows divided by their lengths."""
+    divided: Reals = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return divided
+
+
 @dataclass(frozen=True)
 class Clients:
     """Clients with n samples each: x (c, n, 64), y (c, n)."""
@@ -61,8 +67,7 @@ class Updates:
     @cached_property
     def units(self) -> Reals:
         """The updates divided by their lengths."""
-        units: Reals = self.raw / np.linalg.norm(self.raw, axis=1, keepdims=True)
-        return units
+        return unit_rows(self.raw)
 
 
 class Network:

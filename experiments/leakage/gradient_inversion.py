@@ -11,8 +11,8 @@ from torch.func import vmap
 
 from experiments.leakage import images, views
 from experiments.leakage.accounting import noise_multiplier
-from experiments.leakage.attack import LeakageAttack, unit_rows
-from experiments.leakage.federation import CLASSES
+from experiments.leakage.attack import LeakageAttack
+from experiments.leakage.federation import CLASSES, unit_rows
 from experiments.leakage.specification import View
 from experiments.results import Measures
 from federation.digests import derived_seed
@@ -41,18 +41,17 @@ class GradientInversion(LeakageAttack):
             ordered = images.matched(batch, true, y[indices])
             ratios.append(images.decibels(ordered, true))
             hits.append(images.recognised(ordered, indices, x, y))
-            for position in range(len(indices)):
-                if len(rows) < _SHOWN:
-                    rows.append(
-                        {
-                            "round": float(len(rows)),
-                            "label": float(y[indices[position]]),
-                            "psnr": float(ratios[-1][position]),
-                            "found": float(hits[-1][position]),
-                            **_grey("true", true[position]),
-                            **_grey("pixel", ordered[position]),
-                        }
-                    )
+            rows += [
+                {
+                    "round": float(number),
+                    "label": float(y[indices[position]]),
+                    "psnr": float(ratios[-1][position]),
+                    "found": float(hits[-1][position]),
+                    **_grey("true", true[position]),
+                    **_grey("pixel", ordered[position]),
+                }
+                for position, number in enumerate(range(len(rows), min(len(rows) + len(indices), _SHOWN)))
+            ]
         final = {"images/psnr": float(np.mean(ratios)), "images/found": 100 * float(np.mean(hits))}
         return {**final, **self._epsilon_of_a_step}, rows
 

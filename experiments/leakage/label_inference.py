@@ -8,8 +8,8 @@ import torch
 
 from experiments.leakage import labels, views
 from experiments.leakage.accounting import epsilon
-from experiments.leakage.attack import LeakageAttack, Reals, unit_rows
-from experiments.leakage.federation import CLASSES
+from experiments.leakage.attack import LeakageAttack
+from experiments.leakage.federation import CLASSES, Reals, unit_rows
 from experiments.leakage.labels import OpenedSession, RidgeRegression
 from experiments.leakage.specification import View
 from experiments.results import Measures
@@ -26,7 +26,7 @@ class LabelInference(LeakageAttack):
             View.NOTHING: lambda: np.tile(self.federation.population, (self.federation.targets, 1)),
             View.BIAS: self._from_bias,
             View.UPDATE: self._from_updates,
-            View.SKETCH: self._from_sketches,
+            View.SKETCH: lambda: self._regressed(self._sketches),
             View.GRAM: self._from_gram,
             View.PRIVATE: self._from_private_rounds,
         }
@@ -67,18 +67,18 @@ class LabelInference(LeakageAttack):
         return mean
 
     def _from_updates(self) -> Reals:
-        federation, guesses = self.federation, []
-        for number in self._numbers:
-            shadow = federation.shadow_updates(number, epsilon=self.specification.epsilon)
-            units = federation.updates(number, epsilon=self.specification.epsilon).units
-            regression = RidgeRegression.trained(shadow.units, shadow.histograms)
-            guesses.append(regression.raw(units[: federation.targets]))
-        return labels.on_simplex(np.mean(guesses, axis=0))
+        federation, spent = self.federation, self.specification.epsilon
+        return self._regressed(
+            lambda number: (
+                federation.updates(number, epsilon=spent).units,
+                federation.shadow_updates(number, epsilon=spent).units,
+            )
+        )
 
-    def _from_sketches(self) -> Reals:
+    def _regressed(self, seen: Callable[[int], tuple[Reals, Reals]]) -> Reals:
+        """The mean guess over the rounds, from what is seen of members and of shadow clients in a round."""
         guesses = []
-        for number in self._numbers:
-            own, shadow = self._sketches(number)
+        for own, shadow in map(seen, self._numbers):
             regression = RidgeRegression.trained(shadow, self.federation.shadow_members.histograms)
             guesses.append(regression.raw(own[: self.federation.targets]))
         return labels.on_simplex(np.mean(guesses, axis=0))

@@ -3,23 +3,23 @@
 import dataclasses
 import json
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
 
+from coordinator.aggregation import Aggregate, HyperparameterError, aggregate
+from coordinator.aggregation.hyperparameters import Hyperparameter
+from coordinator.aggregation.registry import ListedRule, common_hyperparameters, listed, listed_stages
+from coordinator.aggregation.rules import torchjd
+from federation.owners_code import described, owners_frame
 from fedpareto.cli import completion
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.cli.shared_options import CodeOption, JsonOption
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from numpy.typing import NDArray
-
-    from coordinator.aggregation import Aggregate
-    from coordinator.aggregation.hyperparameters import Hyperparameter
-    from coordinator.aggregation.registry import ListedRule
+from fedpareto.cli.show.tables import console, new_table
 
 _PER_ROW = ("losses", "accuracies", "samples", "prior", "ages")
 _ARRAYS = ("updates", *_PER_ROW, "state")
@@ -66,11 +66,6 @@ def aggregate_command(
         raise CommandFailure(
             "no file was given: name an .npz file with an array `updates` of shape (m, d); see --help", code=USAGE
         )
-    import numpy as np
-
-    from coordinator.aggregation import HyperparameterError, aggregate
-    from federation.owners_code import described, owners_frame
-
     arrays = _load(file)
     per_row: dict[str, Any] = {key: arrays[key] for key in _PER_ROW if key in arrays}
     state, parameters = _state(file, arrays), parameters_of(param or [])
@@ -101,9 +96,7 @@ def aggregate_command(
         _print(name, result)
 
 
-def _load(file: Path) -> "dict[str, NDArray[Any]]":
-    import numpy as np
-
+def _load(file: Path) -> dict[str, NDArray[Any]]:
     problem = f"{file} is not an .npz file of plain arrays"  # reading an array of objects would run code from the file
     with (
         failing(OSError, code=USAGE, what=f"{file} could not be read"),
@@ -127,7 +120,7 @@ def _load(file: Path) -> "dict[str, NDArray[Any]]":
     return arrays
 
 
-def _state(file: Path, arrays: "dict[str, NDArray[Any]]") -> dict[str, Any] | None:
+def _state(file: Path, arrays: dict[str, NDArray[Any]]) -> dict[str, Any] | None:
     if "state" not in arrays:
         return None
     try:
@@ -156,17 +149,13 @@ def parameters_of(texts: list[str]) -> dict[str, Any]:
 
 
 def _list(as_json: bool) -> None:
-    from coordinator.aggregation.registry import common_hyperparameters, listed, listed_stages
-    from coordinator.aggregation.rules import torchjd
-    from fedpareto.cli.show.tables import console, new_table
-
-    def described(fields: "Iterable[Hyperparameter]") -> list[dict[str, Any]]:
+    def described(fields: Iterable[Hyperparameter]) -> list[dict[str, Any]]:
         defaults = ({} if field.default is dataclasses.MISSING else {"default": field.default} for field in fields)
         return [
             {"name": field.name, **default, "help": field.help} for field, default in zip(fields, defaults, strict=True)
         ]
 
-    def entry(item: "ListedRule") -> dict[str, Any]:
+    def entry(item: ListedRule) -> dict[str, Any]:
         brought = {"package": item.package} if item.package else {}
         parameters = described(item.hyperparameters)
         return {"name": item.name, "summary": item.summary, **brought, "hyperparameters": parameters}
@@ -194,9 +183,7 @@ def _list(as_json: bool) -> None:
     console().print(table)
 
 
-def _print(name: str, result: "Aggregate") -> None:
-    from fedpareto.cli.show.tables import console, new_table
-
+def _print(name: str, result: Aggregate) -> None:
     table = new_table("row", ">weight λ", ">coefficient c", "")
     for row, weight in enumerate(result.weights):
         note = "dropped: not finite" if row in result.dropped else ""

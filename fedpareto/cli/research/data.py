@@ -7,14 +7,18 @@ from typing import Annotated
 
 import typer
 
+from experiments.plots import draw_census
+from federation.tasks import DataError, DataSource, Part, PartError, TaskError
+from federation.tasks import task as find_task
+from federation.tasks.census import census
 from fedpareto.cli import completion
 from fedpareto.cli.failure import USAGE, failing, require
 from fedpareto.cli.shared_options import CodeOption, DataOption, DownloadOption, JsonOption
+from fedpareto.cli.show import shares
+from fedpareto.cli.show.tables import console
+from simulation.population import client_names
 
-app = typer.Typer(help="Show which samples each client would hold.", no_args_is_help=True)
 
-
-@app.command()
 def show(
     task: Annotated[
         str,
@@ -59,17 +63,8 @@ def show(
     The same words go into a specification, [simulation] partition = "shards:2", and to a worker:
     --part 3/8 --partition shards:2.
     """
-    from federation.tasks import DataError, DataSource, Part, PartError, TaskError
-    from federation.tasks import task as find_task
-
-    require("a task's data is read with", "torch")
     if plot is not None:
         require("--plot draws with", "matplotlib", extra="experiments")
-    from federation.tasks.census import census
-    from fedpareto.cli.show import shares
-    from fedpareto.cli.show.tables import console
-    from simulation.population import client_names
-
     with failing(PartError, TaskError, code=USAGE), failing(DataError):
         part = Part(0, clients, partition, seed, sizes)
         counts = census(find_task(task), DataSource(data, download=download), part, tried=True)
@@ -90,4 +85,6 @@ def show(
         screen.print(shares.table(counts, counts.owners or names))
         screen.print(f"\n{shares.sentence(counts)}")
     if plot is not None:
-        shares.draw(counts, counts.owners or names, f"{task}: {partition}, sizes {sizes}, seed {seed}", plot)
+        title = f"{task}: {partition}, sizes {sizes}, seed {seed}"
+        with failing(OSError, ValueError, what=f"cannot draw {plot}"):
+            draw_census(counts, counts.owners or names, title, plot)

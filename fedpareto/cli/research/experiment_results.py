@@ -9,10 +9,10 @@ import typer
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from experiments import loading, plots, record, tables
+from experiments import loading, plots, tables
 from experiments.definition import Experiment, ExperimentError, slug
 from experiments.derived import derived
-from experiments.results import DamagedError, Job, Store
+from experiments.results import RUNS, DamagedError, Job, Store
 from federation.text import counted
 from fedpareto.cli.document import dumps
 from fedpareto.cli.failure import USAGE, CommandFailure
@@ -64,21 +64,14 @@ def usable(directory: Path, code: int = 1) -> Iterator[None]:
         raise
     except OSError as error:
         raise CommandFailure(f"cannot use {error.filename or directory}: {error.strerror}", code=code) from error
-
-
-def restore(console: Console, store: Store) -> None:
-    """Restores the files of runs that only the tables contain."""
-    try:
-        record.restore(store)
     except DamagedError as error:
-        kept = " and ".join(record.set_aside(store))
-        say(console, f"{error}: kept as {kept}, and begun anew", style="yellow")
+        raise CommandFailure(str(error), code=code) from error
 
 
-def tell_damage(console: Console, store: Store, jobs: Sequence[Job], consequence: str) -> None:
-    """Prints the results that cannot be read."""
-    for damage in filter(None, map(store.damage, jobs)):
-        say(console, f"{damage}: {consequence}", style="yellow")
+def mend(console: Console, store: Store) -> None:
+    """Drops the half-written line of a run whose command was killed."""
+    if store.mend():
+        say(console, f"{RUNS} ends in half a line, of a run that was being written: dropped", style="yellow")
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:
@@ -87,21 +80,17 @@ def say(console: Console, text: str, style: str | None = None) -> None:
 
 
 def show(console: Console, experiment: Experiment, store: Store, failed: Mapping[str, str], *, as_json: bool) -> None:
-    """Writes run.json and, if there are results, the CSV files, table.md and figures; prints the table."""
-    others = sorted(store.seeds().difference(experiment.seeds))
+    """Writes table.md and figures, if there are results; prints the table."""
+    stored = store.runs()
+    others = sorted({run.seed for run in stored.values()}.difference(experiment.seeds))
     experiment = experiment.model_copy(update={"seeds": (*experiment.seeds, *others)})
     jobs = [Job(cell, seed) for cell in experiment.cells() for seed in experiment.seeds]
     for job in jobs:
         if difference := store.other(job):
             say(console, f"{job.label} is of another specification ({difference}): left out", style="yellow")
-    if unknown := sorted(store.names().difference(job.name for job in jobs)):
+    if unknown := sorted(stored.keys() - {job.name for job in jobs}):
         say(console, f"the experiment has no run {unknown[0]} (one of {len(unknown)}): left out", style="yellow")
-    finished = {job.label: result for job in jobs if (result := store.find(job)) is not None}
-    results = derived(experiment, list(finished.values()))
-    failed = {
-        label: reason for label, reason in {**record.read(store).failed, **failed}.items() if label not in finished
-    }
-    written = record.write(store, experiment.name, results, failed)
+    results = derived(experiment, [result for job in jobs if (result := store.find(job)) is not None])
     figures = list[Path]()
     if results:
         (store.directory / "table.md").write_text(tables.page(experiment, results), encoding="utf-8")
@@ -111,20 +100,17 @@ def show(console: Console, experiment: Experiment, store: Store, failed: Mapping
         document = {
             "experiment": experiment.name,
             "directory": str(store.directory),
-            "results": [record.row(item, item.final) for item in results],
+            "results": [item.row for item in results],
             "tables": [asdict(table) for table in shown],
             "figures": [path.name for path in figures],
-            "record": asdict(written),
+            "failed": dict(failed),
         }
         typer.echo(dumps(document))
     elif results:
         for table in filter(lambda item: item.rows, shown):
             wide = table.title == experiment.title  # the published columns do not fit into a terminal
             console.print(_rich(tables.comparison(experiment, results, narrow=True) if wide else table))
-        say(
-            console,
-            f"in {store.directory}: table.md, results.csv, curves.csv, run.json, {counted(len(figures), 'figure')}",
-        )
+        say(console, f"in {store.directory}: {RUNS}, table.md, {counted(len(figures), 'figure')}")
 
 
 def _rich(table: tables.Table) -> RichTable:

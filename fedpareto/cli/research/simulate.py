@@ -6,19 +6,26 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from sqlalchemy.exc import SQLAlchemyError
 
+from federation.spec.run_spec import RunSpec, SpecError
+from federation.tasks import DataError
 from federation.text import counted
-from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure, failing, require
+from fedpareto.cli import document
+from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure, failing
 from fedpareto.cli.shared_options import CodeOption, DataOption, DownloadOption, ProgressJsonOption
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from simulation.history import History
-    from simulation.simulate import Simulation, SimulationProgress
+from fedpareto.cli.show import round_lines
+from fedpareto.cli.show.tables import console as make_console
+from fedpareto.progress_line import bar
+from simulation import SimulationError
+from simulation.history import History
+from simulation.simulate import Simulation, SimulationProgress
+from storage.blobs import BlobCorrupt, BlobMissing
+from storage.database import DatabaseBusy
 
 _METRICS = ("accuracy/mean", "accuracy/worst5", "improved", "loss/train")
 
@@ -72,18 +79,6 @@ def simulate_command(
 
     A federation of real workers takes the same file and ignores [simulation].
     """
-    require("simulated clients train with", "torch")
-    from sqlalchemy.exc import SQLAlchemyError
-
-    from federation.spec.run_spec import RunSpec, SpecError
-    from federation.tasks import DataError
-    from fedpareto.cli import document
-    from fedpareto.cli.show.tables import console as make_console
-    from simulation import SimulationError
-    from simulation.simulate import Simulation
-    from storage.blobs import BlobCorrupt, BlobMissing
-    from storage.database import DatabaseBusy
-
     console = make_console(stderr=as_json)
     say = partial(console.print, soft_wrap=True)  # lines that can be copied
     with failing(OSError, code=USAGE, what=f"cannot read {spec}"):
@@ -132,7 +127,7 @@ def _first_line(error: Exception) -> str:
     return (message or str(error)).partition("\n")[0]
 
 
-def _announce(say: Callable[..., None], simulation: "Simulation", directory: Path) -> None:
+def _announce(say: Callable[..., None], simulation: Simulation, directory: Path) -> None:
     backend = simulation.backend
     reason = f" ({backend.why})" if backend.why else ""
     say(f"{simulation.spec.name}: {counted(simulation.spec.simulation.clients, 'client')}, {backend.name}{reason}")
@@ -146,10 +141,7 @@ def _announce(say: Callable[..., None], simulation: "Simulation", directory: Pat
     say(f"run {simulation.run_id} in {directory}{done}")
 
 
-def _run(console: "Console", simulation: "Simulation") -> "History":
-    from fedpareto.cli.show import round_lines
-    from fedpareto.progress_line import bar
-
+def _run(console: Console, simulation: Simulation) -> History:
     def stop(received: int, _: object) -> None:
         simulation.stop()
         signal.signal(received, before[signal.Signals(received)])  # a second Ctrl-C does not wait
@@ -159,12 +151,12 @@ def _run(console: "Console", simulation: "Simulation") -> "History":
     try:
         with bar(console) as advance:
 
-            def show(now: "SimulationProgress") -> None:
+            def show(now: SimulationProgress) -> None:
                 advance(now)
                 if "accuracy/mean" in now.metrics or "loss/train" in now.metrics:
                     while header:
                         console.print(header.pop(), style="bold")
-                    console.print(round_lines.line(now.done - 1, now.metrics, _METRICS))
+                    console.print(round_lines.line(now.done - 1, now.metrics, now.undisclosed, _METRICS))
 
             return simulation.run(show)
     finally:
@@ -172,7 +164,7 @@ def _run(console: "Console", simulation: "Simulation") -> "History":
             signal.signal(number, handler)
 
 
-def _document(history: "History", directory: Path) -> dict[str, Any]:
+def _document(history: History, directory: Path) -> dict[str, Any]:
     facts = ("run_id", "state", "reason", "seconds", "attackers", "warnings")
     return {
         **{name: getattr(history, name) for name in facts},
@@ -185,7 +177,7 @@ def _document(history: "History", directory: Path) -> dict[str, Any]:
     }
 
 
-def _summarise(say: Callable[..., None], history: "History", directory: Path) -> None:
+def _summarise(say: Callable[..., None], history: History, directory: Path) -> None:
     rounds = sum(record["state"] in ("COMPLETED", "SKIPPED") for record in history.round_records)
     skipped = sum(record["state"] == "SKIPPED" for record in history.round_records)
     missing = Counter(record["reason"] for record in history.reply_records if not record["accepted"])
