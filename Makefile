@@ -52,10 +52,8 @@ lint: $(VENV)/.dev  ## formatting, lint, types and import rules
 proto: $(VENV)/.dev  ## write federation/v1 anew from proto/
 	@$(BIN)/python proto/generate.py
 
-bench: $(VENV)/.dev  ## every benchmark, one after the other: make bench ARGS=--quick
-	@set -e; for name in qp gram jacobian aggregation private round large verify audit_log front wan idle start simulate wire_dtype; do \
-		echo "== benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py $(ARGS); \
-	done
+bench: $(VENV)/.dev  ## every scenario of benchmarks/bench.py, one after the other: make bench ARGS=--quick
+	@$(BIN)/python benchmarks/bench.py all $(ARGS)
 
 constraints:  ## write constraints.txt anew: the newest versions that pyproject.toml allows
 	@rm -rf build/constraints
@@ -67,8 +65,9 @@ constraints:  ## write constraints.txt anew: the newest versions that pyproject.
 	@mv build/constraints.txt constraints.txt
 	@rm -rf build/constraints
 
-sbom: $(VENV)/.dev  ## a software bill of materials (CycloneDX) of what .venv has installed, in build/
-	@$(BIN)/python tools/sbom.py $(ARGS)
+sbom: $(VENV)/.dev  ## a software bill of materials (CycloneDX) of what .venv has installed: build/fedpareto.cdx.json
+	@mkdir -p build
+	@$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-file build/fedpareto.cdx.json $(ARGS) $(BIN)/python
 
 release-check: $(VENV)/.dev  ## the release checklist of docs/releasing.md, without publishing anything
 	@$(BIN)/python tools/release_check.py $(ARGS)

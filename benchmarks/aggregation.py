@@ -1,19 +1,24 @@
-"""The time of one aggregation by every algorithm: K, the rule, the direction and the new model.
+"""The time of gram and combine, of the check of an arriving update, and of one aggregation by every algorithm.
 
-K is the same for all and measured once. The step of plain averaging is also measured with every optimiser of the
-server. The best of several times counts. Rows and vectors are files in the page cache; the new model is not stored.
+`streaming` compares gram and combine, for each of `--sizes` (members x parameters), with the memory-read bandwidth:
+that of NumPy's maximum of a large array, on as many threads. `arriving` is the check of one update, and `peak_memory`
+that of a process that computes gram and a step over files only.
+
+`algorithms` has three parts for `--m` updates of `--d` parameters: K, which is the same for all and measured once; the
+rule; and the step. The step of plain averaging is also measured with every optimiser of the server. The best of
+`--repeats` runs counts. Rows and vectors are files in the page cache; the new model is not stored.
 """
 
-import argparse
-import json
+import os
+import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from measuring import Document, best, cases, progress
 from numpy.typing import NDArray
 
 from coordinator.aggregation.base import Rule
@@ -23,17 +28,101 @@ from coordinator.aggregation.interface import Matrix, Rows
 from coordinator.aggregation.registry import ALGORITHMS, algorithm
 from coordinator.aggregation.server_optimisers import OPTIMISERS, Optimiser
 from coordinator.aggregation.streaming import Row, one_thread
-from federation.vectors import update_layout, update_rows, write_vectors
+from federation.digests import hasher
+from federation.line.payload_check import PayloadCheck
+from federation.vectors import to_bytes, update_layout, update_rows, write_vectors
+
+FORMS = {
+    "full": {"sizes": "10x800000 50x800000 10x11200000 50x11200000", "m": 100, "d": 800_000, "repeats": 5},
+    "quick": {"sizes": "10x800000 50x800000", "m": 20, "d": 100_000, "repeats": 3},
+    "smallest": {"sizes": "10x1000", "m": 8, "d": 1_000, "repeats": 1},
+}
+CHUNK = 1 << 20
+PEAK = """
+import sys
+from pathlib import Path
+import numpy as np
+from coordinator.aggregation.gram import apply_step, combine, gram
+from federation.vectors import update_rows
+
+rows = [update_rows(path)["loss"] for path in Path(sys.argv[1]).iterdir()]
+gram(rows)
+apply_step(rows[0], 1.0, combine(np.ones(len(rows)), rows), len)
+print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+"""
 
 
-def best(work: Callable[[], object], repeats: int) -> float:
-    """Seconds of the fastest of several runs."""
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times)
+def measure(sizes: str, m: int, d: int, repeats: int) -> Document:
+    threads = min(8, len(os.sched_getaffinity(0)))
+    bandwidth = read_bandwidth(threads, 2 * repeats, 64_000_000 if m * d > 1e6 else 1_000)
+    result: Document = {"threads": threads, "read_gb_s": bandwidth / 1e9, "streaming": []}
+    for count, length in cases(sizes):
+        progress(f"gram and combine of {count} x {length:,}")
+        with tempfile.TemporaryDirectory() as directory:
+            rows = write_rows(Path(directory), count, length)
+            result["streaming"].append(
+                {"m": count, "d": length, **streaming(Path(directory), rows, length, bandwidth, repeats)}
+            )
+    result["arriving"] = arriving(cases(sizes)[-1][1], repeats)
+    with tempfile.TemporaryDirectory() as directory:
+        rows = write_rows(Path(directory), m, d)
+        K = gram(rows)
+        result |= {"m": m, "d": d, "gram_ms": 1e3 * best(lambda: gram(rows), repeats)}
+        progress(f"{len(ALGORITHMS)} algorithms with {m} x {d:,}")
+        result["algorithms"] = [
+            {"algorithm": name, **by_algorithm(name, rows, K, result["gram_ms"], repeats)} for name in ALGORITHMS
+        ]
+        vector = written(Path(directory) / "vector", np.random.default_rng(2).random(d, dtype=np.float32))
+        result["optimisers, step_ms"] = {
+            name: by_optimiser(kind(), rows, vector, repeats) for name, kind in OPTIMISERS.items()
+        }
+    return result
+
+
+def read_bandwidth(threads: int, repeats: int, count: int) -> float:
+    """Bytes per second of reading `count` float32 numbers."""
+    pieces = np.array_split(np.ones(count, dtype=np.float32), threads)
+    with ThreadPoolExecutor(threads) as pool:
+        return 4 * count / best(lambda: list(pool.map(np.max, pieces)), repeats)
+
+
+def streaming(directory: Path, rows: list[Row], d: int, bandwidth: float, repeats: int) -> Document:
+    coefficients = np.random.default_rng(0).standard_normal(len(rows))
+    size = 4.0 * len(rows) * d
+    gram_seconds = best(lambda: gram(rows), repeats)
+    combine_seconds = best(lambda: [None for _ in combine(coefficients, rows)], repeats)
+    both = 2 * size / (gram_seconds + combine_seconds)
+    command = [sys.executable, "-c", PEAK, str(directory)]
+    peak = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return {
+        "gram_gb_s": size / gram_seconds / 1e9,
+        "combine_gb_s": size / combine_seconds / 1e9,
+        "both_gb_s": both / 1e9,
+        "share_of_read": both / bandwidth,
+        "peak_memory_mb": int(peak) * 1024 / 1e6,
+    }
+
+
+def arriving(d: int, repeats: int) -> Document:
+    """GB/s of all checks of an update in one pass, and of the digest alone."""
+    layout = update_layout([("loss", d)])
+    payload = to_bytes(layout, np.random.default_rng(0).standard_normal(d, dtype=np.float32))
+    chunks = [payload[start : start + CHUNK] for start in range(0, len(payload), CHUNK)]
+
+    def check() -> None:
+        payload_check = PayloadCheck(layout)
+        for chunk in chunks:
+            payload_check.feed(chunk)
+        payload_check.finish()
+
+    def digest_alone() -> None:
+        state = hasher()
+        for chunk in chunks:
+            state.update(chunk)
+        state.hexdigest()
+
+    size = len(payload) / 1e9
+    return {"check_gb_s": size / best(check, repeats), "digest_gb_s": size / best(digest_alone, repeats)}
 
 
 def write_rows(directory: Path, m: int, d: int) -> list[Row]:
@@ -66,60 +155,22 @@ def rows_of(K: Matrix) -> Rows:
     )
 
 
-def by_algorithm(name: str, rows: list[Row], K: Matrix, gram_seconds: float, repeats: int) -> dict[str, Any]:
+def by_algorithm(name: str, rows: list[Row], K: Matrix, gram_ms: float, repeats: int) -> dict[str, float]:
     # FedMGDA+ without bounds on the weights, as in docs/benchmarks.md.
     rule, rows_seen = algorithm(name, {"epsilon": 1.0} if name == "fedmgda+" else {}), rows_of(K)
     assert isinstance(rule, Rule)
     decision = rule.decide(rows_seen)
     with one_thread():  # as in a run
-        rule_seconds = best(lambda: rule.decide(rows_seen), repeats)
-    step_seconds = best(lambda: apply_step(rows[0], 1.0, Direction(decision, rows, K), len), repeats)
-    return {
-        "algorithm": name,
-        "rule_seconds": rule_seconds,
-        "step_seconds": step_seconds,
-        "total_seconds": gram_seconds + rule_seconds + step_seconds,
-    }
+        rule_ms = 1e3 * best(lambda: rule.decide(rows_seen), repeats)
+    step_ms = 1e3 * best(lambda: apply_step(rows[0], 1.0, Direction(decision, rows, K), len), repeats)
+    return {"rule_ms": rule_ms, "step_ms": step_ms, "with_gram_ms": gram_ms + rule_ms + step_ms}
 
 
 def by_optimiser(optimiser: Optimiser, rows: list[Row], vector: Row, repeats: int) -> float:
     c = np.full(len(rows), 1.0 / len(rows))
     before = dict.fromkeys(optimiser.slots, vector)
     after: dict[str, Callable[[memoryview], object]] = dict.fromkeys(optimiser.slots, len)
-    return best(
+    return 1e3 * best(
         lambda: apply_step(rows[0], 1.0, combine(c, rows), len, optimiser=optimiser, before=before, after=after),
         repeats,
     )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="m = 20, d = 0.1 million")
-    parser.add_argument("--smallest", action="store_true", help="m = 8, d = 1000, once")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    options = parser.parse_args()
-    m, d, repeats = (8, 1_000, 1) if options.smallest else (20, 100_000, 3) if options.quick else (100, 800_000, 5)
-    with tempfile.TemporaryDirectory() as directory:
-        rows = write_rows(Path(directory), m, d)
-        K = gram(rows)
-        gram_seconds = best(lambda: gram(rows), repeats)
-        table = [by_algorithm(name, rows, K, gram_seconds, repeats) for name in ALGORITHMS]
-        vector = written(Path(directory) / "vector", np.random.default_rng(2).random(d, dtype=np.float32))
-        optimisers = {name: by_optimiser(kind(), rows, vector, repeats) for name, kind in OPTIMISERS.items()}
-    if options.json:
-        document = {"m": m, "d": d, "gram_seconds": gram_seconds, "algorithms": table, "optimisers": optimisers}
-        json.dump(document, sys.stdout)
-        print()
-        return
-    print(f"m = {m}, d = {d:,}; K: {1e3 * gram_seconds:.0f} ms")
-    print(f"{'algorithm':<18} {'rule ms':>8} {'step ms':>8} {'with K ms':>10}")
-    for row in table:
-        times = (1e3 * row[key] for key in ("rule_seconds", "step_seconds", "total_seconds"))
-        print("{:<18} {:>8.1f} {:>8.1f} {:>10.1f}".format(row["algorithm"], *times))
-    print("step of fedavg, by the server's optimiser:")
-    for name, seconds in optimisers.items():
-        print(f"{name:<18} {'':>8} {1e3 * seconds:>8.1f}")
-
-
-if __name__ == "__main__":
-    main()

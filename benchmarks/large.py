@@ -1,18 +1,13 @@
 """A round of a large model, up to its step: its time, and the coordinator's peak memory, CPU time and disk.
 
-    python benchmarks/large.py [--members 6] [--parameters 400000000] [--quick] [--json]
-
-A coordinator, and members in processes of their own, with TLS 1.3 and signatures. A member downloads the model, and
+A coordinator, and `--members` in processes of their own, with TLS 1.3 and signatures. A member downloads the model, and
 compares its digest, but keeps nothing of it; its update is generated while it is sent. So the disk has to hold the
 coordinator's blobs alone: the model, one update of each member, the combined vector and the new model.
 """
 
-import argparse
-import json
 import multiprocessing
 import queue
 import shutil
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -22,12 +17,8 @@ from typing import Any
 
 import numpy as np
 import psutil
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from harness import Federation, Member, federation, wait_for
-from round import cpu_seconds, peak_memory
+from harness import Federation, Member, wait_for
+from measuring import SPEC, Document, cpu_seconds, lone_coordinator, peak_memory, progress, temporary_federation
 
 from federation.digests import DEFAULT_ALGORITHM, hasher
 from federation.line.channels import CHUNK_BYTES
@@ -37,19 +28,23 @@ from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest
 from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Heartbeat, SubmitRequest, Window
 from federation.vectors import Layout, Tensor, update_layout
 
-SPEC = """
-task = "nothing"
-rounds = 1
-evaluate.every = 0
-[algorithm]
-name = "fedmgda+"
-epsilon = 0.5
-[selection]
-minimum = {members}
-quorum = 1.0
-"""
+FORMS = {
+    "full": {"members": 6, "parameters": 400_000_000},
+    "quick": {"members": 3, "parameters": 20_000_000},
+    "smallest": {"members": 1, "parameters": 1_000},
+}
 BEAT_SECONDS = 2.0
 LONGEST_SECONDS = 1800.0
+
+
+def measure(members: int, parameters: int) -> Document:
+    needed = 4 * parameters * (members + 3)
+    if (free := shutil.disk_usage(tempfile.gettempdir()).free) < 1.1 * needed:
+        raise SystemExit(
+            f"{needed / 1e9:.0f} GB of disk are needed in {tempfile.gettempdir()}; {free / 1e9:.0f} are free"
+        )
+    with temporary_federation() as fed:
+        return one_round(fed, members, parameters)
 
 
 def pieces(order: AssignmentManifest, seed: int) -> Iterator[bytes]:
@@ -118,24 +113,25 @@ def play(home: Path, seed: int) -> None:
     over.set()
 
 
-def measure(fed: Federation, members: int, parameters: int) -> dict[str, Any]:
+def one_round(fed: Federation, members: int, parameters: int) -> Document:
     """One round of members who train nothing."""
-    fed.forks = False  # the memory of a coordinator that has imported nothing else
-    coordinator = fed.serve()
-    fed.forks = True
+    coordinator = lone_coordinator(fed)
     homes = [fed.join(f"member-{i:02}") for i in range(members)]
     model = fed.directory / "model.safetensors"
     layout = Layout((Tensor("weight", (parameters,)),))
     with model.open("wb") as file:
         file.write(layout.header)
         file.truncate(layout.file_bytes)  # zeros that take no room
-    run = fed.submit(f"large-{members}-{parameters}", SPEC.format(members=members), "--model", str(model))
+    run = fed.submit(
+        f"large-{members}-{parameters}", SPEC.format(rounds=1, clients=members, mode="off"), "--model", str(model)
+    )
     pid = coordinator.popen.pid
-    cpu = cpu_seconds([pid])
+    cpu = cpu_seconds(pid)
     context = multiprocessing.get_context("spawn")
-    players = [context.Process(target=play, args=(home, i)) for i, home in enumerate(homes)]
+    players = [context.Process(target=play, args=(home, i), daemon=True) for i, home in enumerate(homes)]
     for player in players:
         player.start()
+    progress(f"{members} members download the model and send an update of {layout.data_bytes / 1e6:,.0f} MB")
     for player in players:
         player.join(LONGEST_SECONDS)
         if player.exitcode != 0:
@@ -154,44 +150,8 @@ def measure(fed: Federation, members: int, parameters: int) -> dict[str, Any]:
         "round_seconds": (ended - started).total_seconds(),
         "transfer_seconds": (last - started).total_seconds(),
         "step_seconds": (ended - last).total_seconds(),
-        "coordinator_cpu_seconds": cpu_seconds([pid]) - cpu,
-        "coordinator_peak_bytes": peak_memory(pid),
+        "coordinator_cpu_seconds": cpu_seconds(pid) - cpu,
+        "coordinator_peak_mb": peak_memory(pid) / 1e6,
         "disk_bytes": blobs,
+        "machine_memory_bytes": psutil.virtual_memory().total,
     }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--members", type=int, default=6)
-    parser.add_argument("--parameters", type=int, default=400_000_000)
-    parser.add_argument("--quick", action="store_true", help="3 members, 20 M parameters")
-    parser.add_argument("--smallest", action="store_true", help="1 member, 1,000 parameters")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    if arguments.quick:
-        arguments.members, arguments.parameters = 3, 20_000_000
-    if arguments.smallest:
-        arguments.members, arguments.parameters = 1, 1_000
-    needed = 4 * arguments.parameters * (arguments.members + 3)
-    if (free := shutil.disk_usage(tempfile.gettempdir()).free) < 1.1 * needed:
-        raise SystemExit(
-            f"{needed / 1e9:.0f} GB of disk are needed in {tempfile.gettempdir()}; {free / 1e9:.0f} are free"
-        )
-    with tempfile.TemporaryDirectory() as directory, federation(Path(directory)) as fed:
-        result = measure(fed, arguments.members, arguments.parameters)
-    result["machine_memory_bytes"] = psutil.virtual_memory().total
-    if arguments.json:
-        print(json.dumps(result, indent=2))
-        return
-    print(f"{result['members']} members, {result['parameters'] / 1e6:.1f} M parameters")
-    print(f"  a round             {result['round_seconds']:8.1f} s")
-    print(
-        f"    until the last update {result['transfer_seconds']:4.1f} s, then the step {result['step_seconds']:.1f} s"
-    )
-    print(f"  the coordinator     {result['coordinator_cpu_seconds']:8.1f} CPU-s")
-    print(f"    its peak          {result['coordinator_peak_bytes'] / 1e6:8.0f} MB")
-    print(f"    its blobs         {result['disk_bytes'] / 1e9:8.1f} GB")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,20 +1,19 @@
 """Whole private rounds beside an open round: bytes and CPU seconds of a member and of the coordinator, and direction.
 
-    python benchmarks/private.py [--flower PYTHON] [--size M D] [--quick] [--json]
-
 All members are in this process, one after the other, on one thread: real messages, signatures and checks, without
-training, disk, TLS and network. The open round is what a member and a coordinator compute of it: the digest of the
-payload and a signature; the Gram matrix and the combined vector. With `lost`, one member is lost at DEAL and one at
-MASK. Unit updates agree in part: cosines of about 0.2 between pairs. Flower's SecAgg+ is measured beside it; with
-`lost`, both of its clients are lost before they send their masked vectors.
+training, disk, TLS and network; `--sizes` are members x parameters. The open round is what a member and a coordinator
+compute of it: the digest of the payload and a signature; the Gram matrix and the combined vector. Figures are those of
+the member that sends or computes most; `up_ratio` is of an open round. With `lost`, one member is lost at DEAL and one
+at MASK. Unit updates agree in part: cosines of about 0.2 between pairs.
+
+Flower's SecAgg+ is measured beside it by `--flower`, the Python of an environment that has Flower (see
+docs/benchmarks.md); with `lost`, both of its clients are lost before they send their masked vectors.
 """
 
-import argparse
 import gc
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -22,27 +21,35 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-for pool in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ.setdefault(pool, "1")
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+import numpy as np
+from measuring import Document, cases, progress
+from secure_cast import Cast, cast, context, document
 
-import numpy as np  # noqa: E402
-from secure_cast import Cast, cast, context, document  # noqa: E402
+from coordinator.aggregation.gram import combine, gram
+from coordinator.aggregation.phase_kinds import TrainingPhase
+from coordinator.aggregation.phases import AlgorithmPhase, Asked, PhaseReply, Replies, Step
+from coordinator.aggregation.qp import min_norm
+from coordinator.aggregation.registry import algorithm
+from coordinator.aggregation.streaming import one_thread
+from federation.secure.thresholds import Mode, Thresholds
+from federation.work.base import Result, payload_layout
+from federation.work.registry import encode
+from federation.work.secure.terms import SessionStage
 
-from coordinator.aggregation.gram import combine, gram  # noqa: E402
-from coordinator.aggregation.phase_kinds import TrainingPhase  # noqa: E402
-from coordinator.aggregation.phases import AlgorithmPhase, Asked, PhaseReply, Replies, Step  # noqa: E402
-from coordinator.aggregation.qp import min_norm  # noqa: E402
-from coordinator.aggregation.registry import algorithm  # noqa: E402
-from federation.secure.thresholds import Mode, Thresholds  # noqa: E402
-from federation.work.base import Result, payload_layout  # noqa: E402
-from federation.work.registry import encode  # noqa: E402
-from federation.work.secure.terms import SessionStage  # noqa: E402
-
-SECONDS = ("member_seconds", "member_open_seconds", "coordinator_seconds", "coordinator_open_seconds")
-
-
+FORMS = {
+    "full": {
+        "sizes": " ".join(f"{m}x{d}" for d in (38_000, 800_000, 11_200_000) for m in (10, 20, 50)),
+        "flower": "",
+    },
+    "quick": {"sizes": "10x38000 20x38000"},
+    "smallest": {"sizes": "8x1000"},
+}
 FLOWER = Path(__file__).with_name("flower_secagg.py")
+
+
+def measure(sizes: str, flower: str) -> Document:
+    with one_thread():
+        return {"rounds": list(rows(cases(sizes), flower))}
 
 
 class Measured(Cast):
@@ -52,7 +59,7 @@ class Measured(Cast):
         for name in phase.clients or ():
             member: Any = self.members[name]
             if not hasattr(member, "cpu"):
-                measure(member)
+                count(member)
         return super().ask(phase)
 
     def reply(self, member: Any, phase: AlgorithmPhase, result: Result) -> PhaseReply:
@@ -72,7 +79,7 @@ def on_disk(row: Any) -> Any:
         return np.memmap(file, row.dtype, "r")
 
 
-def measure(member: Any) -> None:
+def count(member: Any) -> None:
     """Makes a member count."""
     member.cpu, member.up, member.down = 0.0, 0, 0
     answer = member.do
@@ -90,7 +97,7 @@ def measure(member: Any) -> None:
 def open_round(scene: Measured) -> dict[str, float]:
     """What a member and the coordinator compute in an open round of FedMGDA+."""
     member: Any = next(iter(scene.members.values()))
-    measure(member)
+    count(member)
     scene.reply(member, TrainingPhase(), Result({"loss": member.vector}, {}, {}, 100))
     rows = [member.vector for member in scene.members.values()]
     start = time.process_time()
@@ -149,7 +156,7 @@ def measured(m: int, d: int, mode: Mode, *, lost: bool) -> dict[str, float]:
     }
 
 
-def flower(python: str, m: int, d: int, *, lost: bool) -> dict[str, Any]:
+def secagg(python: str, m: int, d: int, *, lost: bool) -> dict[str, Any]:
     """One round of Flower's SecAgg+."""
     command = [python, str(FLOWER), str(m), str(d), "2" if lost else "0"]
     quiet = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0"}
@@ -157,66 +164,23 @@ def flower(python: str, m: int, d: int, *, lost: bool) -> dict[str, Any]:
     return found
 
 
-def best(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def least(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The least of each number: of seconds, what the machine allows; of cosines, the worst."""
     return {name: min(run[name] for run in runs) for name in runs[0]}
 
 
-def rows(sizes: Sequence[tuple[int, int]], python: str | None) -> Iterator[dict[str, Any]]:
+def rows(sizes: Sequence[tuple[int, ...]], python: str) -> Iterator[dict[str, Any]]:
     """One row for each size, mode and loss of members."""
     for m, d in sizes:
+        progress(f"{m} members, {d:,} parameters")
         repeats = 3 if m * d < 10**6 else 1
-        plain = best([open_round(Measured(cast(m, d).members)) for _ in range(repeats)])
+        plain = least([open_round(Measured(cast(m, d).members)) for _ in range(repeats)])
         for mode in [*(mode.value for mode in Mode), "SecAgg+"]:
             for lost in (False, True) if m >= 10 else (False,):
                 row: dict[str, Any] = {"m": m, "d": d, "mode": mode, "lost": lost}
                 if mode != "SecAgg+":
-                    row |= best([measured(m, d, Mode(mode), lost=lost) for _ in range(repeats)])
-                elif python is not None:
-                    row |= best([flower(python, m, d, lost=lost) for _ in range(repeats)])
-                else:
-                    yield row
-                    continue
-                yield row | {
-                    "member_open_seconds": plain["member"],
-                    "coordinator_open_seconds": plain["coordinator"],
-                    "up_ratio": row["up"] / plain["up"],
-                }
-
-
-def shown(row: dict[str, Any]) -> str:
-    """A row as a line."""
-    begin = f"{row['m']:>3} {row['d']:>11,} {row['mode']:<9} {'two' if row['lost'] else '-':<4} "
-    if "up" not in row:
-        return begin + "not measured"
-    seconds = " ".join(f"{row[name]:>7.3f}" for name in SECONDS)
-    direction = f"cosine {row['cosine']:.4f}" if row.get("cosine", 1.0) < 1 else ""
-    return begin + f"{seconds}  up {row['up']:>11,} x {row['up_ratio']:.3f}  down {row['down']:>9,}  {direction}"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--flower", metavar="PYTHON", help="of an environment with Flower; see docs/benchmarks.md")
-    parser.add_argument("--size", type=int, nargs=2, action="append", metavar=("M", "D"), help="members, parameters")
-    parser.add_argument("--quick", action="store_true", help="m = 10 and 20, d = 38 thousand")
-    parser.add_argument("--smallest", action="store_true", help="m = 8, d = 1000")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    options = parser.parse_args()
-    sizes = [(m, d) for d in (38_000, 800_000, 11_200_000) for m in (10, 20, 50)]
-    if options.quick:
-        sizes = [(10, 38_000), (20, 38_000)]
-    if options.smallest:
-        sizes = [(8, 1_000)]
-    sizes = options.size or sizes
-    if options.json:
-        json.dump({"rounds": list(rows(sizes, options.flower))}, sys.stdout)
-        print()
-        return
-    print("CPU seconds and bytes of the dearest member and of the coordinator, without training; x: of an open round")
-    print(f"{'m':>3} {'d':>11} {'mode':<9} {'lost':<4} {'member':>7} {'open':>7} {'coord.':>7} {'open':>7}")
-    for row in rows(sizes, options.flower):
-        print(shown(row), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+                    row |= least([measured(m, d, Mode(mode), lost=lost) for _ in range(repeats)])
+                elif python:
+                    row |= least([secagg(python, m, d, lost=lost) for _ in range(repeats)])
+                row |= {"member_open_seconds": plain["member"], "coordinator_open_seconds": plain["coordinator"]}
+                yield row | {"up_ratio": row["up"] / plain["up"] if "up" in row else None}

@@ -1,16 +1,13 @@
 """The quadratic program over the simplex: CPU time and KKT residual of our solver and of others.
 
 The others are PIQP, whose guess ours begins with, followed by one exact step in place of our active set; Clarabel
-(through cvxpy); and quadprog. K, with m = 10, 100 and 500, is of six kinds that are made up and of two rounds of
-simulated runs. `coordinator.aggregation.qp.kkt_residual` computes each solver's residual,
-after weights below 1e-9 are set to 0 and the sum is restored to 1.
+(through cvxpy); and quadprog. K, for each of `--sizes` (members), is of six kinds that are made up and of two rounds of
+simulated runs. `coordinator.aggregation.qp.kkt_residual` computes each solver's residual, after weights below 1e-9 are
+set to 0 and the sum is restored to 1. A solver that is not installed is "not measured".
 """
 
-import argparse
 import io
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import piqp  # type: ignore[import-untyped]  # it has no stubs
+from measuring import Document, cases, progress
 from numpy.typing import NDArray
 from sqlalchemy import select
 
@@ -27,6 +25,11 @@ from coordinator.home import CoordinatorHome
 from storage.models import Round
 
 Matrix = NDArray[np.float64]
+FORMS = {
+    "full": {"sizes": "10 100 500", "repeats": 11, "simulated": 10},
+    "quick": {"sizes": "10 100"},
+    "smallest": {"sizes": "10", "repeats": 1, "simulated": 0},
+}
 RUN = """
 name = "benchmark"
 task = "digits"
@@ -36,6 +39,23 @@ train = {{ epochs = 0, steps = 5, batch_size = 10 }}
 evaluate = {{ every = 0, splits = ["train"] }}
 simulation = {{ clients = {m}, partition = "dirichlet:0.3" }}
 """
+
+
+def measure(sizes: str, repeats: int, simulated: int) -> Document:
+    """K of simulated runs is that of the first round and of round `simulated`; 0 is none."""
+    solvers = {"ours": ours, "PIQP, step": polished, "clarabel": clarabel, "quadprog": quadprog}
+    rows = []
+    for (m,) in cases(sizes):
+        progress(f"m = {m}")
+        grams = {kind: U @ U.T for kind, U in kinds(m).items()}
+        grams |= {f"digits, round {rounds}": collected(m, rounds) for rounds in ((1, simulated) if simulated else ())}
+        for kind, K in grams.items():
+            row: Document = {"m": m, "K": kind}
+            for name, solve in solvers.items():
+                found = solved(solve, K, min(repeats, 3) if m == 500 else repeats)
+                row |= {f"{name} {what}": value for what, value in found.items()}
+            rows.append(row)
+    return {"solvers": rows}
 
 
 def collected(m: int, rounds: int) -> Matrix:
@@ -107,8 +127,8 @@ def quadprog(K: Matrix) -> Matrix:
     return np.asarray(qp.solve_qp(K / np.diag(K).max(), np.zeros(m), constraints, bounds, 1)[0])
 
 
-def measure(solve: Callable[[Matrix], Matrix], K: Matrix, repeats: int) -> dict[str, Any]:
-    """The median CPU time in ms and the residual, or the reason of a failure."""
+def solved(solve: Callable[[Matrix], Matrix], K: Matrix, repeats: int) -> dict[str, Any]:
+    """The median CPU time in ms and the residual; None if the solver is not installed, "failed" if it fails."""
     zeros, ones = np.zeros(len(K)), np.ones(len(K))
     try:
         solve(K)  # imports modules and fills caches
@@ -117,45 +137,9 @@ def measure(solve: Callable[[Matrix], Matrix], K: Matrix, repeats: int) -> dict[
             start = time.process_time()
             weights = solve(K)
             times.append(1e3 * (time.process_time() - start))
-    except ImportError as error:
-        return {"ms": None, "residual": None, "not_measured": str(error)}
-    except Exception as error:
-        return {"ms": None, "residual": None, "error": str(error)}
+    except ImportError:
+        return {"ms": None, "residual": None}
+    except Exception:
+        return {"ms": "failed", "residual": "failed"}
     weights = np.where(weights < 1e-9, 0.0, weights)
     return {"ms": statistics.median(times), "residual": kkt_residual(K, weights / weights.sum(), zeros, ones)}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="m = 10 and 100 only")
-    parser.add_argument("--smallest", action="store_true", help="m = 10 only, once")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    options = parser.parse_args()
-    solvers = {"ours": ours, "PIQP, step": polished, "clarabel": clarabel, "quadprog": quadprog}
-    results = []
-    for m in (10,) if options.smallest else (10, 100) if options.quick else (10, 100, 500):
-        grams = {kind: U @ U.T for kind, U in kinds(m).items()}
-        if not options.smallest:
-            grams |= {f"digits, round {rounds}": collected(m, rounds) for rounds in (1, 10)}
-        for kind, K in grams.items():
-            for name, solve in solvers.items():
-                measured = measure(solve, K, 1 if options.smallest else 3 if m == 500 else 11)
-                results.append({"m": m, "kind": kind, "solver": name} | measured)
-    if options.json:
-        json.dump(results, sys.stdout)
-        print()
-        return
-    print(f"{'m':>4}  {'K':<16}" + "".join(f"  {name:>10} ms  residual" for name in solvers))
-    for start in range(0, len(results), len(solvers)):
-        row = results[start : start + len(solvers)]
-        cells = "".join(
-            f"  {'not measured' if 'not_measured' in r else 'failed':>13}  {'-':>8}"
-            if r["ms"] is None
-            else f"  {r['ms']:>13.2f}  {r['residual']:>8.0e}"
-            for r in row
-        )
-        print(f"{row[0]['m']:>4}  {row[0]['kind']:<16}{cells}")
-
-
-if __name__ == "__main__":
-    main()

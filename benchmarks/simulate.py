@@ -1,19 +1,16 @@
 """Client-rounds per second of `fedpareto.simulate`, a plain PyTorch loop and Flower's simulation.
 
-    python benchmarks/simulate.py [--flower PYTHON] [--threads N] [--repeats 3] [--quick] [--json]
-
 All train the same model by FedAvg on the same samples, in the same batches, from the same initial model, with every
 client in every round. The last models must agree. Each contender runs in its own process, one after the other, and the
-best of several runs counts. The rate leaves out the first round, which includes the start, and the last round, in which
-fedpareto evaluates.
+best of `--repeats` runs counts. The rate leaves out the first round, which includes the start, and the last round, in
+which fedpareto evaluates. `--threads` of torch train the large model; 0 is one for each core. `--rounds` are those of
+the small and of the large model; 0 leaves the latter out. `--flower` is the Python of an environment with Flower (see
+docs/benchmarks.md). `--apart 0` runs PyTorch and fedpareto's loop only, with two clients, in this process.
 """
 
-import argparse
-import json
 import multiprocessing
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,11 +20,11 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
-from typing import Any
 
 import numpy as np
 import torch
 from fedavg import Case, Client, Result, plain
+from measuring import Document, cases, progress
 from torch.nn.utils import vector_to_parameters
 
 from federation.spec.run_spec import RunSpec
@@ -51,6 +48,11 @@ train = {{ epochs = 0, steps = {steps}, batch_size = 10, learning_rate = {learni
 evaluate = {{ every = 0, splits = ["train"] }}
 simulation = {{ clients = {clients}, partition = "iid" }}
 """
+FORMS = {
+    "full": {"flower": "", "threads": 0, "repeats": 3, "rounds": "62x10", "apart": 1},
+    "quick": {"repeats": 1, "rounds": "12x4"},
+    "smallest": {"repeats": 1, "rounds": "4x0", "apart": 0},
+}
 Contender = Callable[[Path, Path], None]  # reads a case, writes a result
 
 
@@ -89,6 +91,24 @@ class Setting:
         )
 
 
+def measure(flower: str, threads: int, repeats: int, rounds: str, apart: int) -> Document:
+    ((small, large),) = cases(rounds)
+    clients, steps = (20, 10) if apart else (2, 1)
+    settings = [Setting("digits", clients=clients, steps=steps, learning_rate=0.1, rounds=small, threads=1)]
+    if large:
+        settings.append(Setting(PHOTOGRAPHS, 10, steps=5, learning_rate=0.005, rounds=large, threads=threads or CORES))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent)])  # for processes of Ray and Flower
+    result: Document = {}
+    for setting in settings:
+        choice = contenders(setting, flower) if apart else in_this_process(setting)
+        with tempfile.TemporaryDirectory() as directory:
+            result[setting.task] = compare(setting, choice, repeats, Path(directory))
+        for row in result[setting.task]:
+            if (row.get("difference") or 0.0) > AGREE:
+                result["problem"] = f"{setting.task}: {row['contender']} has come to another model than PyTorch"
+    return result
+
+
 def ours(case: Path, result: Path, *, backend: str, spec: str) -> None:
     threads, ends = Case.read(case).threads, []
     done = simulate(
@@ -99,7 +119,7 @@ def ours(case: Path, result: Path, *, backend: str, spec: str) -> None:
     Result(torch.from_numpy(np.array(done.model)), ends, f"fedpareto {version('fedpareto')}").write(result)
 
 
-def apart(work: Contender, case: Path, result: Path) -> None:
+def in_a_process(work: Contender, case: Path, result: Path) -> None:
     """Calls a contender in another process."""
     process = multiprocessing.get_context("spawn").Process(target=work, args=(case, result))
     process.start()
@@ -123,19 +143,23 @@ def flower(case: Path, result: Path, *, python: str) -> None:
         raise SystemExit(f"Flower failed:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
 
 
-def contenders(setting: Setting, python: str | None) -> dict[str, Contender | None]:
+def contenders(setting: Setting, python: str) -> dict[str, Contender | None]:
     """The contenders by name; None if the software is not installed."""
     backends = {"loop": True, "stacked": True, "ray": find_spec("ray") is not None}
     if setting.task != PHOTOGRAPHS:  # with long steps it is not faster
         backends["compiled"] = which("g++") is not None
     return {
-        "PyTorch": partial(apart, partial(plain, measure=False)),
-        "PyTorch, measuring too": partial(apart, partial(plain, measure=True)),
+        "PyTorch": partial(in_a_process, partial(plain, measure=False)),
+        "PyTorch, measuring too": partial(in_a_process, partial(plain, measure=True)),
         **{
-            f"fedpareto {name}": partial(apart, partial(ours, backend=name, spec=setting.spec())) if there else None
+            f"fedpareto {name}": partial(in_a_process, partial(ours, backend=name, spec=setting.spec()))
+            if there
+            else None
             for name, there in backends.items()
         },
-        "fedpareto loop, measuring too": partial(apart, partial(ours, backend="loop", spec=setting.spec(measure=True))),
+        "fedpareto loop, measuring too": partial(
+            in_a_process, partial(ours, backend="loop", spec=setting.spec(measure=True))
+        ),
         "Flower": partial(flower, python=python) if python else None,
     }
 
@@ -146,7 +170,7 @@ def in_this_process(setting: Setting) -> dict[str, Contender | None]:
     return {"PyTorch": partial(plain, measure=False), "fedpareto loop": mine, "Flower": None}
 
 
-def compare(setting: Setting, measured: dict[str, Contender | None], repeats: int, directory: Path) -> dict[str, Any]:
+def compare(setting: Setting, measured: dict[str, Contender | None], repeats: int, directory: Path) -> list[Document]:
     """Every contender's best rate, and the quality of its last model."""
     case = setting.case()
     path = directory / "case"
@@ -156,12 +180,15 @@ def compare(setting: Setting, measured: dict[str, Contender | None], repeats: in
         for name, contender in measured.items():
             runs.setdefault(name, [])
             if contender is not None:
+                progress(f"{setting.task}: {name}, run {turn + 1}")
                 result, began = directory / f"{name} {turn}", time.monotonic()
                 contender(path, result)
                 runs[name].append(Run(began, Result.read(result), setting.clients))
     peer = max(runs["PyTorch"], key=lambda run: run.rate)
-    rows = {name: row(case, max(some, key=lambda run: run.rate), peer) if some else None for name, some in runs.items()}
-    return {**vars(setting), "parameters": len(case.initial), "cores": CORES, "results": rows}
+    return [
+        {"contender": name, **(row(case, max(some, key=lambda run: run.rate), peer) if some else {"software": None})}
+        for name, some in runs.items()
+    ]
 
 
 class Run:
@@ -180,7 +207,7 @@ class Run:
         self.result = result
 
 
-def row(case: Case, run: Run, peer: Run) -> dict[str, Any]:
+def row(case: Case, run: Run, peer: Run) -> Document:
     clients, model = Client(case), run.result.model
     vector_to_parameters(model, clients.model.parameters())
     state = clients.model.state_dict()
@@ -196,64 +223,3 @@ def row(case: Case, run: Run, peer: Run) -> dict[str, Any]:
         "norm": float(model.norm()),
         "difference": float((model - peer.result.model).norm() / (peer.result.model - case.initial).norm()),
     }
-
-
-def show(found: dict[str, Any]) -> None:
-    print(
-        f"\n{found['task']}, {found['parameters']:,} parameters, {found['clients']} clients, {found['rounds']} rounds"
-    )
-    print(f"of {found['steps']} steps of 10; {found['threads']} of {found['cores']} cores, Ray all")
-    heads = ("client-rounds/s", "of PyTorch", "start s", "loss", "accuracy", "norm", "difference")
-    print(f"{'':<24}" + "".join(f"{head:>{max(10, len(head) + 2)}}" for head in heads))
-    for name, one in found["results"].items():
-        if one is None:
-            print(f"{name:<24}{'not measured':>17}")
-            continue
-        print(
-            f"{name:<24}{one['client_rounds_per_second']:>17.1f}{one['ratio']:>12.3f}{one['start_seconds']:>10.1f}"
-            f"{one['loss']:>10.5f}{one['accuracy']:>10.4f}{one['norm']:>10.5f}{one['difference']:>12.0e}"
-        )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--flower", metavar="PYTHON", help="of an environment with Flower; see docs/benchmarks.md")
-    parser.add_argument("--threads", type=int, default=CORES, help="of torch, for the large model (default: all cores)")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="few rounds, once")
-    parser.add_argument("--smallest", action="store_true", help="two clients, four rounds, in one process")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    options = parser.parse_args()
-    repeats = 1 if options.quick or options.smallest else options.repeats
-    settings = [
-        Setting("digits", clients=20, steps=10, learning_rate=0.1, rounds=12 if options.quick else 62, threads=1),
-        Setting(
-            PHOTOGRAPHS,
-            clients=10,
-            steps=5,
-            learning_rate=0.005,
-            rounds=4 if options.quick else 10,
-            threads=options.threads,
-        ),
-    ]
-    if options.smallest:
-        settings = [Setting("digits", clients=2, steps=1, learning_rate=0.1, rounds=4, threads=1)]
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent)])  # for processes of Ray and Flower
-    choose = in_this_process if options.smallest else partial(contenders, python=options.flower)
-    table = []
-    for setting in settings:
-        with tempfile.TemporaryDirectory() as directory:
-            table.append(compare(setting, choose(setting), repeats, Path(directory)))
-        if not options.json:
-            show(table[-1])
-    if options.json:
-        json.dump(table, sys.stdout)
-        print()
-    for found in table:
-        for name, one in found["results"].items():
-            if one is not None and one["difference"] > AGREE:
-                raise SystemExit(f"{found['task']}: {name} has come to another model than PyTorch")
-
-
-if __name__ == "__main__":
-    main()

@@ -51,6 +51,7 @@ class Subject:
 
 
 ROUNDS = "coordinator/rounds"
+MEASURES = "coordinator/aggregation/measures"
 SUBJECTS = {
     "qp": Subject(
         ("coordinator/aggregation/qp.py",),
@@ -89,7 +90,7 @@ SUBJECTS = {
         ),
     ),
     "scores": Subject(
-        (f"{ROUNDS}/runs/scores.py", f"{ROUNDS}/runs/metrics.py"),
+        (f"{ROUNDS}/runs/scores.py", f"{MEASURES}/metrics.py", f"{MEASURES}/model_metrics.py"),
         ("tests/test_metrics.py", "tests/test_scores.py"),
     ),
     "intake": Subject(

@@ -7,6 +7,7 @@ its parts are written to build/release. The exit code is 1 if a step failed or i
 """
 
 import argparse
+import json
 import re
 import shutil
 import subprocess
@@ -14,14 +15,13 @@ import sys
 import tempfile
 import tomllib
 import venv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import distributions
 from pathlib import Path
+from typing import Any
 
 from packaging.version import InvalidVersion, Version
-from sbom import bill_of_materials, write
 
 ROOT = Path(__file__).resolve().parent.parent
 PIP = ["-m", "pip", "--quiet", "--no-input", "--disable-pip-version-check"]
@@ -181,20 +181,40 @@ def list_parts(release: Release) -> str:
     """Writes the software bill of materials (CycloneDX) of what the step `install` installed."""
     if not release.python.is_file():
         raise ImpossibleError("there is no fresh environment: the step `install` did not make one")
-    (packages,) = (release.out / "environment" / "lib").glob("python*/site-packages")
-    try:
-        bom = bill_of_materials(list(distributions(path=[str(packages)])))
-    except LookupError as error:
-        raise StepError(str(error)) from error
-    return write(bom, release.out / f"fedpareto-{release.version}.cdx.json")
+    target = release.out / f"fedpareto-{release.version}.cdx.json"
+    options = ["--pyproject", str(release.root / "pyproject.toml"), "--no-validate", "--output-file", str(target)]
+    run([sys.executable, "-m", "cyclonedx_py", "environment", *options, release.python], cwd=release.root)
+    return f"{target.name}, {len(json.loads(target.read_text())['components'])} components"
 
 
 def audit(release: Release) -> str:
-    """Looks for known vulnerabilities of the pinned versions, if pip-audit is installed."""
-    if not shutil.which("pip-audit"):
-        raise ImpossibleError("pip-audit is not installed; it needs the network")
-    run(["pip-audit", "--requirement", "constraints.txt", "--no-deps", "--disable-pip"], cwd=release.root)
-    return "no known vulnerability in constraints.txt"
+    """Looks for known vulnerabilities of the pinned versions."""
+    options = ["--no-deps", "--disable-pip", "--progress-spinner", "off", "--format", "json"]
+    command = [sys.executable, "-m", "pip_audit", "--requirement", "constraints.txt", *options]
+    done = subprocess.run(
+        command, cwd=release.root, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+    try:
+        return audited(json.loads(done.stdout)["dependencies"])
+    except ValueError:  # it writes no document unless it has asked about every package
+        last = (done.stderr.strip() or "no output").splitlines()[-1]
+        raise ImpossibleError(f"pip-audit does not reach its data, or fails: {last}") from None
+
+
+def audited(packages: Sequence[Mapping[str, Any]]) -> str:
+    """The verdict about the packages of pip-audit's document.
+
+    Raises:
+        StepError: packages have known vulnerabilities.
+        ImpossibleError: it has no data about some of them.
+    """
+    known = {one["name"]: ", ".join(found["id"] for found in one["vulns"]) for one in packages if one.get("vulns")}
+    if known:
+        raise StepError("known vulnerabilities: " + "; ".join(f"{name} ({ids})" for name, ids in known.items()))
+    unknown = [one["skip_reason"] for one in packages if "skip_reason" in one]
+    if unknown:
+        raise ImpossibleError(f"pip-audit has no data about {len(unknown)} of {len(packages)} packages: {unknown[0]}")
+    return f"no known vulnerability of the {len(packages)} packages in constraints.txt"
 
 
 def check_tag(release: Release) -> str:

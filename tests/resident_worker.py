@@ -1,6 +1,6 @@
 """A worker that does not train: it returns the same update for each assignment, or with "fresh" other ones.
 
-    python benchmarks/resident_worker.py HOME PARAMETERS [fresh]
+    python tests/resident_worker.py HOME PARAMETERS [fresh]
 
 Certificate, stream, signatures, download, spool, upload and receipt are those of a usual worker.
 """

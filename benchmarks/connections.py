@@ -1,0 +1,272 @@
+"""The costs of connections: of idle members that attend, and of the front listener.
+
+`idle`: `--members` attend with TLS 1.3 and a certificate each, and send heartbeats; this process holds the members'
+side of all of them. CPU and memory are those of the coordinator and of its front listener together; a share of 1 is
+one core. The scenario fails if one of the members does not attend at the end.
+
+`front`: a gRPC server over TLS in another process receives a stream of `--gigabytes` in messages of 256 KiB and answers
+`--calls` small calls, in turns directly and through the front listener. CPU-seconds are those of the server and of the
+front listener. 0 members, or 0 gigabytes, leave a part out.
+"""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import statistics
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import grpc
+import psutil
+from harness import Federation, enrolled
+from measuring import Document, cpu_seconds, lone_coordinator, progress, ratio, temporary_federation
+
+from coordinator.front.connection_limits import ConnectionLimits, raise_descriptor_limit
+from coordinator.front.listener import Front
+from federation.line.channels import server_verified_channel
+from federation.trust.certificates import issue_certificate, make_ca, pem
+from federation.trust.join_string import JoinStringFields, fetch_ca
+from federation.trust.keys import new_tls_key, private_key_pem
+from federation.trust.member_files import MemberFiles
+from federation.v1.admin_pb2 import CreateJoinStringRequest
+from federation.v1.admin_pb2_grpc import AdminStub
+from federation.v1.federation_pb2 import AttendRequest, Heartbeat, Hello, TaskOffer
+from federation.v1.federation_pb2_grpc import FederationStub
+
+FORMS = {
+    "full": {"members": 1000, "seconds": 30.0, "gigabytes": 4.0, "calls": 2000, "turns": 3},
+    "quick": {"members": 100, "seconds": 10.0, "gigabytes": 0.5, "calls": 300, "turns": 1},
+    "smallest": {"members": 2, "seconds": 0.1, "gigabytes": 1 / 128, "calls": 5, "turns": 1},
+}
+CHUNK = bytes(1 << 18)
+WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 20))
+LOCAL = (("grpc.use_local_subchannel_pool", 1),)
+NO_PROXY = ("grpc.enable_http_proxy", 0)
+AT_A_TIME = 32  # handshakes: an address may have 64 connections that have shown no certificate yet
+HELLO = AttendRequest(hello=Hello(software="bench", tasks=[TaskOffer(task="digits", samples=100)], device="cpu"))
+
+
+def measure(members: int, seconds: float, gigabytes: float, calls: int, turns: int) -> Document:
+    result: Document = {"load": psutil.getloadavg()[0]}
+    if members:
+        raise_descriptor_limit()
+        with temporary_federation() as fed:
+            result["idle"] = idle(fed, members, seconds)
+    if gigabytes:
+        result["front"] = asyncio.run(compare(gigabytes, calls, turns))
+    return result
+
+
+# --- idle members
+
+
+def idle(fed: Federation, members: int, seconds: float) -> Document:
+    pid = lone_coordinator(fed).popen.pid
+    alone = memory(pid)
+    everyone = enrolled_members(fed, members)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+
+    async def cancelled_by_signals() -> Document:
+        task = asyncio.current_task()
+        assert task is not None
+        for number in before:  # an exception inside grpc.aio can crash this process
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        return await attended(fed, everyone, pid, alone, seconds)
+
+    try:
+        return asyncio.run(cancelled_by_signals())
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+async def attended(fed: Federation, everyone: list[MemberFiles], pid: int, alone: float, seconds: float) -> Document:
+    """All attend; measures the coordinator of this process, which had this memory before."""
+    members = len(everyone)
+    places, welcomes, beats = asyncio.Semaphore(AT_A_TIME), asyncio.Queue[float](), Counter[str]()
+    async with asyncio.TaskGroup() as group:  # a member that fails ends all
+        tasks = [group.create_task(attend(files, places, welcomes, beats)) for files in everyone]
+        for number in range(1, members + 1):
+            interval = await welcomes.get()
+            if number % 100 == 0:
+                progress(f"{number} of {members} members attend")
+        before, own, sent, began = cpu_seconds(pid), coordinator_alone(pid), beats.total(), time.monotonic()
+        await asyncio.sleep(seconds)  # idling is measured
+        elapsed, sent = time.monotonic() - began, beats.total() - sent
+        cpu, own, grown = cpu_seconds(pid) - before, coordinator_alone(pid) - own, memory(pid) - alone
+        clients = (await asyncio.to_thread(fed.admin, "clients"))["clients"]
+        for task in tasks:
+            task.cancel()
+    attending = sum(bool(client.get("attending")) for client in clients)
+    if attending != members:
+        raise RuntimeError(f"{attending} of {members} members attended at the end")
+    return {
+        "members": members,
+        "heartbeat_seconds": interval,
+        "heartbeats_per_second": sent / elapsed,
+        "cpu_share": cpu / elapsed,
+        "cpu_share_of_front": (cpu - own) / elapsed,
+        "memory_mb": (alone + grown) / 1e6,
+        "bytes_per_member": grown / members,
+    }
+
+
+def enrolled_members(fed: Federation, count: int) -> list[MemberFiles]:
+    """Enrolls members over one connection."""
+    members = []
+    with fed.administrator() as admin:
+        texts = [
+            AdminStub(admin).CreateJoinString(CreateJoinStringRequest(client_id=f"member-{i:04}")).join_string
+            for i in range(count)
+        ]
+    joins = [JoinStringFields.decode(text) for text in texts]
+    ca = fetch_ca(joins[0].address, joins[0].ca_fingerprint, timeout=10)
+    with server_verified_channel(joins[0].address, ca) as channel:
+        for join in joins:
+            members.append(enrolled(join, channel))
+            if len(members) % 100 == 0:
+                progress(f"{len(members)} of {count} members are enrolled")
+    return members
+
+
+async def attend(
+    files: MemberFiles, places: asyncio.Semaphore, welcomes: asyncio.Queue[float], beats: Counter[str]
+) -> None:
+    """Attends until it is cancelled; tells the interval of its heartbeats, and counts them.
+
+    Raises:
+        grpc.RpcError: the coordinator ended the stream with an error.
+        RuntimeError: it ended the stream without one.
+    """
+    credentials = grpc.ssl_channel_credentials(files.ca, private_key_pem(files.tls_key), files.certificate)
+    async with grpc.aio.secure_channel(files.address, credentials, options=(*LOCAL, NO_PROXY)) as channel:
+        async with places:
+            call: Any = FederationStub(channel).Attend()  # it connects at once
+            await call.write(HELLO)
+            interval = (await call.read()).welcome.heartbeat_seconds
+        await welcomes.put(interval)
+
+        async def beat() -> None:
+            while True:
+                await call.write(AttendRequest(heartbeat=Heartbeat()))
+                beats[files.client_id] += 1
+                await asyncio.sleep(interval)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(beat())
+            while await call.read() is not grpc.aio.EOF:
+                pass
+            raise RuntimeError(f"{files.client_id}: the coordinator ended the attendance")
+
+
+def memory(pid: int) -> float:
+    """The resident memory of a process and all that it has started, in bytes."""
+    process = psutil.Process(pid)
+    return float(sum(one.memory_info().rss for one in (process, *process.children(recursive=True))))
+
+
+def coordinator_alone(pid: int) -> float:
+    """CPU-seconds without those of the front listener."""
+    return float(sum(psutil.Process(pid).cpu_times()[:2]))
+
+
+# --- the front listener
+
+
+def take(requests: Any, context: Any) -> bytes:
+    return str(sum(map(len, requests))).encode()
+
+
+def answer(request: bytes, context: Any) -> bytes:
+    return request
+
+
+def serve(addresses: list[str], key: bytes, certificate: bytes, ready: Connection) -> None:
+    """Listens on each address until its process is ended."""
+    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Take": grpc.stream_unary_rpc_method_handler(take),
+        "Answer": grpc.unary_unary_rpc_method_handler(answer),
+    }
+    server = grpc.server(ThreadPoolExecutor(4), options=WINDOW)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Bench", methods),))
+    credentials = grpc.ssl_server_credentials([(key, certificate)])
+    ports = [server.add_secure_port(address, credentials) for address in addresses]
+    server.start()
+    ready.send(ports)
+    server.wait_for_termination()
+
+
+def costs_of(port: int, ca: bytes, pids: list[int], gigabytes: float, calls: int) -> dict[str, float]:
+    credentials = grpc.ssl_channel_credentials(ca)
+    count = int(gigabytes * (1 << 30)) // len(CHUNK)
+    with grpc.secure_channel(f"localhost:{port}", credentials, options=LOCAL) as channel:
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/Bench/Answer")
+        take_all: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary("/Bench/Take")
+        times = []
+        for _ in range(calls):
+            began = time.perf_counter()
+            call(b"x")
+            times.append(time.perf_counter() - began)
+        before, began = cpu_seconds(*pids), time.perf_counter()
+        taken = take_all(CHUNK for _ in range(count))
+        assert int(taken) == count * len(CHUNK)
+        return {
+            "cpu_per_gb": (cpu_seconds(*pids) - before) / gigabytes,
+            "wall_per_gb": (time.perf_counter() - began) / gigabytes,
+            "latency_us": statistics.median(times) * 1e6,
+        }
+
+
+async def fail(actor: str, reason: str, times: int) -> None:
+    raise RuntimeError(f"{actor} was refused: {reason}")
+
+
+async def compare(gigabytes: float, calls: int, turns: int) -> Document:
+    now, ca_key, key = datetime.now(UTC), new_tls_key(), new_tls_key()
+    ca = make_ca(ca_key, "bench", now)
+    certificate = issue_certificate(
+        ca=ca,
+        ca_key=ca_key,
+        public_key=key.public_key(),
+        federation_id="bench",
+        common_name="server",
+        uris=["fedpareto://bench/server"],
+        now=now,
+        lifetime=timedelta(days=1),
+        hosts=["localhost"],
+    )
+    limits = ConnectionLimits(connections=100, unverified=50, verified_seconds=3600, idle_seconds=3600)
+    front = Front(limits, fail)
+    public = front.listen("127.0.0.1", 0, "members")
+    context = multiprocessing.get_context("forkserver")
+    near, far = context.Pipe()
+    inner = os.path.realpath(front.inner("members").removeprefix("unix:"))  # the path in the other process, too
+    addresses = ["127.0.0.1:0", f"unix:{inner}"]
+    server = context.Process(target=serve, args=(addresses, private_key_pem(key), pem(certificate), far), daemon=True)
+    server.start()
+    direct = (await asyncio.to_thread(near.recv))[0]
+    await front.start()
+    assert front._process is not None
+    assert server.pid is not None
+    pids = [server.pid, front._process.pid]
+    results: dict[str, list[dict[str, float]]] = {"direct": [], "front": []}
+    try:
+        for turn in range(turns):
+            progress(f"front listener: turn {turn + 1} of {turns}")
+            for name, port in (("direct", direct), ("front", public)):
+                costs = await asyncio.to_thread(costs_of, port, pem(ca), pids, gigabytes, calls)
+                results[name].append(costs)
+    finally:
+        server.terminate()
+        await front.stop()
+    best = {name: {key: min(turn[key] for turn in found) for key in found[0]} for name, found in results.items()}
+    return {
+        **best,
+        "cpu_ratio": ratio(best["front"]["cpu_per_gb"], best["direct"]["cpu_per_gb"]),
+        "latency_added_us": best["front"]["latency_us"] - best["direct"]["latency_us"],
+    }

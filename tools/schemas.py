@@ -1,0 +1,333 @@
+"""Writes docs/schemas/output.json, with a JSON schema of the output of each command with --json.
+
+    python tools/schemas.py [--check]
+
+A schema is made from the class or the protobuf message of the document; for other documents it is written below, once.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from pydantic import BaseModel
+
+from coordinator.backups.inventory import Content
+from experiments.tables import Table
+from federation.attacks.catalogue import ListedAttack
+from federation.findings import Finding
+from federation.v1 import admin_pb2 as v1
+from fedpareto.cli.commands import TABLE
+from fedpareto.cli.document import MANIFESTS
+from fedpareto.cli.research.explain import Key
+from fedpareto.demo.demo_results import DemoResult, Served
+from fedpareto.demo.outsider import Verification
+from fedpareto.demo.private_act import PrivateResult
+from verification.counterfactual import Replayed
+from verification.own_replies import Fate
+from worker.receipts import Receipt
+from worker.site.asked_runs import AskedRun, Verdict
+from worker.site.privacy import PrivacyAccount
+from worker.site.roster import Changes
+from worker.work.trial import TrialRound
+
+FILE = Path(__file__).resolve().parent.parent / "docs" / "schemas" / "output.json"
+_NAMES = {str: "string", bytes: "string", datetime: "string", Path: "string", bool: "boolean", int: "integer",
+          NoneType: "null"}  # fmt: skip
+
+
+class Open(dict[str, Any]):
+    """An object that may have further keys."""
+
+
+class Either(tuple[Any, ...]):
+    """One of several documents."""
+
+
+JOINED = {"federation_id": str, "client_id": str}
+ROSTER = {"federation_id": str, "digest": str, "members": [{"client_id": str, "key": str}]}
+SESSIONS = dict.fromkeys(("sessions", "sessions_allowed", "evaluations", "evaluations_allowed"), int)
+ASKED = {**get_type_hints(AskedRun), **get_type_hints(Verdict)}
+VERIFIED = {"round": int, "words": str, "missing": [str], "metrics_not_verified": [str]}
+HYPERPARAMETER = {"name": str, "default?": object, "help": str}
+RULE = {"name": str, "summary": str, "package?": str, "hyperparameters": [HYPERPARAMETER]}
+EXPERIMENT = {
+    **dict.fromkeys(("name", "title", "source"), str), "methods": [str], "conditions": [str], "seeds": [int],
+    **dict.fromkeys(("rounds", "runs", "quick_runs"), int), "core_seconds": float | None,
+    "quick_core_seconds": float | None, "data": [str], "data_there": bool | None, "package?": str,
+}  # fmt: skip
+RESULTS = {
+    "experiment": str, "directory": str, "results": [Open(method=str, condition=str, seed=int)], "tables": [Table],
+    "figures": [str], "failed": Mapping[str, str],
+}  # fmt: skip
+COMPARED = {
+    **dict.fromkeys(("run", "name", "task", "algorithm", "state", "reason"), str), "rounds": int,
+    "evaluated_round": int | None, "metrics": Mapping[str, float], "undisclosed": [str],
+    **dict.fromkeys(("bytes_up", "bytes_down", "seconds"), float),
+}  # fmt: skip
+BACKUP = {name: kind for name, kind in get_type_hints(Content).items() if name not in ("ca", "server", "restored")}
+BACKUP |= {"ca_fingerprint": str}
+REPLAYED = {"run": str, "algorithm": str, "hyperparameters": Mapping[str, object], "rounds": [Replayed]}
+SQUARE = list[list[float]]
+TWO_OFFICERS = v1.RequestActionResponse
+
+# The document of each command; of a command that prints several, each of them.
+DOCUMENTS: dict[str, Any] = {
+    "demo": {
+        **dict.fromkeys(("directory", "admin_home", "attacker", "attack"), str), "hospitals": [str],
+        "other_scanner": [str], "rounds": int, "seed": int, "runs": [DemoResult], "objectives": [Served],
+        "private": Either((PrivateResult, None)), "verification": Either((Verification, None)), "sentences": [str],
+        "page": str | None, "seconds": Mapping[str, float],
+    },
+    "simulate": {
+        "run_id": str, "state": str, "reason": str, "seconds": float, "attackers": [str], "warnings": [str],
+        "rounds": [Open(round=int, state=str, reason=str, seconds=float | None)],
+        "clients": [Open(round=int, client=str, split=str, samples=int)],
+        "replies": [Open(round=int, client=str, accepted=bool, reason=str, message=str)],
+        "members": [Open(client=str, asked=int, replied=int)],
+        "objectives": [Open(round=int, objective=str)], "home": str,
+    },
+    "report": {"file": str, "run": str, "rounds": int, "clients": int, "beside": [str]},
+    "aggregate": Either((
+        {
+            "algorithm": str, "coefficients": list[float] | None, "weights": [float], "dropped": [int],
+            "diagnostics": Mapping[str, float], "state": Mapping[str, object] | None,
+        },
+        {"algorithms": [RULE], "stages": [RULE], "common": [HYPERPARAMETER]},
+    )),
+    "verify": {
+        "file": str, "run": str, "verified": bool, "wrong": str, "rounds": [VERIFIED], "members?": Mapping[str, str],
+        "log?": {"entries": int, "checkpoint": int, "signed": str}, "record?": str,
+        "model?": {"words": str, "missing": str},
+    },
+    "coordinator init": {
+        **dict.fromkeys(("federation_id", "home", "settings", "admin", "ca", "ca_fingerprint"), str), "hosts": [str]
+    },
+    "coordinator serve": {
+        "federation_id": str, "home": str, "pid": int, "ports": {"federation": int, "enrollment": int}
+    },
+    "coordinator check": [Finding],
+    "coordinator admin": {"name": str, "home": str, "certificate_expires": str, "roles": [str]},
+    "coordinator restored": {"restored": str, "runs": Mapping[str, int]},
+    "coordinator backup": {**BACKUP, "lost": [str]},
+    "coordinator restore": Either(
+        (BACKUP, {"made": str, "blobs": int, "runs": Mapping[str, int], "aside": str | None})
+    ),
+    "coordinator rotate-key": {"federation_id": str, "key": str, "rotations": int},
+    "worker join": {**JOINED, "address": str, "home": str, "certificate_expires": str, "approval_pending": bool},
+    "worker run": Either((Open(event=str, time=str, message=str), TrialRound)),
+    "worker restored": {
+        "pending": Either((None, {"restored": str, "runs": Mapping[str, list[int]]})), "accepted": bool
+    },
+    "worker privacy": [PrivacyAccount],
+    "worker attacks": [ListedAttack],
+    "worker doctor": [Finding],
+    "worker renew": {"client_id": str, "certificate_expires": str},
+    "worker rotate-key": {"client_id": str, "key": str, "old_key_until": str},
+    "worker export": {"run": str, "round": int, "file": str, "tensors": [str], "parameters": int},
+    "worker runs": [ASKED],
+    "worker approve": ASKED,
+    "worker refuse": ASKED,
+    "worker receipts": Either(
+        ([Receipt], {"compared": int, "disagreements": [{"ours": Receipt, "theirs": Receipt}]})
+    ),
+    "worker log": [
+        {"run": str, "task": str, "kind": str, "rounds": int, "accepted": int, "refused": int, "bytes": int}
+    ],
+    "worker verify": {
+        "file": str, "run": str, "client_id": str, "receipts": int, "replies": [Fate], "problems": [str],
+        "missing": [str], "verified": bool,
+    },
+    "worker roster card": {**JOINED, "key": str, "card": str},
+    "worker roster pin": {**ROSTER, "changes": Changes},
+    "worker roster show": {"roster": Either((None, ROSTER)), "tasks": {str: SESSIONS}},
+    "admin login": {"name": str, "federation_id": str, "roles": [str], "certificate_expires": str},
+    "admin join-string": v1.CreateJoinStringResponse,
+    "admin join-strings": v1.ListJoinStringsResponse,
+    "admin cancel-join-string": v1.CancelJoinStringsResponse,
+    "admin clients": v1.ListClientsResponse,
+    "admin client": v1.Client,
+    "admin tag": v1.TagClientResponse,
+    "admin admins": v1.ListAdministratorsResponse,
+    "admin approve": Either((v1.ApproveClientResponse, TWO_OFFICERS)),
+    "admin revoke": Either((v1.RevokeClientResponse, TWO_OFFICERS)),
+    "admin forget": Either((v1.ForgetClientResponse, TWO_OFFICERS)),
+    "admin revoke-admin": Either((v1.RevokeAdministratorResponse, TWO_OFFICERS)),
+    "admin requests": v1.ListRequestsResponse,
+    "admin consent": v1.DecideRequestResponse,
+    "admin withdraw": v1.DecideRequestResponse,
+    "admin disk": v1.GetDiskResponse,
+    "admin submit": Either((v1.SubmitRunResponse, v1.WatchRunResponse, [Key])),
+    "admin runs": v1.ListRunsResponse,
+    "admin run": v1.GetRunResponse,
+    "admin pause": v1.PauseRunResponse,
+    "admin resume": v1.ResumeRunResponse,
+    "admin stop": v1.StopRunResponse,
+    "admin watch": v1.WatchRunResponse,
+    "admin rounds": v1.ListRoundsResponse,
+    "admin compare": {"runs": [COMPARED]},
+    "admin round": (
+        v1.GetRoundResponse, {"cosines": SQUARE, "objectives": Either(((v1.Objectives, {"cosines": SQUARE}), None))}
+    ),
+    "admin replies": v1.ListRepliesResponse,
+    "admin export": {"file": str, "digest": str, "size": int, "initial": bool, "round?": int, "value?": float},
+    "admin bundle": {"file": str, "record": str, "size": int, "rounds": int},
+    "admin replay": REPLAYED,
+    "admin audit": v1.AuditEntry,
+    "admin audit verify": {
+        "entries": int, "rounds": int, "blobs": int, "problems": [str],
+        "checkpoint": {"size": int, "root": str, "created": str},
+    },
+    "experiment list": {
+        "experiments": [EXPERIMENT], "unusable": [{"name": str, "error": str, "package?": str}]
+    },
+    "experiment run": RESULTS,
+    "experiment compare": RESULTS,
+    "data show": {
+        "task": str, "partition": str, "sizes": str, "seed": int, "samples": int, "heterogeneity": float | None,
+        "clients": [
+            {"client": str, "owner?": str, **dict.fromkeys(("train", "validation", "test"), int),
+             "classes": Mapping[str, int]}
+        ],
+    },
+}  # fmt: skip
+WITHOUT = {"worker trainer"}  # it speaks with a worker over standard output
+
+
+class Schemas:
+    """Schemas of documents; those of messages are definitions, which each is made once."""
+
+    def __init__(self) -> None:
+        self.definitions: dict[str, Any] = {}
+
+    def of(self, shape: Any) -> dict[str, Any]:
+        """The schema of a class, a message, or a document of `DOCUMENTS`."""
+        arguments, origin = get_args(shape), get_origin(shape)
+        if shape is object or shape is Any:
+            return {}
+        if shape in (float, "number"):
+            return {"type": ["number", "null"]}  # NaN is null
+        if isinstance(shape, Either) or origin in (Union, UnionType):
+            return {"anyOf": [self.of(part) for part in (shape if isinstance(shape, Either) else arguments)]}
+        if shape is None or (isinstance(shape, type) and shape in _NAMES):
+            return {"type": _NAMES[shape or NoneType]}
+        if origin is Literal:
+            return {"enum": list(arguments)}
+        if origin is tuple and Ellipsis not in arguments:
+            return {"type": "array", "prefixItems": [self.of(part) for part in arguments]}
+        if isinstance(shape, list) or (isinstance(origin, type) and issubclass(origin, Sequence)):
+            return {"type": "array", "items": self.of((arguments or shape)[0])}
+        if isinstance(origin, type) and issubclass(origin, Mapping):
+            return {"type": "object", "additionalProperties": self.of(arguments[1])}
+        if isinstance(shape, tuple):
+            message, changes = shape
+            changed = {name: self.of(change) for name, change in changes.items()}
+            return self._object(self._fields(message.DESCRIPTOR) | changed)
+        if isinstance(shape, dict) and str in shape:
+            return {"type": "object", "additionalProperties": self.of(shape[str])}
+        if isinstance(shape, dict):
+            return self._object({name: self.of(part) for name, part in shape.items()}, further=isinstance(shape, Open))
+        return self._class(shape)
+
+    def _class(self, kind: type) -> dict[str, Any]:
+        if issubclass(kind, Message):
+            return self._message(kind.DESCRIPTOR)
+        if issubclass(kind, Enum):
+            return {"enum": [member.value for member in kind]}
+        if is_dataclass(kind) or issubclass(kind, BaseModel):
+            hints = get_type_hints(kind)
+            fields = kind.model_fields if issubclass(kind, BaseModel) else kind.__dataclass_fields__
+            return self.of({name: hints[name] for name in fields})
+        raise TypeError(f"{kind} has no schema")
+
+    def _object(self, properties: Mapping[str, Any], *, further: bool = False) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "properties": {name.removesuffix("?"): schema for name, schema in properties.items()},
+            "required": [name for name in properties if not name.endswith("?")],
+            **({} if further else {"additionalProperties": False}),
+        }
+
+    def _message(self, descriptor: Any) -> dict[str, Any]:
+        name = descriptor.name
+        if name not in self.definitions:
+            self.definitions[name] = {}  # while its fields are made, which may name it
+            self.definitions[name] = self._object(self._fields(descriptor))
+        return {"$ref": f"#/$defs/{name}"}
+
+    def _fields(self, descriptor: Any) -> dict[str, Any]:
+        return dict(self._named(field) for field in descriptor.fields)
+
+    def _named(self, field: Any) -> tuple[str, Any]:
+        value = self._value(field)
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            inner = field.message_type.fields_by_name["value"]
+            return field.name, {"type": "object", "additionalProperties": self._value(inner)}
+        if field.is_repeated:
+            return field.name, {"type": "array", "items": value}
+        return field.name, {"anyOf": [value, {"type": "null"}]} if field.has_presence else value
+
+    def _value(self, field: Any) -> dict[str, Any]:
+        if field.full_name in MANIFESTS:
+            envelope, manifest = self._fields(field.message_type), self._message(MANIFESTS[field.full_name].DESCRIPTOR)
+            return self._object({**envelope, "decoded": {"anyOf": [manifest, {"type": "null"}]}})
+        if field.message_type is not None and field.message_type.full_name != "google.protobuf.Timestamp":
+            return self._message(field.message_type)
+        kinds = {
+            FieldDescriptor.CPPTYPE_BOOL: bool,
+            FieldDescriptor.CPPTYPE_DOUBLE: float,
+            FieldDescriptor.CPPTYPE_FLOAT: float,
+            FieldDescriptor.CPPTYPE_STRING: str,
+            FieldDescriptor.CPPTYPE_ENUM: str,
+            FieldDescriptor.CPPTYPE_MESSAGE: str,
+        }
+        return self.of(kinds.get(field.cpp_type, int))
+
+
+def commands() -> Iterator[str]:
+    """The names of all commands that have --json."""
+    for group, rows in TABLE.items():
+        for name in rows:
+            path = {"fedpareto": name, "roster": f"worker roster {name}"}.get(group, f"{group} {name}")
+            if path not in WITHOUT:
+                yield path
+    yield "admin audit verify"
+
+
+def schemas() -> dict[str, Any]:
+    """The whole file: definitions of messages, and one of each command by its name."""
+    made = Schemas()
+    of_commands = {name: made.of(DOCUMENTS[name]) for name in commands()}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$defs": {**dict(sorted(made.definitions.items())), **of_commands},
+    }
+
+
+def text() -> str:
+    """The file, with a line for each definition."""
+    whole = schemas()
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(schema)}" for name, schema in whole["$defs"].items())
+    return f'{{"$schema": {json.dumps(whole["$schema"])},\n"$defs": {{\n{lines}\n}}}}\n'
+
+
+def main() -> None:
+    """Writes or compares the file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only compare the file")
+    if parser.parse_args().check:
+        sys.exit(f"{FILE} is old: python tools/schemas.py" if FILE.read_text() != text() else 0)
+    FILE.parent.mkdir(exist_ok=True)
+    FILE.write_text(text())
+
+
+if __name__ == "__main__":
+    main()
