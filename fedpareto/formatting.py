@@ -2,16 +2,18 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from datetime import UTC
 
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from coordinator.rounds.runs.metric_definitions import Unit, definition
+from coordinator.aggregation.measures.metric_definitions import Unit, definition
 
 DIGITS = 12  # of a digest
 UNKNOWN = "–"
+NOT_DISCLOSED = "not disclosed"
+NOT_A_NUMBER = "not a number"
 PERSONALISED = "of every member's own model: the shared parameters with its personal ones"
 
 
@@ -20,32 +22,37 @@ def natural(name: str) -> tuple[tuple[str, int], ...]:
     return tuple((text, int(digits or 0)) for text, digits in re.findall(r"(\D*)([0-9]{0,18})", name))
 
 
+def _without_digits(value: float) -> str:
+    """A number that is not finite: a dash for NaN, which stands for an unknown number."""
+    return UNKNOWN if math.isnan(value) else "infinite" if value > 0 else "-infinite"
+
+
 def number(value: float, digits: int = 3) -> str:
-    """A number with this many decimals, in scientific notation where they would hide it; a dash if it is not finite."""
+    """A number with this many decimals, in scientific notation where they would hide it; a dash for NaN."""
     if not math.isfinite(value):
-        return UNKNOWN
+        return _without_digits(value)
     if value != 0 and not 10.0**-digits <= abs(value) < 1e5:
         return f"{value:.{max(digits - 1, 1)}e}"
     return f"{value:.{digits}f}"
 
 
 def percent(value: float) -> str:
-    """A share in [0, 1] as a percentage; a dash if it is not finite."""
-    return f"{100 * value:.1f} %" if math.isfinite(value) else UNKNOWN
+    """A share in [0, 1] as a percentage; a dash for NaN."""
+    return f"{100 * value:.1f} %" if math.isfinite(value) else _without_digits(value)
 
 
 def size(count: float) -> str:
-    """Bytes in decimal units; a dash if they are not finite."""
+    """Bytes in decimal units; a dash for NaN."""
     if not math.isfinite(count):
-        return UNKNOWN
+        return _without_digits(count)
     power = next((power for power in range(3) if count < 1000 ** (power + 1)), 3)
     return f"{count:.0f} B" if power == 0 else f"{count / 1000**power:.1f} {('kB', 'MB', 'GB')[power - 1]}"
 
 
 def whole(value: float) -> str:
-    """A number without decimals if it is whole, else with one; a dash if it is not finite."""
+    """A number without decimals if it is whole, else with one; a dash for NaN."""
     if not math.isfinite(value):
-        return UNKNOWN
+        return _without_digits(value)
     return f"{value:.0f}" if abs(value - round(value)) < 1e-9 else f"{value:.1f}"
 
 
@@ -60,6 +67,22 @@ def format_of(name: str) -> Callable[[float], str]:
             return size
         case Unit.NUMBER:
             return number
+
+
+def recorded(name: str, numbers: Mapping[str, float], undisclosed: Container[str]) -> str:
+    """A number of a round as text, by its name in the record.
+
+    A dash if the round has no such number, and the words "not disclosed" if privacy hides it. A number that is there
+    and is not finite is "not a number" or "infinite".
+    """
+    if name not in numbers:
+        return NOT_DISCLOSED if name in undisclosed else UNKNOWN
+    return NOT_A_NUMBER if math.isnan(numbers[name]) else format_of(name)(numbers[name])
+
+
+def of_member(text: str, field: str, undisclosed: Container[str]) -> str:
+    """A number of a member in a round: its `text`, or "not disclosed" instead of a dash if privacy hides the field."""
+    return NOT_DISCLOSED if text == UNKNOWN and field in undisclosed else text
 
 
 def seconds(count: float) -> str:

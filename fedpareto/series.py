@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from coordinator.rounds.runs.metric_definitions import OWN, SCORED
+from coordinator.aggregation.measures.metric_definitions import OWN, SCORED
 from federation.spec.task_metrics import RESERVED
 from federation.v1.admin_pb2 import RoundSummary
 
@@ -13,7 +13,7 @@ def metric(summary: RoundSummary, name: str) -> float:
     return summary.metrics.get(name, math.nan)
 
 
-def own_names(metrics: Mapping[str, float]) -> list[str]:
+def own_names(metrics: Iterable[str]) -> list[str]:
     """The values of a task's metrics that a round recorded, such as "auc" or "recall/3", each once."""
     names = {name.removeprefix(OWN).rpartition("/")[0] for name in metrics if name.startswith(OWN)}
     return sorted(names, key=lambda name: [(part.isdigit(), part.zfill(9)) for part in name.split("/")])

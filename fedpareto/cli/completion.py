@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from importlib import import_module
 
+from federation.tasks import available
+
 
 def _names_of(module: str) -> Callable[[str], list[str]]:
     """Completes the names that the function `names` of a module returns; the module is loaded when Tab is pressed."""
@@ -20,6 +22,4 @@ experiments = _names_of("experiments.loading")
 
 def tasks(incomplete: str) -> list[str]:
     """Names of tasks."""
-    from federation.tasks import available  # loads NumPy
-
     return [offer.name for offer in available() if offer.name.startswith(incomplete)]

@@ -7,22 +7,38 @@ import time
 import webbrowser
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
 
+from federation.tasks.pairs import TwoDigitsScaled
+from federation.v1.admin_pb2_grpc import AdminStub
+from fedpareto.cli.admin import watch
+from fedpareto.cli.admin.client import connect
+from fedpareto.cli.document import dumps
 from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure, failing, require
 from fedpareto.cli.shared_options import ProgressJsonOption
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from federation.v1.admin_pb2_grpc import AdminStub
-    from fedpareto.demo.acts import Play
-    from fedpareto.demo.demo_results import DemoResult, Ended, Served
-    from fedpareto.demo.hospitals import Hospitals
-    from fedpareto.demo.outsider import Verification
-    from fedpareto.demo.private_act import PrivateResult
+from fedpareto.cli.show.tables import console as make_console
+from fedpareto.demo import acts, show, story
+from fedpareto.demo.acts import Play
+from fedpareto.demo.demo_directory import (
+    DirectoryError,
+    fresh_directory,
+    is_demo,
+    keep_coordinator,
+    stop_kept,
+    wait_kept,
+)
+from fedpareto.demo.demo_page import page
+from fedpareto.demo.demo_results import DemoResult, Ended, Served, how_it_ended, outcome, served
+from fedpareto.demo.hospitals import ATTACKER, HOSPITALS, TWO, Hospitals
+from fedpareto.demo.outsider import Verification, verification
+from fedpareto.demo.private_act import PrivateResult, private
+from fedpareto.demo.show import follow, step
+from fedpareto.demo.story import of_private, of_the_record
+from fedpareto.processes.forked import start_server
+from fedpareto.processes.process_federation import ProcessError, leaving_on_signals
 
 DEFAULT_DIRECTORY = Path("fedpareto-demo")
 PAGE = "demo.html"
@@ -67,11 +83,6 @@ def demo_command(
     At a terminal the coordinator goes on afterwards, for two hours, so that you can look at the record; `fedpareto demo
     --stop` ends it. Ctrl-C during the demo stops everything.
     """
-    from fedpareto.cli.show.tables import console as make_console
-    from fedpareto.demo.demo_directory import DirectoryError, fresh_directory, is_demo, stop_kept
-    from fedpareto.processes.forked import start_server
-    from fedpareto.processes.process_federation import ProcessError, leaving_on_signals
-
     console = make_console(stderr=as_json)
     if stop:
         if directory.exists() and not is_demo(directory):
@@ -126,27 +137,18 @@ class _Results:
     """The results of the acts that were played."""
 
     choices: _Choices
-    runs: "dict[str, DemoResult]" = field(default_factory=dict)
-    objectives: "list[Served]" = field(default_factory=list)
-    private: "PrivateResult | None" = None
-    verification: "Verification | None" = None
+    runs: dict[str, DemoResult] = field(default_factory=dict)
+    objectives: list[Served] = field(default_factory=list)
+    private: PrivateResult | None = None
+    verification: Verification | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def ended(self) -> "list[Ended]":
+    def ended(self) -> list[Ended]:
         """All runs, in their order."""
         return [*self.runs.values(), *self.objectives, *([self.private] if self.private else [])]
 
 
-def _perform(console: "Console", directory: Path, choices: _Choices) -> _Results:
-    from fedpareto.cli.admin.client import connect
-    from fedpareto.demo import acts
-    from fedpareto.demo.demo_directory import keep_coordinator, stop_kept, wait_kept
-    from fedpareto.demo.hospitals import ATTACKER, Hospitals
-    from fedpareto.demo.outsider import verification
-    from fedpareto.demo.private_act import private
-    from fedpareto.demo.show import step
-    from fedpareto.demo.story import of_private
-
+def _perform(console: Console, directory: Path, choices: _Choices) -> _Results:
     results = _Results(choices)
     tasks = [*(["scanners"] if choices.whole or choices.private else []), *(["two-digits-scaled"] * choices.objectives)]
     with Hospitals(directory, seed=choices.seed, tasks=tasks) as stage:
@@ -214,18 +216,14 @@ class _Clock:
 class _Player:
     """Plays the acts that have rounds."""
 
-    console: "Console"
-    stage: "Hospitals"
-    stub: "AdminStub"
+    console: Console
+    stage: Hospitals
+    stub: AdminStub
     results: _Results
     clock: _Clock
 
-    def run(self, play: "Play", title: str = "") -> "Ended":
+    def run(self, play: Play, title: str = "") -> Ended:
         """Runs a play to its end, and returns its result."""
-        from fedpareto.cli.admin import watch
-        from fedpareto.demo.demo_results import Ended, how_it_ended
-        from fedpareto.demo.show import follow
-
         choices = self.results.choices
         run_id = self.stage.submit(play.name, play.specification(choices.rounds, choices.seed))
         if choices.verbose:
@@ -237,9 +235,6 @@ class _Player:
 
     def honest(self) -> None:
         """Acts 1 and 2."""
-        from fedpareto.demo import acts
-        from fedpareto.demo.story import of_the_record
-
         self.console.print("\nAct 1: averaging", style="bold")
         self._compared(acts.AVERAGE)
         self.console.print(f"  {of_the_record(self.results.runs['fedavg'])}", style="yellow")
@@ -250,9 +245,6 @@ class _Player:
 
     def attacked(self) -> None:
         """Act 3."""
-        from fedpareto.demo import acts
-        from fedpareto.demo.hospitals import ATTACKER
-
         self.console.print(f"\nAct 3: {ATTACKER} multiplies its update by 100 and adds 1000 to its loss", style="bold")
         self.stage.cast(self.stub, acts.ATTACK)
         self._compared(acts.AVERAGE_ATTACKED, attacked=True)
@@ -261,30 +253,19 @@ class _Player:
 
     def objectives(self) -> None:
         """The other demo."""
-        from federation.tasks.pairs import TwoDigitsScaled
-        from fedpareto.demo import acts
-        from fedpareto.demo.demo_results import served
-
         self.console.print("\nTwo digits at once; the right one's loss is a tenth as large", style="bold")
         for play in acts.OBJECTIVES:
             run = self.run(play)
             self.results.objectives.append(served(self.stub, run.run_id, TwoDigitsScaled.scales))
         self.clock.note("objectives")
 
-    def _compared(self, play: "Play", *, attacked: bool = False) -> None:
-        from fedpareto.demo.demo_results import outcome
-
+    def _compared(self, play: Play, *, attacked: bool = False) -> None:
         run = self.run(play, f"{play.title}, attacked" if attacked else play.title)
         self.results.runs[play.name] = outcome(self.stub, run.run_id, attacked=attacked)
 
 
 def _record(directory: Path, results: _Results) -> str:
     """The results as a JSON document, which is also written into the directory, with the page."""
-    from fedpareto.cli.document import dumps
-    from fedpareto.demo import acts, story
-    from fedpareto.demo.demo_page import page
-    from fedpareto.demo.hospitals import ATTACKER, HOSPITALS, TWO
-
     final_story = story.story(results.runs, results.private, results.verification)
     warning = story.of_the_record(results.runs["fedavg"]) if results.runs else ""
     private = "" if results.private is None else story.of_private(results.private)
@@ -318,9 +299,7 @@ def _record(directory: Path, results: _Results) -> str:
     return text
 
 
-def _report(console: "Console", directory: Path, results: _Results, *, keep: bool, browse: bool) -> None:
-    from fedpareto.demo import show, story
-
+def _report(console: Console, directory: Path, results: _Results, *, keep: bool, browse: bool) -> None:
     show.story(console, story.story(results.runs, results.private, results.verification))
     if results.objectives:
         console.print(show.objectives(results.objectives))

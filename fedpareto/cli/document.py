@@ -17,7 +17,7 @@ from federation.v1.common_pb2 import DecisionManifest, ReplyManifest, RequestMan
 from fedpareto.admin_messages import enum_name
 
 # The manifest in each envelope, so that the document shows it beside the signed bytes.
-_MANIFESTS: dict[str, type[Message]] = {
+MANIFESTS: dict[str, type[Message]] = {
     "federation.v1.GetRoundResponse.step": StepManifest,
     "federation.v1.Reply.envelope": ReplyManifest,
     "federation.v1.ActionRequest.request": RequestManifest,
@@ -63,8 +63,8 @@ def _value(field: Any, value: Any) -> Any:
             return f"not a time: {value.seconds} s and {value.nanos} ns"
     if isinstance(value, Message):
         result = document(value)
-        if field.full_name in _MANIFESTS:
-            result["decoded"] = _decoded(_MANIFESTS[field.full_name], value.manifest)  # type: ignore[attr-defined]
+        if field.full_name in MANIFESTS:
+            result["decoded"] = _decoded(MANIFESTS[field.full_name], value.manifest)  # type: ignore[attr-defined]
         return result
     if field.enum_type is not None:
         return enum_name(field.enum_type, value)

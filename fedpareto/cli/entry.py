@@ -1,6 +1,7 @@
 """The start of the `fedpareto` command: checks that Python finds this project's packages, then runs the command."""
 
 import sys
+from importlib import import_module
 
 from fedpareto.cli.code_path import hidden_packages
 
@@ -19,6 +20,4 @@ def main() -> None:
         )
         print(message, file=sys.stderr)  # noqa: T201
         sys.exit(2)
-    from fedpareto.cli.main import main as command  # only once the check has passed
-
-    command()
+    import_module("fedpareto.cli.main").main()  # whose imports would be those of the other packages

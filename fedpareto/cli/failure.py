@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 USAGE = 2
+NOT_VERIFIED = 3  # something could not be verified, and nothing is wrong
 INTERRUPTED = 130
 
 
@@ -36,6 +37,8 @@ def failing(*errors: type[Exception], code: int = 1, what: str = "") -> Iterator
     """
     try:
         yield
+    except BrokenPipeError:  # standard output is closed
+        raise
     except errors as error:
         message = str(error)
         if isinstance(error, OSError) and error.strerror:

@@ -9,30 +9,16 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from federation.line.tls import require_tls13
 from federation.text import escaped_lines
-from fedpareto.cli.admin import runs
-from fedpareto.cli.bundle import verify_command
-from fedpareto.cli.coordinator import daemon
-from fedpareto.cli.coordinator.backup import backup_command, restore_command
-from fedpareto.cli.demo import demo_command
+from fedpareto import __version__
+from fedpareto.cli.commands import TableGroup
 from fedpareto.cli.failure import INTERRUPTED, CommandFailure
-from fedpareto.cli.member import roster, worker
-from fedpareto.cli.member.by_task import trainer_command
-from fedpareto.cli.member.doctor import doctor_command
-from fedpareto.cli.member.next_keys import renew_command, rotate_coordinator_key_command, rotate_key_command
-from fedpareto.cli.member.personal import export_command
-from fedpareto.cli.member.run_requests import approve_command, refuse_command, runs_command
-from fedpareto.cli.member.site_record import log_command, receipts_command
-from fedpareto.cli.member.site_record import verify_command as verify_own_command
-from fedpareto.cli.report import report_command
-from fedpareto.cli.research import data, experiment
-from fedpareto.cli.research.aggregate import aggregate_command
-from fedpareto.cli.research.simulate import simulate_command
+from fedpareto.cli.shared_options import DEFAULT_ADMIN_HOME, AdminHome, AdminPassphraseOption, ProxyOption
 
 _IMPORT_PAUSE = 0.05  # seconds from an interrupt that arrives in an import to the next attempt
 _HELP = """Federated learning that is fair to each member.
@@ -66,45 +52,52 @@ All keys of a run specification: `fedpareto admin submit --explain`.
 Exit codes: 0 done, 1 the work failed, 2 bad usage.
 """
 
-app = typer.Typer(
+_ADMIN_HELP = """Operate a federation: its members, its runs, its rounds.
+
+A RUN is named by its id, by an unambiguous beginning of the id, or by its name.
+"""
+_EXPERIMENT_HELP = """Run the papers' experiments.
+
+The results are compared with the published numbers.
+
+An experiment has a run specification, methods to compare, and several seeds. List the experiments, with their time
+and whether their data was found:
+
+    fedpareto experiment list --data DATA
+
+Run the quick form in minutes, then the whole experiment. After Ctrl-C, the same command continues it:
+
+    fedpareto experiment run fedfv-table3 --data DATA --quick
+
+    fedpareto experiment run fedfv-table3 --data DATA
+
+Results go to results/NAME (results/NAME-quick, with --rounds results/NAME-N-rounds): runs.jsonl with a line for each
+run, table.md, figures.
+"""
+
+
+def _group(help_text: str, **settings: Any) -> typer.Typer:
+    return typer.Typer(cls=TableGroup, help=help_text, no_args_is_help=True, rich_markup_mode=None, **settings)
+
+
+app = _group(
+    _HELP,
     name="fedpareto",
-    help=_HELP,
-    no_args_is_help=True,
-    rich_markup_mode=None,
     pretty_exceptions_enable=False,  # a traceback with local variables could show a key
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("demo")(demo_command)
-daemon.app.command("backup")(backup_command)
-daemon.app.command("restore")(restore_command)
-daemon.app.command("rotate-key")(rotate_coordinator_key_command)
-app.add_typer(daemon.app, name="coordinator")
-worker.app.add_typer(roster.app, name="roster")
-worker.app.command("doctor")(doctor_command)
-worker.app.command("renew")(renew_command)
-worker.app.command("rotate-key")(rotate_key_command)
-worker.app.command("export")(export_command)
-worker.app.command("trainer")(trainer_command)
-worker.app.command("runs")(runs_command)
-worker.app.command("approve")(approve_command)
-worker.app.command("refuse")(refuse_command)
-worker.app.command("receipts")(receipts_command)
-worker.app.command("log")(log_command)
-worker.app.command("verify")(verify_own_command)
-app.add_typer(worker.app, name="worker")
-app.add_typer(runs.app, name="admin")
-app.command("simulate")(simulate_command)
-app.add_typer(experiment.app, name="experiment")
-app.command("report")(report_command)
-app.add_typer(data.app, name="data")
-app.command("aggregate")(aggregate_command)
-app.command("verify")(verify_command)
+admin = _group(_ADMIN_HELP)
+worker = _group("A member's worker: join a federation, and train for it.")
+worker.add_typer(_group("The members and keys that are trusted in private rounds."), name="roster")
+app.add_typer(_group("The coordinator: make a federation, and run its daemon."), name="coordinator")
+app.add_typer(worker, name="worker")
+app.add_typer(admin, name="admin")
+app.add_typer(_group(_EXPERIMENT_HELP), name="experiment")
+app.add_typer(_group("Show which samples each client would hold."), name="data")
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from fedpareto import __version__
-
         typer.echo(f"fedpareto {__version__}")
         raise typer.Exit
 
@@ -118,9 +111,19 @@ def _options(
     pass
 
 
+@admin.callback()
+def _admin_options(
+    context: typer.Context,
+    home: AdminHome = DEFAULT_ADMIN_HOME,
+    passphrase_file: AdminPassphraseOption = None,
+    proxy: ProxyOption = None,
+) -> None:
+    context.obj = home, passphrase_file, proxy
+
+
 @cache
 def program() -> Callable[[], object]:
-    """The entry point of the console script; making all its commands takes 0.03 CPU seconds."""
+    """The entry point of the console script; its commands are loaded when they are called."""
     return typer.main.get_command(app)
 
 

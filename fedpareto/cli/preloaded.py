@@ -9,10 +9,14 @@ from weakref import finalize
 
 from sqlalchemy.orm import configure_mappers
 
+from fedpareto.cli.commands import NEEDS, TABLE, load
 from fedpareto.cli.main import program
 
 configure_mappers()
 program()
+for target, _ in (row for rows in TABLE.values() for row in rows.values()):
+    if target not in NEEDS:  # those train by themselves, for long
+        load(target)
 gc.freeze()
 for finalizer in list(finalize._registry):  # type: ignore[attr-defined]
     finalizer.atexit = False

@@ -2,17 +2,17 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from federation.text import counted
-from fedpareto.cli.admin.app import DEFAULT_HOME, AdminHome, RunName
-from fedpareto.cli.failure import USAGE, CommandFailure, failing
-from fedpareto.cli.shared_options import AdminPassphraseOption, ForceOption
-
-if TYPE_CHECKING:
-    from fedpareto.report.report_data import RunData
+from fedpareto.cli.admin.app import RunName
+from fedpareto.cli.admin.client import connect
+from fedpareto.cli.failure import USAGE, CommandFailure, answer, failing
+from fedpareto.cli.shared_options import DEFAULT_ADMIN_HOME, AdminHome, AdminPassphraseOption, ForceOption, JsonOption
+from fedpareto.report.page import page
+from fedpareto.report.report_data import RunData
 
 
 def report_command(
@@ -30,8 +30,9 @@ def report_command(
         Path | None, typer.Option(help="The file to write. Default: report-NAME.html.", show_default=False)
     ] = None,
     force: ForceOption = False,
-    home: AdminHome = DEFAULT_HOME,
+    home: AdminHome = DEFAULT_ADMIN_HOME,
     passphrase_file: AdminPassphraseOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write a report of a run as one HTML page.
 
@@ -42,10 +43,6 @@ def report_command(
 
     With --beside and runs of `scalarised` that weigh one objective alone, it shows the best loss of each objective.
     """
-    from fedpareto.cli.admin.client import connect
-    from fedpareto.report.page import page
-    from fedpareto.report.report_data import RunData
-
     names = beside or []
     with connect(home, passphrase_file=passphrase_file) as stub:
         data = RunData.read(stub, run)
@@ -64,10 +61,15 @@ def report_command(
         raise CommandFailure(f"{target} exists: give --force to overwrite it", code=USAGE)
     with failing(OSError, what=f"cannot write {target}"):
         target.write_text(page(data, list(others.values())), encoding="utf-8")
-    typer.echo(f"{target}: {counted(len(data.rounds), 'round')}, {counted(len(data.clients), 'client')}")
+    rounds, clients = len(data.rounds), len(data.clients)
+    answer(
+        as_json,
+        {"file": str(target), "run": data.run.run_id, "rounds": rounds, "clients": clients, "beside": names},
+        f"{target}: {counted(rounds, 'round')}, {counted(clients, 'client')}",
+    )
 
 
-def _must_compare(data: "RunData", other: "RunData") -> None:
+def _must_compare(data: RunData, other: RunData) -> None:
     """Raises a Failure if two runs do not measure the same."""
     if (other.run.task, other.objectives) != (data.run.task, data.objectives):
         raise CommandFailure(

@@ -6,14 +6,12 @@ They are never arguments, because every user of a machine can read the arguments
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
+from federation.line.proxies import Proxy, ProxyError, choose_proxy
+from federation.trust.keys import is_encrypted
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
-
-if TYPE_CHECKING:
-    from federation.line.proxies import Proxy
 
 STANDARD_INPUT = Path("-")
 
@@ -67,21 +65,17 @@ def passphrase_for(key: Path, path: Path | None) -> bytes | None:
     Raises:
         CommandFailure, IdentityError: the passphrase file or the key file cannot be read.
     """
-    from federation.trust.keys import is_encrypted  # loads slowly
-
     if path is None and key.is_file() and is_encrypted(key) and sys.stdin.isatty():
         return str(typer.prompt(f"Passphrase of {key}", hide_input=True, err=True)).encode()
     return read_passphrase(path)
 
 
-def proxy_for(address: str, given: str | None) -> "Proxy | None":
+def proxy_for(address: str, given: str | None) -> Proxy | None:
     """The proxy on the way to the coordinator at "host:port", from --proxy or the environment; None is none.
 
     Raises:
         CommandFailure: its URL cannot be used, or has a password among the arguments of the command.
     """
-    from federation.line.proxies import ProxyError, choose_proxy
-
     if given is not None and given.startswith("@"):
         with failing(OSError, code=USAGE, what=f"cannot read the file of --proxy, {given[1:]}"):
             given = Path(given[1:]).read_text(errors="replace").partition("\n")[0].strip()

@@ -49,6 +49,8 @@ AdminPassphraseOption = Annotated[
     Path | None,
     typer.Option("--passphrase-file", help="File whose first line is the passphrase of the administrator's key."),
 ]
+DEFAULT_ADMIN_HOME = Path("fedpareto-demo/coordinator/admin")
+AdminHome = Annotated[Path, typer.Option(envvar="FEDPARETO_ADMIN", help="The administrator's directory.")]
 ProxyOption = Annotated[
     str | None,
     typer.Option(

@@ -24,21 +24,14 @@ from federation.line.tls import require_tls13
 # The imports of coordinators, workers and commands. None of them may start a thread or make a gRPC call.
 PRELOADED = [
     "alembic.command",
-    "coordinator.server",
     "coordinator.services.stopped",
     "cryptography.hazmat.backends.openssl.backend",
     "encodings.idna",
     "federation.tasks.digits",
     "federation.tasks.networks",
     "federation.training.torch_trainer",
-    "fedpareto.cli.main",
-    "fedpareto.cli.admin.client",
-    "fedpareto.cli.document",
     "fedpareto.cli.entry",
-    "fedpareto.cli.show.tables",
     "fedpareto.cli.admin.stopped",
-    "fedpareto.cli.admin.upload",
-    "fedpareto.cli.admin.watch",
     "psycopg",
     "pydantic.type_adapter",
     "rich.progress",
@@ -46,10 +39,7 @@ PRELOADED = [
     "sqlite3",
     "storage.migrations",
     "torch",
-    "verification.run",
-    "worker.line.enroll",
-    "worker.service",
-    "fedpareto.cli.preloaded",  # the last one
+    "fedpareto.cli.preloaded",  # the last one, which loads every command
 ]
 
 

@@ -4,11 +4,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from coordinator.aggregation.measures.metric_definitions import SCORED
 from fedpareto.formatting import number, percent, whole
 from fedpareto.report import charts, metric_figures, objective_figures, traffic
 from fedpareto.report.charts import ACCURACY, COSINE, Axis, Series, general
 from fedpareto.report.html import Html, table
-from fedpareto.report.layout import absent, figure, line_figure, recorded, same, some
+from fedpareto.report.layout import absence, absent, figure, line_figure, recorded, same, some
 from fedpareto.report.report_data import RunData
 from fedpareto.series import known, last, mean
 
@@ -47,12 +48,14 @@ def _accuracy(data: RunData) -> Html:
         Series("", [m - s for m, s in zip(average, std, strict=True)], 0),
         Series("", [m + s for m, s in zip(average, std, strict=True)], 0),
     )
+    caption = "Every client tests the model on its own data and counts the same, however much data it has."
     gap = last(average) - last(worst5)
-    caption = (
-        "Every client tests the model on its own data and counts the same, however much data it has. The shaded band "
-        "is one standard deviation of the clients about their mean. A mean that rises while the worst 5 % stay "
-        f"behind is bought at their expense: at the end the two are {100 * gap:.1f} percentage points apart. The "
-        "worst 5 % are the mean of the lowest floor(0.05 N) clients, at least one; percentiles are in the table."
+    if not math.isfinite(gap):
+        return line_figure(data, title, _NO_ACCURACY, series, ACCURACY, caption, columns)
+    caption += (
+        " The shaded band is one standard deviation of the clients about their mean. A mean that rises while the worst "
+        f"5 % stay behind is bought at their expense: at the end the two are {100 * gap:.1f} percentage points apart. "
+        "The worst 5 % are the mean of the lowest floor(0.05 N) clients, at least one; percentiles are in the table."
     )
     return line_figure(data, title, _NO_ACCURACY, series, ACCURACY, caption, columns, band=band)
 
@@ -75,7 +78,7 @@ def _final(data: RunData) -> Html:
     title = "Every client at the end"
     final = data.final
     if final is None:
-        return absent(title, "No round of this run has been evaluated.")
+        return absent(title, absence(data, "No round of this run has been evaluated.", "evaluation"))
     better_high = final.measure == "accuracy"
     ordered = sorted(final.values.items(), key=lambda item: (item[1] if better_high else -item[1], item[0]))
     values = [value for _, value in ordered]
@@ -101,20 +104,21 @@ def _losses(data: RunData) -> Html:
     title = "Loss over the rounds"
     columns = recorded(data, "loss/train", "loss/validation", "loss/test")
     series = [Series(name, values, i) for i, (name, values, _) in enumerate(columns) if known(values)]
-    absence = "No client reported a loss of a new model in this run."
+    no_loss = "No client reported a loss of a new model in this run."
+    no_loss = absence(data, no_loss, *(f"loss/{split}" for split in SCORED))
     caption = (
         "Mean of the losses that the clients measured on their own data, on a logarithmic scale. Losses are claims: "
         "a client that reports a false loss changes this mean by any amount, and gains influence under a rule that "
         "reads losses. A training loss that falls while the test loss rises is overfitting."
     )
     columns = [column for column in columns if known(column[1])]
-    return line_figure(data, title, absence, series, Axis("mean loss", general, log=True), caption, columns)
+    return line_figure(data, title, no_loss, series, Axis("mean loss", general, log=True), caption, columns)
 
 
 def _improved(data: RunData) -> Html:
     title = "Improved participants"
     promised, kept = data.metric("descent_share"), data.metric("improved")
-    absence = "Neither steps nor training losses are known in this run."
+    unknown = "Neither steps nor training losses are known in this run."
     series = [
         Series("training loss did not rise", kept, 0),
         Series("promised: update not against the direction", promised, 4, dashed=True),
@@ -127,7 +131,7 @@ def _improved(data: RunData) -> Html:
         f"one client's batch misled it.{measured}"
     )
     axis = replace(ACCURACY, name="share of the clients")
-    return line_figure(data, title, absence, series, axis, caption, recorded(data, "improved", "descent_share"))
+    return line_figure(data, title, unknown, series, axis, caption, recorded(data, "improved", "descent_share"))
 
 
 # --- weights
@@ -137,7 +141,7 @@ def _weights(data: RunData) -> Html:
     title = "Weights λ, client by client"
     weights = data.weights
     if not any(map(known, weights.values())):
-        return absent(title, _NO_STEP)
+        return absent(title, absence(data, _NO_STEP, "weight"))
     chart = charts.heat(data.numbers, list(weights), list(weights.values()), number)
     rows = []
     for name, values in weights.items():

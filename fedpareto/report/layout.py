@@ -3,14 +3,15 @@
 import math
 from collections.abc import Sequence
 
-from coordinator.rounds.runs.metric_definitions import definition
-from fedpareto.formatting import UNKNOWN, format_of
+from coordinator.aggregation.measures.metric_definitions import definition
+from fedpareto.formatting import NOT_DISCLOSED, UNKNOWN, format_of
 from fedpareto.report import charts
 from fedpareto.report.charts import Axis, Format, Series
 from fedpareto.report.html import Html, table, tag
 from fedpareto.report.report_data import RunData
 from fedpareto.series import known
 
+NO_DISCLOSURE = "Not disclosed: the privacy of this run hides it."
 Column = tuple[str, Sequence[float], Format]  # of a table: its name, its numbers, and how they are written
 
 
@@ -30,7 +31,7 @@ def absent(title: str, why: str) -> Html:
 def line_figure(
     data: RunData,
     title: str,
-    absence: str,
+    why: str,
     series: Sequence[Series],
     axis: Axis,
     caption: str,
@@ -38,15 +39,34 @@ def line_figure(
     *,
     band: tuple[Series, Series] | None = None,
 ) -> Html:
-    """Lines over the rounds, or the reason `absence` if no value is known; `band` is as for `charts.lines`."""
-    if not any(known(line.values) for line in series):
-        return absent(title, absence)
-    return figure(title, charts.lines(data.numbers, series, axis, band=band), caption, over_rounds(data, columns))
+    """Lines over the rounds, or the reason `why` if no value is known; `band` is as for `charts.lines`."""
+    hidden = [name for name, _, format_ in columns if format_ is not_disclosed]
+    lines = [line for line in series if known(line.values)]
+    if not lines:
+        return absent(title, NO_DISCLOSURE if hidden else why)
+    if hidden:
+        caption += f" {NOT_DISCLOSED.capitalize()} in this run: {', '.join(hidden)}."
+    return figure(title, charts.lines(data.numbers, lines, axis, band=band), caption, over_rounds(data, columns))
+
+
+def absence(data: RunData, why: str, *names: str) -> str:
+    """Why a run has no numbers of these names: `why`, unless its privacy hides them."""
+    return NO_DISCLOSURE if data.undisclosed & set(names) else why
+
+
+def not_disclosed(_: float) -> str:
+    """The format of a number that privacy hides in all rounds."""
+    return NOT_DISCLOSED
 
 
 def recorded(data: RunData, *names: str) -> list[Column]:
     """Numbers of the rounds, by their names in the record."""
-    return [(definition(name).title, data.metric(name), format_of(name)) for name in names]
+    columns: list[Column] = []
+    for name in names:
+        values = data.metric(name)
+        hidden = name in data.undisclosed and not known(values)
+        columns.append((definition(name).title, values, not_disclosed if hidden else format_of(name)))
+    return columns
 
 
 def over_rounds(data: RunData, columns: Sequence[Column]) -> Html:
@@ -55,7 +75,10 @@ def over_rounds(data: RunData, columns: Sequence[Column]) -> Html:
     for i, round_ in enumerate(data.numbers):
         values = [(series[i], format_) for _, series, format_ in columns]
         if any(math.isfinite(value) for value, _ in values):
-            cells = (UNKNOWN if math.isnan(value) else format_(value) for value, format_ in values)
+            cells = (
+                UNKNOWN if math.isnan(value) and format_ is not not_disclosed else format_(value)
+                for value, format_ in values
+            )
             rows.append([str(round_), *cells])
     return table(["round", *(name for name, _, _ in columns)], rows, words=0)
 

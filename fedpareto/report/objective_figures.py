@@ -5,19 +5,20 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from coordinator.rounds.runs.metric_definitions import SCORED
-from coordinator.rounds.runs.metrics import delta_m
+from coordinator.aggregation.measures.metric_definitions import SCORED
+from coordinator.aggregation.measures.metrics import delta_m
 from federation.text import counted
 from fedpareto.formatting import number, percent
 from fedpareto.report import charts
 from fedpareto.report.charts import ACCURACY, COLOURS, COSINE, Axis, Format, Series, general
 from fedpareto.report.html import Html, join, table, tag
-from fedpareto.report.layout import absent, figure, line_figure, over_rounds, recorded
+from fedpareto.report.layout import absence, absent, figure, line_figure, over_rounds, recorded
 from fedpareto.report.plane import Guide, Path, plane
 from fedpareto.report.radar import radar
 from fedpareto.report.report_data import RunData
 from fedpareto.series import first, known, last, mean
 
+_NO_LOSSES = "No client reported the losses of the objectives in this run."
 LINES = 12  # objectives that get a line of their own; more become the rows of a heat map
 _TRAINED = ("train", "validation", "test")  # a preference and the weights are about training losses
 
@@ -42,7 +43,7 @@ def _front(runs: Sequence[RunData], alone: Sequence[RunData]) -> Html:
     across, up = runs[0].objectives
     split = runs[0].split(_TRAINED)
     if split is None:
-        return absent(title, "No client reported the losses of the objectives in this run.")
+        return absent(title, absence(runs[0], _NO_LOSSES, "accuracy/mean"))
     paths = []
     for index, run in enumerate(runs):
         losses = run.losses(split)
@@ -91,7 +92,7 @@ def _radar(runs: Sequence[RunData]) -> Html:
     names = runs[0].objectives
     split = runs[0].split(SCORED)
     if split is None:
-        return absent(title, "No client reported the losses of the objectives in this run.")
+        return absent(title, absence(runs[0], _NO_LOSSES, "accuracy/mean"))
     named_values = [(run.run.name, run.at_the_end(f"loss/{split}/")) for run in runs]
     if len(runs) == 1:
         losses = runs[0].losses(split).values()
@@ -185,7 +186,7 @@ def _losses(data: RunData) -> Html:
     title = "Loss of each objective"
     split = data.split(SCORED)
     if split is None:
-        return absent(title, "No client reported the losses of the objectives in this run.")
+        return absent(title, absence(data, _NO_LOSSES, "accuracy/mean"))
     losses = data.losses(split)
     caption = (
         f"The mean {split} loss of the new model in each objective, over the clients that serve it, on a logarithmic "
@@ -198,7 +199,9 @@ def _accuracies(data: RunData) -> Html:
     title = "Accuracy in each objective"
     accuracies = {name: data.metric(f"accuracy/objective/{name}") for name in data.objectives}
     if not any(map(known, accuracies.values())):
-        return absent(title, "No client reported an accuracy in an objective in this run.")
+        return absent(
+            title, absence(data, "No client reported an accuracy in an objective in this run.", "accuracy/mean")
+        )
     at_end = {name: last(line) for name, line in accuracies.items() if known(line)}
     worst = min(at_end, key=lambda name: at_end[name])
     caption = (
@@ -213,11 +216,11 @@ def _conflicts(data: RunData) -> Html:
     names = ("conflicts", "conflict_depth", "conflict_mean", "stationarity")
     columns = recorded(data, *(f"objective/{name}" for name in names))
     _, depth, average, _ = (values for _, values, _ in columns)
-    absence = "The algorithm of this run does not compare the objectives with each other."
+    why = absence(data, "The algorithm of this run does not compare the objectives with each other.", "weight")
     caption = (
         "The least cosine of two objectives whose gradients (or averaged updates) are against each other, and the mean "
         "of all such pairs; 0 where there is none. The deeper, the more one objective has to pay for another. The "
         "table has the number of pairs, and the length of the weighted sum: 0 where no step serves all objectives."
     )
     series = [Series("least cosine", depth, 1), Series("mean of the pairs in conflict", average, 4, dashed=True)]
-    return line_figure(data, title, absence, series, replace(COSINE, high=0.0, bounded=False), caption, columns)
+    return line_figure(data, title, why, series, replace(COSINE, high=0.0, bounded=False), caption, columns)

@@ -4,10 +4,21 @@ import math
 from collections.abc import Sequence
 from importlib.resources import files
 
-from coordinator.rounds.runs import metric_definitions
+from coordinator.aggregation.measures import metric_definitions
 from federation.text import counted
 from fedpareto.admin_messages import epsilon_of_clients, name_of
-from fedpareto.formatting import PERSONALISED, UNKNOWN, number, percent, short, size, when
+from fedpareto.formatting import (
+    NOT_DISCLOSED,
+    PERSONALISED,
+    UNKNOWN,
+    number,
+    of_member,
+    percent,
+    recorded,
+    short,
+    size,
+    when,
+)
 from fedpareto.report.figures import all_figures
 from fedpareto.report.html import Html, join, table, tag
 from fedpareto.report.report_data import RunData
@@ -83,12 +94,18 @@ def _cards(data: RunData) -> Html:
     latest, facts = data.run.latest, []
     if "accuracy/mean" in latest.metrics:
         labels = {"mean": "mean accuracy", "worst5": "worst 5 %", "std": "standard deviation"}
-        labels["worst"] = f"worst client, {latest.worst_client}"
-        facts += [(percent(latest.metrics[f"accuracy/{name}"]), label) for name, label in labels.items()]
+        labels["worst"] = f"worst client, {latest.worst_client}" if latest.worst_client else "worst client"
+        facts += [
+            (recorded(f"accuracy/{name}", latest.metrics, latest.undisclosed), label) for name, label in labels.items()
+        ]
     elif "loss/worst" in latest.metrics:
         facts.append((number(latest.metrics["loss/worst"]), f"highest loss, {latest.worst_client}"))
+    elif data.undisclosed & {"accuracy/mean", "loss/worst"}:
+        facts.append((NOT_DISCLOSED, "mean accuracy" if "accuracy/mean" in data.undisclosed else "highest loss"))
     if known(data.metric("improved")):
         facts.append((percent(mean(data.metric("improved"))), "improved, on average"))
+    elif "improved" in data.undisclosed:
+        facts.append((NOT_DISCLOSED, "improved, on average"))
     total = math.fsum(known(data.metric("bytes/up") + data.metric("bytes/down")))
     facts += [(str(len(data.clients)), "clients"), (size(total), "up and down")]
     cards = [tag("div", tag("b", value), tag("span", name), class_="card") for value, name in facts]
@@ -99,19 +116,21 @@ def _clients(data: RunData) -> Html:
     summaries = {member.client_id: member for member in data.run.members}
     outcomes = ("asked", "replied", "declined", "refused", "missing")
     private = any(member.HasField("epsilon") for member in summaries.values())
+    score_text = percent if data.final and data.final.measure == "accuracy" else number
     rows = []
     for client in data.clients:
         parts, summary, member = data.parts[client], summaries.get(client), data.members.get(client)
+        hidden = data.undisclosed if client in data.samples else frozenset[str]()  # it has an update that counted
         score = data.final.values.get(client, math.nan) if data.final else math.nan
         rows.append(
             (
                 client,
                 f"{member.device or UNKNOWN}, {member.software or UNKNOWN}" if member else UNKNOWN,
                 *(str(getattr(summary, outcome, UNKNOWN)) for outcome in outcomes),
-                str(data.samples.get(client, UNKNOWN)),
-                number(mean(part.update_norm for part in parts)),
-                number(mean(part.weight for part in parts)),
-                (percent if data.final and data.final.measure == "accuracy" else number)(score),
+                of_member(str(data.samples.get(client) or UNKNOWN), "samples", hidden),
+                of_member(number(mean(part.update_norm for part in parts)), "update_norm", hidden),
+                of_member(number(mean(part.weight for part in parts)), "weight", hidden),
+                of_member(score_text(score), "evaluation", hidden),
                 *([number(summary.epsilon) if summary and summary.HasField("epsilon") else UNKNOWN] if private else []),
             )
         )
@@ -145,7 +164,7 @@ def _facts(data: RunData) -> Html:
         ("task", run.task),
         *((("objectives", ", ".join(run.objectives)),) if data.objectives else ()),
         ("parameters", f"{run.parameters:,}"),
-        ("model", short(run.model)),
+        ("model", short(run.model) + ("" if data.has_step else " (the initial one: no round has made a step)")),
         *((field, when(run, field)) for field in ("created", "started", "ended")),
         *((("metrics", PERSONALISED),) if run.measured == "personalised" else ()),
         *((("privacy", words),) if (words := epsilon_of_clients(run)) else ()),

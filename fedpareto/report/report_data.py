@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from coordinator.rounds.runs.metric_definitions import SCORED
+from coordinator.aggregation.measures.metric_definitions import SCORED
 from federation.record.results import accepted
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.v1.admin_pb2 import (
@@ -69,6 +69,16 @@ class RunData:
     def numbers(self) -> list[int]:
         """The rounds, from 0."""
         return [item.summary.round for item in self.rounds]
+
+    @cached_property
+    def undisclosed(self) -> frozenset[str]:
+        """The numbers of rounds and members that the privacy of this run hides, by name."""
+        return frozenset(name for item in self.rounds for name in item.summary.undisclosed)
+
+    @property
+    def has_step(self) -> bool:
+        """True if a round has made a step; otherwise the run's model is the initial one."""
+        return any(item.summary.result_model for item in self.rounds)
 
     def metric(self, name: str) -> list[float]:
         """A metric over the rounds; NaN where it is not known."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC
 from itertools import accumulate
 
-from coordinator.rounds.runs.metric_definitions import SCORED
+from coordinator.aggregation.measures.metric_definitions import SCORED
 from federation.v1.admin_pb2 import ExportRoundsResponse, PhaseProgress
 from federation.v1.common_pb2 import AssignmentState
 from fedpareto.admin_messages import duration, name_of
@@ -13,7 +13,7 @@ from fedpareto.formatting import UNKNOWN, number, percent, size, whole
 from fedpareto.report import charts
 from fedpareto.report.charts import COLOURS, Axis, Format, Series
 from fedpareto.report.html import Html, join, table
-from fedpareto.report.layout import absent, figure, line_figure, over_rounds, recorded, some
+from fedpareto.report.layout import absence, absent, figure, line_figure, over_rounds, recorded, some
 from fedpareto.report.plane import Path, plane
 from fedpareto.report.report_data import RunData
 from fedpareto.report.timeline import Bar, timeline
@@ -71,7 +71,7 @@ def _bytes(data: RunData) -> Html:
     title = "Bytes"
     columns = recorded(data, "bytes/up", "bytes/refused", "bytes/down")
     up, _, down = (values for _, values, _ in columns)
-    absence = "No round of this run has ended."
+    no_round = "No round of this run has ended."
     total_up, total_down = math.fsum(known(up)), math.fsum(known(down))
     caption = (
         f"Update files that came up and model files that went down, {size(total_up)} and {size(total_down)} in all. "
@@ -79,13 +79,13 @@ def _bytes(data: RunData) -> Html:
         "Envelopes (about 1 kB each) and TLS come on top. Bytes that were refused are in the table."
     )
     series = [Series("up", up, 0), Series("down", down, 2)]
-    return line_figure(data, title, absence, series, Axis("bytes per round", size, low=0.0), caption, columns)
+    return line_figure(data, title, no_round, series, Axis("bytes per round", size, low=0.0), caption, columns)
 
 
 def _for_each_client(runs: Sequence[RunData]) -> Html:
     title = "Bytes for each client in a round"
     if not known(runs[0].up):
-        return absent(title, "No round of this run has ended.")
+        return absent(title, absence(runs[0], "No round of this run has ended.", "weight"))
     rows: list[tuple[str, ...]] = []
     bars: list[tuple[str, float, float]] = []
     for run in runs:
@@ -114,7 +114,7 @@ def _against_bytes(runs: Sequence[RunData]) -> Html:
     measures = {"accuracy/mean": "mean accuracy", **{f"loss/{split}": f"mean {split} loss" for split in SCORED}}
     name = next((name for name in measures if known(runs[0].metric(name))), None)
     if name is None:
-        return absent(title, "No round of this run has been evaluated.")
+        return absent(title, absence(runs[0], "No round of this run has been evaluated.", "accuracy/mean"))
     label, accuracy = measures[name], name == "accuracy/mean"
     text_of: Format = percent if accuracy else number
     paths = []

@@ -4,29 +4,20 @@ import inspect
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
+from rich.text import Text
 
+from federation.v1.admin_pb2_grpc import AdminStub
+from fedpareto.cli.admin.client import connect
+from fedpareto.cli.document import dumps
 from fedpareto.cli.failure import USAGE, CommandFailure
-from fedpareto.cli.shared_options import AdminPassphraseOption, JsonOption, ProxyOption
+from fedpareto.cli.shared_options import JsonOption
+from fedpareto.cli.show.tables import console
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from federation.v1.admin_pb2_grpc import AdminStub
-
-DEFAULT_HOME = Path("fedpareto-demo/coordinator/admin")
-
-app = typer.Typer(
-    help="Operate a federation: its members, its runs, its rounds.\n\n"
-    "A RUN is named by its id, by an unambiguous beginning of the id, or by its name.",
-    no_args_is_help=True,
-)
-
-AdminHome = Annotated[Path, typer.Option(envvar="FEDPARETO_ADMIN", help="The administrator's directory.")]
 Home = Annotated[
     Path | None,
     typer.Option(
@@ -41,72 +32,37 @@ ClientName = Annotated[str, typer.Argument(metavar="CLIENT", help="The client's 
 Answer = tuple[Any, "str | Callable[[], RenderableType]"]  # for programs and for people
 
 
-class Late:
-    """A module that loads slowly: it is imported when one of its names is first used, so that `--help` is quick."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(import_module(self._name), name)
-
-
-@app.callback()
-def _options(
-    context: typer.Context,
-    home: AdminHome = DEFAULT_HOME,
-    passphrase_file: AdminPassphraseOption = None,
-    proxy: ProxyOption = None,
-) -> None:
-    context.obj = home, passphrase_file, proxy
-
-
-def connected(context: typer.Context, home: Path | None) -> "AbstractContextManager[AdminStub]":
+def connected(context: typer.Context, home: Path | None) -> AbstractContextManager[AdminStub]:
     """The Admin service, as the administrator of `home`; see `fedpareto.cli.admin.client.connect`."""
-    from fedpareto.cli.admin.client import connect
-
     given, passphrase_file, proxy = context.obj
     return connect(home or given, passphrase_file=passphrase_file, proxy=proxy)
 
 
-def command(name: str | None = None, **settings: Any) -> Callable[[Callable[..., Answer]], None]:
-    """Adds a command of `fedpareto admin` that calls the Admin service.
+def command(function: Callable[..., Answer]) -> Callable[..., None]:
+    """A command of `fedpareto admin` that calls the Admin service.
 
     The decorated function gets the service and the command's arguments, and returns the answer as a document for --json
     and, for people, as a sentence or as a function that makes a table. The options --home and --json are added.
-
-    Args:
-        name: the command's name; the default is the function's.
-        settings: Typer's settings of the command.
     """
 
-    def add(function: Callable[..., Answer]) -> None:
-        def run(context: typer.Context, home: Home = None, as_json: JsonOption = False, **arguments: Any) -> None:
-            with connected(context, home) as stub:
-                document, picture = function(stub, **arguments)
-            show(as_json, document, picture)
+    def run(context: typer.Context, home: Home = None, as_json: JsonOption = False, **arguments: Any) -> None:
+        with connected(context, home) as stub:
+            document, picture = function(stub, **arguments)
+        show(as_json, document, picture)
 
-        _, *own = inspect.signature(function).parameters.values()
-        context, *shared, _ = inspect.signature(run).parameters.values()
-        typed: Any = run
-        typed.__signature__ = inspect.Signature([context, *own, *shared])
-        run.__doc__ = function.__doc__
-        app.command(name or function.__name__.replace("_", "-"), **settings)(run)
-
-    return add
+    _, *own = inspect.signature(function).parameters.values()
+    context, *shared, _ = inspect.signature(run).parameters.values()
+    typed: Any = run
+    typed.__signature__ = inspect.Signature([context, *own, *shared])
+    run.__doc__ = function.__doc__
+    return run
 
 
-def show(as_json: bool, document: Any, picture: "str | Callable[[], RenderableType]") -> None:
+def show(as_json: bool, document: Any, picture: str | Callable[[], RenderableType]) -> None:
     """Prints one JSON document, or a sentence or picture for people."""
     if as_json:
-        from fedpareto.cli.document import dumps
-
         typer.echo(dumps(document))
     else:
-        from rich.text import Text
-
-        from fedpareto.cli.show.tables import console
-
         console().print(Text(picture) if isinstance(picture, str) else picture())
 
 

@@ -3,35 +3,30 @@
 import re
 import sys
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import grpc
 import typer
 
+from federation.line import channels
 from federation.text import counted
-from fedpareto.cli.admin.app import Home, Late, app, connected
+from federation.v1 import admin_pb2 as v1
+from federation.v1 import common_pb2 as common
+from federation.v1.admin_pb2_grpc import AdminStub
+from fedpareto import formatting
+from fedpareto.cli import document
+from fedpareto.cli.admin.app import Home, connected
 from fedpareto.cli.failure import USAGE, CommandFailure
 from fedpareto.cli.shared_options import JsonOption
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import grpc
-
-    from federation.line import channels
-    from federation.v1 import admin_pb2 as v1
-    from federation.v1 import common_pb2 as common
-    from federation.v1.admin_pb2_grpc import AdminStub
-    from fedpareto import formatting
-    from fedpareto.cli import document
-    from fedpareto.cli.show import tables
-else:
-    grpc, channels = map(Late, ("grpc", "federation.line.channels"))
-    v1, common, formatting = map(Late, ("federation.v1.admin_pb2", "federation.v1.common_pb2", "fedpareto.formatting"))
-    document, tables = map(Late, ("fedpareto.cli.document", "fedpareto.cli.show.tables"))
-
-audit = typer.Typer(help="Show the audit log; `audit verify` verifies it.", invoke_without_command=True)
-app.add_typer(audit, name="audit")
+audit = typer.Typer(
+    help="Show the audit log; `audit verify` verifies it.",
+    invoke_without_command=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
 
 _AGO = re.compile(r"(\d{1,6})([smhd])")
 _SHORTEST_SECONDS = 1.0  # of a call whose certificate was valid when it began
@@ -69,7 +64,7 @@ def show_log(
             sys.stdout.flush()
 
 
-def listed(stub: "AdminStub", request: "v1.ListAuditRequest") -> "Iterator[list[v1.AuditEntry]]":
+def listed(stub: AdminStub, request: v1.ListAuditRequest) -> Iterator[list[v1.AuditEntry]]:
     """Yields the entries in lists. With `follow` it goes on with the next certificate when one ends."""
     last = -1
     while True:
@@ -99,8 +94,8 @@ def verify(
     """Verify the audit log, and the record against it.
 
     Every entry, leaf and checkpoint is computed anew. Signed envelopes, runs, members and administrators are compared
-    with the entries that tell of them, and blobs with their digests. Noise that protects clients must have the length
-    and the extremes of noise. The exit code is 1 when something is wrong.
+    with the entries that tell of them, metrics of rounds with what was signed, and blobs with their digests. Noise that
+    protects clients must have the length and the extremes of noise. The exit code is 1 when something is wrong.
     """
     problems, verified = list[str](), v1.AuditVerified()
     with connected(context, home) as stub:
@@ -132,7 +127,7 @@ def verify(
         raise CommandFailure(f"{len(problems)} things are wrong" if len(problems) > 1 else "one thing is wrong")
 
 
-def _line(entry: "v1.AuditEntry") -> str:
+def _line(entry: v1.AuditEntry) -> str:
     when = formatting.local(entry.at)
     parts = [f"{entry.number:>7}  {when}  {entry.actor}  {entry.action}"]
     parts += [part for part in (entry.subject, entry.detail) if part]

@@ -14,6 +14,7 @@ from federation.trust.admin_files import SIGNING_KEY, Account
 from federation.trust.keys import IdentityError
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.cli.admin.admin_session import AdminSession, Local, Route
+from fedpareto.cli.commands import load
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.cli.show.escaping import escaping_stub
 
@@ -50,9 +51,7 @@ def connect(given: Path, *, passphrase_file: Path | None = None, proxy: str | No
     """
     route = route_to(given, passphrase_file=passphrase_file, proxy=proxy)
     if route.stopped:
-        from fedpareto.cli.admin.stopped import reading
-
-        with reading(route.home.parent) as call:
+        with load("admin.stopped:reading")(route.home.parent) as call:  # with SQLAlchemy, which no other route needs
             yield escaping_stub(call)
         return
     session = AdminSession(route)

@@ -22,11 +22,13 @@ class Saved:
         digest: the digest of the model in the record; the file has metadata about its origin besides.
         size: the size of the model in the record, in bytes.
         best: the round, if it was chosen by a metric.
+        initial: True for the model that the run began with.
     """
 
     digest: str
     size: int
     best: BestModel | None
+    initial: bool
 
 
 def save(pieces: Iterable[ExportModelResponse], path: Path) -> Saved:
@@ -45,13 +47,14 @@ def save(pieces: Iterable[ExportModelResponse], path: Path) -> Saved:
 
 
 def _write(pieces: Iterable[ExportModelResponse], file: BinaryIO) -> Saved:
-    best = None
+    best, initial = None, False
     digest, size, count, state = "", 0, 0, digests.hasher()
     head: bytes | None = b""  # the part of the header that has arrived, until it is complete
     for piece in pieces:
         if not digest:
             digest, size = piece.digest, piece.size
             best = piece.best if piece.HasField("best") else None
+            initial = piece.HasField("origin") and not piece.origin.HasField("round")
             state = digests.hasher(digests.parse(digest)[0])
         state.update(piece.chunk)
         count += len(piece.chunk)
@@ -68,7 +71,7 @@ def _write(pieces: Iterable[ExportModelResponse], file: BinaryIO) -> Saved:
     received = f"{digests.parse(digest)[0]}:{state.hexdigest()}"
     if received != digest or count != size:
         raise CommandFailure(f"the model that arrived is {received} ({count} bytes); expected {digest} ({size} bytes)")
-    return Saved(digest, size, best)
+    return Saved(digest, size, best, initial)
 
 
 def _provenance(origin: ModelOrigin) -> Provenance:

@@ -1,37 +1,24 @@
 """`fedpareto admin ...`: logins, members and administrators."""
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from federation.text import counted
-from fedpareto.cli.admin.app import Answer, ClientName, Home, Late, app, command, connected
+from federation.trust import admin_files, identity, keys
+from federation.v1 import admin_pb2 as v1
+from federation.v1.admin_pb2_grpc import AdminStub
+from fedpareto import admin_messages, formatting
+from fedpareto.cli import document
+from fedpareto.cli.admin import client
+from fedpareto.cli.admin.app import Answer, ClientName, Home, command, connected
 from fedpareto.cli.failure import USAGE, CommandFailure, answer, failing, not_served
 from fedpareto.cli.secret_input import passphrase_for
 from fedpareto.cli.shared_options import JsonOption
-
-if TYPE_CHECKING:
-    from federation.trust import admin_files, identity, keys
-    from federation.v1 import admin_pb2 as v1
-    from federation.v1.admin_pb2_grpc import AdminStub
-    from fedpareto import admin_messages, formatting
-    from fedpareto.cli import document
-    from fedpareto.cli.admin import client
-    from fedpareto.cli.show import member_tables
-else:
-    v1, formatting, admin_messages = map(
-        Late, ("federation.v1.admin_pb2", "fedpareto.formatting", "fedpareto.admin_messages")
-    )
-    client, document, member_tables = map(
-        Late, ("fedpareto.cli.admin.client", "fedpareto.cli.document", "fedpareto.cli.show.member_tables")
-    )
-    admin_files, identity, keys = map(
-        Late, ("federation.trust.admin_files", "federation.trust.identity", "federation.trust.keys")
-    )
+from fedpareto.cli.show import member_tables
 
 
-@app.command()
 def login(context: typer.Context, home: Home = None, as_json: JsonOption = False) -> None:
     """Log in with the signing key, for some hours.
 
@@ -56,7 +43,6 @@ def login(context: typer.Context, home: Home = None, as_json: JsonOption = False
     )
 
 
-@app.command()
 def join_string(
     context: typer.Context,
     client: Annotated[str, typer.Argument(metavar="CLIENT", help="Name of the new client, such as hospital-a.")],
@@ -89,9 +75,9 @@ def join_string(
         )
 
 
-@command()
+@command
 def join_strings(
-    stub: "AdminStub",
+    stub: AdminStub,
     every: Annotated[bool, typer.Option("--all", help="Also list used, cancelled and expired join strings.")] = False,
 ) -> Answer:
     """List the join strings that can still be used. Their secrets are not kept."""
@@ -99,22 +85,22 @@ def join_strings(
     return response, lambda: member_tables.join_strings(response.join_strings)
 
 
-@command()
-def cancel_join_string(stub: "AdminStub", client: ClientName) -> Answer:
+@command
+def cancel_join_string(stub: AdminStub, client: ClientName) -> Answer:
     """Cancel the unused join strings for a name."""
     response = stub.CancelJoinStrings(v1.CancelJoinStringsRequest(client_id=client))
     return response, f"join strings of {client} that were cancelled: {len(response.join_strings)}"
 
 
-@command()
-def clients(stub: "AdminStub") -> Answer:
+@command
+def clients(stub: AdminStub) -> Answer:
     """List the members, and what is wrong with each."""
     response = admin_messages.whole(stub.ListClients, v1.ListClientsRequest())
     return response, lambda: member_tables.clients(response.clients, datetime.now(UTC))
 
 
-@command("client")
-def show_client(stub: "AdminStub", client: ClientName) -> Answer:
+@command
+def show_client(stub: AdminStub, client: ClientName) -> Answer:
     """Show a member.
 
     That is: its state, its key and its machine, and for each task its samples, quotas and abilities.
@@ -126,9 +112,9 @@ def show_client(stub: "AdminStub", client: ClientName) -> Answer:
     return item, lambda: member_tables.client(item, datetime.now(UTC))
 
 
-@command()
+@command
 def tag(
-    stub: "AdminStub",
+    stub: AdminStub,
     client: ClientName,
     tags: Annotated[list[str] | None, typer.Argument(help="All its tags; without any, its tags are removed.")] = None,
 ) -> Answer:
@@ -141,8 +127,8 @@ def tag(
     return response, f"{client} has the tags {names}" if names else f"{client} has no tags"
 
 
-@command()
-def admins(stub: "AdminStub") -> Answer:
+@command
+def admins(stub: AdminStub) -> Answer:
     """List the administrators."""
     response = stub.ListAdministrators(v1.ListAdministratorsRequest())
     return response, lambda: member_tables.administrators(response.administrators)

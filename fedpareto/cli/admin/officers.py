@@ -1,47 +1,27 @@
 """`fedpareto admin ...`: decisions of one or two security officers about members and administrators."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any
 
+import grpc
 import typer
+from google.protobuf.message import Message
 
-from fedpareto.cli.admin.app import ClientName, Home, Late, Reason, Yes, app, command, confirm, connected, show
+from federation.line import channels
+from federation.trust import admin_files, envelope, identity, keys
+from federation.v1 import admin_pb2 as v1
+from federation.v1 import common_pb2 as common
+from federation.v1.admin_pb2_grpc import AdminStub
+from fedpareto import admin_messages, formatting
+from fedpareto.cli.admin import client
+from fedpareto.cli.admin.app import Answer, ClientName, Home, Reason, Yes, command, confirm, connected, show
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.cli.secret_input import passphrase_for
 from fedpareto.cli.shared_options import JsonOption
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import grpc
-    from google.protobuf.message import Message
-
-    from federation.line import channels
-    from federation.trust import admin_files, envelope, identity, keys
-    from federation.v1 import admin_pb2 as v1
-    from federation.v1 import common_pb2 as common
-    from federation.v1.admin_pb2_grpc import AdminStub
-    from fedpareto import admin_messages, formatting
-    from fedpareto.cli.admin import client
-    from fedpareto.cli.admin.app import Answer
-    from fedpareto.cli.show import member_tables
-else:
-    grpc, v1, common = map(Late, ("grpc", "federation.v1.admin_pb2", "federation.v1.common_pb2"))
-    admin_files, channels, envelope, identity, keys = map(
-        Late,
-        (
-            "federation.trust.admin_files",
-            "federation.line.channels",
-            "federation.trust.envelope",
-            "federation.trust.identity",
-            "federation.trust.keys",
-        ),
-    )
-    formatting, admin_messages = map(Late, ("fedpareto.formatting", "fedpareto.admin_messages"))
-    client, member_tables = map(Late, ("fedpareto.cli.admin.client", "fedpareto.cli.show.member_tables"))
+from fedpareto.cli.show import member_tables
 
 RequestName = Annotated[str, typer.Argument(metavar="ID", help="The request's id, or the beginning of it.")]
 
@@ -49,12 +29,12 @@ RequestName = Annotated[str, typer.Argument(metavar="ID", help="The request's id
 class Officer:
     """A security officer at the Admin service, who can sign."""
 
-    def __init__(self, stub: "AdminStub", home: "Path", passphrase_file: "Path | None") -> None:
+    def __init__(self, stub: AdminStub, home: Path, passphrase_file: Path | None) -> None:
         self.stub = stub
         self._home = home
         self._passphrase_file = passphrase_file
 
-    def sign(self, manifest: "common.RequestManifest | common.DecisionManifest") -> "common.SignedEnvelope":
+    def sign(self, manifest: common.RequestManifest | common.DecisionManifest) -> common.SignedEnvelope:
         """Signs a manifest as this officer, with the present time."""
         with failing(keys.IdentityError, code=USAGE):
             account = admin_files.Account.load(self._home)
@@ -64,7 +44,7 @@ class Officer:
         manifest.created.FromDatetime(datetime.now(UTC))
         return envelope.seal(manifest, key)
 
-    def act(self, call: "Callable[[Any], Message]", request: "Message", manifest: "common.RequestManifest") -> "Answer":
+    def act(self, call: Callable[[Any], Message], request: Message, manifest: common.RequestManifest) -> Answer:
         """Makes a call. If the action takes two officers, sends a signed request for it instead."""
         try:
             return call(request), ""
@@ -83,13 +63,12 @@ class Officer:
 
 
 @contextmanager
-def _officer(context: typer.Context, home: "Path | None") -> "Iterator[Officer]":
+def _officer(context: typer.Context, home: Path | None) -> "Iterator[Officer]":
     given, passphrase_file, _ = context.obj
     with connected(context, home) as stub:
         yield Officer(stub, client.find_home(home or given), passphrase_file)
 
 
-@app.command()
 def approve(context: typer.Context, name: ClientName, home: Home = None, as_json: JsonOption = False) -> None:
     """Approve a pending member, so that it gets work."""
     with _officer(context, home) as officer:
@@ -99,7 +78,6 @@ def approve(context: typer.Context, name: ClientName, home: Home = None, as_json
     show(as_json, answer, message or f"{name} is active and gets work")
 
 
-@app.command()
 def revoke(
     context: typer.Context,
     name: ClientName,
@@ -117,7 +95,6 @@ def revoke(
     show(as_json, answer, message or f"{name} is revoked; its past updates stay in the record")
 
 
-@app.command()
 def forget(
     context: typer.Context,
     name: ClientName,
@@ -144,7 +121,6 @@ def forget(
     show(as_json, answer, message)
 
 
-@app.command()
 def revoke_admin(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The administrator's name.")],
@@ -164,17 +140,16 @@ def revoke_admin(
     )
 
 
-@command()
+@command
 def requests(
-    stub: "AdminStub",
+    stub: AdminStub,
     every: Annotated[bool, typer.Option("--all", help="Also list decided and expired requests.")] = False,
-) -> "Answer":
+) -> Answer:
     """List the requests that wait for another officer."""
     response = admin_messages.whole(stub.ListRequests, v1.ListRequestsRequest(all=every))
     return response, lambda: member_tables.requests(response)
 
 
-@app.command()
 def consent(
     context: typer.Context, request: RequestName, yes: Yes = False, home: Home = None, as_json: JsonOption = False
 ) -> None:
@@ -185,7 +160,6 @@ def consent(
     _decide(context, home, request, common.DecisionManifest(consent=True), yes=yes, as_json=as_json)
 
 
-@app.command()
 def withdraw(
     context: typer.Context,
     request: RequestName,
@@ -200,9 +174,9 @@ def withdraw(
 
 def _decide(
     context: typer.Context,
-    home: "Path | None",
+    home: Path | None,
     name: str,
-    decision: "common.DecisionManifest",
+    decision: common.DecisionManifest,
     *,
     yes: bool,
     as_json: bool,

@@ -1,46 +1,27 @@
 """`fedpareto admin ...`: runs, rounds and disk space. Most commands are one call of the Admin service."""
 
 import math
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from federation.text import counted
-from fedpareto.cli.admin import audit, members, officers
-from fedpareto.cli.admin.app import Answer, Home, Late, Reason, RunName, Yes, app, command, confirm, connected, show
+from federation.v1 import admin_pb2 as v1
+from federation.v1.admin_pb2_grpc import AdminStub
+from federation.v1.common_pb2 import RunState
+from fedpareto import admin_messages
+from fedpareto.cli import document
+from fedpareto.cli.admin import download
+from fedpareto.cli.admin import watch as watching
+from fedpareto.cli.admin.app import Answer, Home, Reason, RunName, Yes, command, confirm, connected, show
 from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure
-from fedpareto.cli.shared_options import CodeOption, ForceOption, JsonOption
-
-if TYPE_CHECKING:
-    from federation.v1 import admin_pb2 as v1
-    from federation.v1.admin_pb2_grpc import AdminStub
-    from fedpareto import admin_messages
-    from fedpareto.cli import document
-    from fedpareto.cli.admin import download, upload
-    from fedpareto.cli.show import envelope_lines, metric_tables, participation_table, round_tables, tables
-else:
-    v1, admin_messages = map(Late, ("federation.v1.admin_pb2", "fedpareto.admin_messages"))
-    document, download, participation_table, tables, envelope_lines, metric_tables, round_tables, upload = map(
-        Late,
-        (
-            "fedpareto.cli.document",
-            "fedpareto.cli.admin.download",
-            "fedpareto.cli.show.participation_table",
-            "fedpareto.cli.show.tables",
-            "fedpareto.cli.show.envelope_lines",
-            "fedpareto.cli.show.metric_tables",
-            "fedpareto.cli.show.round_tables",
-            "fedpareto.cli.admin.upload",
-        ),
-    )
-
-__all__ = ["app", "audit", "members", "officers"]  # importing them adds their commands before those of this file
+from fedpareto.cli.shared_options import ForceOption, JsonOption
+from fedpareto.cli.show import envelope_lines, metric_tables, participation_table, round_tables, tables
 
 
-@command()
-def disk(stub: "AdminStub") -> Answer:
+@command
+def disk(stub: AdminStub) -> Answer:
     """Show the disk space of the record.
 
     It shows models, updates and the database for each run, the free space, and an estimate of the space that open runs
@@ -50,99 +31,15 @@ def disk(stub: "AdminStub") -> Answer:
     return response, lambda: tables.disk(response)
 
 
-@app.command()
-def submit(
-    context: typer.Context,
-    spec: Annotated[
-        Path | None, typer.Argument(metavar="SPEC.toml", help="The run specification; see --explain.")
-    ] = None,
-    model: Annotated[
-        Path | None, typer.Option(help="The initial model, a safetensors file. Default: the task makes it.")
-    ] = None,
-    code: CodeOption = None,
-    paused: Annotated[bool, typer.Option("--paused", help="Wait for `resume` before the first round.")] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Only check the run: show which members it would ask and how much disk space it would need.",
-        ),
-    ] = False,
-    watch_it: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Print every key of a run specification, as TOML with comments.")
-    ] = False,
-    home: Home = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Submit a run.
-
-    With --dry-run the exit code is 0 when the run could begin now; 1 when the coordinator would refuse it, or it would
-    wait for members or for space on the disk; 2 when the specification is wrong.
-
-    With --watch the exit code is 0 when the run completed and every member that its last round asked replied;
-    otherwise 1.
-    """
-    if explain:
-        _explain(as_json)
-        return
-    if spec is None:
-        raise CommandFailure(
-            "name the run specification: fedpareto admin submit SPEC.toml, or see --explain", code=USAGE
-        )
-    text, parsed = upload.read_spec(spec)
-    initial = (
-        upload.model_file(model, parsed.task)
-        if model
-        else upload.made_model(parsed.task, parsed.seed, parsed.parameters)
-    )
-    with connected(context, home) as stub:
-        if dry_run:
-            upload.show_prospects(upload.submit(stub, text, initial, dry_run=True), as_json)
-            return
-        response = _submit(stub, text, initial, paused)
-        run = response.run
-        if as_json:
-            typer.echo(document.line(response) if watch_it else document.dumps(response))
-        else:
-            for warning in response.warnings:
-                typer.echo(f"warning: {warning}", err=True)
-            typer.echo(
-                f"run {run.run_id} ({run.name}): {run.parameters:,} parameters, {counted(run.rounds_total, 'round')}"
-            )
-            for next_command in () if watch_it else [*(["resume"] if paused else []), "watch", "rounds"]:
-                typer.echo(f"    fedpareto admin {next_command} {run.run_id}", err=True)
-        if watch_it:
-            _follow(stub, run.run_id, as_json)
-
-
-def _submit(stub: "AdminStub", text: bytes, initial: Any, paused: bool) -> Any:
-    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
-
-    columns = ("uploading the initial model", BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=tables.console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("upload", total=initial.size)
-        return upload.submit(
-            stub, text, initial, paused=paused, progress=lambda count: progress.update(bar, advance=count)
-        )
-
-
-def _explain(as_json: bool) -> None:
-    from fedpareto.cli.research import explain
-
-    keys = explain.every_key()
-    typer.echo(document.dumps([asdict(key) for key in keys]) if as_json else explain.template(keys))
-
-
-@command()
-def runs(stub: "AdminStub") -> Answer:
+@command
+def runs(stub: AdminStub) -> Answer:
     """List the runs, newest first."""
     response = admin_messages.whole(stub.ListRuns, v1.ListRunsRequest())
     return response, lambda: tables.runs(response.runs)
 
 
-@command("run")
-def show_run(stub: "AdminStub", run: RunName) -> Answer:
+@command
+def show_run(stub: AdminStub, run: RunName) -> Answer:
     """Show a run.
 
     That is: its state, its numbers, the objectives that each client serves, its specification.
@@ -152,22 +49,22 @@ def show_run(stub: "AdminStub", run: RunName) -> Answer:
     return response, lambda: tables.run(response.run, own)
 
 
-@command()
-def pause(stub: "AdminStub", run: RunName) -> Answer:
+@command
+def pause(stub: AdminStub, run: RunName) -> Answer:
     """Pause a run. Replies to open assignments still count."""
     response = stub.PauseRun(v1.PauseRunRequest(run=run))
     return response, f"paused; resume it with: fedpareto admin resume {response.run.run_id}"
 
 
-@command()
-def resume(stub: "AdminStub", run: RunName) -> Answer:
+@command
+def resume(stub: AdminStub, run: RunName) -> Answer:
     """Resume a paused run."""
     response = stub.ResumeRun(v1.ResumeRunRequest(run=run))
     return response, f"resumed; follow it with: fedpareto admin watch {response.run.run_id}"
 
 
-@command()
-def stop(stub: "AdminStub", run: RunName, reason: Reason = "", yes: Yes = False) -> Answer:
+@command
+def stop(stub: AdminStub, run: RunName, reason: Reason = "", yes: Yes = False) -> Answer:
     """Stop a run for good. Its last model can still be exported."""
 
     def question() -> str:
@@ -177,10 +74,12 @@ def stop(stub: "AdminStub", run: RunName, reason: Reason = "", yes: Yes = False)
 
     confirm(yes, question)
     response = stub.StopRun(v1.StopRunRequest(run=run, reason=reason))
+    ended = admin_messages.whole(stub.ListRounds, v1.ListRoundsRequest(run=response.run.run_id)).rounds
+    if not any(summary.result_model for summary in ended):
+        return response, "stopped; no round has made a step, so its model is still the initial one"
     return response, f"stopped; its model: fedpareto admin export {response.run.run_id} --out model.safetensors"
 
 
-@app.command()
 def watch(context: typer.Context, run: RunName, home: Home = None, as_json: JsonOption = False) -> None:
     """Show the rounds of a run until it ends.
 
@@ -190,14 +89,11 @@ def watch(context: typer.Context, run: RunName, home: Home = None, as_json: Json
     Exit code 0 when the run completed and every member that its last round asked replied; otherwise 1.
     """
     with connected(context, home) as stub:
-        _follow(stub, run, as_json)
+        follow(stub, run, as_json)
 
 
-def _follow(stub: "AdminStub", run: str, as_json: bool) -> None:
+def follow(stub: AdminStub, run: str, as_json: bool) -> None:
     """Watches a run to its end. Fails if it did not complete, or a member did not reply in its last round."""
-    from federation.v1.common_pb2 import RunState
-    from fedpareto.cli.admin import watch as watching
-
     run_state = v1.Run()
     try:
         if as_json:
@@ -221,8 +117,8 @@ def _follow(stub: "AdminStub", run: str, as_json: bool) -> None:
         raise CommandFailure(f"{len(silent)} of {asked} failed in the last round: {failures}")
 
 
-@command()
-def rounds(stub: "AdminStub", run: RunName) -> Answer:
+@command
+def rounds(stub: AdminStub, run: RunName) -> Answer:
     """List the rounds of a run.
 
     For each: replies, accuracy, improvement, bytes, time.
@@ -231,9 +127,9 @@ def rounds(stub: "AdminStub", run: RunName) -> Answer:
     return response, lambda: round_tables.rounds(response.rounds)
 
 
-@command()
+@command
 def compare(
-    stub: "AdminStub",
+    stub: AdminStub,
     runs: Annotated[list[str], typer.Argument(metavar="RUN RUN ...", help="Runs by id or name, two or more.")],
 ) -> Answer:
     """Show runs beside each other.
@@ -250,9 +146,9 @@ def compare(
     return table, lambda: metric_tables.compared(table)
 
 
-@command("round", context_settings={"ignore_unknown_options": True})
+@command
 def show_round(
-    stub: "AdminStub",
+    stub: AdminStub,
     run: RunName,
     number: Annotated[int, typer.Argument(metavar="N", help="The round, from 0; -1 is the last one.")],
 ) -> Answer:
@@ -273,9 +169,9 @@ def _square(values: list[float]) -> list[list[float]]:
     return [values[row * side : (row + 1) * side] for row in range(side)]
 
 
-@command()
+@command
 def replies(
-    stub: "AdminStub",
+    stub: AdminStub,
     run: RunName,
     number: Annotated[int | None, typer.Option("--round", min=0, help="Only this round.")] = None,
     client: Annotated[str, typer.Option(help="Only this client.")] = "",
@@ -290,7 +186,6 @@ def replies(
     return collected, lambda: envelope_lines.replies(collected.replies)
 
 
-@app.command()
 def export(
     context: typer.Context,
     run: RunName,
@@ -309,7 +204,8 @@ def export(
 ) -> None:
     """Write a model of a run to a file.
 
-    Its newest model, the model after one round, or with --best the best one: `--best auc --of worst` is the model
+    Its newest model, the model after one round, or with --best the best one. Before the first step this is the model
+    that the run began with, and the command says so: `--best auc --of worst` is the model
     whose worst member is best off. Choose by the validation split, so that the test split stays an honest measure.
     """
     if best and number is not None:
@@ -320,7 +216,10 @@ def export(
         by = v1.BestBy(metric=best, of=of, split=split) if best else None
         saved = download.save(stub.ExportModel(v1.ExportModelRequest(run=run, round=number, best=by)), out)
     saved_document: dict[str, Any] = {"file": str(out), "digest": saved.digest, "size": saved.size}
+    saved_document["initial"] = saved.initial
     message = f"{out}: {saved.size:,} bytes, {saved.digest}"
+    if saved.initial:
+        message += "; this is the model that the run began with, since no round up to here has made a step"
     if saved.best is not None:
         saved_document |= {"round": saved.best.round, "value": saved.best.value}
         message += f"; round {saved.best.round}, {split} {best} ({of}) = {saved.best.value:.6g}"

@@ -3,27 +3,28 @@
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
+from coordinator.rounds.runs.specification import parse_run
 from federation.digests import DEFAULT_ALGORITHM, hasher
 from federation.line.channels import CHUNK_BYTES
 from federation.plugins import PluginError
 from federation.refusals import Refusal
 from federation.spec.run_sections import ParametersSpec
 from federation.spec.run_spec import RunSpec, SpecError
+from federation.spec.sharing import SharingError
 from federation.spec.task_metrics import MetricKind
+from federation.tasks import Task, TaskError, metrics_of, task
 from federation.text import counted
+from federation.training.own import run_model
 from federation.v1.admin_pb2 import RunHeader, SubmitRunRequest, SubmitRunResponse
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import Metric
+from federation.vectors import model_layout
 from fedpareto.cli.document import dumps
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.formatting import size
-
-if TYPE_CHECKING:
-    from federation.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class InitialModel:
     metrics: tuple[MetricKind, ...] = ()
 
     @classmethod
-    def of(cls, pieces: Callable[[], Iterator[bytes]], size: int, task: "Task | None") -> "InitialModel":
+    def of(cls, pieces: Callable[[], Iterator[bytes]], size: int, task: Task | None) -> "InitialModel":
         """Computes the digest; without a task here, there are no objectives and metrics.
 
         Raises:
@@ -56,8 +57,6 @@ class InitialModel:
             state.update(piece)
         if task is None:
             return cls(pieces, size, f"{DEFAULT_ALGORITHM}:{state.hexdigest()}")
-        from federation.tasks import metrics_of
-
         return cls(pieces, size, f"{DEFAULT_ALGORITHM}:{state.hexdigest()}", task.objectives, metrics_of(task))
 
 
@@ -69,8 +68,6 @@ def read_spec(path: Path) -> tuple[bytes, RunSpec]:
     Raises:
         CommandFailure: it cannot be used; the message names file and key.
     """
-    from coordinator.rounds.runs.specification import parse_run
-
     with failing(OSError, code=USAGE, what=f"cannot read {path}"):
         text = path.read_bytes()
     try:
@@ -92,10 +89,6 @@ def made_model(task_name: str, seed: int, parameters: ParametersSpec = Parameter
     Raises:
         CommandFailure: no such task, its model does not suit `parameters`, or PyTorch is missing.
     """
-    from federation.spec.sharing import SharingError
-    from federation.tasks import TaskError, task
-    from federation.training.own import run_model
-
     try:
         with failing(TaskError, SharingError, code=USAGE):
             task_here = task(task_name)
@@ -122,9 +115,6 @@ def model_file(path: Path, task_name: str) -> InitialModel:
     Raises:
         CommandFailure: it is not a model file.
     """
-    from federation.tasks import TaskError, task
-    from federation.vectors import model_layout
-
     try:
         with failing(OSError, code=USAGE, what=f"cannot read {path}"):
             model_layout(path)

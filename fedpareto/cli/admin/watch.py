@@ -42,7 +42,7 @@ def row(summary: RoundSummary) -> Text:
     """A round in one line, under `HEADER`."""
     replies = f"{summary.accepted}/{summary.asked}"
     took = formatting.seconds(summary.seconds)
-    line = Text(round_lines.line(summary.round, summary.metrics, _METRICS, replies, took))
+    line = Text(round_lines.line(summary.round, summary.metrics, summary.undisclosed, _METRICS, replies, took))
     if summary.reason:
         line.append(f"  {name_of(summary, 'state')}: {summary.reason}", style="yellow")
     return line

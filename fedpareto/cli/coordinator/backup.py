@@ -3,14 +3,20 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.progress import BarColumn, DownloadColumn, Progress
 
+from coordinator.backups.inventory import BackupError, Content
+from coordinator.backups.making import back_up
+from coordinator.backups.restoring import restore, verify_backup
+from coordinator.clock import utc_now
 from federation.text import counted
 from fedpareto.cli.coordinator.daemon import DEFAULT_HOME, HomeOption, explained, settled
 from fedpareto.cli.failure import CommandFailure, answer, failing
 from fedpareto.cli.shared_options import PassphraseOption, ProgressJsonOption
+from fedpareto.cli.show.tables import console
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The directory of the backup.")]
 
@@ -25,17 +31,14 @@ def backup_command(
 
     The coordinator may serve meanwhile. The next backup into the same directory copies only new blobs.
 
-    Keys and settings are not copied: keep an encrypted copy of them elsewhere. Exit code 1 if a blob could not be read.
+    The coordinator's signing key signs the backup. Keys and settings are not copied: keep an encrypted copy of them
+    elsewhere. Exit code 1 if a blob could not be read.
     """
-    from coordinator.backups.inventory import BackupError
-    from coordinator.backups.making import back_up
-    from coordinator.clock import utc_now
-
     with explained(), failing(BackupError), _progress("copying blobs") as progress:
         content, lost = back_up(settled(home, None, passphrase_file), directory, now=utc_now(), progress=progress)
     answer(
         as_json,
-        {**content.model_dump(mode="json"), "lost": lost},
+        {**_shown(content), "lost": lost},
         f"{directory}: {counted(content.runs, 'run')}, {content.log_entries} entries of the audit log, "
         f"{counted(content.blobs, 'blob')}, {content.bytes / 1e6:.1f} MB",
     )
@@ -52,32 +55,48 @@ def restore_command(
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace a database that holds the record of this federation.")
     ] = False,
-    check_only: Annotated[bool, typer.Option("--check", help="Only read the backup and verify its digests.")] = False,
+    check_only: Annotated[
+        bool, typer.Option("--check", help="Only read the backup, and verify its signature and digests.")
+    ] = False,
+    ca: Annotated[
+        str,
+        typer.Option(
+            "--ca",
+            metavar="FINGERPRINT",
+            help="With --check: SHA-256 of the CA's certificate, as `coordinator init` printed it.",
+        ),
+    ] = "",
     passphrase_file: PassphraseOption = None,
     as_json: ProgressJsonOption = False,
 ) -> None:
     """Restore a backup, while no coordinator serves.
 
-    Put keys and settings into the directory first. The rows go into the database that the settings name, SQLite or
-    PostgreSQL.
+    Put keys and settings into the directory first: the backup must be signed by the signing key there, or by one that
+    it has replaced (signing.rotations), and the rows must fit the audit log, which the log key there verifies. The rows
+    go into the database that the settings name, SQLite or PostgreSQL.
+
+    With --check no keys are needed, and --home is not read: the signing key is the one that the CA in the backup has
+    certified. Give --ca to trust no other CA; without it the command prints the fingerprint, which you compare.
 
     The command also signs a statement that tells the workers from which round on each run continues. Everything after
     the backup is lost, so --replace is needed if the database is still there. A SQLite file is renamed, and kept.
     """
-    from coordinator.backups.inventory import BackupError
-    from coordinator.backups.restoring import restore, verify_backup
-    from coordinator.clock import utc_now
-
     with explained(), failing(BackupError), _progress("reading the backup") as progress:
         if check_only:
-            content = verify_backup(directory, progress=progress)
+            content = verify_backup(directory, ca=ca, progress=progress)
         else:
             done = restore(
                 settled(home, None, passphrase_file), directory, replace=replace, now=utc_now(), progress=progress
             )
     if check_only:
-        message = f"{directory}: {content.blobs} blobs and the database have their digests, of {content.made:%c} UTC"
-        answer(as_json, content.model_dump(mode="json"), message)
+        trusted = "as you named it" if ca else "which the backup itself names; compare it with that of your federation"
+        answer(
+            as_json,
+            _shown(content),
+            f"{directory}: the inventory is signed, and {counted(content.blobs, 'blob')} and the database have their "
+            f"digests, of {content.made:%Y-%m-%d %H:%M} UTC",
+            f"CA {content.ca_fingerprint}, {trusted}",
+        )
         return
     content, runs = done.content, {run.run_id: run.next_round for run in done.statement.runs}
     aside = None if done.aside is None else str(done.aside)
@@ -92,12 +111,13 @@ def restore_command(
     )
 
 
+def _shown(content: Content) -> dict[str, Any]:
+    shown = content.model_dump(mode="json", exclude={"ca", "server", "restored"})
+    return {**shown, "ca_fingerprint": content.ca_fingerprint}
+
+
 @contextmanager
 def _progress(words: str) -> Iterator[Callable[[int, int], None]]:
-    from rich.progress import BarColumn, DownloadColumn, Progress
-
-    from fedpareto.cli.show.tables import console
-
     with Progress(words, BarColumn(), DownloadColumn(), console=console(stderr=True), transient=True) as bars:
         bar = bars.add_task(words, total=None)
         yield lambda done, total: bars.update(bar, completed=done, total=total)

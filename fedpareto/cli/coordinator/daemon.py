@@ -1,36 +1,36 @@
-"""`fedpareto coordinator`: make a federation, run its daemon, issue further administrators."""
+"""`fedpareto coordinator`: make and check a federation, its administrators and its keys."""
 
-import json
-import logging
-import os
 import re
 import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from sqlalchemy.exc import DBAPIError
 
-from fedpareto.cli import logs
-from fedpareto.cli.code_path import leave_current_directory
+from coordinator.backups.statement import sign_restore
+from coordinator.check import check_home
+from coordinator.clock import utc_now
+from coordinator.home import CoordinatorHome
+from coordinator.ownership import CoordinatorHomeError
+from coordinator.settings import SETTINGS_FILE, Settings
+from federation.findings import CheckOutcome, Finding
+from federation.trust.certificates import fingerprint
+from federation.trust.identity import Role
+from federation.trust.keys import IdentityError
 from fedpareto.cli.failure import USAGE, CommandFailure, answer, failing
 from fedpareto.cli.secret_input import new_passphrase, passphrase_for
-from fedpareto.cli.shared_options import AskOption, CodeOption, JsonOption, PassphraseOption
-
-if TYPE_CHECKING:
-    from coordinator.home import CoordinatorHome
-    from coordinator.server import Coordinator
-
-app = typer.Typer(help="The coordinator: make a federation, and run its daemon.", no_args_is_help=True)
+from fedpareto.cli.shared_options import AskOption, JsonOption, PassphraseOption
+from storage.database import DatabaseBusy, DatabaseIncompatible
 
 DEFAULT_HOME = Path("fedpareto-coordinator")
 HomeOption = Annotated[Path, typer.Option("--home", help="Directory of the coordinator: settings, keys, database.")]
 PORT_HELP = "0: the kernel picks one at the first start, which is then kept."
 
 
-@app.command()
 def init(
     home: HomeOption = DEFAULT_HOME,
     name: Annotated[
@@ -74,11 +74,6 @@ def init(
 
     This makes a certificate authority, keys, a database, and an administrator with every role.
     """
-    from coordinator.clock import utc_now
-    from coordinator.home import CoordinatorHome
-    from coordinator.settings import Settings
-    from federation.trust.certificates import fingerprint
-
     values: dict[str, Any] = {
         "federation_id": name,
         "hosts": host or _own_names(),
@@ -116,42 +111,6 @@ def init(
     )
 
 
-@app.command()
-def serve(
-    home: HomeOption = DEFAULT_HOME,
-    bind: Annotated[
-        str | None,
-        typer.Option(metavar="HOST[:PORT]", help="Address to listen on, instead of that in coordinator.toml."),
-    ] = None,
-    port_file: Annotated[
-        Path | None,
-        typer.Option(help="Also write the ports to this file, as JSON, once it serves. ports.json always has them."),
-    ] = None,
-    code: CodeOption = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error; to standard error.")] = "info",
-    passphrase_file: PassphraseOption = None,
-    hold: Annotated[bool, typer.Option("--hold", help="Serve the record only: no run advances.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print ports and process id as JSON once the coordinator serves.")
-    ] = False,
-) -> None:
-    """Run the daemon until it is stopped (SIGTERM or Ctrl-C)."""
-    if log_level not in ("debug", "info", "warning", "error"):
-        raise CommandFailure(f"--log-level {log_level}: expected debug, info, warning or error", code=USAGE)
-    logs.to_standard_error(log_level.upper(), "%(asctime)s %(levelname)-7s %(name)s: %(message)s")
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    leave_current_directory()  # a run may name `module:Class`: that is imported from what was installed, or from --code
-    from coordinator.audit.checkpoints import LogError
-    from coordinator.monitor import LockLost
-    from coordinator.server import PortTaken
-    from coordinator.server import serve as run
-
-    with explained(), failing(LockLost, LogError, PortTaken):
-        centre = settled(home, bind, passphrase_file)
-        run(centre, ready=lambda coordinator: _announce(centre, coordinator, port_file, as_json), conduct=not hold)
-
-
-@app.command()
 def check(
     home: HomeOption = DEFAULT_HOME, passphrase_file: PassphraseOption = None, as_json: JsonOption = False
 ) -> None:
@@ -159,10 +118,6 @@ def check(
 
     Nothing is changed, and the coordinator may run meanwhile. The exit code is 1 when a check failed.
     """
-    from coordinator.check import check_home
-    from coordinator.clock import utc_now
-    from federation.findings import CheckOutcome, Finding
-
     findings = list[Finding]()
     try:
         with explained():
@@ -175,7 +130,6 @@ def check(
         raise CommandFailure(f"{failed} of {len(findings)} checks failed")
 
 
-@app.command()
 def admin(
     name: Annotated[str, typer.Argument(help="The administrator's name.")],
     role: Annotated[list[str], typer.Option(help="viewer, operator or security-officer; repeat it for several.")],
@@ -192,9 +146,6 @@ def admin(
 
     Run it on the coordinator's own machine. An older key and certificate of the name end.
     """
-    from coordinator.clock import utc_now
-    from federation.trust.identity import Role
-
     try:
         roles = [Role(text) for text in role]
     except ValueError:
@@ -220,7 +171,6 @@ def admin(
     )
 
 
-@app.command()
 def restored(
     home: HomeOption = DEFAULT_HOME, passphrase_file: PassphraseOption = None, as_json: JsonOption = False
 ) -> None:
@@ -228,9 +178,6 @@ def restored(
 
     Run it after the files are restored, before the coordinator starts.
     """
-    from coordinator.backups.statement import sign_restore
-    from coordinator.clock import utc_now
-
     with explained():
         manifest = sign_restore(settled(home, None, passphrase_file), now=utc_now())
     runs = {run.run_id: run.next_round for run in manifest.runs}
@@ -243,11 +190,30 @@ def restored(
     )
 
 
-def settled(home: Path, bind: str | None, passphrase_file: Path | None) -> "CoordinatorHome":
-    """The coordinator's directory, with `--bind` in the place of its setting."""
-    from coordinator.home import CoordinatorHome
-    from coordinator.settings import SETTINGS_FILE, Settings
+def rotate_key(
+    home: HomeOption = DEFAULT_HOME,
+    passphrase_file: PassphraseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Replace the coordinator's signing key.
 
+    The old key signs the new one, and the CA certifies it. Stop the coordinator first. Workers follow to the new key
+    when they attend next.
+    """
+    with explained():
+        passphrase = passphrase_for(home / "signing.key", passphrase_file)
+        changed = CoordinatorHome.load(home, passphrase).rotate_signing_key(now=utc_now(), passphrase=passphrase)
+    key = changed.signing_key.public_key().public_bytes_raw().hex()
+    answer(
+        as_json,
+        {"federation_id": changed.federation_id, "key": key, "rotations": len(changed.rotations)},
+        f"The coordinator of {changed.federation_id} signs with the key {key} now. Workers follow when they attend.",
+        f"Back up the keys in {home} again. Now start the coordinator: fedpareto coordinator serve --home {home}",
+    )
+
+
+def settled(home: Path, bind: str | None, passphrase_file: Path | None) -> CoordinatorHome:
+    """The coordinator's directory, with `--bind` in the place of its setting."""
     passphrase = None
     if (home / SETTINGS_FILE).is_file():
         passphrase = passphrase_for(home / "ca.key", passphrase_file)
@@ -261,17 +227,6 @@ def settled(home: Path, bind: str | None, passphrase_file: Path | None) -> "Coor
     return replace(loaded, settings=Settings.check(values, "--bind"))
 
 
-def _announce(home: "CoordinatorHome", coordinator: "Coordinator", port_file: Path | None, as_json: bool) -> None:
-    from federation.trust.keys import replace_private
-
-    ports = {"federation": coordinator.federation_port, "enrollment": coordinator.enrollment_port}
-    if port_file is not None:
-        replace_private(port_file, json.dumps(ports).encode() + b"\n")
-    if as_json:
-        document = {"federation_id": home.federation_id, "home": str(home.directory), "pid": os.getpid()}
-        typer.echo(json.dumps({**document, "ports": ports}))
-
-
 def _own_names() -> list[str]:
     name = socket.gethostname()
     own = [name] if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", name) else []
@@ -281,12 +236,6 @@ def _own_names() -> list[str]:
 @contextmanager
 def explained(*, usage: bool = False) -> Iterator[None]:
     """Turns the expected errors of this module into a CommandFailure."""
-    from sqlalchemy.exc import DBAPIError
-
-    from coordinator.ownership import CoordinatorHomeError
-    from federation.trust.keys import IdentityError
-    from storage.database import DatabaseBusy, DatabaseIncompatible
-
     with (
         failing(CoordinatorHomeError, IdentityError, code=USAGE if usage else 1),
         failing(DatabaseBusy, DatabaseIncompatible, OSError),

@@ -5,15 +5,14 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from federation.training.trainer_process import serve
+from federation.training.trainers import TrainerChoice
 from fedpareto.cli.failure import USAGE, CommandFailure
 from fedpareto.cli.shared_options import CodeOption, by_task
-
-if TYPE_CHECKING:
-    from federation.training.trainers import TrainerChoice
 
 ObjectivesOption = Annotated[
     list[str] | None,
@@ -60,7 +59,7 @@ def choices(
     *,
     processes: int = 1,
     code: Sequence[Path] = (),
-) -> "dict[str, TrainerChoice]":
+) -> dict[str, TrainerChoice]:
     """The trainers that the owner names in place of the tasks' own.
 
     With several processes, a task without a command of its own is trained by these. `code` is where they find the
@@ -69,8 +68,6 @@ def choices(
     Raises:
         CommandFailure: a trainer and a command for one task.
     """
-    from federation.training.trainers import TrainerChoice
-
     named, started = by_task("--trainer", names or (), tasks), by_task("--trainer-command", commands or (), tasks)
     if twice := sorted(named.keys() & started.keys()):
         raise CommandFailure(f"{twice[0]}: choose one of --trainer and --trainer-command", code=USAGE)
@@ -98,11 +95,4 @@ def trainer_command(
 
     The worker starts this command: worker run --trainer-command "fedpareto worker trainer".
     """
-    from federation.training.trainer_process import serve
-
-    ranks = None
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        from federation.training.ranks import Ranks
-
-        ranks = Ranks.of(os.environ)
-    serve(name, ranks)
+    serve(name, os.environ)

@@ -6,14 +6,18 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from federation.findings import CheckOutcome, Finding
+from federation.tasks import DataSource, Part, PartError
+from federation.training.trainers import TrainerChoice
+from federation.trust.member_files import MemberFiles
 from fedpareto.cli import completion
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.cli.member.by_task import TrainerCommandOption, TrainerOption, TrainerSilenceOption, choices
-from fedpareto.cli.member.worker import membership
+from fedpareto.cli.member.member_command import membership
 from fedpareto.cli.secret_input import proxy_for
 from fedpareto.cli.shared_options import (
     CodeOption,
@@ -26,13 +30,8 @@ from fedpareto.cli.shared_options import (
     ProxyOption,
     SizesOption,
 )
-
-if TYPE_CHECKING:
-    from federation.findings import Finding
-    from federation.tasks import DataSource
-    from federation.training.trainers import TrainerChoice
-    from federation.trust.member_files import MemberFiles
-    from worker.home import WorkerHome
+from worker import doctor
+from worker.home import WorkerHome
 
 
 def doctor_command(
@@ -65,9 +64,6 @@ def doctor_command(
     It prints a line for each check; a failed check says what to do. Nothing is changed, and no data is sent. The exit
     code is 1 when a check failed; a machine without a GPU passes.
     """
-    from federation.findings import CheckOutcome
-    from federation.tasks import DataSource, Part, PartError
-
     with failing(PartError, code=USAGE):
         dealt = Part.parse(part, partition, part_seed, sizes) if part is not None else None
     source, trainers = DataSource(data, dealt, download), choices(trainer, trainer_command, trainer_silence, task or [])
@@ -87,11 +83,8 @@ def doctor_command(
 
 def _check_connection(
     home: Path, address: str | None, passphrase_file: Path | None, proxy: str | None
-) -> "Iterator[Finding]":
+) -> Iterator[Finding]:
     """Checks the membership and the connection to the coordinator, or only that to an address."""
-    from federation.findings import Finding
-    from worker import doctor
-
     if address is not None:
         yield from doctor.check_network(address, proxy_for(address, proxy), None, datetime.now(UTC))
         yield Finding.skipped("coordinator", "only members are let in: join first")
@@ -107,11 +100,8 @@ def _check_connection(
             yield from _check_as_member(worker_home, replace(member, proxy=proxy_for(member.address, proxy)))
 
 
-def _check_as_member(worker_home: "WorkerHome", member: "MemberFiles") -> "Iterator[Finding]":
+def _check_as_member(worker_home: WorkerHome, member: MemberFiles) -> Iterator[Finding]:
     """Checks everything from the certificate to the coordinator; skips the checks after a failure."""
-    from federation.findings import CheckOutcome, Finding
-    from worker import doctor
-
     fine, now = True, datetime.now(UTC)
     for finding in (
         doctor.check_membership(member, now),
@@ -130,11 +120,8 @@ def _check_as_member(worker_home: "WorkerHome", member: "MemberFiles") -> "Itera
 
 
 def _train(
-    home: Path, tasks: Sequence[str], source: "DataSource", device: str, trainers: "Mapping[str, TrainerChoice]"
-) -> "Iterator[Finding]":
-    from federation.findings import CheckOutcome, Finding
-    from worker import doctor
-
+    home: Path, tasks: Sequence[str], source: DataSource, device: str, trainers: Mapping[str, TrainerChoice]
+) -> Iterator[Finding]:
     largest = 0
     yield (chosen := doctor.check_device(device))
     device = "cpu" if chosen.outcome is CheckOutcome.FAILED else device  # task and data can be tried all the same

@@ -5,32 +5,29 @@ from typing import Annotated
 
 import typer
 
+from federation.refusals import Refusal
+from federation.vectors import Layout, read_vector, to_bytes
+from federation.work.base import RESIDUAL
 from fedpareto.cli.failure import CommandFailure, answer, failing
-from fedpareto.cli.shared_options import JsonOption
+from fedpareto.cli.member.member_command import member_command
+from worker.home import WorkerHome
+from worker.work.kept import kept_state
 
 
+@member_command(keys=False)
 def export_command(
+    home: WorkerHome,
+    as_json: bool,
     run: Annotated[str, typer.Argument(help="The run's id, as the worker's log names it.")],
     out: Annotated[Path, typer.Option(help="The file to write, in the safetensors format.")],
-    home: Annotated[Path, typer.Option(help="Directory of this worker.")] = Path("fedpareto-worker"),
-    as_json: JsonOption = False,
 ) -> None:
     """Write the personal parameters of this member in a run.
 
     With the shared parameters, which `fedpareto admin export` writes, they are this member's model.
     """
-    from federation.refusals import Refusal
-    from federation.vectors import Layout, read_vector, to_bytes
-    from federation.work.base import RESIDUAL
-    from worker.home import WorkerHome, WorkerHomeError
-    from worker.work.kept import kept_state
-
-    worker_home = WorkerHome(home)
-    with failing(WorkerHomeError):
-        worker_home.require_joined()
-    kept = kept_state(worker_home.kept, run)
+    kept = kept_state(home.kept, run)
     rounds = kept.rounds()
-    nothing = CommandFailure(f"{home} keeps no personal parameters of a run {run!r}")
+    nothing = CommandFailure(f"{home.directory} keeps no personal parameters of a run {run!r}")
     if not rounds:
         raise nothing
     path = kept.path(rounds[-1])

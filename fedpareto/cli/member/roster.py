@@ -2,21 +2,20 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from fedpareto.cli.failure import USAGE, CommandFailure, answer, failing
-from fedpareto.cli.member.worker import DEFAULT_HOME, HomeOption, membership
+from federation.trust.key_chain import read_rotations
+from fedpareto.cli.failure import USAGE, CommandFailure, answer
+from fedpareto.cli.member.member_command import DEFAULT_HOME, HomeOption, MemberSite, member_command, membership
 from fedpareto.cli.shared_options import JsonOption, PassphraseOption
-
-if TYPE_CHECKING:
-    from worker.home import WorkerHome
-    from worker.site.policy import Policy
-    from worker.site.roster import Changes, Roster
-
-app = typer.Typer(help="The members and keys that are trusted in private rounds.", no_args_is_help=True)
+from worker.home import WorkerHome
+from worker.site.policy import Policy, PolicyError
+from worker.site.roster import Card, Changes, Roster, RosterError, changes, pinned_roster, read_roster
+from worker.site.round_ledger import RoundLedger
 
 _COMPARE = (
     "Compare these digits with the other owners, by telephone or in person: not through the coordinator, which could "
@@ -24,7 +23,6 @@ _COMPARE = (
 )
 
 
-@app.command()
 def card(
     home: HomeOption = DEFAULT_HOME,
     old_home: Annotated[
@@ -37,9 +35,6 @@ def card(
     as_json: JsonOption = False,
 ) -> None:
     """Print this member's entry in a roster: its name and its public key. It is not secret."""
-    from federation.trust.key_chain import read_rotations
-    from worker.site.roster import Card
-
     with membership(home, passphrase_file) as (worker_home, member, _):
         old_key = None
         if old_home is not None:
@@ -53,10 +48,11 @@ def card(
     answer(as_json, {**document, "card": entry.text()}, title, entry.text())
 
 
-@app.command()
+@member_command(RosterError)
 def pin(
+    site: MemberSite,
+    as_json: bool,
     file: Annotated[Path, typer.Argument(help="The roster: the cards of all members, one after the other.")],
-    home: HomeOption = DEFAULT_HOME,
     replace: Annotated[
         list[str] | None,
         typer.Option(
@@ -66,51 +62,40 @@ def pin(
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    passphrase_file: PassphraseOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Trust these members and keys, and no others, in private rounds.
 
     The command shows what changes, and asks. A running worker uses the roster after a restart.
     """
-    from worker.site.roster import RosterError, changes, pinned_roster, read_roster
-
-    with failing(RosterError), membership(home, passphrase_file) as (worker_home, member, _):
-        new = read_roster(file, member)
-        differences = changes(pinned_roster(worker_home.roster, member), new)
-        accepted = set(replace or ())
-        if unknown := sorted(accepted - set(differences.unsigned)):
-            raise CommandFailure(f"--replace {unknown[0]}: its key does not change without a signature", code=USAGE)
-        if unsigned := sorted(set(differences.unsigned) - accepted):
-            raise CommandFailure(
-                f"{unsigned[0]} has another key than in the pinned roster, and its old key has not signed the new one. "
-                "Call its owner. If the owner still has the old directory, ask for a card made with --old-home; if "
-                f"not, and the owner reads you the same new key, give --replace {unsigned[0]}"
-            )
-        if not as_json:
-            for line in (*_members(new), *_changed(differences)):
-                typer.echo(line)
-        if differences:
-            _confirm(yes)
-            with failing(OSError):
-                new.pin(worker_home.roster)
+    worker_home, member, _ = site
+    new = read_roster(file, member)
+    differences = changes(pinned_roster(worker_home.roster, member), new)
+    accepted = set(replace or ())
+    if unknown := sorted(accepted - set(differences.unsigned)):
+        raise CommandFailure(f"--replace {unknown[0]}: its key does not change without a signature", code=USAGE)
+    if unsigned := sorted(set(differences.unsigned) - accepted):
+        raise CommandFailure(
+            f"{unsigned[0]} has another key than in the pinned roster, and its old key has not signed the new one. "
+            "Call its owner. If the owner still has the old directory, ask for a card made with --old-home; if "
+            f"not, and the owner reads you the same new key, give --replace {unsigned[0]}"
+        )
+    if not as_json:
+        for line in (*_members(new), *_changed(differences)):
+            typer.echo(line)
+    if differences:
+        _confirm(yes)
+        new.pin(worker_home.roster)
     message = (
         "Pinned; a worker that runs takes it when it is started again." if differences else "It is pinned already."
     )
     answer(as_json, {**_document(new), "changes": vars(differences)}, message, _COMPARE)
 
 
-@app.command()
-def show(
-    home: HomeOption = DEFAULT_HOME, passphrase_file: PassphraseOption = None, as_json: JsonOption = False
-) -> None:
+@member_command(RosterError, PolicyError)
+def show(site: MemberSite, as_json: bool) -> None:
     """Show the pinned roster, and how many private rounds have counted."""
-    from worker.site.policy import Policy, PolicyError
-    from worker.site.roster import RosterError, pinned_roster
-
-    with failing(RosterError, PolicyError), membership(home, passphrase_file) as (worker_home, member, _):
-        roster, policy = pinned_roster(worker_home.roster, member), Policy.load(worker_home.policy)
-        used = _used(worker_home, policy)
+    roster, policy = pinned_roster(site.home.roster, site.member), Policy.load(site.home.policy)
+    used = _used(site.home, policy)
     lines = [
         f"{name}: {task['sessions']} of {task['sessions_allowed']} private rounds, {task['evaluations']} of "
         f"{task['evaluations_allowed']} evaluations"
@@ -122,12 +107,8 @@ def show(
         answer(as_json, {"roster": _document(roster), "tasks": used}, *_members(roster), *lines, _COMPARE)
 
 
-def _used(worker_home: "WorkerHome", policy: "Policy") -> dict[str, dict[str, int]]:
+def _used(worker_home: WorkerHome, policy: Policy) -> dict[str, dict[str, int]]:
     """The counted sessions and the limits of each task with sessions or with a policy of its own, by its data set."""
-    from contextlib import closing
-
-    from worker.site.round_ledger import RoundLedger
-
     with closing(RoundLedger(worker_home.rounds)) as ledger:
         shared = policy.data_sets
         entries = {name: ledger.entries(shared.get(name, {name})) for name in {*policy.secure.tasks, *ledger.tasks()}}
@@ -143,7 +124,7 @@ def _used(worker_home: "WorkerHome", policy: "Policy") -> dict[str, dict[str, in
     return used
 
 
-def _document(roster: "Roster") -> dict[str, Any]:
+def _document(roster: Roster) -> dict[str, Any]:
     return {
         "federation_id": roster.federation_id,
         "digest": roster.digest,
@@ -151,14 +132,14 @@ def _document(roster: "Roster") -> dict[str, Any]:
     }
 
 
-def _members(roster: "Roster") -> Iterator[str]:
+def _members(roster: Roster) -> Iterator[str]:
     yield f"The roster of {roster.federation_id}, {len(roster.cards)} members:"
     for name, key in roster.keys.items():
         yield f"  {name}  {key.hex()}"
     yield f"Digest: {roster.digest}"
 
 
-def _changed(differences: "Changes") -> Iterator[str]:
+def _changed(differences: Changes) -> Iterator[str]:
     labels = {
         "added": "new member",
         "removed": "no longer a member",

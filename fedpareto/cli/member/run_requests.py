@@ -1,36 +1,34 @@
 """`fedpareto worker runs`, `approve` and `refuse`: the decisions of a site's owner about runs."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from datetime import UTC, datetime
+from typing import Annotated, Any
 
 import typer
 
-from fedpareto.cli.failure import CommandFailure, answer, failing
-from fedpareto.cli.member.worker import DEFAULT_HOME, HomeOption
-from fedpareto.cli.shared_options import JsonOption
-
-if TYPE_CHECKING:
-    from worker.site.asked_runs import AskedRun, RunsFile
-    from worker.site.policy import Policy
+from federation.text import escaped
+from fedpareto.cli.failure import CommandFailure, answer
+from fedpareto.cli.member.member_command import member_command
+from worker.home import WorkerHome
+from worker.site.asked_runs import AskedRun, RunsFile
+from worker.site.policy import Policy, PolicyError
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The id, the beginning of it, or the name.")]
 
 
+@member_command(PolicyError, keys=False)
 def runs_command(
+    home: WorkerHome,
+    as_json: bool,
     run: Annotated[str, typer.Argument(metavar="[RUN]", help="Show this run alone, with its specification.")] = "",
-    home: HomeOption = DEFAULT_HOME,
-    as_json: JsonOption = False,
 ) -> None:
     """List the runs that asked this site to take part.
 
     A run asks where policy.toml names algorithms or submitters, or says approve = "each-run". The command can be used
     while the worker runs.
     """
-    from federation.text import escaped
-
     with _opened(home) as (file, policy):
         asked_runs = file.runs(run)
         documents = [_document(asked_run, policy) for asked_run in asked_runs]
@@ -51,7 +49,8 @@ def runs_command(
     answer(as_json, documents, *lines or ["no run has asked this site"])
 
 
-def approve_command(run: RunArgument, home: HomeOption = DEFAULT_HOME, as_json: JsonOption = False) -> None:
+@member_command(PolicyError, keys=False)
+def approve_command(home: WorkerHome, as_json: bool, run: RunArgument) -> None:
     """Approve a run, with its present specification.
 
     `worker runs RUN` shows it. A worker that runs tells the coordinator within seconds. A run with another
@@ -60,11 +59,12 @@ def approve_command(run: RunArgument, home: HomeOption = DEFAULT_HOME, as_json: 
     _decide(home, run, "approved", "", as_json=as_json)
 
 
+@member_command(PolicyError, keys=False)
 def refuse_command(
+    home: WorkerHome,
+    as_json: bool,
     run: RunArgument,
     reason: Annotated[str, typer.Option(help="Why; the worker signs it, and the federation's operators see it.")],
-    home: HomeOption = DEFAULT_HOME,
-    as_json: JsonOption = False,
 ) -> None:
     """Refuse a run, also one that was approved before.
 
@@ -73,11 +73,7 @@ def refuse_command(
     _decide(home, run, "refused", reason, as_json=as_json)
 
 
-def _decide(home: Path, name: str, owner: str, reason: str, *, as_json: bool) -> None:
-    from datetime import UTC, datetime
-
-    from federation.text import escaped
-
+def _decide(home: WorkerHome, name: str, owner: str, reason: str, *, as_json: bool) -> None:
     with _opened(home) as (file, policy):
         run = _named_run(file, name)
         decided = datetime.now(UTC)
@@ -90,7 +86,7 @@ def _decide(home: Path, name: str, owner: str, reason: str, *, as_json: bool) ->
     answer(as_json, document, escaped(f"{owner}: run {run.run} ({run.name}) with the specification {run.spec}"))
 
 
-def _named_run(file: "RunsFile", name: str) -> "AskedRun":
+def _named_run(file: RunsFile, name: str) -> AskedRun:
     """The run with this id or name, with the specification that asked last."""
     asked_runs = file.runs(name)
     if not asked_runs:
@@ -102,23 +98,13 @@ def _named_run(file: "RunsFile", name: str) -> "AskedRun":
     return asked_runs[-1]
 
 
-def _document(run: "AskedRun", policy: "Policy") -> dict[str, Any]:
+def _document(run: AskedRun, policy: Policy) -> dict[str, Any]:
     document = {**asdict(run), **asdict(run.verdict(policy))}
     return {**document, "document": run.document.decode(errors="replace")}
 
 
 @contextmanager
-def _opened(home: Path) -> "Iterator[tuple[RunsFile, Policy]]":
-    from worker.home import WorkerHome, WorkerHomeError
-    from worker.site.asked_runs import RunsFile
-    from worker.site.policy import Policy, PolicyError
-
-    worker_home = WorkerHome(home)
-    with failing(WorkerHomeError, PolicyError, OSError):
-        worker_home.require_joined()
-        policy = Policy.load(worker_home.policy)
-        file = RunsFile(worker_home.runs)
-        try:
-            yield file, policy
-        finally:
-            file.close()
+def _opened(home: WorkerHome) -> Iterator[tuple[RunsFile, Policy]]:
+    policy = Policy.load(home.policy)
+    with closing(RunsFile(home.runs)) as file:
+        yield file, policy

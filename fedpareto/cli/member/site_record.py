@@ -3,41 +3,44 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from federation.record.bundle import BundleError, BundleReader
+from federation.spec.run_spec import RunSpec
 from federation.text import counted, escaped
-from fedpareto.cli.bundle import NOT_VERIFIED
-from fedpareto.cli.failure import CommandFailure, answer, failing
-from fedpareto.cli.member.worker import DEFAULT_HOME, HomeOption, membership
-from fedpareto.cli.shared_options import JsonOption, PassphraseOption
+from federation.trust.certificates import fingerprint, load_certificate
+from federation.trust.member_files import MemberFiles
+from federation.work.secure.orders import Owner
+from federation.work.site import SessionEntry
+from fedpareto.cli.failure import NOT_VERIFIED, CommandFailure, answer
+from fedpareto.cli.member.member_command import MemberSite, member_command
+from fedpareto.cli.shared_options import CodeOption
+from fedpareto.cli.show.tables import console, new_table
+from fedpareto.formatting import size
+from verification.errors import Wrong
+from verification.own_replies import Fate, fates, private_problems
+from verification.own_replies import MemberReceipt as Held
+from verification.run import OpenedRun
+from worker.home import WorkerHome
+from worker.receipts import Receipt, ReceiptsError, disagreements, read_receipts
+from worker.site.policy import Policy, PolicyError
+from worker.site.round_ledger import RoundLedger
 
-if TYPE_CHECKING:
-    from federation.spec.run_spec import RunSpec
-    from federation.trust.member_files import MemberFiles
-    from federation.work.secure.orders import Owner
-    from federation.work.site import SessionEntry
-    from verification.own_replies import Fate
-    from worker.home import WorkerHome
-    from worker.receipts import Receipt
 
-
+@member_command(ReceiptsError)
 def receipts_command(
-    home: HomeOption = DEFAULT_HOME,
+    site: MemberSite,
+    as_json: bool,
     compare: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Another member's receipts.jsonl, to compare models and steps with."),
     ] = None,
-    passphrase_file: PassphraseOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """List, verify and compare receipts of assignments and replies."""
-    from worker.receipts import ReceiptsError, disagreements, read_receipts
-
-    with failing(ReceiptsError), membership(home, passphrase_file) as (worker_home, member, _):
-        ours = read_receipts(worker_home.receipts, member.coordinator.chain) if worker_home.receipts.exists() else []
-        theirs = read_receipts(compare, member.coordinator.chain) if compare is not None else []
+    ours = _receipts(site)
+    theirs = read_receipts(compare, site.member.coordinator.chain) if compare is not None else []
     if compare is None:
         answer(as_json, [asdict(receipt) for receipt in ours], *_lines(ours))
         return
@@ -55,7 +58,13 @@ def receipts_command(
         )
 
 
-def _lines(receipts: "Sequence[Receipt]") -> Iterator[str]:
+def _receipts(site: MemberSite) -> list[Receipt]:
+    """The receipts of this site."""
+    path = site.home.receipts
+    return read_receipts(path, site.member.coordinator.chain) if path.exists() else []
+
+
+def _lines(receipts: Sequence[Receipt]) -> Iterator[str]:
     for receipt in receipts:
         run, number, phase = receipt.occasion
         outcome = "accepted" if receipt.accepted else f"refused, {receipt.reason}"
@@ -65,24 +74,15 @@ def _lines(receipts: "Sequence[Receipt]") -> Iterator[str]:
         )
 
 
-def log_command(
-    home: HomeOption = DEFAULT_HOME, passphrase_file: PassphraseOption = None, as_json: JsonOption = False
-) -> None:
+@member_command(ReceiptsError)
+def log_command(site: MemberSite, as_json: bool) -> None:
     """Show what this site has contributed.
 
     By run and kind of work: rounds, replies that were accepted and refused, and bytes, from the site's own
     receipts. `fedpareto worker verify` shows the use of the replies in the steps.
     """
-    from fedpareto.cli.show.tables import console, new_table
-    from fedpareto.formatting import size
-    from worker.receipts import ReceiptsError, read_receipts
-
-    with failing(ReceiptsError), membership(home, passphrase_file) as (worker_home, member, _):
-        receipts = (
-            read_receipts(worker_home.receipts, member.coordinator.chain) if worker_home.receipts.exists() else []
-        )
     entries_by_kind: dict[tuple[str, str], dict[str, Any]] = {}
-    for receipt in receipts:
+    for receipt in _receipts(site):
         run, number, _ = receipt.occasion
         entry = entries_by_kind.setdefault(
             (run, receipt.kind),
@@ -115,11 +115,12 @@ def log_command(
         typer.echo("this site has no receipts yet")
 
 
+@member_command(ReceiptsError, BundleError, PolicyError)
 def verify_command(
+    site: MemberSite,
+    as_json: bool,
     file: Annotated[Path, typer.Argument(help="The bundle of a run that `fedpareto admin bundle` wrote.")],
-    home: HomeOption = DEFAULT_HOME,
-    passphrase_file: PassphraseOption = None,
-    as_json: JsonOption = False,
+    code: CodeOption = None,
 ) -> None:
     """Verify that this site's replies are in the record of a run.
 
@@ -131,22 +132,10 @@ def verify_command(
     Exit codes: 0 all was verified; 1 something is missing or differs, and is named; 3 nothing is wrong, and
     something could not be verified, such as models in a file without payloads.
     """
-    from federation.record.bundle import BundleError, BundleReader
-    from federation.trust.certificates import fingerprint, load_certificate
-    from verification.errors import Wrong
-    from verification.own_replies import MemberReceipt as Held
-    from verification.own_replies import fates, private_problems
-    from verification.run import OpenedRun
-    from worker.home import WorkerHomeError
-    from worker.receipts import ReceiptsError, read_receipts
-    from worker.site.policy import PolicyError
-
     problems, missing = [], list[str]()
-    with failing(ReceiptsError), membership(home, passphrase_file) as (worker_home, member, _):
-        receipts = (
-            read_receipts(worker_home.receipts, member.coordinator.chain) if worker_home.receipts.exists() else []
-        )
-    with failing(OSError, BundleError, WorkerHomeError, PolicyError), BundleReader(file) as bundle:
+    worker_home, member, _ = site
+    receipts = _receipts(site)
+    with BundleReader(file) as bundle:
         run_id = bundle.about.run_id
         held = [
             Held(
@@ -187,13 +176,9 @@ def verify_command(
 
 
 def _private_facts(
-    worker_home: "WorkerHome", member: "MemberFiles", spec: "RunSpec"
-) -> "tuple[Sequence[SessionEntry], Owner, RunSpec]":
+    worker_home: WorkerHome, member: MemberFiles, spec: RunSpec
+) -> tuple[Sequence[SessionEntry], Owner, RunSpec]:
     """The private rounds that count at this site, and its owner's requirements for them."""
-    from federation.work.secure.orders import Owner
-    from worker.site.policy import Policy
-    from worker.site.round_ledger import RoundLedger
-
     policy, ledger = Policy.load(worker_home.policy), RoundLedger(worker_home.rounds)
     try:
         entries = ledger.entries(ledger.tasks())
@@ -202,7 +187,7 @@ def _private_facts(
     return entries, Owner(member.client_id, policy.secure.of(spec.task).effective_members or 0.0), spec
 
 
-def _fate_lines(replies: "Sequence[Fate]") -> Iterator[str]:
+def _fate_lines(replies: Sequence[Fate]) -> Iterator[str]:
     for reply in replies:
         weights = ", ".join(f"{value:.6g}" for value in reply.coefficients)
         text = reply.words + (f" with the coefficient {weights}" if weights else "")

@@ -1,23 +1,24 @@
-"""The trial round of `fedpareto worker run --rehearse`."""
+"""Rehearsals: the trial round of `fedpareto worker run --rehearse`, and the attacks that can be rehearsed."""
 
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
-from fedpareto.cli.failure import failing
+from federation.attacks.catalogue import entries
+from federation.spec.run_spec import RunSpec, SpecError
+from federation.tasks import DataError
+from federation.training import TrainingDiverged
+from federation.training.trainer import Trainer
+from fedpareto import formatting
+from fedpareto.cli.failure import answer, failing
+from fedpareto.cli.shared_options import CodeOption, JsonOption
+from worker.work.trial import TrialRound, try_round
 
-if TYPE_CHECKING:
-    from federation.training.trainer import Trainer
-    from worker.work.trial import TrialRound
 
-
-def rehearse_round(
-    prepare: "Callable[[], tuple[dict[str, Trainer], str]]", spec: Path | None, *, as_json: bool
-) -> None:
+def rehearse_round(prepare: Callable[[], tuple[dict[str, Trainer], str]], spec: Path | None, *, as_json: bool) -> None:
     """Trains and evaluates one round of each task, and prints what it took. No membership is needed.
 
     `prepare` is `worker.service.prepare_offers` with its arguments.
@@ -26,11 +27,6 @@ def rehearse_round(
         CommandFailure: the specification, the task or the data cannot be used, a trainer lacks an ability that the
             specification needs, or the training diverges.
     """
-    from federation.spec.run_spec import RunSpec, SpecError
-    from federation.tasks import DataError
-    from federation.training import TrainingDiverged
-    from worker.work.trial import try_round
-
     with failing(SpecError, OSError):
         run = None if spec is None else RunSpec.parse(spec.read_bytes())
     with failing(DataError, ValueError, TrainingDiverged):
@@ -41,10 +37,8 @@ def rehearse_round(
                 typer.echo(line)
 
 
-def lines(trial: "TrialRound") -> Iterator[str]:
+def lines(trial: TrialRound) -> Iterator[str]:
     """A trial round in words."""
-    from fedpareto import formatting
-
     location = f" on {trial.device}" if trial.device else ""
     yield (
         f"{trial.task}{location}: {trial.samples} training samples, {trial.parameters} shared parameters, "
@@ -64,3 +58,12 @@ def lines(trial: "TrialRound") -> Iterator[str]:
         f"{formatting.size(trial.upload_bytes)} up for an update with one row"
     )
     yield "  nothing was sent"
+
+
+def attacks(code: CodeOption = None, as_json: JsonOption = False) -> None:
+    """List the attacks that can be rehearsed, with their options."""
+    lines = []
+    for entry in entries():
+        options = (f"      {name}: {words}" for name, words in entry.options.items())
+        lines += [entry.spelling, f"    {entry.summary}", *options]
+    answer(as_json, [asdict(entry) for entry in entries()], *lines)

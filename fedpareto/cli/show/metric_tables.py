@@ -1,21 +1,19 @@
 """Tables of a task's own metrics, and of several runs beside each other."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from coordinator.rounds.runs.metric_definitions import OWN, SUMMARIES
+from coordinator.aggregation.measures.metric_definitions import OWN, SUMMARIES
 from federation.v1.admin_pb2 import GetRoundRequest, Participation, RoundSummary, Run
+from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.admin_messages import name_of
 from fedpareto.cli.show.tables import NAME_WIDTH, new_table, state
-from fedpareto.formatting import DIGITS, UNKNOWN, format_of, natural, number, seconds, size
+from fedpareto.formatting import DIGITS, UNKNOWN, natural, number, recorded, seconds, size
 from fedpareto.series import known, metric, own_names, own_values
-
-if TYPE_CHECKING:
-    from federation.v1.admin_pb2_grpc import AdminStub
 
 _COLUMNS = 6  # metrics that the table of members has room for
 
@@ -24,11 +22,12 @@ def own_metrics(summary: RoundSummary) -> RenderableType:
     """A row for each value of the task's metrics: mean, mean by samples, worst and best member."""
     table = new_table("metric", *(f">{of}" for of in SUMMARIES))
     for name in own_names(summary.metrics):
-        table.add_row(name, *(number(metric(summary, f"{OWN}{name}/{of}")) for of in SUMMARIES))
+        names = (f"{OWN}{name}/{of}" for of in SUMMARIES)
+        table.add_row(name, *(recorded(full, summary.metrics, summary.undisclosed) for full in names))
     return table
 
 
-def members_at_the_end(stub: "AdminStub", run: Run) -> list[RenderableType]:
+def members_at_the_end(stub: AdminStub, run: Run) -> list[RenderableType]:
     """The tables of `members` after the last evaluated round of a run."""
     if not own_names(run.latest.metrics):
         return []
@@ -53,7 +52,7 @@ def members(parts: Sequence[Participation]) -> Iterator[RenderableType]:
 def comparison(runs: Sequence[tuple[Run, Sequence[RoundSummary]]]) -> dict[str, Any]:
     """Several runs beside each other: their states, the numbers of the last evaluated round, and their costs.
 
-    A number that a run does not have is None.
+    A number that a run does not have is not there; `undisclosed` names those that privacy hides.
     """
     compared_runs = []
     for run, rounds in runs:
@@ -70,6 +69,7 @@ def comparison(runs: Sequence[tuple[Run, Sequence[RoundSummary]]]) -> dict[str, 
                 "rounds": run.rounds_done,
                 "evaluated_round": latest.round if run.HasField("latest") else None,
                 "metrics": scores,
+                "undisclosed": list(latest.undisclosed),
                 "bytes_up": math.fsum(known(metric(item, "bytes/up") for item in rounds)),
                 "bytes_down": math.fsum(known(metric(item, "bytes/down") for item in rounds)),
                 "seconds": math.fsum(known(item.seconds for item in rounds)),
@@ -92,8 +92,8 @@ def compared(comparison: Mapping[str, Any]) -> RenderableType:
     row("state", lambda run: state(run["state"]))
     row("rounds", lambda run: str(run["rounds"]))
     row("evaluated after", lambda run: UNKNOWN if run["evaluated_round"] is None else f"round {run['evaluated_round']}")
-    for name in _compared({name: value for run in runs for name, value in run["metrics"].items()}):
-        table.add_row(name, *(format_of(name)(run["metrics"].get(name, math.nan)) for run in runs))
+    for name in _compared({name for run in runs for name in (*run["metrics"], *run["undisclosed"])}):
+        table.add_row(name, *(recorded(name, run["metrics"], run["undisclosed"]) for run in runs))
     row("bytes up", lambda run: size(run["bytes_up"]))
     row("bytes down", lambda run: size(run["bytes_down"]))
     row("time", lambda run: seconds(run["seconds"]))
@@ -103,12 +103,12 @@ def compared(comparison: Mapping[str, Any]) -> RenderableType:
     return Group(table, *notes)
 
 
-def _compared(metrics: Mapping[str, float]) -> list[str]:
-    """The numbers that are worth a row, in order."""
+def _compared(recorded_names: Set[str]) -> list[str]:
+    """The numbers that are worth a row, in order, of those that a run has or hides."""
     names = (
         *(f"accuracy/{name}" for name in ("mean", "weighted", "std", "worst5", "worst")),
         *(f"loss/{split}" for split in ("train", "validation", "test")),
-        *(f"{OWN}{name}/{of}" for name in own_names(metrics) for of in SUMMARIES if of != "best"),
+        *(f"{OWN}{name}/{of}" for name in own_names(recorded_names) for of in SUMMARIES if of != "best"),
         *("improved", "epsilon/clients", "epsilon/samples"),
     )
-    return [name for name in names if name in metrics]
+    return [name for name in names if name in recorded_names]

@@ -1,23 +1,25 @@
 """Rounds as lines with columns: their numbers, under the titles of these."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
-from coordinator.rounds.runs.metric_definitions import definition
-from fedpareto.formatting import format_of
+from coordinator.aggregation.measures.metric_definitions import definition
+from fedpareto.formatting import NOT_DISCLOSED, recorded
 
-_ROUND, _NUMBER = 6, 8  # columns of the number of a round, and at least of each other number
+# Columns of the number of a round, of each recorded number, and at least of what follows.
+_ROUND, _NUMBER, _MORE = 6, len(NOT_DISCLOSED), 8
 
 
 def heading(names: Sequence[str], *more: str) -> str:
     """The titles of numbers that a round records, by their names in the record, and titles of `more` columns."""
-    return "  ".join([f"{'round':>{_ROUND}}", *map(_column, names), *(f"{title:>{_NUMBER}}" for title in more)])
+    return "  ".join([f"{'round':>{_ROUND}}", *map(_column, names), *(f"{title:>{_MORE}}" for title in more)])
 
 
-def line(round_: int, metrics: Mapping[str, float], names: Sequence[str], *more: str) -> str:
-    """A round under `heading`; a number that is not in `metrics` is a dash."""
-    cells = [f"{format_of(name)(metrics.get(name, math.nan)):>{len(_column(name))}}" for name in names]
-    return "  ".join([f"{round_:>{_ROUND}}", *cells, *(f"{text:>{_NUMBER}}" for text in more)])
+def line(
+    round_: int, metrics: Mapping[str, float], undisclosed: Container[str], names: Sequence[str], *more: str
+) -> str:
+    """A round under `heading`; a number that is not in `metrics` is a dash, or "not disclosed"."""
+    cells = [f"{recorded(name, metrics, undisclosed):>{len(_column(name))}}" for name in names]
+    return "  ".join([f"{round_:>{_ROUND}}", *cells, *(f"{text:>{_MORE}}" for text in more)])
 
 
 def _column(name: str) -> str:

@@ -8,7 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.rounds.runs.metric_definitions import SCORED, definition, in_groups
+from coordinator.aggregation.measures.metric_definitions import DEFINITIONS, SCORED, definition, in_groups, pattern
+from coordinator.rounds.runs.disclosure import EVALUATION
 from federation.record.results import accepted
 from federation.text import escaped
 from federation.v1.admin_pb2 import GetRoundResponse, ObjectiveResult, PhaseProgress, RoundSummary
@@ -18,15 +19,18 @@ from fedpareto.admin_messages import duration, name_of
 from fedpareto.cli.show import envelope_lines
 from fedpareto.cli.show.heat_map import heat_map
 from fedpareto.cli.show.metric_tables import members, own_metrics
-from fedpareto.cli.show.tables import new_table, state, state_of
+from fedpareto.cli.show.tables import disclosed, new_table, state, state_of
 from fedpareto.formatting import (
+    NOT_DISCLOSED,
     PERSONALISED,
     UNKNOWN,
     format_of,
     local,
     natural,
     number,
+    of_member,
     percent,
+    recorded,
     seconds,
     short,
     size,
@@ -35,6 +39,7 @@ from fedpareto.formatting import (
 from fedpareto.series import metric, own_names
 
 _COLUMNS = ("accuracy/mean", "accuracy/worst5", "improved", "conflicts", "direction_norm", "bytes/up")  # of `rounds`
+_WORST = {"accuracy/worst", "loss/worst"}
 _MODE, _ALARM = 20, 300  # characters of words in signed steps
 _STATIONARY = (
     "No direction is good for every participant, so the model stayed as it was. Either it is Pareto-stationary for "
@@ -45,25 +50,30 @@ _STANDSTILL = 0.5  # of all the weight: about the share of a client that cancels
 
 def rounds(items: Sequence[RoundSummary]) -> RenderableType:
     """The rounds of a run."""
-    titles = (f">{definition(name).title}".replace(" ", "\n", 1) for name in _COLUMNS)
-    table = new_table(">round", "state", ">replies", ">refused", *titles, "worst client", ">time", gap=1)
-    worst = table.columns[-2]
-    worst.overflow, worst.no_wrap, worst.max_width = "ellipsis", True, 13
+    columns = (f">{definition(name).title}".replace(" ", "\n", 1) for name in _COLUMNS)
+    titles = [">round", "state", ">replies", ">refused", *columns, "worst client", ">time"]
+    rows: list[list[str | Text]] = []
     notes = []
     for summary in items:
-        table.add_row(
+        cells: list[str | Text] = [
             str(summary.round),
             state(name_of(summary, "state")),
             f"{summary.accepted}/{summary.asked}",
             str(summary.refused),
-            *(format_of(name)(metric(summary, name)) for name in _COLUMNS),
-            summary.worst_client or "–",
+            *(recorded(name, summary.metrics, summary.undisclosed) for name in _COLUMNS),
+            summary.worst_client or (NOT_DISCLOSED if _WORST & {*summary.undisclosed} else UNKNOWN),
             seconds(summary.seconds),
-        )
+        ]
+        rows.append(cells)
         if summary.reason:
             more = ": no direction is good for every participant" if metric(summary, "stationary") == 1 else ""
             notes.append(Text(f"round {summary.round}: {summary.reason}{more}"))
-    return Group(table, *notes) if items else Text("no rounds yet")
+    if not items:
+        return Text("no rounds yet")
+    table, hidden = disclosed(titles, rows, gap=1)
+    for worst in (column for column in table.columns if column.header == "worst client"):
+        worst.overflow, worst.no_wrap, worst.max_width = "ellipsis", True, 13
+    return Group(table, *notes, *([hidden] if hidden else []))
 
 
 def round_(item: GetRoundResponse) -> RenderableType:
@@ -194,6 +204,14 @@ def _measured(summary: RoundSummary) -> Iterator[tuple[str, str]]:
         yield "worst client", f"{summary.worst_client}: {value}"
     for group, names in in_groups(summary.metrics).items():
         yield group, ", ".join(f"{definition(name).label} {format_of(name)(summary.metrics[name])}" for name in names)
+    hidden = [label for name in summary.undisclosed if (label := _label(name))]
+    if hidden:
+        yield NOT_DISCLOSED, ", ".join(dict.fromkeys(hidden))
+
+
+def _label(name: str) -> str:
+    """The name of a hidden number in words; empty for those of members, which the table below shows."""
+    return "" if pattern(name) not in DEFINITIONS else name
 
 
 def _suspects(item: GetRoundResponse) -> list[str]:
@@ -209,34 +227,33 @@ def _suspects(item: GetRoundResponse) -> list[str]:
 
 def participations(item: GetRoundResponse) -> RenderableType:
     """Every client's part in a round; below, the reasons of replies that do not count."""
-    table = new_table(
-        "client", "update", ">samples", ">loss", ">norm", ">lambda", ">cosine", "signed by", ">bytes", ">time", ">test",
-        gap=1,
-    )  # fmt: skip
+    titles = ["client", "update", ">samples", ">loss", ">norm", ">lambda", ">cosine", "signed by", ">bytes", ">time"]
+    titles.append(">test")
+    rows: list[list[str | Text]] = []
     notes = []
-    private = any(part.HasField("privacy") for part in item.participations)
+    private, undisclosed = any(part.HasField("privacy") for part in item.participations), item.summary.undisclosed
     if private:
-        table.add_column("epsilon", justify="right")
+        titles.append(">epsilon")
     for part in sorted(item.participations, key=lambda part: natural(part.client_id)):
         name = name_of(part, "state")
         outcome = ("accepted" if accepted(item.phases, part) else "answered") if name == "FULFILLED" else name.lower()
-        table.add_row(
+        shown = {"samples": str(part.samples) if part.samples else UNKNOWN}
+        shown |= {field: number(getattr(part, field)) for field in ("loss_before", "update_norm", "weight", "cosine")}
+        cells: list[str | Text] = [
             part.client_id,
             Text(outcome, style=state(name).style),
-            str(part.samples) if part.samples else "–",
-            number(part.loss_before),
-            number(part.update_norm),
-            number(part.weight),
-            number(part.cosine),
+            *(of_member(text, field, undisclosed if outcome == "accepted" else ()) for field, text in shown.items()),
             envelope_lines.signed_by(part),
             size(part.payload_bytes),
             seconds(part.seconds),
-            percent(part.evaluation.get("test/accuracy", math.nan)),
+            of_member(percent(part.evaluation.get("test/accuracy", math.nan)), EVALUATION, undisclosed),
             *([number(part.privacy.epsilon) if part.HasField("privacy") else UNKNOWN] if private else []),
-        )
+        ]
+        rows.append(cells)
         if part.reason:
             notes.append(Text(f"{part.client_id}: {part.reason}"))
     if marked := [part.client_id for part in item.participations if part.unrepeatable]:
         notes.append(Text(f"The trainer of {', '.join(marked)} cannot repeat its work with the same result."))
     notes += envelope_lines.doubts([(part.client_id, part.envelopes) for part in item.participations])
-    return Group(table, *notes)
+    table, hidden = disclosed(titles, rows, gap=1)
+    return Group(table, *([hidden] if hidden else []), *notes)

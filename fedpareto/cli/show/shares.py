@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +9,6 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from federation.tasks.census import Census
-from fedpareto.cli.failure import failing
 from fedpareto.cli.show.heat_map import heat
 from fedpareto.cli.show.tables import NAME_WIDTH, WIDTH, new_table
 
@@ -61,33 +59,6 @@ def sentence(census: Census) -> str:
             f"; heterogeneity {census.heterogeneity:.3f} (mean total variation from the shares of all together)"
         )
     return text
-
-
-def draw(census: Census, names: Sequence[str], title: str, path: Path) -> None:
-    """Draws a bar for each client, stacked by class; a Failure if matplotlib cannot write such a file."""
-    from matplotlib import colormaps
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    counts = census.counts if len(census.classes) else census.sizes
-    labels = census.classes if len(census.classes) else np.array(["train", "validation", "test"])
-    palette = colormaps["tab10" if len(labels) <= 10 else "turbo"]
-    edges = np.arange(len(counts) + 1) - 0.5
-    tops = np.cumsum(counts, axis=1)
-    for number, label in enumerate(labels):
-        colour = palette(number if len(labels) <= 10 else number / (len(labels) - 1))
-        base = tops[:, number] - counts[:, number]
-        axes.stairs(tops[:, number], edges, baseline=base, fill=True, color=colour, label=str(label))
-    axes.set(title=title, xlabel="client", ylabel="samples", xlim=(edges[0], edges[-1]))
-    if len(names) <= FIRST:
-        axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
-    if len(labels) <= FIRST:
-        axes.legend(title="class" if len(census.classes) else None, loc="center left", bbox_to_anchor=(1, 0.5))
-    with failing(OSError, ValueError, what=f"cannot draw {path}"):
-        figure.savefig(path, dpi=150)
 
 
 def _numbers(counts: NDArray[np.int64], width: int) -> Text:

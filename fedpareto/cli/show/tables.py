@@ -6,7 +6,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.rounds.runs.metric_definitions import of_objective
+from coordinator.aggregation.measures.metric_definitions import DEFINITIONS, of_objective
+from coordinator.aggregation.registry import ALGORITHMS
 from federation.text import counted
 from federation.v1.admin_pb2 import (
     Consent,
@@ -19,7 +20,19 @@ from federation.v1.admin_pb2 import (
 )
 from fedpareto.admin_messages import epsilon_of_clients, name_of
 from fedpareto.cli.show import participation_table
-from fedpareto.formatting import DIGITS, PERSONALISED, UNKNOWN, format_of, natural, number, percent, short, size, when
+from fedpareto.formatting import (
+    DIGITS,
+    NOT_DISCLOSED,
+    PERSONALISED,
+    UNKNOWN,
+    natural,
+    number,
+    percent,
+    recorded,
+    short,
+    size,
+    when,
+)
 from fedpareto.series import metric
 
 WIDTH = 100  # columns
@@ -62,6 +75,22 @@ def new_table(*columns: str, gap: int = 2) -> Table:
     return table
 
 
+def disclosed(
+    titles: Sequence[str], rows: Sequence[Sequence[str | Text]], *, gap: int = 2
+) -> tuple[Table, Text | None]:
+    """A table as of `new_table` with rows, without the columns that privacy hides, and a line that names these."""
+    columns = [{str(cell) for cell in cells} for cells in zip(*rows, strict=True)]
+    hidden = {
+        index for index, texts in enumerate(columns) if NOT_DISCLOSED in texts and texts <= {NOT_DISCLOSED, UNKNOWN}
+    }
+    shown = [index for index in range(len(titles)) if index not in hidden]
+    table = new_table(*(titles[index] for index in shown), gap=gap)
+    for row in rows:
+        table.add_row(*(row[index] for index in shown))
+    names = ", ".join(titles[index].lstrip(">").replace("\n", " ") for index in sorted(hidden))
+    return table, Text(f"{NOT_DISCLOSED}: {names}") if names else None
+
+
 def runs(items: Iterable[Run]) -> RenderableType:
     """The runs."""
     table = new_table("run", "name", "state", "algorithm", ">rounds", ">replied", ">mean", ">worst 5 %", "created")
@@ -75,14 +104,20 @@ def runs(items: Iterable[Run]) -> RenderableType:
             run.algorithm,
             f"{run.rounds_done}/{run.rounds_total}",
             f"{len(asked) - len(participation_table.silent(run))}/{len(asked)}" if asked else UNKNOWN,
-            percent(metric(run.latest, "accuracy/mean")),
-            percent(metric(run.latest, "accuracy/worst5")),
+            *(_of_latest(run, name) for name in ("accuracy/mean", "accuracy/worst5")),
             when(run, "created")[:16],
         )
     if not table.row_count:
         return Text("no runs yet: submit one with `fedpareto admin submit SPEC.toml`")
     notes = list(_notes(listed))
     return Group(table, *([Text(), *notes] if notes else []))
+
+
+def _of_latest(run: Run, name: str) -> str:
+    """A number of the last evaluated round. With noise for clients nobody evaluates."""
+    if run.HasField("client_privacy") and run.rounds_done and not run.HasField("latest"):
+        return NOT_DISCLOSED
+    return recorded(name, run.latest.metrics, run.latest.undisclosed)
 
 
 def _notes(items: Iterable[Run]) -> Iterator[Text]:
@@ -135,8 +170,6 @@ def warnings(run: Run) -> Iterator[Text]:
 
 def run(item: Run, own: Sequence[RenderableType] = ()) -> RenderableType:
     """One run; `own` are the tables of what its members measured last in the task's own metrics."""
-    from coordinator.aggregation.registry import ALGORITHMS  # loads NumPy
-
     grid = Table.grid(padding=(0, 2))
     grid.add_row("run", item.run_id)
     grid.add_row("name", item.name)
@@ -163,9 +196,10 @@ def run(item: Run, own: Sequence[RenderableType] = ()) -> RenderableType:
     if own:
         parts += [Text(f"\nthe members' own metrics after round {item.latest.round}", style="bold"), *own]
     raw = Table.grid(padding=(0, 2))
-    for name, value in sorted(item.latest.metrics.items()):
+    metrics, undisclosed = item.latest.metrics, [name for name in item.latest.undisclosed if name in DEFINITIONS]
+    for name in sorted({*metrics, *undisclosed}):
         if not (several and of_objective(name)):
-            raw.add_row(name, format_of(name)(value))
+            raw.add_row(name, recorded(name, metrics, undisclosed))
     if raw.row_count:
         parts += [Text(f"\nmetrics of round {item.latest.round}", style="bold"), raw]
     if several:

@@ -1,0 +1,98 @@
+"""`fedpareto admin submit`: a run specification, its checks and its upload."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+
+from federation.text import counted
+from federation.v1.admin_pb2_grpc import AdminStub
+from fedpareto.cli import document
+from fedpareto.cli.admin import upload
+from fedpareto.cli.admin.app import Home, connected
+from fedpareto.cli.admin.runs import follow
+from fedpareto.cli.failure import USAGE, CommandFailure
+from fedpareto.cli.research import explain
+from fedpareto.cli.shared_options import CodeOption, JsonOption
+from fedpareto.cli.show import tables
+
+
+def submit(
+    context: typer.Context,
+    spec: Annotated[
+        Path | None, typer.Argument(metavar="SPEC.toml", help="The run specification; see --explain.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="The initial model, a safetensors file. Default: the task makes it.")
+    ] = None,
+    code: CodeOption = None,
+    paused: Annotated[bool, typer.Option("--paused", help="Wait for `resume` before the first round.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Only check the run: show which members it would ask and how much disk space it would need.",
+        ),
+    ] = False,
+    watch_it: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print every key of a run specification, as TOML with comments.")
+    ] = False,
+    home: Home = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Submit a run.
+
+    With --dry-run the exit code is 0 when the run could begin now; 1 when the coordinator would refuse it, or it would
+    wait for members or for space on the disk; 2 when the specification is wrong.
+
+    With --watch the exit code is 0 when the run completed and every member that its last round asked replied;
+    otherwise 1.
+    """
+    if explain:
+        _explain(as_json)
+        return
+    if spec is None:
+        raise CommandFailure(
+            "name the run specification: fedpareto admin submit SPEC.toml, or see --explain", code=USAGE
+        )
+    text, parsed = upload.read_spec(spec)
+    initial = (
+        upload.model_file(model, parsed.task)
+        if model
+        else upload.made_model(parsed.task, parsed.seed, parsed.parameters)
+    )
+    with connected(context, home) as stub:
+        if dry_run:
+            upload.show_prospects(upload.submit(stub, text, initial, dry_run=True), as_json)
+            return
+        response = _submit(stub, text, initial, paused)
+        run = response.run
+        if as_json:
+            typer.echo(document.line(response) if watch_it else document.dumps(response))
+        else:
+            for warning in response.warnings:
+                typer.echo(f"warning: {warning}", err=True)
+            typer.echo(
+                f"run {run.run_id} ({run.name}): {run.parameters:,} parameters, {counted(run.rounds_total, 'round')}"
+            )
+            for next_command in () if watch_it else [*(["resume"] if paused else []), "watch", "rounds"]:
+                typer.echo(f"    fedpareto admin {next_command} {run.run_id}", err=True)
+        if watch_it:
+            follow(stub, run.run_id, as_json)
+
+
+def _submit(stub: AdminStub, text: bytes, initial: Any, paused: bool) -> Any:
+    columns = ("uploading the initial model", BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=tables.console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("upload", total=initial.size)
+        return upload.submit(
+            stub, text, initial, paused=paused, progress=lambda count: progress.update(bar, advance=count)
+        )
+
+
+def _explain(as_json: bool) -> None:
+    keys = explain.every_key()
+    typer.echo(document.dumps([asdict(key) for key in keys]) if as_json else explain.template(keys))

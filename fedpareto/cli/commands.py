@@ -1,0 +1,157 @@
+"""The table of commands: all that `fedpareto --help` and the help of a group load.
+
+A command's module imports what it needs at its top. It is loaded when the command is called, or its own help.
+"""
+
+from functools import cached_property, partial
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from fedpareto.cli.failure import require
+
+# By group: the name of a command, its function (or the Typer app of a group that is a command, too) in a module of this
+# package, and the first sentence of its help.
+TABLE: dict[str, dict[str, tuple[str, str]]] = {
+    "fedpareto": {
+        "demo": ("demo:demo_command", "Run a federation of ten hospitals on this machine."),
+        "simulate": ("research.simulate:simulate_command", "Run a specification on simulated clients."),
+        "report": ("report:report_command", "Write a report of a run as one HTML page."),
+        "aggregate": ("research.aggregate:aggregate_command", "Combine the updates in a file into one direction."),
+        "verify": ("verify:verify_command", "Verify the record of a run: signatures, rules, models."),
+    },
+    "coordinator": {
+        "init": ("coordinator.daemon:init", "Make a federation."),
+        "serve": ("coordinator.serve:serve", "Run the daemon until it is stopped (SIGTERM or Ctrl-C)."),
+        "check": ("coordinator.daemon:check", "Check settings, keys, ports, database, blobs, clock and disk."),
+        "admin": ("coordinator.daemon:admin", "Make another administrator: its signing key and directory."),
+        "restored": ("coordinator.daemon:restored", "Sign a statement for workers that a backup was restored."),
+        "backup": ("coordinator.backup:backup_command", "Copy database and blobs to a directory."),
+        "restore": ("coordinator.backup:restore_command", "Restore a backup, while no coordinator serves."),
+        "rotate-key": ("coordinator.daemon:rotate_key", "Replace the coordinator's signing key."),
+    },
+    "worker": {
+        "join": ("member.join:join", "Become a member: make keys, get a certificate."),
+        "run": ("member.worker:run", "Attend, and do the assigned work."),
+        "restored": ("member.site_state:restored", "Show or accept the statement that a backup was restored."),
+        "privacy": ("member.site_state:privacy", "Show what training with noise has spent of each data set."),
+        "attacks": ("member.trial:attacks", "List the attacks that can be rehearsed, with their options."),
+        "doctor": ("member.doctor:doctor_command", "Check network, keys, clock, disk, device, data and task."),
+        "renew": ("member.next_keys:renew_command", "Get the next certificate of a worker that does not run."),
+        "rotate-key": (
+            "member.next_keys:rotate_key_command",
+            "Replace the signing key; the old key signs the new one.",
+        ),
+        "export": ("member.personal:export_command", "Write the personal parameters of this member in a run."),
+        "trainer": ("member.by_task:trainer_command", "Train for a worker, over standard input and output."),
+        "runs": ("member.run_requests:runs_command", "List the runs that asked this site to take part."),
+        "approve": ("member.run_requests:approve_command", "Approve a run, with its present specification."),
+        "refuse": ("member.run_requests:refuse_command", "Refuse a run, also one that was approved before."),
+        "receipts": (
+            "member.site_record:receipts_command",
+            "List, verify and compare receipts of assignments and replies.",
+        ),
+        "log": ("member.site_record:log_command", "Show what this site has contributed."),
+        "verify": ("member.site_record:verify_command", "Verify that this site's replies are in the record of a run."),
+    },
+    "roster": {
+        "card": ("member.roster:card", "Print this member's entry in a roster: its name and its public key."),
+        "pin": ("member.roster:pin", "Trust these members and keys, and no others, in private rounds."),
+        "show": ("member.roster:show", "Show the pinned roster, and how many private rounds have counted."),
+    },
+    "admin": {
+        "login": ("admin.members:login", "Log in with the signing key, for some hours."),
+        "join-string": ("admin.members:join_string", "Make a join string for a new member."),
+        "join-strings": ("admin.members:join_strings", "List the join strings that can still be used."),
+        "cancel-join-string": ("admin.members:cancel_join_string", "Cancel the unused join strings for a name."),
+        "clients": ("admin.members:clients", "List the members, and what is wrong with each."),
+        "client": ("admin.members:show_client", "Show a member."),
+        "tag": ("admin.members:tag", "Set the tags of a member."),
+        "admins": ("admin.members:admins", "List the administrators."),
+        "approve": ("admin.officers:approve", "Approve a pending member, so that it gets work."),
+        "revoke": ("admin.officers:revoke", "Revoke a member, at once and permanently."),
+        "forget": ("admin.officers:forget", "Remove the updates that a member has sent."),
+        "revoke-admin": ("admin.officers:revoke_admin", "Revoke an administrator, at once."),
+        "requests": ("admin.officers:requests", "List the requests that wait for another officer."),
+        "consent": ("admin.officers:consent", "Consent to a request of another officer."),
+        "withdraw": ("admin.officers:withdraw", "Withdraw a request, or refuse one of another officer."),
+        "disk": ("admin.runs:disk", "Show the disk space of the record."),
+        "submit": ("admin.submit:submit", "Submit a run."),
+        "runs": ("admin.runs:runs", "List the runs, newest first."),
+        "run": ("admin.runs:show_run", "Show a run."),
+        "pause": ("admin.runs:pause", "Pause a run."),
+        "resume": ("admin.runs:resume", "Resume a paused run."),
+        "stop": ("admin.runs:stop", "Stop a run for good."),
+        "watch": ("admin.runs:watch", "Show the rounds of a run until it ends."),
+        "rounds": ("admin.runs:rounds", "List the rounds of a run."),
+        "compare": ("admin.runs:compare", "Show runs beside each other."),
+        "round": ("admin.runs:show_round", "Show a round."),
+        "replies": ("admin.runs:replies", "List the received replies, including refused ones."),
+        "export": ("admin.runs:export", "Write a model of a run to a file."),
+        "bundle": ("admin.bundle:bundle_command", "Write the record of a run to one file."),
+        "replay": ("admin.bundle:replay_command", "Show what another algorithm would have done."),
+        "audit": ("admin.audit:audit", "Show the audit log; `audit verify` verifies it."),
+    },
+    "experiment": {
+        "list": ("research.experiment_list:list_command", "List the experiments."),
+        "run": ("research.experiment_run:run_command", "Run an experiment: every method with every seed."),
+        "compare": (
+            "research.experiment_compare:compare_command",
+            "Compare the finished runs with the published numbers.",
+        ),
+    },
+    "data": {
+        "show": ("research.data:show", "Show how many samples of which class each client would hold."),
+    },
+}
+# By function: checks that the extras are installed which its module imports.
+NEEDS = {
+    "research.data:show": partial(require, "a task's data is read with", "torch"),
+    "research.experiment_run:run_command": partial(
+        require, "experiments need", "torch", "matplotlib", extra="torch,experiments"
+    ),
+    "research.simulate:simulate_command": partial(require, "simulated clients train with", "torch"),
+}
+# Typer's settings of commands, by their function.
+_SETTINGS: dict[str, dict[str, Any]] = {"admin.runs:show_round": {"context_settings": {"ignore_unknown_options": True}}}
+
+
+def load(target: str) -> Any:
+    """The object that a target, "room.module:name", names in `fedpareto.cli`."""
+    module, _, name = target.partition(":")
+    return getattr(import_module(f"fedpareto.cli.{module}"), name)
+
+
+class TableCommand(TyperCommand):
+    """A command of the table; the command itself is loaded when it gets its arguments."""
+
+    def __init__(self, name: str, target: str, help_text: str) -> None:
+        super().__init__(name, help=help_text)
+        self._target = target
+
+    @cached_property
+    def loaded(self) -> Any:
+        """The command itself, a Click command or group."""
+        if self._target in NEEDS:
+            NEEDS[self._target]()
+        target = load(self._target)
+        if isinstance(target, typer.Typer):
+            return typer.main.get_command(target)
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        app.command(self.name, **_SETTINGS.get(self._target, {}))(target)
+        return typer.main.get_command(app)
+
+    def make_context(self, *arguments: Any, **settings: Any) -> Any:
+        """The context of the command itself, in which Click goes on."""
+        return self.loaded.make_context(*arguments, **settings)
+
+
+class TableGroup(TyperGroup):
+    """A group whose commands are those of the table under its name; groups inside it come after them."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        rows = {name: TableCommand(name, *row) for name, row in TABLE[self.name or ""].items()}
+        self.commands = {**rows, **self.commands}

@@ -1,0 +1,74 @@
+"""`fedpareto worker join`: makes keys, and gets a certificate."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from federation.trust.join_string import JoinStringFields
+from federation.trust.keys import IdentityError
+from fedpareto.cli.failure import USAGE, answer, failing
+from fedpareto.cli.member.member_command import DEFAULT_HOME, HomeOption
+from fedpareto.cli.secret_input import (
+    STANDARD_INPUT,
+    new_passphrase,
+    passphrase_for,
+    proxy_for,
+    read_join_string,
+)
+from fedpareto.cli.shared_options import (
+    AskOption,
+    JsonOption,
+    PassphraseOption,
+    ProxyOption,
+)
+from worker.home import WorkerHome, WorkerHomeError
+from worker.line.enroll import EnrollmentError, enroll, join_again
+
+
+def join(
+    home: HomeOption = DEFAULT_HOME,
+    join_file: Annotated[
+        Path, typer.Option(help="File whose first line is the join string; - is standard input.")
+    ] = STANDARD_INPUT,
+    arguments: Annotated[list[str] | None, typer.Argument(hidden=True, help="Refused, without a secret in it.")] = None,
+    passphrase_file: PassphraseOption = None,
+    ask_passphrase: AskOption = False,
+    proxy: ProxyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Become a member: make keys, get a certificate. Reads the join string from standard input, or asks for it.
+
+    A member whose certificate has ended, or whose TLS key is lost, joins again with its directory, its signing key
+    and a new join string for its name.
+    """
+    with failing(IdentityError, code=USAGE):
+        decoded = JoinStringFields.decode(read_join_string(join_file, arguments or []))
+    proxy_in_use = proxy_for(decoded.address, proxy)
+    worker_home = WorkerHome(home)
+    again = worker_home.joined
+    with failing(EnrollmentError, WorkerHomeError, IdentityError, OSError):
+        if again:
+            with worker_home.lock():
+                passphrase = passphrase_for(home / "signing.key", passphrase_file)
+                enrolled = join_again(worker_home, decoded, passphrase=passphrase, proxy=proxy_in_use)
+        else:
+            passphrase = new_passphrase(passphrase_file, ask=ask_passphrase)
+            enrolled = enroll(worker_home, decoded, passphrase=passphrase, proxy=proxy_in_use)
+    member = enrolled.member
+    document = {
+        "federation_id": member.federation_id,
+        "client_id": member.client_id,
+        "address": member.address,
+        "home": str(home),
+        "certificate_expires": member.not_after.isoformat(),
+        "approval_pending": enrolled.approval_pending,
+    }
+    approval = f"An operator must approve it before it gets work: fedpareto admin approve {member.client_id}"
+    answer(
+        as_json,
+        document,
+        f"{member.client_id} is a member of {member.federation_id}; keys and certificate are in {home}",
+        *([approval] if enrolled.approval_pending else []),
+        f"Next: fedpareto worker run --home {home} --task NAME --data DIR" + (f" --proxy {proxy}" if proxy else ""),
+    )
