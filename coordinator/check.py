@@ -17,9 +17,10 @@ from coordinator.device import require_device
 from coordinator.disk import open_runs_bytes
 from coordinator.home import CoordinatorHome
 from coordinator.members.administrators import officers
+from coordinator.members.logged_rights import LoggedRights
 from coordinator.members.requests import officers_caution
 from coordinator.ownership import CoordinatorHomeError
-from federation.findings import Finding
+from federation.findings import CheckOutcome, Finding
 from federation.trust.certificates import SERVER_LIFETIME
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
 from storage.models import AuditEntry, Run
@@ -29,6 +30,7 @@ from storage.revisions import pending_revisions
 SAMPLE = 20  # blobs, at equal distances through the store, that are read beside the models of runs
 _SOON = timedelta(days=30)
 _SKEW = timedelta(seconds=60)
+_CHANGED = "; keep a copy of the database, and restore the newest backup"
 
 
 def check_home(home: CoordinatorHome, *, now: datetime) -> Iterator[Finding]:
@@ -124,7 +126,10 @@ def _record(home: CoordinatorHome, now: datetime) -> Iterator[Finding]:
             return
         with database.read() as session:
             yield _clock(session, now)
-            yield _audit_log(session, home)
+            log = _audit_log(session, home)
+            yield log
+            if log.outcome is CheckOutcome.OK:
+                yield _rights(session, home)
             yield _officers(session, home)
             yield from _blobs(session, home)
 
@@ -153,8 +158,16 @@ def _audit_log(session: Session, home: CoordinatorHome) -> Finding:
         problems.append(str(error))
     if problems:
         text = f"{len(problems)} problems, the first: {problems[0]}"
-        return Finding.failed("audit log", f"{text}; keep a copy of the database, and restore the newest backup")
+        return Finding.failed("audit log", f"{text}{_CHANGED}")
     return Finding.ok("audit log", f"{count} entries are what was signed")
+
+
+def _rights(session: Session, home: CoordinatorHome) -> Finding:
+    """Compares administrators and members with the log, which is verified."""
+    problems = LoggedRights.read(session, home.log_key.entry_key).problems(session)
+    if problems:
+        return Finding.failed("rights", f"{len(problems)} problems, the first: {problems[0]}{_CHANGED}")
+    return Finding.ok("rights", "the audit log tells of all administrators and members, as they are")
 
 
 def _officers(session: Session, home: CoordinatorHome) -> Finding:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from federation.directories import Directories, DirectoryGone
 from federation.refusals import Refusal
 from storage.faults import StorageFault, explain_fault, fault_of
 
@@ -27,6 +28,7 @@ _ANSWERS = {
     StorageFault.DISK: "the coordinator's disk is full: it takes nothing until there is space; try again later",
     StorageFault.DATABASE: "the coordinator waits for its database; try again in a moment",
     StorageFault.DESCRIPTORS: "the coordinator has no file descriptors left; try again in a moment",
+    StorageFault.GONE: "the coordinator is stopping; try again when it is back",
 }
 # Calls of gRPC's own services, which need neither disk nor database.
 _ALWAYS = frozenset({"Check", "List", "Watch", "ServerReflectionInfo"})
@@ -49,9 +51,25 @@ class Condition:
         self._noted: dict[StorageFault, _Noted] = {}
         self._lasting: dict[StorageFault, str] = {}
         self._listeners: list[Callable[[StorageFault | None], None]] = []
+        self._directories = Directories()
+        self._gone: DirectoryGone | None = None
+
+    def keep(self, directories: Directories) -> None:
+        """From now on the coordinator can only work while these directories are there."""
+        self._directories = directories
+
+    def gone(self) -> DirectoryGone | None:
+        """Why the coordinator must stop; None while its directories are there. It does not change back."""
+        if self._gone is None:
+            try:
+                self._directories.must_be_there()
+            except DirectoryGone as error:
+                self._gone = error
+                self._notify_listeners(StorageFault.GONE)
+        return self._gone
 
     def on_fault(self, listener: Callable[[StorageFault | None], None]) -> None:
-        """Calls `listener` with a fault of the disk or the database when it first occurs, and with None to look again.
+        """Calls `listener` with a fault of a disk or the database when it first occurs, and with None to look again.
 
         The call comes from any thread.
         """
@@ -66,8 +84,11 @@ class Condition:
     def note(self, error: BaseException, *, lasts: bool = False) -> StorageFault | None:
         """Notes and logs the fault behind an exception; returns None, and notes nothing, if there is none.
 
-        `lasts` says that the database does not answer at all. A full disk always lasts.
+        `lasts` says that the database does not answer at all. A full disk always lasts. Every exception is due to a
+        directory that is gone, if one is; the coordinator then says so once, when it stops.
         """
+        if self.gone() is not None:
+            return StorageFault.GONE
         fault = fault_of(error)
         if fault is None:
             return None

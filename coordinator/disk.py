@@ -11,7 +11,6 @@ from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
 from coordinator.rounds.runs.specification import parse_run
-from coordinator.rounds.selection import wanted
 from coordinator.rounds.transitions import ROUND_ENDED, RUN_ENDED
 from federation.spec.run_spec import RunSpec
 from storage.blobs import BlobStore
@@ -61,7 +60,7 @@ def run_bytes(spec: RunSpec, *, model: int, members: int, objectives: int, round
     The model has `model` bytes. `members` could be asked now; the minimum of the specification counts if it is more. An
     update has at most a row for each of the task's `objectives`. `rounds` is None for all rounds of the run.
     """
-    replies = wanted(spec.selection, max(members, spec.selection.minimum, 1))
+    replies = spec.selection.wanted(max(members, spec.selection.minimum, 1))
     return (spec.rounds if rounds is None else rounds) * model * (1 + replies * objectives)
 
 

@@ -342,8 +342,8 @@ def read_settings(directory: Path) -> Settings:
     path = directory / SETTINGS_FILE
     if not path.is_file():
         raise CoordinatorHomeError(
-            f"{directory} holds no federation (no {SETTINGS_FILE}): make one with "
-            f"`fedpareto coordinator init --home {directory}`"
+            f"{directory} holds no federation (no {SETTINGS_FILE}): mount its disk if it had one; otherwise make one "
+            f"with `fedpareto coordinator init --home {directory}`"
         )
     return Settings.parse(read_file(path).decode(errors="replace"), str(path))
 

@@ -1,5 +1,6 @@
 """The monitor: keeps the database and the disk's reserve, and notes when a fault has ended.
 
+directory gone  end: nothing can be read or written, and nothing must be made in its place
 database away   wait; take the lock again when it is back, if no other coordinator has had it meanwhile
 disk full       release the reserve, pause every run, and take the reserve again when there is space
 """
@@ -79,6 +80,7 @@ class Monitor:
         """Watches until `stop`.
 
         Raises:
+            DirectoryGone: a directory of the coordinator is.
             LockLost: another coordinator has the database, or had it meanwhile.
         """
         shown: frozenset[StorageFault] | None = None
@@ -95,17 +97,24 @@ class Monitor:
         self.reserve.release()  # only a running coordinator needs it
 
     def look(self) -> None:
-        """Checks the database and the disk once.
+        """Checks directories, database and disk once.
 
         Raises:
+            DirectoryGone: a directory of the coordinator is.
             LockLost: another coordinator has the database, or had it meanwhile.
         """
+        self._look_at_directories()
         try:
             self._look_at_database()
             self._look_at_disk()
         except (SQLAlchemyError, OSError, DatabaseBusy) as error:  # busy: no turn to write
             if self.condition.note(error, lasts=True) is None:
                 log.exception("the monitor failed; it looks again")
+            self._look_at_directories()
+
+    def _look_at_directories(self) -> None:
+        if (gone := self.condition.gone()) is not None:
+            raise gone
 
     def _look_at_database(self) -> None:
         try:

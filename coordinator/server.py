@@ -15,6 +15,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from coordinator.audit.checkpoints import LogError
 from coordinator.audit.sequencer import Sequencer
 from coordinator.clock import utc_now
 from coordinator.condition import Condition
@@ -23,6 +24,7 @@ from coordinator.front.connection_limits import ConnectionLimits, descriptor_lim
 from coordinator.front.listener import Front, Serves
 from coordinator.home import CoordinatorHome, address
 from coordinator.members.access.control import Access
+from coordinator.members.logged_rights import LoggedRights
 from coordinator.members.requests import officers_caution
 from coordinator.monitor import Monitor
 from coordinator.ownership import take_office
@@ -36,6 +38,7 @@ from coordinator.services.federation import FederationService
 from coordinator.services.health import HealthService
 from coordinator.services.transfers import LARGEST_WINDOW
 from coordinator.thread_pool import ThreadPool
+from federation.directories import Directories
 from federation.line.channels import Option
 from federation.trust.certificates import pem
 from federation.trust.keys import make_private_directory, private_key_pem
@@ -115,10 +118,21 @@ class Coordinator:
         # A second one, so that access is checked without a queue behind the calls that are served.
         self._access_executor = ThreadPoolExecutor(4, thread_name_prefix="access")
         self._condition = Condition()
+        self._rights = LoggedRights()
+        self._sequencer = Sequencer(
+            self._database,
+            home.log_key,
+            home.directory,
+            condition=self._condition,
+            clock=clock,
+            listener=self._rights.learn,
+        )
         self._access = Access(
             ThreadPool(self._database, self._access_executor),
             home.federation_id,
             signing_key=home.signing_key,
+            rights=self._rights,
+            chain_log=self._sequencer.sequence,
             condition=self._condition,
             clock=clock,
         )
@@ -128,9 +142,6 @@ class Coordinator:
         self._health = HealthService()
         self._server: grpc.aio.Server | None = None
         self._supervisor: Supervisor | None = None
-        self._sequencer = Sequencer(
-            self._database, home.log_key, home.directory, condition=self._condition, clock=clock
-        )
         self._monitor: Monitor | None = None
         self._monitoring: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -143,13 +154,14 @@ class Coordinator:
         Raises:
             DatabaseBusy: another coordinator has the database.
             DatabaseIncompatible: a newer or an unreleased version made it.
-            LogError: the audit log differs from what was signed.
+            LogError: the audit log differs from what was signed, or an administrator or a member from the log.
             PortTaken: another process has a port.
         """
         home, database, settings = self._home, self._database, self._home.settings
         newcomers = settings.enrollment_host or settings.hosts[0]
         reserve, coordinator = self._take_database()
         self._sequencer.start()
+        self._must_be_logged()
         blobs = home.open_blobs()
         blobs.sweep_temporary()
         presence, uploads = Presence(), Uploads(database, blobs, quota=settings.upload_bytes)
@@ -163,6 +175,7 @@ class Coordinator:
             device=settings.device,
             keep_rounds=settings.keep_rounds or None,
             clock=self._clock,
+            submitted=self._submitted,
         )
         self._server = server = grpc.aio.server(
             interceptors=[self._access], options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS
@@ -179,6 +192,7 @@ class Coordinator:
             supervisor=supervisor,
             access=self._access,
             sequencer=self._sequencer,
+            rights=self._rights,
             condition=self._condition,
             clock=self._clock,
             **home.addresses(self.federation_port, self.enrollment_port),
@@ -212,7 +226,7 @@ class Coordinator:
 
     async def stop(self, grace: float = GRACE_SECONDS) -> None:
         """Ends streams, lets calls finish within `grace` seconds, stops the supervisor, and closes the database."""
-        if self._database.holds_lock():  # otherwise the file may be another coordinator's
+        if self._database.holds_lock() and self._condition.gone() is None:  # or the file may be another coordinator's
             self._home.ports_file.unlink(missing_ok=True)
         await self._front.stop_accepting()
         self._access.stop()
@@ -234,7 +248,12 @@ class Coordinator:
         self._database.close()
 
     async def watch(self) -> None:
-        """Returns when the coordinator stops; raises LockLost if another coordinator has the database."""
+        """Returns when the coordinator stops by itself.
+
+        Raises:
+            DirectoryGone: a directory of the coordinator is.
+            LockLost: another coordinator has the database.
+        """
         if self._monitoring is not None:
             await asyncio.shield(self._monitoring)
 
@@ -243,6 +262,8 @@ class Coordinator:
         home, database = self._home, self._database
         database.lock_exclusive()
         reserve = self._reserve()
+        database_directory = [database.directory] if database.directory is not None else []
+        self._condition.keep(Directories([home.directory, home.blobs_dir, *database_directory], "the coordinator"))
         home.ports_file.unlink(missing_ok=True)
         database.migrate()
         coordinator, now = secrets.token_hex(16), self._clock()
@@ -256,6 +277,28 @@ class Coordinator:
             with database.begin() as session:
                 audit.record(session, at=now, actor="coordinator", action="coordinator.started", detail=detail)
         return reserve, coordinator
+
+    def _submitted(self, run_id: str, spec: str) -> bool:
+        if not self._rights.tells_of_run(run_id, spec):  # it may have been submitted a moment ago
+            try:
+                self._sequencer.sequence()
+            except LogError as error:
+                log.error("audit log: %s", error)
+        return self._rights.tells_of_run(run_id, spec)
+
+    def _must_be_logged(self) -> None:
+        """Compares administrators and members with the log; looks twice, since one may be issued meanwhile."""
+        problems = list[str]()
+        for _ in range(2):
+            self._sequencer.sequence()
+            with self._database.read() as session:
+                problems = self._rights.problems(session)
+            if not problems:
+                return
+        raise LogError(
+            f"the database gives rights that the audit log does not tell of: {'; '.join(problems[:5])}. Somebody has "
+            "changed the database: keep a copy of it, and restore the newest backup"
+        )
 
     def _reserve(self) -> Reserve:
         """The reserve on the disks of the database and the blobs; on a disk that is full already, it is released."""
@@ -313,6 +356,7 @@ def serve(
     Raises:
         DatabaseBusy, LockLost: another coordinator has the database.
         DatabaseIncompatible: a newer or an unreleased version made it.
+        DirectoryGone: the home, or another directory of the coordinator, was unmounted, moved or removed.
         HomeError: the settings do not fit the machine.
         LogError: the audit log differs from what was signed.
         PortTaken: another process has a port.

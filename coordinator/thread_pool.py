@@ -2,10 +2,10 @@
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from functools import partial
-from typing import BinaryIO, Concatenate, ParamSpec, TypeVar
+from functools import partial, wraps
+from typing import Any, BinaryIO, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy.orm import Session
 
@@ -76,3 +76,13 @@ async def wait_ended(task: "asyncio.Future[T]") -> T:
             task.exception()  # looked at, or asyncio would log it
         raise cancelled
     return task.result()
+
+
+def to_the_end(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Lets a coroutine function run to its end when its caller is cancelled: what it changed then takes effect."""
+
+    @wraps(function)
+    async def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        return await wait_ended(asyncio.create_task(function(*args, **kwargs)))
+
+    return run

@@ -5,13 +5,16 @@ from bytes that arrived over the wire. Entry points in `NAME.dist-info/entry_poi
 those of an installed package. Between two calls, only Python's imported modules remain.
 """
 
+import os
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.metadata import entry_points, version
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -20,11 +23,26 @@ from federation.digests import digest
 from federation.owners_code import described
 
 T = TypeVar("T")
+CODE = "FEDPARETO_CODE"  # the variable of the environment with the directories of `--code`
 _DIGEST = "__fedpareto_digest__"  # the name of a module's attribute
+_named_by_others: ContextVar[bool] = ContextVar("named_by_others", default=False)
 
 
 class PluginError(ValueError):
     """A plug-in cannot be used: it was not found, is of another class, or its code raises an exception."""
+
+
+@contextmanager
+def names_of_others() -> Iterator[None]:
+    """Inside, names of plug-ins come from somebody else, such as the author of a bundle.
+
+    Entry points count. Of `module:Class`, only modules in directories of `--code` are imported, and `__main__` counts.
+    """
+    token = _named_by_others.set(True)
+    try:
+        yield
+    finally:
+        _named_by_others.reset(token)
 
 
 @dataclass(frozen=True)
@@ -81,12 +99,18 @@ class Plugins(Generic[T]):
         """The class of a name: an entry point, or `module:Class` for a class on Python's path (`--code` appends to it).
 
         Raises:
-            PluginError: there is none, or its code raises an exception, or it does not inherit from `base`.
+            PluginError: there is none, or its code raises an exception, or it does not inherit from `base`; or the name
+                is one of `names_of_others`, and its module is not in a directory of `--code`.
         """
         origin = name if ":" in name else self._origin(name)
         module, _, attribute = origin.partition(":")
         if module.partition(".")[0] in sys.stdlib_module_names:
             raise PluginError(f"{self.word} {name!r}: {module} is a module of Python itself")
+        if ":" in name and _named_by_others.get() and not _lies_in_code(module):
+            raise PluginError(
+                f"{self.word} {name!r}: this name is another person's choice, so its module is not imported: name its "
+                "directory with --code DIR, or install a package with an entry point, if you trust its code"
+            )
         with self.code(name, f"importing {module}"):
             imported = self._imported(name, module)
         value = getattr(imported, attribute, None)
@@ -153,6 +177,23 @@ class Plugins(Generic[T]):
             if module and not module.startswith("."):
                 raise  # of the module's own code
             raise PluginError(f"{self.word} {name!r}: expected a name, or module:Class") from error
+
+
+def _lies_in_code(module: str) -> bool:
+    """True if a module is `__main__`, or lies in a directory of `--code`. Nothing is imported."""
+    package = module.partition(".")[0]
+    if module == "__main__" or not package.isidentifier():
+        return module == "__main__"
+    try:
+        spec = find_spec(package)
+    except ValueError:  # an imported module without a spec
+        return False
+    if spec is None:
+        return False
+    directories = [Path(each).resolve() for each in os.environ.get(CODE, "").split(os.pathsep) if each]
+    origins = [spec.origin] if spec.has_location and spec.origin else []
+    places = [Path(each).resolve() for each in (*origins, *(spec.submodule_search_locations or ()))]
+    return bool(places) and all(any(each in place.parents for each in directories) for place in places)
 
 
 def _note_file(module: str) -> None:

@@ -27,6 +27,7 @@ REASONS: dict[str, Status] = {
     "certificate-revoked": "UNAUTHENTICATED",
     "certificate-expired": "UNAUTHENTICATED",
     "role": "PERMISSION_DENIED",
+    "unlogged": "PERMISSION_DENIED",
     # enrollment
     "join-string-invalid": "UNAUTHENTICATED",
     "join-string-expired": "UNAUTHENTICATED",

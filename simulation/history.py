@@ -164,6 +164,7 @@ def _round_record(summary: RoundSummary) -> Record:
         "state": RoundState.Name(summary.state).removeprefix("ROUND_STATE_"),
         "reason": summary.reason,
         "seconds": _known(summary.seconds),
+        "undisclosed": list(summary.undisclosed),
         **dict(sorted(summary.metrics.items())),
     }
 

@@ -1,7 +1,7 @@
 """A whole simulation: a coordinator's home, a conductor, and clients in this process."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -15,6 +15,7 @@ from coordinator.clock import utc_now
 from coordinator.home import CoordinatorHome
 from coordinator.rounds.conductor import Conductor
 from coordinator.rounds.fleets.base import Held, RunFacts, Surroundings
+from coordinator.rounds.runs.disclosure import undisclosed
 from coordinator.rounds.runs.specification import (
     cautions,
     fitting_metrics,
@@ -60,6 +61,7 @@ class SimulationProgress:
     total: int  # rounds of the run
     metrics: Mapping[str, float]  # of the last round
     rate: float  # rounds per second of this call
+    undisclosed: Sequence[str] = ()  # the numbers of the last round that privacy hides
 
 
 class Simulation(AbstractContextManager["Simulation"]):
@@ -166,13 +168,14 @@ class Simulation(AbstractContextManager["Simulation"]):
 
         def changed() -> None:
             nonlocal last
-            done, metrics = self._last_round()
+            done, round_ = self._last_round()
             if done == last:
                 return
-            last = done
-            progress(
-                SimulationProgress(done, self.spec.rounds, metrics, (done - first) / (time.perf_counter() - began))
-            )
+            last, metrics = done, {} if round_ is None else round_.metrics
+            rate = (done - first) / (time.perf_counter() - began)
+            stepped = round_ is not None and round_.result_model is not None
+            hidden = undisclosed(self.spec, metrics, stepped=stepped, conceals=False)
+            progress(SimulationProgress(done, self.spec.rounds, metrics, rate, hidden))
             if done % _COLLECT_EVERY == 0:
                 self._collect()
 
@@ -207,7 +210,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         if self._stopping:
             raise Held
 
-    def _last_round(self) -> tuple[int, Mapping[str, float]]:
+    def _last_round(self) -> tuple[int, Round | None]:
         with self._database.read() as session:
             last = session.scalar(
                 select(Round)
@@ -215,7 +218,7 @@ class Simulation(AbstractContextManager["Simulation"]):
                 .order_by(Round.number.desc())
                 .limit(1)
             )
-        return (0, {}) if last is None else (last.number + 1, last.metrics)
+        return (0, None) if last is None else (last.number + 1, last)
 
     def _submitted(self, document: bytes) -> str:
         layout, vector = self._initial

@@ -27,6 +27,8 @@ from storage.models import AuditEntry
 # Actions whose entries are compared with rows of the record; those of envelopes are in `federation.record.log_entries`.
 ENROLLED = "Enroll"
 ROTATED = "key.rotated"
+JOIN_CREATED = "join-string.created"
+JOIN_CANCELLED = "join-string.cancelled"
 TAMPERED = "log.tampered"
 CONFIGURED = "configuration.set"
 
@@ -95,7 +97,7 @@ def is_tagged(entry: LogEntry, tag: bytes, key: bytes) -> bool:
     return hmac.compare_digest(expected, tag)
 
 
-def unchained(session: Session, limit: int) -> list[tuple[LogEntry, bytes]]:
+def unchained(session: Session, limit: int | None = None) -> list[tuple[LogEntry, bytes]]:
     """The entries without a place in the log and their tags, in the order of their rows, at most `limit`.
 
     Their numbers are 0.
@@ -107,6 +109,12 @@ def unchained(session: Session, limit: int) -> list[tuple[LogEntry, bytes]]:
         tag = values.pop("tag") or b""
         entries.append((LogEntry(number=0, **values), tag))
     return entries
+
+
+def waiting(session: Session, key: bytes) -> list[LogEntry]:
+    """The entries without a place in the log that a key has tagged, in the order of their rows."""
+    used = used_tags(session)
+    return [entry for entry, tag in unchained(session) if tag not in used and is_tagged(entry, tag, key)]
 
 
 def used_tags(session: Session) -> set[bytes]:

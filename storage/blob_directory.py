@@ -10,6 +10,7 @@ that no text from the wire becomes a path.
     ROOT/lock                  held for the instants in which a blob is claimed (shared) or deleted (exclusive)
 """
 
+import errno
 import fcntl
 import os
 import shutil
@@ -89,8 +90,9 @@ class DirectoryStore(BlobStore):
         return blob
 
     def stat(self, digest: str) -> BlobStat:
-        with _missing(digest):
-            status = self._path(digest).stat()
+        path = self._path(digest)
+        with _missing(digest, path):
+            status = path.stat()
         return BlobStat(digest, status.st_size, status.st_mtime)
 
     def scan(self) -> Iterator[BlobStat]:
@@ -104,7 +106,7 @@ class DirectoryStore(BlobStore):
             _check(digest, file)
 
     def claim(self, digest: str) -> None:
-        with self._locked(fcntl.LOCK_SH), _missing(digest):
+        with self._locked(fcntl.LOCK_SH), _missing(digest, self._path(digest)):
             self._touch(digest)
 
     def delete(self, digest: str, *, older_than: float | None = None) -> int | None:
@@ -250,7 +252,7 @@ class _BlobFile:
     path: Path
 
     def open(self, mode: Literal["rb"], buffering: Literal[0]) -> FileIO:
-        with _missing(self.digest):
+        with _missing(self.digest, self.path):
             return FileIO(self.path)
 
 
@@ -271,10 +273,14 @@ def _remove_abandoned(path: Path) -> bool:
 
 
 @contextmanager
-def _missing(digest: str) -> Iterator[None]:
+def _missing(digest: str, path: Path) -> Iterator[None]:
+    """Turns the error that the file of a blob is missing into BlobMissing, unless the whole store is missing."""
     try:
         yield
     except FileNotFoundError:
+        root = path.parents[2]
+        if not (root / "tmp").is_dir():  # which is made with the store
+            raise FileNotFoundError(errno.ENOENT, "the directory of the blobs is gone", str(root)) from None
         raise BlobMissing(digest) from None
 
 

@@ -1,4 +1,4 @@
-"""Faults of the machine, not of the caller: a full disk, no database, no descriptors left, damaged blobs."""
+"""Faults of the machine, not of the caller: a full or missing disk, no database, no descriptors, damaged blobs."""
 
 import errno
 import sqlite3
@@ -22,10 +22,11 @@ class StorageFault(StrEnum):
     DATABASE = "database"
     DESCRIPTORS = "descriptors"
     BLOB = "blob-damaged"
+    GONE = "stopping"  # a directory of the coordinator is gone, which therefore stops
 
 
 def fault_of(error: BaseException) -> StorageFault | None:
-    """The fault that caused an exception; None for any other cause, such as a bug.
+    """The fault that an exception shows; None for any other cause, such as a bug. It never shows GONE.
 
     SQLite's I/O errors count as a full disk, since an exceeded quota causes them too.
     """

@@ -5,18 +5,21 @@ import secrets
 import signal
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import psycopg
 import pytest
 import typer.testing
+from command_documents import must_suit
 from hypothesis import settings
+from typer.testing import CliRunner
 
 from federation.line.tls import require_tls13
+from fedpareto.processes import forked
 from storage.blob_directory import DirectoryStore
 from storage.database import Database
 
@@ -49,7 +52,22 @@ settings.register_profile("fuzz", max_examples=10_000)  # make fuzz
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if in_memory(Path("/dev/shm")):
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")  # of tmp_path: thousands of commits need no disk
-typer.testing._get_command = cache(typer.testing._get_command)  # building all commands takes 0.1 CPU seconds a call
+typer.testing._get_command = cache(typer.testing._get_command)  # a command is loaded once
+
+
+def _compared(function: Callable[..., Any], arguments_of: Callable[..., Sequence[str]]) -> Callable[..., Any]:
+    """What runs a command; its output with --json is compared with the schema."""
+
+    def run(*arguments: Any, **settings: Any) -> Any:
+        done = function(*arguments, **settings)
+        must_suit(arguments_of(*arguments, **settings), getattr(done, "exit_code", None) or 0, done.stdout)
+        return done
+
+    return run
+
+
+CliRunner.invoke = _compared(CliRunner.invoke, lambda runner, app, arguments=(), **_: arguments)  # type: ignore[method-assign]
+forked.completed = _compared(forked.completed, lambda arguments, **_: arguments)
 
 
 def pytest_collection_finish() -> None:

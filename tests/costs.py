@@ -3,8 +3,8 @@
 CPU seconds are user and system time of pytest and of every process below it. A shared fixture counts to the test that
 makes it and to the one that it ends with. A busy or slower machine needs more CPU seconds for the same work, by a half
 and more. So each pytest process also measures, every few seconds, a fixed piece of work: the `yardstick`. If it takes
-longer than `YARDSTICK`, the sum is divided by how many times longer, before it is compared with `BUDGET`. A faster
-machine is not held to less.
+longer than `YARDSTICK`, the sum is divided by how many times longer, before it is compared. This corrects a part of
+the difference alone, so `--costs` fails at `LIMIT`, above `BUDGET`. A faster machine is not held to less.
 """
 
 import hashlib
@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 BUDGET = 480  # CPU seconds of `make test`
+LIMIT = 640  # CPU seconds above which `--costs` fails: one commit cost 424 on one day and 515 on another
 YARDSTICK = 0.0085  # CPU seconds of `yardstick` where BUDGET was set: two cores that run nothing but `make test`
 INTERVAL = 5.0  # seconds between two measurements of the yardstick
 DEAREST = 25
@@ -62,17 +63,18 @@ def over_budget(spent: float, samples: list[float]) -> str | None:
         samples: CPU seconds of the yardstick during the run.
     """
     slowness = max(1.0, median(samples or [YARDSTICK]) / YARDSTICK)
-    if spent / slowness <= BUDGET:
+    if spent / slowness <= LIMIT:
         return None
     return (
         f"The tests cost {spent / slowness:.0f} CPU seconds ({spent:.0f} here, where work takes {slowness:.2f} times "
-        f"as long as where the budget was set); {BUDGET} are allowed. See CONTRIBUTING.md, What tests may cost."
+        f"as long as where the budget was set); {BUDGET} is the budget, and {LIMIT} the limit. See CONTRIBUTING.md, "
+        "What tests may cost."
     )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--costs", action="store_true", help=f"print the CPU seconds of each test file; fail above {BUDGET} in all"
+        "--costs", action="store_true", help=f"print the CPU seconds of each test file; fail above {LIMIT} in all"
     )
 
 

@@ -95,6 +95,7 @@ class Federation(federations.ProcessFederation):
     """A federation whose processes a test crashes, and whose database it reads."""
 
     coordinator: Process | None = None
+    database_url = ""  # of PostgreSQL; empty for SQLite in the coordinator's directory
 
     def serve(self, *, crash: str = "", program: str = "") -> Process:  # type: ignore[override]
         """Starts the coordinator and waits until it serves.
@@ -140,7 +141,7 @@ class Federation(federations.ProcessFederation):
         """Looks into the database, beside the coordinator."""
         from sqlalchemy import text
 
-        database = Database.open(f"sqlite:///{self.home / 'coordinator.db'}")
+        database = Database.open(self.database_url or f"sqlite:///{self.home / 'coordinator.db'}")
         try:
             with database.read() as session:
                 return list(session.execute(text(sql), parameters).all())
@@ -266,6 +267,31 @@ class Handing(Future[SignedEnvelope]):
             self.set_exception(error)
 
 
+def enrolled(join: JoinStringFields, channel: grpc.Channel) -> MemberFiles:
+    """Enrolls a client over a channel to the enrollment port."""
+    tls_key, signing_key = generate_tls_key(SECP256R1()), Ed25519PrivateKey.generate()
+    csr = make_csr(tls_key)
+    answer = EnrollmentStub(channel).Enroll(
+        EnrollRequest(
+            secret=join.secret,
+            csr=csr,
+            signing_key=signing_key.public_key().public_bytes_raw(),
+            proof=prove_possession(signing_key, join.secret, csr),
+            software="test",
+        )
+    )
+    return MemberFiles(
+        federation_id=answer.federation_id,
+        client_id=answer.client_id,
+        address=answer.address,
+        ca=answer.ca_certificate,
+        certificate=answer.certificate,
+        tls_key=tls_key,
+        signing_key=signing_key,
+        coordinator=CoordinatorKeys(answer.federation_id, Ed25519PublicKey.from_public_bytes(answer.coordinator_key)),
+    )
+
+
 class Member:
     """A client played by hand: real keys, real certificate, any misbehaviour."""
 
@@ -276,33 +302,9 @@ class Member:
 
     @classmethod
     def enroll(cls, join: JoinStringFields) -> "Member":
-        tls_key, signing_key = generate_tls_key(SECP256R1()), Ed25519PrivateKey.generate()
         ca = fetch_ca(join.address, join.ca_fingerprint, timeout=10)
-        csr = make_csr(tls_key)
         with server_verified_channel(join.address, ca) as channel:
-            answer = EnrollmentStub(channel).Enroll(
-                EnrollRequest(
-                    secret=join.secret,
-                    csr=csr,
-                    signing_key=signing_key.public_key().public_bytes_raw(),
-                    proof=prove_possession(signing_key, join.secret, csr),
-                    software="test",
-                )
-            )
-        return cls(
-            MemberFiles(
-                federation_id=answer.federation_id,
-                client_id=answer.client_id,
-                address=answer.address,
-                ca=answer.ca_certificate,
-                certificate=answer.certificate,
-                tls_key=tls_key,
-                signing_key=signing_key,
-                coordinator=CoordinatorKeys(
-                    answer.federation_id, Ed25519PublicKey.from_public_bytes(answer.coordinator_key)
-                ),
-            )
-        )
+            return cls(enrolled(join, channel))
 
     def attend(self, **tasks: int) -> Attending:
         return Attending(self, tasks)

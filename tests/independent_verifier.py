@@ -50,6 +50,14 @@ def name_of(envelope: Any) -> str:
     return blake(envelope.SerializeToString(deterministic=True))
 
 
+def parsed(kind: Any, data: bytes) -> Any:
+    """A message, all of whose fields are known."""
+    message, known = kind.FromString(data), kind.FromString(data)
+    known.DiscardUnknownFields()
+    must(known.ByteSize() == message.ByteSize(), f"a field of a {kind.__name__} is not known")
+    return message
+
+
 def opened(envelope: Any, kind: str, key: bytes, what: str) -> Any:
     """The manifest in an envelope that this key has signed."""
     data = f"fedpareto/v1/{LABELS[kind]}".encode() + b"\0" + envelope.manifest
@@ -58,7 +66,7 @@ def opened(envelope: Any, kind: str, key: bytes, what: str) -> Any:
     except (InvalidSignature, ValueError):
         raise Wrong(f"the signature of {what}") from None
     must(envelope.key_id == blake3(key).digest(), f"the key id of {what}")
-    return getattr(common_pb2, kind).FromString(envelope.manifest)
+    return parsed(getattr(common_pb2, kind), envelope.manifest)
 
 
 @dataclass
@@ -80,12 +88,17 @@ class File:
                 self.entries = {name: archive.read(name) for name in archive.namelist()}
             self.about = json_format.Parse(self.entries["bundle.json"], record_pb2.Bundle())
             rounds = [self.entries[f"rounds/{number:06d}.pb"] for number in range(self.about.rounds)]
-            self.rounds = [record_pb2.RoundRecord.FromString(data) for data in rounds]
-            self.log = record_pb2.LogRecord.FromString(self.entries["log.pb"])
+            self.rounds = [parsed(record_pb2.RoundRecord, data) for data in rounds]
+            self.log = parsed(record_pb2.LogRecord, self.entries["log.pb"])
             self.spec = self.entries["specification.toml"]
             self.run = tomllib.loads(self.spec.decode())
         except Exception as error:
             raise Wrong(f"the file: {error!r}") from error
+        must(all(self.entries.get(name, b"x") for name in ("consents.pb", "rotations.pb")), "an empty entry")
+        self.named: set[str] = set()
+        self.objectives = list(self.about.objectives)
+        must(self.about.name == self.run["name"], "the name of the run")
+        must(len(set(self.objectives)) == len(self.objectives), "the objectives")
         names = [name for name in self.entries if name.startswith("rounds/")]
         must(len(names) == self.about.rounds and self.about.format == 1, "the number of rounds")
 
@@ -162,14 +175,22 @@ class Log:
             self.nodes[node.start, node.stop] = node.hash
         for one in signed:
             must(self.root(0, one.size) == one.root, f"the root of {one.size} entries")
+        places = [(node.start, node.stop) for node in record.nodes]
+        needed = {place for size in sizes for place in self.around(set(numbers), 0, size)}
+        must(places == sorted(needed), "the nodes")
         self.entries = list(record.entries)
         self.told: set[int] = set()
         self.find("key.set", "log key", blake(key.key))
         self.find("key.set", "signing key", blake(keys["coordinator"]))
-        self.find("run.submitted", file.about.run_id, blake(file.spec))
+        submitted = self.entries[self.find("run.submitted", file.about.run_id, blake(file.spec), place=True)]
+        must(submitted.detail.endswith(f", model {file.about.initial_model}"), "the initial model")
+        self.submitted_by = submitted.actor.rpartition("/")[2]
         for name, raw in keys.items():
             subject = name.removeprefix("client/")
-            known = any(entry.subject == subject and entry.digest == blake(raw) for entry in self.entries)
+            known = any(
+                entry.subject == subject and entry.digest == blake(raw) and entry.action in ("Enroll", "key.rotated")
+                for entry in self.entries
+            )
             must(known or name == "coordinator", f"the log does not know the key of {subject}")
         self.file = file
 
@@ -180,12 +201,25 @@ class Log:
         half = start + (1 << (stop - start - 1).bit_length() - 1)
         return hashlib.sha256(b"\1" + self.root(start, half) + self.root(half, stop)).digest()
 
-    def find(self, action: str, subject: str, digest: str) -> int:
-        """The number of the newest entry that tells of a fact."""
-        for entry in reversed(self.entries):
+    def around(self, shown: set[int], start: int, stop: int) -> set[tuple[int, int]]:
+        """The ranges without an entry of the file that are needed for the root over a range."""
+        if not any(start <= number < stop for number in shown):
+            return {(start, stop)}
+        if stop - start == 1:
+            return set()
+        half = start + (1 << (stop - start - 1).bit_length() - 1)
+        return self.around(shown, start, half) | self.around(shown, half, stop)
+
+    def find(
+        self, action: str, subject: str, digest: str, *, by: str = "", outcome: str = "", place: bool = False
+    ) -> int:
+        """The number of the newest entry that tells of a fact, or its place in the file."""
+        for at, entry in reversed([*enumerate(self.entries)]):
             if (entry.action, entry.subject, entry.digest) == (action, subject, digest):
+                must(by in ("", entry.actor), f"who did {action} of {subject}")
+                must(entry.outcome == outcome and entry.times == 1, f"the outcome of {action} of {subject}")
                 self.told.add(entry.number)
-                return int(entry.number)
+                return at if place else int(entry.number)
         raise Wrong(f"no entry of the log tells {action} of {subject} with this digest")
 
     def end(self) -> str:
@@ -216,6 +250,7 @@ class Run:
         self.model, self.previous, self.state = file.about.initial_model, "", b"{}"
         self.facts = {"federation_id": file.about.federation_id, "run_id": file.about.run_id}
         self.assignments: set[str] = set()
+        self.asked: list[Any] = []  # the assignments of a phase
 
     def same(self, message: Any, what: str, **expected: Any) -> None:
         for name, value in expected.items():
@@ -231,13 +266,25 @@ class Run:
             self.same(order, what, base_model=self.model, previous_step=self.previous)
         must(order.assignment_id not in self.assignments, f"{what} is there twice")
         self.assignments.add(order.assignment_id)
-        issued = self.log.find("assignment.issued", order.assignment_id, name_of(exchange.assignment))
+        self.same(order, what, seed=self.file.run.get("seed", 0), submitted_by=self.log.submitted_by)
+        parameters = self.file.run.get("parameters", {})
+        unshared = {name: parameters.get(name, []) for name in ("personal", "frozen")}
+        must({name: list(getattr(order.unshared, name)) for name in unshared} == unshared, f"what {what} leaves out")
+        self.same(order.unshared, what, buffers=parameters.get("buffers", ""))
+        self.same(order, what, members=len(phase.exchanges))
+        model = self.file.blob(order.base_model)
+        must(model is None or order.base_model_bytes == len(model), f"the size of the model of {what}")
+        served = list(order.objectives)
+        must(served and served == [one for one in self.file.objectives if one in served], f"the objectives of {what}")
+        self.asked.append(order)
+        issued = self.log.find("assignment.issued", order.assignment_id, name_of(exchange.assignment), by="coordinator")
+        uri = f"fedpareto://{order.federation_id}/client/{order.client_id}"
         must(f"client/{order.client_id}" in self.keys, f"the key of {order.client_id}")
         key, found = self.keys[f"client/{order.client_id}"], []
         if exchange.HasField("decline"):
             decline = opened(exchange.decline, "DeclineManifest", key, f"the decline of {order.client_id}")
             self.same(decline, "a decline", client_id=order.client_id, assignment_id=order.assignment_id)
-            self.log.find("assignment.declined", order.assignment_id, name_of(exchange.decline))
+            self.log.find("assignment.declined", order.assignment_id, name_of(exchange.decline), by=uri)
         for answer in exchange.answers:
             digest, what = name_of(answer.reply), f"the reply of {order.client_id}"
             said = opened(answer.reply, "ReplyManifest", key, what)
@@ -245,15 +292,20 @@ class Run:
             self.same(said, what, **{name: getattr(order, name) for name in (*copied, "attempt", "spec", "task")})
             must(list(said.rows) == list(order.rows), f"the rows of {what}")
             if not answer.HasField("receipt"):
-                self.log.find("reply.equivocation", order.assignment_id, digest)
+                self.log.find("reply.equivocation", order.assignment_id, digest, by=uri)
                 continue
             receipt = opened(answer.receipt, "ReceiptManifest", self.keys["coordinator"], "a receipt")
             self.same(receipt, "a receipt", envelope=digest, assignment_id=order.assignment_id)
             action = "reply.accepted" if receipt.accepted else "reply.refused"
-            told = self.log.find(action, order.assignment_id, digest)
+            told = self.log.find(action, order.assignment_id, digest, by=uri, outcome=receipt.reason)
             must(told > issued, f"{what} is told of before its assignment")
             self.same(receipt, "a receipt", **{name: getattr(said, name) for name in (*copied, "payload")})
+            self.file.named.add(said.payload)
             if receipt.accepted:
+                must(bool(order.rows) == bool(said.payload) == bool(said.payload_bytes), f"the payload of {what}")
+                must(
+                    said.samples <= self.file.run.get("limits", {}).get("samples", 10_000_000), f"the samples of {what}"
+                )
                 found.append((digest, said, told))
         must(len(found) <= 1, f"{order.client_id} has two accepted replies")
         return found[0] if found else None
@@ -261,26 +313,49 @@ class Run:
     def round(self, record: Any, number: int) -> list[str]:
         """Verifies a round, and returns what could not be."""
         must(record.number == number, "the number of the round")
-        deciding, evaluations = {}, []
-        for phase in record.phases:
+        must(record.state == ("COMPLETED" if record.HasField("step") else "SKIPPED"), "the state of the round")
+        deciding, evaluations, crowd = {}, [], 0
+        attempts = [phase.attempt for phase in record.phases]
+        must(attempts == sorted(attempts) and all(one <= record.attempt for one in attempts), "the attempts")
+        for place, phase in enumerate(record.phases):
+            must(phase.number == place, "the number of a phase")
+            must(phase.decides or record.HasField("step"), "an evaluation without a step")
+            self.asked = []
             for exchange in phase.exchanges:
                 reply = self.exchange(record, phase, exchange)
                 if reply is not None and phase.decides and phase.attempt == record.attempt:
                     deciding[reply[0]] = reply
                 elif reply is not None and not phase.decides:
                     evaluations.append(reply[1])
+            self.phase(record, phase)
+            first = phase.decides and phase.attempt == record.attempt and not crowd
+            crowd = len(self.asked) if first else crowd
         place = f"{self.file.about.run_id}/{number}"
         if not record.HasField("step"):
             must(record.state in ("SKIPPED", "OPEN"), "a round without a step")
-            if record.state == "SKIPPED":
-                self.log.find("round.skipped", place, "")
+            must(not record.state_after, "a state without a step")
+            must({*record.metrics} <= {"required/missing", "bytes/up", "bytes/refused", "bytes/down"}, "the metrics")
+            entry = self.log.entries[self.log.find("round.skipped", place, "", by="coordinator", place=True)]
+            must(record.reason[:399] == entry.detail[:399], "why the round was skipped")
             return []
+        selection = self.file.run.get("selection", {})
+        if selection.get("method", "all") == "all" and len(self.file.objectives) == 1:
+            must(crowd >= selection.get("minimum", 1), "the number of clients that were asked")
         step = opened(record.step, "StepManifest", self.keys["coordinator"], "the step")
-        stepped = self.log.find("round.stepped", place, name_of(record.step))
+        stepped = self.log.find("round.stepped", place, name_of(record.step), by="coordinator")
+        self.file.named |= {step.base_model, step.result_model, step.gram, step.combined, step.noise}
+        self.file.named |= {*json.loads(record.state_after).get("vectors", {}).values()}
         self.same(step, "the step", **self.facts, round=number, base_model=self.model)
         self.same(step, "the step", algorithm=self.file.run["algorithm"]["name"], state_before=blake(self.state))
         state = json.dumps(json.loads(record.state_after), sort_keys=True, separators=(",", ":")).encode()
         must(step.state_after == blake(state), "the state after the step")
+        memory = json.loads(state)
+        must(
+            {"blobs", "rule", "vectors"} <= memory.keys() <= {"averaged", "blobs", "rule", "vectors"},
+            "the state's keys",
+        )
+        if self.file.run["algorithm"]["name"] == "fedavg":
+            must(memory["rule"] == {} and memory["blobs"] == sorted({*memory["vectors"].values()}), "the state's blobs")
         absent = {reply[1].client_id for digest, reply in deciding.items() if digest not in step.replies}
         must(absent == {*step.revoked}, "a reply that the step leaves out")
         told = {entry.subject: entry.number for entry in self.log.entries if entry.action == "client.revoked"}
@@ -292,9 +367,22 @@ class Run:
         replies = [deciding[digest] for digest in step.replies]
         must(all(told < stepped for _, _, told in replies), "a reply that the log tells of after the step")
         missing = self.step(step, [said for _, said, _ in replies])
-        self.metrics(record, evaluations, step.result_model)
+        self.metrics(record, evaluations, [said for _, said, _ in deciding.values()], step.result_model)
         self.model, self.previous, self.state = step.result_model, name_of(record.step), state
         return missing
+
+    def phase(self, record: Any, phase: Any) -> None:
+        """Who was asked in a phase, and for which evaluation."""
+        selection, evaluate = self.file.run.get("selection", {}), self.file.run.get("evaluate", {})
+        for order in self.asked:
+            must(order.client_id not in selection.get("exclude", ()), f"{order.client_id} is excluded")
+            must(order.client_id in selection.get("members", [order.client_id]), f"{order.client_id} is no member")
+            if phase.decides:
+                continue
+            work = parsed(common_pb2.EvaluateWork, order.work)
+            splits = evaluate.get("splits", ["train", "validation", "test"])
+            must(phase.kind == "evaluate" and list(work.splits) == splits, "the work of an evaluation")
+            must(not order.inputs and order.previous_step == name_of(record.step), "an evaluation of another step")
 
     def step(self, step: Any, replies: list[Any]) -> list[str]:
         """Coefficients, K and the model; what could not be verified."""
@@ -329,14 +417,43 @@ class Run:
         must(((low <= after) & (after <= high)).all(), "the model")
         return missing
 
-    def metrics(self, record: Any, evaluations: list[Any], model: str) -> None:
-        if "evaluated" not in record.metrics:
-            return
+    def metrics(self, record: Any, evaluations: list[Any], before: list[Any], model: str) -> None:
+        """Those of the model: of accuracies (means, worst, worst 5 %), of losses, and the share that improved."""
         must(all(said.base_model == model for said in evaluations), "an evaluation of another model")
-        for split in ("test", "validation", "train"):
+        numbers = [
+            value for said in (*evaluations, *before) for value in (*said.metrics.values(), *said.losses.values())
+        ]
+        must(np.isfinite(numbers).all(), "a reply with a number that is not finite was accepted")
+        expected: dict[str, float] = {"evaluated": len(evaluations)} if evaluations else {}
+        for split in ("train", "validation", "test"):  # the last one counts
             losses = [said.metrics[f"{split}/loss"] for said in evaluations if f"{split}/loss" in said.metrics]
             if losses:
-                must(np.isclose(record.metrics[f"loss/{split}"], np.mean(losses), rtol=1e-9), f"the loss on {split}")
+                expected[f"loss/{split}"] = np.mean(losses)
+            told = sorted(said.metrics.get(f"{split}/accuracy", -1.0) for said in evaluations)
+            shares = [share for share in told if 0 <= share <= 1]
+            if shares:
+                lowest = shares[: max(1, len(shares) // 20)]
+                expected |= {"accuracy/mean": np.mean(shares), "accuracy/worst": shares[0]}
+                expected["accuracy/worst5"] = np.mean(lowest)
+        old = {said.client_id: said.metrics["train/loss"] for said in before if "train/loss" in said.metrics}
+        measured = [
+            said for said in evaluations if "train/loss" in said.metrics or said.metrics.get("train/samples", 0)
+        ]
+        new = {said.client_id: said.metrics.get("train/loss", np.inf) for said in measured}
+        both = [name for name in old if name in new]
+        if both:
+            expected["improved"] = np.mean([new[name] <= old[name] for name in both])
+        for name, value in expected.items():
+            recorded = record.metrics.get(name, np.nan)
+            must(np.isclose(recorded, value, rtol=1e-9, atol=1e-12), f"{name} is {recorded}, not {value}")
+        for name in record.metrics:
+            ours = name.startswith("loss/") and name.count("/") == 1 and name not in ("loss/worst", "loss/jain")
+            ours |= name in ("accuracy/mean", "accuracy/worst", "accuracy/worst5", "improved", "evaluated")
+            must(not ours or name in expected, f"{name} is on record, and nothing gives it")
+
+
+def step_of(record: Any) -> Any:
+    return common_pb2.StepManifest.FromString(record.step.manifest)
 
 
 def verify(path: Path, fingerprint: str = "") -> Found:
@@ -349,5 +466,14 @@ def verify(path: Path, fingerprint: str = "") -> Found:
         found.missing += [f"round {number}: {why}" for why in run.round(record, number)]
         found.models.append(run.model)
     must(file.about.model == run.model, "the newest model")
+    must(len(file.rounds) <= file.run["rounds"], "more rounds than the specification has")
+    ended = file.about.state != "COMPLETED" or file.run.get("stop") or len(file.rounds) == file.run["rounds"]
+    must(ended, "rounds are missing")
+    grams = {step_of(record).gram for record in file.rounds if record.HasField("step")}
+    for name in file.entries:
+        digest = name.removeprefix("blobs/").replace("-", ":", 1)
+        wanted = {file.about.initial_model, *file.named} if file.about.payloads else grams
+        must(not name.startswith("blobs/") or digest in wanted, f"the blob {digest}")
+        must(not name.startswith("blobs/") or file.blob(digest) is not None, "a blob")
     found.record = log.end()
     return found

@@ -17,8 +17,10 @@ from sqlalchemy import select
 
 from coordinator.home import CoordinatorHome
 from coordinator.members.authority import register
+from coordinator.members.logged_rights import join_string_digest
 from coordinator.server import Coordinator
 from coordinator.settings import Settings
+from federation.digests import digest
 from federation.line.channels import mutual_channel, refusal_from_rpc_error, server_verified_channel
 from federation.trust.certificates import fingerprint, issue_certificate, make_csr, pem
 from federation.trust.identity import Role, client_uri
@@ -28,6 +30,7 @@ from federation.trust.member_files import MemberFiles
 from federation.trust.proofs import prove_possession
 from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
+from storage import audit
 from storage.database import Database
 from storage.models import AuditEntry, Client
 from storage.models import JoinString as JoinRow
@@ -45,8 +48,8 @@ def wait_for(condition: Callable[[], T | None], what: str) -> T:
         found = condition()
         if found:
             return found
-        time.sleep(pause)
-        pause = min(1.3 * pause, 0.1)  # most conditions read the database
+        time.sleep(pause)  # most conditions read the database, which does not notify
+        pause = min(1.3 * pause, 0.1)
     raise AssertionError(f"waited {SECONDS} s for {what}")
 
 
@@ -148,15 +151,16 @@ class Running:
         secret = secrets.token_bytes(32)
         with self.database.begin() as session:
             now = self.clock()
-            session.add(
-                JoinRow(
-                    secret_hash=secret_hash(secret),
-                    client_id=client_id,
-                    created_by="test",
-                    created=now,
-                    expires=now + lifetime,
-                )
+            row = JoinRow(
+                secret_hash=secret_hash(secret),
+                client_id=client_id,
+                created_by="test",
+                created=now,
+                expires=now + lifetime,
             )
+            session.add(row)
+            logged = join_string_digest(row)
+            audit.record(session, at=now, actor="test", action=audit.JOIN_CREATED, subject=client_id, digest=logged)
         return secret
 
     def enroll(self, client_id: str) -> tuple[Applicant, EnrollResponse]:
@@ -208,6 +212,8 @@ class Running:
                 )
                 session.flush()
                 register(session, certificate, client_id=client_id)
+                logged = digest(raw)
+                audit.record(session, at=now, actor="test", action=audit.ENROLLED, subject=client_id, digest=logged)
         return mutual_channel(
             self.address, ca=pem(self.home.ca), key=private_key_pem(key), certificate=pem(certificate)
         )

@@ -447,6 +447,7 @@ def test_a_coordinator_keeps_the_ports_that_the_kernel_picked(tmp_path: Path) ->
         again.stop()
 
 
+@pytest.mark.full
 def test_a_second_coordinator_on_the_same_database_is_refused_and_the_first_serves_on(served: Running) -> None:
     done = completed(["-m", "fedpareto", "coordinator", "serve", "--home", str(served.home.directory)])
     assert done.returncode == 1, done.stderr

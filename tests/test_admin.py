@@ -15,8 +15,8 @@ from bundles import Edited
 from harness import Federation, refused
 from rich.console import Console
 
+from coordinator.aggregation.measures.metric_definitions import DEFINITIONS
 from coordinator.rounds.replies.uploads import Upload
-from coordinator.rounds.runs.metric_definitions import DEFINITIONS
 from federation.digests import digest
 from federation.line.channels import refusal_from_rpc_error
 from federation.line.payload_check import PayloadCheck
@@ -35,7 +35,7 @@ from federation.v1.admin_pb2 import (
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import ClientState
 from federation.vectors import to_bytes
-from fedpareto.cli.bundle import payloads_question
+from fedpareto.cli.admin.bundle import payloads_question
 from fedpareto.cli.show import member_tables, tables
 from fedpareto.formatting import natural
 from fedpareto.processes.forked import completed
@@ -175,9 +175,11 @@ def test_a_bundle_is_written_and_verified_by_commands(
     done = verify(str(whole), "--ca", fingerprint)
     assert done.returncode == 0, done.stderr
     assert f"CA {fingerprint}, as you named it" in done.stdout
+    measured = "metrics not verified, because only the coordinator measured them: bytes/down, iterations, residual"
+    assert measured in done.stdout.splitlines()
     assert done.stdout.splitlines()[-2:] == [
         f"digest of the record: {told['record']}",
-        f"{whole}: everything was verified",
+        f"{whole}: everything else was verified",
     ]
     document = json.loads(verify(str(whole), "--json").stdout)
     assert (document["verified"], document["record"]) == (True, told["record"])
@@ -185,7 +187,8 @@ def test_a_bundle_is_written_and_verified_by_commands(
     assert partly.returncode == 3
     assert [line for line in partly.stdout.splitlines() if "not verified" in line] == [
         "not verified: K and the model, because the file has no updates and no models; `fedpareto admin bundle "
-        f"{finished[0]} --payloads --out FILE` adds them"
+        f"{finished[0]} --payloads --out FILE` adds them",
+        measured,
     ]
     edited = Edited.of(whole).with_round(1, lambda found: found.metrics.__setitem__("loss/test", 0.25))
     failed = verify(str(edited.write(wrong)))

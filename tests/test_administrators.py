@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from conftest import empty_database
 from google.protobuf.timestamp_pb2 import Timestamp
+from harness import Member, federation
 from running import SECONDS, Applicant, Running, refused, running, wait_for
 from sqlalchemy import select
 from typer.testing import CliRunner
 
+from coordinator.members import administrators, membership
+from coordinator.members.access import control
+from federation.digests import digest
 from federation.line.channels import refusal_from_rpc_error
 from federation.trust.admin_files import AdminFiles
 from federation.trust.identity import Role
@@ -22,6 +27,7 @@ from federation.trust.join_string import JoinStringFields
 from federation.v1 import admin_pb2 as messages
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
+from federation.v1.federation_pb2 import AttendResponse
 from federation.vectors import Layout, Tensor, to_bytes
 from fedpareto.admin_messages import whole
 from fedpareto.cli.main import app
@@ -80,20 +86,16 @@ def recorded(served: Running, action: str) -> list[AuditEntry]:
         return list(session.scalars(select(AuditEntry).where(AuditEntry.action == action)))
 
 
-def a_run(stub: AdminStub) -> str:
-    import numpy as np
+def run_header(model: bytes) -> messages.RunHeader:
+    text = f'name = "run-{secrets.token_hex(4)}"\ntask = "nobody-has-it"\nrounds = 1'
+    return messages.RunHeader(spec=text.encode(), model=digest(model), model_bytes=len(model), paused=True)
 
-    from federation.digests import digest
 
-    model = to_bytes(LAYOUT, np.ones(LAYOUT.size, dtype=np.float32))
-    name = f"run-{secrets.token_hex(4)}"
-    header = messages.RunHeader(
-        spec=f'name = "{name}"\ntask = "nobody-has-it"\nrounds = 1'.encode(),
-        model=digest(model),
-        model_bytes=len(model),
-        paused=True,
-    )
-    requests = [messages.SubmitRunRequest(header=header), messages.SubmitRunRequest(chunk=model)]
+def a_run(stub: AdminStub, layout: Layout = LAYOUT) -> str:
+    model = to_bytes(layout, np.ones(layout.size, dtype=np.float32))
+    chunks = [model[start : start + (1 << 20)] for start in range(0, len(model), 1 << 20)]
+    requests = [messages.SubmitRunRequest(chunk=chunk) for chunk in chunks]
+    requests.insert(0, messages.SubmitRunRequest(header=run_header(model)))
     return str(stub.SubmitRun(iter(requests), timeout=SECONDS).run.run_id)
 
 
@@ -158,6 +160,73 @@ def test_a_revoked_administrator_is_shut_out_at_once_and_its_streams_end(
     assert [(entry.subject, entry.detail) for entry in recorded(served, "admin.revoked")] == [("mallory", "left")]
     with refused("FAILED_PRECONDITION", "administrator-state"):
         first.RevokeAdministrator(messages.RevokeAdministratorRequest(name="mallory"))
+
+
+def test_every_long_call_of_a_revoked_administrator_ends(
+    served: Running, first: AdminStub, issue: Callable[..., Issued]
+) -> None:
+    mallory, over = issue("mallet", Role.OPERATOR), threading.Event()
+    run = a_run(mallory.stub, Layout((Tensor("large", (1 << 23,)),)))  # 32 MiB: more than is under way on a connection
+
+    def half() -> Iterator[messages.SubmitRunRequest]:
+        yield messages.SubmitRunRequest(header=run_header(b"x" * 100))
+        over.wait(SECONDS)
+
+    calls = {
+        "WatchRun": mallory.stub.WatchRun(messages.WatchRunRequest(run=run)),
+        "ExportModel": mallory.stub.ExportModel(messages.ExportModelRequest(run=run)),
+        "SubmitRun": mallory.stub.SubmitRun.future(half()),
+    }
+    next(calls["WatchRun"])
+    next(calls["ExportModel"])
+    calls_of = served.coordinator._access._calls.values
+    wait_for(lambda: any(len(under_way) == 3 for under_way in list(calls_of())), "the three calls")
+    first.RevokeAdministrator(messages.RevokeAdministratorRequest(name="mallet"))
+    for name in ("WatchRun", "ExportModel"):
+        with refused("UNAUTHENTICATED", "certificate-revoked"):
+            for _ in calls[name]:
+                pass
+    with refused("UNAUTHENTICATED", "certificate-revoked"):
+        calls["SubmitRun"].result(SECONDS)
+    over.set()
+
+
+def test_a_revocation_takes_effect_also_when_the_officer_is_gone_before_the_answer(
+    served: Running, first: AdminStub, issue: Callable[..., Issued], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member, mallory = Member.enroll(served.join_string("gone")), issue("malice", Role.OPERATOR)
+    stream = member.attend(digits=1)
+    assert isinstance(stream.next(), AttendResponse)
+    begun, go = threading.Event(), threading.Event()
+
+    def late(function: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(*arguments: Any, **more: Any) -> Any:
+            begun.set()
+            assert go.wait(SECONDS)
+            return function(*arguments, **more)
+
+        return wait
+
+    monkeypatch.setattr(membership, "revoke", late(membership.revoke))
+    monkeypatch.setattr(administrators, "revoke_administrator", late(administrators.revoke_administrator))
+    monkeypatch.setattr(control, "WATCH_SECONDS", SECONDS)
+    with watching(mallory.stub, a_run(mallory.stub)) as ended:
+        for call in (
+            lambda: first.RevokeClient.future(messages.RevokeClientRequest(client_id="gone")),
+            lambda: first.RevokeAdministrator.future(messages.RevokeAdministratorRequest(name="malice")),
+        ):
+            begun.clear()
+            go.clear()
+            asked = call()
+            assert begun.wait(SECONDS)
+            asked.cancel()
+            listed(first)  # on the same connection: the end of the call has arrived before it
+            go.set()
+        wait_for(lambda: listed(first)["malice"].HasField("revoked"), "the revocation")
+        assert ended() == "certificate-revoked"
+    while isinstance(said := stream.next(), AttendResponse):
+        pass
+    assert refusal_from_rpc_error(said).reason == "certificate-revoked"
 
 
 def test_a_name_that_is_issued_again_ends_the_older_certificate_with_its_streams(
@@ -258,3 +327,27 @@ def test_a_certificate_is_issued_again_although_the_older_directory_is_lost(
     assert done.exit_code == 0, done.output
     with AdminFiles.load(tmp_path / "frank").channel() as channel:
         assert "frank" in listed(AdminStub(channel))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("way", ["revoked", "issued again"])
+def test_a_command_that_watches_ends_with_a_sentence_when_its_administrator_is_revoked(
+    tmp_path: Path, way: str
+) -> None:
+    with federation(tmp_path) as fed:
+        coordinator = fed.serve()
+        model = tmp_path / "initial.safetensors"
+        model.write_bytes(to_bytes(LAYOUT, np.ones(LAYOUT.size, dtype=np.float32)))
+        run = fed.submit("waits", 'task = "nobody-has-it"\nrounds = 1\n', "--model", str(model))
+        issue = ("coordinator", "admin", "alice", "--role", "operator", "--home", str(fed.home), "--out")
+        fed.fedpareto(*issue, str(tmp_path / "alice"))
+        command = ["-m", "fedpareto", "admin", "watch", run, "--json", "--home", str(tmp_path / "alice")]
+        watching = fed.process("watch", command)
+        watching.wait_for_text(run)
+        if way == "revoked":
+            fed.admin("revoke-admin", "alice", "--yes")
+        else:
+            fed.fedpareto(*issue, str(tmp_path / "alice-again"))
+        assert watching.popen.wait(SECONDS) == 1
+        assert "your certificate has been revoked; ask an administrator why" in watching.text
+        assert "Traceback" not in watching.text + coordinator.text

@@ -1,6 +1,7 @@
 """Attempts at a round that an algorithm gives up, and steps that are combined already."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from sqlalchemy import select
 from stage import Player, Stage, spec
+from test_bundle import exported
 
 from coordinator.aggregation import registry
 from coordinator.aggregation.base import Algorithm, Opened
@@ -17,10 +19,12 @@ from coordinator.aggregation.interface import Combination, Rows
 from coordinator.aggregation.phase_kinds import TrainingPhase
 from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step, Voided, Waiting
 from federation.line.channels import refusal_from_rpc_error
+from federation.record.bundle import BundleReader
 from federation.v1.common_pb2 import SignedEnvelope, StepManifest
 from federation.vectors import read_vector, update_rows
 from storage.models import AuditEntry
 from storage.states import RoundState, RunState
+from verification.run import verify
 
 NAMES = ("ann", "ben", "cleo")
 
@@ -197,12 +201,17 @@ def test_a_reply_counts_in_its_own_attempt_alone(stage: Stage) -> None:
     assert stage.wait_round(run, 0).metrics["improved"] == 1.0  # of ann and ben, who took part in the second attempt
 
 
-def test_a_member_that_is_revoked_after_a_voided_attempt_does_not_stop_the_next_one(stage: Stage) -> None:
+def test_a_member_that_is_revoked_after_a_voided_attempt_does_not_stop_the_next_one(
+    stage: Stage, tmp_path: Path
+) -> None:
     run, players = begin(stage, "second-thoughts", "selection.quorum = 0.5", names=("ben", "cleo", "dan"))
     stage.play(run, *players, until=lambda: stage.assignments(run, 0, 1), phases=1)
     stage.revoke("dan")
     stage.play(run, *players[:2])
     assert sorted(stage.replies(run, 0, 1)) == ["ben", "cleo"]
+    stage.wait_state(run, RunState.COMPLETED)
+    with BundleReader(exported(stage, run, tmp_path / "run.fedpareto")) as bundle:
+        assert [one.missing for one in verify(bundle)] == [()]
 
 
 def test_a_step_may_be_a_vector_that_is_combined_already(stage: Stage) -> None:

@@ -4,9 +4,11 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
+from compared_metrics import must_be_exact, watched
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from running import refused, wait_for
 from sqlalchemy import text
@@ -62,7 +64,10 @@ class Recorded:
                     edit(self, session)
             session.flush()
             session.expire_all()
-            found = [*log_problems(session, home.log_key, newest), *record_problems(session, checks)]
+            found = [
+                *log_problems(session, home.log_key, newest),
+                *record_problems(session, checks, home.log_key.entry_key, self.stage.blobs),
+            ]
             session.rollback()
         return [item for item in found if isinstance(item, str)]
 
@@ -217,6 +222,15 @@ def same_step_again(recorded: Recorded, session: Session) -> None:
     row.step = seal(manifest, key).SerializeToString()
 
 
+def logged(action: str, subject: str) -> Callable[[Recorded, Session], None]:
+    """Records an entry as the coordinator does, for a fact that the record has not."""
+
+    def edit(recorded: Recorded, session: Session) -> None:
+        audit.record(session, at=recorded.stage.clock(), actor="test", action=action, subject=subject)
+
+    return edit
+
+
 def other_spec(recorded: Recorded, session: Session) -> None:
     session.get_one(Run, recorded.run).spec += b"\n"
 
@@ -243,6 +257,14 @@ OF_THE_RECORD: dict[str, tuple[Sequence[Edit], str]] = {
     ),
     "model": ([f"update rounds set gram = 'x' where round_id = {ROUND}"], "round .*/0: the step: mismatch:gram"),
     "specification": ([other_spec], "run .*: its specification is not the one"),
+    "objectives of the run": (
+        ["""update runs set objectives = '["another"]' where run_id = 'RUN'"""],
+        "round .*/0: ann was asked for objectives that are not those of the run",
+    ),
+    "metrics of the run": (
+        ["""update runs set metrics = '[{"name": "auc", "better": "lower", "largest": 1}]' where run_id = 'RUN'"""],
+        "round .*/0: ann was asked for other measurements than those of the run",
+    ),
     "state of the run": (
         ["update runs set state = 'STOPPED' where run_id = 'RUN'"],
         "run .*: it is STOPPED, and the log",
@@ -256,7 +278,7 @@ OF_THE_RECORD: dict[str, tuple[Sequence[Edit], str]] = {
         ["update clients set forgotten = enrolled where client_id = 'ann'"],
         "client ann: the log does not tell that it was forgotten",
     ),
-    "revocation removed": ([ADDED.format("client.revoked", "ben")], "client ben: it is ACTIVE, and the log tells"),
+    "revocation removed": ([logged("client.revoked", "ben")], "client ben: it is ACTIVE, and the log tells"),
     "decline removed": (
         ["update assignments set state = 'EXPIRED', reason = 'deadline', decline = null where reason = 'no-data'"],
         "decline of assignment .*: the log tells of it",
@@ -283,10 +305,30 @@ OF_THE_RECORD: dict[str, tuple[Sequence[Edit], str]] = {
         "administrator admin: no entry of the log tells of its signing key with these roles",
     ),
     "revocation of an administrator removed": (
-        [ADDED.format("admin.revoked", "admin")],
+        [logged("admin.revoked", "admin")],
         "administrator admin: the log tells of its revocation, and the record says otherwise",
     ),
 }
+
+
+def test_each_metric_of_a_round_that_is_edited_is_found_and_the_round_named(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = watched(monkeypatch)
+    assert recorded.problems() == []
+    assert len(compared) == 2
+    must_be_exact(compared)
+    numbers = compared[0][1]
+    for name, value in [("accuracy/mean", 1.0), ("stationarity", 0.0), ("entropy", 1.0), ("made-up", 1.0)]:
+
+        def edit(recorded: Recorded, session: Session, changes: dict[str, float]) -> None:
+            row = session.query(Round).filter_by(run_id=recorded.run, number=0).one()
+            row.metrics = changes
+
+        changed = {other: number for other, number in numbers.items() if other != "evaluated"} | {name: value}
+        found = recorded.problems(partial(edit, changes=changed))
+        assert len(found) == 1
+        assert found[0].startswith(f"round {recorded.run}/0: the record ")
 
 
 @pytest.mark.parametrize("name", OF_THE_RECORD)

@@ -157,7 +157,7 @@ def test_the_next_backup_copies_what_is_new_and_removes_what_is_not_needed(
     second = answer("backup", backup, "--home", home.directory)
     assert 0 < second["blobs"] < first["blobs"]
     assert {blob.digest: blob.modified for blob in DirectoryStore(backup / "blobs").scan()}.items() < ages.items()
-    assert [path.name for path in backup.glob("database-*")] == [second["database"]]
+    assert [path.name for path in backup.glob("database-*.db")] == [second["database"]]
     with closing(home.open_database()) as database, database.read() as session:
         made = session.scalars(select(AuditEntry.digest).where(AuditEntry.action == "backup.made")).all()
     assert made == [first["digest"], second["digest"]]
@@ -321,6 +321,7 @@ back_up(Home.load(Path(sys.argv[1])), Path(sys.argv[2]), now=datetime.now(UTC), 
 """
 
 
+@pytest.mark.full
 def test_a_backup_that_is_killed_leaves_the_one_before_and_the_next_one_completes(
     home: CoordinatorHome, tmp_path: Path
 ) -> None:
@@ -337,7 +338,7 @@ def test_a_backup_that_is_killed_leaves_the_one_before_and_the_next_one_complete
     assert (backup / first["database"]).exists()
     content, lost = back_up(home, backup, now=LATER, progress=lambda done, total: None)
     assert lost == []
-    assert [path.name for path in backup.glob("database-*")] == [content.database]
+    assert [path.name for path in backup.glob("database-*.db")] == [content.database]
     assert run("restore", backup, "--check")[0] == 0
 
 

@@ -16,7 +16,7 @@ from federation.vectors import Layout, Tensor, to_bytes
 from storage.blob_directory import DirectoryStore
 
 LAYOUT = Layout((Tensor("weight", (600_000,)),))  # 2.4 MB
-WORKER = Path(__file__).resolve().parent.parent / "benchmarks" / "resident_worker.py"  # it does not train
+WORKER = Path(__file__).with_name("resident_worker.py")  # it does not train
 SPEC = """
 task = "nothing"
 rounds = 1
@@ -47,6 +47,7 @@ def told(text: str) -> list[dict[str, Any]]:
     return [json.JSONDecoder().raw_decode(line)[0] for line in lines]
 
 
+@pytest.mark.full
 def test_transfers_go_on_after_each_break_and_after_the_death_of_both_sides(tmp_path: Path) -> None:
     with federation(tmp_path) as fed:
         coordinator = fed.serve()

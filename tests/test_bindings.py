@@ -150,7 +150,13 @@ class Scene:
         """What `admin audit verify` says of the record."""
         home = self.stage.served.home
         checks = EnvelopeChecks(home.federation_id, home.signing.chain)
-        return self.stage.look(lambda s: [one for one in record_problems(s, checks) if isinstance(one, str)])
+        return self.stage.look(
+            lambda s: [
+                one
+                for one in record_problems(s, checks, home.log_key.entry_key, self.stage.blobs)
+                if isinstance(one, str)
+            ]
+        )
 
     def evidence(self) -> str:
         """Why the replies of the first phase cannot enter a step; empty if they can."""
@@ -301,11 +307,14 @@ def test_each_field_counts_in_replies_that_were_not_accepted(
 
 
 @pytest.mark.parametrize(
-    ("name", "place", "what"),
-    [(REFUSED, 0, "refused reply to assignment"), (EQUIVOCATES, 1, "further reply to assignment")],
+    ("name", "place", "what", "says"),
+    [
+        (REFUSED, 0, "refused reply to assignment", "the record says bytes/up"),
+        (EQUIVOCATES, 1, "further reply to assignment", "which is not in the record"),
+    ],
 )
 def test_a_reply_that_was_not_accepted_and_is_removed_is_told_of_by_the_log(
-    scene: Scene, tmp_path: Path, name: str, place: int, what: str
+    scene: Scene, tmp_path: Path, name: str, place: int, what: str, says: str
 ) -> None:
     row, another = scene.replies(name)[place], scene.assignment("ann")
     gone = f"{what} {row.assignment_id}: the log tells of it, and it is not in the record"
@@ -315,7 +324,7 @@ def test_a_reply_that_was_not_accepted_and_is_removed_is_told_of_by_the_log(
     def removed(exchange: Exchange) -> None:
         del exchange.answers[place]
 
-    assert "which is not in the record" in scene.outsider(tmp_path, removed, name)
+    assert says in scene.outsider(tmp_path, removed, name)
 
 
 # What the run, the round and the row say of an assignment.

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from compared_metrics import differences
 from few import few_of
 from objective_stage import EXACT, begin
 from stage import MODEL, Stage, spec
@@ -80,6 +81,7 @@ def test_every_rule_is_verified_from_its_bundle(stage: Stage, tmp_path: Path, ru
         found = list(verify(bundle))
     assert [one.number for one in found] == [0, 1, 2]
     assert [one.missing for one in found] == [()] * 3
+    assert differences(stage, run) == []
 
 
 @pytest.mark.parametrize("server", few_of(SERVERS, "adam"))
@@ -104,6 +106,7 @@ def test_a_run_that_was_stopped_within_a_round_is_verified(stage: Stage, tmp_pat
     stage.wait_state(run, RunState.STOPPED)
     (found,) = verified(stage, run, tmp_path)
     assert found.words.startswith("skipped: the run ended: enough")
+    assert differences(stage, run) == []
 
 
 def test_without_payloads_the_rule_is_verified_and_the_rest_is_named(stage: Stage, tmp_path: Path) -> None:
@@ -140,6 +143,7 @@ def test_rules_over_objectives_are_verified(stage: Stage, tmp_path: Path, name: 
     stage.play(run, *players.values())
     stage.wait_state(run, RunState.COMPLETED)
     assert len(verified(stage, run, tmp_path)) == 2
+    assert differences(stage, run) == []
 
 
 def test_of_noise_for_clients_all_is_verified_but_who_chose_it(stage: Stage, tmp_path: Path) -> None:
@@ -150,6 +154,7 @@ def test_of_noise_for_clients_all_is_verified_but_who_chose_it(stage: Stage, tmp
         assert [one.missing[-1] for one in found] == [CHOSEN] * 3
         assert [len(one.missing) == 1 for one in found] == [payloads] * 3
         assert ["the model from its noise, 45 numbers, K" in one.words for one in found] == [payloads] * 3
+    assert differences(stage, run) == []
 
 
 def test_averaged_buffers_are_verified(stage: Stage, tmp_path: Path) -> None:
@@ -180,6 +185,7 @@ def test_skipped_rounds_and_revoked_clients_are_verified(stage: Stage, tmp_path:
         found = list(verify(bundle))
     assert "2 updates" in found[0].words
     assert found[1].words.startswith("skipped: quorum: 0 of 2 clients replied")
+    assert differences(stage, run) == []
 
 
 # --- another rule on the same updates

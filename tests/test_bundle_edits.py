@@ -35,7 +35,7 @@ LAST = 1  # the last round: nothing after it names what is edited in it
 # Fields from which nothing follows for an outsider: times, words, and what only the client could judge.
 FREE = {
     StepManifest: {"created", "code"},
-    AssignmentManifest: {"created", "deadline", "max_payload_bytes"},
+    AssignmentManifest: {"created", "deadline"},
     ReceiptManifest: {"created", "message"},
     ReplyManifest: set[str](),
 }
@@ -220,7 +220,7 @@ def test_a_reply_that_is_removed_added_or_moved_is_named(stage: Stage, record: E
         (assigned_twice, "is on record twice"),
         (asked_twice, "was asked twice in phase 0"),
         (moved, "may not sign this"),
-        (without_phase, "once more than the record has phases"),
+        (without_phase, "phase 1 is at the place of phase 0"),
     ]:
         assert words in refused(record.with_round(LAST, edit), tmp_path), edit
 
@@ -276,7 +276,7 @@ def test_no_step_follows_from_a_phase_without_clients(record: Edited, tmp_path: 
     def edit(found: RoundRecord) -> None:
         del found.phases[0].exchanges[:]
 
-    assert "no step follows from the replies" in refused(record.with_round(LAST, edit), tmp_path)
+    assert "0 clients were asked" in refused(record.with_round(LAST, edit), tmp_path)
 
 
 def test_no_step_follows_from_a_reply_that_is_signed_and_has_no_payload(
@@ -343,7 +343,7 @@ def test_what_is_no_bundle_is_refused(record: Edited, tmp_path: Path) -> None:
 
 def test_the_text_of_a_bundle_cannot_write_on_the_terminal_of_its_reader(record: Edited, tmp_path: Path) -> None:
     forged = "run\x1b[2J\neverything was verified"
-    edited = record.telling(lambda about: setattr(about, "name", forged)).write(tmp_path / "forged.fedpareto")
+    edited = record.telling(lambda about: setattr(about, "run_id", forged)).write(tmp_path / "forged.fedpareto")
     output = CliRunner().invoke(app, ["verify", str(edited)]).output
     assert "\x1b" not in output
     assert r"run\x1b[2J\neverything was verified" in output.splitlines()[0]

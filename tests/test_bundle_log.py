@@ -50,6 +50,7 @@ def test_the_bundle_shows_the_entries_of_its_run_and_of_no_other(record: Edited,
     actions = [entry.action for entry in log.entries]
     assert {action: actions.count(action) for action in set(actions)} == {
         "key.set": 4,
+        "join-string.created": len(NAMES),
         "Enroll": len(NAMES),
         "run.submitted": 1,
         "assignment.issued": 4 * len(NAMES),

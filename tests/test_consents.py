@@ -11,11 +11,15 @@ from bundles import Edited
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from harness import Attending, refused
 from running import SECONDS, wait_for
+from sqlalchemy import ColumnElement, select
 from stage import Player, Stage, spec
 from test_bundle import exported
 from typer.testing import CliRunner
 
+from coordinator.members.access import control
+from coordinator.members.access.call_limits import CONSENT, RATES, Buckets, Rate
 from federation.digests import digest
+from federation.line.channels import RpcRefusal, refusal_from_rpc_error
 from federation.record.bundle import CONSENTS, BundleReader
 from federation.trust.envelope import seal, unseal
 from federation.v1 import admin_pb2 as admin
@@ -23,7 +27,7 @@ from federation.v1.common_pb2 import ConsentManifest, RunManifest
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse, FetchBlobRequest, Heartbeat
 from federation.v1.record_pb2 import Consents
 from fedpareto.cli.main import app
-from storage.models import Consent
+from storage.models import AuditEntry, Consent
 from storage.states import Answer, RunState
 from verification.errors import Verified, Wrong
 from verification.run import OpenedRun
@@ -57,6 +61,13 @@ def answer(player: Player, run: RunManifest, said: str, **changes: str) -> Conse
 
 def say(player: Player, stream: Attending, said: ConsentManifest, key: Ed25519PrivateKey | None = None) -> None:
     stream.say(AttendRequest(consent=seal(said, key or player.member.files.signing_key)))
+
+
+def end_of(stream: Attending) -> RpcRefusal:
+    """The refusal that ends a stream."""
+    while not isinstance(said := stream.next(), grpc.RpcError):
+        assert said is not None
+    return refusal_from_rpc_error(said)
 
 
 def command(stage: Stage, *arguments: str) -> str:
@@ -112,6 +123,40 @@ def test_a_client_that_answers_runs_is_told_of_each_and_gets_work_of_those_that_
     again.close()
     with refused("PERMISSION_DENIED", "blob-not-offered"):
         fetched(ann, told.spec)
+
+
+def test_a_client_that_keeps_changing_its_answer_is_told_to_wait_and_writes_no_more_entries(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "HOLD_SECONDS", 0.0)
+    rates = {kind: Rate(1e9, 1e9) for kind in RATES} | {CONSENT: Rate(3, 0.01)}
+    access = stage.served.coordinator._access
+    monkeypatch.setattr(access, "_buckets", Buckets(rates))
+    task = stage.task()
+    (ann,) = stage.cast(task, "ann")
+    stream = attends(ann, task)
+    run = stage.submit(spec(f"consents-{stage.count}", task))
+    told = asked(ann, stream)
+    for _ in range(5):
+        say(ann, stream, answer(ann, told, "waiting"))  # the first is no change, and the others are the same bytes
+    for number in range(10):
+        say(ann, stream, answer(ann, told, ("accepted", "waiting")[number % 2], message=str(number)))
+    refusal = end_of(stream)
+    assert (refusal.status, refusal.reason) == ("RESOURCE_EXHAUSTED", "limit:rate")
+    assert 50 < refusal.retry_seconds <= 100
+    for _ in range(3):  # each attendance repeats the refused change
+        again = attends(ann, task)
+        say(ann, again, answer(ann, told, "refused"))
+        assert end_of(again).reason == "limit:rate"
+    stage.served.run(access.finish())
+
+    def entries(*conditions: ColumnElement[bool]) -> list[int]:
+        wanted = select(AuditEntry.times).where(AuditEntry.actor.endswith("/ann"), *conditions)
+        return stage.look(lambda session: list(session.scalars(wanted.order_by(AuditEntry.entry_id))))
+
+    assert entries(AuditEntry.subject == f"{run}/ann") == [1] * 4
+    assert entries(AuditEntry.outcome == "limit:rate") == [1, 3]
+    stage.stop_run(run)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ from storage.blob_directory import DirectoryStore
 from storage.models import Run, note_model
 from storage.states import RunState
 
-SUBJECTS = ["settings", "keys", "certificates", "ports", "database", "clock", "audit log", "officers", "blobs", "disk"]
+SUBJECTS = ["settings", "keys", "certificates", "ports", "database", "clock", "audit log", "rights"]
+SUBJECTS += ["officers", "blobs", "disk"]
 MODEL = b"not a model, but a blob"
 
 

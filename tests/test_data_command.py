@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from experiments import plots
 from federation.tasks import DataSource, Part, Pool, Splits, Task, task
 from federation.tasks.census import Census, census
 from federation.tasks.partition import deal
@@ -68,7 +69,7 @@ def test_a_chart_is_drawn_for_clients_and_classes_of_any_number(tmp_path: Path) 
     assert (tmp_path / "few.png").read_bytes().startswith(b"\x89PNG")
     counts = np.arange(50 * 70).reshape(50, 70)
     many = Census(np.full((50, 3), 10), np.arange(70), counts)
-    shares.draw(many, [str(number) for number in range(50)], "many", tmp_path / "many.png")
+    plots.draw_census(many, [str(number) for number in range(50)], "many", tmp_path / "many.png")
     assert (tmp_path / "many.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(CommandFailure, match="cannot draw"):
         show("digits", "--plot", str(tmp_path / "nowhere" / "few.png"))

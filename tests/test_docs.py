@@ -10,8 +10,8 @@ import pytest
 from command_lines import problem
 from pydantic import BaseModel
 
+from coordinator.aggregation.measures.metric_definitions import DEFINITIONS, Basis, basis
 from coordinator.aggregation.registry import algorithm
-from coordinator.rounds.runs.metric_definitions import DEFINITIONS
 from coordinator.settings import Settings
 from federation.refusals import REASONS
 from federation.spec.run_spec import RunSpec
@@ -40,6 +40,16 @@ def test_the_page_of_reasons_lists_exactly_the_reasons_with_their_status() -> No
 def test_the_page_of_metrics_is_the_table_of_definitions() -> None:
     rows = re.findall(r"^\| `([a-z0-9_/<>]+)` \| (.+) \| (.+) \|$", PROSE[ROOT / "docs/metrics.md"], re.MULTILINE)
     assert rows == [(name, known.meaning, known.source) for name, known in DEFINITIONS.items()]
+
+
+def test_the_page_on_verification_says_of_each_metric_whether_it_is_verified() -> None:
+    rows = re.findall(r"^\| (`[^|]+) \| [^|]+ \| (yes|no) \|$", PROSE[ROOT / "docs/verify.md"], re.MULTILINE)
+    names = [
+        (re.escape(name).replace(r"\.\.\.", ".+"), told) for row, told in rows for name in re.findall("`(.+?)`", row)
+    ]
+    for metric in DEFINITIONS:
+        found = [told for name, told in names if re.fullmatch(name, metric)]
+        assert found == ["no" if basis(metric) is Basis.COORDINATOR else "yes"], metric
 
 
 def keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -2,18 +2,21 @@
 
 import math
 from contextlib import suppress
+from pathlib import Path
 
 import grpc
 import pytest
 from running import refused, wait_for
 from sqlalchemy import select
 from stage import MODEL, Stage, spec
+from typer.testing import CliRunner
 
 from coordinator.rounds import selection
 from federation.digests import digest
 from federation.spec.run_spec import RunSpec
 from federation.v1.admin_pb2 import RunHeader, SubmitRunRequest
 from federation.v1.federation_pb2 import AttendRequest, Heartbeat
+from fedpareto.cli.main import app
 from storage.models import AuditEntry
 from storage.states import PhaseState, RoundState, RunState
 
@@ -152,6 +155,41 @@ def test_rounds_that_are_skipped_in_a_row_fail_the_run(stage: Stage) -> None:
     assert len(stage.rounds(run)) == 4
 
 
+def test_a_run_in_which_no_round_has_made_a_step_fails_and_its_model_is_the_initial_one(
+    stage: Stage, tmp_path: Path
+) -> None:
+    task = stage.task()
+    (ann,) = stage.cast(task, "ann")
+    run = stage.submit(spec("stepless", task, rounds=2))
+    for number in range(2):
+        ann.decline(ann.order(), "busy")
+        stage.wait_round(run, number)
+    failed = stage.wait_state(run, RunState.FAILED)
+    last = "the last one: quorum: 0 of 1 clients replied, 1 are needed"
+    assert failed.reason == f"no step was made in any of its 2 rounds; {last}"
+    assert failed.model == failed.initial_model
+
+    def command(*arguments: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, [*arguments])
+        return done.exit_code, done.output + str(done.exception or "")
+
+    home = ("--home", str(stage.served.home.admin_dir))
+    code, said = command("admin", *home, "watch", run)
+    assert (code, f"did not complete: FAILED {failed.reason}" in said, "its model" in said) == (1, True, False), said
+    model, bundle = tmp_path / "model.safetensors", tmp_path / "run.fedpareto"
+    code, said = command("admin", *home, "export", run, "--out", str(model))
+    assert (code, "the model that the run began with" in " ".join(said.split())) == (0, True), said
+    code, said = command("admin", *home, "export", run, "--best", "loss", "--out", str(tmp_path / "best"))
+    assert (code, "no model of run" in said) == (1, True), said
+    code, said = command("admin", *home, "bundle", run, "--payloads", "--yes", "--out", str(bundle))
+    assert code == 0, said
+    code, said = command("verify", str(bundle), "--model", str(model))
+    assert (code, "everything else was verified" in " ".join(said.split())) == (0, True), said
+    page = tmp_path / "report.html"
+    assert command("report", run, *home, "--out", str(page))[0] == 0
+    assert "the initial one: no round has made a step" in page.read_text()
+
+
 def test_a_client_that_declines_is_not_waited_for_and_its_reason_is_kept(stage: Stage) -> None:
     task = stage.task()
     ann, ben = stage.cast(task, "ann", "ben")
@@ -174,7 +212,7 @@ def test_a_phase_that_everybody_declines_is_over_at_once(stage: Stage) -> None:
     skipped = stage.wait_round(run, 0)
     assert skipped.reason == "quorum: 0 of 2 clients replied, 2 are needed"
     assert skipped.metrics == {"bytes/up": 0.0, "bytes/refused": 0.0, "bytes/down": 0.0}
-    assert stage.wait_state(run, RunState.COMPLETED).model == digest(MODEL)
+    assert stage.wait_state(run, RunState.FAILED).model == digest(MODEL)
 
 
 def test_each_phase_has_the_deadline_of_its_kind(stage: Stage) -> None:

@@ -14,6 +14,7 @@ from running import SECONDS, Applicant, Clock, Running, refused, running
 
 from coordinator.members.authority import Authority
 from coordinator.members.enrollment import Application, enroll
+from coordinator.members.logged_rights import LoggedRights, join_string_digest
 from federation.line.channels import refusal_from_rpc_error, server_verified_channel
 from federation.refusals import Refusal
 from federation.trust.certificates import fingerprint, make_ca
@@ -23,6 +24,7 @@ from federation.trust.keys import new_tls_key
 from federation.trust.proofs import prove_possession
 from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
+from storage import audit
 from storage.database import Database
 from storage.models import AuditEntry, Certificate, Client, JoinString
 from storage.states import ClientState
@@ -187,12 +189,16 @@ def test_of_many_at_once_with_one_join_string_one_wins(served: Running) -> None:
 def test_of_many_transactions_with_one_join_string_one_wins_on_each_back_end(database: Database) -> None:
     key, clock = new_tls_key(), Clock()
     authority = Authority("test", make_ca(key, "test", clock()), key)
-    secret = b"s" * 32
+    secret, database.entry_key = b"s" * 32, bytes(32)
     with database.begin() as session:
         hours = timedelta(hours=1)
         row = JoinString(client_id="race", created_by="test", created=clock(), expires=clock() + hours)
         row.secret_hash = secret_hash(secret)
         session.add(row)
+        logged = join_string_digest(row)
+        audit.record(session, at=clock(), actor="test", action=audit.JOIN_CREATED, subject="race", digest=logged)
+    with database.read() as session:
+        rights = LoggedRights.read(session, bytes(32))
     start = threading.Barrier(6)
 
     def attempt(_: int) -> str:
@@ -201,7 +207,15 @@ def test_of_many_transactions_with_one_join_string_one_wins_on_each_back_end(dat
         start.wait(SECONDS)
         try:
             with database.begin() as session:
-                client, _ = enroll(session, application, authority=authority, approval=True, peer="test", now=clock())
+                client, _ = enroll(
+                    session,
+                    application,
+                    authority=authority,
+                    rights=rights,
+                    approval=True,
+                    peer="test",
+                    now=clock(),
+                )
                 return client.state.value
         except Refusal as refusal:
             return refusal.reason

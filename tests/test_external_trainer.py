@@ -167,6 +167,10 @@ def test_gradients_come_as_one_vector_for_each_objective(start: Start) -> None:
             "say(type='error', id=id, message='x', reason='NO GPU')",
             "trainer:error: the process of the trainer failed: x",
         ),
+        (
+            "say(type='error', id=id, message='\\ud800\\x1b[2J' + 'x' * 1000)",
+            r"trainer:error: the process of the trainer failed: \\ud800\\x1b\[2Jx+\.\.\. \(1005 characters\)$",
+        ),
     ],
 )
 def test_a_failure_is_declined_with_its_reason_and_the_next_assignment_is_done(
@@ -242,7 +246,7 @@ def test_a_diverged_training_and_nan_are_told_as_such(start: Start) -> None:
 
 def test_a_silent_process_is_ended_and_started_again(start: Start) -> None:
     trainer = start("say(type='progress', id=id, share=0.1); time.sleep(600)", silence=0.5)  # ended long before
-    assert declined(trainer) == "trainer:silent: the process of the trainer said nothing for 0.5 s"
+    assert declined(trainer) == "trainer:silent: the process of the trainer said nothing about its order for 0.5 s"
     assert trainer.measure(BASE, ("test",))["test/loss"] == 1.0
 
 

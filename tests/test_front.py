@@ -9,8 +9,10 @@ import signal
 import socket
 import struct
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from coordinator.front import listener
 from coordinator.front.connection_limits import ConnectionLimits
 from coordinator.front.listener import Front, host_of
 from coordinator.front.places import Places
+from coordinator.front.process import Forwarder
 
 ROOM = ConnectionLimits(connections=64, unverified=32)
 HELLO = b"\x16\x03\x01"  # how a TLS handshake begins
@@ -41,7 +44,7 @@ class Inner:
         with contextlib.suppress(OSError):
             while True:
                 connection, name = self._listener.accept()
-                self.peers.append(f"unix:{name}")
+                self.peers.append(f"unix-abstract:{name[1:].decode()}")
                 threading.Thread(target=self._echo, args=(connection,), daemon=True).start()
 
     def _echo(self, connection: socket.socket) -> None:
@@ -90,6 +93,36 @@ class Fronted:
         assert self.front._reader is not None
         self.front._reader.feed_data(data)
 
+    def replace(self) -> None:
+        """Kills the process, and waits for the next one."""
+        first = self.process
+        os.kill(first, signal.SIGKILL)
+        wait_for(lambda: self.process != first, "another process")
+
+    def pass_time(self, seconds: float) -> None:
+        """Sets the clock of the coordinator's event loop forward, and lets the loop run."""
+        passed = self._loop.time
+
+        async def later() -> None:
+            self._loop.time = lambda: passed() + seconds  # type: ignore[method-assign]
+            await asyncio.sleep(0.1)
+
+        self.run(later())
+
+    def paused(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        """The pauses before each further start, which from now on take no time."""
+        pauses: list[float] = []
+        sleep = asyncio.sleep
+
+        async def pause(seconds: float) -> None:
+            if asyncio.current_task() is self.front._supervisor:
+                pauses.append(seconds)
+            else:
+                await sleep(seconds)
+
+        monkeypatch.setattr(listener.asyncio, "sleep", pause)
+        return pauses
+
     def verify(self, number: int, member: str) -> None:
         peer = next(peer for peer in self.inner.peers if f"/{number}@" in peer)
         self._loop.call_soon_threadsafe(self.front.verified, peer, member)
@@ -119,6 +152,10 @@ def fronted() -> Iterator[Callable[[ConnectionLimits], Fronted]]:
     yield make
     for one in made:
         one.close()
+
+
+async def call(function: Callable[[], object]) -> None:
+    function()
 
 
 def received(connection: socket.socket, count: int) -> bytes:
@@ -281,6 +318,90 @@ def test_a_process_that_cannot_be_started_is_tried_again(
     wait_for(lambda: descriptors(os.getpid()) <= before, "the descriptors to be released")
 
 
+def test_a_process_that_hangs_is_killed_and_replaced_and_the_log_says_so(
+    fronted: Callable[..., Fronted], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(listener, "BEAT_SECONDS", 0.05)
+    one = fronted()
+    connection, first = one.greeted(), one.process
+    os.kill(first, signal.SIGSTOP)
+    wait_for(lambda: ended(connection), "the connection to end")
+    wait_for(lambda: one.process != first, "another process")
+    one.greeted()
+    assert "the front listener does not answer (State: T (stopped)): it is killed" in caplog.text
+    assert "the front listener was killed by SIGKILL, and every connection ended with it" in caplog.text
+
+
+def test_a_process_that_slept_with_the_whole_machine_is_not_killed(
+    fronted: Callable[..., Fronted], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = fronted()
+    connection, front = one.greeted(), one.front
+    os.kill(one.process, signal.SIGSTOP)
+    one.pass_time(3600.0)
+    os.kill(one.process, signal.SIGCONT)
+    answered = front._answered
+    wait_for(lambda: front._answered > answered + 1, "two more answers")
+    assert not ended(connection)
+    assert not caplog.text
+
+
+def test_a_process_that_fails_again_and_again_is_started_less_and_less_often(
+    fronted: Callable[..., Fronted], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = fronted()
+    starts = one.paused(monkeypatch)
+    for _ in range(6):
+        one.replace()
+    assert starts == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+    assert "it is started again in 10 s; it has failed 6 times in a row" in caplog.text
+    one.front._answered = listener.STEADY_BEATS
+    one.replace()
+    assert starts[-1] == 1.0
+    one.greeted()
+
+
+def test_reports_that_the_database_keeps_waiting_do_not_hide_that_the_process_answers(
+    fronted: Callable[..., Fronted],
+) -> None:
+    one = fronted()
+    gate = asyncio.Event()
+    one.front._refused = lambda *_: gate.wait()  # type: ignore[assignment,return-value]
+    one.run(one.hear(b'{"actor": "192.0.2.7", "reason": "limit:idle", "times": 1}\n'))
+    answered = one.front._answered
+    wait_for(lambda: one.front._answered > answered + 1, "two more answers")
+    one.run(call(gate.set))
+
+
+def test_gives_up_on_a_coordinator_that_says_nothing() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert not Forwarder([], theirs, {}, ROOM, "", unheard_seconds=0.0).run()
+        ours.close()
+        assert Forwarder([], theirs, {}, ROOM, "", unheard_seconds=60.0).run()
+
+
+def test_the_sockets_behind_it_are_in_no_directory(
+    fronted: Callable[..., Fronted], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    long = tmp_path / ("x" * 200)  # no path of a socket may be as long
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    one = fronted()
+    assert not list(long.iterdir())
+    one.greeted()
+    one.replace()
+    one.greeted()
+
+
+def test_a_number_of_a_connection_is_never_given_again(fronted: Callable[..., Fronted]) -> None:
+    one = fronted()
+    one.greeted()
+    one.replace()
+    one.greeted()
+    assert [peer.rpartition("/")[2] for peer in one.inner.peers] == ["1@127.0.0.1", f"{(1 << 32) + 1}@127.0.0.1"]
+
+
 def test_signals_to_the_whole_group_do_not_end_the_process_before_the_coordinator(
     fronted: Callable[..., Fronted],
 ) -> None:
@@ -307,7 +428,7 @@ def test_the_largest_group_loses_its_oldest_holder_when_all_places_are_taken() -
 
 @pytest.mark.parametrize(
     ("peer", "host"),
-    [("unix:/tmp/fedpareto-x/17@192.0.2.7", "192.0.2.7"), ("unix:/tmp/x/3@2001%3Adb8%3A%3A1", "2001:db8::1")],
+    [("unix-abstract:9f2c/17@192.0.2.7", "192.0.2.7"), ("unix-abstract:9f/3@2001%3Adb8%3A%3A1", "2001:db8::1")],
 )
 def test_a_peer_is_named_by_its_public_address(peer: str, host: str) -> None:
     assert host_of(peer) == host

@@ -14,7 +14,7 @@ from coordinator.ownership import CoordinatorHomeError
 from coordinator.rounds.runs.submission import Submission
 from coordinator.settings import Settings
 from experiments.definition import ExperimentError, parse
-from experiments.results import DamagedError, RunResult, checked
+from experiments.results import DamagedError, parsed
 from federation.attacks.base import AttackError
 from federation.attacks.catalogue import parse_attack
 from federation.line.proxies import Proxy, ProxyError
@@ -81,7 +81,7 @@ PARSERS: dict[str, Callable[[Path], Parser]] = {
     "receipts": lambda path: Parser(
         in_file(path, lambda file: read_receipts(file, MEMBER.coordinator.chain)), ReceiptsError
     ),
-    "result": lambda path: Parser(in_file(path, lambda file: checked(file, RunResult)), DamagedError),
+    "result": lambda path: Parser(parsed, DamagedError),
     "attack": lambda path: Parser(
         lambda data: parse_attack(text(data)), AttackError, lambda attack: attack.spelling().encode()
     ),

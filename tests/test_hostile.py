@@ -17,6 +17,7 @@ from running import SECONDS, Running, refused, running, wait_for
 from stage import LAYOUT, LONG, Stage, spec
 
 from coordinator.members.access import rpc_messages
+from coordinator.members.access.call_limits import RATES, Buckets, Rate
 from coordinator.members.access.control import MAX_CONCURRENT_CALLS
 from coordinator.rounds.replies.uploads import Uploads
 from federation.digests import digest
@@ -120,8 +121,12 @@ def test_whoever_opens_calls_and_says_nothing_is_counted_and_shown_out(
 
 
 @pytest.mark.full
-def test_a_flood_of_refusals_is_counted_to_the_last_one_and_written_a_few_times(tmp_path: Path) -> None:
+def test_a_flood_of_refusals_is_counted_to_the_last_one_and_written_a_few_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with running(tmp_path / "home") as served, served.newcomer() as newcomer:
+        rates = {kind: Rate(1e9, 1e9) for kind in RATES}
+        monkeypatch.setattr(served.coordinator._access, "_buckets", Buckets(rates))
         ended: Counter[str] = Counter()
         for _ in range(10):
             calls = [newcomer.unary_unary("/federation.v1.Enrollment/Enroll").future(b"") for _ in range(50)]

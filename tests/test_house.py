@@ -79,6 +79,21 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     TopologicalSorter(imports).prepare()  # raises CycleError, which names the files of a circle
 
 
+def test_a_module_of_commands_imports_at_its_top() -> None:
+    """The table of commands loads a module when its command is called, so nothing in it has to wait."""
+    late = defaultdict(list)
+    for file, tree in sources("fedpareto").items():
+        if "cli" in file.parts:
+            late[str(file)] += [
+                ast.unparse(node)
+                for block in ast.walk(tree)
+                if isinstance(block, ast.FunctionDef | ast.AsyncFunctionDef | ast.If)
+                for node in ast.walk(block)
+                if isinstance(node, ast.Import | ast.ImportFrom)
+            ]
+    assert {file: imports for file, imports in late.items() if imports} == {}
+
+
 @pytest.mark.parametrize("room", ["fedpareto/console", "worker/console", "coordinator/alerts", "storage/objects",
                                   "fedpareto/sinks", "tests/simulated"])  # fmt: skip
 def test_a_planned_room_has_its_place_on_the_architecture_page(room: str) -> None:

@@ -75,7 +75,10 @@ def test_a_member_joins_again_with_its_signing_key_and_stays_who_it_was(
     after = client(served, name)
     for field in ("state", "signing_key", "key_id", "enrolled"):
         assert getattr(after, field) == getattr(before, field)
-    assert record(served, name) == ["Enroll", "client.joined-again", "certificate.retired"]
+    assert record(served, name) == [
+        *("join-string.created", "Enroll"),
+        *("join-string.created", "client.joined-again", "certificate.retired"),
+    ]
 
 
 def test_without_the_signing_key_nobody_joins_again_and_the_reason_says_what_to_do(
@@ -114,7 +117,7 @@ def test_a_revoked_member_does_not_join_again(served: Running, tmp_path: Path) -
     assert result.exit_code == 1
     assert "client-state: gone was revoked and cannot join again" in str(result.exception)
     assert served.refusals("Enroll")[-1].outcome == "client-state"
-    assert record(served, "gone") == ["Enroll", "client.revoked"]
+    assert record(served, "gone") == ["join-string.created", "Enroll", "join-string.created", "client.revoked"]
 
 
 def test_a_join_string_for_a_member_is_made_on_purpose_and_not_for_a_revoked_one(served: Running) -> None:

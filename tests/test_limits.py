@@ -13,8 +13,18 @@ from running import SECONDS, Applicant, Running, refused, running, wait_for
 from sqlalchemy import func, select, update
 
 from coordinator.clock import utc_now
-from coordinator.members.access import control, strangers
-from coordinator.members.access.call_limits import DAY, DECLINE, MESSAGE, RATES, REFUSED, Buckets, Rate
+from coordinator.members.access import control, refusal_record, strangers
+from coordinator.members.access.call_limits import (
+    DAY,
+    DECLINE,
+    MESSAGE,
+    RATES,
+    REFUSED,
+    STRANGER,
+    STRANGERS,
+    Buckets,
+    Rate,
+)
 from coordinator.members.renewal import MAX_ENDED, MAX_UNUSED
 from federation.line.channels import mutual_channel, refusal_from_rpc_error
 from federation.trust.certificates import fingerprint, make_csr, pem
@@ -169,6 +179,40 @@ def test_calls_with_a_certificate_that_was_replaced_use_up_nothing_of_the_member
         knock(present)
 
 
+def test_refusals_of_one_caller_or_of_many_strangers_write_a_bounded_number_of_entries_a_minute(
+    served: Running,
+) -> None:
+    record = served.coordinator._access._record
+
+    def written(*refusals: tuple[str, str, str]) -> list[AuditEntry]:
+        served.run(record.finish())  # of other tests
+        before = newest()
+        for actor, action, outcome in refusals:
+            served.run(record.write(actor, action, outcome, "detail"))
+        served.run(record.finish())
+        with served.database.read() as session:
+            return list(session.scalars(select(AuditEntry).where(AuditEntry.entry_id > before)))
+
+    def newest() -> int:
+        with served.database.read() as session:
+            return session.scalar(select(func.max(AuditEntry.entry_id))) or 0
+
+    member = "fedpareto://test/client/inventive"
+    entries = written(*((member, "Submit", f"reason-{number}") for number in range(100)))
+    assert len(entries) == refusal_record.PER_CALLER + 2
+    assert sum(entry.times for entry in entries) == 100
+    assert (entries[-1].actor, entries[-1].action, entries[-1].outcome) == (member, "several", "several")
+    assert entries[-1].detail == "Submit: reason-99: detail"
+    strangers = ((f"peer 2001:db8::{number:x}", f"Rpc{number % 7}", "x") for number in range(200))
+    entries = written(*strangers)
+    assert len(entries) <= refusal_record.OF_STRANGERS + 2
+    assert sum(entry.times for entry in entries) == 200
+    assert (entries[-1].actor, entries[-1].action) == (refusal_record.OTHERS, "several")
+    assert [entry.actor for entry in written(("fedpareto://test/client/other", "Submit", "x"))] == [
+        "fedpareto://test/client/other"
+    ]
+
+
 def test_a_stream_ends_when_its_member_says_too_much(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     rated(served, monkeypatch, **{MESSAGE: Rate(5, 0.01)})
     _, channel = joined(served, "talker")
@@ -220,6 +264,35 @@ def test_a_worker_waits_as_long_as_the_coordinator_asks(
     worker.stop()
     assert told["reason"] == "limit:rate"
     assert 3500 < told["retry_seconds"] <= 3600
+
+
+def test_strangers_have_a_rate_for_each_address_and_in_all_and_members_are_not_kept_waiting(
+    served: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served.newcomer() as newcomer, served.member("settled") as member:
+        rated(served, monkeypatch, **{STRANGER: Rate(3, 0.01)})
+        stub = EnrollmentStub(newcomer)
+        for _ in range(3):
+            with refused("UNAUTHENTICATED", "join-string-invalid"):
+                stub.Enroll(Applicant().request(b"x"), timeout=SECONDS)
+
+        def wrote(*arguments: object, **more: object) -> None:
+            raise AssertionError("a transaction")
+
+        access = served.coordinator._access
+        monkeypatch.setattr("coordinator.services.enrollment.enroll", wrote)
+        with refused("RESOURCE_EXHAUSTED", "limit:rate") as messages:
+            stub.Enroll(Applicant().request(b"x"), timeout=SECONDS)
+        assert "too many calls without a certificate from your address: try again in " in messages[0]
+        with refused("PERMISSION_DENIED", "blob-not-offered"):
+            knock(member)
+        rated(served, monkeypatch, **{STRANGERS: Rate(1, 0.01)})
+        with pytest.raises(grpc.RpcError):  # it is served
+            stub.Enroll(Applicant().request(b"x"), timeout=SECONDS)
+        with refused("RESOURCE_EXHAUSTED", "limit:rate") as messages:
+            stub.Enroll(Applicant().request(b"x"), timeout=SECONDS)
+        assert "from all addresses" in messages[0]
+        assert not len(access._strangers)
 
 
 def test_idle_watches_of_strangers_end_soon_and_keep_no_newcomer_out(

@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from coordinator.aggregation.diagnostics import conflicts
 from coordinator.aggregation.direction import Direction
 from coordinator.aggregation.interface import Combination, Coordinates, Objectives
+from coordinator.aggregation.measures import metrics, model_metrics
+from coordinator.aggregation.measures.step_metrics import agreement
 from coordinator.aggregation.phases import Past, PhaseReply, Replies, RoundContext, Step
 from coordinator.aggregation.registry import algorithm
 from coordinator.rounds import signed_results
-from coordinator.rounds.runs import metrics, scores
+from coordinator.rounds.runs import scores
 from federation.spec.task_metrics import MetricKind
 from federation.vectors import update_layout
 from federation.work.evaluate.work import Evaluate
@@ -153,10 +155,8 @@ def test_a_step_is_described_by_its_own_updates_whatever_the_rule() -> None:
     told = replies(U)
     K = told.gram
     for name in ("fedavg", "fedmgda+", "geometric-median"):
-        rule = algorithm(name, {})
-        rows = told.rows(RoundContext(number=0, total=1))
-        found = signed_results.agreement(Step(told, rule.decide(rows)))
-        assert found == {**conflicts(K), **metrics.stationarity(K)}
+        made = algorithm(name, {}).decide(told.rows(RoundContext(number=0, total=1)))
+        assert agreement(Step(told, made).gram, 4) == {**conflicts(K), **metrics.stationarity(K)}
     median = Combination(np.zeros(0), np.full(4, 0.25), {}, {}, Coordinates(np.eye(4), 1))
     direction = Direction(median, told.updates, K)
     taken = np.concatenate(list(direction))
@@ -189,16 +189,13 @@ def test_of_a_step_that_is_combined_already_only_the_weights_are_known() -> None
     found = signed_results.shares(step, Direction(answer, step.rows, step.gram))
     assert {name: share.weight for name, share in found.items()} == {"client-0": 0.75, "client-1": 0.25}
     assert all(np.isnan((share.norm, share.coefficient, share.cosine)).all() for share in found.values())
-    assert signed_results.agreement(step) == {}
 
 
 def test_the_updates_of_earlier_rounds_are_left_out_of_a_rounds_conflicts() -> None:
     told = replies(np.eye(2))
     past = Past(client_id="gone", round=0, envelope="", payload="", row=-np.ones(2, np.float32))
-    assert (
-        signed_results.agreement(Step(told, Combination(np.ones(3), np.ones(2), {}, {}), history=(past,)))["conflicts"]
-        == 0
-    )
+    step = Step(told, Combination(np.ones(3), np.ones(2), {}, {}), history=(past,))
+    assert agreement(step.gram, 2)["conflicts"] == 0
 
 
 NAMES = ("left", "right", "none")
@@ -292,10 +289,10 @@ def test_an_accuracy_that_is_no_share_is_left_out_and_losses_stand_in_where_ther
     rows = np.eye(3)
     measured = {"test_accuracy": [0.5, 7.0, 1.0], "test_loss": [1.0, 2.0, 3.0], "train_accuracy": [0.25] * 3}
     measured |= {"test_accuracy_loss": [0.5, 0.5, 0.5], "test_loss_loss": [1.0, 1.0, 1.0]}
-    found = scores.scores(replies(rows, **measured), ("loss",), (MetricKind("auc"),))
+    found = model_metrics.scores(replies(rows, **measured), ("loss",), (MetricKind("auc"),))
     assert (found["accuracy/mean"], found["accuracy/worst"], found["loss/test"]) == (0.75, 0.5, 2.0)
     assert not {"loss/worst", "accuracy/objective/loss", "loss/test/loss", "metric/auc/mean"} & found.keys()
-    found = scores.scores(replies(rows, test_loss=[1.0, 1.0, 4.0], train_loss=[1.0, 2.0, 3.0]), ("loss",))
+    found = model_metrics.scores(replies(rows, test_loss=[1.0, 1.0, 4.0], train_loss=[1.0, 2.0, 3.0]), ("loss",))
     assert (found["loss/worst"], found["loss/jain"]) == (4.0, pytest.approx(36 / 54))
     assert not any(name.startswith("accuracy") for name in found)
     assert found["evaluated"] == 3.0
@@ -310,7 +307,7 @@ def test_each_objective_is_the_mean_over_the_clients_that_serve_it() -> None:
         PhaseReply(client_id=f"client-{i}", samples=1, losses={}, metrics=metrics, objectives=served)
         for i, (metrics, served) in enumerate(zip(told, (("left",), ("left", "right")), strict=True))
     ]
-    found = scores.scores(Replies(answers), ("left", "right"))
+    found = model_metrics.scores(Replies(answers), ("left", "right"))
     assert (found["loss/test"], found["loss/test/left"], found["loss/test/right"]) == (1.5, 2.0, 1.0)
     assert found["accuracy/objective/left"] == 0.5
     assert "accuracy/objective/right" not in found  # 7 is no share
@@ -320,7 +317,7 @@ def test_means_over_the_members_alone_give_the_metrics_that_need_no_more() -> No
     means = {"train/loss": 1.0, "train/accuracy": 0.9, "test/accuracy": 0.5, "test/accuracy/left": 0.25}
     means |= {"train/accuracy/right": 0.75, "test/loss/left": 3.0, "train/loss/right": 4.0}
     means |= {"train/auc": 0.75, "test/auc": 0.5}
-    found = scores.scores_of_means(means, 3, ("left", "right"), (MetricKind("auc"), MetricKind("dice")))
+    found = model_metrics.scores_of_means(means, 3, ("left", "right"), (MetricKind("auc"), MetricKind("dice")))
     assert found == {
         "metric/auc/mean": 0.5,
         "loss/train": 1.0,
@@ -330,7 +327,7 @@ def test_means_over_the_members_alone_give_the_metrics_that_need_no_more() -> No
         "loss/train/right": 4.0,
         "evaluated": 3.0,
     }
-    assert scores.scores_of_means({"test/loss": 2.0, "test/loss/loss": 2.0}, 1, ("loss",)) == {
+    assert model_metrics.scores_of_means({"test/loss": 2.0, "test/loss/loss": 2.0}, 1, ("loss",)) == {
         "loss/test": 2.0,
         "evaluated": 1.0,
     }

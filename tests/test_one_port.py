@@ -207,10 +207,10 @@ def test_the_containers_health_check_asks_for_the_newcomers_name(served: Running
     assert check["coordinator_serves"](served.home.directory)
 
 
-def test_while_half_a_handshake_is_there_the_process_is_not_woken(tmp_path: Path) -> None:
+def test_while_half_a_handshake_is_there_the_process_is_not_woken() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, socket.create_server(("127.0.0.1", 0)) as listener:
-        forwarder = Forwarder([], theirs, str(tmp_path), ConnectionLimits(16, 8), "fl.example.org")
+        forwarder = Forwarder([], theirs, {}, ConnectionLimits(16, 8), "fl.example.org")
         with socket.create_connection(listener.getsockname()) as far, listener.accept()[0] as public:
             connection = Connection(1, public, "127.0.0.1", "both", opened=0.0, heard=0.0)
             for start in range(0, len(HELLO), 100):

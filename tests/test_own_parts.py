@@ -13,8 +13,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from coordinator.rounds.runs import metric_definitions
-from coordinator.rounds.runs.metric_definitions import Definition, Unit
+from coordinator.aggregation.measures import metric_definitions
+from coordinator.aggregation.measures.metric_definitions import Definition, Unit
 from federation.v1.admin_pb2 import GetRoundResponse
 from fedpareto import Attack, Combination, DataSource, Metric, Pool, Rows, Rule, Task, conclude, option, simulate
 from fedpareto.cli.show import round_lines, round_tables
@@ -139,5 +139,5 @@ def test_a_metric_of_a_test_file_alone_is_recorded_and_shown_with_its_group_labe
     with console.capture() as capture:
         console.print(round_tables.round_(item))
     assert re.search(r"^length +kept 25\.0 % *$", capture.get(), re.MULTILINE)
-    assert round_lines.heading(["length/kept"]) == " round      kept"
-    assert round_lines.line(0, {"length/kept": 0.25}, ["length/kept"]) == "     0    25.0 %"
+    assert round_lines.heading(["length/kept"]) == " round           kept"
+    assert round_lines.line(0, {"length/kept": 0.25}, [], ["length/kept"]) == "     0         25.0 %"

@@ -252,14 +252,14 @@ def test_members_that_fail_or_oppose_are_seen_wherever_a_run_is_shown(
             assert words in flat, words
     assert "3/5" in shown(tables.runs([listed]))
     with pytest.raises(CommandFailure) as failure:
-        runs._follow(stage._admin, run, as_json=False)
+        runs.follow(stage._admin, run, as_json=False)
     assert failure.value.code == 1
     assert "2 of 5 members failed in the last round: cleo declined" in failure.value.message
     assert "dora was refused: zero" in failure.value.message
     out = capsys.readouterr().out
     assert out.count("warning: cleo failed in 4 rounds in a row") == 1
     with pytest.raises(CommandFailure):
-        runs._follow(stage._admin, run, as_json=True)
+        runs.follow(stage._admin, run, as_json=True)
     last = json.loads(capsys.readouterr().out.splitlines()[-1])["run"]
     assert [member["client_id"] for member in last["members"] if member["last_outcome"] in ("DECLINED", "REFUSED")] == [
         "cleo",
@@ -276,7 +276,7 @@ def test_a_run_whose_last_round_everybody_answered_ends_well_whatever_was_before
     ann.reply(ann.order())
     ben.decline(ben.order(), "busy")
     stage.play(run, ann, ben)
-    runs._follow(stage._admin, run, as_json=False)
+    runs.follow(stage._admin, run, as_json=False)
     out = capsys.readouterr().out
     assert re.search(r"^ben +2 +1 +1 +0 +0 +round 0: busy", out, re.MULTILINE)
     read = stage.look(lambda session: read_rounds(session, run))

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bundles import Edited, signed_again
+from compared_metrics import must_be_exact, watched
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from harness import Federation, Process, federation, wait_for
 
@@ -26,6 +27,7 @@ from federation.trust.envelope import seal
 from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
 from federation.v1.record_pb2 import RoundRecord
+from federation.v1.secure_pb2 import SecureDealWork
 from federation.vectors import Layout, Tensor
 from federation.work.base import Shape
 from federation.work.evaluate.work import Evaluate
@@ -224,9 +226,8 @@ def signed_step(scene: Scene, run: str) -> StepManifest:
     return StepManifest.FromString(SignedEnvelope.FromString(step).manifest)
 
 
-@pytest.mark.parametrize(
-    "mode", ["verified", *(pytest.param(mode, marks=pytest.mark.full) for mode in ("sum", "private"))]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["verified", "sum", "private"])
 def test_a_coordinator_that_dies_before_each_stage_asks_the_same_and_loses_nobody(
     scene: Scene, mode: str, tmp_path: Path
 ) -> None:
@@ -315,7 +316,8 @@ def test_kills_change_nothing_of_a_model_in_any_mode(scene: Scene) -> None:
     for seed in (COORDINATORS_SEED, *range(1, len(WITH_GRAM) + 1)):
         model = scene.fed.wait_completed(scene.fed.submit(f"undisturbed-{seed}", in_mode("sum", seed)))
         killed = scene.fed.query(f"select model from runs where name like 'killed-%-{seed}'")
-        assert killed == [(model,)] * (3 if seed == COORDINATORS_SEED or seed <= len(STAGES) else 2)
+        assert len(killed) >= 2  # the modes whose tests have run
+        assert {made for (made,) in killed} == {model}
 
 
 def test_each_owner_sees_the_same_digest_and_the_sessions_that_count(scene: Scene) -> None:
@@ -397,7 +399,11 @@ def test_an_outsider_verifies_the_record_of_a_run_and_names_each_edit(scene: Sce
     for (name,) in scene.fed.query("select name from runs where name in ('private', :killed)", killed=killed):
         record = record_of(scene, name)
         ((model,),) = scene.fed.query("select model from runs where name = :name", name=name)
-        assert record.verify() == [model]
+        with pytest.MonkeyPatch.context() as patch:
+            compared = watched(patch)
+            assert record.verify() == [model]
+        assert {"private/members", "loss/train", "evaluated"} <= compared[0][1].keys()
+        must_be_exact(compared)
     for field, edit in STEP_FIELDS:
         with pytest.raises(Wrong, match=f"round 0: .*({field})"):
             record.step(edit).verify()
@@ -411,7 +417,25 @@ def test_an_outsider_verifies_the_record_of_a_run_and_names_each_edit(scene: Sce
             lambda order: setattr(order, "work", work[:-1]),
         )
 
+    def deal(change: Callable[[AssignmentManifest], object]) -> Callable[[RoundRecord], object]:
+        """An edit of the assignment of a later stage, whose reply says nothing of it."""
+        return lambda found: signed_again(
+            found.phases[1].exchanges[0].assignment, AssignmentManifest, record.key, change
+        )
+
+    def in_another_mode(order: AssignmentManifest) -> None:
+        work = SecureDealWork.FromString(order.work)
+        work.mode = "private"
+        order.work = work.SerializeToString()
+
     for edit, named in [
+        (deal(in_another_mode), "was asked for other work than follows from the record"),
+        (
+            deal(lambda order: order.inputs[0].ClearField("digest")),
+            "was given other inputs than follow from the record",
+        ),
+        (deal(lambda order: order.inputs[0].ClearField("size")), "was given other inputs"),
+        (deal(lambda order: order.objectives.append("more")), "does not serve all objectives"),
         (lambda found: found.step.CopyFrom(seal(StepManifest(), Ed25519PrivateKey.generate())), "may not sign this"),
         (
             lambda found: found.phases[0].exchanges[0].ClearField("answers"),
@@ -422,6 +446,23 @@ def test_an_outsider_verifies_the_record_of_a_run_and_names_each_edit(scene: Sce
     ]:
         with pytest.raises(Wrong, match=f"round 0: .*({named})"):
             record.first(edit).verify()
+
+
+def test_an_edited_mean_of_a_private_evaluation_is_found(scene: Scene) -> None:
+    rounds = "runs join rounds using (run_id) where name = 'private'"
+    ((run, metrics),) = scene.fed.query(f"select run_id, rounds.metrics from {rounds}")
+
+    def set_metrics(changes: dict[str, float]) -> None:
+        with closing(sqlite3.connect(scene.fed.home / "coordinator.db")) as database, database:
+            values = json.dumps(json.loads(metrics) | changes), run
+            database.execute("update rounds set metrics = ? where run_id = ?", values)
+
+    set_metrics({"loss/train": 0.01})
+    try:
+        (problem,) = scene.fed.admin("audit", "verify", code=1)["problems"]
+    finally:
+        set_metrics({})
+    assert problem.startswith(f"round {run}/0: the record says loss/train = 0.01; what was signed gives ")
 
 
 @pytest.mark.full

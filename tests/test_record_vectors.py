@@ -21,6 +21,7 @@ from federation.v1 import common_pb2
 from federation.v1.common_pb2 import SignedEnvelope
 from federation.v1.record_pb2 import LogRecord, RoundRecord
 from verification.errors import Wrong
+from verification.own_replies import fates
 from verification.run import OpenedRun
 
 VECTORS = record_vectors.DIRECTORY
@@ -102,6 +103,11 @@ def change(message: Any, edit: dict[str, Any]) -> None:
                 value = getattr(entry, name)
                 setattr(entry, name, getattr(other, name))
                 setattr(other, name, value)
+    elif "metrics" in edit:
+        for name, value in edit["metrics"].items():
+            message.metrics.pop(name, None)
+            if value is not None:
+                message.metrics[name] = float(value)
     elif "remove" in edit:
         del at(message, path[:-1])[path[-1]]
     elif "exchange" in edit:
@@ -122,7 +128,11 @@ def edited(bundle: Edited, edit: dict[str, Any]) -> Edited:
         kind, _, place = name[:-1].partition("[")
         of_kind = [one for one in bundle.entries if one.startswith(f"{kind}/") and not one.endswith("ca.der")]
         name = of_kind[int(place)]
+    if "add" in edit:
+        return bundle.having({name: edit["add"].encode()})
     data = bundle.entries[name]
+    if "append" in edit:
+        return bundle.having({name: data + bytes.fromhex(edit["append"])})
     if "delete" in edit:
         return bundle.having({name: None})
     if "swap" in edit:
@@ -151,6 +161,22 @@ def test_both_verifiers_refuse_each_edit_and_ours_names_it(case: dict[str, Any],
     assert case["round"] is None or said.startswith(f"round {case['round']}: ")
     with pytest.raises(AlsoWrong):
         verify_independently(path)
+
+
+@pytest.mark.parametrize("edit", [{"reply": None}, {"assignment": {"manifest": "/w=="}}])
+def test_a_member_that_looks_for_its_replies_is_told_of_a_message_that_cannot_be_read(
+    tmp_path: Path, edit: dict[str, Any]
+) -> None:
+    def change(record: RoundRecord) -> None:
+        step, exchange = record.step, record.phases[0].exchanges[0]
+        if "reply" in edit:
+            step.manifest = b"\xff"
+        else:
+            put(exchange, edit)
+
+    path = Edited.of(vector("open")).with_round(0, change).write(tmp_path / "edited")
+    with BundleReader(path) as reader, pytest.raises(BundleError, match="round 0 has a message that cannot be read"):
+        list(fates(reader, "ann", []))
 
 
 # --- whether the bundles are those that this version writes

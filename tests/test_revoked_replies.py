@@ -4,13 +4,13 @@ import pytest
 from running import SECONDS, wait_for
 from stage import MODEL, Player, Stage, spec
 
+from coordinator.members.membership import revoke
 from coordinator.rounds import conductor
 from federation.digests import digest
 from federation.trust.envelope import unseal
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import SignedEnvelope, StepManifest
-from storage.models import Client
-from storage.states import ClientState, RoundState, RunState
+from storage.states import RoundState, RunState
 
 LEFT_OUT = ("FULFILLED", "client-revoked")
 
@@ -62,7 +62,7 @@ def test_no_round_waits_for_a_member_whose_revocation_was_cut_short_by_the_coord
     gone.leave()
     stage.players.pop(gone.name)
     with stage.served.database.begin() as session:  # recorded; what it was asked for is not cancelled yet
-        session.get_one(Client, gone.name).state = ClientState.REVOKED
+        revoke(session, gone.name, "left", by="test", now=stage.clock())
     stage.restart()
     wait_for(lambda: stage.outcomes(run)[gone.name] == ("CANCELLED", "client-revoked"), "the assignment to be void")
     stage.play(run, ann, ben)
@@ -118,4 +118,4 @@ def test_a_round_whose_training_was_asked_for_by_a_revoked_members_gradients_is_
     assert skipped.state is RoundState.SKIPPED
     assert skipped.reason == (f"client-revoked: {gone.name}: revoked after the next phase was asked for by its reply")
     assert stage.run(run).model == digest(MODEL)
-    stage.wait_state(run, RunState.COMPLETED)
+    stage.wait_state(run, RunState.FAILED)

@@ -90,7 +90,11 @@ def signers(stage: Stage, run: str, number: int = 0) -> dict[str, bytes]:
 def problems(stage: Stage) -> list[str]:
     home = stage.served.home
     checks = EnvelopeChecks(home.federation_id, home.signing.chain)
-    return stage.look(lambda session: [one for one in record_problems(session, checks) if isinstance(one, str)])
+    return stage.look(
+        lambda session: [
+            one for one in record_problems(session, checks, home.log_key.entry_key, stage.blobs) if isinstance(one, str)
+        ]
+    )
 
 
 @pytest.fixture

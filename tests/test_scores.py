@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
+from coordinator.aggregation.measures import model_metrics
 from coordinator.aggregation.phases import PhaseReply, Replies
 from coordinator.rounds.fleets.base import RunFacts
 from coordinator.rounds.runs import scores
@@ -36,7 +37,7 @@ def test_a_round_records_mean_weighted_worst_and_best() -> None:
         {"test/auc": 0.5, "test/rmse": 3.0, "test/samples": 3.0, "test/other": 1.0},
         {"train/auc": 0.1},
     )
-    found = scores.scores(replies, ("loss",), KINDS)
+    found = model_metrics.scores(replies, ("loss",), KINDS)
     assert {name: value for name, value in found.items() if name.startswith("metric/")} == pytest.approx(
         {
             "metric/auc/mean": 0.7,
@@ -49,14 +50,14 @@ def test_a_round_records_mean_weighted_worst_and_best() -> None:
             "metric/rmse/best": 1.0,
         }
     )
-    assert math.isnan(scores.summary([(0.5, 0)], "weighted", higher=True)), "nobody has samples"
+    assert math.isnan(model_metrics.summary([(0.5, 0)], "weighted", higher=True)), "nobody has samples"
     with pytest.raises(ValueError, match="no summary 'median'"):
-        scores.summary([(0.5, 1)], "median", higher=True)
+        model_metrics.summary([(0.5, 1)], "median", higher=True)
 
 
 def test_a_member_that_claims_many_values_does_not_fill_the_record() -> None:
     many = {f"test/auc/{number}": 1.0 for number in range(1000)}
-    found = scores.scores(told(many, {"test/auc/z": 0.5}, {"test/auc/z": 0.7}), ("loss",), KINDS)
+    found = model_metrics.scores(told(many, {"test/auc/z": 0.5}, {"test/auc/z": 0.7}), ("loss",), KINDS)
     recorded = {name for name in found if name.startswith("metric/")}
     assert len(recorded) == 4 * MOST_VALUES
     assert "metric/auc/z/mean" in recorded, "what most members report comes first"

@@ -56,7 +56,9 @@ RULES = [
 ]
 
 
-@pytest.mark.parametrize(("mode", "name"), RULES)
+@pytest.mark.parametrize(
+    ("mode", "name"), [*RULES[:2], *(pytest.param(*rule, marks=pytest.mark.full) for rule in RULES[2:])]
+)
 def test_the_step_of_a_rule_is_near_the_open_one_and_is_verified(mode: Mode, name: str) -> None:
     scene = cast(9, d=300, assumed=1, lost={(SessionStage.MASK.value, 0): ["silo-04"]} if mode is Mode.PRIVATE else {})
     step = round_of(scene, mode, name)

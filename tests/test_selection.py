@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from coordinator.rounds import selection
-from federation.spec.run_sections import SelectionSpec
+from federation.spec.run_sections import SelectionSpec, replies_needed
 
 
 @pytest.mark.parametrize(
@@ -17,28 +17,28 @@ from federation.spec.run_sections import SelectionSpec
     [(0.1, 100, 10), (0.1, 30, 3), (0.1, 5, 1), (0.25, 10, 3), (1.0, 7, 7), (0.001, 1, 1)],
 )
 def test_a_fraction_is_rounded_up_and_never_below_one(fraction: float, pool: int, expected: int) -> None:
-    assert selection.wanted(SelectionSpec(method="fraction", fraction=fraction), pool) == expected
+    assert SelectionSpec(method="fraction", fraction=fraction).wanted(pool) == expected
 
 
 def test_a_count_is_at_most_the_pool() -> None:
-    assert selection.wanted(SelectionSpec(method="count", count=5), 3) == 3
+    assert SelectionSpec(method="count", count=5).wanted(3) == 3
 
 
 def test_over_selection_asks_more_clients_than_it_wants() -> None:
     spec = SelectionSpec(method="count", count=5, over_selection=1.5)
-    assert selection.wanted(spec, 100) == 5
-    assert selection.asked(spec, 100) == 8
-    assert selection.asked(spec, 6) == 6
+    assert spec.wanted(100) == 5
+    assert spec.asked(100) == 8
+    assert spec.asked(6) == 6
 
 
 def test_a_quorum_is_at_least_one_reply() -> None:
-    assert selection.quorum(0.0, 10) == 1
-    assert selection.quorum(0.5, 5) == 3
-    assert selection.quorum(1.0, 5) == 5
+    assert replies_needed(0.0, 10) == 1
+    assert replies_needed(0.5, 5) == 3
+    assert replies_needed(1.0, 5) == 5
 
 
 def test_a_majority_is_more_than_half_and_so_at_least_two_of_two() -> None:
-    assert [selection.quorum("majority", want) for want in range(1, 7)] == [1, 2, 2, 3, 3, 4]
+    assert [replies_needed("majority", want) for want in range(1, 7)] == [1, 2, 2, 3, 3, 4]
 
 
 @given(seed=st.integers(0, 2**63 - 1), number=st.integers(0, 1000), size=st.integers(1, 50))
@@ -51,7 +51,7 @@ def test_the_choice_depends_on_seed_and_round_and_not_on_the_order_of_the_pool(
     backwards = dict(reversed(pool.items()))
     assert selection.select(spec, backwards, seed=seed, round_number=number) == chosen
     assert chosen == sorted(set(chosen))
-    assert len(chosen) == selection.wanted(spec, size)
+    assert len(chosen) == spec.wanted(size)
 
 
 def test_every_client_has_its_turn() -> None:

@@ -70,6 +70,7 @@ def test_two_processes_come_to_the_result_of_one(two: ExternalTrainer, alone: Tr
     assert train(two, base, WORK).rows["loss"].tobytes() == found.rows["loss"].tobytes()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "work",
     [
@@ -85,9 +86,8 @@ def test_options_of_the_run_hold_in_two_processes(
     same(train(two, base, work).rows["loss"], train(alone, base, work).rows["loss"])
 
 
-@pytest.mark.parametrize(
-    ("precision", "close"), [("float32", 1e-6), pytest.param("bf16", 0.05, marks=pytest.mark.full)]
-)
+@pytest.mark.full
+@pytest.mark.parametrize(("precision", "close"), [("float32", 1e-6), ("bf16", 0.05)])
 def test_schedules_decay_and_frozen_parameters_hold_in_two_processes(
     two: ExternalTrainer, alone: Trainer, base: Vector, precision: str, close: float
 ) -> None:

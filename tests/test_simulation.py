@@ -218,6 +218,7 @@ def test_a_look_into_the_record_of_a_killed_simulation_changes_nothing_that_foll
     assert rest.replies.equals(whole.replies)
 
 
+@pytest.mark.full
 def test_a_simulation_that_a_second_interrupt_ends_at_once_is_paused_in_its_record(tmp_path: Path) -> None:
     def interrupt(progress: SimulationProgress) -> None:
         raise KeyboardInterrupt

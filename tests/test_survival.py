@@ -11,9 +11,10 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from harness import Federation, Process, federation, wait_for
+from harness import SECONDS, Federation, Process, federation, wait_for
 
 from federation.tasks import initial_model, task
 from federation.vectors import write_vectors
@@ -261,6 +262,114 @@ def test_a_connection_cut_in_the_middle_of_an_upload_is_made_again(scene: Scene,
         proxy.listener.close()
         scene.workers[victim].kill()
         scene.work(victim)
+
+
+def front_of(coordinator: Process) -> int:
+    """The process id of a coordinator's front listener; 0 if none runs."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            runs = int(parent) == coordinator.popen.pid and state != "Z"
+            if runs and b"coordinator.front.process" in (stat.parent / "cmdline").read_bytes():
+                return int(stat.parent.name)
+    return 0
+
+
+def next_front(coordinator: Process, ended: int) -> int:
+    """The front listener that the coordinator has started instead of one that has ended."""
+
+    def found() -> int:
+        front = front_of(coordinator)
+        return front if front != ended else 0
+
+    return wait_for(found, "another front listener")
+
+
+def under_way(scene: Scene, run: str) -> None:
+    """Waits until a run has asked its members."""
+    asked = "select count(*) from assignments a join phases p using (phase_id) join rounds r using (round_id) where "
+    wait_for(lambda: scene.fed.query(asked + "r.run_id = :run", run=run)[0][0], "the first assignments")
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.full)])
+def test_a_front_listener_that_hangs_or_dies_is_replaced(
+    scene: Scene, undisturbed: str, number: signal.Signals
+) -> None:
+    coordinator = scene.fed.coordinator
+    assert coordinator is not None
+    front, run = front_of(coordinator), scene.submit()
+    under_way(scene, run)
+    os.kill(front, number)
+    next_front(coordinator, front)
+    assert scene.fed.wait_completed(run) == undisturbed
+    scene.check_counted_once(run)
+    if number is signal.SIGSTOP:
+        assert "the front listener does not answer (State: T (stopped)): it is killed" in coordinator.text
+    assert "the front listener was killed by SIGKILL" in coordinator.text
+
+
+@pytest.mark.full
+def test_a_front_listener_that_is_killed_ten_times_in_a_row_is_started_ten_times_and_those_who_watch_go_on(
+    scene: Scene, undisturbed: str
+) -> None:
+    coordinator = scene.fed.coordinator
+    assert coordinator is not None
+    scene.workers[CLIENTS[2]].kill()  # so the run waits
+    run, front = scene.submit(), front_of(coordinator)
+    command = ["-m", "fedpareto", "admin", "--home", str(scene.fed.home / "admin"), "watch", run, "--json"]
+    watching = scene.fed.process("watch", command)
+    watching.wait_for_text(run)
+    for _ in range(10):
+        os.kill(front, signal.SIGKILL)
+        front = next_front(coordinator, front)
+    assert "started again in 10 s; it has failed 10 times in a row" in coordinator.text
+    scene.work(CLIENTS[2])
+    assert scene.fed.wait_completed(run) == undisturbed
+    scene.check_counted_once(run)
+    assert watching.popen.wait(SECONDS) == 0, watching.text
+    assert "lost the coordinator" in watching.text
+    assert "the coordinator answers again" in watching.text
+
+
+def test_a_front_listener_that_is_stopped_ends_with_a_killed_coordinator_and_leaves_the_port(scene: Scene) -> None:
+    coordinator = scene.fed.coordinator
+    assert coordinator is not None
+    front = front_of(coordinator)
+    os.kill(front, signal.SIGSTOP)
+    os.kill(coordinator.popen.pid, signal.SIGKILL)
+    coordinator.wait_killed()
+    scene.fed.serve()  # on the same port
+    wait_for(lambda: not Path(f"/proc/{front}").exists(), "the front listener to end")
+    scene.fed.attending(*CLIENTS)
+
+
+HASTY = """
+from coordinator.front import listener
+listener.UNHEARD_SECONDS = 1.0
+from fedpareto.__main__ import main
+main()
+"""
+
+
+@pytest.mark.full
+def test_a_front_listener_leaves_a_coordinator_that_hangs_and_is_there_again_when_it_goes_on(
+    scene: Scene, undisturbed: str
+) -> None:
+    assert scene.fed.coordinator is not None
+    scene.fed.coordinator.kill()
+    coordinator = scene.fed.serve(program=HASTY)
+    scene.fed.attending(*CLIENTS)
+    front, run = front_of(coordinator), scene.submit()
+    under_way(scene, run)
+    os.kill(coordinator.popen.pid, signal.SIGSTOP)
+    wait_for(lambda: front_of(coordinator) == 0, "the front listener to end")
+    os.kill(coordinator.popen.pid, signal.SIGCONT)
+    assert next_front(coordinator, 0) != front
+    assert scene.fed.wait_completed(run) == undisturbed
+    scene.check_counted_once(run)
+    assert "the front listener ended, because this process gave no sign of life for 1 s" in coordinator.text
+    scene.fed.coordinator.kill()
+    scene.fed.serve()
 
 
 def test_a_second_coordinator_on_the_same_database_refuses_to_start(scene: Scene) -> None:

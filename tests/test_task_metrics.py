@@ -11,7 +11,7 @@ import pytest
 import torch
 from few import few_of
 
-from coordinator.rounds.runs.scores import scores_of_means
+from coordinator.aggregation.measures.model_metrics import scores_of_means
 from coordinator.rounds.runs.submission import Submission
 from federation.refusals import Refusal
 from federation.secure.evaluation import common

@@ -296,6 +296,7 @@ def test_an_initial_model_without_pytorch_is_checked_and_is_float32() -> None:
         initial_model(Endless(), 0)
 
 
+@pytest.mark.full
 def test_a_worker_without_pytorch_trains_a_task_of_scikit_learn_and_an_administrator_submits_its_model() -> None:
     code = """
         import sys

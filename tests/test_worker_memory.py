@@ -103,6 +103,19 @@ def test_values_are_erased_when_a_later_attempt_or_round_begins(
         assert database.execute("SELECT count(*) FROM kept").fetchone() == (1,)
 
 
+def test_so_many_runs_are_remembered_and_no_more(
+    memory: WorkerMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.work.memory.MAX_ATTEMPTS", 3)
+    for number in range(10):
+        values = memory.begin(order(run=f"run-{number}"))
+        values.put("kept", b"value", durable=True)
+        values.put("held", b"value")
+    assert len(memory._values) == 3
+    with sqlite3.connect(tmp_path / "memory.db") as database:
+        assert database.execute("SELECT run FROM kept").fetchall() == [("run-7",), ("run-8",), ("run-9",)]
+
+
 def test_an_attempt_that_was_given_up_is_declined(memory: WorkerMemory) -> None:
     memory.begin(order(attempt=1))
     with pytest.raises(Declined, match="attempt 0 at round 0; attempt 1 has begun"):

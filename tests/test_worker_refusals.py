@@ -57,6 +57,7 @@ def _other_splits(manifest: AssignmentManifest) -> None:
     [
         (_changed(federation_id="another"), "mismatch:federation_id"),
         (_changed(client_id="hospital-b"), "mismatch:client_id"),
+        (_changed(run_id="x" * 201), "limit:manifest"),
         (_past, "deadline"),
         (_changed(round=2**63), "round"),
         (_changed(task="os:system"), "task-not-allowed"),

@@ -199,7 +199,7 @@ def _magnitude(signed: StepVectors, updates: Matrix) -> Matrix:
 
 def _must_round(given: Matrix, value: Matrix, magnitude: Callable[[], Matrix], vector: str, columns: slice) -> None:
     """Checks that given float32 numbers are rounded values within the error of such sums. Raises Wrong."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         if np.array_equal(given, value.astype(np.float32)):
             return
         error = _ERROR * magnitude()

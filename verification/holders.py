@@ -9,15 +9,16 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.message import DecodeError
 
-from federation.record.bundle import BundleReader
+from federation.record.bundle import BundleReader, has_unknown_fields
 from federation.record.exchange import Signers
 from federation.refusals import Refusal
 from federation.trust.certificates import load_certificate
+from federation.trust.envelope import ManifestT, unseal
 from federation.trust.identity import PeerIdentity, parse_peer
 from federation.trust.key_chain import KeyChain, whole_chain
 from federation.trust.keys import IdentityError
 from federation.trust.proofs import signing_public_key
-from federation.v1.common_pb2 import KeyRotation, RotationManifest, SignedEnvelope
+from federation.v1.common_pb2 import KeyRotation, RotationManifest, RotationReceiptManifest, SignedEnvelope
 from verification.errors import Wrong
 
 
@@ -38,13 +39,25 @@ class Keys:
     @property
     def signers(self) -> Signers:
         """The signers of the record's messages."""
-        return Signers(coordinator=self.coordinator, client=self._client)
+        return Signers(coordinator=self.coordinator, client=self._client, unseal=unseal_known)
 
     def _client(self, client_id: str, envelope: SignedEnvelope) -> KeyChain:
         keys = self.clients.get(client_id)
         if keys is None:
             raise Refusal("key-unknown", f"no certificate names a signing key of {client_id}")
         return keys
+
+
+def unseal_known(envelope: SignedEnvelope, kind: type[ManifestT], key: Ed25519PublicKey) -> ManifestT:
+    """The manifest in an envelope that a key has signed, all of whose fields are known here.
+
+    Raises:
+        Refusal: as of `federation.trust.envelope.unseal`; or `manifest` for a field that this release does not know.
+    """
+    manifest = unseal(envelope, kind, key)
+    if has_unknown_fields(manifest):
+        raise Refusal("manifest", "it has a field that this release does not know: use the release that wrote it")
+    return manifest
 
 
 def read_keys(bundle: BundleReader, fingerprint: str = "") -> Keys:
@@ -95,14 +108,20 @@ def read_keys(bundle: BundleReader, fingerprint: str = "") -> Keys:
 
 def _claimed(rotation: KeyRotation) -> str:
     try:
-        return RotationManifest.FromString(rotation.statement.manifest).client_id
+        statement = RotationManifest.FromString(rotation.statement.manifest)
+        receipt = RotationReceiptManifest.FromString(rotation.receipt.manifest)
     except DecodeError as error:
         raise Wrong(f"a rotation: {error}") from error
+    if has_unknown_fields(statement) or has_unknown_fields(receipt):
+        raise Wrong("a rotation has a field that this release does not know: use the release that wrote it")
+    return statement.client_id
 
 
 def _chain(
     rotations: list[KeyRotation], present: bytes, federation_id: str, client_id: str, coordinator: KeyChain | None
 ) -> KeyChain:
+    if coordinator is None and any(rotation.HasField("receipt") for rotation in rotations):
+        raise Wrong("a rotation of the coordinator has a receipt")
     try:
         key = Ed25519PublicKey.from_public_bytes(present)
         return whole_chain(rotations, key, federation_id=federation_id, client_id=client_id, coordinator=coordinator)

@@ -1,5 +1,6 @@
 """Verifies the audit log of a run: its entries are those that were signed, and the record agrees with them."""
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,10 +28,10 @@ from federation.record.log_entries import (
     Fact,
     LogEntry,
 )
-from federation.record.merkle import root_from
+from federation.record.merkle import ranges_around, root_from
 from federation.record.rounds import OpenedRound
 from federation.refusals import Refusal
-from federation.trust.envelope import unseal
+from federation.trust.identity import client_uri
 from federation.trust.key_chain import KeyChain
 from federation.trust.proofs import signing_public_key
 from federation.v1.common_pb2 import (
@@ -40,10 +41,14 @@ from federation.v1.common_pb2 import (
     ReplyManifest,
     SignedEnvelope,
 )
-from federation.v1.record_pb2 import LoggedEntry
+from federation.v1.record_pb2 import Bundle, LoggedEntry
 from verification.errors import Wrong
-from verification.holders import Keys
+from verification.holders import Keys, unseal_known
 
+COORDINATOR = "coordinator"  # the actor of its own entries
+REVOKED = "client.revoked"
+_REASON = 400  # characters that are kept of the reason of a round
+_OF_KEYS = ("Enroll", "key.rotated")  # actions whose digest is that of a client's new signing key
 _OF_EXCHANGES = (ISSUED, DECLINED, ACCEPTED, REFUSED, EQUIVOCATED)
 _ENDS = {f"run.{state.lower()}": state for state in ("COMPLETED", "FAILED", "STOPPED")}
 _TEXTS = ("actor", "action", "subject", "outcome", "detail", "digest")
@@ -66,7 +71,7 @@ class RunLog:
     nodes: dict[tuple[int, int], bytes]
     _recorded: set[int] = field(default_factory=set)  # the entries whose facts are in the record
     _replaced: dict[bytes, int] = field(default_factory=dict)  # ids of former keys -> the entries of the next ones
-    _stepped: int = -1  # the number of the entry of the newest step
+    _ended: int = -1  # the number of the entry of the newest step, or of the end of a round without one
 
     def __post_init__(self) -> None:
         self._by: dict[tuple[str, str], list[LoggedEntry]] = {}
@@ -101,12 +106,40 @@ class RunLog:
         """Those of these clients that an administrator had forgotten: their payloads were removed."""
         return [name for name in sorted(clients) if ("client.forgotten", name) in self._by]
 
-    def must_tell_run(self, spec: str, state: str) -> None:
-        """Checks the entries of the submission and of the run's end. Raises Wrong."""
-        self._must_tell(Fact(SUBMITTED, self.run_id, spec), "the submission of the run")
+    def revoked_after(self, accepted: Mapping[str, str], asked: Iterable[str]) -> list[str]:
+        """The clients that were revoked after a reply of theirs, before the run went on or ended, in the log's order.
+
+        Args:
+            accepted: the assignments that the replies fulfil, by client.
+            asked: all assignments that were made at that time.
+        """
+        issued = max((entry.number for name in asked for entry in self._by.get((ISSUED, name), ())), default=-1)
+        later = (entry for entry in self.entries if entry.number > issued)
+        goes_on = (ISSUED, STEPPED, SKIPPED)
+        until = next((entry.number for entry in later if entry.action in goes_on or self._ends(entry)), math.inf)
+        revoked: dict[int, str] = {}
+        for name, assignment in accepted.items():
+            after = max((entry.number for entry in self._by.get((ACCEPTED, assignment), ())), default=-1)
+            entries = self._by.get(("client.revoked", name), ())
+            revoked |= {entry.number: name for entry in entries if after < entry.number < until}
+        return [revoked[number] for number in sorted(revoked)]
+
+    def must_tell_run(self, spec: str, about: Bundle, submitted_by: str | None) -> None:
+        """Checks the entries of the run's submission and end; `submitted_by` is an administrator. Raises Wrong."""
+        state = about.state
+        submission = self._must_tell(Fact(SUBMITTED, self.run_id, spec), "the submission of the run")
+        if submitted_by is not None and submission.actor.rpartition("/")[2] != submitted_by:
+            raise Wrong(
+                f"the assignments say that {submitted_by[:80]!r} submitted the run; the audit log says otherwise"
+            )
+        if not submission.detail.endswith(f", model {about.initial_model}"):
+            raise Wrong(f"the bundle says that the run began with {about.initial_model}; the audit log says otherwise")
         ended = "" if self.end is None else _ENDS[self.end.action]
         if ended != (state if state in _ENDS.values() else ""):
             raise Wrong(f"the bundle says that the run is {state}; the audit log tells {ended or 'of no end'}")
+        if self.end is not None:
+            actor = "" if ended == "STOPPED" else COORDINATOR
+            self._must_tell(Fact(self.end.action, self.run_id, ""), "the end of the run", actor)
 
     def must_tell_keys(self, keys: Keys) -> None:
         """Checks the entries of all signing keys; call it before `must_tell`. Raises Wrong."""
@@ -114,7 +147,8 @@ class RunLog:
         self._must_tell_keys(keys.coordinator, own, "the coordinator's signing key")
         about: dict[str, list[LoggedEntry]] = {}
         for entry in self.entries:
-            about.setdefault(entry.subject, []).append(entry)
+            if entry.action in _OF_KEYS:
+                about.setdefault(entry.subject, []).append(entry)
         for name, chain in keys.clients.items():
             self._must_tell_keys(chain, about.get(name, []), f"the signing key of {name}")
 
@@ -132,44 +166,80 @@ class RunLog:
             entry = entries.pop(consent.fact.subject, None)
             if entry is None or Fact(entry.action, entry.subject, entry.digest) != consent.fact:
                 raise Wrong(f"{consent.name}: the audit log tells {'of none' if entry is None else 'of another'}")
+            self._must_tell(consent.fact, consent.name, client_uri(str(facts["federation_id"]), client_id))
             self._must_precede(envelope, entry, consent.name)
         for subject, entry in entries.items():
             raise Wrong(
                 f"entry {entry.number} of the audit log tells of the answer {subject}, which is not in the record"
             )
 
-    def must_tell(self, opened: OpenedRound) -> None:
+    def gone(self, opened: OpenedRound) -> int:
+        """The number of clients that were revoked after the round before and before the last attempt at a round.
+
+        Such clients may have been selected and not asked.
+        """
+        deciding = (exchange for phase in opened.phases if phase.decides for exchange in phase.exchanges)
+        facts = [exchange.assignment.fact for exchange in deciding]
+        issued = [self._newest(fact) for fact in facts if fact is not None]
+        first = min((entry.number for entry in issued if entry is not None), default=0)
+        between = (entry for entry in self.entries if self._ended < entry.number < first)
+        return len({entry.subject for entry in between if entry.action == REVOKED})
+
+    def must_tell(self, opened: OpenedRound, reason: str) -> None:
         """Checks that the log has an entry for each envelope of a round, in order. The envelopes have been verified.
+
+        `reason` is why the round was skipped.
 
         Raises:
             Wrong: an envelope has no entry, the entry is about another envelope, or it has the wrong position.
         """
+        began, stepped, named = self._ended, None, set[str]()
         if opened.skipped is not None:
-            self._must_tell(opened.skipped, "the end of the round")
-        stepped, named = None, set[str]()
+            skipped = self._must_tell(opened.skipped, "the end of the round", COORDINATOR)
+            cut = len(skipped.detail) >= _REASON and reason[:-1] == skipped.detail[: _REASON - 1]
+            if reason != skipped.detail and not cut:
+                raise Wrong(
+                    f"the record says why it was skipped; entry {skipped.number} of the audit log says otherwise"
+                )
+            self._must_follow(skipped, began, "the end of the round")
         if opened.step is not None:
-            stepped, step = self._must_tell_of(opened.step), opened.step.manifest
+            stepped, step = self._must_tell_of(opened.step, COORDINATOR), opened.step.manifest
             named = {*step.replies, *step.consulted}
-            if stepped.number < self._stepped:
-                raise Wrong(f"entry {stepped.number} of the audit log tells of the step before that of another round")
-            self._stepped = stepped.number
+            self._must_follow(stepped, began, "the step")
             self._must_precede(opened.step.envelope, stepped, opened.step.name)
             self._must_be_revoked({*step.revoked, *step.forgotten}, stepped.number)
-        for exchange in opened.exchanges:
-            for reply, entry in self._must_tell_exchange(exchange):
-                if stepped is not None and reply.digest in named and entry.number > stepped.number:
-                    raise Wrong(f"entry {entry.number} of the audit log tells of {reply.name} after the step")
+        for phase in opened.phases:
+            after = stepped.number if stepped is not None and phase.evaluates else began
+            for exchange in phase.exchanges:
+                for reply, entry in self._must_tell_exchange(exchange, after):
+                    if stepped is not None and reply.digest in named and entry.number > stepped.number:
+                        raise Wrong(f"entry {entry.number} of the audit log tells of {reply.name} after the step")
 
-    def _must_tell_exchange(self, exchange: OpenedExchange) -> Iterator[tuple[Opened[ReplyManifest], LoggedEntry]]:
-        """Checks the entries of an exchange; yields its replies with theirs."""
+    def _must_follow(self, entry: LoggedEntry, before: int, name: str) -> None:
+        """Checks that the end of a round comes after that of the round before. Raises Wrong."""
+        if entry.number < before:
+            raise Wrong(f"entry {entry.number} of the audit log tells of {name} before the end of the round before")
+        if self.end is not None and entry.number > self.end.number:
+            raise Wrong(f"entry {entry.number} of the audit log tells of {name} after the end of the run")
+        self._ended = entry.number
+
+    def _must_tell_exchange(
+        self, exchange: OpenedExchange, after: int
+    ) -> Iterator[tuple[Opened[ReplyManifest], LoggedEntry]]:
+        """Checks the entries of an exchange, the first after another entry; yields its replies with theirs."""
         assignment = exchange.assignment
-        issued = self._must_tell_of(assignment)
+        issued = self._must_tell_of(assignment, COORDINATOR)
+        client = client_uri(assignment.manifest.federation_id, assignment.manifest.client_id)
+        if issued.number < after:
+            raise Wrong(f"entry {issued.number} of the audit log tells of {assignment.name} before entry {after}")
         self._must_precede(assignment.envelope, issued, assignment.name)
         if exchange.decline is not None:
-            self._must_tell_of(exchange.decline)
+            self._must_tell_of(exchange.decline, client)
         for answer in exchange.answers:
             self._must_precede(answer.reply.envelope, issued, assignment.name)
-            entry = self._must_tell_of(answer.reply)
+            refused = answer.receipt is not None and not answer.is_accepted
+            reason = answer.receipt.manifest.reason if answer.receipt is not None and refused else ""
+            entry = self._must_tell_of(answer.reply, client, reason)
             if entry.number < issued.number:
                 name = answer.reply.name
                 raise Wrong(f"entry {entry.number} of the audit log tells of {name} before its assignment")
@@ -192,7 +262,7 @@ class RunLog:
 
     def _must_be_revoked(self, clients: Iterable[str], before: int) -> None:
         for name in sorted(clients):
-            if not any(entry.number < before for entry in self._by.get(("client.revoked", name), ())):
+            if not any(entry.number < before for entry in self._by.get((REVOKED, name), ())):
                 raise Wrong(f"the step leaves {name} out as revoked; no entry of the audit log tells of that before it")
 
     def _must_tell_keys(self, keys: KeyChain, entries: Sequence[LoggedEntry], holder: str) -> None:
@@ -216,22 +286,31 @@ class RunLog:
                 "has signed it or its reply"
             )
 
-    def _must_tell_of(self, envelope: Opened[Any]) -> LoggedEntry:
+    def _must_tell_of(self, envelope: Opened[Any], actor: str, outcome: str = "") -> LoggedEntry:
         """The newest entry about an envelope. Raises Wrong; ValueError for an envelope without an entry of its own."""
         if envelope.fact is None:
             raise ValueError(f"{envelope.name} has no entry of its own")
-        return self._must_tell(envelope.fact, envelope.name)
+        return self._must_tell(envelope.fact, envelope.name, actor, outcome)
 
-    def _must_tell(self, fact: Fact, name: str) -> LoggedEntry:
-        """The newest entry about a fact. Raises Wrong."""
-        entries = self._by.get((fact.action, fact.subject), [])
-        newest = next((entry for entry in reversed(entries) if entry.digest == fact.digest), None)
+    def _must_tell(self, fact: Fact, name: str, actor: str = "", outcome: str = "") -> LoggedEntry:
+        """The newest entry about a fact, with this actor (empty for any) and outcome, told once. Raises Wrong."""
+        entries, newest = self._by.get((fact.action, fact.subject), []), self._newest(fact)
         if newest is None and entries:
             raise Wrong(f"{name}: entry {entries[-1].number} of the audit log tells of another, {entries[-1].digest}")
         if newest is None:
             raise Wrong(f"{name}: no entry of the audit log tells of it")
+        if (actor and newest.actor != actor) or newest.outcome != outcome or newest.times != 1:
+            raise Wrong(
+                f"{name}: entry {newest.number} of the audit log tells of {newest.actor}, {newest.outcome!r}, "
+                f"{newest.times} times; expected {actor or newest.actor}, {outcome!r}, once"
+            )
         self._recorded.add(newest.number)
         return newest
+
+    def _newest(self, fact: Fact) -> LoggedEntry | None:
+        """The newest entry about a fact; None if there is none."""
+        entries = self._by.get((fact.action, fact.subject), [])
+        return next((entry for entry in reversed(entries) if entry.digest == fact.digest), None)
 
 
 def read_log(bundle: BundleReader, keys: Keys) -> RunLog:
@@ -244,7 +323,7 @@ def read_log(bundle: BundleReader, keys: Keys) -> RunLog:
     record = bundle.log()
     federation = bundle.about.federation_id
     try:
-        statement = keys.coordinator.unseal(record.key, LogKeyManifest)
+        statement = keys.signers.of_coordinator(record.key, LogKeyManifest)
     except Refusal as error:
         raise Wrong(f"the key of the audit log: {error.message}") from error
     try:
@@ -280,6 +359,9 @@ def read_log(bundle: BundleReader, keys: Keys) -> RunLog:
                 f"moved: the checkpoint of {checkpoint.size} entries was signed over others"
             )
         verified = checkpoint.size
+    places = [(node.start, node.stop) for node in record.nodes]
+    if places != sorted(ranges_around(numbers, sizes)):
+        raise Wrong("the audit log: its nodes are not those that lead from the entries to the checkpoints, each once")
     log = RunLog(bundle.about.run_id, checkpoints[-1], tuple(record.entries), nodes)
     log._must_tell(Fact("key.set", "log key", digest(statement.key)), "the key of the audit log")
     return log
@@ -287,7 +369,7 @@ def read_log(bundle: BundleReader, keys: Keys) -> RunLog:
 
 def _checkpoint(envelope: SignedEnvelope, key: Ed25519PublicKey, number: int) -> CheckpointManifest:
     try:
-        return unseal(envelope, CheckpointManifest, key)
+        return unseal_known(envelope, CheckpointManifest, key)
     except Refusal as error:
         raise Wrong(f"checkpoint {number} of the audit log: {error.message}") from error
 

@@ -88,7 +88,7 @@ def must_make(
         **{option.name: getattr(server, option.name) for option in fields(kind)}
     )
     coefficients = np.array(step.coefficients)
-    rate, moved = step.rate, not _stands_still(made, step, rows)
+    rate, moved = step.rate, not stands_still(made, step, rows)
     if step.noise:
         rows = [*rows, *bundle.rows(step.noise).values()]
         coefficients = np.append(coefficients, step.noise_scale)
@@ -143,7 +143,7 @@ def must_make(
     return compared, K[:combined, :combined]
 
 
-def _stands_still(made: Step, step: StepManifest, rows: list[RowFile]) -> bool:
+def stands_still(made: Step, step: StepManifest, rows: list[RowFile]) -> bool:
     """True if the replies give no direction. A step with noise always has one."""
     if step.noise:
         return False

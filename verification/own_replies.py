@@ -1,10 +1,13 @@
 """One member's replies: its own receipts, compared with the record of a run."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from federation.record.bundle import BundleReader
+from google.protobuf.message import DecodeError
+
+from federation.record.bundle import BundleError, BundleReader
 from federation.spec.run_spec import RunSpec
 from federation.spec.sharing import BUFFERS
 from federation.trust.envelope import envelope_digest
@@ -72,20 +75,35 @@ def fates(bundle: BundleReader, client_id: str, receipts: Iterable[MemberReceipt
     """
     held = {receipt.assignment_id: receipt for receipt in receipts}
     for record in bundle.rounds():
-        step = StepManifest.FromString(record.step.manifest) if record.HasField("step") else None
-        rows = _rows(record)
-        for phase in record.phases:
-            for exchange in phase.exchanges:
-                order = AssignmentManifest.FromString(exchange.assignment.manifest)
-                if order.client_id == client_id:
-                    deciding = phase.decides and phase.attempt == record.attempt
-                    yield from _fate(exchange, order, held.pop(order.assignment_id, None), record, step, rows, deciding)
+        with _readable(record):
+            yield from _fates_of_round(record, client_id, held)
     goes_on = bundle.about.state not in _ENDED
     for lost in sorted(held.values(), key=lambda receipt: (receipt.round, receipt.phase)):
         later = goes_on and lost.round >= bundle.about.rounds
         wrong = f"the record does not know assignment {lost.assignment_id}, for which this member has a receipt"
         text = "of a later round than the bundle has" if later else ""
         yield Fate(round=lost.round, phase=lost.phase, kind="", words=text, wrong="" if later else wrong)
+
+
+@contextmanager
+def _readable(record: RoundRecord) -> Iterator[None]:
+    """Turns the errors of messages that nobody has verified yet into a BundleError."""
+    try:
+        yield
+    except (DecodeError, LookupError, ValueError) as error:
+        raise BundleError(f"round {record.number} has a message that cannot be read: {error}") from error
+
+
+def _fates_of_round(record: RoundRecord, client_id: str, held: dict[str, MemberReceipt]) -> Iterator[Fate]:
+    """The outcomes of a member's replies in one round; takes the receipts of these out of `held`."""
+    step = StepManifest.FromString(record.step.manifest) if record.HasField("step") else None
+    rows = _rows(record)
+    for phase in record.phases:
+        for exchange in phase.exchanges:
+            order = AssignmentManifest.FromString(exchange.assignment.manifest)
+            if order.client_id == client_id:
+                deciding = phase.decides and phase.attempt == record.attempt
+                yield from _fate(exchange, order, held.pop(order.assignment_id, None), record, step, rows, deciding)
 
 
 def private_problems(
@@ -106,17 +124,18 @@ def private_problems(
     """
     named: set[str] = set()
     for record in bundle.rounds():
-        exchanges = [exchange for phase in record.phases for exchange in phase.exchanges]
-        orders = [AssignmentManifest.FromString(exchange.assignment.manifest) for exchange in exchanges]
-        answers = [
-            ReplyManifest.FromString(answer.reply.manifest)
-            for exchange in exchanges
-            for answer in exchange.answers
-            if answer.HasField("receipt") and ReceiptManifest.FromString(answer.receipt.manifest).accepted
-        ]
-        named |= {session_of(order) for order in orders if order.client_id == owner.client_id}
-        for problem in order_problems(spec, orders, answers, owner):
-            yield f"round {record.number}: {problem}"
+        with _readable(record):
+            exchanges = [exchange for phase in record.phases for exchange in phase.exchanges]
+            orders = [AssignmentManifest.FromString(exchange.assignment.manifest) for exchange in exchanges]
+            answers = [
+                ReplyManifest.FromString(answer.reply.manifest)
+                for exchange in exchanges
+                for answer in exchange.answers
+                if answer.HasField("receipt") and ReceiptManifest.FromString(answer.receipt.manifest).accepted
+            ]
+            named |= {session_of(order) for order in orders if order.client_id == owner.client_id}
+            for problem in order_problems(spec, orders, answers, owner):
+                yield f"round {record.number}: {problem}"
     of_run = [entry for entry in sessions if entry.run_id == bundle.about.run_id and "/" not in entry.session]
     for entry in of_run:
         if entry.session not in named:

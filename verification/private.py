@@ -6,28 +6,30 @@ from typing import Any
 
 from blake3 import blake3
 
+from coordinator.aggregation.measures.replayed_step import Absent
 from coordinator.aggregation.phases import PhaseReply, PrivateSetting, Record, RoundContext, Step
+from coordinator.aggregation.secure.evaluation import Means
 from coordinator.aggregation.secure.repetition import (
     SecureEvidence,
     UnverifiedSession,
     verify_evaluation,
     verify_secure_step,
 )
-from federation.record.bundle import BlobAbsent
+from federation.record.bundle import BlobAbsent, has_unknown_fields
 from federation.secure.thresholds import Mode
 from federation.spec.run_facts import unshared_parameters
-from federation.spec.task_metrics import MetricKind
 from federation.trust.key_chain import KeyChain
 from federation.v1.common_pb2 import SecureSession, StepManifest
+from federation.v1.secure_pb2 import SecureTerms
 from federation.work.base import Origin, Shape, Work, WorkError
 from federation.work.evaluate.work import Evaluate
-from federation.work.registry import STAGES, decode
+from federation.work.registry import STAGES, decode, encode
 from federation.work.secure.ready import Ready
 from federation.work.secure.stage import CIPHERTEXTS
 from federation.work.secure.terms import SessionTerms
 from federation.work.secure.wire import read_terms
 from verification.errors import Wrong
-from verification.replay import Absent, BundleRunFacts, recorded_reply, round_context
+from verification.replay import BundleRunFacts, recorded_reply, round_context
 from verification.signed import SignedReply, SignedRound
 
 
@@ -36,13 +38,19 @@ def private_step(run: BundleRunFacts, signed: SignedRound, step: StepManifest, s
     rows = list(run.bundle.rows(step.combined).values())
     if len(rows) != 1 or rows[0].dtype != "F32":
         raise Wrong("the signed step names no combined vector of one row")
+    for order in signed.asked.values():
+        if tuple(order.objectives) != run.objectives:
+            raise Wrong(f"{order.client_id} was asked, and does not serve all objectives")
     named = {*step.replies, *step.consulted}
-    replies, asked = _stages(run, [reply for reply in signed.replies.values() if reply.envelope in named])
+    entered = [reply for reply in signed.replies.values() if reply.envelope in named]
+    replies, asked = _stages(run, entered)
     try:
         sessions = [read_session(session, run) for session in step.secure]
     except ValueError as error:  # a WorkError is one
         raise Wrong(f"a session of the signed step: {error}") from error
-    evidence = SecureEvidence(sessions=sessions, replies=replies, asked=asked, combined=rows[0].read())
+    evidence = SecureEvidence(
+        sessions=sessions, replies=replies, asked=asked, combined=rows[0].read(), inputs=_inputs(entered)
+    )
     context = _context(run, step.round, step.base_model, state, [session.agreed for session in sessions])
     try:
         return verify_secure_step(run.rule, run.spec, context, evidence)
@@ -50,8 +58,8 @@ def private_step(run: BundleRunFacts, signed: SignedRound, step: StepManifest, s
         raise Wrong(str(error)) from error
 
 
-def private_means(run: BundleRunFacts, signed: SignedRound, number: int, model: str) -> dict[str, float]:
-    """The mean metrics of the members in a private evaluation, by their names in replies.
+def private_means(run: BundleRunFacts, signed: SignedRound, number: int, model: str) -> Means:
+    """The means over the members of a private evaluation.
 
     Args:
         run: the run.
@@ -63,12 +71,12 @@ def private_means(run: BundleRunFacts, signed: SignedRound, number: int, model: 
         BlobAbsent: the bundle has no payloads.
         Wrong: no means follow from the replies.
     """
-    replies, asked = _stages(run, list(signed.evaluations.values()))
+    accepted = list(signed.evaluations.values())
+    replies, asked = _stages(run, accepted)
     context = _context(run, number, model, {}, [work.agreed for work in asked.values() if isinstance(work, Ready)])
-    metrics = tuple(MetricKind(metric.name, metric.better, metric.largest) for metric in run.bundle.about.metrics)
-    evaluation = Evaluate(splits=run.spec.evaluated, metrics=metrics)
+    evaluation = Evaluate(splits=run.spec.evaluated, metrics=run.kinds)
     try:
-        return dict(verify_evaluation(run.spec, evaluation, context, replies, asked).metrics)
+        return verify_evaluation(run.spec, evaluation, context, replies, asked, _inputs(accepted))
     except UnverifiedSession as error:
         raise Wrong(f"the evaluation: {error}") from error
 
@@ -118,7 +126,7 @@ def _unsettled(purpose: str, terms: object) -> Any:
 
 
 def _stages(run: BundleRunFacts, signed: Sequence[SignedReply]) -> tuple[list[PhaseReply], dict[str, Work]]:
-    """The replies to the stages of private rounds; and the work of their READY assignments, by reply.
+    """The replies to the stages of private rounds; and the work of their assignments, by reply.
 
     Raises:
         BlobAbsent: the bundle has no payloads.
@@ -133,12 +141,21 @@ def _stages(run: BundleRunFacts, signed: Sequence[SignedReply]) -> tuple[list[Ph
                 raise BlobAbsent(recorded.payload)
             recorded = replace(recorded, rows=())
         replies.append(recorded)
-        if reply.order.kind == STAGES[0]:
-            try:
-                asked[reply.envelope] = decode(reply.order.kind, reply.order.work, _shape(run))
-            except WorkError as error:
-                raise Wrong(f"an assignment of {recorded.client_id}: {error}") from error
+        if reply.order.kind not in STAGES:
+            raise Wrong(f"{recorded.client_id} was asked for {reply.order.kind}, which is no stage of a private round")
+        try:
+            work = decode(reply.order.kind, reply.order.work, _shape(run))
+            if encode(work) != reply.order.work:
+                raise WorkError("the work has a field that this release does not know")
+        except WorkError as error:
+            raise Wrong(f"an assignment of {recorded.client_id}: {error}") from error
+        asked[reply.envelope] = work
     return replies, asked
+
+
+def _inputs(replies: Iterable[SignedReply]) -> dict[str, dict[str, tuple[str, int]]]:
+    """The digests and sizes of the inputs of the assignments of some replies, by reply and by name."""
+    return {reply.envelope: {part.name: (part.digest, part.size) for part in reply.order.inputs} for reply in replies}
 
 
 def _shape(run: BundleRunFacts) -> Shape:
@@ -149,10 +166,13 @@ def _shape(run: BundleRunFacts) -> Shape:
 
 def read_session(message: SecureSession, run: BundleRunFacts) -> Record:
     """The record of a session in a signed step. Raises WorkError if its terms are malformed."""
+    agreed = read_terms(message.terms, _shape(run))
+    if has_unknown_fields(SecureTerms.FromString(message.terms)):
+        raise WorkError("its terms have a field that this release does not know")
     return Record(
         session=message.session,
         purpose=message.purpose,
-        agreed=read_terms(message.terms, _shape(run)),
+        agreed=agreed,
         terms=message.terms,
         ready=tuple(message.ready),
         members=tuple(message.members),

@@ -5,80 +5,42 @@ bundle without payloads has no rows: a rule that reads more than K cannot be rep
 """
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregation.base import Algorithm
+from coordinator.aggregation.measures.replayed_step import Absent, replayed_step
 from coordinator.aggregation.phases import (
     AlgorithmPhase,
     Asked,
-    Past,
     PhaseReply,
-    Replies,
     RoundContext,
     Selected,
     Step,
     Voided,
 )
 from coordinator.aggregation.registry import server_rate
-from coordinator.aggregation.streaming import one_thread
 from federation.digests import digest
 from federation.record.bundle import BlobAbsent, BundleReader
 from federation.spec.objective_names import encoder_columns
 from federation.spec.run_spec import RunSpec
 from federation.spec.sharing import BUFFERS
+from federation.spec.task_metrics import MetricKind
 from federation.trust.key_chain import KeyChain
 from federation.v1.common_pb2 import AssignmentManifest, StepManifest
 from federation.vectors import RowFile
 from federation.work.base import WorkError
 from federation.work.registry import decode_statement, encode
+from verification.asked import Crowd
 from verification.errors import Wrong
 from verification.signed import SignedReply, SignedRound
 
 _GRAM_BYTES = 1 << 28  # of a Gram matrix, 5,700 rows
 Matrix = NDArray[np.float64]
-
-
-class Absent(Sequence[RowFile]):
-    """The rows of a payload that the bundle does not have. Their number is known; reading one raises BlobAbsent."""
-
-    def __init__(self, digest: str, count: int) -> None:
-        self._digest, self._count = digest, count
-
-    def __len__(self) -> int:
-        return self._count
-
-    @overload
-    def __getitem__(self, index: int) -> RowFile: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[RowFile]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        raise BlobAbsent(self._digest)
-
-    def __iter__(self) -> Iterator[RowFile]:
-        raise BlobAbsent(self._digest)
-
-
-class _WithGram(Replies):
-    """Replies whose Gram matrix is the signed one if it has as many rows as they have."""
-
-    def __init__(self, replies: Sequence[PhaseReply], signed: Matrix | None) -> None:
-        super().__init__(replies)
-        self._signed = signed
-
-    def gram_with(self, history: Sequence[Past]) -> Matrix:
-        count = sum(len(reply.rows) for reply in self) + len(history)
-        if self._signed is not None and len(self._signed) == count:
-            return self._signed
-        return super().gram_with(history)
-
-    def reporting(self, what: Any) -> Replies:
-        reporting = [reply for reply in self if np.isfinite(getattr(reply, what))]
-        return self if len(reporting) == len(self) else _WithGram(reporting, self._signed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +57,11 @@ class BundleRunFacts:
     def objectives(self) -> tuple[str, ...]:
         """The objectives of the task, in its order."""
         return tuple(self.bundle.about.objectives)
+
+    @property
+    def kinds(self) -> tuple[MetricKind, ...]:
+        """The metrics of the task, beside loss and accuracy."""
+        return tuple(MetricKind(metric.name, metric.better, metric.largest) for metric in self.bundle.about.metrics)
 
 
 def read_gram(bundle: BundleReader, digest: str) -> Matrix:
@@ -200,41 +167,45 @@ def _conversation(
         size = max(lengths, default=0)
         context = replace(context, parameters=size, encoder=(slice(0, size),))
     revoked = frozenset([*step.revoked, *step.forgotten])
-    context = replace(context, selected=selected, revoked=lambda: revoked, draw=lambda purpose: tuple(sorted(selected)))
-    conversation = run.rule.round(context)
-    given: Replies | None = None
-    answers = iter(sorted(phases.items()))
-    with one_thread():
-        while True:
-            try:
-                phase = conversation.send(given)  # type: ignore[arg-type] # a generator that has not begun takes None
-            except StopIteration as end:
-                made: Step = end.value
-                break
-            number, replies = next(answers, (-1, []))
-            if number < 0:
-                raise Wrong(f"the rule asks for {phase.kind.name} once more than the record has phases")
-            orders = [order for (phase_number, _), order in signed.asked.items() if phase_number == number]
-            if asked:
-                _must_ask(run, phase, orders)
-            elif any(order.kind != phase.kind.name for order in orders):
-                raise Wrong(f"{run.rule.name} asks for {phase.kind.name}; the run asked for {orders[0].kind}")
-            given = _WithGram(replies, K)
-    if asked and (more := next(answers, None)) is not None:
-        raise Wrong(f"the rule asks for nothing in phase {more[0]}, which is on record")
+    attempt = max((order.attempt for order in signed.asked.values()), default=0)
+    context = replace(
+        context,
+        attempt=attempt,
+        selected=selected,
+        revoked=lambda: revoked,
+        draw=lambda purpose: tuple(sorted(selected)),
+    )
+    crowd, surely = Crowd(run.spec, signed.gone), 0
+
+    def asks(number: int, phase: AlgorithmPhase) -> None:
+        nonlocal surely
+        orders = [order for (phase_number, _), order in signed.asked.items() if phase_number == number]
+        if asked:
+            _must_ask(run, phase, orders)
+            if phase.clients is None:
+                if not surely and len(run.objectives) == 1:
+                    crowd.must_be_asked(orders)
+                surely = max(surely, len(orders))
+            crowd.must_have_replied(phase, surely, orders, [reply.client_id for reply in phases[number]])
+        elif any(order.kind != phase.kind.name for order in orders):
+            raise Wrong(f"{run.rule.name} asks for {phase.kind.name}; the run asked for {orders[0].kind}")
+
+    made, more = replayed_step(run.rule, context, phases, K, asks)
+    if asked and more is not None:
+        raise Wrong(f"the rule asks for nothing in phase {more}, which is on record")
     return made
 
 
 def _must_ask(run: BundleRunFacts, phase: AlgorithmPhase, orders: Sequence[AssignmentManifest]) -> None:
     """Checks that the assignments of a phase ask for the work of the rule and the specification. Raises Wrong."""
-    inputs = {part: digest(content) for part, content in phase.inputs().items()}
+    inputs = [(part, digest(content), len(content)) for part, content in sorted(phase.inputs().items())]
     for order in orders:
         name = f"the assignment of {order.client_id} in phase {order.phase}"
         if order.kind != phase.kind.name:
             raise Wrong(f"{name} asks for {order.kind}; the rule asks for {phase.kind.name}")
         if order.work != encode(phase.work(Asked(order.client_id, tuple(order.objectives), run.spec, order.round))):
             raise Wrong(f"{name} asks for other work than the rule and the specification")
-        if {part.name: part.digest for part in order.inputs} != inputs:
+        if [(part.name, part.digest, part.size) for part in order.inputs] != inputs:
             raise Wrong(f"{name} has other inputs than the rule gives")
 
 
@@ -244,7 +215,7 @@ def recorded_reply(run: BundleRunFacts, reply: SignedReply) -> PhaseReply:
     rows: Sequence[RowFile] = ()
     names = tuple(row.name for row in manifest.rows if row.name != BUFFERS)
     if manifest.payload:
-        rows = Absent(manifest.payload, len(names))
+        rows = Absent(BlobAbsent(manifest.payload), len(names))
         if run.bundle.has(manifest.payload):
             rows = tuple(row for name, row in run.bundle.rows(manifest.payload).items() if name != BUFFERS)
     try:

@@ -14,25 +14,35 @@ from coordinator.aggregation.phases import Step
 from coordinator.aggregation.registry import algorithm, server_rate
 from federation import digests
 from federation.digests import digest
+from federation.plugins import names_of_others
 from federation.record.bundle import BlobAbsent, BundleReader
-from federation.record.rounds import RecordReader
+from federation.record.rounds import OpenedRound, RecordReader
 from federation.spec.run_facts import run_facts
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.v1.common_pb2 import StepManifest
 from federation.v1.record_pb2 import RoundRecord
 from federation.work.secure.orders import order_problems
 from verification.arithmetic import Matrix, gram, must_be_gram
+from verification.asked import (
+    RunCourse,
+    must_ask_for_evaluation,
+    must_be_admitted,
+    must_be_answered,
+    must_be_in_order,
+    must_describe,
+    watched,
+)
 from verification.errors import Verified, Wrong
 from verification.holders import Keys, read_keys
 from verification.log import RunLog, read_log
 from verification.model import AVERAGE, ReplayState, combined_rows, must_make
 from verification.noise_size import CHOSEN, must_be_noise
-from verification.private import private_means, private_step
+from verification.private import private_step
+from verification.recorded_metrics import RecordedMetrics
 from verification.replay import BundleRunFacts, open_step, read_gram
 from verification.signed import SignedRound
 
 _COEFFICIENTS = 1e-9  # the largest distance of two directions, relative to the longest row
-_SPLITS = ("test", "validation", "train")  # the accuracy of a round is that of the first one that was measured
 
 
 def verify(bundle: BundleReader, fingerprint: str = "") -> Iterator[Verified]:
@@ -87,16 +97,25 @@ class OpenedRun:
         """
         about, log = self.facts.bundle.about, self.log
         at = ReplayState(model=about.initial_model)
+        bundle, spec, metrics = self.facts.bundle, self.facts.spec, RecordedMetrics(self.facts, log)
+        course, named, grams = RunCourse(spec), {about.initial_model}, set[str]()
         log.must_tell_keys(self.keys)
-        for record in self.facts.bundle.rounds():
+        for record in bundle.rounds():
             try:
+                must_be_in_order(record, spec)
                 opened = self.reader.read(record, at.model, at.previous_step)
-                signed = SignedRound.of(opened)
-                verified, at = _round(self.facts, record, signed, at)
-                log.must_tell(opened)
+                signed = SignedRound.of(opened, log.gone(opened))
+                verified, at = _round(self.facts, record, signed, at, metrics)
+                self._must_fit(opened, signed)
+                log.must_tell(opened, record.reason)
+                model = at.vectors.get(AVERAGE, at.model)
+                must_ask_for_evaluation(bundle, spec, opened, model, private=spec.privacy.secure != "off")
+                course.must_go_on(record)
+                named |= _named(opened, at)
+                grams |= {signed.step.gram} if signed.step is not None else set()
             except Wrong as error:
                 raise Wrong(f"round {record.number}: {error}") from error
-            self.models.append(at.vectors.get(AVERAGE, at.model))
+            self.models.append(model)
             forgotten = log.forgotten({client for _, client in signed.asked}) if about.payloads else []
             if forgotten:
                 verified = replace(
@@ -110,26 +129,51 @@ class OpenedRun:
             raise Wrong(
                 f"the bundle says that the run ends with the model {about.model}; its steps end with {at.model}"
             )
-        consents = self.facts.bundle.consents().consents
+        course.must_end(about.state, watched(about, spec))
+        consents = bundle.consents().consents
         answered = {name: self.reader.facts[name] for name in ("federation_id", "run_id", "spec")}
         log.must_tell_consents(consents, answered, self.keys)
-        log.must_tell_run(self.facts.spec_digest, about.state)
+        log.must_tell_run(self.facts.spec_digest, about, self.reader.submitted_by)
         log.must_be_all_told()
+        for name in bundle.blobs:
+            if name not in named:
+                raise Wrong(f"no signed message names the blob {name}, which the bundle has")
+            if not about.payloads and name not in grams:
+                raise Wrong(f"the bundle says that it has neither updates nor models, and has the blob {name}")
+        bundle.verify_blobs(bundle.blobs)
+
+    @names_of_others()
+    def _must_fit(self, opened: OpenedRound, signed: SignedRound) -> None:
+        """Checks the parts of a round on which its step does not depend. Raises Wrong."""
+        must_be_admitted(self.facts.spec, self.facts.objectives, self.facts.clients, signed.orders)
+        must_be_answered(self.facts.bundle, self.facts.spec, opened)
 
 
+def _named(opened: OpenedRound, after: ReplayState) -> set[str]:
+    """The digests of the blobs that the signed messages of a round, and the state after it, name."""
+    named = {answer.reply.manifest.payload for exchange in opened.exchanges for answer in exchange.answers}
+    if opened.step is not None:
+        step = opened.step.manifest
+        named |= {step.base_model, step.result_model, step.gram, step.combined, step.noise, *after.vectors.values()}
+    return named
+
+
+@names_of_others()
 def _facts(bundle: BundleReader, keys: Keys) -> BundleRunFacts:
     try:
         spec = RunSpec.parse(bundle.specification)
         rule = algorithm(spec.algorithm.name, spec.algorithm.hyperparameters)
     except (SpecError, HyperparameterError, LookupError) as error:
         raise Wrong(f"the specification: {error}") from error
+    must_describe(bundle.about, spec)
     return BundleRunFacts(
         bundle=bundle, spec=spec, spec_digest=digest(bundle.specification), rule=rule, clients=keys.clients
     )
 
 
+@names_of_others()
 def _round(
-    run: BundleRunFacts, record: RoundRecord, signed: SignedRound, at: ReplayState
+    run: BundleRunFacts, record: RoundRecord, signed: SignedRound, at: ReplayState, metrics: RecordedMetrics
 ) -> tuple[Verified, ReplayState]:
     """Verifies one round. Returns the findings and the state of the run after it. Raises Wrong."""
     count = f"{signed.envelopes} signatures"
@@ -137,10 +181,9 @@ def _round(
         for problem in order_problems(run.spec, signed.orders, signed.answers):
             raise Wrong(problem)
     if signed.step is None:
-        if record.state not in ("SKIPPED", "OPEN"):
-            raise Wrong(f"it is {record.state}, and has no step")
         reason = f": {record.reason}" if record.reason else ""
-        return Verified(number=record.number, words=f"{record.state.lower()}{reason}; {count}"), at
+        measured = metrics.verify(record, signed, None, at, at).measured
+        return Verified(number=record.number, words=f"{record.state.lower()}{reason}; {count}", measured=measured), at
     step = signed.step
     _must_suit(run, step)
     if run.bundle.has(at.model):
@@ -159,6 +202,9 @@ def _round(
         replayed = open_step if run.spec.privacy.secure == "off" else private_step
         made = replayed(run, signed, step, at.memory.get("rule", {}))
         _must_be_step(run, made, step, memory, at)
+        longest = float(np.sqrt(max(np.diagonal(made.gram).max(initial=0.0), 0.0)))
+        if run.spec.privacy.secure == "off" and longest > run.spec.limits.norm * (1 + _COEFFICIENTS):
+            raise Wrong(f"an update of the length {longest:.6g} entered the step; limits.norm refuses it")
         checks.append(f"the rule's {len(step.coefficients)} coefficients" if step.coefficients else "the rule")
     except BlobAbsent as error:
         missing.append(f"the coefficients: {error}")
@@ -183,20 +229,26 @@ def _round(
         checks.append("K")
     except BlobAbsent as error:
         missing.append(f"K and the model: {error}")
-    try:
-        if _must_be_metrics(record, _means(run, record, signed, after)):
-            checks.append("the evaluation")
-    except BlobAbsent as error:
-        missing.append(f"the evaluation: {error}")
+    found = metrics.verify(record, signed, made, at, after)
+    checks.append(f"{len(found.verified)} metrics")
+    if found.unchecked:
+        missing.append(f"metrics: {', '.join(found.unchecked)}: {found.why}")
     verified = f"{len(step.replies)} updates; verified: {', '.join(checks)}"
-    return Verified(number=record.number, words=verified, missing=tuple(missing)), after
+    findings = Verified(
+        number=record.number,
+        words=verified,
+        missing=tuple(missing),
+        measured=found.measured,
+        unchecked=found.unchecked,
+    )
+    return findings, after
 
 
 def _must_suit(run: BundleRunFacts, step: StepManifest) -> None:
     """Checks that only a private run has sessions and a combined vector, and only a run that protects clients noise."""
     for name in ("result_model", "gram", "combined", "noise"):
         try:
-            digests.parse(getattr(step, name) or step.base_model)
+            digests.parse(getattr(step, name) or ("" if name in ("result_model", "gram") else step.base_model))
         except ValueError as error:
             raise Wrong(f"the {name} of the signed step: {error}") from error
     privacy = run.spec.privacy
@@ -210,36 +262,6 @@ def _must_suit(run: BundleRunFacts, step: StepManifest) -> None:
         raise Wrong(f"the signed step has {'' if step.noise else 'no '}noise; the specification says otherwise")
     if step.noise_scale != scale:
         raise Wrong(f"noise_scale of the signed step is {step.noise_scale!r}; the specification gives {scale!r}")
-
-
-def _means(run: BundleRunFacts, record: RoundRecord, signed: SignedRound, after: ReplayState) -> dict[str, float]:
-    """The mean metrics of the new model over the members, by their names in replies; empty if no member measured it."""
-    model = after.vectors.get(AVERAGE, after.model)
-    if not signed.evaluations or "evaluated" not in record.metrics:
-        return {}
-    if run.spec.privacy.secure != "off" and "evaluation" not in run.spec.privacy.disclose:
-        return private_means(run, signed, record.number, model)
-    claims: dict[str, list[float]] = {}
-    for reply in signed.evaluations.values():
-        if reply.manifest.base_model != model:
-            raise Wrong(f"{reply.manifest.client_id} evaluated another model than the round has made")
-        for name, value in reply.manifest.metrics.items():
-            if name.endswith("/loss") or 0 <= value <= 1:
-                claims.setdefault(name, []).append(value)
-    return {name: float(np.mean(values)) for name, values in claims.items()}
-
-
-def _must_be_metrics(record: RoundRecord, means: Mapping[str, float]) -> bool:
-    """Compares the losses and the accuracy on record with the members' metrics. True if there are any. Raises Wrong."""
-    expected = {f"loss/{split}": means[f"{split}/loss"] for split in _SPLITS if f"{split}/loss" in means}
-    accuracies = [means[f"{split}/accuracy"] for split in _SPLITS if f"{split}/accuracy" in means]
-    if accuracies:
-        expected["accuracy/mean"] = accuracies[0]
-    for name, value in expected.items():
-        recorded = record.metrics.get(name, math.nan)
-        if math.isfinite(value) and not math.isclose(recorded, value, rel_tol=1e-9):
-            raise Wrong(f"the record says {name} = {recorded!r}; the signed replies give {value!r}")
-    return bool(expected)
 
 
 def _memory(record: RoundRecord, step: StepManifest, at: ReplayState) -> dict[str, Any]:
@@ -286,14 +308,17 @@ def _must_be_step(
     if weights is None and step.weights:
         raise Wrong("the signed step has weights of objectives; the rule gives none")
     if weights is not None:
-        named = {part.objective: part.weight for part in step.weights}
-        expected = dict(zip(weights.names, weights.weights.tolist(), strict=True))
+        named = [[part.objective, part.weight] for part in step.weights]
+        expected = [[name, weight] for name, weight in zip(weights.names, weights.weights.tolist(), strict=True)]
         _close(named, expected, "the weights of the objectives")
     if made.combination.coordinates is None:
         _must_be_coefficients(made, step)
     elif step.coefficients:
         raise Wrong("the signed step has coefficients; the rule works coordinate by coordinate")
     _close(memory.get("rule", {}), dict(made.combination.state), "the rule's state after the step")
+    kept = sorted({*memory.get("vectors", {}).values(), *run.rule.blobs(made.combination.state)})
+    if memory.get("blobs") != kept or memory.keys() - {"averaged"} != {"blobs", "rule", "vectors"}:
+        raise Wrong("the state after the step keeps other values or blobs than its rule and its vectors")
 
 
 def _must_be_coefficients(made: Step, step: StepManifest) -> None:
@@ -303,9 +328,9 @@ def _must_be_coefficients(made: Step, step: StepManifest) -> None:
         raise Wrong(f"the step has {len(signed)} coefficients; the rule gives {len(computed)}")
     difference = signed - computed
     K = made.gram
-    if not np.isfinite(signed).all() or difference @ K @ difference > (_COEFFICIENTS**2) * max(
-        float(np.diagonal(K).max()), 0.0
-    ):
+    with np.errstate(over="ignore", invalid="ignore"):
+        square = float(difference @ K @ difference)  # NaN if signed coefficients are too large
+    if not (np.isfinite(signed).all() and square <= _COEFFICIENTS**2 * max(float(np.diagonal(K).max()), 0.0)):
         largest = int(np.argmax(np.abs(difference)))
         raise Wrong(f"coefficient {largest} is {signed[largest]!r}; the rule gives {computed[largest]!r} from K")
 

@@ -39,6 +39,9 @@ class SignedRound:
         envelopes: the number of verified signatures.
         orders: the assignments of all attempts and of evaluations.
         answers: the accepted replies to them.
+        sent: the bytes of accepted and of refused payloads, as the replies declare them.
+        measures: True if there is a phase that measures the new model.
+        gone: the number of clients that were revoked after the round before and before the last attempt at this one.
     """
 
     step: StepManifest | None
@@ -50,9 +53,12 @@ class SignedRound:
     envelopes: int
     orders: Sequence[AssignmentManifest]
     answers: Sequence[ReplyManifest]
+    sent: tuple[int, int]
+    measures: bool
+    gone: int = 0
 
     @classmethod
-    def of(cls, opened: OpenedRound) -> "SignedRound":
+    def of(cls, opened: OpenedRound, gone: int = 0) -> "SignedRound":
         """Collects the signed content of a round. Raises Wrong for the first envelope that is not verified."""
         envelopes = list(opened.envelopes)
         for envelope in envelopes:
@@ -74,6 +80,9 @@ class SignedRound:
             envelopes=len(envelopes),
             orders=orders,
             answers=[answer.reply.manifest for exchange in opened.exchanges for answer in exchange.accepted],
+            sent=opened.sent,
+            measures=any(phase.evaluates for phase in opened.phases),
+            gone=gone,
         )
 
 

@@ -1,20 +1,24 @@
 """A worker's messages to its owner: one line for people on the log, one JSON object for programs on a stream.
 
 Parts of a message come from the coordinator. They are escaped here, so that they cannot move a terminal's cursor or
-forge a line.
+forge a line. Nor can they fill the disk of the log: each event has a token bucket.
 """
 
 import json
 import logging
 import threading
+import time
+from collections import Counter
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TextIO
 
+from federation.directories import Directories
 from federation.text import escaped
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
 
 MAX_MESSAGE = 4000  # characters
+BURST, PER_SECOND = 10_000, 0.5  # messages of each event
 LOGGER = logging.getLogger("fedpareto.worker")
 
 
@@ -24,6 +28,9 @@ class Events:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream
         self._lock = threading.Lock()
+        self._levels: dict[str, tuple[float, float]] = {}  # tokens of each event, and when they were counted
+        self._left_out: Counter[str] = Counter()
+        self.home = Directories()  # the worker's own, once it runs
 
     def tell(self, event: str, message: str, **fields: object) -> None:
         """Reports an event: its stable name, a line for people, and further fields for programs."""
@@ -41,8 +48,24 @@ class Events:
         """Reports an event that needs the owner's attention; arguments as for `tell`."""
         self._tell(logging.WARNING, event, message, fields)
 
+    def disk(self, message: str, **fields: object) -> None:
+        """Reports that a file cannot be written; arguments as for `tell`.
+
+        Raises:
+            DirectoryGone: the worker's directory is.
+        """
+        self.home.must_be_there()
+        self.warn("disk", message, **fields)
+
     def _tell(self, level: int, event: str, message: str, fields: dict[str, object]) -> None:
-        message = escaped(message, MAX_MESSAGE)
+        with self._lock:
+            if not self._may(event):
+                self._left_out[event] += 1
+                return
+            left_out = self._left_out.pop(event, 0)
+        message = escaped(message, MAX_MESSAGE) + (
+            f" ({left_out} messages of this kind were left out)" * bool(left_out)
+        )
         LOGGER.log(level, "%s", message)
         if self._stream is None:
             return
@@ -50,3 +73,11 @@ class Events:
         record = {"event": event, "time": datetime.now(UTC).isoformat(), "message": message, **fields}
         with self._lock, suppress(OSError):  # a full disk behind the stream does not stop the work
             print(json.dumps(record), file=self._stream, flush=True)
+
+    def _may(self, event: str) -> bool:
+        """Takes a token of an event. False if there is none."""
+        now = time.monotonic()
+        level, counted = self._levels.get(event, (BURST, now))
+        level = min(BURST, level + (now - counted) * PER_SECOND)
+        self._levels[event] = max(0.0, level - 1), now
+        return level >= 1

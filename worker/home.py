@@ -1,7 +1,10 @@
 """The directory of a worker: membership, spool, cached models, and the lock that keeps it to one process."""
 
 import fcntl
+import math
 import os
+import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -9,6 +12,7 @@ from pathlib import Path
 from federation.trust.member_files import COORDINATOR_ROTATIONS, OWN_ROTATIONS
 
 MEMBER_FILE = "member.toml"
+MEASURE_SECONDS = 10.0
 
 
 class WorkerHomeError(Exception):
@@ -63,7 +67,8 @@ class WorkerHome:
         if not self.joined:
             raise WorkerHomeError(
                 f"{self.directory} holds no membership (no {MEMBER_FILE}): "
-                f"ask a security officer for a join string and run `fedpareto worker join --home {self.directory}`"
+                f"mount its disk if it had one; otherwise ask a security officer for a join string and run "
+                f"`fedpareto worker join --home {self.directory}`"
             )
 
     @contextmanager
@@ -85,6 +90,30 @@ class WorkerHome:
             yield
         finally:
             os.close(descriptor)
+
+
+class DiskUse:
+    """Measures the files in a directory and below it, at most once in `MEASURE_SECONDS`. Any thread may call."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._measured = -math.inf
+        self._bytes = 0
+
+    def __call__(self) -> int:
+        """The bytes of all files."""
+        now = time.monotonic()
+        if now - self._measured >= MEASURE_SECONDS:
+            self._bytes, self._measured = sum(map(_size, self._directory.rglob("*"))), now
+        return self._bytes
+
+
+def _size(path: Path) -> int:
+    try:
+        found = path.lstat()
+    except OSError:  # it was removed meanwhile
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
 def sync_directory(directory: Path) -> None:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from federation.attacks import Attack, AttackError, attack_seed
+from federation.directories import Directories
 from federation.tasks import Dataset, DataSource, Splits, task, task_code
 from federation.training.trainer import Trainer
 from federation.training.trainers import TrainerChoice, trainer_code
@@ -14,7 +15,7 @@ from federation.work.base import Lane
 from federation.work.peers import open_reply
 from federation.work.site import Site
 from worker.events import Events
-from worker.home import WorkerHome
+from worker.home import DiskUse, WorkerHome
 from worker.line.attendance import Attendance, Handlers
 from worker.line.backoff import Backoff
 from worker.line.clock import CoordinatorClock
@@ -139,6 +140,8 @@ class Worker:
     ) -> None:
         self._threads = WorkerThreads()
         self._offers = offers
+        self._events = events
+        events.home = Directories([home.directory], "the worker")
         self._accomplices = None if attacker is None else attacker.accomplices
         self.clock: Callable[[], datetime] = lambda: datetime.now(UTC)  # of the owner's own machine
         self._rounds = RoundLedger(home.rounds, self._counted)
@@ -196,6 +199,7 @@ class Worker:
             finished=self._submitter.wake,
             consent=self._consents.problem,
             closed=self._closed,
+            disk_use=DiskUse(home.directory),
             decline=Declines(self._attendance, RefusedOrders(home.evidence, events), events).decline,
         )
         self._handlers = Handlers(
@@ -211,6 +215,7 @@ class Worker:
 
         Raises:
             AttendanceError: the coordinator refuses this worker.
+            DirectoryGone: the worker's directory was unmounted, moved or removed.
             WorkerHomeError: the directory of the accomplices of an attack cannot be written.
             Exception: the exception that ended one of the threads; the other threads have then ended, too.
         """
@@ -241,8 +246,9 @@ class Worker:
         self._threads.stop()
 
     def _look(self) -> None:
-        """Checks once a second for decisions of the owner about runs, and for the opening and closing of the site."""
+        """Checks once a second the directory, the owner's decisions about runs, and if the site opens or closes."""
         while not self._threads.ending.wait(LOOK_SECONDS):
+            self._events.home.must_be_there()
             self._consents.look()
             self._runner.look()
 

@@ -24,13 +24,17 @@ class StateFile:
         self._warned = False  # that it cannot be written
 
     def write(self, document: Mapping[str, Any]) -> None:
-        """Replaces the file. If it cannot be written, the owner is warned once, and the worker goes on."""
+        """Replaces the file. If it cannot be written, the owner is warned once, and the worker goes on.
+
+        Raises:
+            DirectoryGone: the worker's directory is.
+        """
+        self._events.home.must_be_there()
         try:
             replace_private(self._path, json.dumps(document).encode() + b"\n")
         except OSError as error:
             if not self._warned:
-                self._events.warn(
-                    "disk",
+                self._events.disk(
                     f"{self._path} cannot be written ({error.strerror or error}): {self._content} is remembered only "
                     "until this worker ends; make room on the disk",
                 )

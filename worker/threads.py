@@ -37,7 +37,7 @@ class WorkerThreads:
             except Exception as error:
                 if self.failure is None and not self.ending.is_set():
                     self.failure = error
-                else:
+                elif not isinstance(error, type(self.failure)):  # or it has the same cause
                     LOGGER.exception("the %s thread failed while stopping", name)
             finally:
                 self._ended.put(None)

@@ -74,7 +74,11 @@ def _entries(session: Session, run_id: str, rounds: int) -> Sequence[ChainedEntr
     of_rounds = select(Assignment).join(Phase).join(Round).where(Round.run_id == run_id, Round.number < rounds)
     assignments = of_rounds.with_only_columns(Assignment.assignment_id)
     answered = select(Consent.client_id).where(Consent.run_id == run_id)
-    members = of_rounds.with_only_columns(Assignment.client_id).union(answered)
+    asked = of_rounds.with_only_columns(Assignment.client_id)
+    members = asked.union(answered)
+    # Clients that were revoked after they had been selected, and so were not asked.
+    chosen = session.scalars(select(Round.selected).where(Round.run_id == run_id, Round.number < rounds))
+    unasked = {name for selected in chosen for name in selected}.difference(session.scalars(asked.distinct()))
     of_members = or_(AuditEntry.digest != "", AuditEntry.action.in_(_OF_MEMBERS))
     entries = audit.chained_where(
         session,
@@ -83,6 +87,7 @@ def _entries(session: Session, run_id: str, rounds: int) -> Sequence[ChainedEntr
             AuditEntry.subject.startswith(f"{run_id}/"),
             AuditEntry.subject.in_(assignments),
             and_(AuditEntry.subject.in_(members), AuditEntry.outcome == "", of_members),
+            and_(AuditEntry.subject.in_(sorted(unasked)), AuditEntry.action == "client.revoked"),
             AuditEntry.action.in_(_OF_KEYS),
         ),
     )

@@ -6,6 +6,7 @@ the coordinator. After a batch that was not committed, the tree is read anew.
 """
 
 import logging
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -45,6 +46,8 @@ class Sequencer:
         directory: the coordinator's, where the newest checkpoint that members may have seen is noted.
         condition: notes faults of the disk and the database.
         clock: the time, aware.
+        listener: called with the entries of the log in their order, each once and verified: at the start with all, then
+            with each batch.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Sequencer:
         *,
         condition: Condition,
         clock: Callable[[], datetime],
+        listener: Callable[[Sequence[LogEntry]], None] = lambda entries: None,
     ) -> None:
         self._database = database
         self._key = key
@@ -62,6 +66,8 @@ class Sequencer:
         self._directory = directory
         self._condition = condition
         self._clock = clock
+        self._listener = listener
+        self._told = 0  # the number of entries that the listener has heard of
         self._turn = threading.RLock()  # guards the tree and the values derived from it
         self._stale = True
         self._tree = Tree(self._leaves)
@@ -89,6 +95,8 @@ class Sequencer:
         if not self._thread.is_alive():
             return
         self._thread.join()
+        if self._condition.gone() is not None:
+            return  # its directory would not have the checkpoint
         try:
             self.sequence(show=True)
         except UNAVAILABLE as error:
@@ -148,7 +156,7 @@ class Sequencer:
         return self._tree.consistency(first, second)
 
     def _run(self) -> None:
-        while not self._stopping.wait(LOOK_SECONDS):
+        while not self._stopping.wait(LOOK_SECONDS) and self._condition.gone() is None:
             try:
                 self.sequence()
             except LogError as error:
@@ -168,12 +176,13 @@ class Sequencer:
             entries = self._genuine(session)
             if not entries:
                 return 0
-            leaves: list[tuple[int, int, bytes]] = []
+            leaves, batch = list[tuple[int, int, bytes]](), list[LogEntry]()
             for entry in entries:
                 placed = replace(entry, number=self._tree.size)
                 self._last = placed.leaf(self._last)
                 self._tree.append(self._last)
                 leaves.append((entry.entry_id, placed.number, self._last))
+                batch.append(placed)
             audit.chain(session, leaves)
             if before > self._shown_size:
                 session.execute(delete(Checkpoint).where(Checkpoint.size == before))
@@ -181,6 +190,8 @@ class Sequencer:
             newest = envelope.SerializeToString(deterministic=True)
             session.add(Checkpoint(size=self._tree.size, envelope=newest))
         self._newest = newest
+        self._listener(batch)
+        self._told = self._tree.size
         if show or self._due or any(entry.action == log_entries.STEPPED for entry in entries):
             self._show()
         return len(entries)
@@ -237,11 +248,33 @@ class Sequencer:
                 signed = max(signed, self._must_continue(tree, where, envelope))
         if tree.size > signed:
             raise LogError(f"{tree.size - signed} entries were inserted after the last one that was signed. {_CHANGED}")
+        self._tell()
         self._tree, self._last, self._newest = tree, last, newest or b""
         self._proof.cache_clear()
         if newest is not None:
             self._show()
         self._stale = False
+
+    def _tell(self) -> None:
+        """Passes new entries to the listener, after it has compared each with its leaf."""
+        while True:
+            previous = self._leaves(self._told - 1, self._told)[0] if self._told else FIRST
+            number = self._told
+            try:
+                with self._database.read() as session:
+                    entries = audit.chained(session, self._told, BATCH)
+                for entry in entries:
+                    number = entry.entry.number
+                    if entry.entry.leaf(previous) != entry.leaf:
+                        raise ValueError(f"{entry.entry.action!r} by {entry.entry.actor!r}")
+                    previous = entry.leaf
+            except (ArithmeticError, AttributeError, TypeError, ValueError, struct.error) as error:
+                what = f"entry {number} of the audit log, or one soon after it, is not what its leaf was made of"
+                raise LogError(f"{what}: {error}. {_CHANGED}") from None
+            if not entries:
+                return
+            self._listener([entry.entry for entry in entries])
+            self._told += len(entries)
 
     def _must_continue(self, tree: Tree, where: str, envelope: bytes) -> int:
         """The size of a checkpoint, which the tree must continue."""

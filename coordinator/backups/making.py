@@ -1,5 +1,6 @@
 """Makes a backup, or brings an older one up to date, while the coordinator serves or not."""
 
+import base64
 from collections.abc import Callable, Collection
 from contextlib import closing
 from datetime import datetime
@@ -9,11 +10,11 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from coordinator.backups.inventory import BLOBS, CONTENT_FILE, LOCK_FILE, BackupError, Content, locked
-from coordinator.backups.statement import STATEMENT_FILE
+from coordinator.backups.statement import kept_statement
 from coordinator.home import CoordinatorHome
 from federation.digests import file_digest
-from federation.trust.certificates import fingerprint
-from federation.trust.keys import make_private_directory, replace_private
+from federation.trust.certificates import fingerprint, pem
+from federation.trust.keys import make_private_directory
 from storage import audit
 from storage.blob_directory import DirectoryStore
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
@@ -30,8 +31,8 @@ def back_up(home: CoordinatorHome, directory: Path, *, now: datetime, progress: 
     """Copies the database, as it is at one moment, and then the blobs that it refers to.
 
     Blobs that the backup has already are not copied again, and those that nothing refers to any more are removed from
-    it. If this breaks off, the backup that the directory held before is still complete. Keys and settings are not
-    copied.
+    it. The signing key signs the inventory. If this breaks off, the backup that the directory held before is still
+    complete. Keys and settings are not copied.
 
     Args:
         home: the coordinator's directory.
@@ -63,7 +64,8 @@ def back_up(home: CoordinatorHome, directory: Path, *, now: datetime, progress: 
         sizes = [copy.stat(digest).size for digest in digests - unread]
         content = Content(
             federation_id=home.federation_id,
-            ca_fingerprint=fingerprint(home.ca),
+            ca=pem(home.ca).decode(),
+            server=pem(home.server).decode(),
             made=now,
             database=name,
             digest=file_digest(directory / name),
@@ -73,11 +75,10 @@ def back_up(home: CoordinatorHome, directory: Path, *, now: datetime, progress: 
             bytes=sum(sizes),
             keep_rounds=home.settings.keep_rounds,
             missing=tuple(sorted(unread)),
+            restored=base64.b64encode(kept_statement(home.directory)).decode(),
         )
-        if (home.directory / STATEMENT_FILE).exists():
-            replace_private(directory / STATEMENT_FILE, (home.directory / STATEMENT_FILE).read_bytes())
-        replace_private(directory / CONTENT_FILE, content.model_dump_json(indent=2).encode() + b"\n")
-        _prune(directory, copy, name, digests)
+        content.save(directory, home.signing_key)
+        _prune(directory, copy, content, digests)
         with database.begin() as session:
             audit.record(
                 session,
@@ -147,12 +148,12 @@ def _copy_blobs(blobs: BlobStore, copy: BlobStore, digests: Collection[str], pro
     return unread
 
 
-def _prune(directory: Path, copy: BlobStore, name: str, digests: Collection[str]) -> None:
+def _prune(directory: Path, copy: BlobStore, content: Content, digests: Collection[str]) -> None:
     """Removes the files of older backups, and of ones that broke off."""
     copy.sweep_temporary()
     for blob in list(copy.scan()):
         if blob.digest not in digests:
             copy.delete(blob.digest)
-    for path in directory.glob("database-*.db*"):
-        if path.name != name:
+    for path in directory.glob("database-*"):
+        if path.name not in (content.database, content.signature):
             path.unlink()

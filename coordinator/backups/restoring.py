@@ -1,5 +1,6 @@
 """Restores a backup into the directory of a coordinator that does not serve, or only verifies it."""
 
+import base64
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,10 +14,12 @@ from google.protobuf.message import DecodeError
 from sqlalchemy import inspect, select
 from sqlalchemy.exc import DatabaseError
 
+from coordinator.audit.log_verifier import log_problems
 from coordinator.backups.inventory import BLOBS, BackupError, Content, locked
 from coordinator.backups.making import Progress
-from coordinator.backups.statement import newest_restore, state_restore
+from coordinator.backups.statement import kept_statement, state_restore
 from coordinator.home import CoordinatorHome
+from coordinator.members.logged_rights import LoggedRights
 from coordinator.ownership import must_own
 from federation.digests import file_digest
 from federation.refusals import Refusal
@@ -42,15 +45,24 @@ class Restored:
     aside: Path | None  # None if there was none, or with PostgreSQL
 
 
-def verify_backup(directory: Path, *, progress: Progress) -> Content:
+def verify_backup(directory: Path, *, ca: str, progress: Progress) -> Content:
     """Reads a whole backup, and changes nothing.
 
+    `ca` is the fingerprint of the federation's CA, hexadecimal; if it is empty, the CA in the backup is trusted.
+
     Raises:
-        BackupError: the directory holds no backup, or something in it is missing or damaged.
+        BackupError: the directory holds no backup of the federation, its coordinator has not signed the backup, or
+            something in it is missing or damaged.
         DatabaseIncompatible: a newer or an unreleased version made the backup.
     """
-    content = Content.load(directory)
+    Content.load(directory)
     with locked(directory):
+        content = Content.open(directory)
+        if ca and content.ca_fingerprint != ca.replace(":", "").lower():
+            raise BackupError(
+                f"the CA in {directory} has the fingerprint {content.ca_fingerprint}, not {ca}: it is the backup of "
+                f"another federation, or somebody else has made it"
+            )
         path = directory / content.database
         if not path.is_file() or file_digest(path) != content.digest:
             raise BackupError(f"{path} is missing or damaged: its digest is not the one in backup.json")
@@ -83,17 +95,19 @@ def restore(home: CoordinatorHome, directory: Path, *, replace: bool, now: datet
         progress: called with the bytes copied, and the bytes to copy.
 
     Raises:
-        BackupError: there is no backup of this federation, it is damaged, or the database holds a record.
+        BackupError: there is no backup of this federation, it is damaged, none of the coordinator's signing keys has
+            signed it, its rows differ from its audit log, or the database holds a record.
         DatabaseBusy: a coordinator serves.
         HomeError: the database is of another federation.
     """
-    content = Content.load(directory)
+    content = Content.load(directory)  # to name another federation before it is compared with the keys
     if content.ca_fingerprint != fingerprint(home.ca):
         raise BackupError(
             f"{directory} holds a backup of the federation {content.federation_id}, whose CA has the fingerprint "
             f"{content.ca_fingerprint}; that of {home.directory} has {fingerprint(home.ca)}"
         )
     with locked(directory), closing(Database.open(home.database_url)) as target:
+        content = _signed(home, directory)
         target.lock_exclusive()
         present = _present(target, home)
         if present is _Present.RECORD and not replace:
@@ -102,8 +116,9 @@ def restore(home: CoordinatorHome, directory: Path, *, replace: bool, now: datet
                 f"{content.made:%Y-%m-%d %H:%M} UTC would be lost. Give --replace if that is meant"
             )
         with _copied(home, directory, content) as copy:
+            _must_be_logged(home, directory, copy)
             _copy_blobs(home, directory, copy, content, progress)
-            statement = state_restore(home, copy, _newest_statement(home, directory), now=now)
+            statement = state_restore(home, copy, _newest_statement(home, content), now=now)
             if target.directory is None:
                 target.migrate()
                 with copy.read() as source, target.begin() as session:
@@ -137,6 +152,29 @@ def _present(target: Database, home: CoordinatorHome) -> _Present:
         return _Present.DAMAGED
     must_own(target, home.directory, home.federation_id, home.ca)
     return _Present.RECORD
+
+
+def _signed(home: CoordinatorHome, directory: Path) -> Content:
+    try:
+        return Content.open(directory, home.signing.chain)
+    except BackupError as error:
+        raise BackupError(
+            f"{error}. Nothing was changed. If the signing key was replaced after the copy of the keys in "
+            f"{home.directory} was made, put the newest copy there; otherwise somebody else has made or changed the "
+            "backup: take another one"
+        ) from None
+
+
+def _must_be_logged(home: CoordinatorHome, directory: Path, copy: Database) -> None:
+    """Compares the log with its checkpoints, and administrators and members with the log."""
+    with copy.read() as session:
+        problems = [item for item in log_problems(session, home.log_key, b"") if isinstance(item, str)]
+        problems += LoggedRights.read(session, home.log_key.entry_key).problems(session)
+    if problems:
+        raise BackupError(
+            f"the database in {directory} was changed before the backup was made: {'; '.join(problems[:5])}. Nothing "
+            "was changed here. Take an older backup"
+        )
 
 
 @contextmanager
@@ -187,15 +225,14 @@ def _digests(database: Database, content: Content) -> set[str]:
         return referenced(session, content.keep_rounds or None) - set(content.missing)
 
 
-def _newest_statement(home: CoordinatorHome, directory: Path) -> SignedEnvelope | None:
+def _newest_statement(home: CoordinatorHome, content: Content) -> SignedEnvelope | None:
     """The newest of the statements in the home and in the backup that this federation has signed."""
     statements = list[tuple[float, SignedEnvelope]]()
-    for source in (home.directory, directory):
+    for data in (kept_statement(home.directory), base64.b64decode(content.restored)):
         with suppress(Refusal, DecodeError):
-            envelope = newest_restore(source)
-            if envelope is not None:
-                manifest = home.signing.chain.unseal(envelope, RestoreManifest)
-                statements.append((manifest.restored.ToDatetime().timestamp(), envelope))
+            envelope = SignedEnvelope.FromString(data)
+            manifest = home.signing.chain.unseal(envelope, RestoreManifest)
+            statements.append((manifest.restored.ToDatetime().timestamp(), envelope))
     return max(statements, key=lambda statement: statement[0])[1] if statements else None
 
 

@@ -74,7 +74,13 @@ def _kept(session: Session, run_id: str) -> KeptRun:
 
 def newest_restore(directory: Path) -> SignedEnvelope | None:
     """The newest statement that `sign_restore` has made in a coordinator's directory; None when there is none."""
+    data = kept_statement(directory)
+    return SignedEnvelope.FromString(data) if data else None
+
+
+def kept_statement(directory: Path) -> bytes:
+    """The bytes of this statement; empty when there is none."""
     try:
-        return SignedEnvelope.FromString((directory / STATEMENT_FILE).read_bytes())
+        return (directory / STATEMENT_FILE).read_bytes()
     except FileNotFoundError:
-        return None
+        return b""

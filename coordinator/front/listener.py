@@ -5,7 +5,9 @@ import contextlib
 import errno
 import json
 import logging
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -17,16 +19,23 @@ from typing import Literal, TypeAlias
 from urllib.parse import unquote
 
 from coordinator.front.connection_limits import ConnectionLimits
+from coordinator.front.process import UNHEARD
 
 log = logging.getLogger(__name__)
 
 Service: TypeAlias = Literal["members", "newcomers"]
 Serves: TypeAlias = Service | Literal["both"]  # of a port; both: the server's name that a client asks for decides
 
-RESTART_SECONDS = 1.0
+BEAT_SECONDS = 1.0
+MOST_UNANSWERED = 10  # beats: then the process counts as hung
+UNHEARD_SECONDS = 60.0  # without a beat, after which the process ends: the coordinator hangs, or is gone
+RESTART_SECONDS = 1.0  # before the first restart; the pause doubles with each further one, up to
+LONGEST_RESTART_SECONDS = 10.0
+STEADY_BEATS = 60  # that a process has answered, after which its end counts as the first one again
 BIND_SECONDS = 1.0  # for the process of a coordinator that was killed a moment ago to give the port back
 END_SECONDS = 5.0
 BACKLOG = 1024
+NUMBERS = 1 << 32  # of connections of one process: no two processes give the same number
 MAX_AUTHENTICATED = 100_000  # connections that are remembered, since each call of a member comes over one
 _ROOT = Path(__file__).resolve().parents[2]
 # Isolated: neither the current directory of the coordinator nor PYTHONPATH can replace a module.
@@ -34,7 +43,7 @@ _PROGRAM = "import sys; sys.path.append(sys.argv.pop()); from coordinator.front.
 
 
 class Front:
-    """The public ports. gRPC listens on Unix sockets behind them, in a directory of mode 0700.
+    """The public ports. gRPC listens on Unix sockets behind them, which have no path once the process runs.
 
     Args:
         limits: on connections.
@@ -48,12 +57,16 @@ class Front:
         self._limits = limits
         self._newcomers = newcomers
         self._refused = refused
-        self._directory = Path(tempfile.mkdtemp(prefix="fedpareto-"))  # a Unix socket's path is short
+        self._directory = _Directory()
+        self._sockets: dict[str, int] = {}  # by service, gRPC's socket
         self._listeners: list[tuple[Serves, socket.socket]] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._supervisor: asyncio.Task[None] | None = None
+        self._reports: set[asyncio.Task[None]] = set()
+        self._started = 0  # processes so far
+        self._unanswered = self._answered = 0  # beats, of the present process
         self._authenticated: set[int] = set()  # the numbers of the connections that the process knows as a member's
         self._stopping = False
 
@@ -71,11 +84,12 @@ class Front:
         return port
 
     def inner(self, service: Service) -> str:
-        """The address on which gRPC must listen for a service."""
-        return f"unix:{self._directory / service}"
+        """The address on which gRPC must listen for a service, before `start`."""
+        return f"unix:{self._directory.path(service)}"
 
     async def start(self) -> None:
         """Starts the process; from then on connections are accepted."""
+        self._sockets = self._directory.take_sockets()
         await self._spawn()
         self._supervisor = asyncio.create_task(self._supervise())
 
@@ -86,7 +100,7 @@ class Front:
         self._send(stop=True)
 
     async def stop(self) -> None:
-        """Ends the process after it has forwarded gRPC's last bytes; removes the directory."""
+        """Ends the process after it has forwarded gRPC's last bytes."""
         self._stopping = True
         self._close_listeners()
         if self._supervisor is not None:
@@ -95,7 +109,10 @@ class Front:
             self._writer.close()
         if self._process is not None:
             await asyncio.to_thread(_end, self._process)
-        await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
+        await asyncio.gather(*self._reports, return_exceptions=True)
+        self._directory.remove()
+        while self._sockets:
+            os.close(self._sockets.popitem()[1])
 
     def verified(self, peer: str, member: str) -> None:
         """Notes that a connection, by gRPC's name, has shown a member's certificate. Called on the event loop."""
@@ -112,53 +129,89 @@ class Front:
             settings = {
                 "listeners": [(service, listener.fileno()) for service, listener in self._listeners],
                 "control": theirs.fileno(),
-                "directory": str(self._directory),
+                "sockets": self._sockets,
                 "limits": self._limits._asdict(),
                 "newcomers": self._newcomers,
+                "first": self._started * NUMBERS,
+                "unheard_seconds": UNHEARD_SECONDS,
             }
+            listening = [listener.fileno() for _, listener in self._listeners]
             try:
                 self._process = await asyncio.to_thread(
                     subprocess.Popen,
                     [sys.executable, "-I", "-S", "-c", _PROGRAM, json.dumps(settings), str(_ROOT)],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno(), *(listener.fileno() for _, listener in self._listeners)],
+                    pass_fds=[theirs.fileno(), *self._sockets.values(), *listening],
                 )
             except BaseException:
                 ours.close()
                 raise
         self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        self._started += 1
+        self._unanswered = self._answered = 0
         self._authenticated.clear()
 
     async def _supervise(self) -> None:
-        """Reads the reports of the process; starts another one when it ends unexpectedly."""
+        """Starts another process when one ends unexpectedly or hangs."""
+        ends = 0  # in a row
         while True:
-            await self._listen()
+            beats = asyncio.create_task(self._beat())
+            try:
+                await self._listen()
+            finally:
+                beats.cancel()
             if self._stopping:
                 return
             if self._writer is not None:
                 self._writer.close()
-            code = await asyncio.to_thread(_end, self._process) if self._process is not None else None
-            log.error(
-                "the front listener ended with status %s, and every connection with it: it is started again", code
-            )
+            words = _end_in_words(await asyncio.to_thread(_end, self._process)) if self._process is not None else ""
+            ends = 1 if self._answered >= STEADY_BEATS else ends + 1
             while True:
-                await asyncio.sleep(RESTART_SECONDS)
+                pause = min(RESTART_SECONDS * 2 ** min(ends - 1, 8), LONGEST_RESTART_SECONDS)
+                row = f"; it has failed {ends} times in a row" if ends > 1 else ""
+                log.error("the front listener %s: it is started again in %.0f s%s", words, pause, row)
+                await asyncio.sleep(pause)
                 try:
                     await self._spawn()
                 except OSError as error:
-                    log.error("the front listener cannot be started: %s; it is tried again", error)
+                    words, ends = f"cannot be started ({error})", ends + 1
                 else:
                     break
 
     async def _listen(self) -> None:
-        """Reads the reports of the process until it ends; it may be killed in the middle of a line."""
+        """Reads what the process says until it ends; it may be killed in the middle of a line."""
         if self._reader is None:
             return
         with contextlib.suppress(ConnectionError):
             while (line := await self._reader.readline()).endswith(b"\n"):
-                report = json.loads(line)
-                await self._refused(report["actor"], report["reason"], report["times"])
+                said = json.loads(line)
+                if "answer" in said:
+                    self._unanswered, self._answered = 0, self._answered + 1
+                else:  # the database may keep a report waiting, while the process goes on answering
+                    report = asyncio.create_task(self._note(said["actor"], said["reason"], said["times"]))
+                    self._reports.add(report)
+                    report.add_done_callback(self._reports.discard)
+
+    async def _note(self, actor: str, reason: str, times: int) -> None:
+        await self._refused(actor, reason, times)
+
+    async def _beat(self) -> None:
+        """Asks the process again and again whether it runs, and kills it when it does not answer.
+
+        Beats are counted, and not time: if the whole machine was suspended, or this process was, one beat has passed.
+        """
+        while self._unanswered < MOST_UNANSWERED:
+            self._send(beat=True)
+            self._unanswered += 1
+            await asyncio.sleep(BEAT_SECONDS)
+        if self._process is not None and self._writer is not None and not self._stopping:
+            log.error(
+                "the front listener does not answer%s: it is killed, and members connect again",
+                _kernel_state(self._process.pid),
+            )
+            self._process.kill()
+            self._writer.transport.abort()  # the process may be out of a signal's reach, waiting for a disk
 
     def _send(self, **command: object) -> None:
         if self._writer is not None:
@@ -170,8 +223,39 @@ class Front:
         self._listeners.clear()
 
 
+class _Directory:
+    """A directory of mode 0700 in which gRPC makes its sockets, and which is then removed.
+
+    A process connects to a socket through the socket's descriptor, so the socket needs no path. Other processes have no
+    descriptor and cannot connect. A program that cleans the directory for temporary files finds nothing to remove.
+    """
+
+    def __init__(self) -> None:
+        self._path = Path(tempfile.mkdtemp(prefix="fedpareto-"))
+        self._descriptor = os.open(self._path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def path(self, name: str) -> str:
+        """The path of a socket in it, of few bytes wherever the directory is."""
+        return f"/proc/self/fd/{self._descriptor}/{name}"
+
+    def take_sockets(self) -> dict[str, int]:
+        """The descriptors of its sockets, by name; removes the directory."""
+        sockets = {
+            name: os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=self._descriptor) for name in os.listdir(self._path)
+        }
+        self.remove()
+        return sockets
+
+    def remove(self) -> None:
+        """Removes it; may be called twice."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            shutil.rmtree(self._path, ignore_errors=True)
+
+
 def host_of(peer: str) -> str:
-    """The host of a peer by gRPC's name: "unix:/tmp/fedpareto-x/17@192.0.2.7", which the front listener has bound."""
+    """The host of a peer by gRPC's name: "unix-abstract:9f2c/17@192.0.2.7", which the front listener has bound."""
     return _bound_name(peer).partition("@")[2] or peer
 
 
@@ -208,9 +292,31 @@ def _listening_socket(
             time.sleep(0.05)  # the previous owner of the port may still be ending; the kernel does not notify
 
 
-def _end(process: "subprocess.Popen[bytes]") -> int:
-    try:
-        return process.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
+def _end(process: "subprocess.Popen[bytes]") -> int | None:
+    """The exit status of a process that is ending, which is killed if it takes long; None if it does not end."""
+    for last in (False, True):
+        try:
+            return process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            if not last:
+                process.kill()
+    return None
+
+
+def _end_in_words(status: int | None) -> str:
+    if status is None:
+        return "cannot be ended, and is given up"
+    if status == UNHEARD:
+        return f"ended, because this process gave no sign of life for {UNHEARD_SECONDS:.0f} s"
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}, and every connection ended with it"
+    return f"ended with status {status}, and every connection with it"
+
+
+def _kernel_state(pid: int) -> str:
+    """What the kernel says about a process, such as " (State: T (stopped))"; "" if it says nothing."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("State:"):
+                return f" ({' '.join(line.split())})"
+    return ""

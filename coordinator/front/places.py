@@ -30,10 +30,14 @@ class Places(Generic[H]):
         """Every holder."""
         return iter(self._group_of)
 
+    def taken(self, group: str) -> int:
+        """The number of places that a group has."""
+        return len(self._groups.get(group, ()))
+
     def add(self, holder: H, group: str) -> H | None:
         """Gives a place to `holder`; returns the holder that loses its place, if any."""
         loser = None
-        if len(self._groups.get(group, ())) >= self._per_group:
+        if self.taken(group) >= self._per_group:
             loser = self._oldest(group)
         elif len(self._group_of) >= self._total:
             loser = self.oldest_of_largest()

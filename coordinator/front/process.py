@@ -3,8 +3,10 @@
 The coordinator starts it, hands it the listening sockets and one end of a control connection, and reads and writes
 lines of JSON there:
 
-- to this process: `{"verified": CONNECTION, "member": URI}`, `{"stop": true}`; the end of the stream ends the process;
-- from this process, at most once a minute: `{"actor": NETWORK_OR_MEMBER, "reason": REASON, "times": COUNT}`.
+- to this process: `{"verified": CONNECTION, "member": URI}`, `{"stop": true}`, and every second `{"beat": true}`; the
+  process ends with the stream, or after a minute without a beat;
+- from this process: to each beat `{"answer": true}`; and at most once a minute the refused connections,
+  `{"actor": NETWORK_OR_MEMBER, "reason": REASON, "times": COUNT}`.
 
 A connection goes through these states: it waits for its first byte; it is forwarded, unverified; it is verified, or
 lasts as long as an enrollment may; it is closing. Only those that sent the beginning of a TLS handshake reach gRPC. On
@@ -12,9 +14,11 @@ a port for both services, the first message of the handshake names the service.
 """
 
 import contextlib
+import ctypes
 import errno
 import ipaddress
 import json
+import math
 import os
 import selectors
 import signal
@@ -36,7 +40,9 @@ ACCEPTS_AT_A_TIME = 64
 TICK_SECONDS = 0.5
 REPORT_SECONDS = 60.0
 REPORTED_ACTORS = 50  # in one report, those with the most refusals
+UNHEARD = 3  # the exit status when no beat has come for too long
 FLUSH_SECONDS = 1.0  # for gRPC's last bytes, when the coordinator ends
+_PR_SET_PDEATHSIG = 1
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -63,22 +69,26 @@ class Forwarder:
     Args:
         listeners: the listening sockets, each with its service, "members" or "newcomers", or with "both".
         control: the connection to the coordinator.
-        directory: of the sockets on which gRPC listens, one for each service.
+        sockets: the descriptors of the sockets on which gRPC listens, one for each service.
         limits: on connections.
         newcomers: the name of the server that newcomers ask for on a port for both services, in lower case.
+        first: the number before that of the first connection.
+        unheard_seconds: without a beat, after which the process ends.
     """
 
     def __init__(
         self,
         listeners: list[tuple[str, socket.socket]],
         control: socket.socket,
-        directory: str,
+        sockets: dict[str, int],
         limits: ConnectionLimits,
         newcomers: str,
+        first: int = 0,
+        unheard_seconds: float = math.inf,
     ) -> None:
         self._listeners = listeners
         self._control = control
-        self._directory = directory
+        self._sockets = sockets
         self._limits = limits
         self._newcomers = newcomers
         self._selector = selectors.DefaultSelector()
@@ -86,16 +96,18 @@ class Forwarder:
         self._connections: dict[int, Connection] = {}
         self._unverified: Places[int] = Places(limits.unverified_per_address, limits.unverified)
         self._verified: Places[int] = Places(limits.per_member, limits.connections)
-        self._count = 0
+        self._count = first
+        self._unheard_seconds = unheard_seconds
         self._accepting = False
         self._commands = bytearray()
         self._refused: Counter[tuple[str, str]] = Counter()
-        self._report = bytearray()
+        self._out = bytearray()  # to the coordinator
+        self._unheard = 0  # ticks since the last beat
         self._next_report = 0.0
         self._ends: float | None = None
 
-    def run(self) -> None:
-        """Serves until the coordinator closes the control connection."""
+    def run(self) -> bool:
+        """Serves until the coordinator closes the control connection; returns False if it fell silent instead."""
         self._control.setblocking(False)
         self._selector.register(self._control, READ, None)
         for _, listener in self._listeners:
@@ -113,6 +125,9 @@ class Forwarder:
             if time.monotonic() >= next_tick:
                 self._tick(time.monotonic())
                 next_tick = time.monotonic() + TICK_SECONDS
+                if self._unheard * TICK_SECONDS > self._unheard_seconds:
+                    return False
+        return True
 
     # New connections
 
@@ -193,7 +208,8 @@ class Forwarder:
     def _begin(self, connection: Connection) -> None:
         """Connects to gRPC, if the first byte can be the beginning of a TLS handshake.
 
-        The socket is bound to a name with the connection's number and the host: access control reads both there.
+        The socket is bound to a name with the connection's number and the host: access control reads both there. The
+        name is abstract, so it is in no directory, and random, so that no other user of the machine can take it first.
         """
         seen = connection.public.recv(MOST_BYTES, socket.MSG_PEEK)
         if seen[:1] != TLS_HANDSHAKE:
@@ -203,12 +219,8 @@ class Forwarder:
             return
         connection.inner = inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         inner.setblocking(False)
-        name = os.path.join(self._directory, f"{connection.number}@{connection.host}")
-        inner.bind(name)
-        try:
-            inner.connect(os.path.join(self._directory, connection.service))
-        finally:
-            os.unlink(name)
+        inner.bind(f"\0{os.urandom(8).hex()}/{connection.number}@{connection.host}")
+        inner.connect(f"/proc/self/fd/{self._sockets[connection.service]}")
         connection.up = Flow(connection.public, inner, self._holds)
         connection.down = Flow(inner, connection.public, self._holds)
         self._selector.register(inner, READ, connection)
@@ -297,7 +309,8 @@ class Forwarder:
         for connection in list(self._connections.values()):
             if connection.closing is not None and now - connection.closing > limits.closing_seconds:
                 self._close(connection, broken=True)
-        self._send_report(now)
+        self._unheard += 1  # counted, since time also passes while the machine or this process is suspended
+        self._report(now)
 
     # The coordinator
 
@@ -320,6 +333,9 @@ class Forwarder:
             command: dict[str, Any] = json.loads(line)
             if "verified" in command:
                 self._verify(command["verified"], command["member"])
+            elif "beat" in command:
+                self._unheard = 0
+                self._answer()
             else:
                 self._stop_accepting()
 
@@ -331,15 +347,22 @@ class Forwarder:
                 self._refused[member, "limit:connections"] += 1
                 self._close(self._connections[loser], broken=True)
 
-    def _send_report(self, now: float) -> None:
-        if self._refused and not self._report and now >= self._next_report:
+    def _report(self, now: float) -> None:
+        if self._refused and not self._out and now >= self._next_report:
             self._next_report = now + REPORT_SECONDS
             for (actor, reason), times in self._refused.most_common(REPORTED_ACTORS):
-                self._report += json.dumps({"actor": actor, "reason": reason, "times": times}).encode() + b"\n"
+                self._out += json.dumps({"actor": actor, "reason": reason, "times": times}).encode() + b"\n"
             self._refused.clear()
-        if self._report and self._ends is None:
+        self._send()
+
+    def _answer(self) -> None:
+        self._out += b'{"answer": true}\n'
+        self._send()
+
+    def _send(self) -> None:
+        if self._out and self._ends is None:
             with contextlib.suppress(OSError):
-                del self._report[: self._control.send(self._report)]
+                del self._out[: self._control.send(self._out)]
 
 
 def _host(address: str) -> str:
@@ -348,13 +371,21 @@ def _host(address: str) -> str:
     return str(getattr(parsed, "ipv4_mapped", None) or parsed)
 
 
+def _die_with_coordinator() -> None:
+    """Lets the kernel kill this process when the coordinator ends, also while it is stopped and reads nothing."""
+    with contextlib.suppress(OSError, AttributeError):  # another system: the end of the stream must do
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main() -> None:
     """Runs the process, as `coordinator.front.listener` starts it."""
     for number in (signal.SIGTERM, signal.SIGINT):  # the coordinator says when to end, also to a whole process group
         signal.signal(number, signal.SIG_IGN)
+    _die_with_coordinator()
     settings = json.loads(sys.argv[1])
     listeners = [(service, socket.socket(fileno=descriptor)) for service, descriptor in settings["listeners"]]
     control = socket.socket(fileno=settings["control"])
-    Forwarder(
-        listeners, control, settings["directory"], ConnectionLimits(**settings["limits"]), settings["newcomers"]
-    ).run()
+    limits, newcomers = ConnectionLimits(**settings["limits"]), settings["newcomers"]
+    first, unheard = settings["first"], settings["unheard_seconds"]
+    if not Forwarder(listeners, control, settings["sockets"], limits, newcomers, first, unheard).run():
+        sys.exit(UNHEARD)

@@ -14,6 +14,8 @@ from federation.trust.identity import client_uri, parse_peer, signing_key_uri
 from storage import audit
 from storage.models import Certificate
 
+RETIRED = "certificate.retired"  # the log entry of the end of a certificate; its detail is the serial number
+
 
 @dataclass(frozen=True)
 class Authority:
@@ -98,4 +100,4 @@ def retire(session: Session, *conditions: ColumnElement[bool], subject: str, by:
     """
     ended = update(Certificate).where(Certificate.revoked.is_(None), *conditions).values(revoked=now)
     for serial in session.scalars(ended.returning(Certificate.serial)).all():
-        audit.record(session, at=now, actor=by, action="certificate.retired", subject=subject, detail=serial)
+        audit.record(session, at=now, actor=by, action=RETIRED, subject=subject, detail=serial)

@@ -9,6 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.members.authority import Authority, certify
+from coordinator.members.logged_rights import LoggedRights
 from coordinator.members.membership import must_not_be_revoked
 from coordinator.members.renewal import end_surplus
 from federation.digests import digest
@@ -35,7 +36,14 @@ class Application:
 
 
 def enroll(
-    session: Session, application: Application, *, authority: Authority, approval: bool, peer: str, now: datetime
+    session: Session,
+    application: Application,
+    *,
+    authority: Authority,
+    rights: LoggedRights,
+    approval: bool,
+    peer: str,
+    now: datetime,
 ) -> tuple[Client, x509.Certificate]:
     """Checks an application, uses up its join string, and makes the client and its certificate.
 
@@ -48,9 +56,11 @@ def enroll(
 
     Raises:
         Refusal: `join-string-invalid`, `join-string-used`, `join-string-cancelled`, `join-string-expired`, `csr`,
-            `signing-key`, `proof`, `client-exists`, `client-state`.
+            `signing-key`, `proof`, `client-exists`, `client-state`; `unlogged`: the audit log does not tell of the
+            join string.
     """
     row = _join_string(session, application.secret, now)
+    rights.must_tell_of_join_string(row)
     try:
         tls_key = csr_public_key(application.csr)
     except IdentityError as error:

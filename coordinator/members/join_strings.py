@@ -7,6 +7,7 @@ from sqlalchemy import ColumnElement, and_, select, update
 from sqlalchemy.orm import Session
 
 from coordinator.lookup import must_be_client
+from coordinator.members.logged_rights import join_string_digest
 from coordinator.members.membership import must_not_be_revoked
 from federation.refusals import Refusal
 from federation.trust.identity import check_name
@@ -51,11 +52,10 @@ def create_join_string(
             "certificate has ended: `fedpareto admin join-string --again`",
         )
     replaced = len(_cancel_open(session, client_id, "{} of them, replaced by another one", by=by, now=now))
-    session.add(
-        JoinString(secret_hash=secret_hash(secret), client_id=client_id, created_by=by, created=now, expires=expires)
-    )
-    detail = "to join again" if again else ""
-    audit.record(session, at=now, actor=by, action="join-string.created", subject=client_id, detail=detail)
+    row = JoinString(secret_hash=secret_hash(secret), client_id=client_id, created_by=by, created=now, expires=expires)
+    session.add(row)
+    detail, logged = "to join again" if again else "", join_string_digest(row)
+    audit.record(session, at=now, actor=by, action=audit.JOIN_CREATED, subject=client_id, detail=detail, digest=logged)
     return replaced
 
 
@@ -92,7 +92,7 @@ def _cancel_open(session: Session, client_id: str, detail: str, *, by: str, now:
     ).all()
     if cancelled:
         text = detail.format(len(cancelled))
-        audit.record(session, at=now, actor=by, action="join-string.cancelled", subject=client_id, detail=text)
+        audit.record(session, at=now, actor=by, action=audit.JOIN_CANCELLED, subject=client_id, detail=text)
     return cancelled
 
 

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.members.administrators import certify_administrator
 from coordinator.members.authority import Authority
+from coordinator.members.logged_rights import LoggedRights
 from federation.digests import digest
 from federation.refusals import Refusal
 from federation.trust.certificates import csr_public_key
@@ -60,6 +61,7 @@ def log_in(
     envelope: SignedEnvelope,
     *,
     authority: Authority,
+    rights: LoggedRights,
     lifetime: timedelta,
     now: datetime,
 ) -> x509.Certificate:
@@ -70,9 +72,11 @@ def log_in(
     certificates.
 
     Raises:
-        Refusal: `login`, `manifest`, `mismatch:federation_id`, `mismatch:name`, `signed-time`, `csr`, `login-replayed`.
+        Refusal: `login`, `manifest`, `mismatch:federation_id`, `mismatch:name`, `signed-time`, `csr`, `login-replayed`;
+            `unlogged`: the audit log does not tell of the administrator.
     """
     administrator, manifest = prove_login(session, envelope, lock=True)
+    rights.must_tell_of(administrator)
     for field, expected in (("federation_id", authority.federation_id), ("name", administrator.name)):
         if (signed_value := getattr(manifest, field)) != expected:
             raise Refusal(f"mismatch:{field}", f"the login is for {signed_value[:63]!r}, not for {expected!r}")

@@ -15,6 +15,7 @@ from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from coordinator.members.administrators import administrators, officers, revoke_administrator
+from coordinator.members.logged_rights import DECIDED, LoggedRights
 from coordinator.members.membership import approve, forget, revoke
 from coordinator.settings import Settings
 from federation.refusals import Refusal
@@ -25,12 +26,7 @@ from storage import audit
 from storage.models import ActionRequest, Administrator, Client
 from storage.states import RequestState
 
-MADE = "request.made"  # entries of the log
-DECIDED = {
-    RequestState.DONE: "request.consented",
-    RequestState.REFUSED: "request.refused",
-    RequestState.WITHDRAWN: "request.withdrawn",
-}
+MADE = "request.made"  # an entry of the log
 TOLERANCE = timedelta(minutes=5)  # between an administrator's clock and the coordinator's
 MAX_MANIFEST_BYTES = 8192
 LEAST = 2  # officers, for actions that need two
@@ -72,7 +68,14 @@ def must_not_take_two(settings: Settings, action: Action) -> None:
 
 
 def make_request(
-    session: Session, envelope: SignedEnvelope, *, federation_id: str, settings: Settings, by: str, now: datetime
+    session: Session,
+    envelope: SignedEnvelope,
+    *,
+    federation_id: str,
+    settings: Settings,
+    rights: LoggedRights,
+    by: str,
+    now: datetime,
 ) -> ActionRequest:
     """Puts an officer's request on record. The action is tried and rolled back, so that a bad one is refused now.
 
@@ -80,9 +83,11 @@ def make_request(
 
     Raises:
         Refusal: `manifest`, `key-unknown`, `signature`, `mismatch`, `signed-time`, `argument`: this takes one officer,
-            or the request is open for too long; `request-exists`; those of the action.
+            or the request is open for too long; `request-exists`; `unlogged`: the audit log does not tell of the
+            officer; those of the action.
     """
     officer, manifest = _signed(session, envelope, RequestManifest, federation_id=federation_id, by=by, now=now)
+    rights.must_tell_of(officer)
     if manifest.action not in settings.two_officers:
         raise Refusal("argument", f"{manifest.action[:40]!r} does not take two officers in this federation")
     expires = _time(manifest.expires, now)
@@ -109,14 +114,18 @@ def make_request(
     return row
 
 
-def decide(session: Session, envelope: SignedEnvelope, *, federation_id: str, by: str, now: datetime) -> Done:
+def decide(
+    session: Session, envelope: SignedEnvelope, *, federation_id: str, rights: LoggedRights, by: str, now: datetime
+) -> Done:
     """Takes an officer's decision on a request; with a consent, performs the requested action.
 
     Raises:
         Refusal: `manifest`, `key-unknown`, `signature`, `mismatch`, `signed-time`, `request-unknown`, `request-state`,
-            `request-expired`, `request-own`, `request-officer`; those of the action; the request then stays open.
+            `request-expired`, `request-own`, `request-officer`; `unlogged`: the audit log does not tell of one of the
+            officers, or tells of a decision; those of the action; the request then stays open.
     """
     officer, manifest = _signed(session, envelope, DecisionManifest, federation_id=federation_id, by=by, now=now)
+    rights.must_tell_of(officer)
     row = session.get(ActionRequest, manifest.request[:71], with_for_update=True, populate_existing=True)
     if row is None:
         raise Refusal("request-unknown", "there is no such request: `fedpareto admin requests` lists the open ones")
@@ -127,6 +136,7 @@ def decide(session: Session, envelope: SignedEnvelope, *, federation_id: str, by
     administrators(session, lock=True)  # all in one order, before the action does so: no two consents can deadlock
     first = session.get_one(Administrator, row.requested_by)
     requested = open_request(row, first)
+    rights.must_be_undecided(row.request_id)
     by_requester = first.name == officer.name
     if manifest.consent and by_requester:
         raise Refusal("request-own", "the request is your own: another security officer has to consent")
@@ -136,6 +146,8 @@ def decide(session: Session, envelope: SignedEnvelope, *, federation_id: str, by
         raise Refusal("key-unknown", f"{officer.name} was revoked at this moment")
     if manifest.consent and not _counts(first):
         raise Refusal("request-officer", f"{first.name}, who made the request, is no security officer any more")
+    if manifest.consent:
+        rights.must_tell_of(first)
     row.state = (
         RequestState.DONE if manifest.consent else RequestState.WITHDRAWN if by_requester else RequestState.REFUSED
     )

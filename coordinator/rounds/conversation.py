@@ -21,6 +21,7 @@ from coordinator.rounds.runs.private import private_facts
 from coordinator.rounds.step import recall
 from federation.sketches.base import SketchError
 from federation.spec.objective_names import encoder_columns
+from federation.spec.run_sections import replies_needed
 from federation.vectors import Layout, model_layout
 from federation.work.base import Shows
 from federation.work.train.work import Train
@@ -110,7 +111,7 @@ def _ask(
     if closing is not None:
         needed = closing.needed
     else:
-        needed = 0 if quorum is None else selection.quorum(quorum, _recorded(fleet, current, number) or wanted)
+        needed = 0 if quorum is None else replies_needed(quorum, _recorded(fleet, current, number) or wanted)
     if len(replies) < needed:
         where = "" if phase.kind is Train else f" ({phase.kind.name})"
         raise Skipped(f"quorum: {len(replies)} of {len(clients)} clients replied{where}, {needed} are needed")

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from sqlalchemy import select
 
 from coordinator.aggregation.base import Algorithm
+from coordinator.aggregation.measures import model_metrics
+from coordinator.aggregation.measures.model_metrics import Measurements
 from coordinator.aggregation.phase_kinds import EvaluationPhase
 from coordinator.aggregation.phases import Voided, Waiting
 from coordinator.rounds import signed_results
 from coordinator.rounds.conversation import hold_evaluation
 from coordinator.rounds.fleets.base import Fleet, RevokedMeanwhile, Skipped
 from coordinator.rounds.runs import scores
-from coordinator.rounds.runs.scores import Measurements
 from coordinator.rounds.transitions import move_round
 from federation.record import log_entries
 from storage import audit, models
@@ -71,7 +72,7 @@ def evaluate(
     """Asks each member of the pool for its own measurements of the model."""
     evaluation = EvaluationPhase(splits=fleet.run.spec.evaluated, metrics=fleet.run.metrics)
     replies = fleet.ask(fleet.question(current, phase, evaluation, pool, len(pool), model))
-    numbers = scores.scores(replies, fleet.run.objectives, fleet.run.metrics)
+    numbers = model_metrics.scores(replies, fleet.run.objectives, fleet.run.metrics)
     if not algorithm.averages:
         with fleet.around.database.read() as session:
             numbers |= scores.improved(session, current, replies)
@@ -100,7 +101,7 @@ def evaluate_privately(
         return EvaluationFindings(metrics=fleet.observe(model), why_not=f"evaluation: {error}")
     except RevokedMeanwhile:
         return EvaluationFindings(metrics=fleet.observe(model), why_not="evaluation: a member of the round was revoked")
-    numbers = scores.scores_of_means(means.metrics, means.members, fleet.run.objectives, fleet.run.metrics)
+    numbers = model_metrics.scores_of_means(means.metrics, means.members, fleet.run.objectives, fleet.run.metrics)
     if means.noise:
         numbers["evaluation/noise"] = means.noise
     why = means.left_out and f"evaluation: {means.left_out}"

@@ -68,7 +68,8 @@ class Housekeeper:
         try:
             self._note_seen()
         except UNAVAILABLE as error:
-            log.warning("could not record when members last attended: %s", explain_fault(error))
+            if self._condition.gone() is None:
+                log.warning("could not record when members last attended: %s", explain_fault(error))
 
     def tidy(self) -> None:
         """Does the work that is due."""

@@ -41,13 +41,20 @@ def open_round(fleet: Fleet) -> Round | None:
 
 
 def _ended(session: Session, fleet: Fleet, number: int, recent: Sequence[Round], overspends: str) -> bool:
-    """Ends the run if it is complete, too many rounds were skipped, or another one would overspend its budget."""
+    """Ends the run if it is complete, too many rounds were skipped, or another one would overspend its budget.
+
+    A run without a step has failed, because its model is the initial one. A round whose model stayed as it was, since
+    no direction is good for every participant, has a step.
+    """
     now, spec = fleet.around.clock(), fleet.run.spec
     limit = spec.limits.skipped_rounds
     run = fleet.run.running(session)
     if len(recent) == limit and all(round_.state is RoundState.SKIPPED for round_ in recent):
         why = f"{limit} rounds in a row were skipped; the last one: {recent[0].reason}"
         move_run(run, RunState.FAILED, now, why)
+    elif number >= spec.rounds and not _has_stepped(session, run):
+        which = "its only round" if number == 1 else f"any of its {number} rounds"
+        move_run(run, RunState.FAILED, now, f"no step was made in {which}; the last one: {recent[0].reason}")
     elif number >= spec.rounds or (enough := why_stopped(fleet.run, recent[0].metrics if recent else {})):
         move_run(run, RunState.COMPLETED, now, "" if number >= spec.rounds else enough)
     elif overspends:
@@ -58,6 +65,11 @@ def _ended(session: Session, fleet: Fleet, number: int, recent: Sequence[Round],
     audit.record(session, at=now, actor="coordinator", action=action, subject=run.run_id, detail=run.reason)
     log.info("run %s: %s %s", run.run_id, run.state, run.reason)
     return True  # no mutant: otherwise Held ends the conductor in _begin_round
+
+
+def _has_stepped(session: Session, run: Run) -> bool:
+    stepped = select(Round.round_id).where(Round.run_id == run.run_id, Round.stepped.is_not(None))
+    return session.scalar(stepped.limit(1)) is not None
 
 
 def _begin_round(fleet: Fleet, number: int) -> Round:
@@ -147,7 +159,7 @@ def _selected(session: Session, fleet: Fleet, run: Run, number: int, pool: Mappi
         base_model=run.model,
         selected=selected,
         not_asked=fleet.absent(session),
-        wanted=min(len(selected), selection.wanted(rule, len(pool))),
+        wanted=min(len(selected), rule.wanted(len(pool))),
         started=fleet.around.clock(),
     )
     session.add(begun)

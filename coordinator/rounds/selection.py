@@ -1,34 +1,11 @@
 """The selection of a round: seeded, so that it can be repeated from the record."""
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
 
 from federation.digests import digest
-from federation.spec.run_sections import Quorum, SelectionSpec
-
-
-def wanted(spec: SelectionSpec, pool: int) -> int:
-    """The number of replies that a round wants out of `pool` clients: at least one, at most all of them.
-
-    The fraction p of N clients is max(1, ceil(p N)), with a guard against 0.1 * 30 = 3.0000000000000004.
-    """
-    if spec.method == "all":
-        return pool
-    if spec.method == "fraction":
-        return min(pool, max(1, math.ceil(spec.fraction * pool - 1e-9)))
-    return min(pool, spec.count)
-
-
-def asked(spec: SelectionSpec, pool: int) -> int:
-    """The number of clients asked so that the wanted number answers, over-selection included."""
-    return min(pool, math.ceil(wanted(spec, pool) * spec.over_selection - 1e-9))
-
-
-def quorum(rule: Quorum, want: int) -> int:
-    """The number of `want` replies that a round needs, at least one; with fewer at the deadline it is skipped."""
-    return want // 2 + 1 if rule == "majority" else max(1, math.ceil(rule * want - 1e-9))
+from federation.spec.run_sections import SelectionSpec
 
 
 def generator(seed: int, round_number: int, purpose: str) -> np.random.Generator:
@@ -47,7 +24,7 @@ def select(
     purposes are independent.
     """
     pool = sorted(client for client, count in samples.items() if count > 0)
-    count = asked(spec, len(pool))
+    count = spec.asked(len(pool))
     if count >= len(pool):
         return pool
     named = {*spec.always, *spec.required}

@@ -9,14 +9,13 @@ import numpy as np
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.diagnostics import conflicts
 from coordinator.aggregation.direction import Direction
+from coordinator.aggregation.measures.step_metrics import agreement, of_objectives
 from coordinator.aggregation.phases import Step
 from coordinator.rounds.fleets.base import Fleet, RevokedMeanwhile
 from coordinator.rounds.manifest import step_manifest, weights
 from coordinator.rounds.replies import signed_columns
 from coordinator.rounds.replies.revoked import left_out, revoked_clients
-from coordinator.rounds.runs import metrics
 from coordinator.rounds.runs.client_noise import noisy_steps, spent
 from coordinator.rounds.runs.private import record_named
 from coordinator.rounds.step import Stepped
@@ -66,15 +65,6 @@ def shares(step: Step, direction: Direction) -> dict[str, Share]:
     return by_client
 
 
-def agreement(step: Step) -> dict[str, float]:
-    """Conflicts and stationarity of the round's own updates."""
-    if step.combined is not None:
-        return {}
-    updates = len(step.replies.updates)
-    K = step.gram[:updates, :updates]
-    return {**conflicts(K), **metrics.stationarity(K)}
-
-
 def objectives(step: Step, names: tuple[str, ...]) -> tuple[ObjectivesRecord | None, dict[str, float]]:
     """The record and the metrics of a round of a run with several objectives, which have these names."""
     if len(names) < 2:
@@ -92,21 +82,14 @@ def objectives(step: Step, names: tuple[str, ...]) -> tuple[ObjectivesRecord | N
     if decided is None:
         return record, {}
     cosines = None
-    numbers = {f"weight/{name}": value for name, value in weights(step).items()}
-    if decided.divergence is not None:
-        numbers["preference/divergence"] = decided.divergence
     if decided.gram is not None:
         lengths = np.sqrt(np.maximum(np.diag(decided.gram), 0.0))
         scale = np.outer(lengths, lengths)
         products = np.divide(decided.gram, scale, out=np.zeros_like(decided.gram), where=scale > 0)
         cosines = np.clip(products, -1.0, 1.0).tolist()
-        numbers |= {f"objective/{name}": value for name, value in conflicts(decided.gram).items()}
-    gram = decided.gram if decided.exact is None else decided.exact
-    if gram is not None and np.isfinite(gram).all():
-        numbers["objective/stationarity"] = metrics.length(gram, decided.weights)
     excluded, notes = dict(decided.left_out), decided.notes
     weighed = replace(record, weights=weights(step), mode=decided.mode, left_out=excluded, notes=notes, cosines=cosines)
-    return weighed, numbers
+    return weighed, of_objectives(decided)
 
 
 def record_step(fleet: Fleet, current: Round, step: Step, phases: int, stepped: Stepped) -> None:
@@ -133,7 +116,10 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, stepped: 
         record, numbers = objectives(step, run.objectives)
         round_.objectives = record.encode() if record and not fleet.conceals else {}
         epsilons |= _stated_of_samples(session, current)
-        measured = {} if fleet.conceals else {**stepped.direction.diagnostics, **agreement(step), **numbers}
+        measured: dict[str, float] = {}
+        if not fleet.conceals:
+            agreed = agreement(step.gram, len(step.replies.updates)) if step.combined is None else {}
+            measured = {**stepped.direction.diagnostics, **agreed, **numbers}
         round_.metrics = {"step/rate": stepped.rate, **finite({**measured, **epsilons})}
         round_.named = dict(step.named)
         record_named(session, current, step.named, now)

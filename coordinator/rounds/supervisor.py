@@ -71,6 +71,7 @@ class Supervisor:
         keep_rounds: of each run, beside the first and the best round, that keep their blobs; None keeps all.
         clock: the time, aware.
         new_id: makes ids of runs and assignments.
+        submitted: True if the audit log tells of the submission of a run, by its id and its specification's digest.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Supervisor:
         keep_rounds: int | None = None,
         clock: Callable[[], datetime] = utc_now,
         new_id: Callable[[], str] = lambda: secrets.token_hex(16),
+        submitted: Callable[[str, str], bool] = lambda run_id, spec: True,
     ) -> None:
         self._database = database
         self._blobs = blobs
@@ -95,6 +97,7 @@ class Supervisor:
         self._device = device
         self._clock = clock
         self._new_id = new_id
+        self._submitted = submitted
         self.signatures = SignatureMemory()  # those that this process has verified or made
         self._lock = threading.Lock()
         self._submitting = threading.Lock()  # held while a name is looked up and taken
@@ -201,6 +204,8 @@ class Supervisor:
 
     def blob_failed(self, digest: str, error: Exception) -> None:
         """Holds every run whose clients were promised a blob that cannot be served, because of an error."""
+        if self._condition.gone() is not None:
+            return
         needs = or_(Assignment.base_model == digest, Assignment.inputs.any(Input.digest == digest))
         promised = (
             select(Round.run_id).join(Phase).join(Assignment).where(Assignment.state == AssignmentState.OPEN, needs)
@@ -316,26 +321,39 @@ class Supervisor:
     def _conduct_now(self, run_id: str) -> None:
         try:
             run, around = RunFacts.load(self._database, run_id), self._surroundings(run_id)
+            self._must_be_submitted(run_id)
             fleet = RemoteFleet(
                 run, around, presence=self._presence, new_id=self._new_id, pool_complete=self._pool_complete
             )
             Conductor(fleet).conduct()
         except Held:
             log.info("run %s: held", run_id)
-        except RecordError as error:
+        except (Exception, SystemExit) as error:  # a plug-in may try to end the process
+            if self._condition.gone() is not None:
+                return  # the next start goes on with the run
+            if fault_of(error) in _PASSING:
+                raise
+            self._end_by(run_id, error)
+
+    def _end_by(self, run_id: str, error: BaseException) -> None:
+        """Pauses a run if an operator can repair the cause of an error; otherwise the run fails."""
+        if isinstance(error, RecordError):
             reason = f"record: {error}; the row differs from what was signed: restore it, then resume the run"
             self._pause(run_id, reason, f"the record differs from what was signed: {error}")
-        except HyperparameterError as error:  # a plug-in that an earlier start of the coordinator could load
+        elif isinstance(error, HyperparameterError):  # a plug-in that an earlier start of the coordinator could load
             self._pause(run_id, f"algorithm.{error}; repair it, then resume the run", str(error))
-        except (Exception, SystemExit) as error:  # a plug-in may try to end the process
-            fault = fault_of(error)
-            if fault in _PASSING:
-                raise
-            if fault is StorageFault.BLOB or isinstance(error, OSError | MemoryError):  # an operator can repair it
-                self._pause(run_id, f"storage: {error}; repair it, then resume the run", explain_fault(error))
-            else:
-                log.exception("run %s: failed", run_id)
-                self._give_up(run_id, RunState.FAILED, described(error))
+        elif fault_of(error) is StorageFault.BLOB or isinstance(error, OSError | MemoryError):
+            self._pause(run_id, f"storage: {error}; repair it, then resume the run", explain_fault(error))
+        else:
+            log.error("run %s: failed", run_id, exc_info=error)
+            self._give_up(run_id, RunState.FAILED, described(error))
+
+    def _must_be_submitted(self, run_id: str) -> None:
+        with self._database.read() as session:
+            spec = session.get_one(Run, run_id).spec_digest  # loading the run has compared it with the document
+        if not self._submitted(run_id, spec):
+            why = "no entry of the audit log tells that this run was submitted with this specification"
+            raise RecordError("runs", run_id, "spec", why)
 
     def _pause(self, run_id: str, reason: str, cause: str) -> None:
         log.error("run %s: paused: %s", run_id, cause)

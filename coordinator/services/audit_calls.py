@@ -41,7 +41,7 @@ class AuditCalls(Service):
 
     def _record_problems(self) -> Iterator[str | int]:
         with self._database.read() as session:
-            yield from record_problems(session, self._checks)
+            yield from record_problems(session, self._checks, self._home.log_key.entry_key, self._blobs)
 
     def _blob_problems(self) -> Iterator[str | int]:
         with self._database.read() as session:

@@ -6,6 +6,7 @@ from coordinator.audit.sequencer import Sequencer
 from coordinator.condition import Condition
 from coordinator.home import CoordinatorHome
 from coordinator.members.access.control import Access
+from coordinator.members.logged_rights import LoggedRights
 from coordinator.rounds.fleets.consents import Offers
 from coordinator.rounds.replies.uploads import Uploads
 from coordinator.rounds.supervisor import Supervisor
@@ -19,6 +20,7 @@ class Parts(RecordParts):
     Attributes:
         access: knows the caller of each rpc.
         sequencer: of the audit log.
+        rights: as the log tells of them.
         address: for members, "host:port".
         enrollment_address: for newcomers, "host:port".
     """
@@ -28,6 +30,7 @@ class Parts(RecordParts):
     supervisor: Supervisor
     access: Access
     sequencer: Sequencer
+    rights: LoggedRights
     condition: Condition
     address: str
     enrollment_address: str
@@ -46,6 +49,7 @@ class Service(RecordViews):
         self._supervisor = parts.supervisor
         self._access = parts.access
         self._sequencer = parts.sequencer
+        self._rights = parts.rights
         self._condition = parts.condition
         self._address = parts.address
         self._enrollment_address = parts.enrollment_address

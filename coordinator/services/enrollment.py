@@ -21,12 +21,14 @@ class EnrollmentService(Service, enrollment_pb2_grpc.EnrollmentServicer):
     async def Enroll(self, request: EnrollRequest, context: Context) -> EnrollResponse:
         """Exchanges a join string for a client certificate."""
         home = self._home
+        await self._in_thread(self._sequencer.sequence)  # a join string may have been made a moment ago
         application = Application(request.secret, request.csr, request.signing_key, request.proof, request.software)
         try:
             client, certificate = await self._write(
                 enroll,
                 application,
                 authority=home.authority,
+                rights=self._rights,
                 approval=self._settings.approval,
                 peer=host_of(context.peer()),
                 now=self._clock(),
@@ -51,10 +53,12 @@ class EnrollmentService(Service, enrollment_pb2_grpc.EnrollmentServicer):
         administrator, _ = await self._read(prove_login, request.login)
         # Charged after the proof, so that strangers do not use up the logins of an administrator.
         self._access.charge(admin_uris(home.federation_id, administrator.name, ())[0], "Login")
+        await self._in_thread(self._sequencer.sequence)  # it may have been issued a moment ago
         certificate = await self._write(
             log_in,
             request.login,
             authority=home.authority,
+            rights=self._rights,
             lifetime=self._settings.admin_certificate_lifetime,
             now=self._clock(),
         )

@@ -4,13 +4,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import closing
+from functools import partial
 
 from sqlalchemy import bindparam, select, union_all
 from sqlalchemy.orm import Session
 
 from coordinator.backups.statement import newest_restore
 from coordinator.lookup import removed_offer
-from coordinator.members.access.call_limits import DECLINE, MESSAGE
+from coordinator.members.access.call_limits import CONSENT, DECLINE, MESSAGE
 from coordinator.members.access.rpc_messages import REQUEST_SECONDS, Context, next_message
 from coordinator.members.renewal import retire_older
 from coordinator.rounds.fleets.consents import offered_specification, record_consent
@@ -70,7 +71,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
         await self._write(_note_hello, attendance, hello, caller)
         # The client joins before its open assignments are read: one that is made in between is sent twice, not lost.
         self._presence.join(attendance)
-        log.info("%s attends with %s", client_id, ", ".join(attendance.tasks) or "no task")
+        log.info("%s attends with %s", client_id, ", ".join(attendance.tasks)[:200] or "no task")
         listener = asyncio.create_task(self._listen(request_iterator, attendance, caller))
         try:
             yield await self._in_thread(self._welcome, first.hello, client_id)
@@ -96,7 +97,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
                 request := await next_message(requests, self._settings.heartbeat_seconds * MISSED_HEARTBEATS)
             ) is not None:
                 self._access.charge(caller.uri, MESSAGE if request.HasField("heartbeat") else DECLINE)
-                await self._take_message(request, attendance)
+                await self._take_message(request, attendance, caller)
         except Refusal as refusal:
             end = refusal
         except Exception as error:
@@ -106,7 +107,9 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
         finally:
             attendance.outbox.put_nowait(end)
 
-    async def _take_message(self, request: messages.AttendRequest, attendance: AttendanceStream) -> None:
+    async def _take_message(
+        self, request: messages.AttendRequest, attendance: AttendanceStream, caller: PeerIdentity
+    ) -> None:
         kind = request.WhichOneof("message")
         if kind == "heartbeat":
             beat = request.heartbeat
@@ -123,6 +126,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
                 request.consent,
                 federation_id=self._home.federation_id,
                 now=self._clock(),
+                changing=partial(self._access.charge, caller.uri, CONSENT),
             )
             if run_id:
                 await self._in_thread(self._supervisor.notify, run_id)

@@ -10,6 +10,7 @@ from coordinator.members import administrators, join_strings, membership, reques
 from coordinator.members.access.rpc_messages import Context
 from coordinator.services.base import Service
 from coordinator.services.views import member_views, overview
+from coordinator.thread_pool import to_the_end
 from federation.refusals import Refusal
 from federation.trust.certificates import fingerprint
 from federation.trust.identity import Action
@@ -62,6 +63,7 @@ class MemberCalls(Service):
 
     # --- clients
 
+    @to_the_end
     async def ApproveClient(
         self, request: messages.ApproveClientRequest, context: Context
     ) -> messages.ApproveClientResponse:
@@ -80,6 +82,7 @@ class MemberCalls(Service):
         await self._act(membership.tag, request.client_id, list(request.tags))
         return messages.TagClientResponse(client=await self._changed(request.client_id))
 
+    @to_the_end
     async def RevokeClient(
         self, request: messages.RevokeClientRequest, context: Context
     ) -> messages.RevokeClientResponse:
@@ -88,6 +91,7 @@ class MemberCalls(Service):
         await self._end_client(await self._act(membership.revoke, request.client_id, request.reason))
         return messages.RevokeClientResponse(client=await self._changed(request.client_id))
 
+    @to_the_end
     async def ForgetClient(
         self, request: messages.ForgetClientRequest, context: Context
     ) -> messages.ForgetClientResponse:
@@ -121,6 +125,7 @@ class MemberCalls(Service):
 
     # --- administrators
 
+    @to_the_end
     async def RevokeAdministrator(
         self, request: messages.RevokeAdministratorRequest, context: Context
     ) -> messages.RevokeAdministratorResponse:
@@ -137,15 +142,24 @@ class MemberCalls(Service):
         self, request: messages.RequestActionRequest, context: Context
     ) -> messages.RequestActionResponse:
         """Takes the request of one officer."""
-        federation = self._home.federation_id
-        row = await self._act(requests.make_request, request.request, federation_id=federation, settings=self._settings)
+        await self._in_thread(self._sequencer.sequence)  # the officer may have been issued a moment ago
+        row = await self._act(
+            requests.make_request,
+            request.request,
+            federation_id=self._home.federation_id,
+            settings=self._settings,
+            rights=self._rights,
+        )
         return messages.RequestActionResponse(request=member_views.request(row, self._clock()))
 
+    @to_the_end
     async def DecideRequest(
         self, request: messages.DecideRequestRequest, context: Context
     ) -> messages.DecideRequestResponse:
         """Takes the decision of another officer; with a consent, the requested action is performed."""
-        done = await self._act(requests.decide, request.decision, federation_id=self._home.federation_id)
+        federation = self._home.federation_id
+        await self._in_thread(self._sequencer.sequence)  # an officer may have been issued a moment ago
+        done = await self._act(requests.decide, request.decision, federation_id=federation, rights=self._rights)
         if done.row.state is RequestState.DONE:
             match done.action:
                 case Action.APPROVE:

@@ -134,7 +134,15 @@ class BundleReader:
 
     def consents(self) -> Consents:
         """The answers of clients to the run; empty without such an entry."""
-        return _parsed(Consents, self._large(CONSENTS), CONSENTS) if CONSENTS in self._extents else Consents()
+        if CONSENTS not in self._extents:
+            return Consents()
+        return _filled(_parsed(Consents, self._large(CONSENTS), CONSENTS), CONSENTS)
+
+    @property
+    def blobs(self) -> tuple[str, ...]:
+        """The digests of the blobs."""
+        found = (_BLOB.fullmatch(name) for name in self._extents)
+        return tuple(f"{match[1]}:{match[2]}" for match in found if match is not None)
 
     def has(self, digest: str) -> bool:
         """True if the bundle has a blob."""
@@ -243,7 +251,7 @@ class BundleReader:
     def _rotations(self) -> tuple[KeyRotation, ...]:
         if ROTATIONS not in self._extents:
             return ()
-        return tuple(_parsed(Rotations, self._small(ROTATIONS), ROTATIONS).rotations)
+        return tuple(_filled(_parsed(Rotations, self._small(ROTATIONS), ROTATIONS), ROTATIONS).rotations)
 
     def _manifest(self) -> Bundle:
         try:
@@ -294,8 +302,25 @@ class BundleReader:
         return extents
 
 
+def has_unknown_fields(message: Message) -> bool:
+    """True if a message, or one inside it, has a field that this release does not know."""
+    known = type(message)()
+    known.CopyFrom(message)
+    known.DiscardUnknownFields()
+    return known.ByteSize() != message.ByteSize()
+
+
 def _parsed(kind: type[MessageT], data: bytes, name: str) -> MessageT:
     try:
-        return kind.FromString(data)
+        message = kind.FromString(data)
     except DecodeError as error:
         raise BundleError(f"{name} is not a {kind.__name__}") from error
+    if has_unknown_fields(message):
+        raise BundleError(f"{name} has a field that this release does not know: use the release that wrote the bundle")
+    return message
+
+
+def _filled(message: MessageT, name: str) -> MessageT:
+    if not message.ListFields():
+        raise BundleError(f"{name} is empty; a bundle has this entry only if there is something in it")
+    return message

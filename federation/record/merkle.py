@@ -100,24 +100,7 @@ class Tree:
         Each is the root over the leaves from one number up to another, none of which is among `leaves`. For one size
         they are as few as can be. `root_from` computes the roots from them.
         """
-        ordered = sorted(leaves)
-        nodes: dict[tuple[int, int], bytes] = {}
-        visited: set[tuple[int, int]] = set()
-
-        def visit(start: int, stop: int) -> None:
-            if (start, stop) in visited:
-                return
-            visited.add((start, stop))
-            if bisect_left(ordered, start) == bisect_left(ordered, stop):
-                nodes[start, stop] = self._range(start, stop)
-            elif stop - start > 1:
-                half = start + _split(stop - start)
-                visit(start, half)
-                visit(half, stop)
-
-        for size in sizes:
-            visit(0, size)
-        return nodes
+        return {(start, stop): self._range(start, stop) for start, stop in ranges_around(leaves, sizes)}
 
     def _range(self, start: int, stop: int) -> bytes:
         """The root over leaves that are a subtree of some tree."""
@@ -130,6 +113,28 @@ class Tree:
         number, begin = divmod(start, BLOCK)
         leaves = self._tail if number == self.size // BLOCK else self._block(number)
         return tree_root(leaves[begin : begin + size])
+
+
+def ranges_around(leaves: Collection[int], sizes: Iterable[int]) -> set[tuple[int, int]]:
+    """The ranges of the nodes that lead from some leaves to the roots over the first `sizes` leaves: see `around`."""
+    ordered = sorted(leaves)
+    ranges: set[tuple[int, int]] = set()
+    visited: set[tuple[int, int]] = set()
+
+    def visit(start: int, stop: int) -> None:
+        if (start, stop) in visited:
+            return
+        visited.add((start, stop))
+        if bisect_left(ordered, start) == bisect_left(ordered, stop):
+            ranges.add((start, stop))
+        elif stop - start > 1:
+            half = start + _split(stop - start)
+            visit(start, half)
+            visit(half, stop)
+
+    for size in sizes:
+        visit(0, size)
+    return ranges
 
 
 def root_from(nodes: dict[tuple[int, int], bytes], start: int, stop: int) -> bytes:

@@ -58,6 +58,16 @@ class OpenedRound:
         return (exchange for phase in self.phases for exchange in phase.exchanges)
 
     @property
+    def sent(self) -> tuple[int, int]:
+        """The bytes of the payloads of the replies that ended their assignments, accepted and refused, as declared."""
+        bytes_of = {True: 0, False: 0}
+        for exchange in self.exchanges:
+            for answer in exchange.answers:
+                if answer.receipt is not None:
+                    bytes_of[answer.is_accepted] += answer.reply.manifest.payload_bytes
+        return bytes_of[True], bytes_of[False]
+
+    @property
     def envelopes(self) -> Iterator[Opened[Any]]:
         """All envelopes, the step last."""
         for exchange in self.exchanges:
@@ -80,6 +90,11 @@ class RecordReader:
     facts: Mapping[str, object]
     _assignments: set[str] = field(default_factory=set)
     _submitted_by: str | None = None
+
+    @property
+    def submitted_by(self) -> str | None:
+        """The administrator who submitted the run, by the assignments that were read; None before the first."""
+        return self._submitted_by
 
     def read(
         self,
@@ -174,6 +189,8 @@ def _leaves_out(step: StepManifest, phases: Sequence[OpenedPhase]) -> Refusal | 
     left_out = {answer.reply.manifest.client_id for answer in deciding if answer.reply.digest not in named}
     if unnamed := left_out - {*step.revoked}:
         return Refusal("mismatch:replies", f"the reply of {min(unnamed)} was accepted, and the step leaves it out")
+    if len(step.revoked) != len({*step.revoked}):
+        return Unbound("revoked", "names a client twice as revoked")
     if strangers := {*step.revoked} - left_out:
         return Unbound("revoked", f"leaves {min(strangers)} out as revoked, and has no reply of it to leave out")
     return None

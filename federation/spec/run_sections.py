@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -59,6 +59,11 @@ Quorum = Annotated[
     BeforeValidator(_share_or_majority),
     Field(description="replies that a round needs: a share of those wanted, from 0 to 1, or more than half of them"),
 ]
+
+
+def replies_needed(quorum: float | str, wanted: int) -> int:
+    """The number of `wanted` replies that a phase needs, at least one; with fewer at the deadline it is skipped."""
+    return wanted // 2 + 1 if isinstance(quorum, str) else max(1, math.ceil(quorum * wanted - 1e-9))
 
 
 class AlgorithmSpec(BaseModel):
@@ -205,6 +210,21 @@ class StopSpec(Section):
             raise ValueError("give a metric, and with it a target or a patience, or both")
         return self
 
+    def reached(self, kind: MetricKind | None, metrics: Mapping[str, float]) -> str:
+        """The reason why a run ends after a round with these metrics; empty if it goes on.
+
+        `kind` is that of the watched metric.
+        """
+        if kind is None or "stop/value" not in metrics:
+            return ""
+        value, since = metrics["stop/value"], int(metrics.get("stop/since", 0.0))
+        watched_value = f"{self.split} {self.metric} ({self.of})"
+        if self.target is not None and (value >= self.target if kind.higher else value <= self.target):
+            return f"target reached: {watched_value} = {value:.6g}, target {self.target:g}"
+        if self.patience and since >= self.patience:
+            return f"no better {watched_value} in {since} evaluations; the last one is {value:.6g}"
+        return ""
+
 
 class ObjectivesSpec(Section):
     """The objectives of a task that has several, and who serves which: the indicator matrix."""
@@ -337,6 +357,21 @@ class SelectionSpec(Section):
         named = not self.members or client_id in self.members
         tagged = not self.tags or client_id in self.required or any(tag in self.tags for tag in tags)
         return named and tagged and client_id not in self.exclude
+
+    def wanted(self, pool: int) -> int:
+        """The number of replies that a round wants out of `pool` clients: at least one, at most all of them.
+
+        The fraction p of N clients is max(1, ceil(p N)), with a guard against 0.1 * 30 = 3.0000000000000004.
+        """
+        if self.method == "all":
+            return pool
+        if self.method == "fraction":
+            return min(pool, max(1, math.ceil(self.fraction * pool - 1e-9)))
+        return min(pool, self.count)
+
+    def asked(self, pool: int) -> int:
+        """The number of clients asked so that the wanted number answers, over-selection included."""
+        return min(pool, math.ceil(self.wanted(pool) * self.over_selection - 1e-9))
 
     def unknown(self, names: Collection[str]) -> str:
         """The first key with a client that is not among these, and the client, as "selection.KEY: NAME"; else empty."""

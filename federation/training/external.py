@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import NoReturn
+from reprlib import repr as shortened
+from typing import NoReturn, TypeGuard
 
 from federation.spec.computation import SPLITS, Ability
 from federation.tasks import DataSource, Task
+from federation.text import escaped
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.pipe import FLOAT, PROTOCOL, Header, Messages, PipeError
 from federation.training.plans import EvaluationPlan, TrainingPlan
@@ -28,6 +30,7 @@ _LOOK_SECONDS = 0.1
 _GRACE_SECONDS = 10.0  # for a stop, and for the end
 _QUIET_SECONDS = 2.0  # for an end without a signal
 _REASON = re.compile(r"[a-z][a-z0-9:-]{0,60}")
+_MAX_COUNT = 2**53  # each smaller integer is a float64, and fits into a message to the coordinator
 
 _Item = tuple[Header, Vector] | PipeError | None
 
@@ -39,7 +42,9 @@ class _Process:
         self.popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         assert self.popen.stdin is not None and self.popen.stdout is not None  # noqa: S101, PT018
         self._messages = Messages(self.popen.stdout, self.popen.stdin, most)
-        self.inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        # One message waits here, and one more in the reader: a process that writes more is blocked by its full pipe.
+        self.inbox: queue.Queue[_Item] = queue.Queue(maxsize=1)
+        self._over = threading.Event()
         # A thread writes, so that a process that does not read cannot block the worker.
         self._outbox: queue.SimpleQueue[tuple[Header, Sequence[Array]] | None] = queue.SimpleQueue()
         for work in (self._read, self._write):
@@ -47,12 +52,18 @@ class _Process:
 
     def _read(self) -> None:
         try:
-            while (item := self._messages.read()) is not None:
-                self.inbox.put(item)
+            while not self._over.is_set() and (item := self._messages.read()) is not None:
+                self._deliver(item)
         except (PipeError, OSError) as error:
-            self.inbox.put(PipeError(str(error)))
-        self.inbox.put(None)
+            self._deliver(PipeError(str(error)))
+        self._deliver(None)
         self._messages.source.close()
+
+    def _deliver(self, item: _Item) -> None:
+        """Waits until there is room in the inbox, or the process is being ended."""
+        while not self._over.is_set():
+            with suppress(queue.Full):
+                return self.inbox.put(item, timeout=_LOOK_SECONDS)
 
     def _write(self) -> None:
         with suppress(OSError):  # the process has ended; the reader reports it
@@ -75,6 +86,7 @@ class _Process:
 
     def end(self, grace: float) -> None:
         """Closes its input; some seconds later sends SIGTERM to it and its children, and at last SIGKILL."""
+        self._over.set()
         self._outbox.put(None)
         with suppress(subprocess.TimeoutExpired):
             self.popen.wait(_QUIET_SECONDS)
@@ -151,9 +163,9 @@ class ExternalTrainer(Trainer):
         order = {"type": "evaluate", "split": plan.split, "metrics": list(plan.metrics)}
         header, _ = self._ask(order, "scores", model, plan.stopped)
         scores = header.get("scores")
-        if not isinstance(scores, dict) or not all(isinstance(score, int | float | None) for score in scores.values()):
+        if not isinstance(scores, dict) or not all(score is None or _is_number(score) for score in scores.values()):
             raise WorkError("the scores of the process are no numbers by name", reason="trainer:result")
-        return {str(name): float("nan") if value is None else float(value) for name, value in scores.items()}
+        return {name: float("nan") if value is None else float(value) for name, value in scores.items()}
 
     def close(self) -> None:
         """Ends the process."""
@@ -188,16 +200,16 @@ class ExternalTrainer(Trainer):
             self.close()
             raise
         samples, abilities = header.get("samples"), header.get("abilities", [])
-        counts = isinstance(samples, dict) and all(isinstance(samples.get(name, 0), int) for name in SPLITS)
-        if not counts or not isinstance(abilities, list) or not set(map(str, abilities)) <= set(Ability):
+        counts = isinstance(samples, dict) and all(_is_count(samples.get(name, 0)) for name in SPLITS)
+        if not counts or not isinstance(abilities, list) or not all(ability in [*Ability] for ability in abilities):
             self._fail(
                 "trainer:protocol",
                 f"said it is ready without samples by split, or with abilities other than {', '.join(Ability)}: "
-                f"{str(header)[:200]}",
+                f"{shortened(header)}",
             )
-        self._sizes = {name: max(0, (samples or {}).get(name, 0)) for name in SPLITS}
+        self._sizes = {name: (samples or {}).get(name, 0) for name in SPLITS}
         self.abilities = frozenset(abilities)
-        self.device = str(header.get("device", "external"))[:80]
+        self.device = escaped(_text(header, "device"), 80) or "external"
         return self._process
 
     def _ask(
@@ -228,15 +240,16 @@ class ExternalTrainer(Trainer):
             if not stopping and stopped():
                 process.send({"type": "stop", "id": number})
                 last_message, stopping = time.monotonic(), True
+            # Messages of other orders, and progress after a stop, do not count.
+            if time.monotonic() - last_message > (_GRACE_SECONDS if stopping else self._silence):
+                if stopping:
+                    self.close()
+                    raise TrainingStopped
+                self._fail("trainer:silent", f"said nothing about its order for {self._silence:g} s")
             try:
                 item = process.inbox.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
-                if time.monotonic() - last_message <= (_GRACE_SECONDS if stopping else self._silence):
-                    continue
-                if stopping:
-                    self.close()
-                    raise TrainingStopped from None
-                self._fail("trainer:silent", f"said nothing for {self._silence:g} s")
+                continue
             if item is None:
                 self._fail("trainer:died", process.ending())
             if isinstance(item, PipeError):
@@ -250,18 +263,19 @@ class ExternalTrainer(Trainer):
                 case "progress":
                     if not stopping:
                         last_message = time.monotonic()
-                    if isinstance(share := header.get("share"), int | float):
-                        tell(min(max(float(share), 0.0), 1.0))
+                    if _is_number(share := header.get("share")):
+                        tell(min(max(0.0, float(share)), 1.0))  # in this order, NaN is 0
                 case "diverged":
-                    step = header.get("step", 1)
-                    raise TrainingDiverged(step if isinstance(step, int) else 1)
+                    step = header.get("step")
+                    raise TrainingDiverged(step if _is_count(step) else 1)
                 case "error":
-                    reason = str(header.get("reason") or "trainer:error")
-                    message = " ".join(str(header.get("message")).split())[:400]
-                    valid_reason = reason if _REASON.fullmatch(reason) else "trainer:error"
+                    reason, message = _text(header, "reason"), " ".join(_text(header, "message").split())
                     if header.get("ends") is True:
                         self.close()
-                    raise WorkError(f"the process of the trainer failed: {message}", reason=valid_reason)
+                    raise WorkError(
+                        f"the process of the trainer failed: {escaped(message, 400)}",
+                        reason=reason if _REASON.fullmatch(reason) else "trainer:error",
+                    )
                 case answered if answered == kind:
                     return header, floats
                 case answered:
@@ -282,3 +296,16 @@ class ExternalTrainer(Trainer):
         """Ends the process; the next order starts it again. Raises WorkError."""
         self.close()
         raise WorkError(f"the process of the trainer {failure}", reason=reason)
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_COUNT
+
+
+def _text(header: Header, key: str) -> str:
+    """The text of a key; empty if it is missing or something else."""
+    return text if isinstance(text := header.get(key), str) else ""

@@ -6,6 +6,7 @@ float32, little-endian. `Messages` reads and writes them on both sides.
 
 import json
 from collections.abc import Iterable
+from reprlib import repr as shortened
 from typing import IO, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from federation.vectors import Array, Vector
 
 PROTOCOL = 1
 MAX_LINE_BYTES = 1 << 20
+MAX_DIGITS = 40  # of an integer
 FLOAT = np.dtype("<f4")
 
 Header = dict[str, Any]
@@ -54,16 +56,25 @@ class Messages:
         line = self.source.readline(MAX_LINE_BYTES)
         if not line:
             return None
+        if len(line) == MAX_LINE_BYTES:
+            raise PipeError(f"a line of {MAX_LINE_BYTES} bytes or more: {line[:80]!r}")
         try:
-            header = json.loads(line)
+            header = json.loads(line.decode(), parse_int=_integer)
         except (ValueError, RecursionError):
             raise PipeError(f"a line that is not JSON: {line[:80]!r}") from None
         if not isinstance(header, dict) or not isinstance(header.get("type"), str):
             raise PipeError(f"a line that is no JSON object with a type: {line[:80]!r}")
         count = header.get("bytes", 0)
         if not isinstance(count, int) or not 0 <= count <= self._most or count % FLOAT.itemsize:
-            raise PipeError(f"{header['type'][:40]!r} with {count!r} bytes; at most {self._most}, a multiple of 4")
+            number = shortened(count)
+            raise PipeError(f"{header['type'][:40]!r} with {number} bytes; at most {self._most}, a multiple of 4")
         data = self.source.read(count)
         if len(data) < count:
             raise PipeError(f"{header['type'][:40]!r} ended after {len(data)} of {count} bytes")
         return header, np.frombuffer(data, FLOAT)
+
+
+def _integer(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise PipeError(f"an integer of {len(text)} digits; at most {MAX_DIGITS}")
+    return int(text)

@@ -5,6 +5,7 @@ import queue
 import sys
 import threading
 import traceback
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -151,12 +152,21 @@ def _together(kind: type[Trainer], ranks: "Ranks") -> "type[DistributedTrainer]"
     return DistributedTrainer
 
 
-def serve(name: str = "", ranks: "Ranks | None" = None) -> None:
+def _ranks(environment: Mapping[str, str]) -> "Ranks | None":
+    if "TORCHELASTIC_RUN_ID" not in environment:
+        return None
+    from federation.training.ranks import Ranks  # noqa: PLC0415 - trainers need no PyTorch
+
+    return Ranks.of(environment)
+
+
+def serve(name: str, environment: Mapping[str, str]) -> None:
     """Serves the worker that started this process, until it closes standard input.
 
-    `name` is that of a trainer, as `trainer_kind` takes it; empty for the task's own. With `ranks`, this is one of
-    several processes, and the first one serves the worker.
+    `name` is that of a trainer, as `trainer_kind` takes it; empty for the task's own. If `torchrun` started the
+    process, as `environment` says, this is one of several processes, and the first one serves the worker.
     """
+    ranks = _ranks(environment)
     if ranks is not None:
         ranks.meet()
         if ranks.rank > 0:

@@ -15,6 +15,7 @@ from federation.digests import digest, hasher
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import (
     AssignmentManifest,
+    BackupManifest,
     CancelManifest,
     CheckpointManifest,
     ConsentManifest,
@@ -48,6 +49,7 @@ CONTEXTS: dict[type[Message], bytes] = {
     CancelManifest: b"fedpareto/v1/cancel",
     RevocationManifest: b"fedpareto/v1/revocation",
     RestoreManifest: b"fedpareto/v1/restore",
+    BackupManifest: b"fedpareto/v1/backup",
     LogKeyManifest: b"fedpareto/v1/log-key",
     CheckpointManifest: b"fedpareto/v1/checkpoint",
     LoginManifest: b"fedpareto/v1/login",

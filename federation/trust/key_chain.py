@@ -23,6 +23,7 @@ from federation.trust.keys import FileDamaged, IdentityError, read_file
 from federation.trust.proofs import signing_public_key
 from federation.v1.common_pb2 import (
     AssignmentManifest,
+    BackupManifest,
     KeyRotation,
     ReceiptManifest,
     RestoreManifest,
@@ -42,6 +43,7 @@ _TIME_FIELDS: dict[type[Message], str] = {
     StepManifest: "created",
     RotationReceiptManifest: "ended",
     RestoreManifest: "restored",
+    BackupManifest: "made",
 }
 
 

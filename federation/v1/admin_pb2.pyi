@@ -1780,6 +1780,7 @@ class RoundSummary(_message.Message):
     BASE_MODEL_FIELD_NUMBER: _builtins.int
     RESULT_MODEL_FIELD_NUMBER: _builtins.int
     WORST_CLIENT_FIELD_NUMBER: _builtins.int
+    UNDISCLOSED_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """The round, from 0."""
     state: _common_pb2.RoundState.ValueType
@@ -1812,6 +1813,12 @@ class RoundSummary(_message.Message):
     def started(self) -> _timestamp_pb2.Timestamp:
         """When it began."""
 
+    @_builtins.property
+    def undisclosed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The numbers that an open run would have and that the privacy of this run hides, by name: those of `metrics`, and
+        fields of `Participation`. They are absent from `metrics`, and 0, NaN or empty in a `Participation`.
+        """
+
     def __init__(
         self,
         *,
@@ -1828,10 +1835,11 @@ class RoundSummary(_message.Message):
         base_model: _builtins.str = ...,
         result_model: _builtins.str = ...,
         worst_client: _builtins.str = ...,
+        undisclosed: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "asked", b"asked", "base_model", b"base_model", "metrics", b"metrics", "missing", b"missing", "reason", b"reason", "refused", b"refused", "result_model", b"result_model", "round", b"round", "seconds", b"seconds", "started", b"started", "state", b"state", "worst_client", b"worst_client"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "asked", b"asked", "base_model", b"base_model", "metrics", b"metrics", "missing", b"missing", "reason", b"reason", "refused", b"refused", "result_model", b"result_model", "round", b"round", "seconds", b"seconds", "started", b"started", "state", b"state", "undisclosed", b"undisclosed", "worst_client", b"worst_client"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1747,6 +1747,38 @@ class RestoreManifest(_message.Message):
 Global___RestoreManifest: _TypeAlias = RestoreManifest  # noqa: Y015
 
 @_typing.final
+class BackupManifest(_message.Message):
+    """This is a backup of the coordinator's record. Signed by the coordinator."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEDERATION_ID_FIELD_NUMBER: _builtins.int
+    INVENTORY_FIELD_NUMBER: _builtins.int
+    MADE_FIELD_NUMBER: _builtins.int
+    federation_id: _builtins.str
+    """The federation."""
+    inventory: _builtins.str
+    """The digest of the backup's inventory, the file backup.json, which has the digest of its database."""
+    @_builtins.property
+    def made(self) -> _timestamp_pb2.Timestamp:
+        """When the backup was made."""
+
+    def __init__(
+        self,
+        *,
+        federation_id: _builtins.str = ...,
+        inventory: _builtins.str = ...,
+        made: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["made", b"made"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["federation_id", b"federation_id", "inventory", b"inventory", "made", b"made"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackupManifest: _TypeAlias = BackupManifest  # noqa: Y015
+
+@_typing.final
 class KeptLog(_message.Message):
     """How much of the audit log a restore has kept."""
 

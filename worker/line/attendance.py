@@ -402,7 +402,7 @@ class Attendance:
             self._progress.restored(welcome.restored)
         self._witness.welcome(welcome.log_key, welcome.log, restored)
         offset = self._clock.set(welcome.time, nonce).total_seconds()
-        self._heartbeat_seconds = min(max(welcome.heartbeat_seconds, 0.1), WELCOME_SECONDS)
+        self._heartbeat_seconds = min(max(0.1, welcome.heartbeat_seconds), WELCOME_SECONDS)  # NaN: 0.1
         self._events.tell("attending", f"attending federation {self._federation_id}")
         if abs(offset) > WRONG_CLOCK_SECONDS:
             self._events.warn(

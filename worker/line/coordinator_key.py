@@ -30,8 +30,7 @@ def follow_coordinator(member: MemberFiles, shown: Sequence[KeyRotation], path: 
     try:
         replace_private(path, rotations_text(keys.rotations).encode())
     except OSError as error:
-        events.warn(
-            "disk",
+        events.disk(
             f"{path} cannot be written ({error.strerror or error}): the next worker with this directory follows the "
             "coordinator to its new key again; make room on the disk",
         )

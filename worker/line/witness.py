@@ -25,6 +25,7 @@ from worker.state_file import StateFile, read_state
 
 _ADVICE = "the worker then trusts the next audit log that its coordinator shows"
 MAX_KEPT = 64  # checkpoints
+MAX_CHECKPOINT_BYTES = 8 << 10
 
 
 class LogForked(StatementError):
@@ -151,6 +152,8 @@ class Witness:
         return bool(lost)
 
     def _open(self, envelope: SignedEnvelope) -> Kept:
+        if (size := envelope.ByteSize()) > MAX_CHECKPOINT_BYTES:
+            raise StatementError(f"a checkpoint of {size} bytes; at most {MAX_CHECKPOINT_BYTES}")
         try:
             manifest = unseal(envelope, CheckpointManifest, self._key)
         except Refusal as refusal:

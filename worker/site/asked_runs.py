@@ -4,6 +4,7 @@ The worker and the owner's commands share the file: `fedpareto worker runs`, `ap
 for the digest of a specification: the same run with another specification needs another decision.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +15,9 @@ from worker.ledger_file import LedgerFile
 from worker.site.policy import Policy
 
 APPROVED, REFUSED = "approved", "refused"  # by the owner
+# Runs about which the owner has not decided, and the bytes of their specifications.
+MAX_UNDECIDED = 500
+MAX_UNDECIDED_BYTES = 8 << 20
 _TABLE = """
 CREATE TABLE IF NOT EXISTS runs (
     run TEXT, spec TEXT, name TEXT NOT NULL, task TEXT NOT NULL, submitted_by TEXT NOT NULL, document BLOB NOT NULL,
@@ -118,6 +122,25 @@ class RunsFile:
         values = [getattr(run, name) for name in _COLUMNS.split(", ")]
         with self._file.using() as connection:
             connection.execute(f"INSERT OR IGNORE INTO runs ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?)", values)  # noqa: S608
+
+    def make_room(self, size: int, keep: Collection[tuple[str, str]]) -> bool:
+        """Makes room for another run with a specification of this size in bytes, by removing older ones.
+
+        Those about which the owner has decided stay, and those in `keep`, each the id and the digest of a run. False if
+        there is no room.
+        """
+        with self._file.using() as connection:
+            rows = connection.execute(
+                "SELECT run, spec, length(document) FROM runs WHERE owner = '' ORDER BY asked, run, spec"
+            ).fetchall()
+            count, taken = len(rows), sum(length for *_, length in rows)
+            for run, spec, length in rows:
+                if count < MAX_UNDECIDED and taken + size <= MAX_UNDECIDED_BYTES:
+                    break
+                if (run, spec) not in keep:
+                    connection.execute("DELETE FROM runs WHERE run = ? AND spec = ?", (run, spec))
+                    count, taken = count - 1, taken - length
+        return count < MAX_UNDECIDED and taken + size <= MAX_UNDECIDED_BYTES
 
     def decide(self, run: AskedRun, owner: str, words: str, decided: datetime) -> None:
         """Records the owner's decision about a run with this specification; `words` is the reason for a refusal."""

@@ -20,6 +20,7 @@ from worker.site.policy import WorkLimits
 
 # A task of a thousand objectives with names of sixty letters takes about 200 KiB.
 MAX_MANIFEST_BYTES = 512 << 10
+MAX_NAME = 200  # characters of the id of a run or an assignment, which name files and rows here
 MAX_ROUND = 2**31 - 1  # the largest that the coordinator's tables can store
 
 # Returns the reason and the message of a decline; None if the run of the assignment is accepted.
@@ -129,7 +130,7 @@ def _require(holds: bool, reason: str, message: str) -> None:
 
 def _opened(envelope: SignedEnvelope, member: MemberFiles) -> AssignmentManifest:
     """The assignment in an envelope. Raises UnverifiedAssignment unless the coordinator signed it."""
-    if (size := len(envelope.manifest)) > MAX_MANIFEST_BYTES:
+    if (size := envelope.ByteSize()) > MAX_MANIFEST_BYTES:
         message = f"an assignment of {size} bytes; at most {MAX_MANIFEST_BYTES}"
         raise UnverifiedAssignment("limit:manifest", message)
     try:
@@ -143,6 +144,9 @@ def _opened(envelope: SignedEnvelope, member: MemberFiles) -> AssignmentManifest
 def _check_address(manifest: AssignmentManifest, member: MemberFiles) -> None:
     _require(manifest.federation_id == member.federation_id, "mismatch:federation_id", "of another federation")
     _require(manifest.client_id == member.client_id, "mismatch:client_id", "issued to another client")
+    for kind, name in (("a run", manifest.run_id), ("an assignment", manifest.assignment_id)):
+        message = f"the id of {kind} has {len(name)} characters; at most {MAX_NAME}"
+        _require(len(name) <= MAX_NAME, "limit:manifest", message)
 
 
 def _check_time(manifest: AssignmentManifest, newest: int | None, now: datetime) -> datetime:

@@ -18,12 +18,14 @@ from federation.v1.common_pb2 import AssignmentManifest, ConsentManifest, RunMan
 from federation.v1.federation_pb2 import FetchBlobRequest
 from worker.events import Events
 from worker.home import with_remedy
-from worker.line.attendance import ANSWER_SECONDS, Attendance
-from worker.site.asked_runs import AskedRun, RunsFile, Verdict
+from worker.line.attendance import Attendance
+from worker.site.asked_runs import MAX_UNDECIDED, MAX_UNDECIDED_BYTES, AskedRun, RunsFile, Verdict
 from worker.site.policy import Policy
 
 MAX_SPEC_BYTES = 64 << 10
 MAX_WAITING = 1000  # unread requests, and requests whose specification cannot be fetched
+MAX_ENVELOPE_BYTES = 8 << 10  # of a request
+FETCH_SECONDS = 10.0  # for a specification; the owner's decisions wait no longer
 
 
 class Consents:
@@ -49,6 +51,8 @@ class Consents:
         self._file = RunsFile(path)
         self._asked: queue.SimpleQueue[SignedEnvelope] = queue.SimpleQueue()
         self._open: dict[tuple[str, str], RunManifest] = {}  # runs whose specification has to be fetched
+        self._recent: set[tuple[str, str]] = set()  # with `approve`, runs that have asked since this worker began
+        self._crowded = False  # the last run was refused, since too many wait
         self._changes = -1
         self._full = False  # the last `look` could not write to the disk
 
@@ -58,7 +62,11 @@ class Consents:
 
     def asked(self, envelope: SignedEnvelope) -> None:
         """Queues the request of a run. Callable from any thread."""
-        if self._policy.decides and self._asked.qsize() < MAX_WAITING:
+        if not self._policy.decides or self._asked.qsize() >= MAX_WAITING:
+            return
+        if (size := envelope.ByteSize()) > MAX_ENVELOPE_BYTES:
+            self._events.warn("run-invalid", f"a run asks with {size} bytes; at most {MAX_ENVELOPE_BYTES}")
+        else:
             self._asked.put(envelope)
 
     def problem(self, manifest: AssignmentManifest) -> tuple[str, str] | None:
@@ -89,7 +97,7 @@ class Consents:
             self._look()
         except OSError as error:
             if not self._full:
-                self._events.warn("disk", f"no run is answered: {with_remedy(error)}")
+                self._events.disk(f"no run is answered: {with_remedy(error)}")
             self._full, self._changes = True, -1
         else:
             self._full = False
@@ -98,15 +106,18 @@ class Consents:
         changes = self._file.changes()
         if self._asked.empty() and not self._open and changes == self._changes:
             return
+        if changes != self._changes:
+            for run in self._file.runs():
+                self._answer(run, again=False)
+            self._changes = changes
         while not self._asked.empty():
             self._take(self._asked.get())
         for key, manifest in list(self._open.items()):
-            if (document := self._fetched(manifest.spec)) is not None:
-                self._add(manifest, document)
-                del self._open[key]
-        for run in self._file.runs():
-            self._answer(run, again=False)
-        self._changes = changes
+            if (document := self._fetched(manifest.spec)) is None:
+                self._open[key] = self._open.pop(key)  # the others come first the next time
+                break
+            self._add(manifest, document)
+            del self._open[key]
 
     def _take(self, envelope: SignedEnvelope) -> None:
         try:
@@ -119,11 +130,40 @@ class Consents:
             return
         run = self._file.get(manifest.run_id, manifest.spec)
         if run is not None:
+            self._note(run)
             self._answer(run, again=True)
+        elif not self._has_room(0):
+            self._refuse(manifest)
         elif len(self._open) < MAX_WAITING:
             self._open[manifest.run_id, manifest.spec] = manifest
 
+    def _has_room(self, size: int) -> bool:
+        """Makes room for a run with a specification of this size, unless too many runs wait for the owner.
+
+        Runs that have not asked since this worker began have probably ended. Without `approve` no run waits: it gets
+        the same answer when it asks again.
+        """
+        return self._file.make_room(size, self._recent)
+
+    def _note(self, run: AskedRun) -> None:
+        if self._policy.approve == "each-run":
+            self._recent.add((run.run, run.spec))
+
+    def _refuse(self, manifest: RunManifest) -> None:
+        """Refuses a run, since too many wait for the owner. Nothing of it is kept."""
+        message = f"{MAX_UNDECIDED} runs, or specifications of {MAX_UNDECIDED_BYTES} bytes, wait at this site already"
+        if not self._crowded:
+            advice = "`fedpareto worker runs` lists them, `fedpareto worker refuse` makes room"
+            self._events.warn("runs-crowded", f"further runs are refused: {message}; {advice}")
+        self._crowded = True
+        self._attendance.consent(
+            self._signed(manifest.run_id, manifest.spec, Verdict("refused", "limit:runs", message))
+        )
+
     def _add(self, manifest: RunManifest, document: bytes) -> None:
+        if not self._has_room(len(document)):
+            return self._refuse(manifest)
+        self._crowded = False
         run = AskedRun(
             run=manifest.run_id,
             spec=manifest.spec,
@@ -137,6 +177,7 @@ class Consents:
             decided="",
         )
         self._file.add(run)
+        self._note(run)
         verdict = run.verdict(self._policy)
         subject = f"run {escaped(run.run)} ({escaped(run.name)}, submitted by {escaped(run.submitted_by)})"
         fields = {"run_id": run.run, "spec": run.spec, "answer": verdict.answer}
@@ -146,6 +187,7 @@ class Consents:
         else:
             reason = f", {verdict.reason}: {verdict.message}" if verdict.reason else ""
             self._events.tell("run-answered", f"{subject}: {verdict.answer}{reason}", **fields)
+        self._answer(run, again=False)
 
     def _fetched(self, name: str) -> bytes | None:
         """Fetches the specification of this digest; None if that fails now."""
@@ -154,7 +196,7 @@ class Consents:
             return None
         data = b""
         try:
-            for piece in files.fetch(FetchBlobRequest(digest=name), timeout=ANSWER_SECONDS):
+            for piece in files.fetch(FetchBlobRequest(digest=name), timeout=FETCH_SECONDS):
                 data += piece
                 if len(data) > MAX_SPEC_BYTES:
                     break
@@ -173,17 +215,7 @@ class Consents:
         )
         changed |= sent is not None and sent.key_id != key_id(member.signing_key.public_key())
         if sent is None or changed:
-            manifest = ConsentManifest(
-                federation_id=member.federation_id,
-                client_id=member.client_id,
-                run_id=run.run,
-                spec=run.spec,
-                answer=verdict.answer,
-                reason=verdict.reason,
-                message=verdict.message[:400],
-            )
-            manifest.created.FromDatetime(self._attendance.now())
-            sent = seal(manifest, member.signing_key)
+            sent = self._signed(run.run, run.spec, verdict)
             self._file.keep_consent(run, sent)
             if consent.answer == "accepted":
                 self._withdrawn(run.run, verdict)
@@ -198,3 +230,18 @@ class Consents:
         elif not again:
             return
         self._attendance.consent(sent)
+
+    def _signed(self, run_id: str, spec: str, verdict: Verdict) -> SignedEnvelope:
+        """A verdict about a run with this specification, as a signed answer."""
+        member = self._attendance.member
+        manifest = ConsentManifest(
+            federation_id=member.federation_id,
+            client_id=member.client_id,
+            run_id=run_id,
+            spec=spec,
+            answer=verdict.answer,
+            reason=verdict.reason,
+            message=verdict.message[:400],
+        )
+        manifest.created.FromDatetime(self._attendance.now())
+        return seal(manifest, member.signing_key)

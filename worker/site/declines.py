@@ -18,7 +18,12 @@ class Declines:
     events: Events
 
     def decline(self, declined: Declined, envelope: SignedEnvelope) -> None:
-        """Declines an assignment in its envelope."""
+        """Declines an assignment in its envelope.
+
+        Raises:
+            DirectoryGone: the worker's directory is, so it has no reason of its own to decline.
+        """
+        self.events.home.must_be_there()
         assignment_id = claimed_id(envelope)
         reason, message = declined.reason, declined.message
         if not declined.repeated:

@@ -51,6 +51,9 @@ class WorkLimits(Section):
     rows: int = Field(0, ge=0, description="the most rows in an update; 0 is one for each objective served here")
     hours: float = Field(168.0, gt=0, le=87_600, description="the longest time that one assignment may be worked on")
     waiting: int = Field(64, ge=1, le=10_000, description="the most assignments that wait here at a time")
+    home_bytes: int = Field(
+        64 << 30, ge=1 << 20, description="the most bytes in the worker's home; with more, no assignment is taken"
+    )
     rounds_forward: bool = Field(
         True, description="whether a round before the newest one of its run is declined, unless a restore was signed"
     )

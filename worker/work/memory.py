@@ -26,6 +26,7 @@ from worker.ledger_file import LedgerFile
 from worker.site.assignments import Declined, Order
 
 KEPT_AFTER_DEADLINE = timedelta(days=1)
+MAX_ATTEMPTS = 1000  # that are remembered
 EARLIEST = datetime.min.replace(tzinfo=UTC)
 _NONCE_BYTES = 12
 _TABLES = """
@@ -88,6 +89,8 @@ class WorkerMemory:
                 if other != key:
                     self._erase(other)
             self._deadlines[key] = max(order.deadline, self._deadlines.get(key, order.deadline))
+            if len(self._deadlines) > MAX_ATTEMPTS:
+                self._erase(next(other for other in self._deadlines if other != key))  # the oldest
         return _AttemptMemory(self, key)
 
     def answered(self, order: Order) -> bool:

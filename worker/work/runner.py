@@ -47,7 +47,8 @@ class Runner:
 
     `finished` is called when a new reply is in the spool; `limits` are the owner's bounds; `consent` returns the reason
     and the message if a run is not accepted; `closed` returns the time until which the site is closed, aware,
-    None while it is open; `decline` is called with the envelope of a declined assignment.
+    None while it is open; `disk_use` returns the bytes of the worker's files; `decline` is called with the envelope of
+    a declined assignment.
     """
 
     execution: Execution
@@ -59,6 +60,7 @@ class Runner:
     finished: Callable[[], None]
     consent: Consent
     closed: Callable[[], datetime | None]
+    disk_use: Callable[[], int]
     decline: Callable[[Declined, SignedEnvelope], None]
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
     _waiting: deque[_Job] = field(default_factory=deque, init=False)
@@ -110,10 +112,12 @@ class Runner:
         closed = self.closed() if order.work.lane is Lane.COMPUTE else None
         if closed is not None and closed > order.deadline:
             raise Declined("closed", f"this site is closed until {closed:%Y-%m-%d %H:%M} UTC, after the deadline")
-        if len(self._waiting) + len(self._held) >= self.limits.waiting:
-            repeated, self._full = self._full, True
-            message = f"{self.limits.waiting} assignments wait here already"
-            raise Declined("limit:waiting", message, repeated=repeated)
+        if len(self._waiting) + len(self._held) + len(self.spool.entries()) >= self.limits.waiting:
+            message = f"{self.limits.waiting} assignments, or finished replies without a receipt, wait here already"
+            raise self._no_room("limit:waiting", message)
+        if (size := self.disk_use()) > self.limits.home_bytes:
+            message = f"the files of this worker have {size} bytes; its policy allows {self.limits.home_bytes}"
+            raise self._no_room("limit:disk", message)
         self._full = False
         if self.progress.waits(run_id):
             self._held[name] = order.envelope
@@ -121,6 +125,10 @@ class Runner:
         self.progress.saw_round(run_id, order.manifest.round)
         self._waiting.append(_Job(order))
         self._changed.notify_all()
+
+    def _no_room(self, reason: str, message: str) -> Declined:
+        repeated, self._full = self._full, True
+        return Declined(reason, message, repeated=repeated)
 
     def _jobs(self) -> list[_Job]:
         return [*self._current.values(), *self._waiting]

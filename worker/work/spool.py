@@ -254,6 +254,7 @@ class Spool:
 
     def record(self, entry: SpoolEntry, receipt: SignedEnvelope, manifest: ReceiptManifest) -> None:
         """Keeps a receipt: the member's proof of its assignment, its reply and the coordinator's answer."""
+        self._events.home.must_be_there()
         self._unrecorded.append(receipt_line(entry.envelope, entry.assignment, receipt, manifest))
         try:
             append(self._receipts, "".join(self._unrecorded))
@@ -267,7 +268,7 @@ class Spool:
             self._unrecorded.clear()
 
     def _tell(self, message: str) -> None:
-        self._events.warn("disk", message)
+        self._events.disk(message)
 
     def _path(self, assignment_id: str, suffix: str) -> Path:
         # The id came over the wire: its digest is a safe file name whatever it holds.

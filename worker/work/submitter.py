@@ -44,6 +44,9 @@ _WRONG = {
 _DROPPED = "refused for good, the work is dropped"
 
 
+MAX_RECEIPT_BYTES = 64 << 10
+
+
 class ReceiptError(Exception):
     """A receipt that the coordinator did not sign, or that is for another reply."""
 
@@ -161,7 +164,7 @@ class Submitter:
                         self.keeper.commit(entry)
                 except OSError as error:
                     message = f"what this member keeps of the run cannot be written ({error}): make room on the disk"
-                    events.warn("disk", f"assignment {name}: {message}", assignment_id=name)
+                    events.disk(f"assignment {name}: {message}", assignment_id=name)
                     return False
                 self.spool.record(entry, receipt, manifest)
                 accepted, reason = manifest.accepted, {} if manifest.accepted else {"reason": manifest.reason}
@@ -252,6 +255,8 @@ def verify_receipt(receipt: SignedEnvelope, entry: SpoolEntry, member: MemberFil
     Raises:
         ReceiptError: it is not; the message names the first thing that differs.
     """
+    if (size := receipt.ByteSize()) > MAX_RECEIPT_BYTES:
+        raise ReceiptError(f"the receipt has {size} bytes; at most {MAX_RECEIPT_BYTES}")
     try:
         manifest = member.coordinator.unseal(receipt, ReceiptManifest)
     except Refusal as refusal:

@@ -8,7 +8,8 @@ before it drew the challenges.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -63,7 +64,10 @@ class SecureEvidence:
         sessions: the results of each in the signed step.
         replies: those that the step names, with their statements; their signatures have been verified. Of a reply whose
             payload is not on record, there are no rows.
-        asked: the work that members were asked for at READY, by the envelope of the reply.
+        asked: the work that members were asked for, at READY and at the later stages that are to be compared, by the
+            envelope of the reply.
+        inputs: the digests and sizes of the inputs of this work, by the envelope of the reply and by name; none are
+            compared of replies that are not named here.
         combined: the vector of the step, (d,).
         weights: of the members whose vectors are in the sum, (|V|,); None where they are not on record.
     """
@@ -73,6 +77,7 @@ class SecureEvidence:
     asked: Mapping[str, Work]
     combined: NDArray[np.float32]
     weights: NDArray[np.float64] | None = None
+    inputs: Mapping[str, Mapping[str, tuple[str, int]]] = field(default_factory=dict)
 
 
 def verify_secure_step(rule: Algorithm, spec: "RunSpec", context: RoundContext, evidence: SecureEvidence) -> Step:
@@ -92,13 +97,19 @@ def verify_secure_step(rule: Algorithm, spec: "RunSpec", context: RoundContext, 
     if not evidence.sessions:
         raise UnverifiedSession("the signed step names no session")
     settings = [_recorded(record) for record in evidence.sessions]
-    step = _replayed(rule.round, context, settings, _Answers(spec, context, evidence.replies, evidence.asked))
+    answers = _Answers(spec, context, evidence.replies, evidence.asked, evidence.inputs)
+    step = _replayed(rule.round, context, settings, answers)
     _must_be_same(step, evidence)
     return step
 
 
 def verify_evaluation(
-    spec: "RunSpec", wanted: Evaluate, context: RoundContext, replies: Sequence[PhaseReply], asked: Mapping[str, Work]
+    spec: "RunSpec",
+    wanted: Evaluate,
+    context: RoundContext,
+    replies: Sequence[PhaseReply],
+    asked: Mapping[str, Work],
+    inputs: Mapping[str, Mapping[str, tuple[str, int]]] = MappingProxyType({}),
 ) -> Means:
     """The means that follow from the signed replies of an evaluation, whose terms are in the work of READY.
 
@@ -108,6 +119,7 @@ def verify_evaluation(
         context: of the evaluation, as of `verify_secure_step`; `private.origin` has the model that was evaluated.
         replies: all that were accepted; their signatures have been verified.
         asked: as of `SecureEvidence`.
+        inputs: as of `SecureEvidence`.
 
     Raises:
         Unverified: no means follow.
@@ -120,7 +132,7 @@ def verify_evaluation(
     setting = Setting(
         purpose="evaluation", agreed=ready.agreed, terms_bytes=terms, taus=lambda view, V, inputs: (b"", b"")
     )
-    answers = _Answers(spec, context, replies, asked)
+    answers = _Answers(spec, context, replies, asked, inputs)
     return _replayed(lambda again: evaluation(again, wanted, ids), context, [setting], answers)
 
 
@@ -209,6 +221,7 @@ class _Answers:
     context: RoundContext
     replies: Sequence[PhaseReply]
     asked: Mapping[str, Work]
+    inputs: Mapping[str, Mapping[str, tuple[str, int]]]
 
     def to(self, phase: AlgorithmPhase) -> Replies:
         """The replies to a phase."""
@@ -223,10 +236,21 @@ class _Answers:
                 if phase.clients is not None and reply.client_id not in phase.clients:
                     raise UnverifiedSession(f"{reply.client_id} replied to {stage.value}, and was not asked")
                 work = phase.work(Asked(reply.client_id, reply.objectives, self.spec, self.context.number))
-                if isinstance(phase, ReadyPhase) and self.asked.get(reply.envelope) != work:
+                asked = self.asked.get(reply.envelope)
+                if (asked is not None or isinstance(phase, ReadyPhase)) and asked != work:
                     raise UnverifiedSession(f"{reply.client_id} was asked for other work than follows from the record")
+                self._must_give(phase, reply)
                 replies.append(self._with_rows(work, reply))
         return Replies(replies)
+
+    def _must_give(self, phase: AlgorithmPhase, reply: PhaseReply) -> None:
+        """Compares the inputs of the work. Ciphertexts between members are not on record. Raises UnverifiedSession."""
+        given = dict(self.inputs.get(reply.envelope, {}))
+        if reply.envelope in self.inputs:
+            sealed = given.pop(CIPHERTEXTS, None) is not None
+            shared = {name: (digest(content), len(content)) for name, content in phase.inputs().items()}
+            if given != shared or sealed != (getattr(phase, "ciphertexts", None) is not None):
+                raise UnverifiedSession(f"{reply.client_id} was given other inputs than follow from the record")
 
     def _with_rows(self, work: Work, reply: PhaseReply) -> PhaseReply:
         """The reply with the rows of its payload, whose digest must be the one that was signed.

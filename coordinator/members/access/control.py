@@ -25,12 +25,12 @@ from sqlalchemy.orm import Session
 
 from coordinator.condition import Condition
 from coordinator.front.listener import host_of
-from coordinator.members.access.call_limits import RATES, REFUSED, Buckets
+from coordinator.front.places import network_of
+from coordinator.members.access.call_limits import RATES, REFUSED, STRANGER, STRANGERS, Buckets
 from coordinator.members.access.callers import RULES, CallerRule, authorise
 from coordinator.members.access.calls import Call
 from coordinator.members.access.refusal_record import RefusalRecord
 from coordinator.members.access.rpc_messages import (
-    MAX_MESSAGE_CHARACTERS,
     Context,
     abort,
     checked_requests,
@@ -41,6 +41,7 @@ from coordinator.members.access.rpc_messages import (
 )
 from coordinator.members.access.strangers import Strangers
 from coordinator.members.administrators import note_seen, revoked_among
+from coordinator.members.logged_rights import LoggedRights, unlogged_caller
 from coordinator.members.membership import REVOKED, revoked
 from coordinator.thread_pool import ThreadPool
 from federation.refusals import Refusal
@@ -61,19 +62,20 @@ HOLD_SECONDS = 3.0  # before a member that calls too often is answered, so that 
 SEEN_EVERY = timedelta(minutes=1)  # how often it is noted that an administrator calls
 # The caller's certificate and state, in one query, which every rpc makes.
 _CALLER = (
-    select(Certificate.certificate, Certificate.revoked, Client.state)
+    select(Certificate.certificate, Certificate.revoked, Client.state, Client.signing_key)
     .outerjoin_from(Certificate, Client, Client.client_id == bindparam("client"))
     .where(Certificate.serial == bindparam("serial"))
 )
 _ENDED = frozenset({"certificate-revoked", "certificate-unknown"})
 _TOO_OFTEN = frozenset({"limit:rate", "limit:calls"})
 # Faults of the coordinator itself: `coordinator.condition` logs them, and the record may be the part that fails.
-_NOT_RECORDED = frozenset({"stopping", StorageFault.DISK, StorageFault.DATABASE, StorageFault.DESCRIPTORS})
+_NOT_RECORDED = frozenset({StorageFault.GONE, StorageFault.DISK, StorageFault.DATABASE, StorageFault.DESCRIPTORS})
 
 
 class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-ignore]
-    """The interceptor. Its methods are called on the event loop.
+    """The interceptor. Its methods are called on the event loop, unless they say otherwise.
 
+    `rights` are compared with the record of each caller; `chain_log` lets them learn of the newest entries.
     `on_verified` is called for each call with a valid certificate: with the peer, as gRPC names it, and the caller.
     """
 
@@ -83,10 +85,14 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         federation_id: str,
         *,
         signing_key: Ed25519PrivateKey,
+        rights: LoggedRights,
+        chain_log: Callable[[], object],
         condition: Condition,
         clock: Callable[[], datetime],
     ) -> None:
         self._threads = threads
+        self._rights = rights
+        self._chain_log = chain_log
         self._condition = condition
         self._federation_id = federation_id
         self._signing_key = signing_key
@@ -113,6 +119,8 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
     def charge(self, account: str, kind: str) -> None:
         """Charges a call, or an action within one, to its member or to a certificate that has ended.
 
+        Any thread may call.
+
         Raises:
             Refusal: `limit:rate`: this happens too often.
         """
@@ -123,6 +131,27 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
                 many = "calls of yours were refused" if charged == REFUSED else f"calls of {kind} by you"
                 raise Refusal("limit:rate", f"too many {many}: try again in {seconds:.1f} s", retry_seconds=seconds)
         self._buckets.charge(account, kind, now)
+
+    async def _charge_stranger(self, host: str) -> None:
+        """Charges a call without a certificate to its address, and to all strangers.
+
+        While few calls of the address wait, a refusal comes after some seconds, so that the caller cannot repeat it at
+        once.
+
+        Raises:
+            Refusal: `limit:rate`: there are too many. Those of one address alone do not use up the calls of the others.
+        """
+        now = monotonic()
+        accounts = {STRANGER: network_of(host), STRANGERS: ""}
+        for kind, account in accounts.items():
+            if (seconds := self._buckets.wait(account, kind, now)) > 0:
+                whose = "from your address" if kind == STRANGER else "from all addresses"
+                message = f"too many calls without a certificate {whose}: try again in {seconds:.1f} s"
+                if self._strangers.few_wait(host):
+                    await asyncio.sleep(HOLD_SECONDS)
+                raise Refusal("limit:rate", message, retry_seconds=seconds)
+        for kind, account in accounts.items():
+            self._buckets.charge(account, kind, now)
 
     async def finish(self) -> None:
         """Records the refusals that are not on record yet."""
@@ -150,7 +179,6 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
     async def note_refused_connections(self, source: str, reason: str, times: int) -> None:
         """Records that the front listener has refused connections of a host, a network, or a member's URI."""
         actor = source if source.startswith("fedpareto://") else f"peer {source}"
-        log.warning("closed %d connections of %s: %s", times, actor, reason)
         await self._record.write(actor, "connect", reason, f"{times} connections closed", times)
 
     async def watch_administrators(self) -> None:
@@ -200,7 +228,8 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
             with self._threads.database.begin() as session:
                 note_seen(session, serial, now)
         except (SQLAlchemyError, DatabaseBusy) as error:  # the call itself matters more
-            log.warning("could not note that the administrator with certificate %s has called: %s", serial, error)
+            if self._condition.gone() is None:
+                log.warning("could not note that the administrator with certificate %s has called: %s", serial, error)
 
     # The interceptor
 
@@ -279,10 +308,13 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
             calls.add(call)
             if identity is None:
                 self._strangers.admit(call, peer)
+                await self._charge_stranger(peer)
             else:
                 call.identity = identity
                 try:
-                    await self._threads.read(self._check, identity, certificate)
+                    if not await self._threads.read(self._check, identity, certificate):
+                        await self._threads.run(self._chain_log)  # the right may be a moment old
+                        await self._threads.read(self._must_be_logged, identity, certificate)
                 except Refusal as refusal:
                     if refusal.reason in _ENDED:
                         self._ended.add(identity.serial)
@@ -324,8 +356,15 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
                 if not calls and self._calls.get(account) is calls:
                     del self._calls[account]
 
-    def _check(self, session: Session, identity: PeerIdentity, certificate: bytes) -> None:
-        """Checks, beyond TLS, that this federation has issued the certificate, and that it is still valid."""
+    def _must_be_logged(self, session: Session, identity: PeerIdentity, certificate: bytes) -> None:
+        if not self._check(session, identity, certificate):
+            raise unlogged_caller(identity)
+
+    def _check(self, session: Session, identity: PeerIdentity, certificate: bytes) -> bool:
+        """Checks, beyond TLS, that this federation has issued the certificate, and that it is still valid.
+
+        Returns True if the audit log tells the same of the caller.
+        """
         client_id = identity.name if identity.kind == "client" else None
         parameters = {"serial": identity.serial, "client": client_id}
         row = session.connection().execute(_CALLER, parameters).one_or_none()
@@ -343,6 +382,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
             raise revoked(self._federation_id, self._signing_key, client, shown)
         if self._clock() >= identity.not_after:
             raise _expired(identity)
+        return self._rights.permit(identity, row.state, row.signing_key)
 
     async def _refuse(self, context: Context, actor: str, action: str, refusal: Refusal, account: str) -> NoReturn:
         if refusal.reason in _NOT_RECORDED:
@@ -353,8 +393,6 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
                 await asyncio.sleep(min(HOLD_SECONDS, (context.time_remaining() or HOLD_SECONDS * 2) / 2))
                 await abort(context, refusal)
             self._buckets.charge(account, REFUSED, monotonic())
-        # In quotes: part of the message may be the caller's text, with line breaks.
-        log.info("refused %s by %s: %s (%r)", action, actor, refusal.reason, refusal.message[:MAX_MESSAGE_CHARACTERS])
         await self._record.write(actor, action, refusal.reason, refusal.message)
         await abort(context, refusal)
 

@@ -1,20 +1,31 @@
-"""The record of refusals: the first of a kind at once, and those that follow together once a minute."""
+"""The record of refusals: the first of a kind at once, and those that follow together once a minute.
+
+The kinds of a minute are bounded, for each caller and for all callers without a certificate, who can have any number of
+addresses.
+"""
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
 from coordinator.condition import Condition
+from coordinator.members.access.rpc_messages import MAX_MESSAGE_CHARACTERS
 from coordinator.thread_pool import ThreadPool
 from storage import audit
 
 log = logging.getLogger(__name__)
 
 TOGETHER_SECONDS = 60.0
-MAX_KINDS = 10_000  # counted separately; further kinds are counted together
+# Kinds that are counted separately in a minute; further ones are counted together.
+MAX_KINDS = 10_000
+PER_CALLER = 50
+OF_STRANGERS = 32
 OTHERS = "peers beyond those that are counted apart"
+SEVERAL = "several"  # calls, and reasons
+_STRANGER = "peer "
 
 
 @dataclass(frozen=True)
@@ -45,12 +56,17 @@ class RefusalRecord:
         self._condition = condition
         self._clock = clock
         self._tallies: dict[_Kind, _Tally] = {}
+        self._apart: Counter[str] = Counter()  # kinds in `_tallies`, by actor; those of all strangers as _STRANGER
         self._writing: set[asyncio.Task[None]] = set()
 
     async def write(self, actor: str, action: str, outcome: str, detail: str, times: int = 1) -> None:
         """Writes a refusal down before its answer goes out, unless it repeats one of the last minute."""
         kind = self._kind(actor, action, outcome)
+        if kind.action == SEVERAL:
+            detail = f"{action}: {outcome}: {detail}"
         if not self._repeats(kind, detail, times):
+            # In quotes: part of the detail may be the caller's text, with line breaks.
+            log.info("refused %s by %s: %s (%r)", action, actor, outcome, detail[:MAX_MESSAGE_CHARACTERS])
             await self._record(kind, detail, times)
 
     def count(self, actor: str, action: str, outcome: str) -> None:
@@ -70,8 +86,18 @@ class RefusalRecord:
 
     def _kind(self, actor: str, action: str, outcome: str) -> _Kind:
         kind = _Kind(actor, action, outcome)
-        crowded = kind not in self._tallies and len(self._tallies) >= MAX_KINDS
-        return _Kind(OTHERS, action, outcome) if crowded else kind
+        if kind in self._tallies:
+            return kind
+        if self._apart[actor] >= PER_CALLER:
+            return _Kind(actor, SEVERAL, SEVERAL)
+        crowded = actor.startswith(_STRANGER) and self._apart[_STRANGER] >= OF_STRANGERS
+        return _Kind(OTHERS, SEVERAL, SEVERAL) if crowded or len(self._tallies) >= MAX_KINDS else kind
+
+    def _count(self, actor: str, more: int) -> None:
+        for group in (actor, _STRANGER) if actor.startswith(_STRANGER) else (actor,):
+            self._apart[group] += more
+            if not self._apart[group]:
+                del self._apart[group]
 
     def _repeats(self, kind: _Kind, detail: str, times: int) -> bool:
         """Counts a refusal that repeats one of the last minute; of another one, begins the minute."""
@@ -84,10 +110,12 @@ class RefusalRecord:
 
     def _begin(self, kind: _Kind) -> None:
         self._tallies[kind] = _Tally()
+        self._count(kind.actor, 1)
         asyncio.get_running_loop().call_later(TOGETHER_SECONDS, self._minute_over, kind)
 
     def _minute_over(self, kind: _Kind) -> None:
         tally = self._tallies.pop(kind)
+        self._count(kind.actor, -1)
         if tally.times:
             log.warning("refused %s by %s %d times in a minute: %s", kind.action, kind.actor, tally.times, kind.outcome)
             self._begin(kind)

@@ -40,6 +40,10 @@ class Strangers:
             later = asyncio.get_running_loop().call_later
             call.expiry = later(STREAM_SECONDS, call.end, Refusal("limit:stream", over))
 
+    def few_wait(self, host: str) -> bool:
+        """True if half of the places of an address, at least, are free."""
+        return self._waiting.taken(network_of(host)) <= PER_ADDRESS // 2
+
     def heard(self, call: Call) -> None:
         """Notes that the request of a call has arrived, and that work on it begins.
 

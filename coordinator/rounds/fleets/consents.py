@@ -1,6 +1,6 @@
 """Members that answer each run before they work for it: the signed question about a run, and their signed answers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -78,15 +78,21 @@ def offered_specification(session: Session, client_id: str, digest: str) -> byte
 
 
 def record_consent(
-    session: Session, client_id: str, envelope: SignedEnvelope, *, federation_id: str, now: datetime
+    session: Session,
+    client_id: str,
+    envelope: SignedEnvelope,
+    *,
+    federation_id: str,
+    now: datetime,
+    changing: Callable[[], None],
 ) -> str:
-    """Records a client's answer to a run.
+    """Records a client's answer to a run. `changing` is called before it replaces another answer.
 
     Returns:
         The id of the run, empty if there is no such run, or this very answer was on record already.
 
     Raises:
-        Refusal: `limit:manifest`, `key-unknown`, `signature`, `manifest`, `mismatch`.
+        Refusal: `limit:manifest`, `key-unknown`, `signature`, `manifest`, `mismatch`, and what `changing` raises.
     """
     if envelope.ByteSize() > MAX_BYTES:
         raise Refusal("limit:manifest", f"a consent of {envelope.ByteSize()} bytes; at most {MAX_BYTES}")
@@ -98,8 +104,10 @@ def record_consent(
     _must_fit(consent, {"federation_id": federation_id, "client_id": client_id, "spec": run.spec_digest})
     data = envelope.SerializeToString(deterministic=True)
     row = session.get(Consent, (run.run_id, client_id))
-    if row is not None and row.envelope == data:
-        return ""
+    if row is not None:
+        if row.envelope == data:
+            return ""
+        changing()
     signed = signed_columns.of_consent(consent)
     session.merge(Consent(**{**signed, "answer": Answer(consent.answer)}, envelope=data, at=now))
     audit.record(

@@ -9,6 +9,7 @@ from federation.digests import parse
 from federation.line.payload_check import PayloadCheck
 from federation.record import bindings
 from federation.record.bindings import difference
+from federation.record.results import not_finite
 from federation.refusals import Refusal
 from federation.spec.run_sections import LimitsSpec
 from federation.text import escaped
@@ -66,9 +67,8 @@ def content_problem(manifest: ReplyManifest, kind: type[Work], limits: LimitsSpe
             rule = "at most 120 letters, digits and _ . / : -"
             shown = escaped(name, 80)  # no mutant: any length that is easy to read
             return Refusal("limit:metrics", f"'{shown}' cannot be the name of a loss or a metric: {rule}")
-    for name, value in numbers:
-        if not math.isfinite(value):
-            return Refusal("non-finite", f"{name} is {value}")
+    if problem := not_finite(manifest):
+        return Refusal("non-finite", problem)
     stated = manifest.privacy
     if not (
         all(value >= 0 and math.isfinite(value) for _, value in stated.ListFields())  # no mutant: it leaves out 0

@@ -229,9 +229,9 @@ class Intake:
             decline = verified_decline(envelope, issued, keys)
             keys.must_count(envelope, moment(order.created), self._clock())
             reason, message = reason_and_message(decline)
-            log.warning("%s declines %r: %s: %s", client_id, name, reason, message)
             if assignment.state is not AssignmentState.OPEN:
                 return
+            log.warning("%s declines %r: %s: %s", client_id, name, reason, message)
             now, run_id = self._clock(), assignment.phase.round.run_id
             end_assignment(assignment, AssignmentState.DECLINED, now, reason, message)
             assignment.decline = envelope.SerializeToString(deterministic=True)

@@ -19,7 +19,6 @@ from coordinator.rounds.runs.specification import (
     parse_run,
 )
 from coordinator.rounds.runs.task_offers import missing_offer
-from coordinator.rounds.selection import asked
 from coordinator.rounds.transitions import RUN_ENDED
 from federation.digests import digest
 from federation.refusals import Refusal
@@ -186,7 +185,7 @@ class Submission:
 
     def asked(self, members: int) -> int:
         """The number of the available members that a round asks."""
-        return asked(self.spec.selection, members)
+        return self.spec.selection.asked(members)
 
 
 def new_run(

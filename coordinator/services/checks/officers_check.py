@@ -10,7 +10,8 @@ from sqlalchemy.orm import Session
 
 from coordinator.home import TWO_OFFICERS
 from coordinator.members import administrators, membership
-from coordinator.members.requests import DECIDED, MADE, open_request
+from coordinator.members.logged_rights import DECIDED
+from coordinator.members.requests import MADE, open_request
 from federation.refusals import Refusal
 from federation.trust.envelope import envelope_digest, unseal
 from federation.trust.identity import Action

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.members.administrators import CERTIFIED, ISSUED, REVOKED, identity_digest
+from coordinator.members.administrators import CERTIFIED
+from coordinator.members.logged_rights import LoggedRights
+from coordinator.members.membership import FORGOTTEN
 from coordinator.rounds.export import parsed
 from coordinator.rounds.transitions import RUN_ENDED, SIMULATOR
 from coordinator.services.checks.envelope_checks import EnvelopeChecks
+from coordinator.services.checks.metrics_check import MetricsCheck
 from coordinator.services.checks.officers_check import request_problems
 from federation.digests import digest
 from federation.record import log_entries
@@ -25,7 +28,6 @@ from federation.work.secure.orders import order_problems
 from storage import audit
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
 from storage.models import (
-    Administrator,
     AuditEntry,
     Certificate,
     Client,
@@ -33,7 +35,6 @@ from storage.models import (
     Round,
     Run,
 )
-from storage.states import ClientState
 
 _BLOBS_AT_A_TIME = 50
 # The actions of entries about rounds, and their subjects.
@@ -103,14 +104,18 @@ class _LoggedRounds:
                     yield f"{_OF_ROUNDS[action]} {subject}: the log tells of it, and it is not in the record"
 
 
-def record_problems(session: Session, checks: EnvelopeChecks) -> Iterator[str | int]:
-    """Describes differences between the record and the log; after each round, yields the number of rounds so far."""
+def record_problems(session: Session, checks: EnvelopeChecks, key: bytes, blobs: BlobStore) -> Iterator[str | int]:
+    """Describes differences between the record and the log; after each round, yields the number of rounds so far.
+
+    `key` tags the entries of the log that have no place yet.
+    """
     yield from _clients(session, checks)
-    yield from _administrators(session)
+    yield from LoggedRights.read(session, key).problems(session)
+    yield from _certificates(session)
     yield from request_problems(session)
     yield from _runs(session)
     yield from _consents(session, checks)
-    log = _LoggedRounds(session)
+    log, metrics = _LoggedRounds(session), MetricsCheck(session, checks, blobs)
     rounds = select(Round.round_id).join(Run).where(Run.submitted_by != SIMULATOR).order_by(Round.run_id, Round.number)
     for count, round_id in enumerate(session.scalars(rounds).all(), 1):
         row = session.get_one(Round, round_id)
@@ -124,6 +129,8 @@ def record_problems(session: Session, checks: EnvelopeChecks) -> Iterator[str | 
                 yield f"round {round_name}: {subject}: {envelope.check.reason}: {envelope.check.message}"
         yield from log.problems(round_name, checked.opened)
         yield from _private(row.run, round_name, checked.opened)
+        if problem := metrics.problem(row, checked):
+            yield f"round {round_name}: {problem}"
         yield count
         session.expunge_all()
     yield from log.further()
@@ -181,50 +188,26 @@ def _consents(session: Session, checks: EnvelopeChecks) -> Iterator[str]:
 
 
 def _clients(session: Session, checks: EnvelopeChecks) -> Iterator[str]:
-    enrolled, rotated, approved, revoked, forgotten = (
-        LoggedDigests.read(session, action)
-        for action in (audit.ENROLLED, audit.ROTATED, "client.approved", "client.revoked", "client.forgotten")
+    """Former keys and forgotten members; the rest is among the `LoggedRights`."""
+    enrolled, rotated, forgotten = (
+        LoggedDigests.read(session, action) for action in (audit.ENROLLED, audit.ROTATED, FORGOTTEN)
     )
-    pending = AuditEntry.detail.endswith(f", {ClientState.PENDING}")
-    waited = set(session.scalars(select(AuditEntry.subject).where(AuditEntry.action == audit.ENROLLED, pending)))
-    clients = session.scalars(select(Client).where(Client.signing_key != UNSIGNED).order_by(Client.client_id)).all()
-    for client in clients:
+    clients = select(Client).where(Client.signing_key != UNSIGNED).order_by(Client.client_id)
+    for client in session.scalars(clients).all():
         name = client.client_id
         logged_keys = [*enrolled.digests.get(name, ()), *rotated.digests.get(name, ())]
         try:
-            if [digest(key) for key in checks.keys(session, client).raw] != logged_keys:
-                yield f"client {name}: its signing keys are not those that the log tells of"
+            if [digest(key) for key in checks.keys(session, client).raw[:-1]] != logged_keys[:-1]:
+                yield f"client {name}: its former signing keys are not those that the log tells of"
         except Refusal as refusal:
             yield f"client {name}: its signing keys: {refusal.message}"
-        if (name in revoked.digests) != (client.state is ClientState.REVOKED):
-            verb = "tells" if name in revoked.digests else "does not tell"
-            yield f"client {name}: it is {client.state}, and the log {verb} of its revocation"
         if (name in forgotten.digests) != (client.forgotten is not None):
             verb = "tells" if name in forgotten.digests else "does not tell"
             yield f"client {name}: the log {verb} that it was forgotten, unlike the record"
-        if client.state is ClientState.ACTIVE and name in waited and name not in approved.digests:
-            yield f"client {name}: it is ACTIVE, and the log does not tell of its approval"
-    for name in enrolled.digests.keys() - {"", *(client.client_id for client in clients)}:
-        yield f"client {name}: the log tells that it enrolled, and it is not in the record"
 
 
-def _administrators(session: Session) -> Iterator[str]:
-    issued, certified = LoggedDigests.read(session, ISSUED), LoggedDigests.read(session, CERTIFIED)
-    changes = select(AuditEntry.subject, AuditEntry.action).where(AuditEntry.action.in_([ISSUED, REVOKED]))
-    last = {row.subject: row.action for row in session.execute(changes.order_by(AuditEntry.entry_id))}
-    keys: dict[str, list[Administrator]] = {}
-    for row in session.scalars(select(Administrator).order_by(Administrator.name, Administrator.issued)):
-        keys.setdefault(row.name, []).append(row)
-        if issued.missing(row.name, identity_digest(row)):
-            yield f"administrator {row.name}: no entry of the log tells of its signing key with these roles"
-    for name, rows in keys.items():
-        if any(row.ended is None for row in rows[:-1]):
-            yield f"administrator {name}: a signing key counts although the log tells of a newer one"
-        if (last.get(name) == REVOKED) != (rows[-1].ended is not None):
-            verb = "tells" if last.get(name) == REVOKED else "does not tell"
-            yield f"administrator {name}: the log {verb} of its revocation, and the record says otherwise"
-    for name in issued.digests.keys() - keys.keys():
-        yield f"administrator {name}: the log tells of it, and it is not in the record"
+def _certificates(session: Session) -> Iterator[str]:
+    certified = LoggedDigests.read(session, CERTIFIED)
     for certificate in session.scalars(select(Certificate).where(Certificate.client_id.is_(None))):
         name = certificate.subject.rpartition("/")[2]
         if certified.missing(name, digest(certificate.certificate)):

@@ -8,7 +8,8 @@ from functools import lru_cache
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from coordinator.rounds.runs.metric_definitions import SCORED
+from coordinator.aggregation.measures.metric_definitions import SCORED
+from coordinator.rounds.runs.disclosure import undisclosed
 from coordinator.rounds.transitions import EVALUATES, ROUND_ENDED, SIMULATOR
 from coordinator.services.views.conversion import like
 from federation.spec.run_spec import RunSpec
@@ -22,12 +23,12 @@ def concealed(item: models.Run) -> bool:
 
     Simulated clients need no protection from the researcher who simulates them.
     """
-    return _protects_clients(item.spec) and item.submitted_by != SIMULATOR
+    return _parsed(item.spec).privacy.client_noise > 0 and item.submitted_by != SIMULATOR
 
 
 @lru_cache(maxsize=64)
-def _protects_clients(document: bytes) -> bool:
-    return RunSpec.parse(document).privacy.client_noise > 0
+def _parsed(document: bytes) -> RunSpec:
+    return RunSpec.parse(document)
 
 
 ANSWERED = (AssignmentState.FULFILLED, AssignmentState.REFUSED)
@@ -57,6 +58,12 @@ def summaries(session: Session, items: Sequence[models.Round]) -> list[messages.
             missing=states.total() - sum(states[state] for state in present),
             seconds=(ended - item.started).total_seconds() if ended else math.nan,
             worst_client=worst.get(item.round_id, ""),
+            undisclosed=undisclosed(
+                _parsed(item.run.spec),
+                item.metrics,
+                stepped=item.result_model is not None,
+                conceals=concealed(item.run),
+            ),
         )
         rounds.append(summary)
     return rounds

@@ -19,6 +19,16 @@ class Unit(Enum):
     BYTES = "bytes"
 
 
+class Basis(Enum):
+    """The facts from which a number follows, so that a verifier can compute it again."""
+
+    MODEL = "the signed replies of the members that measured the new model, and the specification"
+    STEP = "the signed step and K, and the specification"
+    RULE = "the rule, evaluated again on the signed replies and the signed K"
+    REPLIES = "all signed replies of the round"
+    COORDINATOR = "no signed fact: only the coordinator measures it"
+
+
 @dataclass(frozen=True)
 class Definition:
     """A number that a round records.
@@ -285,6 +295,20 @@ DEFINITIONS: Mapping[str, Definition] = MappingProxyType(
     {name: replace(known, group=group) for group, metrics in _GROUPS.items() for name, known in metrics.items()}
 )
 SUMMARIES = tuple(name.rpartition("/")[2] for name in DEFINITIONS if name.startswith(OWN))  # of the members' values
+
+
+# The names of numbers by their basis; all others follow from the rule.
+_BASES: Mapping[Basis, str] = {
+    Basis.MODEL: "(accuracy|loss|metric|stop)/.+|evaluated|evaluation/noise|improved",
+    Basis.STEP: "step/rate|direction_norm|descent_.+|stationarity.*|conflict.*|weight/.+|epsilon/clients",
+    Basis.REPLIES: "epsilon/samples|bytes/up|bytes/refused",
+    Basis.COORDINATOR: "bytes/down|iterations|residual|required/missing|backdoor",
+}
+
+
+def basis(name: str) -> Basis:
+    """The facts from which a recorded number follows."""
+    return next((basis for basis, names in _BASES.items() if re.fullmatch(names, name)), Basis.RULE)
 
 
 def definition(name: str) -> Definition:

@@ -1,0 +1,52 @@
+"""The directories that a process works in, which may be unmounted, moved or removed while it runs."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+
+class DirectoryGone(RuntimeError):
+    """A directory was unmounted, moved or removed, or cannot be used any more; the message says what to do."""
+
+
+class Directories:
+    """Directories that must stay what they are as long as a process runs.
+
+    Args:
+        paths: of the directories.
+        process: the process, for messages, such as "the coordinator".
+
+    Raises:
+        OSError: one of them cannot be found.
+    """
+
+    def __init__(self, paths: Iterable[Path] = (), process: str = "") -> None:
+        self._process = process
+        self._found = {path: _identity(path) for path in paths}
+
+    def must_be_there(self) -> None:
+        """Looks at each path, without opening it.
+
+        Raises:
+            DirectoryGone: another directory is there, or none, or it may not be read and written.
+        """
+        for path, before in self._found.items():
+            try:
+                now = _identity(path)
+            except OSError as error:
+                raise self._gone(path, error.strerror or str(error)) from None
+            if now != before:
+                raise self._gone(path, "another directory is there now")
+            if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+                raise self._gone(path, "it cannot be read and written any more")
+
+    def _gone(self, path: Path, cause: str) -> DirectoryGone:
+        return DirectoryGone(
+            f"{path} is gone: {cause}. So {self._process} has stopped, and has made nothing in its place. Mount the "
+            "directory again, or put it back, and start again: all work goes on where it was"
+        )
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino

@@ -1,0 +1,246 @@
+"""Verifies who was asked in a round, for which work, and that enough replied: what no rule's arithmetic depends on."""
+
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+
+from coordinator.aggregation.phases import AlgorithmPhase
+from federation.record.bundle import BundleReader
+from federation.record.rounds import OpenedRound
+from federation.spec.run_sections import replies_needed
+from federation.spec.run_spec import RunSpec
+from federation.spec.task_metrics import MetricKind, kind_of
+from federation.v1.common_pb2 import AssignmentManifest, RunState
+from federation.v1.record_pb2 import Bundle, RoundRecord
+from federation.work.base import RowSchema, Work, WorkError, payload_layout
+from federation.work.evaluate.work import Evaluate
+from federation.work.registry import encode, kind, statement_problem
+from verification.errors import Wrong
+
+_STATES = tuple(name.removeprefix("RUN_STATE_") for name in RunState.keys()[1:])
+_ENDED = ("COMPLETED", "FAILED", "STOPPED")
+
+
+@dataclass
+class RunCourse:
+    """The rounds of a run so far: how many were skipped in a row, and the metrics by which the run may end."""
+
+    spec: RunSpec
+    rounds: int = 0
+    skipped: int = 0
+    last: RoundRecord | None = None
+
+    def must_go_on(self, record: RoundRecord) -> None:
+        """Checks that a round could follow the ones before. Raises Wrong."""
+        if self.rounds >= self.spec.rounds:
+            raise Wrong(f"the specification ends after {self.spec.rounds} rounds")
+        if self.skipped >= self.spec.limits.skipped_rounds:
+            raise Wrong(f"the run should have failed after {self.skipped} skipped rounds in a row")
+        self.rounds, self.last = self.rounds + 1, record
+        self.skipped = 0 if record.HasField("step") else self.skipped + 1
+
+    def must_end(self, state: str, kind: MetricKind | None) -> None:
+        """Checks that a run can have this state now; `kind` is that of the metric by which it may end. Raises Wrong."""
+        if state not in _STATES:
+            raise Wrong(f"the bundle says that the run is {state[:40]!r}; a run is one of {', '.join(_STATES)}")
+        if state != "COMPLETED":
+            return
+        if self.skipped >= self.spec.limits.skipped_rounds:
+            raise Wrong(f"the run is COMPLETED; after {self.skipped} skipped rounds in a row a run has FAILED")
+        metrics = {} if self.last is None else dict(self.last.metrics)
+        try:
+            reached = self.spec.stop.reached(kind, metrics)
+        except (ValueError, OverflowError):  # a number that is not finite
+            reached = ""
+        if self.rounds < self.spec.rounds and not reached:
+            raise Wrong(
+                f"the run is COMPLETED after {self.rounds} of {self.spec.rounds} rounds; its specification goes on"
+            )
+
+
+def must_describe(about: Bundle, spec: RunSpec) -> None:
+    """Checks the facts of a run in the manifest of a bundle that follow from its specification. Raises Wrong."""
+    names = tuple(about.objectives)
+    if about.name != spec.name:
+        raise Wrong(f"the bundle says that the run is called {about.name[:80]!r}; the specification says {spec.name!r}")
+    if not names or len(set(names)) < len(names) or names != (spec.objectives.names or names):
+        raise Wrong(f"the bundle has the objectives {list(names)}; the specification says otherwise")
+    if len(metrics_of(about)) < len(about.metrics) or metrics_of(about) != (spec.evaluate.kinds or metrics_of(about)):
+        raise Wrong("the bundle has other metrics than the specification")
+
+
+def metrics_of(about: Bundle) -> tuple[MetricKind, ...]:
+    """The metrics of the task of a run, each once."""
+    return tuple(
+        {metric.name: MetricKind(metric.name, metric.better, metric.largest) for metric in about.metrics}.values()
+    )
+
+
+def watched(about: Bundle, spec: RunSpec) -> MetricKind | None:
+    """The kind of the metric by which a run may end before its last round."""
+    return kind_of(spec.stop.metric, metrics_of(about)) if spec.stop.metric else None
+
+
+def must_be_in_order(record: RoundRecord, spec: RunSpec) -> None:
+    """Checks the facts of a round that stand beside its envelopes. Raises Wrong."""
+    stepped = record.HasField("step")
+    if record.state != ("COMPLETED" if stepped else "SKIPPED"):
+        raise Wrong(f"it is {record.state[:40] or 'without a state'}, and has {'a' if stepped else 'no'} step")
+    if not stepped and record.state_after:
+        raise Wrong("it has no step, and a state after it")
+    attempt, deciding = 0, True
+    for number, phase in enumerate(record.phases):
+        if phase.number != number:
+            raise Wrong(f"phase {phase.number} is at the place of phase {number}")
+        if not attempt <= phase.attempt <= record.attempt:
+            raise Wrong(
+                f"phase {number} is of attempt {phase.attempt}, after one of {attempt}, in {record.attempt + 1}"
+            )
+        if phase.decides and not deciding:
+            raise Wrong(f"phase {number} decides on the step, after a phase that evaluates the model")
+        if not phase.decides and not stepped:
+            raise Wrong(f"phase {number} evaluates a model, and the round has no step")
+        if spec.privacy.secure == "off" and phase.decides != _work(phase.kind).decides:
+            raise Wrong(
+                f"phase {number} asks for {phase.kind[:40]!r}; the record says that it "
+                + ("decides on the step" if phase.decides else "evaluates the new model")
+            )
+        attempt, deciding = phase.attempt, phase.decides
+
+
+def _work(name: str) -> type[Work]:
+    try:
+        return kind(name).work
+    except WorkError as error:
+        raise Wrong(str(error)) from error
+
+
+def must_be_admitted(
+    spec: RunSpec, objectives: Sequence[str], clients: Container[str], orders: Iterable[AssignmentManifest]
+) -> None:
+    """Checks that a run may ask the clients of some assignments, for these objectives. Raises Wrong.
+
+    `clients` are those that have certificates.
+    """
+    selection = spec.selection
+    for order in orders:
+        name, serves = order.client_id, list(order.objectives)
+        if name not in clients:
+            raise Wrong(f"{name[:80]!r} was asked, and no certificate names it")
+        if name in selection.exclude or (selection.members and name not in selection.members):
+            raise Wrong(f"{name} was asked; selection.{'exclude' if name in selection.exclude else 'members'} says no")
+        if serves != [one for one in objectives if one in serves] or not serves:
+            raise Wrong(f"the assignment of {name} in phase {order.phase} has the objectives {serves}")
+        if name in spec.objectives.serve and not {*serves} <= {*spec.objectives.serve[name]}:
+            raise Wrong(f"{name} was asked for objectives that objectives.serve does not allow it")
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """The number of clients that the first phase of a round must have asked, and of replies that its phases need.
+
+    Attributes:
+        spec: of the run.
+        gone: the clients that were revoked between the end of the round before and the last attempt, so that they may
+            have been selected and not asked.
+    """
+
+    spec: RunSpec
+    gone: int
+
+    def must_be_asked(self, orders: Sequence[AssignmentManifest]) -> None:
+        """Checks the assignments of a phase that asks all who were selected. Raises Wrong."""
+        selection = self.spec.selection
+        names = {order.client_id for order in orders}
+        least = selection.asked(selection.minimum) - self.gone
+        if len(names) < least:
+            raise Wrong(
+                f"{len(names)} clients were asked; by selection.minimum = {selection.minimum}, at least {least} are"
+            )
+        if absent := [name for name in selection.required if name not in names]:
+            raise Wrong(f"{absent[0]} was not asked, and selection.required names it")
+
+    def must_have_replied(
+        self, phase: AlgorithmPhase, selected: int, orders: Sequence[AssignmentManifest], replied: Iterable[str]
+    ) -> None:
+        """Checks that a phase has the replies that the specification needs. Raises Wrong.
+
+        Args:
+            phase: the phase.
+            selected: the number of clients that were surely selected for the round.
+            orders: the assignments of the phase.
+            replied: the clients whose replies count.
+        """
+        selection, names = self.spec.selection, {*replied}
+        terms, closing = phase.kind.terms(self.spec), phase.closes(len(orders))
+        # The pool is not on record. It held all who were selected, and at least the minimum; a larger one wants more.
+        wanted = max(
+            selection.wanted(selection.minimum), min(selected, selection.wanted(max(selected, selection.minimum)))
+        )
+        if closing is not None:
+            needed = closing.needed
+        else:
+            needed = 0 if terms.quorum is None else replies_needed(terms.quorum, min(wanted, len(orders)))
+        if len(names) < needed:
+            raise Wrong(
+                f"{len(names)} of {len(orders)} clients replied to {phase.kind.name}; the quorum of the specification "
+                f"is at least {needed}"
+            )
+        asked = {order.client_id for order in orders}
+        if absent := [name for name in selection.required if name in asked - names]:
+            raise Wrong(
+                f"the reply of {absent[0]} to {phase.kind.name} does not count, and selection.required names it"
+            )
+
+
+def must_ask_for_evaluation(
+    bundle: BundleReader, spec: RunSpec, opened: OpenedRound, model: str, *, private: bool
+) -> None:
+    """Checks the assignments that evaluate the new model of a round; `model` is its digest. Raises Wrong."""
+    work = encode(Evaluate(splits=spec.evaluated, metrics=metrics_of(bundle.about))) if spec.evaluated else b""
+    size = bundle.size(model) if bundle.has(model) else None
+    for phase in opened.phases:
+        if not phase.evaluates:
+            continue
+        for exchange in phase.exchanges:
+            order = exchange.assignment.manifest
+            name = f"the assignment of {order.client_id} in phase {order.phase}"
+            if order.base_model != model:
+                raise Wrong(f"{name} evaluates another model than the round has made")
+            if opened.step is None or order.previous_step != opened.step.digest:
+                raise Wrong(f"{name} does not name the step of the round")
+            if size is not None and order.base_model_bytes != size:
+                raise Wrong(f"the model has {size} bytes; {order.client_id} was told {order.base_model_bytes}")
+            if not private and (order.kind != Evaluate.name or order.work != work or order.inputs or order.rows):
+                raise Wrong(f"{name} asks for another evaluation than the specification")
+
+
+def must_be_answered(bundle: BundleReader, spec: RunSpec, opened: OpenedRound) -> None:
+    """Checks the payloads that were asked for, and payloads and statements of accepted replies. Raises Wrong."""
+    for exchange in opened.exchanges:
+        order = exchange.assignment.manifest
+        schemas = tuple(RowSchema(row.name, row.length, row.dtype) for row in order.rows)
+        try:
+            largest = payload_layout(schemas).file_bytes if schemas else 0
+        except (ValueError, KeyError) as error:
+            raise Wrong(f"the rows that {order.client_id} was asked for: {str(error)[:200]}") from error
+        inputs = [part.name for part in order.inputs]
+        if inputs != sorted({*inputs}):
+            raise Wrong(f"{order.client_id} was given the inputs {inputs} in phase {order.phase}; each comes once")
+        if order.max_payload_bytes != largest:
+            raise Wrong(f"{order.client_id} may send {order.max_payload_bytes} bytes; the rows have {largest}")
+        for answer in exchange.accepted:
+            said = answer.reply.manifest
+            needed = _work(order.kind).needs_samples
+            if said.samples > spec.limits.samples or (needed and not said.samples):
+                raise Wrong(f"{answer.reply.name} claims {said.samples} samples; limits.samples refuses that")
+            if not bool(order.rows) == bool(said.payload) == bool(said.payload_bytes):
+                raise Wrong(f"{answer.reply.name} must have a payload if its assignment asks for rows, and only then")
+            if said.payload and bundle.has(said.payload):
+                rows = bundle.rows(said.payload)
+                sent = [(name, row.dtype, row.length) for name, row in rows.items()]
+                if sent != [(row.name, row.dtype, row.length) for row in said.rows]:
+                    raise Wrong(f"{answer.reply.name} has a payload of other rows than it says")
+                if bundle.size(said.payload) != said.payload_bytes:
+                    raise Wrong(f"{answer.reply.name} has a payload of another size than it says")
+            if problem := statement_problem(order.kind, order.work, said.statement):
+                raise Wrong(f"{answer.reply.name}: {problem}")
