@@ -354,16 +354,17 @@ def test_an_upload_that_a_member_breaks_off_is_in_nobodys_way(scene: Scene) -> N
         over.wait(SECONDS)
 
     call = Handing(scene.mallory.member.stub, half())
-    wait_for(lambda: list(stage.blobs.partial_uploads()), "the upload to begin")
+    # Not before its first bytes have arrived: an upload without any is not kept.
+    wait_for(lambda: [upload.size for upload in stage.blobs.partial_uploads()] == [40], "the upload to begin")
     call.call.cancel()
     over.set()
-    wait_for(lambda: list(stage.blobs.partial_uploads()), "the upload to be kept")
     task = stage.task()
     others = stage.cast(task, "ann", "ben")
     run = stage.submit(spec(f"beside-{stage.count}", task, more="selection.minimum = 2"))
     stage.play(run, *others)  # their updates, and their evaluations, which have no payload
     stage.wait_state(run, RunState.COMPLETED)
     assert stage.evaluations(run)
+    assert [upload.size for upload in stage.blobs.partial_uploads()] == [40]
     scene.finish()
 
 
