@@ -22,7 +22,7 @@ help:  ## show this list
 demo: $(VENV)/.run  ## a small federation on this machine: make demo ARGS="--rounds 10"
 	@$(BIN)/fedpareto demo $(ARGS)
 
-test: $(VENV)/.dev  ## the tests, lint and types among them: make test ARGS="tests/test_vectors.py -x"
+test: $(VENV)/.dev  ## the tests, lint and types among them: make test ARGS="tests/federation/test_vectors.py -x"
 	@$(BIN)/python $(PYTEST) $(ARGS)
 
 test-changed: $(VENV)/.dev  ## tests marked `full` that concern what changed since BASE: make test-changed BASE=main
@@ -33,12 +33,12 @@ test-full: $(VENV)/.full  ## all tests, those that take long included
 
 test-peers: $(PEERS)/.installed  ## our rules against other libraries, and all searches for what breaks their bounds
 	@$(PEERS)/bin/python -m pytest -m "full or not full" --confcutdir tests/peers tests/peers \
-		tests/test_robustness_bounds.py tests/test_non_conflicting.py $(ARGS)
+		tests/coordinator/aggregation/test_robustness_bounds.py tests/coordinator/aggregation/test_non_conflicting.py $(ARGS)
 
 fuzz: $(VENV)/.dev  ## 10,000 inputs for each parser, others each time: make fuzz ARGS="-k gram"
 	@$(BIN)/python -m pytest --hypothesis-profile fuzz --timeout 3600 -m "full or not full" \
-		tests/test_fuzz.py tests/test_fuzz_worker.py tests/test_fuzz_texts.py tests/test_fuzz_files.py \
-		tests/test_fuzz_messages.py $(ARGS)
+		tests/coordinator/services/test_fuzz.py tests/worker/test_fuzz.py tests/federation/test_fuzz_texts.py tests/federation/test_fuzz_files.py \
+		tests/federation/test_fuzz_messages.py $(ARGS)
 
 mutants: $(VENV)/.dev $(MUTANTS)/.installed  ## small changes of the code that no test notices: make mutants MODULE=qp ARGS="--count 25"
 	@$(MUTANTS)/bin/python tools/mutants.py $(MODULE) $(ARGS)

@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 
 HERE = Path(__file__).resolve().parent
-sys.path[1:1] = [str(HERE.parent / "tests"), str(HERE.parent)]
+sys.path[1:1] = [str(HERE.parent)]
 
 from federation.line.tls import require_tls13  # noqa: E402
 

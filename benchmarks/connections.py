@@ -23,7 +23,6 @@ from typing import Any
 
 import grpc
 import psutil
-from harness import Federation, enrolled
 from measuring import Document, cpu_seconds, lone_coordinator, progress, ratio, temporary_federation
 
 from coordinator.front.connection_limits import ConnectionLimits, raise_descriptor_limit
@@ -37,6 +36,7 @@ from federation.v1.admin_pb2 import CreateJoinStringRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.federation_pb2 import AttendRequest, Heartbeat, Hello, TaskOffer
 from federation.v1.federation_pb2_grpc import FederationStub
+from tests.harness import Federation, enrolled
 
 FORMS = {
     "full": {"members": 1000, "seconds": 30.0, "gigabytes": 4.0, "calls": 2000, "turns": 3},

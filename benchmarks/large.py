@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import psutil
-from harness import Federation, Member, wait_for
 from measuring import SPEC, Document, cpu_seconds, lone_coordinator, peak_memory, progress, temporary_federation
 
 from federation.digests import DEFAULT_ALGORITHM, hasher
@@ -27,6 +26,7 @@ from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest
 from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Heartbeat, SubmitRequest, Window
 from federation.vectors import Layout, Tensor, update_layout
+from tests.harness import Federation, Member, wait_for
 
 FORMS = {
     "full": {"members": 6, "parameters": 400_000_000},

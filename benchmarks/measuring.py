@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import psutil
-from harness import TESTS, Federation, Process, federation
+
+from tests.harness import Federation, Process, federation
+from tests.paths import PROGRAMS
 
 Document: TypeAlias = dict[str, Any]
 
-WORKER = TESTS / "resident_worker.py"
+WORKER = PROGRAMS / "resident_worker.py"
 SPEC = """
 task = "nothing"
 rounds = {rounds}

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 from measuring import Document, cases, progress
-from secure_cast import Cast, cast, context, document
 
 from coordinator.aggregation.gram import combine, gram
 from coordinator.aggregation.phase_kinds import TrainingPhase
@@ -35,6 +34,7 @@ from federation.secure.thresholds import Mode, Thresholds
 from federation.work.base import Result, payload_layout
 from federation.work.registry import encode
 from federation.work.secure.terms import SessionStage
+from tests.federation.work.scene import Cast, cast, context, document
 
 FORMS = {
     "full": {

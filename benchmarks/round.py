@@ -23,7 +23,6 @@ from typing import Any
 import grpc
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from harness import Federation
 from measuring import (
     SPEC,
     WORKER,
@@ -48,6 +47,7 @@ from federation.trust.member_files import MemberFiles
 from federation.vectors import Layout, Tensor, to_bytes
 from storage import audit
 from storage.database import Database
+from tests.harness import Federation
 from worker.home import WorkerHome
 from worker.site.roster import Card, Roster
 

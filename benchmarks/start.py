@@ -11,8 +11,9 @@ import time
 from collections.abc import Sequence
 
 import psutil
-from harness import Federation
 from measuring import Document, cpu_seconds, progress, temporary_federation
+
+from tests.harness import Federation
 
 FORMS = {
     "full": {"workers": 10, "repeats": 3},

@@ -13,7 +13,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from harness import Federation
 from measuring import Document, best, cases, peak_memory, progress, temporary_federation
 from round import play
 
@@ -21,6 +20,7 @@ from coordinator.aggregation.gram import gram
 from federation.record.bundle import BundleReader
 from federation.v1.common_pb2 import ReplyManifest, StepManifest
 from federation.vectors import RowFile
+from tests.harness import Federation
 
 FORMS = {"full": {"size": "800000x10x30"}, "quick": {"size": "800000x10x10"}, "smallest": {"size": "1000x1x3"}}
 COMMAND = [sys.executable, "-m", "fedpareto"]

@@ -1,9 +1,10 @@
 """Goodput of a worker's transfers over a long line, beside loopback; and a large update over a line that breaks.
 
 A coordinator and a worker in processes of their own, with TLS 1.3 and signatures; only the training is left out. The
-line is the proxy of `tests/slow_line.py`, which delays and limits the rate: no kernel emulation is needed. Goodput is
-the size of the update by the time from its first byte to its receipt, which is signed when the update is stored; that
-of the download is the size of the model by the time from the worker's attendance to the begin of its work.
+line is the proxy of `tests/federation/line/slow_line.py`, which delays and limits the rate: no kernel emulation is
+needed. Goodput is the size of the update by the time from its first byte to its receipt, which is signed when the
+update is stored; that of the download is the size of the model by the time from the worker's attendance to the begin of
+its work.
 
 `--lines` is "long", "breaks" (breaks after every 40 MB; use --parameters 189500000) or "short" (breaks, too).
 `--parameters` are the sizes of updates, one or more.
@@ -16,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import Federation, wait_for
 from measuring import WORKER, Document, cases, progress, temporary_federation
-from slow_line import slow_line
 
 from federation.vectors import Layout, Tensor, to_bytes
+from tests.federation.line.slow_line import slow_line
+from tests.harness import Federation, wait_for
 
 FORMS = {
     "full": {"lines": "long", "parameters": "11200000 50000000"},

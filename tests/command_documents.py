@@ -3,12 +3,12 @@
 import json
 from collections.abc import Iterator, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from command_lines import fedpareto_command
+from tests.command_lines import fedpareto_command
+from tests.paths import DOCS
 
-FILE = Path(__file__).parents[1] / "docs" / "schemas" / "output.json"
+FILE = DOCS / "schemas" / "output.json"
 
 
 @cache

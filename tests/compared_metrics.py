@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
 from sqlalchemy import select
-from stage import Stage
 
 from coordinator.aggregation.measures.expected_metrics import Expected
 from coordinator.aggregation.measures.metric_definitions import DEFINITIONS
 from coordinator.services.checks.envelope_checks import EnvelopeChecks
 from coordinator.services.checks.metrics_check import MetricsCheck
 from storage.models import Round
+from tests.stage import Stage
 
 MEASURED = {"bytes/down", "iterations", "residual"}  # by the coordinator alone
 Compared = tuple[Expected, dict[str, float]]

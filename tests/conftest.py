@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import psycopg
 import pytest
 import typer.testing
-from command_documents import must_suit
 from hypothesis import settings
 from typer.testing import CliRunner
 
@@ -22,11 +21,12 @@ from federation.line.tls import require_tls13
 from fedpareto.processes import forked
 from storage.blob_directory import DirectoryStore
 from storage.database import Database
+from tests.command_documents import must_suit
 
 if TYPE_CHECKING:
-    from stage import Stage
+    from tests.stage import Stage
 
-pytest_plugins = ["costs", "deadline", "distribution"]
+pytest_plugins = ["tests.costs", "tests.deadline", "tests.distribution"]
 TEMPORARY_BYTES = 4 << 30  # what temporary files of the tests may take; `make test-full` takes 2 GB
 
 
@@ -92,7 +92,7 @@ class Postgres(Protocol):
 @pytest.fixture(scope="session")
 def postgres(request: pytest.FixtureRequest, testrun_uid: str) -> Iterator[Postgres]:
     """One PostgreSQL server for all pytest processes of this run, started by the first test that asks."""
-    from costs import SERVER, cpu_seconds
+    from tests.costs import SERVER, cpu_seconds
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "XDG_RUNTIME_DIR is not set")  # it takes the temporary directory then
@@ -160,7 +160,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="module")
 def _module_stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator["Stage"]:
-    from stage import stage
+    from tests.stage import stage
 
     directory = tmp_path_factory.mktemp("stage")
     with empty_database(request, directory) as url, stage(directory / "coordinator", url) as made:

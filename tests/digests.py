@@ -196,8 +196,7 @@ def simulated(name: str, text: str, backend: str, home: Path) -> Rounds:
 @contextmanager
 def real_federation(directory: Path) -> Iterator[Any]:
     """A coordinator and three workers that hold the parts of the simulated clients."""
-    sys.path.insert(0, str(Path(__file__).parent))
-    from harness import federation
+    from tests.harness import federation
 
     with federation(directory) as made:
         made.serve()

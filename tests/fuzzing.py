@@ -19,9 +19,11 @@ import tomli_w
 from google.protobuf.message import DecodeError, Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mutation import JUNK, TEXTS, mutated
 
-CORPUS = Path(__file__).parent / "corpus"
+from tests.mutation import JUNK, TEXTS, mutated
+from tests.paths import TESTS
+
+CORPUS = TESTS / "corpus"
 FEW = 50
 INPUTS = max(FEW, settings().max_examples)  # the profile `fuzz` has more
 SECONDS = 5.0  # CPU time for one input, on a slow machine

@@ -48,9 +48,9 @@ from federation.v1.federation_pb2_grpc import FederationStub
 from federation.vectors import to_bytes, update_layout
 from fedpareto.processes import process_federation as federations
 from storage.database import Database
+from tests.paths import PROGRAMS, ROOT
 
 T = TypeVar("T")
-TESTS = Path(__file__).resolve().parent
 SECONDS = 120.0  # how long anything may take before the test fails; nothing depends on it
 
 
@@ -70,7 +70,7 @@ class Process(federations.Process):
     """A process whose output a test waits for."""
 
     def __init__(self, arguments: Sequence[str], log: Path, *, forks: bool = True) -> None:
-        super().__init__(log.stem, arguments, log, forks=forks, cwd=TESTS.parent)
+        super().__init__(log.stem, arguments, log, forks=forks, cwd=ROOT)
 
     def wait_for_text(self, text: str, count: int = 1) -> None:
         def there() -> bool:
@@ -100,11 +100,13 @@ class Federation(federations.ProcessFederation):
     def serve(self, *, crash: str = "", program: str = "") -> Process:  # type: ignore[override]
         """Starts the coordinator and waits until it serves.
 
-        `crash` names a point of tests/crashing.py. `program` is a Python program that runs the command, in place of it.
+        `crash` names a point of programs/crashing.py. `program` is a Python program that runs in place of the command.
         """
         ports = self.home / "ports.json"
         ports.unlink(missing_ok=True)
-        command = [str(TESTS / "crashing.py"), crash] if crash else ["-c", program] if program else federations.COMMAND
+        command = (
+            [str(PROGRAMS / "crashing.py"), crash] if crash else ["-c", program] if program else federations.COMMAND
+        )
         process = self.spawn("coordinator", [*command, "coordinator", "serve", "--home", str(self.home)])
         self.coordinator = process
 
@@ -153,9 +155,9 @@ class Federation(federations.ProcessFederation):
     ) -> Process:
         """Starts a worker.
 
-        `crash` names a point of tests/crashing.py. `program` runs the command, in place of `-m fedpareto`.
+        `crash` names a point of tests/programs/crashing.py. `program` runs the command, in place of `-m fedpareto`.
         """
-        program = [str(TESTS / "crashing.py"), crash] if crash else program or federations.COMMAND
+        program = [str(PROGRAMS / "crashing.py"), crash] if crash else program or federations.COMMAND
         process = super().work(client_id, "--task", task, *options, program=program)
         assert isinstance(process, Process)
         return process

@@ -14,8 +14,6 @@ import grpc
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ec import generate_private_key as generate_tls_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from harness import wait_for
-from works import set_work
 
 from coordinator.audit.checkpoints import LogKey
 from coordinator.members.access.rpc_messages import status_details
@@ -60,6 +58,8 @@ from federation.v1.federation_pb2 import (
 )
 from federation.v1.federation_pb2_grpc import FederationServicer, add_FederationServicer_to_server
 from federation.vectors import Layout
+from tests.harness import wait_for
+from tests.works import set_work
 
 FEDERATION = "test-federation"
 CLIENT = "hospital-a"

@@ -12,9 +12,7 @@ from typing import TypeVar
 import grpc
 import numpy as np
 from google.protobuf.message import Message
-from harness import Attending, Member
 from numpy.typing import NDArray
-from running import SECONDS, Clock, Running, wait_for
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -32,6 +30,8 @@ from federation.vectors import Layout, Tensor, to_bytes, update_layout
 from storage.blob_directory import DirectoryStore
 from storage.models import Assignment, Client, Evaluation, Phase, Reply, Round, Run
 from storage.states import ClientState, RoundState, RunState
+from tests.harness import Attending, Member
+from tests.running import SECONDS, Clock, Running, wait_for
 
 T = TypeVar("T")
 LAYOUT = Layout((Tensor("layer.weight", (8, 5)), Tensor("layer.bias", (5,))))

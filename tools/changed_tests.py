@@ -36,7 +36,7 @@ def changed_files(base: str, root: Path = ROOT) -> list[str] | None:
 def module_name(path: str) -> str:
     """The name under which tests import a file of the working tree."""
     parts = Path(path).with_suffix("").parts
-    return ".".join(parts[parts[0] == "tests" : -1 if parts[-1] == "__init__" else None])
+    return ".".join(parts[: -1 if parts[-1] == "__init__" else None])
 
 
 def imported_modules(file: Path) -> set[str]:

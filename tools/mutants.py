@@ -34,6 +34,8 @@ SAME = re.compile(  # no change for enums, None, flags and booleans
 )
 DELETABLE = {"expr_stmt", "atom_expr", "raise_stmt", "del_stmt", "return_stmt", "assert_stmt"}
 
+TRUST = ("identity", "proofs", "join_string", "member_files")
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -55,7 +57,7 @@ MEASURES = "coordinator/aggregation/measures"
 SUBJECTS = {
     "qp": Subject(
         ("coordinator/aggregation/qp.py",),
-        ("tests/test_aggregation_qp.py",),
+        ("tests/coordinator/aggregation/test_qp.py",),
     ),
     "conductor": Subject(
         tuple(
@@ -63,15 +65,15 @@ SUBJECTS = {
             for name in ("conductor", "conversation", "opening", "finish", "step", "signed_results", "manifest")
         ),
         (
-            "tests/test_metrics.py",
-            "tests/test_attempts.py",
-            "tests/test_required.py",
-            "tests/test_revoked_replies.py",
-            "tests/test_engine_record.py",
-            "tests/test_engine_phases.py",
-            "tests/test_engine.py",
-            "tests/test_private_evaluation.py",
-            "tests/test_client_noise.py",
+            "tests/coordinator/aggregation/test_metrics.py",
+            "tests/coordinator/rounds/test_attempts.py",
+            "tests/coordinator/rounds/test_required.py",
+            "tests/coordinator/rounds/replies/test_revoked_replies.py",
+            "tests/coordinator/rounds/test_record.py",
+            "tests/coordinator/rounds/test_phases.py",
+            "tests/coordinator/rounds/test_rounds.py",
+            "tests/coordinator/rounds/runs/test_private_evaluation.py",
+            "tests/coordinator/rounds/runs/test_client_noise.py",
         ),
         (
             "before[sqlite-2]",
@@ -91,23 +93,26 @@ SUBJECTS = {
     ),
     "scores": Subject(
         (f"{ROUNDS}/runs/scores.py", f"{MEASURES}/metrics.py", f"{MEASURES}/model_metrics.py"),
-        ("tests/test_metrics.py", "tests/test_scores.py"),
+        ("tests/coordinator/aggregation/test_metrics.py", "tests/coordinator/rounds/runs/test_scores.py"),
     ),
     "intake": Subject(
         tuple(f"{ROUNDS}/replies/{name}.py" for name in ("intake", "content", "recorder")),
-        tuple(f"tests/test_{name}.py" for name in ("content", "equivocation", "claims", "bounds_on_words", "refusals")),
+        tuple(
+            f"tests/coordinator/rounds/replies/test_{name}.py"
+            for name in ("content", "equivocation", "claims", "bounds_on_words", "refusals")
+        ),
     ),
     "identity": Subject(
-        tuple(f"federation/trust/{name}.py" for name in ("identity", "proofs", "join_string", "member_files")),
-        tuple(f"tests/test_{name}.py" for name in ("identity", "proofs", "join_string", "member_files")),
+        tuple(f"federation/trust/{name}.py" for name in TRUST),
+        tuple(f"tests/federation/trust/test_{name}.py" for name in TRUST),
     ),
     "blobs": Subject(
         ("storage/blob_directory.py", "storage/blobs.py"),
-        ("tests/test_blob_contract.py", "tests/test_storage_blobs.py"),
+        ("tests/storage/test_blob_contract.py", "tests/storage/test_blobs.py"),
     ),
     "memory": Subject(
         ("worker/work/memory.py", "worker/ledger_file.py"),
-        ("tests/test_worker_memory.py", "tests/test_ledger_files.py"),
+        ("tests/worker/work/test_memory.py", "tests/worker/test_ledger_files.py"),
     ),
 }
 

@@ -66,7 +66,7 @@ class Conductor:
                 finish_round(self._fleet, self._algorithm, current.round_id)
             except Skipped as skipped:
                 skip_round(self._fleet, current, skipped)
-            self._warnings.round_ended()  # no mutant: test_participation.py reads the log
+            self._warnings.round_ended()  # no mutant: coordinator/rounds/runs/test_participation.py reads the log
             self._around.changed()
 
     def _step(self, current: Round) -> None:

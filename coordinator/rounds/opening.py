@@ -106,7 +106,7 @@ def _begin_round(fleet: Fleet, number: int) -> Round:
                     begun = _unselected(session, fleet, run, number, absent)
                     break
             left = None
-        around.wait(left if complete else 1.0)  # no mutant: test_engine_control.py shows that it sleeps
+        around.wait(left if complete else 1.0)  # no mutant: coordinator/rounds/test_control.py shows that it sleeps
     log.info("run %s round %d: selected %s", run_id, number, ", ".join(begun.selected))
     return begun
 

@@ -18,12 +18,12 @@ from byzfl import (
     MultiKrum,
     TrMean,
 )
-from peer_rounds import Matrix, Round, Vector, rounds
 
 from coordinator.aggregation import aggregate
 from coordinator.aggregation.interface import Rows
 from coordinator.aggregation.pre import apply
 from coordinator.aggregation.registry import algorithm
+from tests.peers.scene import Matrix, Round, Vector, rounds
 
 ALL = tuple(rounds())
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from peer_rounds import Matrix, Round, Vector, rounds
 
 from coordinator.aggregation import aggregate
+from tests.peers.scene import Matrix, Round, Vector, rounds
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("krum", reason="the package krum needs Python 3.12 or newer")

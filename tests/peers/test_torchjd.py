@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from peer_rounds import Matrix, Round, Vector, rounds
 from torchjd._linalg import QuadprogProjector
 from torchjd.aggregation import IMTLG, MGDA, Aggregator, AlignedMTL, DualProj, Krum, Mean, NashMTL, TrimmedMean, UPGrad
 
 from coordinator.aggregation import aggregate
 from coordinator.aggregation.qp import UnsolvedError
+from tests.peers.scene import Matrix, Round, Vector, rounds
 
 ALL = tuple(rounds())
 # Updates that are 1e12 times longer make Gram matrices of 24 decades, more than TorchJD's solvers resolve.

@@ -1,0 +1,1 @@
+"""The tests, in rooms named like the packages that they test; what several rooms use is here."""

@@ -1,0 +1,105 @@
+"""AdaFed: as the paper writes it, and what it promises every client."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from coordinator.aggregation import HyperparameterError, aggregate
+from tests.coordinator.aggregation.scene import Matrix, matrix
+
+Vector = NDArray[np.float64]
+
+problems = st.tuples(st.integers(2, 8), st.integers(0, 999), st.sampled_from([0.0, 0.5, 1.0, 2.0]))
+
+
+def told(m: int, seed: int) -> Vector:
+    return np.random.default_rng(seed).uniform(0.1, 3.0, m)
+
+
+def as_written(U: Matrix, losses: Vector, gamma: float) -> Vector:
+    """Equations 5 and 6 in the full space, then the shortest vector of the convex hull of what they give."""
+    orthogonal: list[Vector] = []
+    for u, loss in zip(U, losses, strict=True):
+        numerator, denominator = u.copy(), loss**gamma
+        for g in orthogonal:
+            ratio = (u @ g) / (g @ g)
+            numerator -= ratio * g
+            denominator -= ratio
+        orthogonal.append(numerator / denominator)
+    inverse = np.array([1 / (g @ g) for g in orthogonal])
+    direction: Vector = (inverse / inverse.sum()) @ np.array(orthogonal)
+    return direction
+
+
+@settings(deadline=None)
+@given(problems)
+def test_the_direction_is_that_of_the_orthogonal_updates_in_any_order(problem: tuple[int, int, float]) -> None:
+    m, seed, gamma = problem
+    U, losses = matrix("random", m, 30, seed), told(m, seed)
+    result = aggregate("adafed", U, losses=losses, gamma=gamma)
+    size = float(np.linalg.norm(result.direction))
+    np.testing.assert_allclose(result.direction, as_written(U, losses, gamma), atol=1e-7 * size)
+    np.testing.assert_allclose(result.direction, as_written(U[::-1], losses[::-1], gamma), atol=1e-7 * size)
+    np.testing.assert_allclose(result.coefficients @ U, result.direction, atol=1e-9 * size)
+
+
+@settings(deadline=None)
+@given(problems)
+def test_every_client_gains_in_proportion_to_its_loss_to_the_power_gamma(problem: tuple[int, int, float]) -> None:
+    m, seed, gamma = problem
+    U, losses = matrix("random", m, 30, seed), told(m, seed)
+    result = aggregate("adafed", U, losses=losses, gamma=gamma, prior=np.random.default_rng(seed).dirichlet(np.ones(m)))
+    squared = float(result.direction @ result.direction)
+    np.testing.assert_allclose(U @ result.direction, squared * losses**gamma, rtol=1e-6)
+    assert result.diagnostics["residual"] < 1e-7
+    assert result.diagnostics["descent_share"] == 1.0
+
+
+def test_updates_that_depend_on_each_other_gain_as_nearly_in_proportion_as_they_can() -> None:
+    u, v = np.eye(4)[:2]
+    twins = aggregate("adafed", [u, u, v], losses=[1.0, 3.0, 2.0])  # the twins gain the same: the mean of 1 and 3
+    gains = np.array([u, u, v]) @ twins.direction
+    np.testing.assert_allclose(gains / gains[2], [1.0, 1.0, 1.0])
+    assert twins.coefficients[0] == pytest.approx(twins.coefficients[1])
+    assert twins.diagnostics["residual"] == pytest.approx(1 / 3)
+
+
+def test_the_rounding_of_an_update_that_another_repeats_is_no_direction() -> None:
+    u, v = np.random.default_rng(1).standard_normal((2, 50)).astype(np.float32)
+    found = aggregate("adafed", [u, np.float32(1.1) * u, v], losses=[1.0, 3.0, 2.0])
+    assert found.diagnostics["residual"] > 0.1
+    assert found.diagnostics["descent_min"] > 0.1
+    assert np.abs(found.coefficients).max() < 10
+
+
+@pytest.mark.parametrize("factor", [-1.0, -3.0])
+def test_no_step_is_made_where_a_client_would_lose(factor: float) -> None:
+    u = np.random.default_rng(0).standard_normal(50).astype(np.float32)
+    result = aggregate("adafed", [u, np.float32(factor) * u], losses=[1.0, 1.0])
+    assert not result.direction.any()
+    assert result.diagnostics["stationary"] == 1.0
+
+
+def test_an_update_that_is_zero_or_without_weight_takes_no_part() -> None:
+    U, losses = matrix("random", 4, 20, 1), told(4, 1)
+    expected = aggregate("adafed", U, losses=losses).direction
+    more = np.vstack([U, np.zeros(20), np.ones(20)])
+    found = aggregate("adafed", more, losses=[*losses, 5.0, 50.0], prior=[0.2, 0.2, 0.2, 0.2, 0.2, 0.0])
+    np.testing.assert_allclose(found.direction, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("claimed", [0.0, 1e-300, 1e300])
+def test_any_loss_that_can_be_claimed_gives_a_finite_direction(claimed: float) -> None:
+    U = matrix("random", 3, 10, 0)
+    for losses in ([claimed] * 3, [claimed, 1.0, 2.0]):
+        result = aggregate("adafed", U, losses=losses, gamma=5.0)
+        assert np.isfinite(result.direction).all()
+    assert not aggregate("adafed", U, losses=[0.0] * 3).direction.any()  # nobody has anything to gain
+
+
+def test_a_negative_or_infinite_gamma_is_refused() -> None:
+    for gamma in (-0.1, float("inf")):
+        with pytest.raises(HyperparameterError, match=r"gamma must lie in \[0, inf\)"):
+            aggregate("adafed", np.eye(2), losses=[1.0, 1.0], gamma=gamma)

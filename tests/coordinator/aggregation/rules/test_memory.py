@@ -1,0 +1,480 @@
+"""Rules that remember: AFL, FedFa, FedFV, and the dual cone with updates of earlier rounds."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from coordinator.aggregation import HyperparameterError, TooFewUpdatesError, aggregate
+from coordinator.aggregation.base import Algorithm
+from coordinator.aggregation.interface import Rows
+from coordinator.aggregation.phases import PhaseReply, Replies, RoundContext, Step
+from coordinator.aggregation.registry import algorithm
+from coordinator.aggregation.rules.afl import onto_simplex
+from coordinator.aggregation.rules.fedfv import project
+from tests.coordinator.aggregation.scene import Matrix, matrix, reference, zoo
+
+Vector = NDArray[np.float64]
+
+losses_of = st.lists(st.floats(-1e3, 1e3), min_size=9, max_size=9)
+
+
+def norms(U: Matrix) -> Vector:
+    found: Vector = np.linalg.norm(U, axis=1)
+    return found
+
+
+class Run:
+    """Rounds of one rule, with a store of updates from which some may be lost."""
+
+    def __init__(self, name: str, **hyperparameters: Any) -> None:
+        self.rule: Algorithm = algorithm(name, hyperparameters)
+        self.state: dict[str, Any] = {}
+        self.number = 0
+        self.store: dict[str, Vector] = {}
+        self.revoked: frozenset[str] = frozenset()
+
+    def play(self, clients: Sequence[str], U: Matrix, losses: Sequence[float] | None = None, **metrics: float) -> Step:
+        told = [1.0] * len(clients) if losses is None else losses
+        replies = []
+        for client, u, loss in zip(clients, U, told, strict=True):
+            payload = f"payload-{client}-{self.number}"
+            self.store[payload] = np.asarray(u, dtype=np.float64)
+            replies.append(
+                PhaseReply(
+                    client_id=client,
+                    samples=1,
+                    losses={} if math.isnan(loss) else {"loss": loss},
+                    metrics=metrics,
+                    rows=(self.store[payload],),
+                    envelope=f"envelope-{client}-{self.number}",
+                    payload=payload,
+                )
+            )
+        context = RoundContext(
+            number=self.number,
+            total=99,
+            state=self.state,
+            recall=self.store.__getitem__,
+            revoked=lambda: self.revoked,
+        )
+        conversation = self.rule.round(context)
+        next(conversation)
+        with pytest.raises(StopIteration) as end:
+            conversation.send(Replies(replies))
+        step: Step = end.value.value
+        self.number += 1
+        self.state = step.combination.state
+        return step
+
+
+def direction(step: Step) -> Vector:
+    return np.asarray(step.combination.coefficients @ np.array(step.rows))
+
+
+def test_fedfv_in_random_order_does_without_losses() -> None:
+    run, U = Run("fedfv", order="random"), matrix("conflicting", 3, 9, 0)
+    assert len(run.play(["a", "b", "c"], U, [math.nan] * 3).replies) == 3
+    run = Run("fedfv")
+    with pytest.raises(TooFewUpdatesError, match="no client reported one"):
+        run.rule.usable(Replies([PhaseReply(client_id="a", samples=1, losses={}, metrics={})]))
+
+
+# --- AFL
+
+
+def test_what_a_revoked_client_held_of_afls_weights_goes_to_the_others() -> None:
+    run, U = Run("afl", gamma_lambda=1.0), matrix("random", 3, 9, 0)
+    run.play(["a", "b", "evil"], U, [1.0, 2.0, 9.0])
+    assert run.state["lambda"] == {"a": 0.0, "b": 0.0, "evil": 1.0}
+    run.revoked = frozenset({"evil"})
+    step = run.play(["a", "b"], U[:2], [1.0, 1.2])
+    assert step.forgotten == ("evil",)
+    np.testing.assert_allclose(step.combination.weights, 0.5)
+    assert run.state["lambda"] == pytest.approx({"a": 0.4, "b": 0.6})
+    again = run.play(["a", "b"], U[:2], [1.0, 1.0])
+    assert again.forgotten == ()
+    np.testing.assert_allclose(again.combination.weights, [0.4, 0.6])
+
+
+def test_the_projection_onto_the_simplex_is_that_of_the_reference() -> None:
+    for case in reference("simplex_projection"):
+        found = onto_simplex(np.array(case["y"], dtype=np.float64))
+        np.testing.assert_allclose(found, case["expected"], atol=1e-12, err_msg=case["id"])
+
+
+def test_afl_is_that_of_the_reference() -> None:
+    for case in reference("afl"):
+        w, models = np.array(case["w"]), np.array(case["client_models"])
+        names = [f"c{i}" for i in range(len(models))]
+        result = aggregate(
+            "afl",
+            w - models,
+            losses=np.add(case["losses_at_w"], case["loss_bias"]),
+            clients=names,
+            state={"lambda": dict(zip(names, case["lam"], strict=True))},
+            gamma_lambda=case["gamma_lambda"],
+        )
+        expected, t = case["expected"], case["round"]
+        after = w - result.direction
+        np.testing.assert_allclose(after, expected["w_next"], atol=1e-10, err_msg=case["id"])
+        found = [result.state["lambda"][name] for name in names]
+        np.testing.assert_allclose(found, expected["lambda_next"], atol=1e-10, err_msg=case["id"])
+        average = (t * np.array(case["avg_model"]) + after) / (t + 1)
+        np.testing.assert_allclose(average, expected["avg_next"], atol=1e-10, err_msg=case["id"])
+    assert algorithm("afl").averages
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.sets(st.integers(0, 5), min_size=1), losses_of), min_size=1, max_size=6), st.floats(1e-3, 1e3)
+)
+def test_lambda_stays_in_the_simplex_and_the_absent_keep_theirs(
+    rounds: list[tuple[set[int], list[float]]], gamma: float
+) -> None:
+    state: dict[str, Any] = {}
+    for present, told in rounds:
+        names = [f"c{i}" for i in sorted(present)]
+        before = state.get("lambda", {})
+        result = aggregate(
+            "afl",
+            np.eye(6)[: len(names)],
+            losses=told[: len(names)],
+            clients=names,
+            state=state,
+            gamma_lambda=gamma,
+        )
+        state = result.state
+        shares = np.array(list(state["lambda"].values()))
+        assert (shares >= 0).all()
+        assert shares.sum() == pytest.approx(1, abs=1e-12)
+        if before.keys() >= set(names):
+            assert {c: s for c, s in before.items() if c not in names} == {
+                c: s for c, s in state["lambda"].items() if c not in names
+            }
+        assert result.weights.sum() == pytest.approx(1)
+
+
+@settings(deadline=None)
+@given(zoo, losses_of, st.sampled_from([-1e6, 7.0, 1e6]))
+def test_a_bias_on_all_losses_moves_nothing(U: Matrix, told: list[float], bias: float) -> None:
+    told = [round(loss, 3) for loss in told[: len(U)]]
+    one, other = (aggregate("afl", U, losses=np.array(told) + b, gamma_lambda=0.01) for b in (0.0, bias))
+    np.testing.assert_array_equal(one.direction, other.direction)
+    np.testing.assert_allclose(list(one.state["lambda"].values()), list(other.state["lambda"].values()), atol=1e-10)
+
+
+def test_afl_steps_with_the_old_lambda_and_a_newcomer_gets_an_equal_share() -> None:
+    run = Run("afl", gamma_lambda=0.5)
+    U = np.eye(3)
+    assert run.play("ab", U[:2], [1.0, 2.0]).combination.weights.tolist() == [0.5, 0.5]
+    assert run.state == {"lambda": {"a": 0.25, "b": 0.75}}
+    step = run.play("bc", U[:2], [1.0, 1.0])
+    assert run.state["lambda"] == pytest.approx({"a": 0.25 * 2 / 3, "b": 0.75 * 2 / 3, "c": 1 / 3})
+    np.testing.assert_allclose(step.combination.weights, [0.6, 0.4])
+    assert run.play("abc", U, [0.0, 0.0, math.nan]).replies[-1].client_id == "b"
+
+
+def test_clients_without_a_share_step_as_equals_and_stay_without() -> None:
+    state = {"lambda": {"a": 1.0, "b": 0.0, "c": 0.0}}
+    result = aggregate("afl", np.eye(2), losses=[1.0, 5.0], clients=["b", "c"], state=state)
+    assert result.weights.tolist() == [0.5, 0.5]
+    assert result.state == state
+
+
+# --- FedFa
+
+
+def test_fedfa_is_that_of_the_reference() -> None:
+    for case in reference("fedfa"):
+        w, models = np.array(case["w"]), np.array(case["client_models"])
+        names = [f"c{i}" for i in range(len(models))]
+        rule = {"alpha": case["alpha"], "gamma": case["gamma_server"], "eta": case["eta_server"]}
+        result = aggregate(
+            "fedfa",
+            w - models,
+            accuracies=case["train_accuracy"],
+            clients=names,
+            state={"counts": {name: f - 1 for name, f in zip(names, case["frequency"], strict=True)}},
+            **rule,
+        )
+        expected = case["expected"]
+        np.testing.assert_allclose(result.weights, expected["weights"], atol=1e-9, err_msg=case["id"])
+        assert list(result.state["counts"].values()) == case["frequency"]
+        for sign, key in (("minus", "w_next_author_sign_minus"), ("plus", "w_next_plus_sign")):
+            optimiser = algorithm("fedfa", {**rule, "sign": sign}).optimiser()
+            assert optimiser is not None
+            # The reference's momentum is of changes of the model, ours of directions.
+            step, after = optimiser.apply(result.direction, {"momentum": -np.array(case["momentum"])})
+            np.testing.assert_allclose(w - step, expected[key], atol=1e-9, err_msg=case["id"])
+            np.testing.assert_allclose(-after["momentum"], expected["momentum_next"], atol=1e-9, err_msg=case["id"])
+
+
+def test_fedfa_leaves_out_who_reports_no_accuracy_and_counts_only_who_took_part() -> None:
+    run = Run("fedfa")
+    run.play("ab", np.eye(2), **{"train/accuracy": 0.5})
+    run.play("b", np.eye(2)[:1], **{"train/accuracy": 0.5})
+    assert run.state == {"counts": {"a": 1, "b": 2}}
+    conversation = run.rule.round(RoundContext(number=2, total=3))
+    next(conversation)
+    silent = PhaseReply(client_id="a", samples=1, losses={}, metrics={}, rows=(np.ones(2),))
+    with pytest.raises(TooFewUpdatesError, match="fedfa needs accuracies on training splits, and no client reported"):
+        conversation.send(Replies([silent]))
+
+
+def test_fedfa_leaves_out_an_accuracy_that_is_no_share() -> None:
+    told = {"ann": 0.5, "ben": -1.0, "cleo": 1e300, "dan": 1.0}
+    conversation = algorithm("fedfa").round(RoundContext(number=0, total=1))
+    next(conversation)
+    replies = [
+        PhaseReply(client_id=name, samples=1, losses={}, metrics={"train/accuracy": accuracy}, rows=(np.ones(2),))
+        for name, accuracy in told.items()
+    ]
+    with pytest.raises(StopIteration) as end:
+        conversation.send(Replies(replies))
+    assert [reply.client_id for reply in end.value.value.replies] == ["ann", "dan"]
+
+
+@settings(deadline=None)
+@given(zoo, st.lists(st.floats(0, 1), min_size=9, max_size=9), st.floats(0, 1))
+def test_fedfa_weights_are_a_distribution(U: Matrix, accuracies: list[float], alpha: float) -> None:
+    weights = aggregate("fedfa", U, accuracies=accuracies[: len(U)], alpha=alpha).weights
+    assert (weights >= 0).all()
+    assert weights.sum() == pytest.approx(1)
+
+
+# --- FedFV
+
+
+def test_fedfv_without_history_is_that_of_the_reference() -> None:
+    for case in reference("fedfv_internal"):
+        U, told, expected = np.array(case["updates"]), np.array(case["losses"]), case["expected"]
+        result = aggregate("fedfv", U, losses=told, alpha=case["alpha"])
+        scale = np.abs(U).max()
+        np.testing.assert_allclose(result.direction, expected["g_final"], atol=1e-9 * scale, err_msg=case["id"])
+        C, _ = project(U @ U.T, expected["order"], expected["keep"])
+        np.testing.assert_allclose(C, case["expected_gram_coefficients"], atol=1e-9, err_msg=case["id"])
+        assert result.diagnostics["kept"] == len(expected["keep"])
+
+
+def test_fedfv_with_history_is_that_of_the_reference() -> None:
+    for case in reference("fedfv_external"):
+        run = Run("fedfv", alpha=case["alpha"], tau=case["tau"])
+        for round_ in case["rounds"]:
+            step = run.play([f"c{i}" for i in round_["clients"]], np.array(round_["updates"]), round_["losses"])
+            message = f"{case['id']} round {round_['round']}"
+            np.testing.assert_allclose(direction(step), round_["expected"]["g_final"], atol=1e-9, err_msg=message)
+            assert len(step.combination.coefficients) == len(step.rows) == len(step.gram)
+            assert len(step.combination.weights) == len(step.replies)
+
+
+def fedfv_on_the_updates(U: Matrix, told: Vector, alpha: float, groups: Sequence[Matrix]) -> Vector:
+    """Algorithms 2 and 3 as the paper writes them."""
+    order = np.argsort(told, kind="stable")
+    kept = order[math.ceil((len(U) - 1) * (1 - alpha)) :] if alpha > 0 else []
+    projected = U.copy()
+    for i in range(len(U)):
+        for j in order:
+            if i not in kept and j != i and projected[i] @ U[j] < 0:
+                projected[i] -= (projected[i] @ U[j]) / (U[j] @ U[j]) * U[j]
+    g = projected.mean(axis=0)
+    for group in groups:
+        s = group[group @ g < 0].sum(axis=0)
+        if g @ s < 0:
+            g = g - (g @ s) / (s @ s) * s
+    return np.asarray(g * np.linalg.norm(U.mean(axis=0)) / np.linalg.norm(g))
+
+
+@settings(deadline=None)
+@given(st.integers(2, 7), st.integers(0, 3), st.integers(0, 3), st.integers(0, 9999), st.sampled_from([0.0, 0.1, 0.5]))
+def test_fedfv_in_gram_space_is_that_on_the_updates(m: int, old: int, older: int, seed: int, alpha: float) -> None:
+    rng = np.random.default_rng(seed)
+    U, told = rng.standard_normal((m + old + older, 12)), rng.standard_normal(m)
+    result = aggregate(
+        "fedfv",
+        U,
+        losses=[*told, *[math.nan] * (old + older)],
+        ages=[0] * m + [1] * old + [2] * older,
+        alpha=alpha,
+        tau=2,
+    )
+    expected = fedfv_on_the_updates(U[:m], told, alpha, [U[m + old :], U[m : m + old]])
+    np.testing.assert_allclose(result.direction, expected, atol=1e-9)
+    assert not result.weights[m:].any()
+    assert result.weights.sum() == pytest.approx(1)
+
+
+@settings(deadline=None)
+@given(zoo, losses_of, st.integers(0, 99))
+def test_fedfv_that_keeps_all_is_fedavg(U: Matrix, told: list[float], seed: int) -> None:
+    prior = np.random.default_rng(seed).dirichlet(np.ones(len(U)))
+    found = aggregate("fedfv", U, losses=told[: len(U)], prior=prior, alpha=1.0)
+    expected = aggregate("fedavg", U, prior=prior)
+    np.testing.assert_array_equal(found.coefficients, expected.coefficients)
+    np.testing.assert_allclose(found.weights, expected.weights, rtol=1e-12)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(2, 9), st.integers(0, 9999), st.sampled_from(["loss", "reversed"]), st.randoms(use_true_random=False)
+)
+def test_the_order_of_the_clients_does_not_matter_to_fedfv(
+    m: int,
+    seed: int,
+    order: str,
+    random: "st.random.Random",  # type: ignore[name-defined]
+) -> None:
+    U, told = matrix("random", m, 12, seed), np.random.default_rng(seed).permutation(m).astype(np.float64)
+    places = list(range(m))
+    random.shuffle(places)
+    one = aggregate("fedfv", U, losses=told, alpha=0.3, order=order)
+    other = aggregate("fedfv", U[places], losses=told[places], alpha=0.3, order=order)
+    np.testing.assert_allclose(other.direction, one.direction, atol=1e-9)
+
+
+def test_the_direction_has_the_length_of_the_average_and_opposites_have_none() -> None:
+    U = matrix("conflicting", 6, 9, 3)
+    found = aggregate("fedfv", U, losses=np.arange(6), alpha=0.0)
+    assert np.linalg.norm(found.direction) == pytest.approx(np.linalg.norm(U.mean(axis=0)))
+    assert found.diagnostics["projections"] > 0
+    u = np.random.default_rng(0).standard_normal(50)
+    stopped = aggregate("fedfv", [u, -2 * u], losses=[1.0, 2.0], alpha=0.0)
+    assert stopped.diagnostics["stationary"] == 1
+    assert not stopped.direction.any()
+
+
+def test_a_random_order_changes_with_the_round_and_is_the_same_again() -> None:
+    U = matrix("conflicting", 7, 4, 1)
+    rule = algorithm("fedfv", {"order": "random", "alpha": 0.0})
+
+    def found(t: int) -> Vector:
+        rows = Rows(gram=U @ U.T, prior=np.full(7, 1 / 7), samples=np.ones(7), round=t)
+        return rule.combine(rows).coefficients
+
+    np.testing.assert_array_equal(found(0), found(0))
+    assert any((found(0) != found(t)).any() for t in range(1, 5))
+    assert rule.cautions() == ()
+    assert "inflates its loss" in algorithm("fedfv").cautions()[0]
+
+
+# --- earlier updates
+
+
+@settings(deadline=None)
+@given(zoo, st.integers(1, 8))
+def test_the_dual_cone_leaves_no_conflict_with_earlier_updates_either(U: Matrix, present: int) -> None:
+    assume(present < len(U))
+    ages = [0] * present + [1] * (len(U) - present)
+    result = aggregate("dual-cone", U, ages=ages, tau=1)
+    longest = norms(U).max()
+    reach = float(np.abs(result.coefficients) @ norms(U))
+    assert (U @ result.direction >= -1e-7 * longest * max(reach, 1e-300)).all()
+    assert not result.weights[present:].any()
+    alone = aggregate("dual-cone", U[:present])
+    if (U[present:] @ alone.direction >= 0).all():
+        np.testing.assert_allclose(result.direction, alone.direction, atol=1e-6 * longest)
+
+
+def test_the_window_holds_the_last_update_of_the_absent_oldest_first() -> None:
+    run = Run("dual-cone", tau=2)
+    U = np.eye(4)
+    run.play("abc", U[:3])
+    run.play("cd", U[2:])
+    step = run.play("d", U[3:])
+    told = [(past.client_id, past.round, past.envelope, past.payload) for past in step.history]
+    assert told == [
+        ("a", 0, "envelope-a-0", "payload-a-0"),
+        ("b", 0, "envelope-b-0", "payload-b-0"),
+        ("c", 1, "envelope-c-1", "payload-c-1"),
+    ]
+    assert run.state["history"] == {
+        "c": {"round": 1, "envelope": "envelope-c-1", "payload": "payload-c-1"},
+        "d": {"round": 2, "envelope": "envelope-d-2", "payload": "payload-d-2"},
+    }
+    assert run.rule.blobs(run.state) == ("payload-c-1", "payload-d-2")
+    run.number += 2  # two rounds were skipped
+    assert [past.client_id for past in run.play("a", U[:1]).history] == []
+
+
+def test_fedfv_looks_back_from_round_tau_on() -> None:
+    run = Run("fedfv", tau=2)
+    assert [len(run.play(client, np.eye(3)[i : i + 1]).history) for i, client in enumerate("abc")] == [0, 0, 2]
+    assert len(run.state["history"]) == 2
+
+
+@pytest.mark.parametrize("name", ["fedfv", "dual-cone"])
+def test_without_tau_nothing_is_kept(name: str) -> None:
+    run = Run(name)
+    step = run.play("ab", np.eye(2))
+    assert (step.history, run.state, run.rule.keeps_updates, run.rule.blobs(run.state)) == ((), {}, False, ())
+    assert Run(name, tau=1).rule.keeps_updates
+
+
+def test_an_earlier_update_that_is_gone_is_an_error() -> None:
+    run = Run("fedfv", tau=1)
+    run.play("a", np.eye(2)[:1])
+    del run.store["payload-a-0"]
+    with pytest.raises(LookupError, match="payload-a-0"):
+        run.play("b", np.eye(2)[1:])
+    run.play("a", np.eye(2)[:1])  # of those who are present, nothing is needed
+
+
+def test_an_update_that_was_not_stored_is_an_error() -> None:
+    conversation = algorithm("fedfv", {"tau": 1}).round(RoundContext(number=0, total=1))
+    next(conversation)
+    reply = PhaseReply(client_id="ann", samples=1, losses={"loss": 1.0}, metrics={}, rows=(np.ones(2),))
+    with pytest.raises(LookupError, match="the update of ann was not stored"):
+        conversation.send(Replies([reply]))
+
+
+def test_earlier_updates_are_normalised_like_the_others() -> None:
+    U = np.array([[1.0, 0.0], [-1.0, 1.0], [-1.0, -0.5]])
+    ages = [0, 1, 1]
+    one = aggregate("fedfv", U, losses=[1.0, 0, 0], ages=ages, tau=1, pre=["normalise"])
+    scaled = aggregate("fedfv", U * [[1], [1], [1000]], losses=[1.0, 0, 0], ages=ages, tau=1, pre=["normalise"])
+    np.testing.assert_allclose(scaled.direction, one.direction, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "hyperparameters", "message"),
+    [
+        ("afl", {"gamma_lambda": 0.0}, r"gamma_lambda must lie in \(0, inf\)"),
+        ("afl", {"gamma_lambda": math.inf}, r"gamma_lambda must lie in \(0, inf\)"),
+        ("fedfa", {"alpha": 1.1}, r"alpha must lie in \[0, 1\]"),
+        ("fedfa", {"gamma": 1.0}, r"gamma must lie in \[0, 1\)"),
+        ("fedfa", {"eta": -1.0}, r"eta must lie in \[0, inf\); got -1.0"),
+        ("fedfa", {"sign": "times"}, 'sign must be "minus" or "plus"; got \'times\''),
+        ("fedfv", {"alpha": -0.1}, r"alpha must lie in \[0, 1\]"),
+        ("fedfv", {"order": "ascending"}, 'order must be "loss" or "reversed" or "random"; got'),
+        ("fedfv", {"order_seed": -1}, r"order_seed must lie in \[0, inf\)"),
+        ("fedfv", {"tau": -1}, r"tau must lie in \[0, inf\)"),
+        ("dual-cone", {"tau": 1, "pre": ["bucket"]}, 'not together with the stage "bucket"'),
+        ("fedfv", {"tau": 1, "pre": ["arc"]}, 'not together with the stage "arc"'),
+        ("fedfv", {"tau": 1, "pre": ["clip", "nnm"]}, 'not together with the stage "nnm"'),
+    ],
+)
+def test_wrong_hyperparameters_are_named(name: str, hyperparameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(HyperparameterError, match=message):
+        algorithm(name, hyperparameters)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "afl"}, "afl needs losses, one per row"),
+        ({"name": "fedfa"}, "fedfa needs accuracies, one per row"),
+        ({"name": "fedfa", "accuracies": [0.5, -1.0]}, "none of them negative"),
+        ({"name": "afl", "losses": [1, 2], "clients": ["a"]}, "clients has 1 names"),
+        ({"name": "afl", "losses": [1, 2], "clients": ["a", "a"]}, "different names"),
+        ({"name": "dual-cone", "ages": [1, 0]}, "rows of earlier rounds come last"),
+        ({"name": "dual-cone", "ages": [0, -1]}, "ages must not be negative"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        aggregate(updates=np.eye(2), **arguments)

@@ -1,0 +1,295 @@
+"""The algorithms, the registry and the library call: what the theory promises, and the references."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from coordinator.aggregation import HyperparameterError, aggregate
+from coordinator.aggregation.interface import Rows
+from coordinator.aggregation.phase_kinds import TrainingPhase
+from coordinator.aggregation.phases import PhaseReply, Replies, RoundContext, Step
+from coordinator.aggregation.registry import ALGORITHMS, algorithm, server_rate
+from federation.vectors import update_layout, update_rows, write_vectors
+from tests.coordinator.aggregation.scene import Matrix, matrix, reference, zoo
+
+# The others need losses or accuracies, or several updates, or have no coefficients.
+OTHERS = {"q-fedavg", "afl", "adafed", "fedfa", "fedfv", "fedmdfg", "krum", "multi-krum", "median", "trimmed-mean"}
+OVER_OBJECTIVES = {"scalarised", "fsmgda", "fedcmoo", "fedcmoo-pref"}  # whose rounds are in test_objective_rules
+NAMES = tuple(name for name in ALGORITHMS if name not in OTHERS)
+MGDA = ("fedmgda", "fedmgda+")
+
+
+def size(U: Matrix) -> float:
+    return float(np.linalg.norm(U, axis=1).max(initial=0.0))
+
+
+def test_fedmgda_plus_is_that_of_the_reference() -> None:
+    for case in reference("fedmgda_plus"):
+        updates = np.array([[math.nan if x is None else float(x) for x in row] for row in case["updates"]])
+        if case["normalize"]:
+            result = aggregate("fedmgda+", updates, prior=case["lambda0"], epsilon=case["epsilon"])
+        else:
+            result = aggregate("fedmgda", updates, prior=case["lambda0"])
+        expected = case["expected"]
+        rate = server_rate(case["eta0"], case["decay"], case["round"], case["total_rounds"])
+        assert rate == pytest.approx(expected["eta_t"], rel=1e-12), case["id"]
+        assert np.abs(result.direction - expected["d"]).max() <= 1e-8, case["id"]
+        assert np.abs(np.array(case["w"]) - rate * result.direction - expected["w_next"]).max() <= 1e-8, case["id"]
+        assert [i for i in range(len(updates)) if i not in result.dropped] == expected["used_clients"], case["id"]
+
+
+@settings(deadline=None)
+@given(zoo, st.sampled_from(NAMES))
+def test_weights_are_a_distribution_and_the_direction_is_c_u(U: Matrix, name: str) -> None:
+    result = aggregate(name, U)
+    assert (result.weights >= 0).all()
+    assert result.weights.sum() == pytest.approx(1, abs=1e-9)
+    scale = np.abs(result.coefficients) @ np.linalg.norm(U, axis=1)
+    np.testing.assert_allclose(result.direction, result.coefficients @ U, atol=1e-13 * scale)
+    assert result.diagnostics["direction_norm"] == pytest.approx(np.linalg.norm(result.direction), abs=1e-7 * scale)
+    assert 0 <= result.diagnostics["entropy"] <= math.log(len(U)) + 1e-9
+
+
+@settings(deadline=None)
+@given(zoo, st.sampled_from(MGDA))
+def test_mgda_gives_a_direction_that_no_client_opposes(U: Matrix, name: str) -> None:
+    result = aggregate(name, U, **({"epsilon": 1.0} if name == "fedmgda+" else {}))
+    d = result.direction
+    rows = U if name == "fedmgda" else U / np.maximum(np.linalg.norm(U, axis=1, keepdims=True), 1e-300)
+    kept = np.linalg.norm(rows, axis=1) > 0
+    assert ((rows @ d)[kept] >= d @ d - 1e-8 * size(rows) ** 2).all()
+    if np.linalg.norm(d) > 1e-3 * size(rows):  # shorter directions are compared above
+        assert result.diagnostics["descent_share"] == 1
+
+
+@pytest.mark.parametrize("name", ["fedmgda", "fedmgda+"])
+@settings(deadline=None)
+@given(zoo, st.floats(0, 1), st.integers(0, 99))
+def test_the_box_holds_every_weight(name: str, U: Matrix, epsilon: float, seed: int) -> None:
+    prior = np.random.default_rng(seed).dirichlet(np.ones(len(U)))
+    weights = aggregate(name, U, prior=prior, epsilon=epsilon).weights
+    assert (np.abs(weights - prior) <= epsilon + 1e-12).all()
+
+
+@settings(deadline=None)
+@given(zoo, st.integers(0, 8), st.floats(-6, 6), st.sampled_from([0.0, 0.1, 1.0]))
+def test_scaling_one_update_does_not_move_fedmgda_plus(U: Matrix, row: int, decades: float, epsilon: float) -> None:
+    before = aggregate("fedmgda+", U, epsilon=epsilon)
+    V = U.copy()
+    V[row % len(U)] *= 10.0**decades
+    after = aggregate("fedmgda+", V, epsilon=epsilon)
+    np.testing.assert_allclose(after.direction, before.direction, atol=1e-6)
+
+
+@settings(deadline=None)
+@given(zoo, st.sampled_from(NAMES), st.randoms(use_true_random=False))
+def test_the_order_of_the_clients_does_not_matter(U: Matrix, name: str, random: "st.random.Random") -> None:  # type: ignore[name-defined]
+    order = list(range(len(U)))
+    random.shuffle(order)
+    prior = np.arange(1, len(U) + 1, dtype=float)
+    one, other = aggregate(name, U, prior=prior), aggregate(name, U[order], prior=prior[order])
+    scale = max(size(U), 1.0)
+    # The shortest vector is unique; its square is what the residual bounds. A bisection stops within 2^-20, and a
+    # median is as sharp as its neighbours are far apart.
+    tolerance = 1e-3 if name in {"fedmgda+auto", "geometric-median"} else 1e-6
+    np.testing.assert_allclose(other.direction, one.direction, atol=tolerance * scale)
+
+
+@settings(deadline=None)
+@given(zoo)
+def test_epsilon_zero_is_fedavg_n_and_equal_norms_make_it_fedavg(U: Matrix) -> None:
+    samples = np.arange(1, len(U) + 1)
+    none = aggregate("fedmgda+", U, samples=samples, epsilon=0.0)
+    plain = aggregate("fedavg-n", U, samples=samples)
+    np.testing.assert_array_equal(none.weights, plain.weights)
+    if not none.diagnostics["stationary"]:
+        np.testing.assert_array_equal(none.direction, plain.direction)
+    norms = np.linalg.norm(U, axis=1, keepdims=True)
+    assume((norms > 0).all())
+    unit = U / norms
+    np.testing.assert_allclose(
+        aggregate("fedmgda+", unit, samples=samples, epsilon=0.0).direction,
+        aggregate("fedavg", unit, samples=samples).direction,
+        atol=1e-7,
+    )
+
+
+def test_fedavg_weighs_by_samples() -> None:
+    U = np.array([[1.0, 0.0], [0.0, 2.0]])
+    result = aggregate("fedavg", U, samples=[1, 3])
+    assert result.weights.tolist() == [0.25, 0.75]
+    assert result.direction.tolist() == [0.25, 1.5]
+    assert aggregate("fedavg", U).direction.tolist() == [0.5, 1.0]
+    assert aggregate("fedavg", U, samples=[1, 3], prior=[1, 1]).direction.tolist() == [0.5, 1.0]
+
+
+def test_a_zero_update_contributes_nothing_to_normalised_averages() -> None:
+    result = aggregate("fedavg-n", np.array([[3.0, 4.0], [0.0, 0.0]]))
+    assert result.coefficients.tolist() == [0.1, 0.0]
+    assert result.direction == pytest.approx([0.3, 0.4])
+
+
+@pytest.mark.parametrize("name", MGDA)
+def test_a_zero_update_stops_mgda_unless_it_is_dropped(name: str) -> None:
+    U = np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
+    unboxed = {"epsilon": 1.0} if name == "fedmgda+" else {}
+    stopped = aggregate(name, U, **unboxed)
+    assert stopped.diagnostics["stationary"] == 1
+    assert not stopped.direction.any()
+    assert not stopped.coefficients.any()
+    moving = aggregate(name, U, drop_zero=True, **unboxed)
+    np.testing.assert_allclose(moving.direction, aggregate(name, U[:2], **unboxed).direction)
+    assert moving.weights[2] == 0
+    assert aggregate(name, np.zeros((2, 3)), drop_zero=True).diagnostics["stationary"] == 1
+
+
+@pytest.mark.parametrize("name", MGDA)
+def test_opposite_updates_are_a_stationary_point(name: str) -> None:
+    u = np.random.default_rng(0).standard_normal(1000)
+    result = aggregate(name, [u, -3 * u])
+    assert result.diagnostics["stationary"] == 1
+    assert not result.direction.any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_identical_updates_keep_the_prior(name: str) -> None:
+    u = np.random.default_rng(0).standard_normal(100)
+    result = aggregate(name, [u, u, u], prior=[2, 1, 1])
+    np.testing.assert_allclose(result.weights, [0.5, 0.25, 0.25], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_client_is_followed(name: str) -> None:
+    u = np.array([3.0, 4.0])
+    result = aggregate(name, [u])
+    expected = u / 5 if name in {"fedavg-n", "fedmgda+", "fedmgda+auto"} else u
+    np.testing.assert_allclose(result.direction, expected)
+
+
+def test_more_rows_than_dimensions_need_not_be_stationary() -> None:
+    U = matrix("shifted", 9, 2, seed=3)
+    result = aggregate("fedmgda+", U)
+    assert result.diagnostics["stationary"] == 0
+    assert result.diagnostics["descent_min"] > 0
+
+
+def test_a_huge_update_does_not_stop_the_others_in_fedmgda() -> None:
+    U = np.array([[1.0, 0.2], [0.8, 0.5], [1e9, 1e9]])
+    result = aggregate("fedmgda", U)
+    assert result.diagnostics["stationary"] == 0
+    assert result.weights[2] == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_that_is_not_finite_is_dropped_and_the_prior_renormalised(name: str, bad: float) -> None:
+    U = matrix("random", 4, 6, seed=2)
+    broken = U.copy()
+    broken[1, 3] = bad
+    result = aggregate(name, broken, prior=[0.4, 0.2, 0.2, 0.2])
+    rest = aggregate(name, U[[0, 2, 3]], prior=[0.5, 0.25, 0.25])
+    assert result.dropped == (1,)
+    assert result.diagnostics["dropped"] == 1
+    assert result.coefficients[1] == result.weights[1] == 0
+    np.testing.assert_allclose(result.direction, rest.direction, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_any_finite_row_there_is_no_step(name: str) -> None:
+    result = aggregate(name, np.full((2, 3), np.nan), state={"kept": 1})
+    assert result.direction.tolist() == [0.0, 0.0, 0.0]
+    assert result.coefficients.tolist() == result.weights.tolist() == [0.0, 0.0]
+    assert result.diagnostics["dropped"] == 2
+    assert result.state == {"kept": 1}
+
+
+def test_float32_files_and_arrays_give_the_same_result(tmp_path: Path) -> None:
+    U = matrix("random", 3, 500, seed=7).astype(np.float32)
+    for i, u in enumerate(U):
+        write_vectors(tmp_path / str(i), update_layout([("loss", 500)]), u)
+    files = [update_rows(tmp_path / str(i))["loss"] for i in range(3)]
+    np.testing.assert_array_equal(aggregate("fedmgda+", files).direction, aggregate("fedmgda+", U).direction)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"updates": []}, "no rows"),
+        ({"updates": np.zeros(3)}, r"an update must be a vector|\(m, d\) is needed"),
+        ({"updates": np.zeros((2, 0))}, "at least one element"),
+        ({"updates": [[1.0, 2.0], [1.0]]}, r"one length.*\[1, 2\]"),
+        ({"updates": [["a"]]}, "vector of numbers"),
+        ({"samples": [1]}, r"samples has shape \(1,\)"),
+        ({"losses": [1, 2, 3]}, r"losses has shape \(3,\)"),
+        ({"prior": [1, -1]}, "prior must be finite, not negative"),
+        ({"prior": [0, 0]}, "not all zero"),
+        ({"prior": [1, math.nan]}, "prior must be finite"),
+        ({"samples": [1, math.inf]}, "samples must be finite"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        aggregate("fedavg", **({"updates": np.eye(2)} | arguments))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "hyperparameters", "message"),
+    [
+        ("fedmgda++", {}, r"no algorithm 'fedmgda\+\+'; there are fedavg, fedavg-n, fedmgda, fedmgda\+"),
+        ("fedmgda+", {"eps": 1}, r"eps: fedmgda\+ has no such hyper-parameter; it has epsilon, drop_zero"),
+        ("fedavg", {"epsilon": 1}, "it has pre, clip_norm, byzantine, bucket_size"),
+        ("fedmgda+", {"epsilon": "1"}, "epsilon must be a number or \"auto\"; got '1'"),
+        ("fedmgda+", {"epsilon": True}, "epsilon must be a number"),
+        ("fedmgda+", {"epsilon": -0.1}, r"epsilon must be \"auto\" or lie in \[0, 1\]; got -0.1"),
+        ("fedmgda+", {"epsilon": math.nan}, r"\[0, 1\]"),
+        ("fedmgda", {"drop_zero": 1}, "drop_zero must be true or false; got 1"),
+    ],
+)
+def test_wrong_hyperparameters_are_named(name: str, hyperparameters: dict[str, object], message: str) -> None:
+    with pytest.raises(HyperparameterError, match=message):
+        algorithm(name, hyperparameters)
+
+
+def test_the_rate_decays_every_hundred_rounds_and_zero_means_no_decay() -> None:
+    assert server_rate(1.5, 0.0, 1999, 2000) == 1.5
+    assert server_rate(1.0, 0.1, 99, 2000) == 1.0
+    assert server_rate(1.0, 0.1, 100, 2000) == pytest.approx(0.1**0.05)
+    assert server_rate(2.0, 0.1, 1999, 2000) == pytest.approx(2 * 0.1**0.95)
+    assert server_rate(1.0, 1.0, 500, 1000) == 1.0
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in OVER_OBJECTIVES])
+def test_a_round_trains_everybody_once_and_steps(name: str) -> None:
+    replies = Replies(
+        [
+            PhaseReply(client_id=c, samples=n, losses={"loss": 1.0}, metrics={}, rows=(np.array(u, dtype=np.float32),))
+            for c, n, u in (("b", 30, [0.0, 1.0]), ("a", 10, [1.0, 0.0]))
+        ]
+    )
+    conversation: Iterator[object] = algorithm(name).round(RoundContext(number=0, total=1, prior="samples"))
+    assert next(conversation) == TrainingPhase()
+    with pytest.raises(StopIteration) as end:
+        conversation.send(replies)  # type: ignore[attr-defined]
+    step = end.value.value
+    assert isinstance(step, Step)
+    assert step.replies is replies
+    expected = algorithm(name).combine(replies.rows(RoundContext(number=0, total=1, prior="samples")))
+    np.testing.assert_array_equal(step.combination.coefficients, expected.coefficients)
+
+
+def test_rows_that_make_no_sense_cannot_be_made() -> None:
+    K, one = np.eye(2), np.array([0.5, 0.5])
+    for wrong, message in (
+        ({"gram": np.eye(3)}, "K has shape"),
+        ({"gram": np.full((2, 2), np.nan)}, "K must be finite"),
+        ({"prior": np.array([0.5, 0.6])}, "distribution"),
+        ({"samples": np.ones(3)}, "samples has shape"),
+        ({"losses": np.array([1.0, np.nan])}, "losses must be finite"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Rows(**({"gram": K, "prior": one, "samples": one} | wrong))

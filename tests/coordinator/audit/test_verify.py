@@ -1,0 +1,399 @@
+"""What is edited behind the coordinator's back is found and named: entries of the log, the record, and blobs."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+from typer.testing import CliRunner
+
+from coordinator.audit.checkpoints import LogKey
+from coordinator.audit.log_verifier import log_problems
+from coordinator.services.checks.envelope_checks import EnvelopeChecks
+from coordinator.services.checks.record_check import record_problems
+from federation.record import log_entries
+from federation.record.log_entries import FIRST
+from federation.trust.envelope import seal, unseal
+from federation.v1.common_pb2 import SignedEnvelope, StepManifest
+from fedpareto.cli.main import app
+from storage import audit
+from storage.models import Checkpoint, Round, Run
+from tests.compared_metrics import must_be_exact, watched
+from tests.running import refused, wait_for
+from tests.stage import LAYOUT, Stage, spec
+from tests.storage.scene import blob_file
+
+Edit = str | Callable[["Recorded", Session], object]
+
+
+class Recorded:
+    """Two rounds of three clients, with a refused reply and a declined assignment, and the log of it."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        task = stage.task()
+        ann, ben, cleo = stage.cast(task, "ann", "ben", "cleo")
+        self.run = stage.submit(spec(f"audited-{stage.count}", task, 2, more="selection.quorum = 0.1"))
+        order = ben.order()
+        with refused("INVALID_ARGUMENT", "zero"):
+            ben.submit(order, np.zeros(LAYOUT.size, dtype=np.float32))
+        cleo.decline(cleo.order(), "no-data")
+        stage.play(self.run, ann, ben, cleo)
+        self.sequencer.sequence(show=True)
+
+    @property
+    def sequencer(self):  # type: ignore[no-untyped-def]  # of a coordinator's own
+        return self.stage.served.coordinator._sequencer
+
+    def problems(self, *edits: Edit) -> list[str]:
+        """What is found after some edits, which are undone."""
+        home = self.stage.served.home
+        checks = EnvelopeChecks(home.federation_id, home.signing.chain)
+        newest = self.sequencer.newest
+        with self.stage.served.database.begin() as session:
+            for edit in edits:
+                if isinstance(edit, str):
+                    assert session.execute(text(edit.replace("RUN", self.run))).rowcount > 0, edit  # type: ignore[attr-defined]
+                else:
+                    edit(self, session)
+            session.flush()
+            session.expire_all()
+            found = [
+                *log_problems(session, home.log_key, newest),
+                *record_problems(session, checks, home.log_key.entry_key, self.stage.blobs),
+            ]
+            session.rollback()
+        return [item for item in found if isinstance(item, str)]
+
+    def command(self, *arguments: str) -> tuple[int, str]:
+        home = str(self.stage.served.home.admin_dir)
+        done = CliRunner(env={"COLUMNS": "100"}).invoke(app, ["admin", "--home", home, "audit", *arguments])
+        return done.exit_code, done.output + str(done.exception or "")
+
+
+@pytest.fixture(scope="module")
+def recorded(_module_stage: Stage) -> Recorded:
+    return Recorded(_module_stage)
+
+
+def shift(start: int, by: int) -> list[Edit]:
+    """Gives the entries from one on other numbers."""
+    free = 1_000_000
+    return [
+        f"update audit_log set number = number + {free} where number >= {start}",
+        f"update audit_log set number = number - {free - by} where number >= {free}",
+    ]
+
+
+def chain_anew(start: int) -> Callable[[Recorded, Session], None]:
+    """Computes the leaves from an entry on again, as somebody does who knows how they are made."""
+
+    def edit(recorded: Recorded, session: Session) -> None:
+        session.flush()
+        entries = audit.chained(session, 0, 10_000)
+        previous = entries[start - 1].leaf if start else FIRST
+        for one in entries[start:]:
+            previous = one.entry.leaf(previous)
+            audit.chain(session, [(one.entry.entry_id, one.entry.number, previous)])
+
+    return edit
+
+
+def forge(number: int) -> str:
+    """Inserts an entry."""
+    return f"""
+    insert into audit_log (entry_id, at, actor, action, subject, outcome, detail, digest, times, number, leaf)
+    select 100000, at, actor, 'forged', subject, outcome, detail, digest, times, {number}, leaf
+    from audit_log where number = 1"""
+
+
+def cut(size: int) -> list[Edit]:
+    return [f"delete from audit_log where number >= {size}", f"delete from audit_checkpoints where size > {size}"]
+
+
+OF_THE_LOG: dict[str, tuple[Sequence[Edit], str]] = {
+    "time": (["update audit_log set at = '2026-01-01 00:00:00' where number = 5"], "entry 5 was changed"),
+    **{
+        name: ([f"update audit_log set {name} = 'x' where number = 5"], "entry 5 was changed")
+        for name in ("actor", "action", "subject", "outcome", "detail", "digest")
+    },
+    "times": (["update audit_log set times = 77 where number = 5"], "entry 5 was changed"),
+    "id": (["update audit_log set entry_id = 77777 where number = 5"], "entry 5 was changed"),
+    "changed, with its leaf": (
+        ["update audit_log set detail = 'x' where number = 5", chain_anew(5)],
+        "an entry from 0 to .* was changed",
+    ),
+    "first entry": (["update audit_log set detail = 'x' where number = 0"], "entry 0 was changed"),
+    "removed": (["delete from audit_log where number = 5"], "entry 5 was removed"),
+    "several removed": (["delete from audit_log where number in (5, 6, 7)"], "entries 5 to 7 were removed"),
+    "removed and closed up": (
+        ["delete from audit_log where number = 5", *shift(6, -1)],
+        "entry 5 was changed or moved",
+    ),
+    "removed and chained anew": (
+        ["delete from audit_log where number = 5", *shift(6, -1), chain_anew(5)],
+        "was changed, removed, inserted or moved: the checkpoint of",
+    ),
+    "inserted": ([*shift(5, 1), forge(5)], "entry 5 was changed or moved"),
+    "inserted at the end": ([lambda recorded, session: session.execute(text(forge(audit.size(session))))], "inserted"),
+    "reordered": (
+        [
+            "update audit_log set number = -1 where number = 5",
+            "update audit_log set number = 5 where number = 6",
+            "update audit_log set number = 6 where number = -1",
+        ],
+        "entry 5 was changed or moved",
+    ),
+    "truncated": (["delete from audit_log where number >= 8"], "entries 8 to .* were removed: the newest checkpoint"),
+    "truncated with its checkpoints": (cut(8), "entries 8 to .* were removed: the newest checkpoint"),
+    "leaf": (["update audit_log set leaf = (select leaf from audit_log where number = 1) where number = 5"], "entry 5"),
+    "no leaf": (["update audit_log set leaf = null where number = 5"], "entry 5 was changed"),
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_LOG)
+def test_an_edited_log_is_found_and_the_entry_named(recorded: Recorded, name: str) -> None:
+    edits, expected = OF_THE_LOG[name]
+    found = [problem for problem in recorded.problems(*edits) if not problem.startswith(("client", "round", "run"))]
+    assert re.search(expected, "\n".join(found[:2])), found
+
+
+def test_what_nobody_edited_is_right(recorded: Recorded) -> None:
+    assert recorded.problems() == []
+
+
+def test_a_changed_entry_with_its_own_leaf_is_found_by_its_tag_and_at_the_next_one(recorded: Recorded) -> None:
+    def own_leaf(_: Recorded, session: Session) -> None:
+        before, one = audit.chained(session, 4, 2)
+        audit.chain(session, [(one.entry.entry_id, 5, replace(one.entry, detail="x").leaf(before.leaf))])
+
+    found = recorded.problems("update audit_log set detail = 'x' where number = 5", own_leaf)
+    assert found[0] == "entry 5 was changed: its tag is not of what it tells"
+    assert found[1].startswith("entry 6 was changed or moved, or the entry before it was")
+
+
+def test_a_row_that_cannot_be_read_is_named_and_the_others_are_verified(recorded: Recorded) -> None:
+    if recorded.stage.served.database.engine.dialect.name != "sqlite":
+        pytest.skip("PostgreSQL takes no such values")
+    found = recorded.problems(
+        "update audit_log set at = 'noon' where number = 5", "update audit_log set detail = 'x' where number = 9"
+    )
+    assert [problem[:19] for problem in found] == ["entry 5 was changed", "entry 9 was changed"]
+
+
+def test_checkpoints_of_another_key_or_size_are_named(recorded: Recorded) -> None:
+    key = recorded.stage.served.home.log_key
+    other = LogKey(federation_id=key.federation_id, key=Ed25519PrivateKey.generate())
+    now = recorded.stage.clock()
+
+    def exchange(signed: SignedEnvelope) -> Edit:
+        def edit(_: Recorded, session: Session) -> None:
+            session.add(Checkpoint(size=3, envelope=signed.SerializeToString()))
+
+        return edit
+
+    [found] = recorded.problems(exchange(other.sign(3, bytes(32), now)))
+    assert found.startswith("the checkpoint of 3 entries: a checkpoint is not signed by the log's key")
+    found = recorded.problems(exchange(key.sign(4, bytes(32), now)))[0]
+    assert found == "the checkpoint of 3 entries: it was signed over 4 entries"
+
+
+def another_step(recorded: Recorded, session: Session) -> None:
+    """The step of the first round, signed by another key."""
+    row = session.query(Round).filter_by(run_id=recorded.run, number=0).one()
+    manifest = unseal(
+        SignedEnvelope.FromString(row.step or b""), StepManifest, recorded.stage.served.home.signing_key.public_key()
+    )
+    row.step = seal(manifest, Ed25519PrivateKey.generate()).SerializeToString()
+
+
+def same_step_again(recorded: Recorded, session: Session) -> None:
+    """The step of the first round, signed again by the coordinator's key at another time."""
+    row = session.query(Round).filter_by(run_id=recorded.run, number=0).one()
+    key = recorded.stage.served.home.signing_key
+    manifest = unseal(SignedEnvelope.FromString(row.step or b""), StepManifest, key.public_key())
+    manifest.created.FromDatetime(recorded.stage.clock())
+    row.step = seal(manifest, key).SerializeToString()
+
+
+def logged(action: str, subject: str) -> Callable[[Recorded, Session], None]:
+    """Records an entry as the coordinator does, for a fact that the record has not."""
+
+    def edit(recorded: Recorded, session: Session) -> None:
+        audit.record(session, at=recorded.stage.clock(), actor="test", action=action, subject=subject)
+
+    return edit
+
+
+def other_spec(recorded: Recorded, session: Session) -> None:
+    session.get_one(Run, recorded.run).spec += b"\n"
+
+
+ROUND = "(select round_id from rounds where run_id = 'RUN' and number = 0)"
+ASSIGNED = f"select assignment_id from assignments join phases using (phase_id) where round_id = {ROUND}"
+ACCEPTED = f"accepted and assignment_id in ({ASSIGNED})"
+REPLY = f"(select min(reply_id) from replies where {ACCEPTED})"
+ADDED = """insert into audit_log (at, actor, action, subject, outcome, detail, digest, times)
+select at, actor, '{}', '{}', '', '', digest, 1 from audit_log where number = 1"""
+
+OF_THE_RECORD: dict[str, tuple[Sequence[Edit], str]] = {
+    "samples": ([f"update replies set samples = 9 where reply_id = {REPLY}"], "round .*/0: the reply of .*samples"),
+    "refused": ([f"update replies set accepted = (1 = 0) where reply_id = {REPLY}"], "round .*/0: the .*: mismatch"),
+    "reply removed": (
+        [f"delete from replies where reply_id = {REPLY}"],
+        "accepted reply to assignment .* not in the",
+    ),
+    "step by another key": ([another_step], "round .*/0: the step: key-unknown"),
+    "step signed again": ([same_step_again], "round .*/0: the step: no entry of the log tells of it"),
+    "step removed": (
+        [f"update rounds set step = null where round_id = {ROUND}"],
+        "round .*/0: the log tells of its step",
+    ),
+    "model": ([f"update rounds set gram = 'x' where round_id = {ROUND}"], "round .*/0: the step: mismatch:gram"),
+    "specification": ([other_spec], "run .*: its specification is not the one"),
+    "objectives of the run": (
+        ["""update runs set objectives = '["another"]' where run_id = 'RUN'"""],
+        "round .*/0: ann was asked for objectives that are not those of the run",
+    ),
+    "metrics of the run": (
+        ["""update runs set metrics = '[{"name": "auc", "better": "lower", "largest": 1}]' where run_id = 'RUN'"""],
+        "round .*/0: ann was asked for other measurements than those of the run",
+    ),
+    "state of the run": (
+        ["update runs set state = 'STOPPED' where run_id = 'RUN'"],
+        "run .*: it is STOPPED, and the log",
+    ),
+    "key": (["update clients set signing_key = key_id::bytea where client_id = 'ann'"], "client ann: its signing key"),
+    "state of a client": (
+        ["update clients set state = 'REVOKED' where client_id = 'ann'"],
+        "client ann: it is REVOKED",
+    ),
+    "forgotten": (
+        ["update clients set forgotten = enrolled where client_id = 'ann'"],
+        "client ann: the log does not tell that it was forgotten",
+    ),
+    "revocation removed": ([logged("client.revoked", "ben")], "client ben: it is ACTIVE, and the log tells"),
+    "decline removed": (
+        ["update assignments set state = 'EXPIRED', reason = 'deadline', decline = null where reason = 'no-data'"],
+        "decline of assignment .*: the log tells of it",
+    ),
+    "reason of a decline": (
+        ["update assignments set reason = 'disk' where reason = 'no-data'"],
+        "the decline of cleo .*mismatch:reason",
+    ),
+    "forged reply": (
+        [ADDED.format(log_entries.ACCEPTED, "f" * 32)],
+        f"reply to assignment {'f' * 32}: the log tells of it",
+    ),
+    "forged step": ([ADDED.format(log_entries.STEPPED, "abc/7")], "step of round abc/7: the log tells of it"),
+    "forged run": ([ADDED.format(log_entries.SUBMITTED, "abc")], "run abc: the log tells of it"),
+    "administrator": (
+        [
+            "insert into certificates (serial, subject, certificate, not_before, not_after) select 'abc',"
+            " 'fedpareto://test/admin/eve', key_id::bytea, enrolled, enrolled from clients where client_id = 'ann'"
+        ],
+        "administrator eve: no entry of the log tells of the certificate abc",
+    ),
+    "roles of an administrator": (
+        ["""update administrators set roles = '["operator"]' where name = 'admin'"""],
+        "administrator admin: no entry of the log tells of its signing key with these roles",
+    ),
+    "revocation of an administrator removed": (
+        [logged("admin.revoked", "admin")],
+        "administrator admin: the log tells of its revocation, and the record says otherwise",
+    ),
+}
+
+
+def test_each_metric_of_a_round_that_is_edited_is_found_and_the_round_named(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = watched(monkeypatch)
+    assert recorded.problems() == []
+    assert len(compared) == 2
+    must_be_exact(compared)
+    numbers = compared[0][1]
+    for name, value in [("accuracy/mean", 1.0), ("stationarity", 0.0), ("entropy", 1.0), ("made-up", 1.0)]:
+
+        def edit(recorded: Recorded, session: Session, changes: dict[str, float]) -> None:
+            row = session.query(Round).filter_by(run_id=recorded.run, number=0).one()
+            row.metrics = changes
+
+        changed = {other: number for other, number in numbers.items() if other != "evaluated"} | {name: value}
+        found = recorded.problems(partial(edit, changes=changed))
+        assert len(found) == 1
+        assert found[0].startswith(f"round {recorded.run}/0: the record ")
+
+
+@pytest.mark.parametrize("name", OF_THE_RECORD)
+def test_an_edited_record_is_found_and_the_row_named(recorded: Recorded, name: str) -> None:
+    edits, expected = OF_THE_RECORD[name]
+    if recorded.stage.served.database.engine.dialect.name == "sqlite":
+        edits = [
+            edit.replace("key_id::bytea", "cast(key_id as blob)") if isinstance(edit, str) else edit for edit in edits
+        ]
+    found = recorded.problems(*edits)
+    assert any(re.search(expected, problem) for problem in found), found
+
+
+def test_the_command_lists_entries_and_follows_them(recorded: Recorded) -> None:
+    code, output = recorded.command("--json")
+    entries = [json.loads(line) for line in output.splitlines()]
+    assert code == 0
+    assert [entry["number"] for entry in entries] == list(range(len(entries)))
+    actions = {entry["action"] for entry in entries}
+    assert actions >= {
+        *("configuration.set", "key.set", "admin.issued", "Enroll", "run.submitted", "assignment.issued"),
+        *("reply.accepted", "reply.refused", "assignment.declined", "round.stepped", "run.completed", "Submit"),
+    }
+    told = {"assignment.issued", "reply.accepted", "reply.refused", "round.stepped", "run.submitted", "Enroll"}
+    assert all(entry["digest"].startswith("blake3:") for entry in entries if entry["action"] in told)
+    code, output = recorded.command("--actor", "ann", "--since", "1h")
+    assert code == 0
+    lines = output.splitlines()
+    assert lines
+    assert all("fedpareto://test/client/ann" in line for line in lines)
+    assert recorded.command("--since", "2030-01-01") == (0, "")
+    code, output = recorded.command("--since", "soon")
+    assert (code, "expected 90m, 12h, 7d, or a time" in output) == (1, True)
+
+
+def test_the_command_verifies_what_a_daemon_serves_and_names_what_was_edited(recorded: Recorded) -> None:
+    code, output = recorded.command("verify")
+    assert code == 0, output
+    assert re.search(r"\d+ entries, 2 rounds and \d+ blobs verified; the newest checkpoint covers \d+ entries", output)
+    stage = recorded.stage
+    model = stage.run(recorded.run).model
+    path = blob_file(stage.blobs, model)
+    whole = path.read_bytes()
+    with stage.served.database.begin() as session:
+        session.execute(text("update audit_log set detail = 'edited' where number = 2"))
+        session.execute(text("update clients set state = 'REVOKED' where client_id = 'ben'"))
+    path.write_bytes(bytes(len(whole)))
+    try:
+        code, output = recorded.command("verify", "--json")
+        assert code == 1
+        document = json.loads(output[: output.rindex("}") + 1])
+        problems = "\n".join(document["problems"])
+        assert "entry 2 was changed or moved" in problems
+        assert "client ben: it is REVOKED, and the log does not tell of its revocation" in problems
+        assert f"blob {model}: the bytes of blob" in problems
+        assert len(document["problems"]) == 3
+        assert "blob" not in recorded.command("verify", "--skip-blobs")[1].replace("no blobs", "")
+    finally:
+        path.write_bytes(whole)
+        with stage.served.database.begin() as session:
+            session.execute(text("update clients set state = 'ACTIVE' where client_id = 'ben'"))
+
+
+def test_entries_are_in_the_log_within_a_second_of_their_facts(recorded: Recorded) -> None:
+    stage = recorded.stage
+    before = stage.look(audit.size)
+    stage.submit(spec("another", "nobody-offers-this"), paused=True)
+    wait_for(lambda: stage.look(audit.size) > before, "the submission to be chained")

@@ -1,0 +1,349 @@
+"""Backups: made while a coordinator serves, and restored after the disk was lost, on both kinds of database."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from sqlalchemy import func, select, text
+from typer.testing import CliRunner
+
+from coordinator.backups.inventory import CONTENT_FILE, LOCK_FILE, Content, locked
+from coordinator.backups.making import back_up
+from coordinator.backups.statement import newest_restore
+from coordinator.home import CoordinatorHome
+from coordinator.settings import Settings
+from federation.v1.common_pb2 import RestoreManifest
+from fedpareto.cli.main import app
+from fedpareto.processes.forked import completed
+from storage import audit
+from storage.blob_directory import DirectoryStore
+from storage.database import Database
+from storage.models import AuditEntry
+from storage.states import RoundState
+from tests.conftest import empty_database
+from tests.stage import Player, Stage, spec, stage
+from tests.storage.scene import blob_file
+
+SQLITE = "sqlite:///coordinator.db"
+LATER = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    """A command of `fedpareto coordinator`: exit code, and what it says."""
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["coordinator", *map(str, arguments)])
+    return done.exit_code, done.stdout + str(done.exception or "")
+
+
+def answer(*arguments: object) -> Any:
+    code, words = run(*arguments, "--json")
+    assert code == 0, words
+    return json.loads(words)
+
+
+def lose_disk(home: CoordinatorHome) -> None:
+    """What is left of the directory is what the operator keeps elsewhere: keys and settings."""
+    for path in home.directory.glob("coordinator.db*"):
+        path.unlink()
+    shutil.rmtree(home.blobs_dir)
+    for name in ("log-checkpoint.envelope", "ports.json", "restored.envelope"):
+        (home.directory / name).unlink(missing_ok=True)
+
+
+def move(home: CoordinatorHome, database: str) -> CoordinatorHome:
+    """The home with another database in its settings."""
+    path = home.directory / "coordinator.toml"
+    path.write_text(path.read_text().replace(f'"{home.settings.database}"', f'"{database}"'))
+    return CoordinatorHome.load(home.directory)
+
+
+@pytest.fixture
+def postgresql(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    asked = SimpleNamespace(param="postgresql", getfixturevalue=request.getfixturevalue)
+    with empty_database(cast("pytest.FixtureRequest", asked), tmp_path) as url:
+        yield url
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param("sqlite to sqlite", marks=pytest.mark.full),
+        "sqlite to postgresql",
+        pytest.param("postgresql to postgresql", marks=pytest.mark.full),
+    ],
+)
+def test_a_lost_disk_is_restored_from_a_backup_that_was_made_while_a_round_was_open(
+    way: str, postgresql: str, tmp_path: Path
+) -> None:
+    urls = {"sqlite": SQLITE, "postgresql": postgresql}
+    before, _, after = way.partition(" to ")
+    backup = tmp_path / "backup"
+    with stage(tmp_path / "home", urls[before]) as made:
+        home = made.served.home
+        ann, ben = made.cast("task", "ann", "ben")
+        name = made.submit(spec("kept", "task", 4))
+        made.play(name, ann, ben, until=lambda: len(made.rounds(name)) == 2)
+        steps = [made.rounds(name)[0].step]
+        told = answer("backup", backup, "--home", home.directory)
+        assert (told["federation_id"], told["runs"], told["lost"], told["missing"]) == ("test", 1, [], [])
+        assert run("restore", backup, "--check")[0] == 0
+        made.play(name, ann, ben, until=lambda: len(made.rounds(name)) == 4)
+        code, words = run("restore", backup, "--home", home.directory, "--replace")
+        assert (code, "is in use by another coordinator" in words) == (1, True)
+        made.stop()
+        lose_disk(home)
+        if before != after:
+            home = made.served.home = move(home, urls[after])
+        if after == before == "postgresql":  # the server is another machine, which still has the rows
+            code, words = run("restore", backup, "--home", home.directory)
+            assert (code, "would be lost. Give --replace" in words) == (1, True)
+        restored = answer("restore", backup, "--home", home.directory, *(["--replace"] if before == after else []))
+        assert (restored["runs"], restored["aside"]) == ({name: 1}, None)
+        made.start()
+        seen_again(made, ann, ben)
+        made.play(name, ann, ben)
+        rounds = made.rounds(name)
+        assert [row.state for row in rounds] == [RoundState.COMPLETED] * 4
+        assert rounds[0].step == steps[0]
+        made.served.coordinator._sequencer.sequence(show=True)  # type: ignore[attr-defined]
+        verified = CliRunner().invoke(app, ["admin", "--home", str(home.admin_dir), "audit", "verify"])
+        assert verified.exit_code == 0, verified.output
+
+
+def seen_again(made: Stage, *players: Player) -> None:
+    for player in players:
+        player._seen.clear()
+    made.come_back()
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """A stopped coordinator with a run of three rounds."""
+    with stage(tmp_path_factory.mktemp("kept") / "home", SQLITE) as made:
+        ann, ben = made.cast("task", "ann", "ben")
+        made.play(made.submit(spec("kept", "task", 3)), ann, ben)
+        made.stop()
+        yield made
+        made.start()
+
+
+@pytest.fixture
+def home(kept: Stage, tmp_path: Path) -> CoordinatorHome:
+    """A copy of its directory."""
+    shutil.copytree(kept.served.home.directory, tmp_path / "home")
+    return CoordinatorHome.load(tmp_path / "home")
+
+
+def stored(directory: Path) -> set[str]:
+    return {blob.digest for blob in DirectoryStore(directory).scan()}
+
+
+def test_the_next_backup_copies_what_is_new_and_removes_what_is_not_needed(
+    home: CoordinatorHome, tmp_path: Path
+) -> None:
+    backup = tmp_path / "backup"
+    first = answer("backup", backup, "--home", home.directory)
+    ages = {blob.digest: blob.modified for blob in DirectoryStore(backup / "blobs").scan()}
+    assert len(ages) == first["blobs"] > 3
+    path = home.directory / "coordinator.toml"
+    path.write_text(re.sub(r"(?m)^#? ?keep_rounds = .*$", "keep_rounds = 1", path.read_text()))
+    assert CoordinatorHome.load(home.directory).settings.keep_rounds == 1
+    second = answer("backup", backup, "--home", home.directory)
+    assert 0 < second["blobs"] < first["blobs"]
+    assert {blob.digest: blob.modified for blob in DirectoryStore(backup / "blobs").scan()}.items() < ages.items()
+    assert [path.name for path in backup.glob("database-*.db")] == [second["database"]]
+    with closing(home.open_database()) as database, database.read() as session:
+        made = session.scalars(select(AuditEntry.digest).where(AuditEntry.action == "backup.made")).all()
+    assert made == [first["digest"], second["digest"]]
+    lose_disk(home)
+    assert answer("restore", backup, "--home", home.directory)["blobs"] == second["blobs"]
+    assert stored(home.blobs_dir) == stored(backup / "blobs")
+
+
+def test_the_database_that_is_replaced_keeps_another_name(home: CoordinatorHome, tmp_path: Path) -> None:
+    backup = tmp_path / "backup"
+    answer("backup", backup, "--home", home.directory)
+    code, words = run("restore", backup, "--home", home.directory)
+    assert (code, "Give --replace" in words) == (1, True)
+    aside = Path(answer("restore", backup, "--home", home.directory, "--replace")["aside"])
+    with closing(Database.open(f"sqlite:///{aside}")) as database, database.read() as session:
+        assert session.scalar(select(func.count()).where(AuditEntry.action == "backup.made")) == 1
+    with closing(home.open_database()) as database, database.read() as session:
+        assert session.scalar(select(func.count()).where(AuditEntry.action == "backup.made")) == 0
+        tags = session.scalars(select(AuditEntry.tag).where(AuditEntry.action == "coordinator.restored")).all()
+        assert tags != [None]  # the sequencer gives it a place
+        assert len(tags) == 1
+
+
+@pytest.mark.parametrize("revision", ["0001", "9999"])
+def test_a_backup_replaces_the_database_of_a_version_that_this_one_does_not_know(
+    home: CoordinatorHome, tmp_path: Path, revision: str
+) -> None:
+    backup = tmp_path / "backup"
+    answer("backup", backup, "--home", home.directory)
+    with closing(home.open_database()) as database, database.begin() as session:
+        session.execute(text("update alembic_version set version_num = :name"), {"name": revision})
+    code, words = run("serve", "--home", home.directory)
+    assert (code, f"is at schema revision {revision}" in words) == (1, True)
+    answer("restore", backup, "--home", home.directory, "--replace")
+    with closing(home.open_database()) as database:
+        database.must_be_current()
+
+
+def test_a_damaged_database_file_is_put_aside_without_being_asked_for(home: CoordinatorHome, tmp_path: Path) -> None:
+    backup = tmp_path / "backup"
+    answer("backup", backup, "--home", home.directory)
+    path = home.directory / "coordinator.db"
+    path.write_bytes(b"not a database" * 1000)
+    aside = Path(answer("restore", backup, "--home", home.directory)["aside"])
+    assert aside.read_bytes().startswith(b"not a database")
+    home.open_database().close()
+
+
+def test_each_restore_is_in_the_statement_of_the_next_one_also_on_a_new_disk(
+    home: CoordinatorHome, tmp_path: Path
+) -> None:
+    backup = tmp_path / "backup"
+    answer("backup", backup, "--home", home.directory)
+    answer("restore", backup, "--home", home.directory, "--replace")
+    answer("backup", backup, "--home", home.directory)
+    lose_disk(home)
+    answer("restore", backup, "--home", home.directory)
+    envelope = newest_restore(home.directory)
+    assert envelope is not None
+    assert len(RestoreManifest.FromString(envelope.manifest).logs) == 2
+
+
+def test_ids_go_on_after_those_that_were_copied_to_postgresql(
+    home: CoordinatorHome, postgresql: str, tmp_path: Path
+) -> None:
+    answer("backup", tmp_path / "backup", "--home", home.directory)
+    answer("restore", tmp_path / "backup", "--home", move(home, postgresql).directory)
+    with closing(Database.open(postgresql)) as database, database.begin() as session:
+        largest = session.scalar(select(func.max(AuditEntry.entry_id))) or 0
+        audit.record(session, at=LATER, actor="test", action="test")
+        assert session.scalar(select(func.max(AuditEntry.entry_id))) == largest + 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("blob", "the backup in .* is damaged: the bytes of blob"),
+        ("no blob", "the backup in .* is damaged: there is no blob"),
+        ("database", "database-.* damaged: its digest is not the one in backup.json"),
+        ("no database", "damaged|missing"),
+        ("content", "backup.json: federation_id: Field required"),
+        ("no content", "holds no backup"),
+        ("another federation", "holds a backup of the federation other, whose CA has the fingerprint"),
+    ],
+)
+def test_a_backup_that_cannot_be_restored_is_named_and_changes_nothing(
+    home: CoordinatorHome, tmp_path: Path, damage: str, words: str
+) -> None:
+    backup, checked = tmp_path / "backup", ("restore", "--check", tmp_path / "backup")
+    told = answer("backup", backup, "--home", home.directory)
+    digest = min(stored(backup / "blobs"))
+    if damage == "blob":
+        blob_file(DirectoryStore(backup / "blobs"), digest).write_bytes(b"other")
+    elif damage == "no blob":
+        blob_file(DirectoryStore(backup / "blobs"), digest).unlink()
+    elif damage == "database":
+        with (backup / told["database"]).open("r+b") as file:
+            file.seek(5000)
+            file.write(b"x")
+    elif damage == "no database":
+        (backup / told["database"]).unlink()
+    elif damage == "content":
+        (backup / CONTENT_FILE).write_text('{"format": 1}')
+    elif damage == "no content":
+        (backup / CONTENT_FILE).unlink()
+    else:
+        values = Settings.check({"federation_id": "other"}, "test")
+        shutil.rmtree(backup)
+        answer("backup", backup, "--home", CoordinatorHome.init(tmp_path / "other", values, now=LATER).directory)
+    blob_file(DirectoryStore(home.blobs_dir), digest).unlink()
+    before = (home.directory / "coordinator.db").read_bytes()
+    code, said = run("restore", backup, "--home", home.directory, "--replace")
+    assert code == 1
+    assert re.search(words, said), said
+    assert (home.directory / "coordinator.db").read_bytes() == before
+    assert not list(home.directory.glob("restor*"))
+    if damage != "another federation":
+        code, said = run(*checked)
+        assert code == 1
+        assert re.search(words, said), said
+
+
+def test_a_blob_that_the_coordinator_has_lost_is_named_and_the_rest_is_there(
+    home: CoordinatorHome, tmp_path: Path
+) -> None:
+    backup = tmp_path / "backup"
+    lost, damaged = sorted(stored(home.blobs_dir))[:2]
+    blob_file(DirectoryStore(home.blobs_dir), lost).unlink()
+    blob_file(DirectoryStore(home.blobs_dir), damaged).write_bytes(b"other")
+    code, words = run("backup", backup, "--home", home.directory)
+    assert (code, f"lacks 2 blobs that the coordinator cannot read, the first one {lost}" in words) == (1, True)
+    assert Content.load(backup).missing == (lost, damaged)
+    answer("restore", backup, "--home", home.directory, "--replace")
+
+
+def test_a_directory_with_something_else_takes_no_backup(home: CoordinatorHome, tmp_path: Path) -> None:
+    code, words = run("backup", tmp_path, "--home", home.directory)
+    assert (code, "is not empty and holds no backup" in words) == (1, True)
+    other = CoordinatorHome.init(tmp_path / "other", Settings.check({"federation_id": "other"}, "test"), now=LATER)
+    answer("backup", tmp_path / "backup", "--home", home.directory)
+    code, words = run("backup", tmp_path / "backup", "--home", other.directory)
+    assert (code, "holds a backup of the federation test" in words) == (1, True)
+    with locked(tmp_path / "backup"):
+        code, words = run("backup", tmp_path / "backup", "--home", home.directory)
+    assert (code, "another process uses the backup" in words) == (1, True)
+
+
+KILLED = """
+import os, sys
+from datetime import UTC, datetime
+from pathlib import Path
+from coordinator.backups.making import back_up
+from coordinator.home import CoordinatorHome as Home
+count = 0
+def progress(done, total):
+    global count
+    count += 1
+    if count == 3:
+        os._exit(9)
+back_up(Home.load(Path(sys.argv[1])), Path(sys.argv[2]), now=datetime.now(UTC), progress=progress)
+"""
+
+
+@pytest.mark.full
+def test_a_backup_that_is_killed_leaves_the_one_before_and_the_next_one_completes(
+    home: CoordinatorHome, tmp_path: Path
+) -> None:
+    backup = tmp_path / "backup"
+    command = ["-c", KILLED, str(home.directory), str(backup)]
+    assert completed(command).returncode == 9
+    assert (backup / LOCK_FILE).exists()
+    assert run("restore", backup, "--check")[0] == 1, "there is none yet"
+    first = answer("backup", backup, "--home", home.directory)
+    for path in list((backup / "blobs").glob("*/*/*"))[:4]:  # so that the next one has something to copy
+        path.unlink()
+    assert completed(command).returncode == 9
+    assert Content.load(backup).digest == first["digest"]
+    assert (backup / first["database"]).exists()
+    content, lost = back_up(home, backup, now=LATER, progress=lambda done, total: None)
+    assert lost == []
+    assert [path.name for path in backup.glob("database-*.db")] == [content.database]
+    assert run("restore", backup, "--check")[0] == 0
+
+
+def test_a_database_of_an_older_version_is_refused(home: CoordinatorHome, tmp_path: Path) -> None:
+    with closing(home.open_database()) as database, database.engine.begin() as connection:
+        connection.execute(text("DELETE FROM alembic_version"))  # as before its first version
+    code, words = run("backup", tmp_path / "backup", "--home", home.directory)
+    assert (code, "an older version of fedpareto made the database" in words) == (1, True)

@@ -1,0 +1,353 @@
+"""How often members may call, and how strangers' calls share their places."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from sqlalchemy import func, select, update
+
+from coordinator.clock import utc_now
+from coordinator.members.access import control, refusal_record, strangers
+from coordinator.members.access.call_limits import (
+    DAY,
+    DECLINE,
+    MESSAGE,
+    RATES,
+    REFUSED,
+    STRANGER,
+    STRANGERS,
+    Buckets,
+    Rate,
+)
+from coordinator.members.renewal import MAX_ENDED, MAX_UNUSED
+from federation.line.channels import mutual_channel, refusal_from_rpc_error
+from federation.trust.certificates import fingerprint, make_csr, pem
+from federation.trust.identity import parse_peer
+from federation.trust.join_string import JoinStringFields
+from federation.trust.keys import new_tls_key, private_key_pem
+from federation.trust.proofs import prove_renewal
+from federation.v1.enrollment_pb2_grpc import EnrollmentStub
+from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Heartbeat, Hello, RenewRequest
+from federation.v1.federation_pb2_grpc import FederationStub
+from storage.models import AuditEntry, Certificate
+from tests.running import SECONDS, Applicant, Running, refused, running, wait_for
+from tests.worker import working
+from worker.home import WorkerHome
+from worker.line.enroll import enroll
+
+FAST = {kind: Rate(1e9, 1e9) for kind in RATES}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(tmp_path_factory.mktemp("limits") / "home") as served:
+        yield served
+
+
+@pytest.fixture(autouse=True)
+def _answers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "HOLD_SECONDS", 0.0)
+
+
+def rated(served: Running, monkeypatch: pytest.MonkeyPatch, **rates: Rate) -> None:
+    monkeypatch.setattr(served.coordinator._access, "_buckets", Buckets({**FAST, **rates}))
+
+
+def joined(served: Running, name: str) -> tuple[Applicant, grpc.Channel]:
+    applicant, answer = served.enroll(name)
+    key = private_key_pem(applicant.tls_key)
+    return applicant, mutual_channel(served.address, ca=pem(served.home.ca), key=key, certificate=answer.certificate)
+
+
+def knock(channel: grpc.Channel) -> None:
+    next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
+
+
+def entries(served: Running, name: str, outcome: str) -> list[AuditEntry]:
+    actor = f"fedpareto://test/client/{name}"
+    wanted = select(AuditEntry).where(AuditEntry.actor == actor, AuditEntry.outcome == outcome)
+    with served.database.read() as session:
+        return list(session.scalars(wanted))
+
+
+def silent(over: threading.Event) -> Iterator[bytes]:
+    over.wait(SECONDS)
+    yield from ()
+
+
+def end_of(call: Iterator[object]) -> str:
+    """The reason that a stream ends with."""
+    with pytest.raises(grpc.RpcError) as caught:
+        for _ in call:
+            pass
+    return refusal_from_rpc_error(caught.value).reason
+
+
+def test_a_bucket_gives_a_burst_and_then_its_rate() -> None:
+    buckets = Buckets({"a": Rate(2, 0.5), "others": Rate(1, 1)})
+    for _ in range(2):
+        assert buckets.wait("m", "a", 100.0) == 0
+        buckets.charge("m", "a", 100.0)
+    assert buckets.wait("m", "a", 100.0) == 2.0
+    assert buckets.wait("m", "a", 101.0) == 1.0
+    assert buckets.wait("n", "a", 100.0) == buckets.wait("m", "others", 100.0) == 0
+    assert buckets.wait("m", "a", 102.0) == 0
+    buckets.charge("m", "unnamed", 102.0)
+    assert buckets.wait("m", "unnamed", 102.0) == 1.0
+    assert buckets.wait("m", "also unnamed", 102.0) == 0
+
+
+def test_a_member_that_works_in_fifty_rounds_a_second_meets_no_limit() -> None:
+    buckets = Buckets(RATES)
+    each_round = {"FetchBlob": 1, "Submit": 2, "message": 3, REFUSED: 1, DECLINE: 1}
+    for number in range(50 * 600):
+        for kind, times in each_round.items():
+            for _ in range(times):
+                assert buckets.wait("m", kind, number / 50) == 0, (kind, number)
+                buckets.charge("m", kind, number / 50)
+
+
+def test_a_member_that_calls_too_often_is_told_when_to_try_again_and_others_are_not_kept_waiting(
+    served: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rated(served, monkeypatch, FetchBlob=Rate(3, 0.01))
+    (_, often), (_, seldom) = joined(served, "often"), joined(served, "seldom")
+    with often, seldom:
+        for _ in range(3):
+            with refused("PERMISSION_DENIED", "blob-not-offered"):
+                knock(often)
+        for _ in range(20):
+            with pytest.raises(grpc.RpcError) as caught:
+                knock(often)
+            refusal = refusal_from_rpc_error(caught.value)
+            assert (refusal.status, refusal.reason) == ("RESOURCE_EXHAUSTED", "limit:rate")
+            assert 50 < refusal.retry_seconds <= 100
+        with refused("PERMISSION_DENIED", "blob-not-offered"):
+            knock(seldom)
+        wait_for(lambda: entries(served, "often", "limit:rate"), "the first one to be on record")
+        served.run(served.coordinator._access.finish())
+        assert sum(entry.times for entry in entries(served, "often", "limit:rate")) == 20
+
+
+def test_a_member_that_is_refused_all_the_time_is_refused_without_a_look_into_the_database(
+    served: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rated(served, monkeypatch, **{REFUSED: Rate(2, 0.01)})
+    _, channel = joined(served, "stubborn")
+    with channel:
+        for _ in range(2):
+            with refused("PERMISSION_DENIED", "blob-not-offered"):
+                knock(channel)
+
+        def looked(*arguments: object) -> None:
+            raise AssertionError("a look into the database")
+
+        monkeypatch.setattr(served.coordinator._access, "_check", looked)
+        with refused("RESOURCE_EXHAUSTED", "limit:rate") as messages:
+            knock(channel)
+        assert "too many calls of yours were refused: try again in " in messages[0]
+
+
+def test_calls_with_a_certificate_that_was_replaced_use_up_nothing_of_the_member_s(
+    served: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rated(served, monkeypatch, FetchBlob=Rate(5, 0.01), **{REFUSED: Rate(3, 0.01)})
+    applicant, old = joined(served, "renewed")
+    key = new_tls_key()
+    csr = make_csr(key)
+    with old:
+        request = RenewRequest(csr=csr, proof=prove_renewal(applicant.signing_key, csr))
+        certificate = FederationStub(old).Renew(request, timeout=SECONDS).certificate
+        with served.database.begin() as session:
+            session.execute(
+                update(Certificate)
+                .where(Certificate.client_id == "renewed", Certificate.serial != parse_peer(certificate).serial)
+                .values(revoked=utc_now())
+            )
+        reasons = []
+        for _ in range(6):
+            with pytest.raises(grpc.RpcError) as caught:
+                knock(old)
+            reasons.append(refusal_from_rpc_error(caught.value).reason)
+    assert reasons == ["certificate-revoked"] * 4 + ["limit:rate"] * 2
+    present = mutual_channel(served.address, ca=pem(served.home.ca), key=private_key_pem(key), certificate=certificate)
+    with present, refused("PERMISSION_DENIED", "blob-not-offered"):
+        knock(present)
+
+
+def test_refusals_of_one_caller_or_of_many_strangers_write_a_bounded_number_of_entries_a_minute(
+    served: Running,
+) -> None:
+    record = served.coordinator._access._record
+
+    def written(*refusals: tuple[str, str, str]) -> list[AuditEntry]:
+        served.run(record.finish())  # of other tests
+        before = newest()
+        for actor, action, outcome in refusals:
+            served.run(record.write(actor, action, outcome, "detail"))
+        served.run(record.finish())
+        with served.database.read() as session:
+            return list(session.scalars(select(AuditEntry).where(AuditEntry.entry_id > before)))
+
+    def newest() -> int:
+        with served.database.read() as session:
+            return session.scalar(select(func.max(AuditEntry.entry_id))) or 0
+
+    member = "fedpareto://test/client/inventive"
+    entries = written(*((member, "Submit", f"reason-{number}") for number in range(100)))
+    assert len(entries) == refusal_record.PER_CALLER + 2
+    assert sum(entry.times for entry in entries) == 100
+    assert (entries[-1].actor, entries[-1].action, entries[-1].outcome) == (member, "several", "several")
+    assert entries[-1].detail == "Submit: reason-99: detail"
+    strangers = ((f"peer 2001:db8::{number:x}", f"Rpc{number % 7}", "x") for number in range(200))
+    entries = written(*strangers)
+    assert len(entries) <= refusal_record.OF_STRANGERS + 2
+    assert sum(entry.times for entry in entries) == 200
+    assert (entries[-1].actor, entries[-1].action) == (refusal_record.OTHERS, "several")
+    assert [entry.actor for entry in written(("fedpareto://test/client/other", "Submit", "x"))] == [
+        "fedpareto://test/client/other"
+    ]
+
+
+def test_a_stream_ends_when_its_member_says_too_much(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    rated(served, monkeypatch, **{MESSAGE: Rate(5, 0.01)})
+    _, channel = joined(served, "talker")
+    requests = [AttendRequest(hello=Hello()), *[AttendRequest(heartbeat=Heartbeat())] * 50]
+    with channel, refused("RESOURCE_EXHAUSTED", "limit:rate"):
+        list(FederationStub(channel).Attend(iter(requests), timeout=SECONDS))
+
+
+def test_renewals_are_a_handful_a_day_and_few_certificates_stay_on_record(
+    served: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    applicant, channel = joined(served, "eager")
+    with channel:
+        stub = FederationStub(channel)
+
+        def renew() -> None:
+            csr = make_csr(new_tls_key())
+            stub.Renew(RenewRequest(csr=csr, proof=prove_renewal(applicant.signing_key, csr)), timeout=SECONDS)
+
+        for _ in range(5):
+            renew()
+        with refused("RESOURCE_EXHAUSTED", "limit:rate"):
+            renew()
+        rated(served, monkeypatch)
+        for _ in range(MAX_UNUSED + MAX_ENDED):
+            renew()
+        with refused("PERMISSION_DENIED", "blob-not-offered"):
+            knock(channel)  # the certificate in use is none of those that have ended
+    mine = select(func.count()).select_from(Certificate).where(Certificate.client_id == "eager")
+    with served.database.read() as session:
+        good = session.scalar(mine.where(Certificate.revoked.is_(None)))
+        assert good == MAX_UNUSED + 2
+        assert session.scalar(mine) == good + MAX_ENDED
+    assert RATES["Renew"].per_second * DAY == pytest.approx(5)
+
+
+def test_a_worker_waits_as_long_as_the_coordinator_asks(
+    served: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rated(served, monkeypatch, Attend=Rate(1, 1 / 3600))
+    join = JoinStringFields(
+        served.enrollment_address, fingerprint(served.home.ca), served.join_secret("hasty"), "hasty"
+    )
+    member = enroll(WorkerHome(tmp_path / "h"), join).member
+    with member.channel() as channel:
+        next(FederationStub(channel).Attend(iter([AttendRequest(hello=Hello())]), timeout=SECONDS))
+    worker = working.Running(WorkerHome(tmp_path / "h"), member, {})
+    told = worker.wait_for("disconnected")[0]
+    worker.stop()
+    assert told["reason"] == "limit:rate"
+    assert 3500 < told["retry_seconds"] <= 3600
+
+
+def test_strangers_have_a_rate_for_each_address_and_in_all_and_members_are_not_kept_waiting(
+    served: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served.newcomer() as newcomer, served.member("settled") as member:
+        rated(served, monkeypatch, **{STRANGER: Rate(3, 0.01)})
+        stub = EnrollmentStub(newcomer)
+        for _ in range(3):
+            with refused("UNAUTHENTICATED", "join-string-invalid"):
+                stub.Enroll(Applicant().request(b"x"), timeout=SECONDS)
+
+        def wrote(*arguments: object, **more: object) -> None:
+            raise AssertionError("a transaction")
+
+        access = served.coordinator._access
+        monkeypatch.setattr("coordinator.services.enrollment.enroll", wrote)
+        with refused("RESOURCE_EXHAUSTED", "limit:rate") as messages:
+            stub.Enroll(Applicant().request(b"x"), timeout=SECONDS)
+        assert "too many calls without a certificate from your address: try again in " in messages[0]
+        with refused("PERMISSION_DENIED", "blob-not-offered"):
+            knock(member)
+        rated(served, monkeypatch, **{STRANGERS: Rate(1, 0.01)})
+        with pytest.raises(grpc.RpcError):  # it is served
+            stub.Enroll(Applicant().request(b"x"), timeout=SECONDS)
+        with refused("RESOURCE_EXHAUSTED", "limit:rate") as messages:
+            stub.Enroll(Applicant().request(b"x"), timeout=SECONDS)
+        assert "from all addresses" in messages[0]
+        assert not len(access._strangers)
+
+
+def test_idle_watches_of_strangers_end_soon_and_keep_no_newcomer_out(
+    served: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strangers, "STREAM_SECONDS", 0.5)
+    with served.newcomer() as newcomer, served.newcomer() as other:
+        watch = health_pb2_grpc.HealthStub(newcomer).Watch
+        calls = [watch(health_pb2.HealthCheckRequest(), timeout=SECONDS) for _ in range(64)]
+        with refused("UNAUTHENTICATED", "join-string-invalid"):
+            EnrollmentStub(other).Enroll(Applicant().request(b"x"), timeout=SECONDS)
+        ends = [end_of(call) for call in calls]
+    assert sorted(set(ends)) == ["limit:calls", "limit:stream"]
+    assert ends.count("limit:stream") >= strangers.STREAMS_PER_ADDRESS
+
+
+def test_strangers_that_send_no_request_keep_nobody_out(served: Running) -> None:
+    over = threading.Event()
+    with served.newcomer() as newcomer, served.member("late-comer") as member:
+        enroll = newcomer.stream_unary("/federation.v1.Enrollment/Enroll")
+        calls = [enroll.future(silent(over)) for _ in range(strangers.PER_ADDRESS)]
+        wait_for(lambda: len(served.coordinator._access._strangers) == len(calls), "the calls to count")
+        with refused("UNAUTHENTICATED", "join-string-invalid"):
+            EnrollmentStub(newcomer).Enroll(Applicant().request(b"x"), timeout=SECONDS)
+        with refused("PERMISSION_DENIED", "blob-not-offered"):
+            knock(member)
+        with refused("RESOURCE_EXHAUSTED", "limit:calls"):
+            next(call for call in calls if call.done()).result(SECONDS)  # the oldest made room
+        for call in calls:
+            call.cancel()
+        over.set()
+        wait_for(lambda: not len(served.coordinator._access._strangers), "the calls to be forgotten")
+
+
+def test_a_call_that_is_being_refused_gets_its_answer_however_many_newer_ones_come(
+    served: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over, writes = threading.Event(), threading.Event()
+    control = served.coordinator._access
+    record = control._record.write
+
+    async def slow(*arguments: object) -> None:
+        await asyncio.to_thread(writes.wait, SECONDS)
+        await record(*arguments)
+
+    monkeypatch.setattr(control._record, "write", slow)
+    with served.newcomer() as newcomer:
+        enroll = newcomer.stream_unary("/federation.v1.Enrollment/Enroll")
+        refusal = enroll.future(iter([b"\xff no message"]))
+        calls = [enroll.future(silent(over)) for _ in range(2 * strangers.PER_ADDRESS)]
+        wait_for(lambda: len(control._strangers) >= strangers.PER_ADDRESS, "the calls to take every place")
+        writes.set()
+        with refused("INVALID_ARGUMENT", "argument"):
+            refusal.result(SECONDS)
+        for call in calls:
+            call.cancel()
+        over.set()
+        wait_for(lambda: not len(control._strangers), "the calls to be forgotten")

@@ -1,0 +1,497 @@
+"""The two-person rule: one officer's signed request, another one's signed consent, and nothing by one alone."""
+
+import json
+import re
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import delete, select, text, update
+from typer.testing import CliRunner
+
+from coordinator.check import check_home
+from coordinator.home import TWO_OFFICERS, CoordinatorHome
+from coordinator.members.requests import TOLERANCE
+from coordinator.ownership import CoordinatorHomeError
+from coordinator.services.checks.officers_check import request_problems
+from coordinator.settings import Settings
+from federation.findings import CheckOutcome
+from federation.line.channels import refusal_from_rpc_error
+from federation.trust.admin_files import AdminFiles, load_admin_key
+from federation.trust.envelope import envelope_digest, key_id, seal
+from federation.trust.identity import Action, Role
+from federation.v1 import admin_pb2 as messages
+from federation.v1.admin_pb2_grpc import AdminStub
+from federation.v1.common_pb2 import DecisionManifest, RequestManifest, SignedEnvelope
+from federation.v1.federation_pb2 import RenewRequest
+from federation.v1.federation_pb2_grpc import FederationStub
+from fedpareto.cli.main import app
+from storage import audit
+from storage.models import ActionRequest, AuditEntry, Client
+from storage.states import ClientState
+from tests.conftest import empty_database
+from tests.running import SECONDS, Clock, Running, refused, running, wait_for
+
+RULE = {"approval": True, "two_officers": ["approve", "revoke", "forget", "revoke-admin"]}
+
+
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.full)])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    directory = tmp_path_factory.mktemp("officers")
+    with empty_database(request, directory) as url, running(directory / "home", database=url, **RULE) as made:
+        yield made
+
+
+class Officer:
+    """A security officer, by hand."""
+
+    def __init__(self, served: Running, directory: Path, name: str, *roles: Role) -> None:
+        self.served, self.name, self.home = served, name, directory
+        self.files = served.home.issue_admin(
+            served.database, name, roles or [Role.SECURITY_OFFICER], directory, now=served.clock(), by="test"
+        )
+        self.key = load_admin_key(directory)
+        self.channel = self.files.channel()
+        self.stub = AdminStub(self.channel)
+
+    def request(self, action: str, subject: str, **changed: Any) -> RequestManifest:
+        """What this officer would sign."""
+        now = self.served.clock()
+        values = {"federation_id": "test", "officer": self.name, "action": action, "subject": subject, **changed}
+        age, lifetime = values.pop("age", timedelta()), values.pop("lifetime", timedelta(hours=1))
+        manifest = RequestManifest(**values)
+        manifest.created.FromDatetime(now - age)
+        manifest.expires.FromDatetime(now + lifetime)
+        return manifest
+
+    def ask(self, action: str, subject: str, **changed: Any) -> messages.ActionRequest:
+        return self.hand_in(seal(self.request(action, subject, **changed), self.key))
+
+    def hand_in(self, envelope: SignedEnvelope) -> messages.ActionRequest:
+        return self.stub.RequestAction(messages.RequestActionRequest(request=envelope), timeout=SECONDS).request
+
+    def decision(self, asked: messages.ActionRequest, **changed: Any) -> SignedEnvelope:
+        values = {"federation_id": "test", "officer": self.name, "request": asked.request_id, "consent": True}
+        age = changed.pop("age", timedelta())
+        manifest = DecisionManifest(**{**values, **changed})  # type: ignore[arg-type]
+        manifest.created.FromDatetime(self.served.clock() - age)
+        return seal(manifest, self.key)
+
+    def decide(self, asked: messages.ActionRequest, **changed: Any) -> messages.ActionRequest:
+        return self.say(self.decision(asked, **changed))
+
+    def say(self, envelope: SignedEnvelope) -> messages.ActionRequest:
+        return self.stub.DecideRequest(messages.DecideRequestRequest(decision=envelope), timeout=SECONDS).request
+
+
+@pytest.fixture(scope="module")
+def cast(served: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Officer, Officer, Officer]]:
+    directory = tmp_path_factory.mktemp("cast")
+    made = [Officer(served, directory / name, name) for name in ("ada", "bea", "cyd")]
+    yield made[0], made[1], made[2]
+    for one in made:
+        one.channel.close()
+
+
+@pytest.fixture
+def member(served: Running) -> str:
+    """A client that waits for approval."""
+    name = f"m-{secrets.token_hex(4)}"
+    served.enroll(name)
+    return name
+
+
+def state(served: Running, client: str) -> ClientState:
+    with served.database.read() as session:
+        return session.get_one(Client, client).state
+
+
+def problems(served: Running) -> list[str]:
+    with served.database.read() as session:
+        return list(request_problems(session))
+
+
+def entries(served: Running, subject: str) -> list[tuple[str, str, str]]:
+    with served.database.read() as session:
+        rows = session.scalars(select(AuditEntry).filter_by(subject=subject).order_by(AuditEntry.entry_id))
+        return [(row.action, row.actor.rpartition("/")[2], row.digest) for row in rows if not row.outcome]
+
+
+def command(officer: Officer, *arguments: str) -> Any:
+    done = CliRunner().invoke(app, ["admin", "--home", str(officer.home), *arguments])
+    assert done.exit_code == 0, (done.output, done.exception)
+    return json.loads(done.stdout) if "--json" in arguments else done.stdout
+
+
+def test_by_commands_one_officer_asks_and_another_consents(
+    served: Running, cast: tuple[Officer, Officer, Officer], member: str
+) -> None:
+    ada, bea, _ = cast
+    name = command(ada, "approve", member).partition("this is request ")[2].partition(" ")[0]
+    assert state(served, member) is ClientState.PENDING
+    assert name in command(bea, "requests")
+    assert (
+        f"approve {member}, asked by ada" in " ".join(command(bea, "requests", "--json")["requests"][0]["state"])
+        or name
+    )
+    done = command(bea, "consent", name, "--yes", "--json")["request"]
+    assert (done["state"], done["request"]["decoded"]["subject"]) == ("DONE", member)
+    assert done["decision"]["decoded"]["officer"] == "bea"
+    assert state(served, member) is ClientState.ACTIVE
+    request_id = done["request_id"]
+    consent = envelope_digest(ada.stub.ListRequests(messages.ListRequestsRequest(all=True)).requests[0].decision)
+    assert entries(served, request_id) == [
+        ("request.made", "ada", request_id),
+        ("request.consented", "bea", consent),
+    ]
+    assert entries(served, member)[-1] == ("client.approved", "bea", consent)
+    assert problems(served) == []
+    assert name not in command(bea, "requests")
+    assert "DONE" in command(bea, "requests", "--all")
+
+
+def test_a_call_of_one_officer_alone_does_nothing(
+    served: Running, cast: tuple[Officer, Officer, Officer], member: str
+) -> None:
+    ada = cast[0]
+    with refused("FAILED_PRECONDITION", "two-officers"):
+        ada.stub.ApproveClient(messages.ApproveClientRequest(client_id=member))
+    with refused("FAILED_PRECONDITION", "two-officers"):
+        ada.stub.RevokeClient(messages.RevokeClientRequest(client_id=member))
+    with refused("FAILED_PRECONDITION", "two-officers"):
+        ada.stub.ForgetClient(messages.ForgetClientRequest(client_id=member))
+    with refused("FAILED_PRECONDITION", "two-officers"):
+        ada.stub.RevokeAdministrator(messages.RevokeAdministratorRequest(name="bea"))
+    assert state(served, member) is ClientState.PENDING
+
+
+def test_nobody_consents_to_a_request_of_its_own_also_not_with_another_certificate(
+    served: Running, cast: tuple[Officer, Officer, Officer], member: str
+) -> None:
+    ada, bea, _ = cast
+    request = ada.ask(Action.APPROVE, member)
+    with refused("PERMISSION_DENIED", "request-own"):
+        ada.decide(request)
+    command(ada, "login")
+    files = AdminFiles.load(ada.home)
+    assert files.certificate != ada.files.certificate
+    with files.channel() as channel, refused("PERMISSION_DENIED", "request-own"):
+        decision = messages.DecideRequestRequest(decision=ada.decision(request))
+        AdminStub(channel).DecideRequest(decision, timeout=SECONDS)
+    # Nor in the name, by the line or with the key of another officer.
+    with refused("UNAUTHENTICATED", "key-unknown"):
+        bea.say(ada.decision(request))
+    with refused("UNAUTHENTICATED", "key-unknown"):
+        ada.say(bea.decision(request))
+    with refused("INVALID_ARGUMENT", "mismatch:officer"):
+        ada.decide(request, officer="bea")
+    forged = ada.decision(request, officer="bea")
+    forged.key_id = key_id(bea.key.public_key())
+    with refused("UNAUTHENTICATED", "signature"):
+        bea.say(forged)
+    stranger = Ed25519PrivateKey.generate()
+    with refused("UNAUTHENTICATED", "key-unknown"):
+        bea.say(seal(DecisionManifest.FromString(bea.decision(request).manifest), stranger))
+    assert state(served, member) is ClientState.PENDING
+
+
+def test_a_request_that_was_changed_on_record_is_not_done(
+    served: Running, cast: tuple[Officer, Officer, Officer], member: str
+) -> None:
+    ada, bea, _ = cast
+    request, other = ada.ask(Action.APPROVE, member), seal(ada.request(Action.REVOKE, member), ada.key)
+    with served.database.begin() as session:
+        mine = update(ActionRequest).where(ActionRequest.request_id == request.request_id)
+        session.execute(mine.values(envelope=other.SerializeToString()))
+    with refused("UNAUTHENTICATED", "signature"):
+        bea.decide(request)
+    assert [problem for problem in problems(served) if request.request_id[7:19] in problem]
+    with served.database.begin() as session:
+        session.execute(mine.values(envelope=request.request.SerializeToString(deterministic=True)))
+    with refused("NOT_FOUND", "request-unknown"):
+        bea.decide(request, request=envelope_digest(other))
+    bea.decide(request)
+    assert state(served, member) is ClientState.ACTIVE
+
+
+def test_a_request_and_a_consent_count_once_and_in_time(
+    served: Running, cast: tuple[Officer, Officer, Officer], member: str
+) -> None:
+    ada, bea, cyd = cast
+    request = ada.ask(Action.APPROVE, member)
+    with refused("ALREADY_EXISTS", "request-exists"):
+        ada.hand_in(request.request)
+    with refused("UNAUTHENTICATED", "signed-time"):
+        bea.decide(request, age=2 * TOLERANCE)
+    with refused("UNAUTHENTICATED", "signed-time"):
+        ada.ask(Action.APPROVE, member, age=2 * TOLERANCE)
+    for lifetime in (timedelta(days=2), timedelta(seconds=-1)):
+        with refused("INVALID_ARGUMENT", "argument"):
+            ada.ask(Action.APPROVE, member, lifetime=lifetime)
+    consent = bea.decision(request)
+    bea.say(consent)
+    for again in (lambda: bea.say(consent), lambda: bea.decide(request), lambda: cyd.decide(request)):
+        with refused("FAILED_PRECONDITION", "request-state"):
+            again()
+    late = ada.ask(Action.REVOKE, member)
+    served.clock.ahead = timedelta(hours=2)
+    try:
+        with refused("FAILED_PRECONDITION", "request-expired"):
+            bea.decide(late)
+        [shown] = [
+            one
+            for one in ada.stub.ListRequests(messages.ListRequestsRequest(all=True)).requests
+            if one.request_id == late.request_id
+        ]
+        assert shown.state == messages.REQUEST_STATE_EXPIRED
+        assert late.request_id not in {
+            one.request_id for one in ada.stub.ListRequests(messages.ListRequestsRequest()).requests
+        }
+    finally:
+        served.clock.ahead = timedelta()
+    with served.database.begin() as session:  # a longer life on record than was signed
+        mine = update(ActionRequest).where(ActionRequest.request_id == late.request_id)
+        session.execute(mine.values(expires=served.clock() + timedelta(days=9)))
+    served.clock.ahead = timedelta(hours=2)
+    try:
+        with refused("UNAUTHENTICATED", "signature"):
+            bea.decide(late)
+    finally:
+        served.clock.ahead = timedelta()
+    assert state(served, member) is ClientState.ACTIVE
+
+
+def test_the_request_of_an_officer_who_was_revoked_or_issued_again_is_not_done(
+    served: Running, cast: tuple[Officer, Officer, Officer], member: str, tmp_path: Path
+) -> None:
+    _, bea, cyd = cast
+    gone = Officer(served, tmp_path / "gone", "gone")
+    request = gone.ask(Action.APPROVE, member)
+    bea.decide(cyd.ask(Action.REVOKE_ADMIN, "gone", reason="left"))
+    with refused("UNAUTHENTICATED", "certificate-revoked"):
+        gone.stub.ListClients(messages.ListClientsRequest(), timeout=SECONDS)
+    with refused("FAILED_PRECONDITION", "request-officer"):
+        bea.decide(request)
+    again = Officer(served, tmp_path / "again", "gone")
+    with refused("FAILED_PRECONDITION", "request-officer"):
+        bea.decide(request)
+    assert again.decide(request, consent=False).state == messages.REQUEST_STATE_WITHDRAWN
+    bea.decide(cyd.ask(Action.REVOKE_ADMIN, "gone"))
+    assert state(served, member) is ClientState.PENDING
+    again.channel.close()
+    gone.channel.close()
+
+
+def test_of_two_consents_at_the_same_time_one_counts(
+    served: Running, cast: tuple[Officer, Officer, Officer], member: str
+) -> None:
+    ada, *others = cast
+    request = ada.ask(Action.APPROVE, member)
+    answers: list[str] = []
+    together = threading.Barrier(4)
+
+    def consent(officer: Officer) -> None:
+        envelope = officer.decision(request)
+        together.wait(SECONDS)
+        try:
+            answers.append(messages.RequestState.Name(officer.say(envelope).state))
+        except grpc.RpcError as error:
+            answers.append(refusal_from_rpc_error(error).reason)
+
+    threads = [threading.Thread(target=consent, args=(officer,)) for officer in (*others, *others)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert sorted(answers) == ["REQUEST_STATE_DONE", *["request-state"] * 3]
+    assert [entry[0] for entry in entries(served, member)].count("client.approved") == 1
+    assert [entry[0] for entry in entries(served, request.request_id)] == ["request.made", "request.consented"]
+
+
+def test_a_request_is_withdrawn_by_its_officer_and_refused_by_others(
+    served: Running, cast: tuple[Officer, Officer, Officer], member: str
+) -> None:
+    ada, bea, _ = cast
+    assert ada.decide(ada.ask(Action.APPROVE, member), consent=False).state == messages.REQUEST_STATE_WITHDRAWN
+    name = command(ada, "approve", member, "--json")["request"]["request_id"][7:]
+    done = command(bea, "withdraw", name[:8], "--reason", "not known", "--yes")
+    assert done == f"approve {member}, asked by ada: refused\n"
+    request = bea.stub.ListRequests(messages.ListRequestsRequest(all=True)).requests[0]
+    with refused("FAILED_PRECONDITION", "request-state"):
+        bea.decide(request)
+    assert entries(served, request.request_id)[-1][:2] == ("request.refused", "bea")
+    assert state(served, member) is ClientState.PENDING
+
+
+def test_what_the_action_would_refuse_is_refused_at_the_request_and_leaves_nothing(
+    served: Running, cast: tuple[Officer, Officer, Officer], member: str
+) -> None:
+    ada, bea, _ = cast
+    before = len(ada.stub.ListRequests(messages.ListRequestsRequest(all=True)).requests)
+    with refused("NOT_FOUND", "client-unknown"):
+        ada.ask(Action.APPROVE, "nobody")
+    with refused("NOT_FOUND", "administrator-unknown"):
+        ada.ask(Action.REVOKE_ADMIN, "nobody")
+    for action in ("export", ""):
+        with refused("INVALID_ARGUMENT", "argument"):
+            ada.ask(action, member)
+    with refused("INVALID_ARGUMENT", "mismatch:federation_id"):
+        ada.ask(Action.APPROVE, member, federation_id="other")
+    with refused("INVALID_ARGUMENT", "manifest"):
+        ada.ask(Action.APPROVE, member, reason="x" * 9000)
+    assert len(ada.stub.ListRequests(messages.ListRequestsRequest(all=True)).requests) == before
+    # The same at the consent, if it has changed meanwhile; the request stays open.
+    first, second = ada.ask(Action.APPROVE, member), ada.ask(Action.APPROVE, member, reason="again")
+    bea.decide(first)
+    with refused("FAILED_PRECONDITION", "client-state"):
+        bea.decide(second)
+    assert bea.decide(second, consent=False).state == messages.REQUEST_STATE_REFUSED
+
+
+def test_with_two_consents_a_members_calls_end_and_two_officers_have_to_remain(
+    served: Running, cast: tuple[Officer, Officer, Officer], tmp_path: Path
+) -> None:
+    ada, bea, _ = cast
+    name = f"leaving-{served.database.engine.dialect.name}"
+    with served.member(name) as channel:
+        bea.decide(ada.ask(Action.APPROVE, name))
+        bea.decide(ada.ask(Action.FORGET, name))
+        bea.decide(ada.ask(Action.REVOKE, name, reason="left"))
+        assert state(served, name) is ClientState.REVOKED
+        with refused("UNAUTHENTICATED", "certificate-revoked"):
+            FederationStub(channel).Renew(RenewRequest(), timeout=SECONDS)
+    bea.decide(ada.ask(Action.REVOKE_ADMIN, "admin"))
+    with refused("FAILED_PRECONDITION", "administrator-state"):
+        ada.ask(Action.REVOKE_ADMIN, "admin")
+    bea.decide(ada.ask(Action.REVOKE_ADMIN, "cyd"))
+    with refused("FAILED_PRECONDITION", "last-officer"):
+        ada.ask(Action.REVOKE_ADMIN, "bea")
+    assert problems(served) == []
+
+
+EDITS: dict[str, tuple[Callable[[Running, str], Any], str]] = {
+    "approved by one": (
+        lambda served, done: text("update audit_log set digest = '' where action = 'client.approved'"),
+        "one officer has done it, although it took two",
+    ),
+    "another consent": (
+        lambda served, done: text("update audit_log set digest = subject where action = 'client.approved'"),
+        "two officers have signed no such thing",
+    ),
+    "request removed": (
+        lambda served, done: delete(ActionRequest).where(ActionRequest.request_id == done),
+        "the log tells of it, and it is not in the record",
+    ),
+    "decision removed": (
+        lambda served, done: update(ActionRequest).where(ActionRequest.request_id == done).values(decision=None),
+        "nobody has signed a decision",
+    ),
+    "first officer exchanged": (
+        lambda served, done: text("update action_requests set requested_by = decided_by where decided_by is not null"),
+        "key-unknown",
+    ),
+    "second officer exchanged": (
+        lambda served, done: text("update action_requests set decided_by = requested_by where decided_by is not null"),
+        "key-unknown",
+    ),
+    "state": (
+        lambda served, done: update(ActionRequest).where(ActionRequest.request_id == done).values(state="REFUSED"),
+        "it is REFUSED, and bea has signed DONE",
+    ),
+    "not done": (
+        lambda served, done: text("delete from audit_log where action = 'client.approved'"),
+        "the log does not tell that it was done",
+    ),
+    "entry removed": (
+        lambda served, done: text("delete from audit_log where action = 'request.consented'"),
+        "no entry of the log tells of this decision",
+    ),
+}
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> Iterator[Running]:
+    with running(tmp_path / "home", **RULE) as made:
+        yield made
+
+
+def test_what_was_edited_afterwards_is_found(apart: Running, tmp_path: Path) -> None:
+    ada, bea = (Officer(apart, tmp_path / name, name) for name in ("ada", "bea"))
+    apart.enroll("hospital")
+    answer = bea.decide(ada.ask(Action.APPROVE, "hospital"))
+    done = answer.request_id
+    ada.ask(Action.REVOKE, "hospital")
+    assert problems(apart) == []
+    for name, (edit, expected) in EDITS.items():
+        with apart.database.begin() as session:
+            session.execute(edit(apart, done))
+            found = list(request_problems(session))
+            assert any(expected in problem for problem in found), (name, found)
+            session.rollback()
+    with apart.database.begin() as session:
+        own = {"decided_by": ActionRequest.requested_by, "decision": ada.decision(answer).SerializeToString()}
+        session.execute(update(ActionRequest).where(ActionRequest.request_id == done).values(**own))
+        assert any("ada has consented to a request of its own" in problem for problem in request_problems(session))
+        session.rollback()
+    assert command(ada, "audit", "verify", "--json")["problems"] == []
+    for officer in (ada, bea):
+        officer.channel.close()
+
+
+def test_only_the_settings_and_a_restart_end_the_rule_which_the_log_tells(tmp_path: Path) -> None:
+    home = CoordinatorHome.init(
+        tmp_path / "home", Settings.check({"federation_id": "test", **RULE}, "test"), now=Clock()()
+    )
+    path, rule = home.directory / "coordinator.toml", "two_officers = " + json.dumps(RULE["two_officers"])
+    for text_of_rule, reason in ((rule, "two-officers"), ("two_officers = []", ""), (rule, "two-officers")):
+        changed, count = re.subn(r"two_officers = \[[^]]*\]", text_of_rule, path.read_text())
+        assert count == 1
+        path.write_text(changed)
+        served = Running(CoordinatorHome.load(home.directory), Clock())
+        try:
+            name = f"m-{secrets.token_hex(4)}"
+            served.enroll(name)
+            with AdminFiles.load(home.admin_dir).channel() as channel:
+                approve, request = AdminStub(channel).ApproveClient, messages.ApproveClientRequest(client_id=name)
+                if reason:
+                    with refused("FAILED_PRECONDITION", reason):
+                        approve(request, timeout=SECONDS)
+                else:
+                    approve(request, timeout=SECONDS)
+            with served.database.read() as session:
+                rows = select(AuditEntry.detail).filter_by(action=audit.CONFIGURED, subject=TWO_OFFICERS)
+                told = session.scalars(rows.order_by(AuditEntry.entry_id)).all()
+                assert list(request_problems(session)) == []
+        finally:
+            served.stop()
+    assert told == ["approve, revoke, forget, revoke-admin", "", "approve, revoke, forget, revoke-admin"]
+
+
+def test_check_warns_when_fewer_than_two_officers_are_left(apart: Running, tmp_path: Path) -> None:
+    home, now = apart.home, apart.clock()
+    [finding] = [one for one in check_home(home, now=now) if one.subject == "officers"]
+    assert finding.outcome is CheckOutcome.WARNING
+    assert "has 1 security officers (admin): none of this can be done" in finding.line
+    Officer(apart, tmp_path / "ada", "ada").channel.close()
+    [finding] = [one for one in check_home(home, now=now) if one.subject == "officers"]
+    assert finding.outcome is CheckOutcome.OK
+
+
+def test_a_federation_of_one_officer_starts_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with running(tmp_path / "home", **RULE):
+        assert wait_for(lambda: "none of this can be done" in caplog.text, "the warning")
+
+
+def test_two_officers_for_approvals_need_approvals() -> None:
+    with pytest.raises(CoordinatorHomeError, match="with approve, set approval = true"):
+        Settings.check({"federation_id": "test", "two_officers": ["approve"]}, "test")
+    with pytest.raises(CoordinatorHomeError, match="two_officers"):
+        Settings.check({"federation_id": "test", "two_officers": ["export"]}, "test")
+    settings = Settings.check({"federation_id": "test", **RULE}, "test")
+    assert Settings.parse(settings.render(), "test") == settings

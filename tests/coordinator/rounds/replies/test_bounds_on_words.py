@@ -1,0 +1,144 @@
+"""What members say is bounded at the door: a Hello, names of metrics, times, declines."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+from typer.testing import CliRunner
+
+from coordinator.rounds.replies.content import MAX_NUMBERS
+from federation.line.channels import refusal_from_rpc_error
+from federation.v1.common_pb2 import ReplyManifest
+from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Hello, TaskOffer
+from fedpareto.cli.main import app
+from storage.models import Client
+from tests.harness import Attending
+from tests.running import refused, wait_for
+from tests.stage import Player, Stage, spec
+
+ESCAPES = "\x1b[2J[/red]\u202e\u200b\r\n"
+
+
+def command(stage: Stage, *arguments: str) -> str:
+    done = CliRunner(env={"COLUMNS": "100"}).invoke(
+        app, ["admin", "--home", str(stage.served.home.admin_dir), *arguments]
+    )
+    assert done.exit_code == 0, done.output
+    assert done.stdout.replace("\n", "").isprintable()
+    return done.stdout
+
+
+class Speaker(Attending):
+    """Attends with a Hello of its own."""
+
+    def __init__(self, player: Player, hello: Hello) -> None:
+        self._hello = hello
+        super().__init__(player.member, {})
+
+    def say(self, request: AttendRequest) -> None:
+        super().say(AttendRequest(hello=self._hello) if request.HasField("hello") else request)
+
+
+def offers(count: int, objectives: int, task: str = "task", objective: str = "objective") -> Hello:
+    names = [f"{objective}-{i}" for i in range(objectives)]
+    return Hello(tasks=[TaskOffer(task=f"{task}-{i}", samples=1, objectives=names) for i in range(count)])
+
+
+@pytest.mark.parametrize(
+    ("hello", "reason"),
+    [
+        (offers(100, 1000), "limit:hello"),
+        (offers(100, 11), "limit:tasks"),
+        (offers(101, 0), "limit:tasks"),
+        (Hello(software="x" * 70_000), "limit:hello"),
+        (offers(1, 0, task="[/red]"), "limit:tasks"),
+        (offers(1, 0, task="t" * 120), "limit:tasks"),
+        (offers(1, 1, objective=ESCAPES), "limit:tasks"),
+        (Hello(tasks=[TaskOffer(task="")]), "limit:tasks"),
+    ],
+    ids=["huge", "objectives", "tasks", "software", "markup", "long", "escapes", "empty"],
+)
+def test_a_hello_beyond_its_bounds_is_refused_and_not_kept(stage: Stage, hello: Hello, reason: str) -> None:
+    (player,) = stage.cast("kept", "ann")
+    stream = Speaker(player, hello)
+    answer = stream.inbox.get(timeout=60)
+    stream.close()
+    assert isinstance(answer, grpc.RpcError)
+    found = refusal_from_rpc_error(answer)
+    assert (found.status, found.reason) == ("RESOURCE_EXHAUSTED", reason)
+    assert found.message.isprintable()
+    assert stage.look(lambda session: session.get_one(Client, "ann").tasks) == {"kept": 10}
+
+
+def test_a_hello_within_its_bounds_is_taken_and_its_text_is_shown_escaped(stage: Stage) -> None:
+    player = stage.player("ben")
+    hello = offers(100, 10)
+    hello.device = f"cuda:0 {ESCAPES}"
+    hello.software = "x" * 1000
+    stream = Speaker(player, hello)
+    assert isinstance(stream.inbox.get(timeout=60), AttendResponse)
+    stream.close()
+    row = stage.look(lambda session: session.get_one(Client, "ben"))
+    assert len(row.tasks) == 100
+    assert row.device == "cuda:0 \\x1b[2J[/red]\\u202e\\u200b\\r\\n"
+    assert len(row.software) == 200
+    assert "[/red]" in "".join(command(stage, "client", "ben").split())
+    (shown,) = [one for one in json.loads(command(stage, "clients", "--json"))["clients"] if one["client_id"] == "ben"]
+    assert shown["device"] == row.device
+
+
+def in_a_round(stage: Stage, act: Callable[[Player, Any], None], *, more: str = "") -> str:
+    """Two clients are asked to train; one of them acts, the other one replies as it should."""
+    task = stage.task()
+    cleo, dora = stage.cast(task, "cleo", "dora")
+    run = stage.submit(spec(f"words-{stage.count}", task, more="selection.minimum = 2\nselection.quorum = 0.1" + more))
+    act(cleo, cleo.order())
+    dora.reply(dora.order())
+    stage.play(run, cleo, dora)
+    return run
+
+
+@pytest.mark.parametrize(
+    "names",
+    [[f"test/{i}" for i in range(MAX_NUMBERS)], ["x" * 121], [f"test/{ESCAPES}"], [""], ["\0"]],
+    ids=["many", "long", "escapes", "empty", "nul"],
+)
+def test_numbers_that_a_member_reports_have_names_within_bounds(stage: Stage, names: list[str]) -> None:
+    def act(player: Player, order: Any) -> None:
+        with refused("RESOURCE_EXHAUSTED", "limit:metrics") as words:
+            player.submit(order, metrics=dict.fromkeys(names, 0.5))
+        assert words[0].isprintable()
+
+    run = in_a_round(stage, act)
+    assert stage.outcomes(run)["cleo"] == ("REFUSED", "limit:metrics")
+    assert stage.outcomes(run)["dora"] == ("FULFILLED", "")
+    for arguments in (("round", run, "0"), ("replies", run), ("replies", run, "--json")):
+        command(stage, *arguments)
+
+
+@pytest.mark.parametrize(("seconds", "nanos"), [(2**62, 0), (-(2**62), 0), (0, -1), (0, 2_000_000_000)])
+def test_a_time_that_is_none_is_refused_and_the_assignment_stays_open(stage: Stage, seconds: int, nanos: int) -> None:
+    def act(player: Player, order: Any) -> None:
+        manifest: ReplyManifest = player.member.manifest(order, b"")
+        manifest.created.seconds, manifest.created.nanos = seconds, nanos
+        with refused("INVALID_ARGUMENT", "manifest") as words:
+            player.member.submit(player.member.seal(manifest), b"")
+        assert words == [f"created is not a time: {seconds} s and {nanos} ns"]
+        player.reply(order)
+
+    run = in_a_round(stage, act)
+    assert stage.outcomes(run)["cleo"] == ("FULFILLED", "")
+    assert len(json.loads(command(stage, "replies", run, "--json"))["replies"]) == 4
+
+
+def test_a_decline_with_a_hostile_reason_is_malformed_and_its_words_are_one_line(stage: Stage) -> None:
+    def act(player: Player, order: Any) -> None:
+        player.decline(order, ESCAPES, "why" * 1000)
+
+    run = in_a_round(stage, act)
+    row = stage.assignments(run)["cleo"]
+    assert (row.reason, len(row.message) <= 400, row.message.isprintable()) == ("malformed", True, True)
+    assert row.message.startswith("\\x1b[2J[/red]\\u202e\\u200b\\r\\n: whywhy")
+    wait_for(lambda: "malformed" in command(stage, "round", run, "0"), "the round to show it")

@@ -1,0 +1,130 @@
+"""What members claim of themselves: how far it counts, and what an operator is told about it."""
+
+from datetime import UTC, timedelta
+
+import numpy as np
+import pytest
+from sqlalchemy import select
+
+from coordinator.aggregation import aggregate
+from coordinator.rounds import selection
+from federation.digests import digest
+from federation.spec.run_spec import RunSpec
+from federation.trust.envelope import unseal
+from federation.v1 import admin_pb2 as admin
+from federation.v1.common_pb2 import ReceiptManifest, SignedEnvelope
+from storage.models import Reply
+from storage.states import RoundState
+from tests.running import SECONDS, refused
+from tests.stage import LAYOUT, MODEL, Stage, spec
+
+ABSURD = 2**53
+
+
+def receipt_of(stage: Stage, client: str) -> ReceiptManifest:
+    """The receipt of a client's newest reply."""
+    rows = select(Reply.receipt).where(Reply.client_id == client).order_by(Reply.reply_id.desc()).limit(1)
+    envelope = SignedEnvelope.FromString(stage.look(lambda session: session.scalars(rows).one()))
+    return unseal(envelope, ReceiptManifest, stage.players[client].member.files.coordinator.chain.present)
+
+
+def test_a_row_beyond_the_limit_is_refused_for_good_and_adam_goes_on_without_it(stage: Stage) -> None:
+    task = stage.task()
+    ann, ben, cleo = stage.cast(task, "ann", "ben", "cleo")
+    more = 'selection.minimum = 3\nserver = { optimiser = "adam", learning_rate = 0.01 }'
+    run = stage.submit(spec(f"norm-{stage.count}", task, algorithm="fedavg", more=more))
+    largest = np.full(LAYOUT.size, np.finfo(np.float32).max)
+    with refused("RESOURCE_EXHAUSTED", "limit:norm") as messages:
+        ann.submit(ann.order(), largest)
+    assert "row 'loss' has the norm 2.283e+39; at most 1e+12 is taken" in messages[0]
+    assert stage.outcomes(run)["ann"] == ("REFUSED", "limit:norm")
+    receipt = receipt_of(stage, "ann")
+    assert (receipt.accepted, receipt.reason) == (False, "limit:norm")
+    assert receipt.message == messages[0]
+    assert abs(receipt.created.ToDatetime(UTC) - stage.clock()) < timedelta(minutes=10)
+    stage.play(run, ann, ben, cleo)
+    assert stage.rounds(run)[0].state is RoundState.COMPLETED
+    assert stage.run(run).model != digest(MODEL)
+
+
+def test_the_limit_of_the_norm_is_the_specifications_and_a_row_of_just_that_norm_is_taken(stage: Stage) -> None:
+    task = stage.task()
+    ann, ben = stage.cast(task, "ann", "ben")
+    more = "selection = { minimum = 2, quorum = 0.5 }\nlimits.norm = 5.0"
+    run = stage.submit(spec(f"bound-{stage.count}", task, algorithm="fedavg", more=more))
+    update = np.zeros(LAYOUT.size, np.float32)
+    update[:2] = 3, 4
+    ann.reply(ann.order(), update)
+    with refused("RESOURCE_EXHAUSTED", "limit:norm"):
+        ben.submit(ben.order(), np.nextafter(update, np.float32(9)))
+    stage.play(run, ann, ben)
+
+
+def test_a_statement_that_the_kind_of_work_does_not_have_is_refused_for_good(stage: Stage) -> None:
+    task = stage.task()
+    (ann,) = stage.cast(task, "ann")
+    run = stage.submit(spec(f"said-{stage.count}", task, algorithm="fedavg"))
+    with refused("INVALID_ARGUMENT", "statement") as messages:
+        ann.submit(ann.order(), statement=b"x")
+    assert "replies to work of the kind 'train' have no statement" in messages[0]
+    assert stage.outcomes(run)["ann"] == ("REFUSED", "statement")
+
+
+def test_an_absurd_offer_of_samples_is_drawn_no_more_often_than_the_largest_that_is_taken(stage: Stage) -> None:
+    task = stage.task()
+    names = ("ann", "ben", "cleo", "dora", "emil")
+    players = stage.cast(task, *names, samples=[10, 10, 10, ABSURD, ABSURD])
+    more = (
+        'selection = { minimum = 5, method = "count", count = 2, by = "samples" }\n'
+        "limits.samples = 10\nevaluate.every = 0"
+    )
+    document = spec(f"offers-{stage.count}", task, rounds=4, algorithm="fedavg", more=more)
+    run = stage.submit(document, paused=True)
+    rule = RunSpec.parse(document).selection
+    expected = [selection.select(rule, dict.fromkeys(names, 10), seed=3, round_number=t) for t in range(4)]
+    assert {name for chosen in expected for name in chosen} - {"dora", "emil"}
+    for player in players[3:]:
+        player.tasks = {task: 10}  # what their updates claim
+    stage.resume(run)
+    stage.play(run, *players)
+    assert [round_.selected for round_ in stage.rounds(run)] == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("", ()),
+        ('algorithm.prior = "samples"', ("algorithm.prior",)),
+        ('selection = { method = "count", count = 1, by = "samples" }', ("selection.by",)),
+        ('selection = { by = "samples" }', ()),  # everybody is asked
+    ],
+)
+def test_submit_says_what_claims_of_samples_steer(stage: Stage, more: str, words: tuple[str, ...]) -> None:
+    task = stage.task()
+    stage.cast(task, "ann")  # otherwise another warning says that nobody offers the task
+    document = spec(f"told-{stage.count}", task, algorithm="fedavg", more=more)
+    header = admin.RunHeader(spec=document, model=digest(MODEL), model_bytes=len(MODEL), paused=True)
+    requests = [admin.SubmitRunRequest(header=header), admin.SubmitRunRequest(chunk=MODEL)]
+    response = stage._admin.SubmitRun(iter(requests), timeout=SECONDS)
+    assert len(response.warnings) == len(words)
+    for word, warning in zip(words, response.warnings, strict=True):
+        assert word in warning
+        assert "limits.samples = 10000000" in warning
+
+
+def test_the_default_box_leaves_no_client_more_than_its_share_and_one_over_m() -> None:
+    rng = np.random.default_rng(0)
+    for m in range(2, 12):
+        U = rng.standard_normal((m, 30)) + 1
+        U[0] = -U[1:].mean(axis=0)
+        weights = aggregate("fedmgda+", U).weights
+        assert weights.max() <= 2 / m + 1e-12
+        claims = np.arange(1.0, m + 1)
+        shares = claims / claims.sum()
+        assert (aggregate("fedmgda+", U, prior=claims).weights <= shares + 1 / m + 1e-12).all()
+
+
+def test_one_client_of_seven_cannot_stop_the_others_where_they_do_not_conflict() -> None:
+    U = np.vstack([np.eye(6), -np.ones(6)])  # the hardest case: the others have nothing in common
+    assert aggregate("fedmgda+", U, epsilon=1.0).diagnostics["stationary"] == 1
+    assert aggregate("fedmgda+", U).diagnostics["stationary"] == 0

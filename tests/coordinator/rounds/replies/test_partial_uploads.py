@@ -1,0 +1,293 @@
+"""Uploads that break off: they go on where the coordinator says, for one reply, within a quota, until it is over."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import grpc
+import numpy as np
+import pytest
+
+from coordinator.rounds.replies.uploads import Uploads
+from federation.trust.envelope import seal
+from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
+from federation.v1.federation_pb2 import SubmitRequest
+from federation.vectors import Layout, Tensor, to_bytes, update_layout
+from storage.models import Assignment
+from storage.states import AssignmentState
+from tests.harness import Handing
+from tests.running import SECONDS, refused, wait_for
+from tests.stage import LONG, Player, Stage, spec, stage, vector
+
+LAYOUT = Layout((Tensor("weight", (1000,)),))
+MODEL = to_bytes(LAYOUT, np.ones(LAYOUT.size, np.float32))
+QUOTA = 6000  # bytes; an update has about 4,100
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    directory = tmp_path_factory.mktemp("partial")
+    with stage(
+        directory, f"sqlite:///{directory / 'test.db'}", upload_bytes=QUOTA, transfers=64, transfer_bytes=64 << 20
+    ) as made:
+        yield made
+
+
+@pytest.fixture
+def lines(made: Stage) -> Iterator[Stage]:
+    yield made
+    made.clear()
+    collect(made)
+    assert partial(made) == {}
+
+
+@dataclass
+class Reply:
+    """A reply that is handed in by hand."""
+
+    player: Player
+    order: AssignmentManifest
+    payload: bytes
+    envelope: SignedEnvelope
+
+    @classmethod
+    def to(cls, player: Player, order: AssignmentManifest, *, sign: float = 1.0) -> "Reply":
+        layout = update_layout([(row.name, row.length, row.dtype) for row in order.rows])
+        payload = to_bytes(layout, sign * vector(player.name, order))
+        envelope = player.member.seal(player.member.manifest(order, payload))
+        return cls(player, order, payload, envelope)
+
+    def send(self, start: int, end: int, *, envelope: SignedEnvelope | None = None, step: int = 500) -> Handing:
+        """Sends a part of the payload; the call stays open."""
+        requests = [SubmitRequest(reply=envelope or self.envelope)]
+        for place in range(start, end, step):
+            requests.append(SubmitRequest(chunk=self.payload[place : min(place + step, end)], offset=place))
+        return Handing(self.player.member.stub, endless(requests))
+
+    def break_off(self, lines: Stage, start: int, end: int) -> None:
+        """Sends a part, and breaks off when it has arrived."""
+        call = self.send(start, end)
+        wait_for(lambda: end in partial(lines).values() and call.windows, "the part to arrive")
+        assert call.windows[0].offset == start
+        call.call.cancel()
+        calls = lines.served.coordinator._access._calls
+        wait_for(lambda: len(calls[f"fedpareto://test/client/{self.player.name}"]) == 1, "the call to end")
+
+    def hand_in(self) -> bool:
+        return self.player.member.submit(self.envelope, self.payload, chunk_bytes=500).accepted
+
+
+def endless(requests: list[SubmitRequest]) -> Iterator[SubmitRequest]:
+    """Some requests, and then silence."""
+    yield from requests
+    threading.Event().wait(SECONDS)
+
+
+def partial(lines: Stage) -> dict[str, int]:
+    """What is left of uploads, by assignment."""
+    return {upload.name.partition(".")[0]: upload.size for upload in lines.blobs.partial_uploads()}
+
+
+def collect(lines: Stage) -> None:
+    """What housekeeping does every few seconds."""
+    uploads = Uploads(lines.served.database, lines.blobs, quota=QUOTA)
+    wait_for(lambda: uploads.collect() >= 0 and not any(ended(lines, name) for name in partial(lines)), "the uploads")
+
+
+def ended(lines: Stage, assignment_id: str) -> bool:
+    row = lines.look(lambda session: session.get_one(Assignment, assignment_id))
+    return row.state is not AssignmentState.OPEN
+
+
+def begin(lines: Stage, *names: str, model: bytes = MODEL) -> tuple[str, list[Reply]]:
+    """A run that waits for these clients."""
+    task = lines.task()
+    players = lines.cast(task, *names)
+    run = lines.submit(spec(task, task, more=f"selection.minimum = {len(names)}"), model=model)
+    return run, [Reply.to(player, player.order()) for player in players]
+
+
+def test_an_upload_goes_on_where_it_broke_and_counts_once(lines: Stage) -> None:
+    run, (reply,) = begin(lines, "ann")
+    reply.break_off(lines, 0, 1500)
+    reply.break_off(lines, 1500, 3000)
+    call = reply.send(3000, len(reply.payload))
+    wait_for(lambda: call.windows, "the word of the coordinator")
+    assert call.windows[0].offset == 3000
+    call.call.cancel()
+    assert reply.hand_in()
+    assert partial(lines) == {}
+    lines.play(run, reply.player)
+
+
+def test_an_upload_goes_on_after_a_restart_of_the_coordinator(lines: Stage) -> None:
+    run, (reply,) = begin(lines, "ann")
+    reply.break_off(lines, 0, 1500)
+    lines.restart()
+    reply.break_off(lines, 1500, 2000)  # the bytes from before are in the digest, which the coordinator makes anew
+    assert reply.hand_in()
+    lines.play(run, reply.player)
+
+
+def test_bytes_that_were_damaged_during_a_restart_are_refused_and_the_upload_begins_anew(lines: Stage) -> None:
+    run, (reply,) = begin(lines, "ann")
+    reply.break_off(lines, 0, 1500)
+
+    def damage() -> None:
+        (path,) = (lines.blobs.root / "partial").iterdir()
+        path.write_bytes(bytes(1500))
+
+    lines.restart(damage)
+    with refused("INVALID_ARGUMENT", "payload-digest"):
+        reply.hand_in()
+    assert partial(lines) == {}
+    assert reply.hand_in()
+    lines.play(run, reply.player)
+
+
+@pytest.mark.parametrize("start", [0, 1499, 1501, 2**63])
+def test_a_chunk_for_another_place_is_refused_and_harms_nothing(lines: Stage, start: int) -> None:
+    run, (reply,) = begin(lines, "ann")
+    reply.break_off(lines, 0, 1500)
+    wrong = [SubmitRequest(reply=reply.envelope), SubmitRequest(chunk=b"wrong", offset=start)]
+    before = recorded(lines)
+    with refused("OUT_OF_RANGE", "offset") as messages:
+        Handing(reply.player.member.stub, wrong).result(60)
+    assert messages == [f"a chunk for byte {start}; 1500 bytes have arrived: go on from there"]
+    assert recorded(lines) == before + 1
+    reply.break_off(lines, 1500, 2000)
+    assert reply.hand_in()
+    lines.play(run, reply.player)
+
+
+def recorded(lines: Stage) -> int:
+    """How many chunks of ann for a wrong place are on record."""
+    entries = [entry for entry in lines.served.refusals("Submit") if entry.outcome == "offset"]
+    assert {entry.actor for entry in entries} <= {"fedpareto://test/client/ann"}
+    return sum(entry.times for entry in entries)
+
+
+def test_too_many_bytes_are_refused_and_what_arrived_before_them_stays(lines: Stage) -> None:
+    run, (reply,) = begin(lines, "ann")
+    size = len(reply.payload)
+    reply.break_off(lines, 0, 1500)
+    reply.payload += bytes(1000)
+    with refused("INVALID_ARGUMENT", "payload-length"):
+        reply.send(1500, size + 1000, step=size).result(60)
+    assert list(partial(lines).values()) == [1500]
+    reply.payload = reply.payload[:size]
+    assert reply.hand_in()
+    lines.play(run, reply.player)
+
+
+def test_a_chunk_beyond_the_window_is_refused_and_harms_nothing(lines: Stage) -> None:
+    layout = Layout((Tensor("weight", (350_000,)),))  # more than a window
+    model = to_bytes(layout, np.ones(layout.size, np.float32))
+    run, (reply,) = begin(lines, "ann", model=model)
+    chunks = [(0, 500_000), (500_000, 1_200_000)]  # the second comes before half of the window has arrived
+    requests = [SubmitRequest(reply=reply.envelope)]
+    requests += [SubmitRequest(chunk=reply.payload[start:end], offset=start) for start, end in chunks]
+    with refused("RESOURCE_EXHAUSTED", "limit:window") as messages:
+        Handing(reply.player.member.stub, requests).result(60)
+    assert messages == [f"a chunk beyond byte {1 << 20}, the limit of the last window"]
+    assert "limit:window" in {entry.outcome for entry in lines.served.refusals("Submit")}
+    assert reply.hand_in()
+    lines.play(run, reply.player)
+
+
+def test_nobody_but_its_own_member_goes_on_with_an_upload(lines: Stage) -> None:
+    run, (reply, other) = begin(lines, "ann", "ben")
+    reply.break_off(lines, 0, 1500)
+    forged = seal(reply.player.member.manifest(reply.order, reply.payload), other.player.member.files.signing_key)
+    with refused("PERMISSION_DENIED", "assignment-client"):
+        Handing(other.player.member.stub, [SubmitRequest(reply=reply.envelope)]).result(60)
+    with refused("UNAUTHENTICATED", "key-unknown"):
+        reply.send(1500, 2000, envelope=forged).result(60)
+    altered = SignedEnvelope()
+    altered.CopyFrom(reply.envelope)
+    altered.signature = bytes(64)
+    with refused("UNAUTHENTICATED", "signature"):
+        reply.send(1500, 2000, envelope=altered).result(60)
+    assert list(partial(lines).values()) == [1500]
+    reply.break_off(lines, 1500, 2000)
+    assert reply.hand_in()
+    assert other.hand_in()
+    lines.play(run, reply.player, other.player)
+
+
+def test_another_payload_for_the_same_assignment_takes_the_place_of_the_first(lines: Stage) -> None:
+    run, (reply,) = begin(lines, "ann")
+    reply.break_off(lines, 0, 1500)
+    another = Reply.to(reply.player, reply.order, sign=-1.0)
+    another.break_off(lines, 0, 2000)
+    assert list(partial(lines).values()) == [2000]
+    assert another.hand_in()
+    lines.play(run, reply.player)
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "restarted"])
+def test_an_upload_ends_with_its_assignment(lines: Stage, restarted: bool) -> None:
+    run, (late, prompt) = begin(lines, "ann", "ben")
+    late.break_off(lines, 0, 1500)
+    assert prompt.hand_in()
+    if restarted:
+        lines.restart()
+    lines.clock.ahead += LONG
+    with refused("FAILED_PRECONDITION", "deadline"):
+        late.send(1500, 2000).result(60)
+    lines.nudge()
+    lines.wait_round(run, 0)
+    collect(lines)
+    assert partial(lines) == {}
+
+
+def test_uploads_of_a_member_have_a_quota_together_and_one_alone_has_none(lines: Stage) -> None:
+    task = lines.task()
+    ann, ben = lines.cast(task, "ann", "ben")
+    runs = [lines.submit(spec(f"{task}-{i}", task, more="selection.minimum = 2"), model=MODEL) for i in range(2)]
+    first, second = replies(ann)
+    others = replies(ben)
+    first.break_off(lines, 0, 3000)
+    with refused("RESOURCE_EXHAUSTED", "limit:uploads") as messages:
+        second.hand_in()
+    assert messages == [
+        f"{len(second.payload)} bytes, beside 3000 of your other uploads that broke off or are under way; at most "
+        f"{QUOTA} together: finish those first"
+    ]
+    assert [reply.hand_in() for reply in others] == [True, True]  # the quota is ann's alone
+    lines.restart()
+    with refused("RESOURCE_EXHAUSTED", "limit:uploads"):  # it counts what an earlier process has kept
+        second.hand_in()
+    assert first.hand_in()
+    assert second.hand_in()
+    for run in runs:
+        lines.stop_run(run)
+
+
+def replies(player: Player) -> list[Reply]:
+    """To two assignments."""
+    orders: list[AssignmentManifest] = []
+    wait_for(lambda: orders.extend(order for _, order in player.orders()) or len(orders) == 2, "two assignments")
+    return [Reply.to(player, order) for order in orders]
+
+
+def test_a_payload_in_one_chunk_needs_no_quota_and_leaves_no_upload(lines: Stage) -> None:
+    task = lines.task()
+    (ann,) = lines.cast(task, "ann")
+    runs = [lines.submit(spec(f"{task}-{i}", task, more="selection.minimum = 1"), model=MODEL) for i in range(2)]
+    first, second = replies(ann)
+    first.break_off(lines, 0, 3000)
+    assert ann.member.submit(second.envelope, second.payload).accepted
+    assert list(partial(lines)) == [first.order.assignment_id]
+    for run in runs:
+        lines.stop_run(run)
+
+
+def test_uploads_of_a_run_that_was_stopped_are_removed(lines: Stage) -> None:
+    run, (reply,) = begin(lines, "ann")
+    reply.break_off(lines, 0, 1500)
+    lines.stop_run(run)
+    with pytest.raises(grpc.RpcError, match="is CANCELLED: run-ended"):
+        reply.hand_in()
+    collect(lines)
+    assert partial(lines) == {}

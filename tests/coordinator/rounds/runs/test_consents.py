@@ -1,0 +1,249 @@
+"""The coordinator's side of runs that members answer, and of sites that are closed."""
+
+import re
+from collections.abc import Callable
+from datetime import UTC, timedelta
+from pathlib import Path
+
+import grpc
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import ColumnElement, select
+from typer.testing import CliRunner
+
+from coordinator.members.access import control
+from coordinator.members.access.call_limits import CONSENT, RATES, Buckets, Rate
+from federation.digests import digest
+from federation.line.channels import RpcRefusal, refusal_from_rpc_error
+from federation.record.bundle import CONSENTS, BundleReader
+from federation.trust.envelope import seal, unseal
+from federation.v1 import admin_pb2 as admin
+from federation.v1.common_pb2 import ConsentManifest, RunManifest
+from federation.v1.federation_pb2 import AttendRequest, AttendResponse, FetchBlobRequest, Heartbeat
+from federation.v1.record_pb2 import Consents
+from fedpareto.cli.main import app
+from storage.models import AuditEntry, Consent
+from storage.states import Answer, RunState
+from tests.harness import Attending, refused
+from tests.running import SECONDS, wait_for
+from tests.stage import Player, Stage, spec
+from tests.verification.scene import Edited
+from tests.verification.test_bundle import exported
+from verification.errors import Verified, Wrong
+from verification.run import OpenedRun
+
+
+def attends(player: Player, task: str) -> Attending:
+    """The stream of a client that answers each run."""
+    player.leave()
+    stream = Attending(player.member, {task: 10}, consents=True)
+    assert isinstance(stream.next(), AttendResponse)
+    return stream
+
+
+def asked(player: Player, stream: Attending) -> RunManifest:
+    """The run that asks it to take part."""
+    while True:
+        message = stream.next()
+        assert isinstance(message, AttendResponse)
+        if message.WhichOneof("message") == "run":
+            return unseal(message.run, RunManifest, player.member.files.coordinator.chain.present)
+
+
+def answer(player: Player, run: RunManifest, said: str, **changes: str) -> ConsentManifest:
+    made = ConsentManifest(
+        federation_id=run.federation_id, client_id=player.name, run_id=run.run_id, spec=run.spec, answer=said
+    )
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+def say(player: Player, stream: Attending, said: ConsentManifest, key: Ed25519PrivateKey | None = None) -> None:
+    stream.say(AttendRequest(consent=seal(said, key or player.member.files.signing_key)))
+
+
+def end_of(stream: Attending) -> RpcRefusal:
+    """The refusal that ends a stream."""
+    while not isinstance(said := stream.next(), grpc.RpcError):
+        assert said is not None
+    return refusal_from_rpc_error(said)
+
+
+def command(stage: Stage, *arguments: str) -> str:
+    """What an administrator's command prints."""
+    home = str(stage.served.home.admin_dir)
+    done = CliRunner(env={"COLUMNS": "300"}).invoke(app, ["admin", "--home", home, *arguments])
+    assert done.exit_code == 0, done.output + str(done.exception)
+    return " ".join(done.output.split())
+
+
+def fetched(player: Player, name: str) -> bytes:
+    return b"".join(part.chunk for part in player.member.stub.FetchBlob(FetchBlobRequest(digest=name), timeout=SECONDS))
+
+
+def test_a_client_that_answers_runs_is_told_of_each_and_gets_work_of_those_that_it_has_accepted(stage: Stage) -> None:
+    task = stage.task()
+    ann, ben = stage.cast(task, "ann", "ben")
+    stream = attends(ann, task)
+    document = spec(f"consents-{stage.count}", task, 2)
+    run = stage.submit(document)
+    told = asked(ann, stream)
+    assert (told.run_id, told.spec, told.task) == (run, digest(document), task)
+    assert stage.run(run).submitted_by.endswith(f"/admin/{told.submitted_by}")
+    assert fetched(ann, told.spec) == document
+    with refused("PERMISSION_DENIED", "blob-not-offered"):
+        fetched(ben, told.spec)
+    say(ann, stream, answer(ann, told, "waiting", reason="owner"))
+    train = ben.order()
+    shown = wait_for(
+        lambda: stage._admin.GetRun(admin.GetRunRequest(run=run), timeout=SECONDS).run.consents, "the answer"
+    )
+    assert [(one.client_id, one.answer, one.check.verified) for one in shown] == [("ann", "waiting", True)]
+    assert f"owner must approve: consents-{stage.count}" in command(stage, "clients")
+    assert re.search(r"ann +waiting .* [0-9a-f]{8} ✓ +owner", command(stage, "run", run))
+    assert re.search(
+        "not asked ann (has not answered the run yet|waits for the approval of its owner)",
+        command(stage, "round", run, "0"),
+    )
+    say(ann, stream, answer(ann, told, "accepted"))
+    wait_for(lambda: stage.look(lambda session: session.get_one(Consent, (run, "ann")).answer) is Answer.ACCEPTED, "it")
+    ben.reply(train)
+    order = ann.member.open(stream.assignment())
+    assert (order.round, order.kind) == (0, "evaluate")
+    ann.reply(order)
+    ben.reply(ben.order())
+    assert ann.member.open(stream.assignment()).round == 1
+    found = stage._admin.GetRound(admin.GetRoundRequest(run=run, round=0), timeout=SECONDS)
+    assert [one.client_id for one in found.not_asked] == ["ann"]
+    assert stage.rounds(run)[1].not_asked == {}
+    again = attends(ann, task)
+    assert asked(ann, again) == told
+    stage.stop_run(run)
+    again.close()
+    with refused("PERMISSION_DENIED", "blob-not-offered"):
+        fetched(ann, told.spec)
+
+
+def test_a_client_that_keeps_changing_its_answer_is_told_to_wait_and_writes_no_more_entries(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "HOLD_SECONDS", 0.0)
+    rates = {kind: Rate(1e9, 1e9) for kind in RATES} | {CONSENT: Rate(3, 0.01)}
+    access = stage.served.coordinator._access
+    monkeypatch.setattr(access, "_buckets", Buckets(rates))
+    task = stage.task()
+    (ann,) = stage.cast(task, "ann")
+    stream = attends(ann, task)
+    run = stage.submit(spec(f"consents-{stage.count}", task))
+    told = asked(ann, stream)
+    for _ in range(5):
+        say(ann, stream, answer(ann, told, "waiting"))  # the first is no change, and the others are the same bytes
+    for number in range(10):
+        say(ann, stream, answer(ann, told, ("accepted", "waiting")[number % 2], message=str(number)))
+    refusal = end_of(stream)
+    assert (refusal.status, refusal.reason) == ("RESOURCE_EXHAUSTED", "limit:rate")
+    assert 50 < refusal.retry_seconds <= 100
+    for _ in range(3):  # each attendance repeats the refused change
+        again = attends(ann, task)
+        say(ann, again, answer(ann, told, "refused"))
+        assert end_of(again).reason == "limit:rate"
+    stage.served.run(access.finish())
+
+    def entries(*conditions: ColumnElement[bool]) -> list[int]:
+        wanted = select(AuditEntry.times).where(AuditEntry.actor.endswith("/ann"), *conditions)
+        return stage.look(lambda session: list(session.scalars(wanted.order_by(AuditEntry.entry_id))))
+
+    assert entries(AuditEntry.subject == f"{run}/ann") == [1] * 4
+    assert entries(AuditEntry.outcome == "limit:rate") == [1, 3]
+    stage.stop_run(run)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, "key-unknown"),
+        ({"client_id": "ben"}, "mismatch:client_id"),
+        ({"federation_id": "other"}, "mismatch:federation_id"),
+        ({"spec": digest(b"other")}, "mismatch:spec"),
+        ({"answer": "perhaps"}, "mismatch:answer"),
+        ({"message": "x" * 10_000}, "limit:manifest"),
+    ],
+)
+def test_an_answer_that_its_client_has_not_signed_for_this_run_does_not_count(
+    stage: Stage, changes: dict[str, str], reason: str
+) -> None:
+    task = stage.task()
+    [ann] = stage.cast(task, "ann")
+    stream = attends(ann, task)
+    run = stage.submit(spec(f"consents-{stage.count}", task))
+    told = asked(ann, stream)
+    key = None if changes else Ed25519PrivateKey.generate()
+    said = answer(ann, told, "accepted", **changes)
+    say(ann, stream, said, key)
+    ended = wait_for(stream.next, "the end of the stream")
+    assert isinstance(ended, grpc.RpcError)
+    assert reason in str(ended.trailing_metadata())
+    assert stage.look(lambda session: session.get(Consent, (run, "ann"))) is None
+    stage.stop_run(run)
+
+
+def test_a_closed_site_is_not_asked_and_the_run_says_when_it_opens(stage: Stage) -> None:
+    task = stage.task()
+    [ann] = stage.cast(task, "ann")
+    beat = Heartbeat()
+    opens = stage.clock().astimezone(UTC) + timedelta(hours=3)
+    beat.closed_until.FromDatetime(opens)
+    assert ann.stream is not None
+    ann.stream.say(AttendRequest(heartbeat=beat))
+
+    def closed() -> bool:
+        clients = stage._admin.ListClients(admin.ListClientsRequest(), timeout=SECONDS).clients
+        return any(one.client_id == "ann" and one.HasField("closed_until") for one in clients)
+
+    wait_for(closed, "the site to be closed")
+    run = stage.submit(spec(f"consents-{stage.count}", task))
+    words = f"0 of 1 are ready for {task}; ann is closed until {opens:%Y-%m-%d %H:%M} UTC"
+    wait_for(lambda: words in stage.run(run).reason, words)
+    assert ann.orders() == []
+    assert f"closed until {opens:%Y-%m-%d %H:%M}" in command(stage, "clients")
+    assert words in command(stage, "run", run)
+    ann.stream.say(AttendRequest(heartbeat=Heartbeat()))
+    stage.play(run, ann)
+    stage.wait_state(run, RunState.COMPLETED)
+
+
+def test_answers_are_in_the_bundle_and_an_edited_one_is_named(stage: Stage, tmp_path: Path) -> None:
+    task = stage.task()
+    ann, ben, cleo = stage.cast(task, "ann", "ben", "cleo")
+    streams = {player: attends(player, task) for player in (ann, ben)}
+    run = stage.submit(spec(f"consents-{stage.count}", task))
+    told = {player: asked(player, stream) for player, stream in streams.items()}
+    for player, said in ((ann, "waiting"), (ben, "refused")):
+        say(player, streams[player], answer(player, told[player], said, reason="owner"))
+    stage.play(run, cleo)
+    stage.wait_state(run, RunState.COMPLETED)
+    whole = Edited.of(exported(stage, run, tmp_path / "run.fedpareto"))
+
+    def verified(edited: Edited) -> list[Verified]:
+        with BundleReader(edited.write(tmp_path / "edited")) as bundle:
+            return list(OpenedRun.of(bundle).verify())
+
+    def changed(change: Callable[[Consents], object]) -> Edited:
+        consents = Consents.FromString(whole.entries[CONSENTS])
+        change(consents)
+        return whole.having({CONSENTS: consents.SerializeToString()})
+
+    def accepted(consents: Consents) -> None:
+        consents.consents[0].CopyFrom(seal(answer(ann, told[ann], "accepted"), ann.member.files.signing_key))
+
+    assert [one.missing for one in verified(whole)] == [()]
+    for edited, words in (
+        (whole.having({CONSENTS: None}), "of the answer .*, which is not in the record"),
+        (changed(lambda consents: consents.consents.pop()), "of the answer .*/ben, which is not in the record"),
+        (changed(lambda consents: setattr(consents.consents[0], "signature", bytes(64))), "'ann' .*signature"),
+        (changed(accepted), "the answer of 'ann' to the run: the audit log tells of another"),
+        (changed(lambda consents: consents.consents.append(consents.consents[0])), "'ann' .* tells of none"),
+    ):
+        with pytest.raises(Wrong, match=words):
+            verified(edited)

@@ -1,0 +1,123 @@
+"""A member that is forgotten: what it has sent is removed, and what it has signed stays."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from sqlalchemy import select
+from typer.testing import CliRunner
+
+from federation.record.bundle import BundleReader
+from federation.v1 import admin_pb2 as admin
+from federation.v1.common_pb2 import AssignmentManifest
+from fedpareto.cli.main import app
+from storage.models import AuditEntry
+from storage.records import RunMemory
+from storage.retention import collect
+from storage.states import RoundState
+from tests.running import refused, wait_for
+from tests.stage import Player, Stage, spec
+from tests.verification.test_bundle import exported
+from verification.run import verify
+
+
+def forget(stage: Stage, client: str) -> dict[str, int]:
+    """What the command says."""
+    home = str(stage.served.home.admin_dir)
+    done = CliRunner().invoke(app, ["admin", "--home", home, "forget", client, "--yes", "--json"])
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.output)
+    assert answer["client"]["forgotten"]
+    return {name: int(answer[name]) for name in ("removed", "removed_bytes", "kept")}
+
+
+def lead(stage: Stage, run: str, number: int, *players: Player) -> list[AssignmentManifest]:
+    """Plays until each player is asked to train in a round, and returns what they are asked."""
+    asked: dict[str, AssignmentManifest] = {}
+
+    def over() -> bool:
+        for player in players:
+            for _, order in player.orders():
+                if order.round < number:
+                    player.reply(order)
+                else:
+                    asked[player.name] = order
+        return len(asked) == len(players)
+
+    wait_for(over, f"round {number} of {run}")
+    return [asked[player.name] for player in players]
+
+
+def kept(stage: Stage, run: str, client: str, number: int) -> bool:
+    """Whether the store has what a client sent in the first phase of a round."""
+    return stage.blobs.exists(stage.replies(run, number)[client].payload)
+
+
+def tidy(stage: Stage) -> None:
+    """The housekeeper's work of the next day."""
+    collect(stage.served.database, stage.blobs, now=stage.clock(), grace_seconds=0)
+
+
+def test_payloads_are_removed_and_signed_messages_stay(stage: Stage, tmp_path: Path) -> None:
+    task = stage.task()
+    ann, ben = stage.cast(task, "ann", "ben")
+    run = stage.submit(spec("forgets", task, 4))
+    third = lead(stage, run, 2, ann, ben)
+    ann.reply(third[0])
+    envelopes = [stage.replies(run, number)["ann"].envelope for number in range(3)]
+    size = stage.replies(run, 0)["ann"].payload_bytes
+    assert forget(stage, "ann") == {"removed": 2, "removed_bytes": 2 * size, "kept": 1}
+    assert [kept(stage, run, "ann", number) for number in range(3)] == [False, False, True]
+    assert kept(stage, run, "ben", 0)
+    tidy(stage)
+    assert kept(stage, run, "ann", 2), "its round is open"
+    ben.reply(third[1])
+    stage.play(run, ann, ben)
+    assert [stage.replies(run, number)["ann"].envelope for number in range(3)] == envelopes
+    tidy(stage)
+    assert [kept(stage, run, "ann", number) for number in range(4)] == [False, False, False, True]
+    assert all(kept(stage, run, "ben", number) for number in range(4))
+    assert [row.state for row in stage.rounds(run)] == [RoundState.COMPLETED] * 4
+    assert forget(stage, "ann")["removed"] == 1
+    with stage.served.database.read() as session:
+        entries = session.scalars(select(AuditEntry).where(AuditEntry.action == "client.forgotten")).all()
+    assert [(entry.subject, entry.actor.rpartition("/")[2]) for entry in entries] == [("ann", "admin")] * 2
+    with BundleReader(exported(stage, run, tmp_path / "run.fedpareto")) as bundle:
+        found = list(verify(bundle))
+    assert ["the rule's 2 coefficients" in one.words for one in found] == [True] * 4
+    assert [len(one.missing) for one in found] == [1] * 4
+    assert all(one.missing[0].endswith("is not in the bundle (forgotten: ann)") for one in found)
+
+
+def test_what_the_algorithm_of_a_run_still_reads_is_kept_until_the_run_ends(stage: Stage) -> None:
+    task = stage.task()
+    ann, ben = stage.cast(task, "ann", "ben")
+    run = stage.submit(spec("reads", task, 3, algorithm="fedfv", more="algorithm.tau = 2"))
+    third = lead(stage, run, 2, ann, ben)
+    remembered = RunMemory.decode(stage.run(run).state_data).blobs
+    assert stage.replies(run, 1)["ann"].payload in remembered
+    forget(stage, "ann")
+    tidy(stage)
+    assert kept(stage, run, "ann", 1)
+    for player, order in zip((ann, ben), third, strict=True):
+        player.reply(order)
+    stage.play(run, ann, ben)
+    tidy(stage)
+    assert not kept(stage, run, "ann", 1)
+
+
+def test_the_same_bytes_of_another_member_stay(stage: Stage) -> None:
+    task = stage.task()
+    cleo, dan = stage.cast(task, "cleo", "dan")
+    run = stage.submit(spec("same", task))
+    for player in (cleo, dan):
+        order = player.order()
+        player.reply(order, np.ones(sum(row.length for row in order.rows), dtype=np.float32))
+    stage.play(run, cleo, dan)
+    assert forget(stage, "cleo")["removed"] == 0
+    assert kept(stage, run, "dan", 0)
+
+
+def test_an_unknown_client_is_refused(stage: Stage) -> None:
+    with refused("NOT_FOUND", "client-unknown"):
+        stage._admin.ForgetClient(admin.ForgetClientRequest(client_id="somebody-else"))

@@ -1,0 +1,135 @@
+"""Private rounds that owners still allow: workers tell, operators see it, and a run that needs more is refused."""
+
+import json
+import re
+from fractions import Fraction
+
+import grpc
+import pytest
+from typer.testing import CliRunner
+
+from coordinator.aggregation.interface import TooFewUpdatesError
+from coordinator.aggregation.secure.covered import covered
+from federation.line.channels import refusal_from_rpc_error
+from federation.secure.bounds import BoundKind, Bounds
+from federation.secure.thresholds import Mode
+from federation.v1 import admin_pb2 as admin
+from federation.v1.federation_pb2 import AttendRequest, AttendResponse, SessionsLeft
+from fedpareto.cli.main import app
+from storage.models import Client
+from tests.coordinator.aggregation.test_covered import cohort
+from tests.harness import wait_for
+from tests.stage import Player, Stage, spec
+
+NAMES = ("ann", "ben", "cleo", "dora", "emil", "finn")
+PRIVATE = 'privacy.secure = "sum"\nevaluate.every = 2'
+
+
+@pytest.fixture
+def players(stage: Stage) -> list[Player]:
+    players = stage.cast("digits", *NAMES[:5])
+    for player in players:
+        tell(stage, player, 7, 4)
+    return players
+
+
+def tell(stage: Stage, player: Player, training: int, evaluation: int) -> None:
+    assert player.stream is not None
+    left = SessionsLeft(task="digits", training=training, evaluation=evaluation)
+    player.stream.say(AttendRequest(sessions_left=left))
+    told = {"digits": {"training": min(training, 2**53), "evaluation": min(evaluation, 2**53)}}
+    wait_for(lambda: stage.look(lambda session: session.get_one(Client, player.name).sessions_left) == told, "numbers")
+
+
+def warnings(stage: Stage, document: bytes) -> str:
+    header = admin.RunHeader(spec=document, dry_run=True)
+    return " ".join(stage._admin.SubmitRun(iter([admin.SubmitRunRequest(header=header)])).warnings)
+
+
+def run(rounds: int, more: str = PRIVATE, algorithm: str = "fedavg-n") -> bytes:
+    return spec("planned", "digits", rounds, algorithm=algorithm, more=more)
+
+
+def test_a_run_is_refused_when_too_few_members_allow_as_many_private_rounds(
+    stage: Stage, players: list[Player]
+) -> None:
+    told = warnings(stage, run(7))
+    assert "the run needs 7 of training and 4 of evaluation" in told
+    assert "missing" not in told
+    tell(stage, players[0], 4, 4)
+    tell(stage, players[1], 6, 0)
+    with pytest.raises(grpc.RpcError) as caught:
+        warnings(stage, run(7))
+    refusal = refusal_from_rpc_error(caught.value)
+    assert (refusal.status, refusal.reason) == ("FAILED_PRECONDITION", "sessions-left")
+    assert "missing are: ann (3 of training), ben (1 of training and 4 of evaluation)." in refusal.message
+    assert "A round needs 5 members, and 3 have enough" in refusal.message
+    shown = run(7, f'{PRIVATE}\nprivacy.disclose = ["evaluation"]')
+    with pytest.raises(grpc.RpcError, match=re.escape("ben (1 of training). A round")):
+        warnings(stage, shown)
+    with pytest.raises(grpc.RpcError, match=re.escape("missing are: ben (2 of evaluation). A round")):
+        warnings(stage, run(4))
+    assert "missing" not in warnings(stage, run(7, "evaluate.every = 2")), "an open run needs none"
+
+
+@pytest.mark.parametrize(("large", "refused"), [(18, True), (17, False)])
+def test_a_run_is_refused_in_which_one_member_has_too_large_a_part(stage: Stage, large: int, refused: bool) -> None:
+    """Of five members one may collude, and three of 10 samples are left: 3 * 10^2 is above 17^2 and below 18^2."""
+    stage.cast("digits", *NAMES[:5], samples=[large, 10, 10, 10, 10])
+    by_samples = run(1, f'{PRIVATE}\nalgorithm.prior = "samples"')
+    W = cohort(5, 5, Mode.SUM, [large, 10, 10, 10, 10])
+    rule = Bounds(kind=BoundKind.FIXED, prior="samples")
+    if not refused:
+        assert "experimental" in warnings(stage, by_samples)
+        assert covered(rule, Fraction(2), W, W.replies.prior("samples")).share == 1
+        return
+    with pytest.raises(grpc.RpcError) as caught:
+        warnings(stage, by_samples)
+    refusal = refusal_from_rpc_error(caught.value)
+    assert (refusal.status, refusal.reason) == ("INVALID_ARGUMENT", "spec")
+    assert "ann has 0.310 of the coefficients, too large a part: 1 colluding members could subtract" in refusal.message
+    with pytest.raises(TooFewUpdatesError) as skipped:  # as the round would be, if the run began
+        covered(rule, Fraction(2), W, W.replies.prior("samples"))
+    assert str(skipped.value).replace("silo-000", "ann") in refusal.message
+    assert "experimental" in warnings(stage, by_samples.replace(b'"samples"', b'"uniform"'))
+    left_out = by_samples + b'selection.exclude = ["ann"]'
+    assert "experimental" in warnings(stage, left_out)
+
+
+def test_operators_see_what_members_have_told(stage: Stage, players: list[Player]) -> None:
+    tell(stage, players[2], 0, 2**63)  # no more than a number of JSON can hold
+    tell(stage, players[2], 990, 8)
+    runner = CliRunner(env={"COLUMNS": "200"})
+    command = ["admin", "--home", str(stage.served.home.admin_dir), "clients"]
+    shown_of_cleo = runner.invoke(app, [*command[:-1], "client", "cleo"]).stdout
+    assert "990 of training, 8 of evaluation" in shown_of_cleo
+    shown = {one["client_id"]: one for one in json.loads(runner.invoke(app, [*command, "--json"]).stdout)["clients"]}
+    (task,) = shown["cleo"]["tasks"]
+    assert (int(task["training_sessions_left"]), int(task["evaluation_sessions_left"])) == (990, 8)
+
+
+def test_a_hello_replaces_what_was_told_and_rounds_of_other_tasks_are_refused(
+    stage: Stage, players: list[Player]
+) -> None:
+    player = players[4]
+    player.attend(digits=10)
+    assert stage.look(lambda session: session.get_one(Client, player.name).sessions_left) == {}
+    stream = player.stream
+    assert stream is not None
+    stream.say(AttendRequest(sessions_left=SessionsLeft(task="mnist", training=1)))
+    while isinstance(answer := stream.next(), AttendResponse):
+        pass
+    assert isinstance(answer, grpc.RpcError)
+    assert refusal_from_rpc_error(answer).reason == "limit:tasks"
+
+
+def test_a_run_is_taken_with_a_caution_when_enough_members_are_left(stage: Stage, players: list[Player]) -> None:
+    """A sixth member has not told anything, and counts as able."""
+    tell(stage, players[0], 6, 4)
+    stage.cast("digits", NAMES[5])
+    caution = "missing are: ann (1 of training). They drop out on the way; 5 members have enough"
+    assert caution in warnings(stage, run(7))
+    with pytest.raises(grpc.RpcError, match="A round needs 8 members, and 5 have enough"):
+        warnings(stage, run(7, PRIVATE.replace("sum", "private"), "fedmgda+"))
+    with pytest.raises(grpc.RpcError, match="A round needs 6 members, and 5 have enough"):
+        warnings(stage, run(7, f"{PRIVATE}\nselection.minimum = 6"))

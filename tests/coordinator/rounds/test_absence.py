@@ -1,0 +1,90 @@
+"""Members that take their assignment and hang up: a phase waits for them for a while, and not to its deadline."""
+
+from datetime import timedelta
+
+import pytest
+
+from federation.spec.run_spec import RunSpec
+from federation.v1.common_pb2 import AssignmentManifest
+from storage.states import RoundState
+from tests.running import refused, wait_for
+from tests.stage import Player, Stage, spec
+
+GRACE = timedelta(seconds=60)  # as in `begin`; the deadlines are 900 seconds
+
+
+def begin(stage: Stage, pool: str = "attending") -> tuple[str, dict[str, Player], dict[str, AssignmentManifest]]:
+    task = stage.task()
+    players = {player.name: player for player in stage.cast(task, "ann", "ben", "cleo")}
+    more = f'selection.minimum = 3\nselection.pool = "{pool}"\nselection.grace_seconds = 60'
+    run = stage.submit(spec(f"absence-{stage.count}", task, algorithm="fedavg", more=more))
+    return run, players, {name: player.order() for name, player in players.items()}
+
+
+def hang_up(stage: Stage, *players: Player) -> None:
+    presence = stage.served.coordinator._supervisor._presence
+    for player in players:
+        player.leave()
+        wait_for(lambda: player.name not in presence.attending(), "the coordinator to notice")  # noqa: B023
+
+
+def after(stage: Stage, time: timedelta) -> None:
+    stage.clock.ahead += time
+    stage.nudge()
+
+
+@pytest.mark.parametrize("pool", ["attending", "enrolled"])
+def test_a_member_that_hangs_up_is_waited_for_during_the_grace_and_not_to_the_deadline(stage: Stage, pool: str) -> None:
+    run, players, orders = begin(stage, pool)
+    hang_up(stage, players["cleo"])
+    players["ann"].reply(orders["ann"])
+    after(stage, 2 * GRACE)
+    assert stage.outcomes(run)["cleo"] == ("OPEN", "")  # ben still works, so nothing is lost by waiting
+    players["ben"].reply(orders["ben"])
+    stage.wait_outcome(run, "cleo", "EXPIRED")
+    assert stage.outcomes(run)["cleo"] == ("EXPIRED", "absent")
+    with refused("FAILED_PRECONDITION", "assignment-closed"):
+        players["cleo"].reply(orders["cleo"])
+    if pool == "enrolled":  # it is asked to evaluate, though it does not attend
+        players["cleo"].attend(**players["cleo"].tasks)
+        stage.play(run, *players.values())
+    else:
+        stage.play(run, players["ann"], players["ben"])
+    assert stage.rounds(run)[0].state is RoundState.COMPLETED
+
+
+def test_a_member_that_is_back_within_the_grace_replies_and_counts(stage: Stage) -> None:
+    run, players, orders = begin(stage)
+    hang_up(stage, players["cleo"])
+    for name in ("ann", "ben"):
+        players[name].reply(orders[name])
+    after(stage, GRACE / 2)
+    assert stage.outcomes(run)["cleo"] == ("OPEN", "")
+    players["cleo"].attend(**players["cleo"].tasks)
+    after(stage, 2 * GRACE)  # it attends, so the grace is nothing to it
+    assert stage.outcomes(run)["cleo"] == ("OPEN", "")
+    players["cleo"].reply(orders["cleo"])
+    stage.play(run, *players.values())
+    assert set(stage.replies(run)) == {"ann", "ben", "cleo"}
+
+
+def test_a_member_that_does_not_come_back_after_a_restart_of_the_coordinator_is_given_the_grace_too(
+    stage: Stage,
+) -> None:
+    run, players, orders = begin(stage)
+    for name in ("ann", "ben"):
+        players[name].reply(orders[name])
+    players["cleo"].leave()
+    stage.stop()
+    stage.start()
+    for name in ("ann", "ben"):
+        players[name].attend(**players[name].tasks)
+    assert stage.outcomes(run)["cleo"] == ("OPEN", "")
+    after(stage, 2 * GRACE)
+    stage.wait_outcome(run, "cleo", "EXPIRED")
+    assert stage.outcomes(run)["cleo"] == ("EXPIRED", "absent")
+    stage.play(run, players["ann"], players["ben"])
+
+
+def test_the_grace_is_five_minutes_unless_the_specification_sets_it() -> None:
+    assert RunSpec.parse('name = "a"\ntask = "t"\nrounds = 1').selection.grace_seconds == 300.0

@@ -1,0 +1,330 @@
+"""What operators say to a run, several runs at a time, and a coordinator that stops and starts in between."""
+
+import threading
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+
+import grpc
+import pytest
+from sqlalchemy import Engine, event
+from sqlalchemy.orm import Session
+
+from coordinator.rounds.fleets.remote import RemoteFleet
+from coordinator.rounds.supervisor import RECONNECT_GRACE
+from federation.line.channels import refusal_from_rpc_error
+from storage.states import RoundState, RunState
+from tests.running import refused, wait_for
+from tests.stage import Player, Stage, spec
+from tests.stage import stage as make_stage
+
+
+def conducting(run: str) -> bool:
+    return any(thread.name == f"run-{run}" for thread in threading.enumerate())
+
+
+def wait_rest(run: str) -> None:
+    wait_for(lambda: not conducting(run), f"the conductor of {run} to come to rest")
+
+
+def final_model(stage: Stage, task: str, *players: Player, rounds: int = 2) -> str:
+    """What the run of `document` comes to when nothing disturbs it."""
+    for player in players:
+        player.attend(**{task: 10})
+    run = stage.submit(document(f"undisturbed-{stage.count}", task, len(players), rounds))
+    stage.play(run, *players)
+    return stage.run(run).model
+
+
+def document(name: str, task: str, clients: int, rounds: int = 2) -> bytes:
+    return spec(name, task, rounds, seed=23, more=f"selection.minimum = {clients}\nalgorithm.epsilon = 0.3")
+
+
+# --- the pool
+
+
+def test_clients_that_leave_while_a_round_is_opened_are_selected_or_none_is(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = stage.task()
+    stage.cast(task, "ann", "ben")
+    pool, calls = RemoteFleet.pool, count()
+
+    def leaving(self: RemoteFleet, session: Session) -> dict[str, int]:
+        """The second call is the first one of the transaction that selects."""
+        return pool(self, session) if next(calls) < 2 else {}
+
+    monkeypatch.setattr(RemoteFleet, "pool", leaving)
+    run = stage.submit(document("leaving", task, 2))
+    assert stage.wait_round(run, 0, RoundState.OPEN).selected == ["ann", "ben"]
+    monkeypatch.undo()
+    stage.stop_run(run)
+
+
+# --- pause, resume, stop
+
+
+def test_replies_to_open_assignments_count_while_a_run_is_paused_and_it_goes_on_where_it_was(stage: Stage) -> None:
+    task = stage.task()
+    ann, ben = stage.cast(task, "ann", "ben")
+    expected = final_model(stage, task, ann, ben)
+    run = stage.submit(document("paused", task, 2))
+    first, second = ann.order(), ben.order()
+    stage.pause(run)
+    wait_rest(run)
+    paused = stage.run(run)
+    assert paused.state is RunState.PAUSED
+    assert paused.reason.startswith("paused by ")
+    ann.reply(first)
+    ben.reply(second)
+    assert stage.outcomes(run) == {"ann": ("FULFILLED", ""), "ben": ("FULFILLED", "")}
+    assert stage.rounds(run)[0].state is RoundState.OPEN
+    assert not ann.orders()
+    stage.resume(run)
+    stage.play(run, ann, ben)
+    assert stage.run(run).model == expected
+    assert {a.assignment_id for a in stage.assignments(run).values()} == {first.assignment_id, second.assignment_id}
+
+
+def test_deadlines_go_on_while_a_run_is_paused(stage: Stage) -> None:
+    task = stage.task()
+    ann, ben = stage.cast(task, "ann", "ben")
+    run = stage.submit(spec("late", task, more="selection = { minimum = 2, quorum = 1.0 }"))
+    ann.reply(ann.order())
+    late = ben.order()
+    stage.pause(run)
+    wait_rest(run)
+    stage.pass_deadline()
+    with refused("FAILED_PRECONDITION", "deadline"):
+        ben.submit(late)
+    assert stage.rounds(run)[0].state is RoundState.OPEN
+    stage.resume(run)
+    assert stage.wait_round(run, 0).reason == "quorum: 1 of 2 clients replied, 2 are needed"
+
+
+def test_a_run_that_is_submitted_paused_asks_nobody_before_it_is_resumed(stage: Stage) -> None:
+    task = stage.task()
+    ann, ben = stage.cast(task, "ann", "ben")
+    run = stage.submit(document("held", task, 2), paused=True)
+    stage.nudge()
+    row = stage.run(run)
+    assert (row.state, row.started, stage.rounds(run), conducting(run)) == (RunState.PAUSED, None, [], False)
+    stage.restart()
+    assert (stage.run(run).state, conducting(run)) == (RunState.PAUSED, False)
+    stage.resume(run)
+    stage.play(run, ann, ben)
+    assert stage.run(run).started is not None
+
+
+def test_a_stop_cancels_what_is_open_and_keeps_the_last_model(stage: Stage) -> None:
+    task = stage.task()
+    ann, ben = stage.cast(task, "ann", "ben")
+    run = stage.submit(document("stopped", task, 2, rounds=3))
+    for _ in ("train", "evaluate"):
+        for player in (ann, ben):
+            player.reply(player.order())
+    first, second = ann.order(), ben.order()
+    last = stage.rounds(run)[0].result_model
+    ann.reply(first)
+    stage.stop_run(run, "enough is enough")
+    row = stage.run(run)
+    assert (row.state, row.reason, row.model) == (RunState.STOPPED, "enough is enough", last)
+    assert stage.outcomes(run, 1) == {"ann": ("FULFILLED", ""), "ben": ("CANCELLED", "run-ended")}
+    ended = stage.rounds(run)[1]
+    assert (ended.state, ended.reason) == (RoundState.SKIPPED, "the run ended: enough is enough")
+    with refused("FAILED_PRECONDITION", "assignment-closed"):
+        ben.submit(second)
+    wait_for(lambda: ben.orders() or ben.cancelled, "the word to ben")
+    assert [(c.assignment_id, c.reason) for c in ben.cancelled] == [(second.assignment_id, "run-ended")]
+    wait_rest(run)
+    assert not [phase for phase in stage.phases(run, 1) if phase.ended is None]
+
+
+def test_what_cannot_be_is_refused_with_the_ways_that_there_are(stage: Stage) -> None:
+    task = stage.task()
+    run = stage.submit(document("ways", task, 1), paused=True)
+    with refused("FAILED_PRECONDITION", "run-state") as message:
+        stage.pause(run)
+    assert message == [f"run {run} is PAUSED and cannot become PAUSED; possible now: RUNNING, STOPPED"]
+    stage.resume(run)
+    with refused("FAILED_PRECONDITION", "run-state"):
+        stage.resume(run)
+    stage.stop_run(run)
+    for order in (stage.pause, stage.resume, stage.stop_run):
+        with refused("FAILED_PRECONDITION", "run-state") as message:
+            order(run)
+        assert "possible now: nothing: it has ended" in message[0]
+
+
+def test_a_name_is_given_once_at_a_time_however_many_ask_for_it(stage: Stage) -> None:
+    task, reasons, ready = stage.task(), [], threading.Barrier(8)
+
+    def submit() -> None:
+        ready.wait()
+        try:
+            reasons.append(stage.submit(document("popular", task, 1), paused=True) and "")
+        except grpc.RpcError as error:
+            reasons.append(refusal_from_rpc_error(error).reason)
+
+    threads = [threading.Thread(target=submit) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(reasons) == [""] + ["run-exists"] * 7
+
+
+@pytest.mark.parametrize(
+    "more", ["", 'selection.required = ["ann"]\nselection.patience_seconds = 600'], ids=["minimum", "after-patience"]
+)
+def test_a_run_that_waits_for_clients_sleeps(stage: Stage, more: str) -> None:
+    task = stage.task()
+    (ann,) = stage.cast(task, "ann")
+    changes: list[str] = []
+    unwatch = stage.served.coordinator._supervisor.watch(changes.append)
+    run = stage.submit(spec("patient", task, 2, seed=23, more=f"selection.minimum = 2\n{more}"))
+    wait_for(lambda: stage.run(run).reason, "a reason")
+    stage.pass_deadline()  # absent required clients would be given up now; too few clients are waited for
+    looks = []
+
+    def listen(_c: object, _cursor: object, sql: str, *_: object) -> None:
+        if threading.current_thread().name == f"run-{run}" and sql.startswith("SELECT runs"):
+            looks.append(sql)
+
+    event.listen(Engine, "before_cursor_execute", listen)
+    for _ in range(20):
+        stage.nudge()  # wakes it
+    event.remove(Engine, "before_cursor_execute", listen)
+    unwatch()
+    # A conductor that woke itself would announce thousands, and one that did not wait would look all the time.
+    assert changes.count(run) < 100, f"{changes.count(run)} changes were announced"
+    assert len(looks) <= 100, f"it looked {len(looks)} times"
+    (ben,) = stage.cast(task, "ben")
+    stage.play(run, ann, ben)
+
+
+def test_a_client_that_waits_for_approval_gets_nothing_until_it_has_it(tmp_path: Path, database_url: str) -> None:
+    with make_stage(tmp_path / "coordinator", database_url, approval=True) as stage:
+        pending = stage.player("pending")
+        pending.attend(digits=10)
+        run = stage.submit(spec("approval", "digits", more='selection.pool = "enrolled"'))
+        wait_for(lambda: stage.run(run).reason, "a reason")
+        assert stage.run(run).reason == "waiting for clients: 0 of 1 are ready for digits"
+        stage.nudge()
+        pending.attend(digits=10)
+        assert (pending.orders(), stage.rounds(run)) == ([], [])
+        stage.approve("pending")
+        stage.play(run, pending)
+
+
+# --- several runs
+
+
+@pytest.mark.full
+def test_runs_beside_each_other_come_to_what_each_comes_to_alone(stage: Stage) -> None:
+    task = stage.task()
+    players = stage.cast(task, "ann", "ben", "cleo")
+    rules = {"fedavg": 1, "fedmgda": 2, "fedmgda+": 3}
+
+    def text(name: str, suffix: str) -> bytes:
+        more = "selection.minimum = 3"
+        return spec(f"{suffix}-{rules[name]}", task, 2, seed=rules[name], algorithm=name, more=more)
+
+    alone = {}
+    for name in rules:
+        run = stage.submit(text(name, "alone"))
+        stage.play(run, *players)
+        alone[name] = stage.run(run).model
+    runs = {name: stage.submit(text(name, "together")) for name in rules}
+    wait_for(lambda: all(len(stage.assignments(run)) == 3 for run in runs.values()), "every run to ask")
+    names = {a.assignment_id for run in runs.values() for a in stage.assignments(run).values()}
+    assert len(names) == 9
+    for run in runs.values():
+        stage.play(run, *players)
+    assert {name: stage.run(run).model for name, run in runs.items()} == alone
+    assert len(set(alone.values())) == 3
+
+
+# --- restart by replay
+
+
+@pytest.mark.parametrize("replied", [1, *(pytest.param(count, marks=pytest.mark.full) for count in (0, 2))])
+def test_a_coordinator_that_stops_while_clients_train_goes_on_to_the_same_model(stage: Stage, replied: int) -> None:
+    task = stage.task()
+    ann, ben = stage.cast(task, "ann", "ben")
+    expected = final_model(stage, task, ann, ben)
+    run = stage.submit(document("restart", task, 2))
+    orders = {player: player.order() for player in (ann, ben)}
+    if replied == 2:
+        stage.pause(run)  # both replies are in, and nothing was made of them
+    for player in (ann, ben)[:replied]:
+        player.reply(orders[player])
+    stage.restart()
+    if replied == 2:
+        stage.resume(run)
+    stage.play(run, *(ann, ben)[:replied], until=lambda: True)
+    stage.restart()
+    for player in (ann, ben)[replied:]:
+        player.reply(orders[player])  # made before the restart, it counts after it
+    stage.play(run, ann, ben)
+    assert stage.run(run).model == expected
+    assert {a.assignment_id for a in stage.assignments(run).values()} == {o.assignment_id for o in orders.values()}
+
+
+@pytest.mark.full
+def test_a_coordinator_that_stops_in_the_evaluation_and_between_rounds_goes_on_to_the_same_model(stage: Stage) -> None:
+    task = stage.task()
+    ann, ben = stage.cast(task, "ann", "ben")
+    expected = final_model(stage, task, ann, ben)
+    run = stage.submit(document("replayed", task, 2))
+    for player in (ann, ben):
+        player.reply(player.order())
+    stage.wait_round(run, 0, RoundState.STEPPED)
+    wait_for(lambda: len(stage.outcomes(run, 0, 1)) == 2, "the evaluation")
+    evaluation = ann.order()
+    step = stage.rounds(run)[0].step
+    stage.restart()
+    ann.reply(evaluation)
+    stage.play(run, ann, ben, until=lambda: len(stage.rounds(run)) == 2)
+    stage.restart()
+    stage.play(run, ann, ben)
+    assert stage.run(run).model == expected
+    assert stage.rounds(run)[0].step == step
+    assert len(stage.evaluations(run, 0)) == len(stage.evaluations(run, 1)) == 4
+
+
+def test_a_round_begins_with_those_who_come_back_after_a_restart(stage: Stage) -> None:
+    task = stage.task()
+    ann, ben = stage.cast(task, "ann", "ben")
+    stage.cast(task, f"latecomer-{stage.count}")
+    run = stage.submit(spec("back", task), paused=True)
+    stage.stop()
+    stage.start()
+    stage.resume(run)
+    ann.attend(**ann.tasks)  # enough for the minimum
+    wait_for(lambda: "come back" in stage.run(run).reason, "the reason")
+    assert stage.run(run).reason == "waiting for clients to come back after a restart"
+    ben.attend(**ben.tasks)
+    stage.nudge()
+    assert stage.rounds(run) == []
+    stage.clock.ahead += 2 * RECONNECT_GRACE  # the latecomer is given up
+    stage.nudge()
+    stage.play(run, ann, ben)
+    assert stage.rounds(run)[0].selected == ["ann", "ben"]
+
+
+def test_a_clock_that_is_set_back_after_a_restart_does_not_hold_the_first_round(stage: Stage) -> None:
+    task = stage.task()
+    (ann,) = stage.cast(task, "ann")
+    stage.cast(task, f"latecomer-{stage.count}")
+    run = stage.submit(spec("set-back", task), paused=True)
+    stage.stop()
+    stage.start()
+    stage.resume(run)
+    ann.attend(**ann.tasks)
+    wait_for(lambda: "come back" in stage.run(run).reason, "the reason")
+    stage.clock.ahead -= timedelta(days=3)
+    stage.nudge()
+    stage.play(run, ann)
+    stage.clock.ahead += timedelta(days=3)
+    assert stage.rounds(run)[0].selected == ["ann"]

@@ -1,0 +1,103 @@
+"""A disk that loses or alters bytes: the run is held with a reason that names the blob, and goes on once repaired."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from storage.states import RoundState, RunState
+from tests.few import few_of
+from tests.running import wait_for
+from tests.stage import Player, Stage, spec
+from tests.storage.scene import blob_file
+
+
+def flip(path: Path) -> Callable[[], None]:
+    """Alters one bit of the last byte; returns the repair."""
+    good = path.read_bytes()
+    path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    return lambda: path.write_bytes(good) and None
+
+
+def lose(path: Path) -> Callable[[], None]:
+    """Removes the file; returns the repair."""
+    good = path.read_bytes()
+    path.unlink()
+    return lambda: path.write_bytes(good) and None
+
+
+def cut(path: Path) -> Callable[[], None]:
+    """Leaves the first half of the file; returns the repair."""
+    good = path.read_bytes()
+    path.write_bytes(good[: len(good) // 2])
+    return lambda: path.write_bytes(good) and None
+
+
+WORDS = {flip: "the bytes of blob", cut: "the bytes of blob", lose: "there is no blob"}
+
+
+def begin(stage: Stage) -> tuple[str, list[Player], str]:
+    """A run whose first phase lacks one reply, its players, and the model that it comes to when all is well."""
+    task = stage.task()
+    players = stage.cast(task, "ann", "ben")
+    documents = [spec(f"{name}-{stage.count}", task, more="selection.minimum = 2") for name in ("whole", "damaged")]
+    run = stage.submit(documents[0])
+    stage.play(run, *players)
+    damaged = stage.submit(documents[1])
+    return damaged, players, stage.run(run).model
+
+
+@pytest.mark.parametrize("damage", few_of(WORDS, lose))
+def test_a_damaged_update_holds_the_run_until_it_is_repaired(
+    stage: Stage, damage: Callable[[Path], Callable[[], None]]
+) -> None:
+    run, (ann, ben), expected = begin(stage)
+    second = ben.order()
+    ann.reply(ann.order())
+    payload = stage.replies(run)["ann"].payload
+    repair = damage(blob_file(stage.blobs, payload))
+    ben.reply(second)
+    held = stage.wait_state(run, RunState.PAUSED)
+    assert held.reason.startswith(f"storage: {WORDS[damage]} {payload} ")
+    assert held.reason.endswith("repair it, then resume the run")
+    assert stage.rounds(run)[0].state is RoundState.OPEN
+    stage.resume(run)  # nothing was repaired: nothing has changed
+    assert payload in stage.wait_state(run, RunState.PAUSED).reason
+    wait_for(lambda: payload in stage.run(run).reason, "the reason")
+    repair()
+    stage.resume(run)
+    stage.play(run, ann, ben)
+    assert stage.run(run).model == expected
+
+
+@pytest.mark.parametrize("damage", few_of(WORDS, cut))
+def test_a_damaged_model_holds_the_run_until_it_is_repaired(
+    stage: Stage, damage: Callable[[Path], Callable[[], None]]
+) -> None:
+    run, (ann, ben), expected = begin(stage)
+    orders = {player: player.order() for player in (ann, ben)}
+    model = stage.rounds(run)[0].base_model
+    repair = damage(blob_file(stage.blobs, model))
+    for player in (ann, ben):
+        player.reply(orders[player])
+    held = stage.wait_state(run, RunState.PAUSED)
+    assert held.reason.startswith(f"storage: {WORDS[damage]} {model}")
+    repair()
+    stage.restart()
+    assert stage.run(run).state is RunState.PAUSED  # a restart resumes nothing that an operator has not
+    stage.resume(run)
+    stage.play(run, ann, ben)
+    assert stage.run(run).model == expected
+
+
+def test_a_run_beside_a_damaged_one_goes_on(stage: Stage) -> None:
+    run, (ann, ben), _ = begin(stage)
+    beside = stage.submit(spec("beside", stage.task(), more="selection.minimum = 1"))
+    (cleo,) = stage.cast(f"task-{stage.count}", "cleo")
+    second = ben.order()
+    ann.reply(ann.order())
+    repair = flip(blob_file(stage.blobs, stage.replies(run)["ann"].payload))
+    ben.reply(second)
+    stage.wait_state(run, RunState.PAUSED)
+    stage.play(beside, cleo)
+    repair()

@@ -1,0 +1,304 @@
+"""What goes wrong at the worst moment: a stop between two looks, a database that fails, a client revoked in between.
+
+Moments are found in the statements that a conductor sends to its database; nothing is left to chance.
+"""
+
+import errno
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import grpc
+import numpy as np
+import pytest
+from sqlalchemy import Engine, event, select, text
+from sqlalchemy.exc import OperationalError
+
+from federation.digests import digest
+from federation.v1.common_pb2 import AssignmentManifest
+from federation.vectors import to_bytes
+from storage.models import Assignment, AuditEntry, Model, Phase, Round
+from storage.states import AssignmentState, PhaseState, RoundState, RunState
+from tests.running import wait_for
+from tests.stage import LAYOUT, MODEL, Player, Stage, spec, vector
+from tests.storage.scene import blob_file
+
+
+@contextmanager
+def at(stage: Stage, run: str, statement: str, do: Callable[[], object]) -> Iterator[list[str]]:
+    """Calls `do` when the run's conductor sends a statement that begins so; yields the statements that did."""
+    seen: list[str] = []
+
+    def listen(_c: object, _cursor: object, sql: str, *_: object) -> None:
+        if threading.current_thread().name == f"run-{run}" and sql.startswith(statement):
+            seen.append(sql)
+            do()
+
+    event.listen(Engine, "before_cursor_execute", listen)
+    try:
+        yield seen
+    finally:
+        event.remove(Engine, "before_cursor_execute", listen)
+
+
+def once(action: Callable[[], object]) -> Callable[[], None]:
+    left = [action]
+
+    def act() -> None:
+        if left:
+            left.pop()()
+
+    return act
+
+
+def fail() -> None:
+    raise OperationalError("a statement", {}, Exception("the disk is full"))
+
+
+def begin(stage: Stage) -> tuple[str, list[Player]]:
+    """A paused run of ann and ben, whose models no other run makes."""
+    task = stage.task()
+    players = stage.cast(task, "ann", "ben")
+    document = spec(f"fault-{stage.count}", task, seed=stage.count, algorithm="fedavg", more="selection.minimum = 2")
+    return stage.submit(document, paused=True), players
+
+
+def blocked(stage: Stage) -> bool:
+    """Whether somebody waits for a lock. SQLite cannot be asked: there everybody waits for the one writer."""
+    if stage.served.database.url.startswith("sqlite"):
+        return True
+    with stage.served.database.read() as session:
+        return bool(session.scalar(text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")))
+
+
+def wait_rest(run: str) -> None:
+    wait_for(lambda: all(thread.name != f"run-{run}" for thread in threading.enumerate()), "the conductor to rest")
+
+
+def nothing_open(stage: Stage, run: str) -> bool:
+    """Whether an ended run has left nothing under way."""
+    with stage.served.database.read() as session:
+        rounds = session.scalars(select(Round.state).where(Round.run_id == run)).all()
+        phases = session.scalars(select(Phase).join(Round).where(Round.run_id == run)).all()
+        return all(state in (RoundState.COMPLETED, RoundState.SKIPPED) for state in rounds) and all(
+            phase.state is PhaseState.CLOSED
+            and all(assignment.state is not AssignmentState.OPEN for assignment in phase.assignments)
+            for phase in phases
+        )
+
+
+# What a conductor reads outside of its own transactions: the beginning of the statement, how many such ones come
+# before it, and what the clients do.
+LOOKS = {
+    "before the first round": ("SELECT clients", 0, "reply"),
+    "while clients train": ("SELECT phases", 1, "reply"),
+    "when enough replies are read": ("SELECT replies", 0, "reply"),
+    "when too few replies are read": ("SELECT replies", 0, "decline"),
+    "when the evaluation is read": ("SELECT replies", 3, "reply"),
+}
+
+
+@pytest.mark.parametrize("word", ["stop", pytest.param("pause", marks=pytest.mark.full)])
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_word_between_two_looks_of_the_conductor_is_heard(
+    stage: Stage, caplog: pytest.LogCaptureFixture, word: str, look: str
+) -> None:
+    run, players = begin(stage)
+    statement, before, reaction = LOOKS[look]
+    speak = stage.stop_run if word == "stop" else stage.pause
+    spoken = threading.Event()
+    looks = []
+
+    def look_up() -> None:
+        looks.append(statement)
+        if len(looks) == before + 1:
+            speak(run)
+            spoken.set()
+
+    def moment() -> bool:
+        for player in players:
+            for _, order in player.orders():
+                if reaction == "decline":
+                    player.decline(order, "busy")
+                    continue
+                with suppress(grpc.RpcError):  # the run was stopped in between
+                    player.reply(order)
+        return spoken.is_set()
+
+    with caplog.at_level(logging.ERROR), at(stage, run, statement, look_up):
+        stage.resume(run)
+        wait_for(moment, "the moment")
+        wait_rest(run)
+    assert [record.message for record in caplog.records] == []
+    if word == "stop":
+        assert stage.run(run).state is RunState.STOPPED
+        assert nothing_open(stage, run)
+    else:
+        assert stage.run(run).state is RunState.PAUSED
+        assert stage.rounds(run)[:1] == [] or stage.rounds(run)[0].ended is None
+        stage.resume(run)
+        stage.play(run, *players)
+
+
+# --- the database fails
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO phases",
+        "UPDATE rounds",
+        *(
+            pytest.param(statement, marks=pytest.mark.full)
+            for statement in ("SELECT runs", "INSERT INTO rounds", "SELECT phases", "UPDATE phases")
+        ),
+    ],
+)
+def test_a_database_that_fails_for_a_moment_fails_no_run(stage: Stage, statement: str) -> None:
+    run, players = begin(stage)
+    with at(stage, run, statement, once(fail)) as seen:
+        stage.resume(run)
+        stage.play(run, *players)
+    assert seen
+    assert stage.rounds(run)[0].state is RoundState.COMPLETED
+    assert len(stage.evaluations(run)) == 4
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["UPDATE rounds", *(pytest.param(one, marks=pytest.mark.full) for one in ("INSERT INTO rounds", "SELECT phases"))],
+)
+def test_descriptors_that_run_out_for_a_moment_neither_pause_nor_fail_a_run(
+    stage: Stage, statement: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, players = begin(stage)
+
+    def exhaust() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with caplog.at_level(logging.ERROR), at(stage, run, statement, once(exhaust)) as seen:
+        stage.resume(run)
+        stage.play(run, *players)
+    assert len(seen) > 1
+    assert [record.message for record in caplog.records if record.exc_info] == []
+    paused = select(AuditEntry).where(AuditEntry.subject == run, AuditEntry.action == "run.paused")
+    assert stage.look(lambda session: session.scalars(paused).all()) == []
+
+
+def test_a_database_that_fails_while_a_failure_is_recorded_leaves_no_run_without_a_conductor(stage: Stage) -> None:
+    run, players = begin(stage)
+    stage.resume(run)
+    orders = {player: player.order() for player in players}
+    blob_file(stage.blobs, digest(MODEL)).rename(stage.served.home.directory / "lost")
+    with at(stage, run, "INSERT INTO audit_log", once(fail)) as seen:
+        for player in players:
+            player.reply(orders[player])
+        assert digest(MODEL) in stage.wait_state(run, RunState.PAUSED).reason
+    assert seen
+    (stage.served.home.directory / "lost").rename(stage.blobs.root / "blake3" / digest(MODEL)[7:9] / digest(MODEL)[9:])
+    stage.resume(run)
+    stage.play(run, *players)
+
+
+def test_a_coordinator_stops_while_its_database_fails(stage: Stage) -> None:
+    run, players = begin(stage)
+    with at(stage, run, "INSERT INTO rounds", fail) as seen:
+        stage.resume(run)
+        wait_for(lambda: seen, "the failure")
+        stage.stop()
+    stage.start()
+    stage.come_back()
+    stage.play(run, *players)
+
+
+def test_a_watcher_that_breaks_harms_no_run(stage: Stage) -> None:
+    def broken(run_id: str) -> None:
+        raise RuntimeError("broken")
+
+    unwatch = stage.served.coordinator._supervisor.watch(broken)
+    run, players = begin(stage)
+    stage.resume(run)
+    stage.play(run, *players)
+    unwatch()
+
+
+# --- two at once
+
+
+def test_an_update_that_is_accepted_while_its_run_is_stopped_stays_accepted(stage: Stage) -> None:
+    run, players = begin(stage)
+    stage.resume(run)
+    for player in players:
+        player.order()
+    stopped = threading.Thread(target=stage.stop_run, args=(run,))
+    with stage.served.database.begin() as session:  # as the intake does it
+        ann = session.scalars(
+            select(Assignment)
+            .where(Assignment.assignment_id == stage.assignments(run)["ann"].assignment_id)
+            .with_for_update()
+        ).one()
+        ann.state = AssignmentState.FULFILLED
+        session.flush()
+        stopped.start()
+        wait_for(lambda: blocked(stage), "the stop to wait")
+    stopped.join()
+    assert stage.outcomes(run) == {"ann": ("FULFILLED", ""), "ben": ("CANCELLED", "run-ended")}
+
+
+def test_a_client_that_is_revoked_while_a_phase_is_opened_is_not_waited_for(stage: Stage) -> None:
+    task = stage.task()
+    ann, gone = stage.cast(task, "ann", f"leaver-{stage.count}")
+    document = spec(f"revoking-{stage.count}", task, more="selection.minimum = 2\nevaluate.every = 0")
+    run = stage.submit(document, paused=True)
+    revoked = threading.Thread(target=stage.revoke, args=(gone.name,))
+
+    def revoke() -> None:
+        revoked.start()
+        wait_for(lambda: not revoked.is_alive() or blocked(stage), "the revocation")
+
+    with at(stage, run, "INSERT INTO assignments", once(revoke)):
+        stage.resume(run)
+        order = ann.order()
+    revoked.join()
+    stage.wait_outcome(run, gone.name, "CANCELLED")
+    ann.reply(order)
+    stage.play(run, ann)
+
+
+def test_a_model_that_two_runs_make_at_the_same_time_is_recorded_once(stage: Stage) -> None:
+    run, (ann, ben) = begin(stage)
+    stage.resume(run)
+    orders: dict[Player, AssignmentManifest] = {player: player.order() for player in (ann, ben)}
+    base = np.frombuffer(MODEL[-4 * LAYOUT.size :], np.float32).astype(np.float64)
+    step = np.array([0.5, 0.5]) @ np.array([vector(p.name, o) for p, o in orders.items()], dtype=np.float64)
+    made = digest(to_bytes(LAYOUT, (base - step).astype(np.float32)))
+    with at(stage, run, "INSERT INTO models", lambda: None) as inserting:
+        with stage.served.database.begin() as session:
+            session.add(Model(digest=made, size=1, parameters=LAYOUT.size, created=stage.clock()))
+            session.flush()
+            if stage.served.database.url.startswith("postgresql"):  # with SQLite nobody replies in between
+                for player, order in orders.items():
+                    player.reply(order)
+                wait_for(lambda: inserting and blocked(stage), "the run to make it too")
+        if not inserting:
+            for player, order in orders.items():
+                player.reply(order)
+        stage.play(run, ann, ben)
+    assert stage.run(run).model == made
+
+
+def test_an_evaluation_waits_for_those_who_come_back_after_a_restart(stage: Stage) -> None:
+    run, players = begin(stage)
+    stage.resume(run)
+    orders = [player.order() for player in players]
+    with at(stage, run, "INSERT INTO phases", fail) as seen:
+        for player, order in zip(players, orders, strict=True):
+            player.reply(order)
+        wait_for(lambda: seen, "the evaluation to be opened, in vain")
+        stage.stop()
+    stage.start()
+    stage.come_back()
+    stage.play(run, *players)
+    assert {client for client, _ in stage.evaluations(run)} == {"ann", "ben"}

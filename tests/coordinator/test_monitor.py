@@ -1,0 +1,34 @@
+"""What the monitor survives."""
+
+import threading
+from pathlib import Path
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from storage import database
+from storage.faults import StorageFault
+from tests.running import running, wait_for
+
+
+def test_a_database_whose_writers_are_busy_does_not_end_the_coordinator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
+    with running(tmp_path / "home") as served:
+        coordinator = served.coordinator
+        condition, looks = coordinator._condition, threading.Event()
+        look = coordinator._monitor.look
+
+        def counted() -> None:
+            look()
+            looks.set()
+
+        monkeypatch.setattr(coordinator._monitor, "look", counted)
+        with coordinator._database.begin():  # somebody else's transaction, which lasts
+            condition.note(OperationalError("", None, RuntimeError("it was away")), lasts=True)
+            condition.look_again()
+            wait_for(lambda: looks.is_set() or coordinator._monitoring.done(), "a look")
+            assert not coordinator._monitoring.done()
+            assert StorageFault.DATABASE in condition.faults
+        wait_for(lambda: not condition.faults, "the fault to be over")

@@ -1,0 +1,92 @@
+"""Small tasks for trainers: a line that is fitted, and a model with dropout."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from federation.spec.computation import LocalSgd
+from federation.tasks import Dataset, DataSource, Splits, Task
+from federation.tasks.networks import cifar_cnn, mnist_cnn
+from federation.training.torch_trainer import TorchTrainer
+from federation.training.trainer import Trainer
+from federation.work.base import Result
+from tests.trained import train
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+    ),
+]
+SGD = LocalSgd(epochs=1, batch_size=10, learning_rate=0.1)
+
+
+class Line(Task):
+    """Linear regression: gradients are known in closed form."""
+
+    evaluation_batch = 7
+
+    def __init__(self, samples: int = 23) -> None:
+        random = np.random.default_rng(0)
+        self.x = random.normal(size=(samples, 3)).astype(np.float32)
+        self.y = random.normal(size=samples).astype(np.float32)
+
+    def model(self) -> nn.Module:
+        return nn.Linear(3, 1)
+
+    def load(self, source: DataSource) -> Splits:
+        whole = Dataset(torch.from_numpy(self.x), torch.from_numpy(self.y))
+        return Splits(whole, Dataset(whole.x[:9], whole.y[:9]), Dataset(whole.x[:0], whole.y[:0]))
+
+    def losses(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        return {"loss": functional.mse_loss(output[:, 0], y)}
+
+    def correct(self, output: Tensor, y: Tensor) -> None:
+        return None
+
+    def gradient(self, w: NDArray[np.float64], chosen: Any = slice(None)) -> NDArray[np.float64]:
+        x = np.column_stack([self.x[chosen], np.ones(len(self.x[chosen]))]).astype(np.float64)
+        return 2 * x.T @ (x @ w - self.y[chosen]) / len(x)
+
+
+class Noisy(Task):
+    """The papers' convolutional networks, with their dropout, on random images."""
+
+    def __init__(self, channels: int = 1, samples: int = 24) -> None:
+        self._channels, self._samples = channels, samples
+        self.evaluation_batch = 10
+
+    def model(self) -> nn.Module:
+        return mnist_cnn() if self._channels == 1 else cifar_cnn()
+
+    def load(self, source: DataSource) -> Splits:
+        side = 28 if self._channels == 1 else 32
+        random = torch.Generator().manual_seed(0)
+        x = torch.randint(0, 256, (self._samples, self._channels, side, side), generator=random, dtype=torch.uint8)
+        y = torch.arange(self._samples) % 10
+        return Splits(*(Dataset(x, y) for _ in range(3)))
+
+
+def _trainer(made: Task, device: str = "cpu") -> Trainer:
+    return TorchTrainer(made, made.load(DataSource()), device)
+
+
+def _train(trainer: Trainer, base: NDArray[np.float32], work: LocalSgd = SGD, **changed: Any) -> Result:
+    return train(trainer, base, work, **changed)
+
+
+BASE = np.array([0.5, -1.0, 2.0, 0.25], dtype=np.float32)
+
+
+class Both(Line):
+    """Two objectives on one model: fit the data, stay small."""
+
+    objectives = ("fit", "size")
+
+    def losses(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        return {"size": output.square().mean(), "fit": functional.mse_loss(output[:, 0], y)}

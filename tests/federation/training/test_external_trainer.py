@@ -1,0 +1,382 @@
+"""Trainers in processes of their own: what they answer, and every way in which they can fail."""
+
+import json
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from federation.attacks import AttackError, parse_attack
+from federation.spec.computation import Descend, Differentiate, LocalSgd
+from federation.tasks import DataError, DataSource, Task, initial_model, task
+from federation.training import TrainingDiverged, TrainingStopped
+from federation.training.external import ExternalTrainer
+from federation.training.reasons import reason_of
+from federation.training.torch_trainer import TorchTrainer
+from federation.training.trainers import TrainerChoice, trainer_kind
+from federation.work.base import WorkError
+from fedpareto.cli.member.trial import lines
+from tests.paths import EXAMPLES
+from tests.trained import train
+from worker.service import prepare_offers
+from worker.work.trial import try_round
+
+SGD = LocalSgd(epochs=1, learning_rate=1.0)
+BASE = np.array([1.0, 2.0, 3.0], dtype=np.float32)
+# A process that answers as its tests tell it: READY, then one of ANSWERS for each order.
+CHILD = """
+import json, os, struct, sys, time
+def say(data="", **header):
+    header |= {"bytes": len(data)} if data else {}
+    sys.stdout.buffer.write(json.dumps(header).encode() + b"\\n" + (data or b""))
+    sys.stdout.buffer.flush()
+def order():
+    line = sys.stdin.buffer.readline()
+    if not line:
+        sys.exit()
+    header = json.loads(line)
+    return header, sys.stdin.buffer.read(header.get("bytes", 0))
+first, _ = order()
+samples = {"train": 10, "validation": 0, "test": 3}
+READY
+while True:
+    header, model = order()
+    id = header.get("id")
+    if header["type"] == "evaluate":
+        SCORES
+    elif header["type"] == "train":
+        TRAIN
+    elif header["type"] == "gradients":
+        say(model + model, type="gradients", id=id)
+"""
+
+
+class Three(Task):
+    """Three parameters; the data is the process's."""
+
+    name = "three"
+
+    def initial(self, seed: int) -> dict[str, NDArray[np.float64]]:
+        return {"a": np.zeros(2), "b": np.zeros(1)}
+
+
+class Pair(Three):
+    objectives = ("left", "right")
+
+
+Start = Callable[..., ExternalTrainer]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a trainer whose process does as it is told; ended after the test."""
+    made: list[ExternalTrainer] = []
+
+    def started(
+        trains: str = "say(model, type='model', id=id)",
+        scores: str = "say(type='scores', id=id, scores={'loss': 1.0, 'accuracy': 0.5})",
+        ready: str = "say(type='ready', id=0, samples=samples, abilities=['repeatable'])",
+        silence: float = 60.0,
+        learned: Task | None = None,
+    ) -> ExternalTrainer:
+        program = CHILD.replace("READY", ready).replace("SCORES", scores).replace("TRAIN", trains)
+        path = tmp_path / f"child-{len(made)}.py"
+        path.write_text(program)
+        command = shlex.join([sys.executable, "-S", str(path)])
+        made.append(ExternalTrainer(learned or Three(), DataSource(), command=command, silence=silence))
+        return made[-1]
+
+    yield started
+    for trainer in made:
+        trainer.close()
+
+
+def declined(trainer: ExternalTrainer) -> str:
+    with pytest.raises(WorkError) as caught:
+        train(trainer, BASE, SGD)
+    return f"{caught.value.reason}: {caught.value}"
+
+
+def test_the_process_trains_and_evaluates_and_tells_its_progress(start: Start) -> None:
+    halves = "say(type='progress', id=id, share=0.5); say(bytes(12), type='model', id=id)"
+    trainer, shares = start(halves), []
+    result = train(trainer, BASE, SGD, progress=shares.append)
+    np.testing.assert_array_equal(result.rows["loss"], BASE)
+    assert (shares, result.samples, result.losses) == ([0.5], 10, {"loss": 1.0})
+    assert trainer.measure(BASE) == {
+        "train/samples": 10.0,
+        "train/loss": 1.0,
+        "train/accuracy": 0.5,
+        "validation/samples": 0.0,
+        "test/samples": 3.0,
+        "test/loss": 1.0,
+        "test/accuracy": 0.5,
+    }
+    assert trainer.abilities == {"repeatable"}
+
+
+def test_a_rehearsal_tells_the_memory_of_the_process(start: Start) -> None:
+    found = try_round(start())
+    assert (found.task, found.samples, found.steps) == ("three", 10, 1)
+    assert found.trainer_bytes is not None
+    assert found.trainer_bytes > 1_000_000
+    assert "B in each process of the trainer on this machine, without GPUs" in "\n".join(lines(found))
+
+
+def test_gradients_come_as_one_vector_for_each_objective(start: Start) -> None:
+    abilities = "say(type='ready', id=0, samples=samples, abilities=['gradients', 'weights'])"
+    scores = "say(type='scores', id=id, scores={'loss/left': 1.0, 'loss/right': None})"
+    trainer = start(ready=abilities, scores=scores, learned=Pair())
+    work = Differentiate(batch_size=0, measure=False)
+    rows = trainer.compute(BASE, work, seed=0, round=0, client_id="a").rows
+    assert rows.keys() == {"left", "right"}
+    np.testing.assert_array_equal(rows["right"], BASE)
+    with pytest.raises(TrainingDiverged, match="no finite loss"):  # null is no number
+        train(trainer, BASE, SGD)
+
+
+@pytest.mark.parametrize(
+    ("trains", "says"),
+    [
+        ("os._exit(3)", "trainer:died: the process of the trainer ended with exit status 3"),
+        ("os.kill(os.getpid(), 9)", "trainer:died: the process of the trainer was ended by SIGKILL"),
+        ("print('hello', flush=True)", "trainer:protocol: .* sent an invalid message: a line that is not JSON"),
+        ("say(1 and b'', type=7)", "trainer:protocol: .* a line that is no JSON object with a type"),
+        ("print('[1]', flush=True)", "trainer:protocol: .* a line that is no JSON object with a type"),
+        ("say(type='scores', id=id)", "trainer:protocol: .* answered 'scores' where 'model' is needed"),
+        (
+            "say(type='model', id=id, bytes=10**15)",
+            "trainer:protocol: .* 'model' with 1000000000000000 bytes; at most 12",
+        ),
+        (
+            "say(b'12345', type='model', id=id)",
+            "trainer:protocol: .* 'model' with 5 bytes; at most 12, a multiple of 4",
+        ),
+        ("say(type='model', id=id, bytes=12); os._exit(0)", "trainer:protocol: .* ended after 0 of 12 bytes"),
+        ("say(model[:8], type='model', id=id)", "trainer:result: .* returned 2 numbers; 1 times 3 are needed"),
+        ("say(type='error', id=id, message='no GPU')", "trainer:error: the process of the trainer failed: no GPU"),
+        ("say(type='error', id=id, message='x', reason='no-gpu')", "no-gpu: the process of the trainer failed: x"),
+        (
+            "say(type='error', id=id, message='x', reason='NO GPU')",
+            "trainer:error: the process of the trainer failed: x",
+        ),
+        (
+            "say(type='error', id=id, message='\\ud800\\x1b[2J' + 'x' * 1000)",
+            r"trainer:error: the process of the trainer failed: \\ud800\\x1b\[2Jx+\.\.\. \(1005 characters\)$",
+        ),
+    ],
+)
+def test_a_failure_is_declined_with_its_reason_and_the_next_assignment_is_done(
+    start: Start, trains: str, says: str, tmp_path: Path
+) -> None:
+    mark = tmp_path / "failed"
+    once = f"if os.path.exists({str(mark)!r}): say(model, type='model', id=id)\n        else:\n            "
+    trainer = start(f"{once}open({str(mark)!r}, 'w').close(); {trains}")
+    assert re.match(says, declined(trainer))
+    np.testing.assert_array_equal(train(trainer, BASE, SGD).rows["loss"], np.zeros(3))
+
+
+FAILING = """
+import numpy as np
+from federation.tasks import DataError
+from federation.work.base import WorkError
+from fedpareto import Dataset, Splits, Task, Trainer
+
+ERRORS = [MemoryError(), DataError("sample 7 cannot be read"), WorkError("no"), ZeroDivisionError("x")]
+
+
+class Failing(Trainer):
+    def train(self, model, plan):
+        raise ERRORS[int(plan.sgd.learning_rate)]
+
+    def evaluate(self, model, plan):
+        return {"loss": 0.0}
+
+
+class Numbers(Task):
+    trainer = Failing
+
+    def initial(self, seed):
+        return {"a": np.zeros(3)}
+
+    def load(self, source):
+        empty = Dataset(np.zeros((0, 1)), np.zeros(0))
+        return Splits(Dataset(np.zeros((9, 1)), np.zeros(9)), empty, empty)
+"""
+
+
+def test_a_trainer_fails_with_the_same_reasons_in_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing.py").write_text(FAILING)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    learned, source = task("failing:Numbers"), DataSource()
+    command = shlex.join([sys.executable, "-m", "fedpareto", "worker", "trainer"])
+    here = trainer_kind(learned)(learned, learned.load(source))
+    there = ExternalTrainer(learned, source, command=command)
+    reasons = []
+    try:
+        for rate in range(4):
+            for trainer in (here, there):
+                with pytest.raises((MemoryError, DataError, WorkError, ZeroDivisionError)) as caught:
+                    train(trainer, BASE, LocalSgd(epochs=1, learning_rate=rate))
+                reasons.append(reason_of(caught.value))
+    finally:
+        there.close()
+    assert reasons == ["memory", "memory", "no-data", "no-data", "failed", "failed", "", "trainer:error"]
+
+
+def test_a_diverged_training_and_nan_are_told_as_such(start: Start) -> None:
+    for trains, step in (
+        ("say(type='diverged', id=id, step=7)", 7),
+        ("say(struct.pack('<3f', 1, float('nan'), 1), type='model', id=id)", 1),
+    ):
+        with pytest.raises(TrainingDiverged) as caught:
+            train(start(trains), BASE, SGD)
+        assert caught.value.step == step
+
+
+def test_a_silent_process_is_ended_and_started_again(start: Start) -> None:
+    trainer = start("say(type='progress', id=id, share=0.1); time.sleep(600)", silence=0.5)  # ended long before
+    assert declined(trainer) == "trainer:silent: the process of the trainer said nothing about its order for 0.5 s"
+    assert trainer.measure(BASE, ("test",))["test/loss"] == 1.0
+
+
+def test_a_stop_reaches_the_process_and_a_late_answer_is_not_taken_for_another(start: Start) -> None:
+    late = "stop, _ = order(); assert stop == {'type': 'stop', 'id': id}; say(bytes(12), type='model', id=id)"
+    trainer = start(f"if header['seed'] % 2 == 0: {late}\n        else: say(model, type='model', id=id)")
+    work = Descend(sgd=SGD, targets={"loss": {"loss": 1.0}}, measure=False, secret_seed=2)
+    with pytest.raises(TrainingStopped):
+        trainer.compute(BASE, work, seed=0, round=0, client_id="a", stopped=lambda: True)
+    work = Descend(sgd=SGD, targets={"loss": {"loss": 1.0}}, measure=False, secret_seed=1)
+    rows = trainer.compute(BASE, work, seed=0, round=0, client_id="a").rows
+    np.testing.assert_array_equal(rows["loss"], np.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("ready", "says"),
+    [
+        ("os._exit(1)", "trainer:died: the process of the trainer ended with exit status 1"),
+        (
+            "say(type='ready', id=0)",
+            "trainer:protocol: the process of the trainer said it is ready without samples by split",
+        ),
+        (
+            "say(type='ready', id=0, samples=samples, abilities=['telepathy'])",
+            "trainer:protocol: the process of the trainer said it is ready without samples by split, or with abilities",
+        ),
+        ("say(type='error', id=0, message='no data')", "trainer:error: the process of the trainer failed: no data"),
+    ],
+)
+def test_a_process_that_does_not_get_ready_is_no_trainer(start: Start, ready: str, says: str) -> None:
+    with pytest.raises(WorkError) as caught:
+        start(ready=ready)
+    assert f"{caught.value.reason}: {caught.value}".startswith(says)
+
+
+def test_a_command_that_does_not_exist_is_named() -> None:
+    with pytest.raises(WorkError, match=r"the trainer's command \['/no/such/program', '-x'\]") as caught:
+        ExternalTrainer(Three(), DataSource(), command="/no/such/program -x")
+    assert caught.value.reason == "trainer:start"
+
+
+def test_the_process_is_told_the_task_the_data_and_the_tensors_and_ends_with_the_worker(
+    start: Start, tmp_path: Path
+) -> None:
+    told = tmp_path / "told"
+    trainer = start(
+        ready=f"open({str(told)!r}, 'w').write(json.dumps(first | {{'pid': os.getpid()}})); "
+        "say(type='ready', id=0, samples=samples)"
+    )
+    first = json.loads(told.read_text())
+    assert (first["type"], first["protocol"], first["task"], first["part"]) == ("prepare", 1, "three", None)
+    assert first["tensors"] == [{"name": "a", "shape": [2]}, {"name": "b", "shape": [1]}]
+    os.kill(first["pid"], 0)
+    trainer.close()
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            os.kill(first["pid"], 0)
+        except ProcessLookupError:
+            break
+        time.sleep(0.02)
+    else:
+        raise AssertionError("the process has not ended")
+
+
+def test_an_attack_on_training_data_is_refused_where_the_data_is_in_another_process(tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text(CHILD.replace("READY", "say(type='ready', id=0, samples=samples)"))
+    program = (tmp_path / "child.py").read_text().replace("TRAIN", "pass")
+    (tmp_path / "child.py").write_text(program.replace("SCORES", "say(type='scores', id=id, scores={'loss': 1.0})"))
+    command = shlex.join([sys.executable, "-S", str(tmp_path / "child.py")])
+    asked = {"device": "cpu", "threads": 1, "trainers": {"digits": TrainerChoice(command=command)}}
+    with pytest.raises(AttackError, match="label-flip changes training data, and that of digits is in the trainer's"):
+        prepare_offers(["digits"], DataSource(), attack=parse_attack("label-flip"), **asked)
+    offers, device = prepare_offers(["digits"], DataSource(), attack=parse_attack("sign-flip"), **asked)
+    assert (offers["digits"].samples, device) == (10, "external")
+    offers["digits"].close()
+
+
+class Tumours(Task):
+    """The model of the example."""
+
+    name = "tumours"
+
+    def initial(self, seed: int) -> dict[str, NDArray[np.float64]]:
+        return {"coef": np.zeros((1, 30)), "intercept": np.zeros(1)}
+
+
+@pytest.mark.parametrize(
+    ("sgd", "steps"),
+    [
+        (LocalSgd(steps=3, learning_rate=0.5), 3),
+        (LocalSgd(epochs=2, learning_rate=0.5), 2),
+        (LocalSgd(steps=5, batch_size=10, learning_rate=0.5), 5),  # 24 samples: three steps a pass
+        (LocalSgd(epochs=2, batch_size=10, learning_rate=0.5), 6),
+    ],
+)
+def test_the_example_in_plain_python_makes_the_steps_that_the_run_asks_for(
+    tmp_path: Path, sgd: LocalSgd, steps: int
+) -> None:
+    generator = np.random.default_rng(0)
+    x, y = generator.uniform(0.5, 2.0, (30, 30)), generator.integers(0, 2, 30)
+    np.savetxt(tmp_path / "tumours.csv", np.c_[x, y], delimiter=",", header="measurements and label")
+    command = shlex.join([sys.executable, "-S", str(EXAMPLES / "plain_trainer.py")])
+    trainer, shares = ExternalTrainer(Tumours(), DataSource(tmp_path), command=command), []
+    try:
+        found = train(trainer, np.zeros(31, np.float32), sgd, progress=shares.append)
+    finally:
+        trainer.close()
+    assert shares == [(step + 1) / steps for step in range(steps)]
+    samples, labels = np.c_[np.log(x[6:] + 1e-3), np.ones(24)], y[6:]
+    model = np.zeros(31)
+    for _ in range(steps):
+        model -= 0.5 * (1 / (1 + np.exp(-samples @ model)) - labels) @ samples / 24
+    if sgd.batch_size == 0:  # the order of the samples is the example's own affair
+        np.testing.assert_allclose(-found.rows["loss"], model, rtol=1e-5)
+    elif sgd.epochs:
+        assert np.linalg.norm(-found.rows["loss"] - model) < np.linalg.norm(model)
+
+
+@pytest.mark.full
+def test_the_built_in_trainer_gives_the_same_bytes_in_a_process_of_its_own() -> None:
+    digits, source = task("digits"), DataSource()
+    base, work = initial_model(digits, 1)[1], LocalSgd(epochs=1, batch_size=64, learning_rate=0.1)
+    command = shlex.join([sys.executable, "-m", "fedpareto", "worker", "trainer"])
+    other = ExternalTrainer(digits, source, "cpu", 1, command=command)
+    try:
+        here = train(TorchTrainer(digits, digits.load(source), "cpu", 1), base, work)
+        there = train(other, base, work)
+    finally:
+        other.close()
+    assert here.rows["loss"].tobytes() == there.rows["loss"].tobytes()
+    assert (here.losses, here.metrics, here.samples) == (there.losses, there.metrics, there.samples)
+    assert other.abilities == TorchTrainer.abilities

@@ -1,0 +1,467 @@
+"""Trainers of a member's own: what the contract checks, and a run in which each member trains in its own way."""
+
+import math
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sklearn.datasets import load_breast_cancer
+
+from coordinator.rounds.runs.specification import needed_abilities, parse_run
+from federation.plugins import PluginError
+from federation.spec.computation import CANNOT, Ability, Descend, Differentiate, LocalSgd, MeasureAlong, PrivateSgd
+from federation.tasks import DataError, Dataset, DataSource, Splits, Task, TaskError, initial_model, task
+from federation.training import TrainingDiverged, TrainingStopped
+from federation.training.plans import EvaluationPlan, TrainingPlan
+from federation.training.torch_trainer import TorchTrainer
+from federation.training.trainer import Trainer
+from federation.training.trainers import trainer_code, trainer_kind
+from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
+from federation.vectors import Array, Vector
+from federation.work.base import WorkError
+from fedpareto import simulate
+from simulation import SimulationError
+from tests.harness import Federation, federation
+from tests.paths import DOCS, EXAMPLES, ROOT
+from tests.trained import train
+
+SGD = LocalSgd(epochs=2, batch_size=4, learning_rate=0.25)
+BASE = np.array([1.0, 2.0, 3.0], dtype=np.float32)
+
+
+class Numbers(Task):
+    """Ten samples, three parameters, no PyTorch."""
+
+    def initial(self, seed: int) -> dict[str, NDArray[np.float64]]:
+        return {"a": np.full((1, 2), float(seed)), "b": np.zeros(())}
+
+    def load(self, source: DataSource) -> Splits:
+        empty = Dataset(np.zeros((0, 2)), np.zeros(0))
+        return Splits(
+            Dataset(np.arange(20.0).reshape(10, 2), np.arange(10)), empty, Dataset(np.ones((3, 2)), np.ones(3))
+        )
+
+
+class Halving(Trainer):
+    """Halves the model, whatever the data is."""
+
+    def train(self, model: Vector, plan: TrainingPlan) -> Array:
+        plan.progress(0.5)
+        return model / 2
+
+    def evaluate(self, model: Vector, plan: EvaluationPlan) -> Mapping[str, float]:
+        return {"loss": float(np.abs(model).sum()), "accuracy": 0.5, "auc": 0.75, "recall/0": math.nan, "recall/1": 1.0}
+
+
+def halving(kind: type[Trainer] = Halving, made: Task | None = None) -> Trainer:
+    learned = made or Numbers()
+    return kind(learned, learned.load(DataSource()))
+
+
+def reason(trainer: Trainer, computation: Any) -> str:
+    with pytest.raises(WorkError) as caught:
+        trainer.compute(BASE, computation, seed=0, round=0, client_id="a")
+    return caught.value.reason
+
+
+# ---- the contract
+
+
+def test_an_update_is_the_base_model_minus_what_the_trainer_returns_and_its_losses_are_those_of_the_base() -> None:
+    shares: list[float] = []
+    result = train(halving(), BASE, SGD, progress=shares.append)
+    np.testing.assert_array_equal(result.rows["loss"], BASE / 2)
+    assert (result.rows["loss"].dtype, result.samples, shares) == (np.float32, 10, [0.5])
+    assert result.losses == {"loss": 6.0}
+    assert result.metrics == {"train/samples": 10.0, "train/loss": 6.0, "train/accuracy": 0.5}
+
+
+def test_every_trainer_measures_splits_and_models_along_a_line() -> None:
+    trainer = halving()
+    assert trainer.measure(BASE, ("validation", "test")) == {
+        "validation/samples": 0.0,
+        "test/samples": 3.0,
+        "test/loss": 6.0,
+        "test/accuracy": 0.5,
+    }
+    assert trainer.measure(BASE, ("test",), ("recall",)).keys() == {
+        *("test/samples", "test/loss", "test/accuracy", "test/recall/1")
+    }
+    along = MeasureAlong(direction=BASE, steps=(1.0, 0.5), names=("one", "half"))
+    assert trainer.compute(BASE, along, seed=0, round=0, client_id="a").metrics == {"one": 0.0, "half": 3.0}
+
+
+def test_a_model_is_split_into_the_tensors_of_the_task_and_joined_again() -> None:
+    trainer = halving()
+    arrays = trainer.arrays(BASE)
+    assert {name: array.shape for name, array in arrays.items()} == {"a": (1, 2), "b": ()}
+    np.testing.assert_array_equal(trainer.vector(arrays), BASE)
+    with pytest.raises(ValueError, match=r"not the tensors of the model: other shapes: a \[2\] instead of \[1, 2\]$"):
+        trainer.vector({"a": np.zeros(2), "b": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("returned", "found"),
+    [
+        (np.zeros(2), "trainer:result: train() of the trainer has the shape (2,); the model has 3 parameters"),
+        (np.zeros((3, 1)), "trainer:result: train() of the trainer has the shape (3, 1); the model has 3 parameters"),
+        (np.array([1.0, np.nan, 0.0]), "training diverged at step 6: try a smaller learning rate"),
+        (np.array([1.0, 1e300, 0.0]), "training diverged at step 6: try a smaller learning rate"),
+    ],
+)
+def test_a_trained_model_of_another_length_or_with_nan_is_not_sent(returned: Array, found: str) -> None:
+    class Wrong(Halving):
+        def train(self, model: Vector, plan: TrainingPlan) -> Array:
+            return returned
+
+    with pytest.raises((WorkError, TrainingDiverged)) as caught, np.errstate(over="ignore"):
+        train(halving(Wrong), BASE, SGD)
+    said = caught.value
+    assert (f"{said.reason}: {said}" if isinstance(said, WorkError) else str(said)) == found
+
+
+@pytest.mark.parametrize(
+    ("scores", "says"),
+    [
+        ({"accuracy": 1.0}, "has no 'loss'"),
+        ({"loss": 1.0, "auc/two words": 1.0}, "has a metric 'auc/two words'"),
+    ],
+)
+def test_an_evaluation_without_a_loss_or_with_a_name_that_no_reply_can_hold_is_not_sent(
+    scores: dict[str, float], says: str
+) -> None:
+    class Wrong(Halving):
+        def evaluate(self, model: Vector, plan: EvaluationPlan) -> Mapping[str, float]:
+            return scores
+
+    with pytest.raises(WorkError, match=says) as caught:
+        halving(Wrong).measure(BASE, ("train",), ("auc",))
+    assert caught.value.reason == "trainer:result"
+
+
+def test_of_several_objectives_a_trainer_gives_the_loss_of_each_and_their_mean_follows() -> None:
+    class Both(Halving):
+        abilities = frozenset({"weights"})
+
+        def evaluate(self, model: Vector, plan: EvaluationPlan) -> Mapping[str, float]:
+            return {"loss/left": 1.0, "loss/right": 2.0}
+
+    class Pair(Numbers):
+        objectives = ("left", "right")
+
+    assert train(halving(Both, Pair()), BASE, SGD).losses == {"left": 1.0, "right": 2.0, "loss": 1.5}
+    with pytest.raises(WorkError, match="has no 'loss/left'"):
+        halving(Halving, Pair()).measure(BASE, ("train",))
+
+
+def test_work_that_a_trainer_cannot_do_is_not_begun_and_the_reason_names_the_ability() -> None:
+    one, heavy = {"loss": {"loss": 1.0}}, {"loss": {"loss": 2.0}}
+    noise = PrivateSgd(noise=1.0, clip=1.0)
+    proximal = LocalSgd(steps=1, learning_rate=1.0, proximal_mu=0.1)
+    assert reason(halving(), Descend(sgd=SGD, targets=heavy)) == "ability:weights"
+    assert reason(halving(), Descend(sgd=SGD, targets=one, private=noise)) == "ability:noise"
+    assert reason(halving(), Descend(sgd=SGD, targets=one, from_jacobian=True)) == "ability:gradients"
+    assert reason(halving(), Descend(sgd=proximal, targets=one)) == "ability:proximal"
+    assert reason(halving(), Descend(sgd=SGD, targets=one, frozen=(slice(1),))) == "ability:frozen"
+    for more in (
+        {"optimiser": "adam"}, {"momentum": 0.5}, {"weight_decay": 0.1}, {"clip_norm": 1.0}, {"step_warm_up": 1},
+        {"step_schedule": "cosine"},
+    ):  # fmt: skip
+        sgd = LocalSgd(steps=3, learning_rate=1.0, **more)
+        assert reason(halving(), Descend(sgd=sgd, targets=one)) == "ability:optimisers"
+    assert reason(halving(), Differentiate(batch_size=0)) == "ability:gradients"
+
+    class Gradients(Halving):
+        abilities = frozenset({"gradients"})
+
+        def gradients(self, model: Vector, batch_size: int, seed: int) -> Mapping[str, Array]:
+            return {"loss": model}
+
+    found = halving(Gradients).compute(BASE, Differentiate(batch_size=0), seed=0, round=0, client_id="a")
+    np.testing.assert_array_equal(found.rows["loss"], BASE)
+    assert reason(halving(Gradients), Differentiate(batch_size=0, again=True)) == "ability:repeatable"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "needs"),
+    [
+        ('name = "fedavg"', {"weights"}),
+        ('name = "fsmgda"', set()),
+        ('name = "fsmgda"\nexact_stationarity = true', {"gradients"}),
+        ('name = "fedcmoo"', {"weights", "gradients"}),
+        ('name = "fedcmoo"\nsketch = "svd-two-way"', {"weights", "gradients", "repeatable"}),
+    ],
+)
+def test_a_run_of_several_objectives_needs_what_its_algorithm_asks_for(algorithm: str, needs: set[str]) -> None:
+    spec, rule = parse_run(f'name = "x"\ntask = "digits"\nrounds = 1\n[algorithm]\n{algorithm}\n')
+    assert needed_abilities(spec, rule, ("left", "right")) == needs
+    assert not needed_abilities(*parse_run('name = "x"\ntask = "digits"\nrounds = 1\n'), ("loss",))
+
+
+def test_a_trainer_cannot_claim_an_ability_that_does_not_exist() -> None:
+    class Boasting(Halving):
+        abilities = frozenset({"telepathy"})
+
+    with pytest.raises(TaskError, match="the ability 'telepathy': there are weights, gradients, optimisers, proximal"):
+        halving(Boasting)
+
+
+def test_a_training_ends_at_the_next_progress_when_its_result_is_no_longer_wanted() -> None:
+    with pytest.raises(TrainingStopped):
+        train(halving(), BASE, SGD, stopped=lambda: True)
+
+
+def test_initial_losses_that_are_not_finite_are_found_before_the_worker_attends() -> None:
+    class Bad(Halving):
+        def evaluate(self, model: Vector, plan: EvaluationPlan) -> Mapping[str, float]:
+            return {"loss": math.nan if plan.split == "test" else 1.0}
+
+    with pytest.raises(DataError, match="the initial model has no finite loss on the test split"):
+        halving(Bad).try_out()
+
+
+@pytest.mark.parametrize(
+    ("sgd", "sizes"),
+    [
+        (LocalSgd(epochs=2, batch_size=4, learning_rate=1.0), [4, 4, 2, 4, 4, 2]),
+        (LocalSgd(steps=4, batch_size=4, learning_rate=1.0), [4, 4, 2, 4]),
+        (LocalSgd(steps=3, batch_size=0, learning_rate=1.0), [10, 10, 10]),
+        (LocalSgd(epochs=1, batch_size=64, learning_rate=1.0), [10]),
+    ],
+)
+def test_the_minibatches_of_a_plan_follow_from_its_seed_and_pass_over_all_samples(
+    sgd: LocalSgd, sizes: list[int]
+) -> None:
+    def drawn(seed: int) -> list[NDArray[np.int64]]:
+        told: list[float] = []
+        plan = TrainingPlan(sgd=sgd, weights={}, seed=seed, samples=10, tell=told.append)
+        found = list(plan.minibatches())
+        assert told == [step / len(sizes) for step in range(len(sizes) + 1)]
+        return found
+
+    batches = drawn(1)
+    assert [len(batch) for batch in batches] == sizes
+    assert sorted(np.concatenate(batches)[:10].tolist()) == list(range(10))
+    assert all(map(np.array_equal, batches, drawn(1)))
+    assert not all(map(np.array_equal, batches, drawn(2)))
+
+
+# ---- named by the task, by a package or on the command line
+
+
+def test_a_task_is_trained_by_its_own_trainer_unless_the_owner_names_another_one() -> None:
+    class Own(Numbers):
+        trainer = Halving
+
+    assert (trainer_kind(Own()), trainer_kind(task("digits"))) == (Halving, TorchTrainer)
+    assert trainer_kind(Own(), "torch") is TorchTrainer
+    assert trainer_kind(task("digits"), "tests.federation.training.test_trainers:Halving").__name__ == "Halving"
+    with pytest.raises(PluginError, match="no trainer 'torchy'; there are torch"):
+        trainer_kind(Own(), "torchy")
+    with pytest.raises(PluginError, match=r"federation\.tasks:Task is not a subclass of fedpareto\.Trainer"):
+        trainer_kind(Own(), "federation.tasks:Task")
+
+
+def test_an_error_of_a_trainers_own_code_is_shown_with_its_line() -> None:
+    class Broken(Halving):
+        def prepare(self) -> None:
+            raise KeyError("here")
+
+    with (
+        pytest.raises(PluginError, match=rf"preparing it failed: KeyError: 'here'\n  {re.escape(__file__)}, line \d+"),
+        trainer_code(Broken, "preparing it"),
+    ):
+        halving(Broken)
+
+
+def test_an_initial_model_without_pytorch_is_checked_and_is_float32() -> None:
+    layout, vector = initial_model(Numbers(), 7)
+    assert [tensor.shape for tensor in layout.tensors] == [(1, 2), ()]
+    assert (vector.dtype, vector.tolist()) == (np.float32, [7.0, 7.0, 0.0])
+
+    class Endless(Numbers):
+        def initial(self, seed: int) -> dict[str, NDArray[np.float64]]:
+            return {"a": np.array([np.inf])}
+
+    with pytest.raises(TaskError, match="the initial values of a are not finite"):
+        initial_model(Endless(), 0)
+
+
+@pytest.mark.full
+def test_a_worker_without_pytorch_trains_a_task_of_scikit_learn_and_an_administrator_submits_its_model() -> None:
+    code = """
+        import sys
+        class Nowhere:
+            def find_spec(self, name, *_):
+                if name.partition(".")[0] == "torch":
+                    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        sys.meta_path.insert(0, Nowhere())
+        from federation.tasks import DataSource, Part
+        from tests.trained import train
+        from federation.tasks import initial_model
+        from federation.spec.computation import LocalSgd
+        from worker.service import prepare_offers
+        from fedpareto import task
+        from fedpareto.cli.admin.upload import made_model
+        source = DataSource(part=Part(0, 3))
+        offers, device = prepare_offers(["scikit:Tumours"], source, device="auto", threads=None)
+        base = initial_model(task("scikit:Tumours"), 0)[1]
+        work = LocalSgd(epochs=3, batch_size=16, learning_rate=0.003)
+        one, again = (train(offers["scikit:Tumours"], base, work).rows["loss"] for _ in range(2))
+        assert one.tobytes() == again.tobytes()
+        submitted = made_model("scikit:Tumours", 0)
+        print(offers["scikit:Tumours"].measure(base - one, ("test",))["test/accuracy"], submitted.digest)
+    """
+    paths = {"PYTHONPATH": f"{EXAMPLES}:{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, env=paths, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    accuracy, submitted = done.stdout.split()
+    assert float(accuracy) > 0.8
+    assert submitted.startswith("blake3:"), "what `admin submit` sends"
+
+
+# ---- in a simulation
+
+SIMULATED = 'name = "simulated"\ntask = "scikit:Tumours"\nrounds = 2\n[simulation]\nclients = 3\n'
+
+
+@pytest.fixture
+def examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(EXAMPLES)])
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("examples")
+def test_simulated_clients_are_trained_by_the_tasks_trainer_or_by_the_one_that_is_named(tmp_path: Path) -> None:
+    models = {}
+    for name in ("", "scikit:Newton", ""):
+        history = simulate(SIMULATED, home=tmp_path / f"{len(models)}-{name}", trainer=name, progress=lambda _: None)
+        found = history.model.tobytes()
+        assert models.setdefault(name, found) == found  # the same model for the same trainer
+    assert models[""] != models["scikit:Newton"]
+
+
+@pytest.mark.usefixtures("examples")
+def test_a_simulation_that_its_trainer_cannot_do_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SimulationError, match=r"PartialFit cannot add a proximal term \(train\.proximal_mu\)"):
+        simulate(f"{SIMULATED}[train]\nproximal_mu = 0.1\n", home=tmp_path / "one")
+    with pytest.raises(ValueError, match="cannot be trained by the backend stacked: its trainer is PartialFit"):
+        simulate(SIMULATED, home=tmp_path / "two", backend="stacked")
+
+
+# ---- in a federation
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """Members with the task's trainer, with Newton's method, with one in plain Python, and with one that varies."""
+    directory = tmp_path_factory.mktemp("trainers")
+    code = directory / "code"
+    code.mkdir()
+    (code / "varying.py").write_text(
+        "import os\nfrom scikit import PartialFit\n\n\nclass Varying(PartialFit):\n    abilities = frozenset()\n\n"
+        "    def train(self, model, plan):\n        return super().train(model, plan) + 1e-6 * os.urandom(1)[0]\n"
+    )
+    with federation(directory) as made:
+        made.serve()
+        for at, (name, trainer) in enumerate({"ann": "", "ben": "scikit:Newton", "eve": "varying:Varying"}.items()):
+            made.join(name)
+            own = ["--trainer", f"scikit:Tumours={trainer}"] if trainer else []
+            paths = ["--code", str(EXAMPLES), "--code", str(code)]
+            made.work(name, "--task", "scikit:Tumours", "--part", f"{at + 1}/4", *paths, *own)
+        made.join("dan")
+        x, y = load_breast_cancer(return_X_y=True)
+        header = ",".join(map(str, range(31)))
+        np.savetxt(directory / "tumours.csv", np.c_[x, y][::4], delimiter=",", header=header, comments="")
+        command = shlex.join([sys.executable, "-S", str(EXAMPLES / "plain_trainer.py")])
+        run = ["-m", "fedpareto", "worker", "run", "--home", str(directory / "dan"), "--task", "scikit:Tumours"]
+        data = ["--data", str(directory), "--trainer-command", command]
+        made.spawn("dan", [*run, "--code", str(EXAMPLES), *data])
+        made.attending("ann", "ben", "dan", "eve")
+        yield made
+
+
+def test_the_examples_on_the_pages_are_the_files() -> None:
+    code = (EXAMPLES / "scikit.py").read_text()
+    assert code[code.index("import warnings") :] in (DOCS / "your-own-trainer.md").read_text()
+
+
+@pytest.mark.full
+def test_members_train_one_model_with_trainers_of_their_own_and_replies_that_cannot_be_repeated_are_marked(
+    running: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDPARETO_CODE", str(EXAMPLES))
+    text = 'task = "scikit:Tumours"\nrounds = 3\n[train]\nepochs = 3\nbatch_size = 16\nlearning_rate = 0.003\n'
+    run = running.submit("tumours", f'{text}[algorithm]\nname = "fedavg"\n[selection]\nminimum = 4\nquorum = 1.0\n')
+    running.wait_completed(run)
+    replies = running.query("select client_id, unrepeatable, envelope from replies where payload != ''")
+    manifests = [ReplyManifest.FromString(SignedEnvelope.FromString(row[2]).manifest) for row in replies]
+    assert len(replies) == 12
+    assert {(row[0], bool(row[1])) for row in replies} == {
+        *(("ann", False), ("ben", False), ("dan", False), ("eve", True))
+    }
+    assert all(one.unrepeatable == (one.client_id == "eve") for one in manifests)
+    item = running.admin("rounds", run)["rounds"][-1]
+    assert item["metrics"]["accuracy/mean"] > 0.85, item
+    shown = running.fedpareto("admin", "--home", str(running.home / "admin"), "round", run, "2")
+    assert "The trainer of eve cannot repeat its work with the same result." in shown
+
+
+@pytest.mark.full
+def test_operators_see_what_the_trainer_of_each_member_can_do(running: Federation) -> None:
+    shown = {
+        client["client_id"]: offered.get("abilities", [])
+        for client in running.admin("clients")["clients"]
+        for offered in client["tasks"]
+        if offered["task"] == "scikit:Tumours"
+    }
+    assert shown == {
+        "ann": ["repeatable"],
+        "ben": ["repeatable"],
+        "dan": ["repeatable"],
+        "eve": [],
+    }
+    shown_of_eve = running.fedpareto("admin", "--home", str(running.home / "admin"), "client", "eve")
+    lines = [line.split(maxsplit=1) for line in shown_of_eve.splitlines()]
+    assert ["cannot", ", ".join(Ability)[:60]] in [[line[0], line[-1][:60]] for line in lines if line]
+
+
+@pytest.mark.full
+def test_a_run_that_needs_more_than_the_trainers_can_do_is_declined_and_submit_warns_of_it(
+    running: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDPARETO_CODE", str(EXAMPLES))
+    path = running.directory / "more.toml"
+    path.write_text(
+        'name = "more"\ntask = "scikit:Tumours"\nrounds = 1\nalgorithm.name = "fedavg-n"\n'
+        'train.momentum = 0.5\nparameters.frozen = ["intercept"]\nprivacy.sample_noise = 1.0\n'
+    )
+    dry = running.admin("submit", str(path), "--dry-run", code=None)
+    said = (warning.partition("their trainer ")[2] for warning in dry["warnings"])
+    assert [words for words in said if words] == [
+        CANNOT[ability] for ability in (Ability.FROZEN, Ability.NOISE, Ability.OPTIMISERS)
+    ]
+    path = running.directory / "proximal.toml"
+    path.write_text('name = "proximal"\ntask = "scikit:Tumours"\nrounds = 1\n[train]\nproximal_mu = 0.1\n')
+    warnings = running.admin("submit", str(path))["warnings"]
+    assert warnings == [
+        "ann, ben, dan, eve (4 of 4 members) will decline work of this run: their trainer cannot add a proximal term "
+        "(train.proximal_mu)"
+    ]
+    (run,) = running.query("select run_id from runs where name = 'proximal'")[0]
+    running.wait_completed(run)
+    declined = running.query("select client_id, state, reason, message from assignments where reason != ''")
+    assert {row[:3] for row in map(tuple, declined)} == {
+        (name, "DECLINED", "ability:proximal") for name in ("ann", "ben", "dan", "eve")
+    }
+    assert {row[3] for row in declined} == {"the trainer of this worker cannot add a proximal term (train.proximal_mu)"}

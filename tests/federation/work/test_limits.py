@@ -1,0 +1,289 @@
+"""The owner's limits on private rounds and evaluations hold, even if a coordinator asks for more."""
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coordinator.aggregation.interface import TooFewUpdatesError
+from coordinator.aggregation.phases import AlgorithmPhase, Replies, Waiting
+from coordinator.aggregation.secure.session import secure_sum
+from coordinator.aggregation.secure.settled import Sum, invitation
+from federation.secure.evaluation import clip
+from federation.secure.thresholds import EVALUATION_NOISE, Mode
+from federation.vectors import update_layout
+from federation.work.base import Shape, Work, WorkError, WorkingClient
+from federation.work.evaluate.work import Evaluate
+from federation.work.secure.member_checks import check_sessions
+from federation.work.secure.terms import SessionStage
+from federation.work.site import EVALUATE, MemoryLedger, SecurePolicy, SessionEntry, SessionLedger, Site
+from tests.federation.work.scene import ORIGIN, Cast, Kept, Member, cast, equal, held, names, play, setting
+from worker.site.policy import Policy
+from worker.site.round_ledger import RoundLedger
+
+VICTIM = "silo-02"
+TEST = Evaluate(splits=("test",))
+
+
+def limited(m: int = 6, **policy: object) -> Cast:
+    """Members with the limits of real owners."""
+    scene = cast(m, assumed=1)
+    for name, member in scene.members.items():
+        chosen = SecurePolicy(assumed=1, **policy)  # type: ignore[arg-type]
+        member.members._sites[name] = replace(member.site, policies={ORIGIN.task: chosen})
+        member.metrics = {"test/loss": 1.0, "test/accuracy": 0.5}
+    return scene
+
+
+def evaluate(scene: Cast, nonce: bytes, without: str = "", **terms: object) -> Sum:
+    """A session that sums the metrics of all members but one."""
+    ids = next(iter(scene.members.values())).members.key_ids()
+    invited = invitation({name: ids[name] for name in scene.members if name != without})
+    bound = clip(2, EVALUATION_NOISE)
+    chosen = setting(scene, Mode.SUM, work=TEST, length=2, clip=bound, nonce=nonce * 16, invited=invited, **terms)
+    total: Sum = held(scene, secure_sum(chosen, equal))
+    return total
+
+
+# --- evaluations
+
+
+def test_two_evaluations_of_one_model_cannot_be_subtracted() -> None:
+    scene = limited()
+    play(scene, Mode.SUM)
+    assert evaluate(scene, b"a").record.survivors == tuple(names(range(6)))
+    with pytest.raises(TooFewUpdatesError, match="0 are ready"):
+        evaluate(scene, b"b", without=VICTIM)
+    declined = {(SessionStage.READY.value, name): "model-evaluated" for name in names(range(6)) if name != VICTIM}
+    assert scene.declined == declined
+
+
+def test_a_second_session_for_a_model_is_declined_at_mask_too() -> None:
+    scene = limited()
+    play(scene, Mode.SUM)
+
+    def change(stage: str, member: Member, work: Work, inputs: Mapping[str, bytes]) -> tuple[Work, Mapping[str, bytes]]:
+        if stage == SessionStage.MASK and member.name == VICTIM:
+            other = SessionEntry("00", ORIGIN.run_id, ORIGIN.task, ORIGIN.base_model, EVALUATE)
+            member.site.ledger.add(other)
+        elif stage == SessionStage.MASK:
+            member.do(work, inputs)  # asked again, as after a crash of the coordinator, it answers
+        return work, inputs
+
+    scene.change = change
+    assert VICTIM not in evaluate(scene, b"a").record.survivors
+    assert scene.declined == {(SessionStage.MASK.value, VICTIM): "model-evaluated"}
+
+
+def test_a_run_has_no_more_evaluations_than_private_rounds_of_training() -> None:
+    scene = limited()
+    with pytest.raises(TooFewUpdatesError):
+        evaluate(scene, b"a")
+    assert set(scene.declined.values()) == {"evaluations"}
+
+
+def test_an_evaluation_shows_no_number_of_one_member() -> None:
+    scene = limited(disclose=frozenset({"accuracy"}))
+    play(scene, Mode.SUM)
+    with pytest.raises(TooFewUpdatesError):
+        evaluate(scene, b"a", disclose=("accuracy",))
+    assert set(scene.declined.values()) == {"terms"}
+
+
+@pytest.fixture(params=["worker", "simulation"])
+def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> SessionLedger:
+    return RoundLedger(tmp_path / "private-rounds.db") if request.param == "worker" else MemoryLedger()
+
+
+Ask = Callable[..., str]
+
+
+@pytest.fixture
+def asked(ledger: SessionLedger) -> Ask:
+    """Has a session counted; gives the reason for which it is declined, empty where it is not."""
+
+    def ask(session: str, model: str = "m0", *, run: str = "run", task: str = "digits", training: bool = False) -> str:
+        together = frozenset({"digits", "digits-by-site"})
+        client = WorkingClient(
+            client_id="a",
+            round=0,
+            attempt=0,
+            shape=Shape(update_layout([("w", 1)]), ("loss",), ("loss",)),
+            memory=Kept(),
+            origin=replace(ORIGIN, run_id=run, base_model=model, task=task),
+            site=Site(ledger=ledger, data_sets=dict.fromkeys(together, together)),
+        )
+        try:
+            check_sessions(client, session, work="train" if training else EVALUATE, count=True)
+        except WorkError as error:
+            return error.reason
+        return ""
+
+    return ask
+
+
+def test_a_model_is_evaluated_once_in_all_runs_and_a_member_that_missed_a_round_misses_one_evaluation(
+    asked: Ask,
+) -> None:
+    assert asked("t0", "m0", training=True) == ""
+    for _ in range(2):
+        assert asked("e1", "m1") == "", "the same session comes again"
+    assert asked("x", "m1") == "model-evaluated"
+    assert asked("x", "m2") == "evaluations", "it was not in the round from m1"
+    assert asked("t2", "m2", training=True) == ""
+    assert asked("e3", "m3") == ""
+    assert asked("x", "m4", run="another") == "evaluations"
+    assert asked("t0 of another", "m0", run="another", training=True) == ""
+    assert asked("x", "m3", run="another") == "model-evaluated"
+    assert asked("e5", "m5", run="another") == ""
+
+
+# --- data sets
+
+
+def test_tasks_of_one_data_set_count_together(asked: Ask) -> None:
+    for number in range(4):
+        assert asked(f"t{number}", training=True, task=("digits", "digits-by-site")[number % 2]) == ""
+    assert asked("t4", training=True) == asked("t4", training=True, task="digits-by-site") == "model-sessions"
+    assert asked("t4", training=True, task="mnist") == ""
+    assert asked("e0", "m1", task="digits-by-site") == ""
+    assert asked("e1", "m1") == "model-evaluated"
+
+
+def test_an_owner_says_which_tasks_train_on_one_data_set(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(
+        '[secure.data_sets]\npatients = ["a", "b"]\nstaff = ["x", "y"]\n'
+        '[privacy.cohort]\nnoise = 1.0\nepsilon = 8.0\ntasks = ["b", "c"]\n[privacy.alone]\nnoise = 1.0\nepsilon = 8.0'
+    )
+    patients, staff = frozenset("abc"), frozenset("xy")
+    assert Policy.load(path).data_sets == {**dict.fromkeys("abc", patients), **dict.fromkeys("xy", staff)}
+
+
+# --- numbers that are shown at READY
+
+
+def test_a_session_that_shows_numbers_counts_at_ready() -> None:
+    scene = limited(disclose=frozenset({"loss"}), sessions_per_model=1)
+
+    def abandoned(
+        stage: str, member: Member, work: Work, inputs: Mapping[str, bytes]
+    ) -> tuple[Work, Mapping[str, bytes]] | None:
+        return None if stage == SessionStage.DEAL else (work, inputs)
+
+    scene.change = abandoned
+    for number, error in enumerate((TooFewUpdatesError, Waiting)):
+        chosen = setting(scene, Mode.SUM, disclose=("loss",), nonce=bytes([number]) * 16)
+        with pytest.raises(error):
+            play(scene, Mode.SUM, setting_=chosen)
+    assert scene.declined == {(SessionStage.READY.value, name): "model-sessions" for name in scene.members}
+
+
+# --- sums of one model
+
+
+def summing(scene: Cast, nonce: bytes, *, until: SessionStage | None = None) -> Callable[[], Sum]:
+    """Holds a session up to a stage; what is given holds the rest."""
+    conversation = secure_sum(setting(scene, Mode.SUM, nonce=nonce * 16), equal)
+    phase = next(conversation)
+    while phase.kind.name != until:
+        try:
+            phase = conversation.send(scene.ask(phase))
+        except StopIteration as end:
+            total: Sum = end.value
+            return lambda: total
+
+    def rest() -> Sum:
+        total: Sum = held(scene, resumed(conversation, phase))
+        return total
+
+    return rest
+
+
+def resumed(
+    conversation: Generator[AlgorithmPhase, Replies, Sum], phase: AlgorithmPhase
+) -> Generator[AlgorithmPhase, Replies, Sum]:
+    """A conversation whose last phase has not been asked yet."""
+    while True:
+        replies = yield phase
+        try:
+            phase = conversation.send(replies)
+        except StopIteration as end:
+            total: Sum = end.value
+            return total
+
+
+def test_of_two_sessions_from_one_model_members_unmask_one_sum() -> None:
+    scene = limited()
+    first, second = (summing(scene, nonce, until=SessionStage.UNMASK) for nonce in (b"1", b"2"))
+    assert not scene.declined
+    assert second().record.survivors == tuple(names(range(6)))
+    with pytest.raises(TooFewUpdatesError, match="0 of 6 members have sent their shares"):
+        first()
+    assert scene.declined == {(SessionStage.UNMASK.value, name): "model-sums" for name in scene.members}
+
+
+def test_after_a_sum_a_session_from_the_same_model_waits_until_owners_raise_the_limit() -> None:
+    scene = limited()
+    summing(scene, b"1")
+    with pytest.raises(Waiting, match=r"the owners may raise the limits in policy\.toml; then resume the run"):
+        summing(scene, b"2")
+    assert scene.declined == {(SessionStage.READY.value, name): "model-sums" for name in scene.members}
+    for name, member in scene.members.items():
+        policy = SecurePolicy(assumed=1, sums_per_model=2)
+        member.members._sites[name] = replace(member.site, policies={ORIGIN.task: policy})
+    summing(scene, b"2")
+    with pytest.raises(Waiting):
+        summing(scene, b"3")
+
+
+def test_a_sum_that_was_not_unmasked_does_not_count() -> None:
+    scene = limited()
+    for number in range(3):
+        summing(scene, bytes([number]), until=SessionStage.UNMASK)
+    assert summing(scene, b"4")().record.survivors == tuple(names(range(6)))
+    assert not scene.declined
+
+
+def test_a_member_that_unmasks_again_after_a_crash_counts_one_sum() -> None:
+    scene = limited()
+
+    def twice(stage: str, member: Member, work: Work, inputs: Mapping[str, bytes]) -> tuple[Work, Mapping[str, bytes]]:
+        if stage == SessionStage.UNMASK:
+            member.do(work, inputs)
+        return work, inputs
+
+    scene.change = twice
+    assert summing(scene, b"1")().record.survivors == tuple(names(range(6)))
+    assert [entry.unmasked for entry in scene.members[VICTIM].site.counted(ORIGIN.task)] == [True]
+
+
+def test_an_evaluation_is_another_kind_of_work_than_the_training_from_its_model() -> None:
+    scene = limited()
+    summing(scene, b"1")
+    assert evaluate(scene, b"e").record.survivors == tuple(names(range(6)))
+
+
+def test_a_sum_that_was_unmasked_is_known_after_a_restart(tmp_path: Path) -> None:
+    scene, victim = limited(), names([2])[0]
+
+    def restarted() -> RoundLedger:
+        ledger = RoundLedger(tmp_path / "private-rounds.db")
+        member = scene.members[victim]
+        member.members._sites[victim] = replace(member.site, ledger=ledger)
+        return ledger
+
+    ledgers = [restarted()]
+    first, second = (summing(scene, nonce, until=SessionStage.UNMASK) for nonce in (b"1", b"2"))
+    first()
+    for ledger in ledgers:
+        ledger.close()
+    ledgers = [restarted()]
+    with pytest.raises(TooFewUpdatesError):
+        second()
+    assert scene.declined[SessionStage.UNMASK.value, victim] == "model-sums"
+    with pytest.raises(Waiting):
+        summing(scene, b"3")
+    assert scene.declined[SessionStage.READY.value, victim] == "model-sums"
+    ledgers[0].close()

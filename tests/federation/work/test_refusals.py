@@ -1,0 +1,455 @@
+"""What honest members refuse of a lying coordinator, stage by stage, and what they answer after they were killed."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.aggregation.phases import Waiting
+from federation.secure.payloads import join_envelopes, split_envelopes
+from federation.secure.thresholds import Mode
+from federation.trust.envelope import seal
+from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
+from federation.v1.secure_pb2 import SecureStatement
+from federation.work.base import Work, WorkError
+from federation.work.secure.ready import Ready
+from federation.work.secure.terms import Invited, SessionStage
+from federation.work.secure.wire import terms_bytes
+from federation.work.site import SecurePolicy, SessionEntry
+from tests.federation.work.scene import ORIGIN, Cast, Killed, Member, cast, play, setting
+
+VICTIM = "silo-02"
+Inputs = Mapping[str, bytes]
+Question = tuple[Work, Inputs]
+
+
+def tried(member: Member, question: Question) -> str:
+    """The reason for which a member declines a question, which leaves no trace; "answers" when it does not decline."""
+    values, asked = dict(member.memory.values), dict(member.asked)
+    try:
+        member.do(*question)
+    except WorkError as error:
+        return error.reason
+    finally:
+        member.memory.values, member.asked = values, asked
+    return "answers"
+
+
+class Liar:
+    """A coordinator that tries wrong questions on one member before it asks the right ones."""
+
+    def __init__(self, mode: Mode, m: int = 8) -> None:
+        self.scene = cast(m, assumed=1, change=self.change)
+        self.mode = mode
+        self.questions: dict[str, Question] = {}
+        self.tries: dict[str, dict[str, Any]] = {}
+        self.reasons: dict[str, dict[str, str]] = {}
+
+    def change(self, stage: str, member: Member, work: Work, inputs: Inputs) -> Question:
+        name = f"{stage}/{getattr(work, 'opening', 0)}"
+        if member.name == VICTIM:
+            self.questions[name] = (work, inputs)
+            for what, wrong in self.tries.get(name, {}).items():
+                question = wrong(work, inputs)
+                self.reasons.setdefault(name, {})[what] = tried(member, question)
+        return work, inputs
+
+    def run(self, **tries: Any) -> dict[str, dict[str, str]]:
+        self.tries = {name.replace("_", "-").replace("--", "/"): wrong for name, wrong in tries.items()}
+        play(self.scene, self.mode)
+        assert not self.scene.declined
+        return self.reasons
+
+
+def but(**fields: Any) -> Any:
+    """The same question with other fields."""
+    return lambda work, inputs: (replace(work, **fields), inputs)
+
+
+def of(function: Any) -> Any:
+    """The same question with other fields, made of the work."""
+    return lambda work, inputs: (replace(work, **function(work)), inputs)
+
+
+def alone(mine: int, others: int) -> tuple[int, ...]:
+    """The victim's coefficient, and that of each of the other seven."""
+    return (others, others, mine, *[others] * 5)
+
+
+def terms(**fields: Any) -> Any:
+    """READY with other terms."""
+
+    def changed(work: Ready, inputs: Inputs) -> Question:
+        agreed = replace(work.agreed, **fields)
+        return Ready(agreed=agreed, terms_bytes=terms_bytes(agreed)), inputs
+
+    return changed
+
+
+def test_terms_that_differ_from_the_assignment_the_roster_or_the_policy_are_declined() -> None:
+    liar = Liar(Mode.PRIVATE)
+    ids = liar.scene.members[VICTIM].members.key_ids()
+    invited = tuple(Invited(name, ids[name]) for name in sorted(ids))
+    stranger, copied = Invited("silo-99", bytes(32)), replace(invited[0], key_id=ids["silo-01"])
+    reasons = liar.run(
+        secure_ready__0={
+            "run": terms(run_id="other"),
+            "round": terms(round=7),
+            "model": terms(base_model="other"),
+            "task": terms(task="other"),
+            "length": terms(length=41),
+            "nonce": terms(nonce=b"short"),
+            "clip": terms(clip=-1.0),
+            "unsorted": terms(invited=invited[::-1]),
+            "repeated": terms(invited=(*invited, invited[-1])),
+            "without me": terms(invited=tuple(one for one in invited if one.client_id != VICTIM)),
+            "a stranger": terms(invited=(*invited, stranger)),
+            "another's key": terms(invited=(copied, *invited[1:])),
+            "few": terms(invited=invited[:3]),
+        }
+    )["secure-ready/0"]
+    assert {reasons.pop(name) for name in ("a stranger", "another's key")} == {"roster"}
+    assert reasons.pop("few") == "cohort"
+    assert set(reasons.values()) == {"terms"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "mode", "reason"),
+    [
+        (SecurePolicy(modes=frozenset({Mode.SUM})), Mode.PRIVATE, "policy:mode"),
+        (SecurePolicy(assumed=3), Mode.PRIVATE, "cohort"),
+        (SecurePolicy(smallest=9), Mode.SUM, "cohort"),
+        (SecurePolicy(sessions=0), Mode.SUM, "sessions"),
+        (SecurePolicy(sessions_per_model=0), Mode.SUM, "model-sessions"),
+    ],
+)
+def test_the_owner_decides(policy: SecurePolicy, mode: Mode, reason: str) -> None:
+    scene = cast(8, assumed=1)
+    victim = scene.members[VICTIM]
+    victim.members._sites[VICTIM] = replace(victim.site, policies={ORIGIN.task: policy})
+    play(scene, mode)
+    assert scene.declined == {(SessionStage.READY.value, VICTIM): reason}
+
+
+def test_numbers_are_shown_only_where_the_owner_allows_it() -> None:
+    scene = cast(8, assumed=1)
+    for name, member in scene.members.items():
+        member.losses, member.metrics = {"loss": 0.5, "secret": 1.0}, {"train/accuracy": 0.25, "train/loss": 0.5}
+        shown = frozenset({"loss"}) if name != VICTIM else frozenset()
+        member.members._sites[name] = replace(
+            member.site, policies={ORIGIN.task: SecurePolicy(assumed=1, disclose=shown)}
+        )
+    play(scene, Mode.SUM, setting_=setting(scene, Mode.SUM, disclose=("loss",)))
+    assert scene.declined == {(SessionStage.READY.value, VICTIM): "policy:disclose"}
+    ready = scene.sent[SessionStage.READY.value, 0]
+    assert {tuple(reply.losses) for reply in ready} == {("loss", "secret")}
+    assert {tuple(reply.metrics) for reply in ready} == {("train/loss",)}
+    assert all(
+        reply.samples == 0 for (stage, _), replies in scene.sent.items() for reply in replies if "ready" not in stage
+    )
+
+
+def test_a_worker_without_a_roster_takes_no_part() -> None:
+    scene = cast(8, assumed=1)
+    victim = scene.members[VICTIM]
+    victim.members._sites[VICTIM] = replace(victim.site, roster={})
+    play(scene, Mode.SUM)
+    assert scene.declined == {(SessionStage.READY.value, VICTIM): "roster"}
+
+
+def forged(scene: Cast, signer: str, envelope: bytes, **fields: Any) -> bytes:
+    """A reply to READY with other fields, signed by a member's key."""
+    manifest = ReplyManifest.FromString(SignedEnvelope.FromString(envelope).manifest)
+    said = SecureStatement.FromString(manifest.statement)
+    for name, value in fields.items():
+        setattr(said if name in {"session", "keys", "stage"} else manifest, name, value)
+    manifest.statement = said.SerializeToString()
+    key = next(iter(scene.members.values())).members.keys[signer]
+    return seal(manifest, key).SerializeToString()
+
+
+def test_keys_that_a_coordinator_swaps_repeats_or_forges_are_declined() -> None:
+    liar = Liar(Mode.SUM)
+    scene = liar.scene
+
+    def envelopes(change: Any) -> Any:
+        def changed(work: Any, inputs: Inputs) -> Question:
+            found, _ = split_envelopes(inputs["replies"])
+            return work, {"replies": join_envelopes(change(found))}
+
+        return changed
+
+    def keys_of(envelope: bytes) -> bytes:
+        manifest = ReplyManifest.FromString(SignedEnvelope.FromString(envelope).manifest)
+        return SecureStatement.FromString(manifest.statement).keys
+
+    zero = bytes(32)
+    reasons = liar.run(
+        secure_deal__0={
+            "without me": envelopes(lambda found: [found[0], found[1], *found[3:]]),
+            "another key of mine": envelopes(
+                lambda found: [*found[:2], forged(scene, VICTIM, found[2], keys=keys_of(found[2])[::-1]), *found[3:]]
+            ),
+            "a repeated key": envelopes(
+                lambda found: [forged(scene, "silo-00", found[0], keys=keys_of(found[1])), *found[1:]]
+            ),
+            "a low-order key": envelopes(
+                lambda found: [forged(scene, "silo-00", found[0], keys=zero + keys_of(found[0])[32:]), *found[1:]]
+            ),
+            "short keys": envelopes(lambda found: [forged(scene, "silo-00", found[0], keys=b"123"), *found[1:]]),
+            "signed by another": envelopes(lambda found: [forged(scene, "silo-01", found[0]), *found[1:]]),
+            "another session": envelopes(lambda found: [forged(scene, "silo-00", found[0], session=zero), *found[1:]]),
+            "another stage": envelopes(
+                lambda found: [forged(scene, "silo-00", found[0], stage="secure-confirm"), *found[1:]]
+            ),
+            "another run": envelopes(lambda found: [forged(scene, "silo-00", found[0], run_id="other"), *found[1:]]),
+            "twice": envelopes(lambda found: [found[0], *found]),
+            "one missing": envelopes(lambda found: found[:-1]),
+            "no envelope": envelopes(lambda found: [b"nonsense", *found[1:]]),
+        }
+    )["secure-deal/0"]
+    by_reason = {reason: sorted(name for name, one in reasons.items() if one == reason) for reason in reasons.values()}
+    assert by_reason == {
+        "members": ["one missing", "without me"],
+        "keys": ["a low-order key", "a repeated key", "another key of mine", "short keys"],
+        "envelope": ["another run", "another session", "another stage", "no envelope", "signed by another", "twice"],
+    }
+
+
+def test_lists_coefficients_and_digests_that_a_coordinator_changes_are_declined() -> None:
+    liar = Liar(Mode.VERIFIED)
+    reasons = liar.run(
+        secure_open__0={
+            "too few": of(lambda work: {"members": work.members[:3]}),
+            "unsorted": of(lambda work: {"members": work.members[::-1]}),
+            "without me": of(lambda work: {"members": tuple(n for n in work.members if n != VICTIM)}),
+        },
+        secure_open__1={
+            "grown": of(lambda work: {"members": (*work.members, "silo-99")}),
+            "too few": of(lambda work: {"members": work.members[:3]}),
+            "opening 2 first": but(opening=2),
+        },
+        secure_mask__0={
+            "other members": of(lambda work: {"members": work.members[:-1], "coefficients": work.coefficients[:-1]}),
+            "my share": of(lambda work: {"coefficients": alone(2**31, 2**31 // 7)}),
+            "me alone": of(lambda work: {"coefficients": alone(2**32, 0)}),
+            "me alone, at a tiny scale": of(lambda work: {"coefficients": alone(2**11, 0)}),
+            "more than 1": of(lambda work: {"coefficients": tuple(2 * a for a in work.coefficients)}),
+            "less than 1": of(lambda work: {"coefficients": tuple(a // 2 for a in work.coefficients)}),
+            "one fewer": of(lambda work: {"coefficients": work.coefficients[:-1]}),
+            "length": but(length=41),
+        },
+        secure_confirm__0={
+            "too few": of(lambda work: {"members": work.members[:3], "masked": work.masked[:3]}),
+            "without me": of(
+                lambda work: {
+                    "members": work.members[:2] + work.members[3:],
+                    "masked": work.masked[:2] + work.masked[3:],
+                }
+            ),
+            "my digest": of(lambda work: {"masked": (*work.masked[:2], bytes(32), *work.masked[3:])}),
+            "one digest fewer": of(lambda work: {"masked": work.masked[:-1]}),
+            "no challenge": but(tau1=b"", commitment=b""),
+        },
+        secure_unmask__0={
+            "another challenge": but(tau2=bytes(32)),
+            "fewer": of(lambda work: {"members": work.members[:-1], "lost": work.members[-1:]}),
+            "lost": but(lost=("silo-07",)),
+        },
+    )
+    assert reasons["secure-open/0"] == dict.fromkeys(("too few", "unsorted", "without me"), "members")
+    assert reasons["secure-open/1"] == {"grown": "members", "too few": "members", "opening 2 first": "stage"}
+    assert reasons["secure-mask/0"] == {
+        "other members": "members",
+        "my share": "cover",
+        "me alone": "cover",
+        "me alone, at a tiny scale": "coefficients",
+        "more than 1": "coefficients",
+        "less than 1": "coefficients",
+        "one fewer": "",
+        "length": "terms",
+    }
+    assert reasons["secure-confirm/0"] == {
+        "too few": "members",
+        "without me": "members",
+        "my digest": "members",
+        "one digest fewer": "members",
+        "no challenge": "terms",
+    }
+    assert reasons["secure-unmask/0"] == {"another challenge": "terms", "fewer": "members", "lost": "members"}
+
+
+def test_confirmations_that_are_forged_replayed_or_too_few_unmask_nothing() -> None:
+    liar = Liar(Mode.VERIFIED)
+
+    def confirmations(change: Any) -> Any:
+        def changed(work: Any, inputs: Inputs) -> Question:
+            found, _ = split_envelopes(inputs["replies"])
+            return work, {**inputs, "replies": join_envelopes(change(found))}
+
+        return changed
+
+    def tampered(work: Any, inputs: Inputs) -> Question:
+        sealed = bytearray(inputs["ciphertexts"])
+        sealed[len(sealed) // 7 + 5] ^= 1  # of the second of seven senders
+        return work, {**inputs, "ciphertexts": bytes(sealed)}
+
+    def ready(found: list[bytes]) -> list[bytes]:
+        return [liar.scene.sent[SessionStage.READY.value, 0][0].signed, *found[1:]]
+
+    reasons = liar.run(
+        secure_unmask__0={
+            "five of six": confirmations(lambda found: found[:5]),
+            "one twice": confirmations(lambda found: [*found, found[0]]),
+            "of READY": confirmations(ready),
+            "a broken signature": confirmations(lambda found: [found[0][:-1] + bytes([found[0][-1] ^ 1]), *found[1:]]),
+            "a bad share": tampered,
+        }
+    )["secure-unmask/0"]
+    assert reasons == {
+        "five of six": "quorum",
+        "one twice": "envelope",
+        "of READY": "envelope",
+        "a broken signature": "envelope",
+        "a bad share": "bad-share:silo-01",
+    }
+
+
+def test_a_stage_that_is_asked_again_gets_the_same_bytes_and_another_question_none() -> None:
+    scene = cast(8, assumed=1)
+    first: dict[str, tuple[Question, Any]] = {}
+
+    def change(stage: str, member: Member, work: Work, inputs: Inputs) -> Question:
+        if member.name == VICTIM:
+            for question, _ in first.values():
+                assert tried(member, question) in {"answers", "stage"}
+            state = copy.deepcopy((member.memory.values, member.asked))
+            result = member.do(work, inputs)
+            repeated = member.do(work, inputs)
+            assert repeated.statement == result.statement
+            assert all(np.array_equal(repeated.rows[name], row) for name, row in result.rows.items())
+            if len(first) == 1:
+                earlier = next(iter(first.values()))[0]
+                assert tried(member, earlier) == "stage"
+            member.memory.values, member.asked = state
+            first[f"{stage}/{getattr(work, 'opening', 0)}"] = ((work, inputs), result)
+        return work, inputs
+
+    scene.change = change
+    play(scene, Mode.VERIFIED)
+    assert len(first) == 7
+    member = scene.members[VICTIM]
+    for name, (question, _) in first.items():
+        expected = "answers" if name.startswith("secure-unmask") else "stage"
+        assert tried(member, question) == expected, name
+    mask, inputs = first["secure-unmask/0"][0]
+    assert tried(member, (replace(mask, tau2=bytes(32)), inputs)) == "answered"
+
+
+def test_a_session_whose_memory_is_gone_is_over() -> None:
+    scene = cast(8, assumed=1)
+    asked: dict[str, Question] = {}
+
+    def change(stage: str, member: Member, work: Work, inputs: Inputs) -> Question:
+        if member.name == VICTIM:
+            asked[stage] = (work, inputs)
+            if stage == SessionStage.MASK.value:
+                member.memory.values.clear()
+        return work, inputs
+
+    scene.change = change
+    total = play(scene, Mode.PRIVATE)
+    assert scene.declined == {(SessionStage.MASK.value, VICTIM): "session-over"}
+    assert VICTIM not in total.record.survivors
+    assert tried(scene.members[VICTIM], asked[SessionStage.READY.value]) == "session-over"
+
+
+def test_a_member_with_another_update_than_it_became_ready_with_drops_out() -> None:
+    scene = cast(8, assumed=1)
+
+    def change(stage: str, member: Member, work: Work, inputs: Inputs) -> Question:
+        if (stage, member.name) == (SessionStage.MASK.value, VICTIM):
+            (name,) = (name for name in member.memory.values if name.endswith("/vector"))
+            member.memory.values[name] = (2 * member.vector).tobytes()
+        return work, inputs
+
+    scene.change = change
+    total = play(scene, Mode.PRIVATE)
+    assert scene.declined == {(SessionStage.MASK.value, VICTIM): "session-over"}
+    assert VICTIM not in total.record.survivors
+
+
+def test_sessions_from_one_model_are_counted_from_the_first_opening() -> None:
+    scene = cast(8, assumed=1)
+    victim = scene.members[VICTIM]
+    policy = SecurePolicy(assumed=1, sessions_per_model=2)
+    victim.members._sites[VICTIM] = replace(victim.site, policies={ORIGIN.task: policy})
+    ledger = victim.site.ledger
+
+    def abandoned(stage: str, member: Member, work: Work, inputs: Inputs) -> Question | None:
+        return None if stage == SessionStage.MASK.value else (work, inputs)
+
+    for number in range(3):
+        scene.change = abandoned
+        chosen = setting(scene, Mode.PRIVATE, nonce=bytes([number]) * 16)
+        with pytest.raises(Exception, match="have sent their masked"):
+            play(scene, Mode.PRIVATE, setting_=chosen)
+        assert len(ledger.entries({ORIGIN.task})) == min(number + 1, 2)
+    assert scene.declined == {(SessionStage.READY.value, VICTIM): "model-sessions"}
+    ledger.add(SessionEntry("00", ORIGIN.run_id, ORIGIN.task, "another model", "train"))
+    assert len(ledger.entries({ORIGIN.task})) == 3
+
+
+@pytest.mark.parametrize(
+    ("mode", "step"),
+    [
+        (Mode.VERIFIED, 4),
+        pytest.param(Mode.SUM, 4, marks=pytest.mark.full),
+        *(pytest.param(mode, 1, marks=pytest.mark.full) for mode in Mode),
+    ],
+)
+def test_a_member_killed_at_any_write_gives_the_same_bytes_or_drops_out(mode: Mode, step: int) -> None:
+    undisturbed = cast(8, assumed=1)
+    play(undisturbed, mode)
+    writes = undisturbed.members[VICTIM].memory.writes
+    expected = {
+        (stage, opening, reply.client_id): (reply.statement, [row.tobytes() for row in reply.rows])
+        for (stage, opening), replies in undisturbed.sent.items()
+        for reply in replies
+    }
+    assert writes > 8
+    for place in range(0 if step == 1 else 2, writes, step):
+        scene = cast(8, assumed=1)
+        victim = scene.members[VICTIM]
+        victim.memory.fails_at = place
+        answer = victim.do
+
+        def restarted(work: Work, inputs: Inputs, victim: Member = victim, answer: Any = answer, **more: Any) -> Any:
+            try:
+                return answer(work, inputs, **more)
+            except Killed:
+                victim.memory.fails_at = None
+                return answer(work, inputs, **more)
+
+        victim.do = restarted  # type: ignore[method-assign]
+        total = play(scene, mode)
+        if VICTIM in total.record.survivors:
+            for (stage, opening), replies in scene.sent.items():
+                for reply in replies:
+                    same = (reply.statement, [row.tobytes() for row in reply.rows])
+                    assert same == expected[stage, opening, reply.client_id], (place, stage)
+        else:
+            assert scene.declined
+
+
+def test_a_run_waits_when_the_owners_allow_no_further_session() -> None:
+    scene = cast(8, assumed=1)
+    for name, member in scene.members.items():
+        member.members._sites[name] = replace(
+            member.site, policies={ORIGIN.task: SecurePolicy(assumed=1, sessions_per_model=0)}
+        )
+    with pytest.raises(Waiting, match=r"the owners may raise the limits in policy\.toml; then resume the run"):
+        play(scene, Mode.SUM)

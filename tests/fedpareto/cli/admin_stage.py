@@ -1,0 +1,98 @@
+"""A coordinator as shipped, with runs that an administrator looks at."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from federation.digests import digest
+from federation.v1.admin_pb2 import (
+    ApproveClientRequest,
+    RunHeader,
+    SubmitRunRequest,
+)
+from federation.v1.admin_pb2_grpc import AdminStub
+from federation.vectors import Layout, Tensor, to_bytes
+from fedpareto.processes.forked import completed
+from tests.harness import Attending, Federation, Member, federation
+
+LAYOUT = Layout((Tensor("a", (3, 4)), Tensor("b", (5,))))
+SPEC = 'task = "digits"\nrounds = 2\n[algorithm]\nname = "fedmgda+"\n[selection]\nminimum = 3\n'
+
+
+@pytest.fixture(scope="module")
+def centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """One coordinator for all tests of this file; each test has runs and clients of its own."""
+    with federation(tmp_path_factory.mktemp("admin"), "--approval") as made:
+        made.serve()
+        yield made
+
+
+@pytest.fixture
+def stub(centre: Federation) -> Iterator[AdminStub]:
+    with centre.administrator() as channel:
+        yield AdminStub(channel)
+
+
+def enroll(centre: Federation, stub: AdminStub, client_id: str) -> Member:
+    member = centre.enroll(client_id)
+    stub.ApproveClient(ApproveClientRequest(client_id=client_id))
+    return member
+
+
+def model_file(path: Path) -> Path:
+    vector = np.random.default_rng(0).standard_normal(LAYOUT.size).astype(np.float32)
+    path.write_bytes(to_bytes(LAYOUT, vector))
+    return path
+
+
+def submit(centre: Federation, name: str, spec: str = SPEC, *options: str) -> str:
+    model = model_file(centre.directory / "model.safetensors")
+    return centre.submit(name, spec, "--model", str(model), *options)
+
+
+def command(centre: Federation, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    home = str(centre.home / "admin")
+    return completed(["-m", "fedpareto", "admin", "--home", home, *arguments], cwd=centre.directory)
+
+
+def play(streams: dict[Member, Attending], assignments: int) -> None:
+    """Lets every member answer this number of assignments honestly."""
+    for _ in range(assignments):
+        for member, stream in streams.items():
+            member.answer(stream.assignment(), seed=hash(member.files.client_id) % 1000)
+
+
+def conduct(centre: Federation, stub: AdminStub, name: str, clients: tuple[str, ...]) -> str:
+    """A whole run of two rounds, with members played by hand; returns its id."""
+    members = {client: enroll(centre, stub, client) for client in clients}
+    streams = {member: member.attend(digits=10) for member in members.values()}
+    run_id = submit(centre, name)
+    play(streams, 4)  # train and evaluate, twice
+    centre.wait_completed(run_id)
+    for member, stream in streams.items():
+        stream.close()
+        member.channel.close()
+    return run_id
+
+
+@pytest.fixture(scope="module")
+def finished(centre: Federation) -> tuple[str, tuple[str, ...]]:
+    clients = ("alpha", "beta", "gamma")
+    with centre.administrator() as channel:
+        return conduct(centre, AdminStub(channel), "finished", clients), clients
+
+
+def requests(spec: str, data: bytes, *, model: str = "", size: int | None = None) -> Iterator[SubmitRunRequest]:
+    header = RunHeader(
+        spec=spec.encode(), model=model or digest(data), model_bytes=len(data) if size is None else size, paused=True
+    )
+    yield SubmitRunRequest(header=header)
+    for start in range(0, len(data), 7):
+        yield SubmitRunRequest(chunk=data[start : start + 7])
+
+
+def good_model() -> bytes:
+    return to_bytes(LAYOUT, np.ones(LAYOUT.size, dtype=np.float32))

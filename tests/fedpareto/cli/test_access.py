@@ -1,0 +1,500 @@
+import gzip
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.descriptor import MethodDescriptor
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from coordinator.members.access.callers import RULES
+from coordinator.members.access.control import MAX_CONCURRENT_CALLS
+from coordinator.server import MAX_MESSAGE_BYTES
+from federation.line.channels import mutual_channel, refusal_from_rpc_error, server_verified_channel
+from federation.trust.admin_files import AdminFiles
+from federation.trust.certificates import make_ca, pem
+from federation.trust.identity import Role, client_uri
+from federation.trust.keys import new_tls_key, private_key_pem
+from federation.v1 import admin_pb2, enrollment_pb2, federation_pb2
+from federation.v1.admin_pb2_grpc import AdminStub
+from federation.v1.enrollment_pb2_grpc import EnrollmentStub
+from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Hello
+from federation.v1.federation_pb2_grpc import FederationStub
+from fedpareto.processes.forked import Forked, completed
+from storage.models import Client
+from storage.states import ClientState
+from tests.paths import ROOT
+from tests.running import SECONDS, Applicant, Running, refused, running, wait_for
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(tmp_path_factory.mktemp("access") / "home") as served:
+        yield served
+
+
+class Stream:
+    """An attendance stream that stays open until the coordinator ends it."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._over = threading.Event()
+        self.call = FederationStub(channel).Attend(self._requests())
+        assert next(self.call).WhichOneof("message") == "welcome"
+
+    def _requests(self) -> Iterator[AttendRequest]:
+        yield AttendRequest(hello=Hello(software="test"))
+        self._over.wait(SECONDS)
+
+    def ended(self) -> grpc.RpcError:
+        """Waits for the coordinator to end the stream; the error that it ended with."""
+        error = self.call.exception(timeout=SECONDS)
+        self._over.set()
+        assert error is not None
+        return error
+
+    def close(self) -> None:
+        self._over.set()
+        self.call.cancel()
+
+
+def listens(port: int) -> tuple[str, int]:
+    return ("127.0.0.1", port)
+
+
+def handshake(port: int, version: ssl.TLSVersion, member: Path) -> str | None:
+    """Shakes hands as a member, so that nothing but the version can stand in the way."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(member / "ca.pem")
+    context.load_cert_chain(member / "login.pem")
+    context.set_alpn_protocols(["h2"])
+    context.minimum_version = context.maximum_version = version
+    with (
+        socket.create_connection(listens(port), timeout=SECONDS) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as connection,
+    ):
+        assert connection.recv(1)  # the server's settings frame: it has accepted the certificate too
+        return connection.version()
+
+
+def methods() -> dict[str, MethodDescriptor]:
+    found = {}
+    for module in (admin_pb2, enrollment_pb2, federation_pb2):
+        for service in module.DESCRIPTOR.services_by_name.values():
+            found |= {f"/{service.full_name}/{method.name}": method for method in service.methods}
+    return found
+
+
+def test_every_rpc_of_the_contract_has_a_rule_and_the_contract_names_its_role() -> None:
+    ours = {name: rule for name, rule in RULES.items() if name.startswith("/federation.")}
+    assert set(ours) == set(methods())
+    proto = (ROOT / "proto/federation/v1/admin.proto").read_text()
+    pairs = re.findall(r"\((viewer|operator|security-officer)\)\..*?rpc (\w+)", proto, re.DOTALL)
+    stated = {rpc: role for role, rpc in pairs}
+    for name, rule in ours.items():
+        service, rpc = name.split(".")[-1].split("/")
+        assert rule.kind == {"Admin": "admin", "Federation": "client", "Enrollment": "anyone"}[service]
+        assert rule.role == (stated[rpc] if service == "Admin" else None), rpc
+
+
+def test_a_process_that_would_serve_tls_1_2_serves_nothing(tmp_path: Path) -> None:
+    program = """
+import asyncio, os, sys
+os.environ.pop("GRPC_SSL_CIPHER_SUITES", None)
+from datetime import UTC, datetime
+from pathlib import Path
+from coordinator.home import CoordinatorHome as Home
+from coordinator.settings import Settings
+from coordinator.server import serve
+serve(Home.init(Path(sys.argv[1]), Settings.check({"federation_id": "test"}, "test"), now=datetime.now(UTC)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "home")],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 1
+    assert "it would serve TLS 1.2" in done.stderr
+    assert not (tmp_path / "home" / "ports.json").exists()
+
+
+@pytest.mark.parametrize("port", ["federation_port", "enrollment_port"])
+def test_tls_1_3_and_nothing_older(served: Running, port: str) -> None:
+    number = getattr(served.coordinator, port)
+    member = served.home.admin_dir
+    assert handshake(number, ssl.TLSVersion.TLSv1_3, member) == "TLSv1.3"
+    with pytest.raises((ssl.SSLError, ConnectionResetError)):
+        handshake(number, ssl.TLSVersion.TLSv1_2, member)
+
+
+def test_without_a_certificate_the_federation_port_does_not_shake_hands(served: Running) -> None:
+    with server_verified_channel(served.address, pem(served.home.ca)) as channel:
+        with refused("UNAVAILABLE", "unreachable") as messages:
+            next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
+        assert "did not accept your certificate" in messages[0]
+
+
+def test_without_a_certificate_the_enrollment_port_serves_no_members(served: Running) -> None:
+    with served.newcomer() as channel:
+        with refused("UNAUTHENTICATED", "certificate-unknown"):
+            next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
+        with refused("UNAUTHENTICATED", "certificate-unknown"):
+            AdminStub(channel).ListClients(admin_pb2.ListClientsRequest(), timeout=SECONDS)
+        with refused("UNAUTHENTICATED", "certificate-unknown"):
+            next(FederationStub(channel).Attend(iter([AttendRequest(hello=Hello())]), timeout=SECONDS))
+    entry = served.refusals("ListClients")[-1]
+    assert entry.outcome == "certificate-unknown"
+    assert entry.actor in ("peer 127.0.0.1", "peer ::1")
+
+
+def foreign(served: Running, *, ca: bytes) -> grpc.Channel:
+    """A channel with a certificate of another CA, for a client of the same name in a federation of the same name."""
+    from federation.trust.certificates import issue_certificate
+
+    key, other_key = new_tls_key(), new_tls_key()
+    other = make_ca(other_key, "test", served.clock())
+    certificate = issue_certificate(
+        ca=other,
+        ca_key=other_key,
+        public_key=key.public_key(),
+        federation_id="test",
+        common_name="a",
+        uris=[client_uri("test", "a")],
+        now=served.clock(),
+        lifetime=timedelta(days=1),
+    )
+    return mutual_channel(served.address, ca=ca or pem(other), key=private_key_pem(key), certificate=pem(certificate))
+
+
+def test_a_certificate_of_another_ca_does_not_shake_hands(served: Running) -> None:
+    with (
+        foreign(served, ca=pem(served.home.ca)) as channel,
+        refused("UNAVAILABLE", "unreachable") as messages,
+    ):
+        next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
+    assert "another federation's CA" in messages[0]
+
+
+def test_a_member_of_another_federation_does_not_trust_this_coordinator(served: Running) -> None:
+    with (
+        foreign(served, ca=b"") as channel,
+        refused("UNAVAILABLE", "unreachable") as messages,
+    ):
+        next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
+    assert "did not prove that it is this federation's coordinator" in messages[0]
+
+
+def test_nobody_at_the_address_is_said_so(served: Running) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with (
+        server_verified_channel(f"127.0.0.1:{port}", pem(served.home.ca)) as channel,
+        refused("UNAVAILABLE", "unreachable") as messages,
+    ):
+        EnrollmentStub(channel).Enroll(Applicant().request(b"x"), timeout=SECONDS)
+    assert "no coordinator answers there" in messages[0]
+
+
+def test_an_expired_certificate_does_not_shake_hands_and_its_owner_is_told_why(served: Running) -> None:
+    with (
+        served.certified("stale", known=True, lifetime=timedelta(seconds=-1)) as channel,
+        pytest.raises(grpc.RpcError) as caught,
+    ):
+        next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
+    expired = served.clock() - timedelta(seconds=1)
+    found = refusal_from_rpc_error(caught.value, not_after=expired)
+    assert (found.status, found.reason) == ("UNAVAILABLE", "unreachable")
+    assert "your certificate ended" in found.message
+
+
+def test_a_certificate_that_is_not_on_record_is_unknown(served: Running) -> None:
+    with served.certified("ghost", known=False) as channel, refused("UNAUTHENTICATED", "certificate-unknown"):
+        next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
+    assert served.refusals("FetchBlob")[-1].actor == "fedpareto://test/client/ghost"
+
+
+def test_a_certificate_that_has_expired_since_the_handshake_is_refused(served: Running) -> None:
+    with served.member("ageing") as channel:
+        stub = FederationStub(channel)
+        with refused("PERMISSION_DENIED", "blob-not-offered"):
+            next(stub.FetchBlob(FetchBlobRequest(digest="blake3:" + "0" * 64), timeout=SECONDS))
+        served.clock.ahead = timedelta(days=91)
+        try:
+            with refused("UNAUTHENTICATED", "certificate-expired"):
+                next(stub.FetchBlob(FetchBlobRequest(digest="blake3:" + "0" * 64), timeout=SECONDS))
+        finally:
+            served.clock.ahead = timedelta()
+
+
+def test_a_live_stream_ends_when_its_certificate_expires(served: Running) -> None:
+    with served.member("mortal") as channel:
+        served.clock.ahead = timedelta(days=90) - timedelta(seconds=3)
+        try:
+            stream = Stream(channel)
+            with refused("UNAUTHENTICATED", "certificate-expired"):
+                raise stream.ended()
+        finally:
+            served.clock.ahead = timedelta()
+
+
+def test_a_revoked_client_is_out_with_its_live_streams_and_its_next_call(served: Running) -> None:
+    with (
+        served.member("traitor") as channel,
+        served.member("bystander") as other,
+        served.administrator(Role.SECURITY_OFFICER) as admin,
+    ):
+        stream, bystander = Stream(channel), Stream(other)
+        AdminStub(admin).RevokeClient(
+            admin_pb2.RevokeClientRequest(client_id="traitor", reason="test"), timeout=SECONDS
+        )
+        with refused("UNAUTHENTICATED", "certificate-revoked"):
+            raise stream.ended()
+        with refused("UNAUTHENTICATED", "certificate-revoked"):
+            next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
+        assert served.refusals("Attend")[-1].outcome == "certificate-revoked"
+        assert bystander.call.is_active()
+        bystander.close()
+
+
+def test_a_client_may_not_be_an_operator(served: Running) -> None:
+    with served.member("climber") as channel:
+        for name, method in methods().items():
+            if ".Admin/" in name:
+                with refused("PERMISSION_DENIED", "role"):
+                    Call(channel, name, method)()
+    assert {entry.actor for entry in served.refusals("CreateJoinString")} == {"fedpareto://test/client/climber"}
+
+
+class Call:
+    """Calls a method by its name with an empty request."""
+
+    def __init__(self, channel: grpc.Channel, name: str, method: MethodDescriptor) -> None:
+        kind = ("stream" if method.client_streaming else "unary") + ("_stream" if method.server_streaming else "_unary")
+        self._call: Any = getattr(channel, kind)(name)
+        self._requests: Any = iter([b""]) if method.client_streaming else b""
+        self._streams = method.server_streaming
+
+    def __call__(self) -> object:
+        answer = self._call(self._requests, timeout=SECONDS)
+        return next(answer) if self._streams else answer
+
+
+def test_an_operator_may_not_be_a_client(served: Running) -> None:
+    with served.administrator(*Role) as channel:
+        for name, method in methods().items():
+            if ".Federation/" in name:
+                with refused("PERMISSION_DENIED", "role"):
+                    Call(channel, name, method)()
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_a_role_opens_its_own_doors_and_no_other(served: Running, role: Role) -> None:
+    held = {Role.VIEWER, role}
+    with served.administrator(role) as channel:
+        for name, method in methods().items():
+            rule = RULES[name]
+            if rule.kind != "admin":
+                continue
+            try:
+                Call(channel, name, method)()
+                reason = ""
+            except grpc.RpcError as error:
+                reason = refusal_from_rpc_error(error).reason
+            assert (reason == "role") == (rule.role not in held), (name, reason)
+
+
+def test_nobody_may_call_what_has_no_rule(served: Running) -> None:
+    with served.administrator(*Role) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary("/federation.v1.Admin/Sudo")(b"", timeout=SECONDS)
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED  # type: ignore[attr-defined]
+
+
+def test_health_and_reflection_answer_on_both_ports(served: Running) -> None:
+    for channel in (served.newcomer(), served.administrator(Role.VIEWER)):
+        with channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            for service in ("", "federation.v1.Federation", "federation.v1.Admin", "federation.v1.Enrollment"):
+                request = health_pb2.HealthCheckRequest(service=service)
+                assert check(request, timeout=SECONDS).status == health_pb2.HealthCheckResponse.SERVING
+            asks = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+            answer = next(reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(asks, timeout=SECONDS))
+            names = {service.name for service in answer.list_services_response.service}
+            assert names >= {"federation.v1.Federation", "federation.v1.Admin", "federation.v1.Enrollment"}
+
+
+def test_an_rpc_that_takes_one_request_takes_no_second_one(served: Running) -> None:
+    with served.member("talkative") as channel:
+        call = channel.stream_stream("/federation.v1.Federation/FetchBlob")
+        for count in (0, 2):
+            with refused("INVALID_ARGUMENT", "argument"):
+                list(call(iter([FetchBlobRequest().SerializeToString()] * count), timeout=SECONDS))
+
+
+def test_one_caller_has_so_many_calls_under_way_and_no_more(served: Running) -> None:
+    stub = FederationStub
+    with served.member("greedy") as channel:
+        over = threading.Event()
+
+        def silent() -> Iterator[AttendRequest]:
+            over.wait(SECONDS)
+            yield from ()
+
+        calls = [stub(channel).Submit(silent()) for _ in range(MAX_CONCURRENT_CALLS)]
+        served_calls = served.coordinator._access._calls
+        wait_for(
+            lambda: len(served_calls.get("fedpareto://test/client/greedy", ())) == MAX_CONCURRENT_CALLS, "the calls"
+        )
+        with refused("RESOURCE_EXHAUSTED", "limit:calls"):
+            next(stub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
+        for call in calls:
+            call.cancel()
+        over.set()
+        wait_for(lambda: "fedpareto://test/client/greedy" not in served_calls, "the calls to be forgotten")
+
+
+def test_a_message_over_the_limit_is_refused_also_when_it_arrives_compressed(served: Running) -> None:
+    request = enrollment_pb2.EnrollRequest(secret=bytes(MAX_MESSAGE_BYTES + 1))
+    assert len(gzip.compress(request.SerializeToString())) < 10_000
+    with served.newcomer() as channel:
+        for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip):
+            with pytest.raises(grpc.RpcError) as caught:
+                EnrollmentStub(channel).Enroll(request, timeout=SECONDS, compression=compression)
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+        with refused("UNAUTHENTICATED", "join-string-invalid"):
+            EnrollmentStub(channel).Enroll(Applicant().request(b"still served"), timeout=SECONDS)
+
+
+def test_what_nobody_foresaw_is_internal_and_tells_a_stranger_nothing(
+    served: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*arguments: object, **more: object) -> None:
+        raise KeyError("the secret of the house")
+
+    monkeypatch.setattr("coordinator.services.enrollment.enroll", fails)
+    with served.newcomer() as channel, pytest.raises(grpc.RpcError) as caught:
+        EnrollmentStub(channel).Enroll(Applicant().request(b"x"), timeout=SECONDS)
+    assert caught.value.code() is grpc.StatusCode.INTERNAL  # type: ignore[attr-defined]
+    details = caught.value.details()  # type: ignore[attr-defined]
+    assert "secret" not in details
+    incident = details.split()[-1]
+    assert f"incident {incident}" in caplog.text
+    assert "the secret of the house" in caplog.text
+    assert f"incident {incident}" in {entry.detail for entry in served.refusals("Enroll")}
+
+
+def test_a_pending_client_is_a_member_that_waits(served: Running) -> None:
+    with served.member("waiting") as channel:
+        with served.database.begin() as session:
+            session.get_one(Client, "waiting").state = ClientState.PENDING
+        Stream(channel).close()
+
+
+def test_refusals_of_one_caller_are_counted_not_heaped_up(served: Running) -> None:
+    with served.member("knocker") as channel:
+        for _ in range(5):
+            with refused("PERMISSION_DENIED", "role"):
+                AdminStub(channel).ListRuns(admin_pb2.ListRunsRequest(), timeout=SECONDS)
+    entries = [entry for entry in served.refusals("ListRuns") if entry.actor.endswith("/knocker")]
+    assert sum(entry.times for entry in entries) == 5
+    assert len(entries) <= 2
+
+
+def test_raw_bytes_at_the_door_leave_the_coordinator_serving(served: Running) -> None:
+    for port in (served.coordinator.federation_port, served.coordinator.enrollment_port):
+        for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" + struct.pack(">H", 0xFFFF), bytes(64), b""):
+            with socket.create_connection(listens(port), timeout=SECONDS) as plain:
+                plain.sendall(data)
+    with served.newcomer() as channel, refused("UNAUTHENTICATED", "join-string-invalid"):
+        EnrollmentStub(channel).Enroll(Applicant().request(b"x"), timeout=SECONDS)
+
+
+def test_when_the_coordinator_stops_its_streams_are_told(tmp_path: Path) -> None:
+    with running(tmp_path / "home") as served:
+        channel = served.member("guest")
+        stream = Stream(channel)
+        assert served.home.ports_file.exists()
+    with refused("UNAVAILABLE", "stopping"):
+        raise stream.ended()
+    channel.close()
+    assert not served.home.ports_file.exists()
+
+
+def test_a_coordinator_keeps_the_ports_that_the_kernel_picked(tmp_path: Path) -> None:
+    with running(tmp_path / "home") as served:
+        ports = (served.coordinator.federation_port, served.coordinator.enrollment_port)
+        again = Running.__new__(Running)
+    again.__init__(served.home, served.clock)  # type: ignore[misc]
+    try:
+        assert (again.coordinator.federation_port, again.coordinator.enrollment_port) == ports
+    finally:
+        again.stop()
+
+
+@pytest.mark.full
+def test_a_second_coordinator_on_the_same_database_is_refused_and_the_first_serves_on(served: Running) -> None:
+    done = completed(["-m", "fedpareto", "coordinator", "serve", "--home", str(served.home.directory)])
+    assert done.returncode == 1, done.stderr
+    assert "in use by another coordinator" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert served.home.ports_file.exists()
+    with served.newcomer() as channel, refused("UNAUTHENTICATED", "join-string-invalid"):
+        EnrollmentStub(channel).Enroll(Applicant().request(b"x"), timeout=SECONDS)
+
+
+def test_the_command_makes_serves_and_stops_a_federation_with_encrypted_keys(tmp_path: Path) -> None:
+    secret, wrong, home = tmp_path / "passphrase", tmp_path / "wrong", tmp_path / "home"
+    secret.write_text("correct horse\n")
+    wrong.write_text("battery staple\n")
+    command = ["-m", "fedpareto", "coordinator"]
+
+    def done(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return completed([*command, *arguments, "--home", str(home)])
+
+    made = done("init", "--name", "wards", "--passphrase-file", str(secret), "--json")
+    assert made.returncode == 0, made.stderr
+    assert json.loads(made.stdout)["federation_id"] == "wards"
+    again = done("init", "--name", "wards")
+    assert (again.returncode, again.stdout) == (1, "")
+    assert "holds a federation already (wards): nothing was changed" in again.stderr
+    assert done("init", "--name", "Not A Name").returncode == 2
+    for arguments in ([], ["--passphrase-file", str(wrong)]):
+        locked = done("serve", *arguments)
+        assert locked.returncode == 1
+        assert "passphrase" in locked.stderr
+        assert "Traceback" not in locked.stderr
+
+    arguments = [*command, "serve", "--home", str(home), "--passphrase-file", str(secret)]
+    daemon = Forked(arguments, tmp_path / "out", tmp_path / "log", cwd=ROOT, env=os.environ)
+    try:
+        wait_for(lambda: (home / "ports.json").exists() or daemon.poll() is not None, "the daemon to serve")
+        assert daemon.poll() is None, (tmp_path / "log").read_text()
+        issued = done(
+            "admin", "eve", "--role", "operator", "--out", str(tmp_path / "eve"), "--passphrase-file", str(secret)
+        )
+        assert issued.returncode == 0, issued.stderr
+        with AdminFiles.load(tmp_path / "eve").channel() as channel:
+            AdminStub(channel).ListRuns(admin_pb2.ListRunsRequest(), timeout=SECONDS)
+            with refused("PERMISSION_DENIED", "role"):
+                AdminStub(channel).CreateJoinString(admin_pb2.CreateJoinStringRequest(client_id="a"), timeout=SECONDS)
+        daemon.send(signal.SIGTERM)
+        assert daemon.wait(SECONDS) == 0
+    finally:
+        daemon.send(signal.SIGKILL)
+        daemon.wait()
+    assert not (home / "ports.json").exists()

@@ -1,0 +1,417 @@
+"""What the commands of administrators show, and models on their way in and out."""
+
+import hashlib
+import json
+import subprocess
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from rich.console import Console
+
+from coordinator.aggregation.measures.metric_definitions import DEFINITIONS
+from coordinator.rounds.replies.uploads import Upload
+from federation.digests import digest
+from federation.line.channels import refusal_from_rpc_error
+from federation.line.payload_check import PayloadCheck
+from federation.record.provenance import read_exported
+from federation.trust.certificates import der, load_certificate_file
+from federation.v1.admin_pb2 import (
+    Client,
+    ExportRoundsRequest,
+    GetRoundRequest,
+    GetRunRequest,
+    ListRoundsRequest,
+    ListRunsRequest,
+    SubmitRunRequest,
+    TaskSummary,
+)
+from federation.v1.admin_pb2_grpc import AdminStub
+from federation.v1.common_pb2 import ClientState
+from federation.vectors import to_bytes
+from fedpareto.cli.admin.bundle import payloads_question
+from fedpareto.cli.show import member_tables, tables
+from fedpareto.formatting import natural
+from fedpareto.processes.forked import completed
+from storage.blob_directory import DirectoryStore
+from tests.fedpareto.cli import admin_stage
+from tests.fedpareto.cli.admin_stage import LAYOUT, SPEC, command, good_model, requests, submit
+from tests.harness import Federation, refused
+from tests.verification.scene import Edited
+
+# Fixtures
+centre = admin_stage.centre
+stub = admin_stage.stub
+finished = admin_stage.finished
+
+
+# --- what the commands show
+
+
+def test_a_round_shows_every_clients_part_and_the_cosines(
+    centre: Federation, finished: tuple[str, tuple[str, ...]]
+) -> None:
+    run_id, clients = finished
+    last = centre.admin("round", run_id, "-1")
+    assert last["summary"]["round"] == 1
+    assert last["summary"]["state"] == "COMPLETED"
+    assert [part["client_id"] for part in last["participations"]] == list(clients)
+    for part in last["participations"]:
+        assert part["state"] == "FULFILLED"
+        assert part["samples"] == 10
+        assert part["loss_before"] == 2.0
+        assert part["update_norm"] > 0
+        assert len(part["key_id"]) == 64
+        assert part["payload_bytes"] > 4 * LAYOUT.size
+        assert part["evaluation"]["test/accuracy"] == 0.5
+    assert sum(part["weight"] for part in last["participations"]) == pytest.approx(1)
+    assert last["gram_clients"] == list(clients)
+    cosines = np.array(last["cosines"])
+    assert cosines.shape == (3, 3)
+    assert np.allclose(np.diag(cosines), 1)
+    assert np.allclose(cosines, cosines.T)
+    assert [phase["kind"] for phase in last["phases"]] == ["train", "evaluate"]
+    assert last["step"]["decoded"]["result_model"] == last["summary"]["result_model"]
+    assert last["summary"]["worst_client"] == "alpha"  # all are equal: the first by name
+    numbers = last["summary"]["metrics"]
+    assert numbers["bytes/up"] == 3 * last["participations"][0]["payload_bytes"] > 3 * 4 * LAYOUT.size
+    assert numbers["bytes/refused"] == 0
+    # Each member fetched the new model to evaluate it; the one that it trained from it had evaluated before.
+    assert numbers["bytes/down"] == 3 * len(to_bytes(LAYOUT, np.zeros(LAYOUT.size, dtype=np.float32)))
+    first = centre.admin("round", run_id, "0")["summary"]["metrics"]
+    assert first["bytes/down"] == 2 * numbers["bytes/down"]
+    assert centre.admin("round", "finished", "0")["summary"]["round"] == 0
+
+
+def test_the_tables_for_people_fit_and_name_what_they_show(
+    centre: Federation, finished: tuple[str, tuple[str, ...]]
+) -> None:
+    run_id, _ = finished
+    for arguments, expected in {
+        ("rounds", run_id): "COMPLETED",
+        ("round", run_id, "-1"): "cosines between the accepted updates",
+        ("runs",): "finished",
+        ("run", "finished"): "minimum = 3",
+        ("replies", run_id, "--round", "0"): "alpha",
+        ("clients",): "beta",
+    }.items():
+        done = command(centre, *arguments)
+        assert done.returncode == 0, done.stderr
+        assert expected in done.stdout
+        assert max(len(line.rstrip()) for line in done.stdout.splitlines()) <= 100
+
+
+def test_a_table_of_members_says_what_is_wrong_and_one_member_shows_the_rest(centre: Federation) -> None:
+    now = datetime(2026, 5, 4, 12, tzinfo=UTC)
+
+    def member(name: str, days: int = 5, **fields: object) -> Client:
+        made = Client(client_id=name, state=ClientState.CLIENT_STATE_ACTIVE, **fields)
+        made.certificate_expires.FromDatetime(now + timedelta(days=days))
+        return made
+
+    task = TaskSummary(task="digits", samples=10, abilities=["repeatable"], training_sessions_left=0)
+    members = [
+        member("member-10", attending=True, tasks=[task]),
+        member("member-2", attending=True, tasks=[TaskSummary(task="digits", samples=7)]),
+        member("member-1", -1, tags=["north"]),
+    ]
+    with (out := Console(width=100)).capture() as captured:
+        out.print(member_tables.clients(members, now))
+    text = captured.get()
+    places = [text.index(name) for name in ("member-1 ", "member-2 ", "member-10 ")]
+    assert places == sorted(places)
+    wrong = {line.split()[0]: line for line in text.splitlines() if line.startswith("member-")}
+    assert "does not attend" in wrong["member-1"]
+    assert "its certificate has ended" in text
+    assert wrong["member-2"].rstrip().endswith("digits (7)")
+    assert "no private rounds left for digits" in wrong["member-10"]
+    with out.capture() as captured:
+        out.print(member_tables.client(members[0], now))
+    lines = [line.split(maxsplit=1) for line in captured.get().splitlines()]
+    words = [[word.strip() for word in line] for line in lines]
+    assert ["can", "repeatable"] in words
+    assert ["private", "rounds left  0 of training, 0 of evaluation"] in words
+    done = command(centre, "client", "nobody")
+    assert (done.returncode, "no client has the name 'nobody'" in done.stderr) == (1, True)
+
+
+def test_a_run_shows_its_members_before_raw_metrics(centre: Federation, finished: tuple[str, tuple[str, ...]]) -> None:
+    shown = command(centre, "run", "finished").stdout
+    assert shown.index("members in the rounds that have ended") < shown.index("metrics of round 1")
+    assert "accuracy/mean" in shown[shown.index("metrics of round 1") :]
+
+
+def test_names_in_tables_are_never_broken_and_stand_in_natural_order() -> None:
+    table = tables.new_table("run", "name", "text")
+    table.add_row("1" * 12, "hospital-north-2", "a sentence that needs more than one line " * 2)
+    with (out := Console(width=50)).capture() as captured:
+        out.print(table)
+    assert "hospital-north-2" in captured.get()
+    names = ["member-10", "member-2", "a", "member-2-b"]
+    assert sorted(names, key=natural) == ["a", "member-2", "member-2-b", "member-10"]
+
+
+def test_a_bundle_is_written_and_verified_by_commands(
+    centre: Federation, finished: tuple[str, tuple[str, ...]], tmp_path: Path
+) -> None:
+    def verify(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        return completed(["-m", "fedpareto", "verify", *arguments], cwd=tmp_path)
+
+    bare, whole, wrong = (tmp_path / f"{name}.fedpareto" for name in ("bare", "whole", "wrong"))
+    shown = command(centre, "bundle", finished[0], "--out", str(whole), "--payloads", "--yes", "--json")
+    told = json.loads(shown.stdout)
+    assert (told["rounds"], told["size"]) == (2, whole.stat().st_size)
+    again = command(centre, "bundle", finished[0], "--out", str(whole))
+    assert again.returncode == 2
+    assert "exists: give --force" in again.stderr
+    unasked = command(centre, "bundle", "finished", "--out", str(bare), "--payloads")
+    assert (unasked.returncode, "each member's updates" in unasked.stderr, bare.exists()) == (2, True, False)
+    written = command(centre, "bundle", "finished", "--out", str(bare))
+    assert (written.returncode, len(written.stderr.splitlines())) == (0, 1)
+    assert "cannot show that K and the models follow from the updates; --payloads adds them" in written.stderr
+    fingerprint = hashlib.sha256(der(load_certificate_file(centre.home / "ca.pem"))).hexdigest()
+    done = verify(str(whole), "--ca", fingerprint)
+    assert done.returncode == 0, done.stderr
+    assert f"CA {fingerprint}, as you named it" in done.stdout
+    measured = "metrics not verified, because only the coordinator measured them: bytes/down, iterations, residual"
+    assert measured in done.stdout.splitlines()
+    assert done.stdout.splitlines()[-2:] == [
+        f"digest of the record: {told['record']}",
+        f"{whole}: everything else was verified",
+    ]
+    document = json.loads(verify(str(whole), "--json").stdout)
+    assert (document["verified"], document["record"]) == (True, told["record"])
+    partly = verify(str(bare))
+    assert partly.returncode == 3
+    assert [line for line in partly.stdout.splitlines() if "not verified" in line] == [
+        "not verified: K and the model, because the file has no updates and no models; `fedpareto admin bundle "
+        f"{finished[0]} --payloads --out FILE` adds them",
+        measured,
+    ]
+    edited = Edited.of(whole).with_round(1, lambda found: found.metrics.__setitem__("loss/test", 0.25))
+    failed = verify(str(edited.write(wrong)))
+    assert failed.returncode == 1
+    assert "does not verify: round 1: the record says loss/test = 0.25" in failed.stderr
+    assert "round 0: 3 updates" in failed.stdout
+    krum = command(centre, "replay", "finished", "1", "--algorithm", "krum", "--set", "byzantine=0", "--json")
+    assert [sorted(one["other"]) for one in json.loads(krum.stdout)["rounds"]] == [[0, 0, 1]]
+    assert "round 0: cosine" in command(centre, "replay", "finished", "--algorithm", "fedavg").stdout
+    misspelt = command(centre, "replay", "finished", "--algorithm", "krum", "--set", "byzantine")
+    assert (misspelt.returncode, "expected KEY=VALUE" in misspelt.stderr) == (2, True)
+    stranger = verify(str(whole), "--ca", "00" * 32)
+    assert stranger.returncode == 1
+    assert "it is of another federation" in stranger.stderr
+    absent = verify(str(tmp_path / "nothing"))
+    assert (absent.returncode, "No such file" in absent.stderr) == (1, True)
+
+
+def test_a_bundle_with_payloads_says_before_what_it_would_show_also_what_noise_would_not_hide(
+    centre: Federation, stub: AdminStub, finished: tuple[str, tuple[str, ...]]
+) -> None:
+    asked = payloads_question(stub, "finished", Path("run.fedpareto"))
+    assert "the updates of 3 members (" in asked
+    assert "Everybody who gets the file sees each member's updates" in asked
+    assert "noise" not in asked
+    spec = SPEC.replace('"fedmgda+"', '"fedmgda+"\nepsilon = 0.1') + "[privacy]\nclient_noise = 5.0\n"
+    submit(centre, "noisy", spec, "--paused")
+    assert "those from before the noise: nothing protects them there" in payloads_question(
+        stub, "noisy", Path("run.fedpareto")
+    )
+
+
+def test_an_export_has_every_round_with_every_clients_part_and_scores(
+    stub: AdminStub, finished: tuple[str, tuple[str, ...]]
+) -> None:
+    run_id, _ = finished
+    rounds = list(stub.ExportRounds(ExportRoundsRequest(run="finished")))
+    assert [item.summary for item in rounds] == list(stub.ListRounds(ListRoundsRequest(run=run_id)).rounds)
+    for item in rounds:
+        detail = stub.GetRound(GetRoundRequest(run=run_id, round=item.summary.round))
+        for part in detail.participations:
+            assert part.key_id
+            part.key_id = ""
+            del part.envelopes[:]
+        assert list(item.participations) == list(detail.participations)
+        assert {scored.client_id: dict(scored.scores) for scored in item.scores} == {
+            part.client_id: dict(part.evaluation) for part in item.participations
+        }
+    with refused("NOT_FOUND", "run-unknown"):
+        list(stub.ExportRounds(ExportRoundsRequest(run="nothing")))
+
+
+def test_every_number_that_a_round_records_is_defined(
+    centre: Federation, finished: tuple[str, tuple[str, ...]]
+) -> None:
+    found = centre.admin("round", finished[0], "-1")["summary"]["metrics"]
+    assert set(found) <= set(DEFINITIONS)
+    missing = {"accuracy/weighted", "loss/validation", "loss/worst", "loss/jain", "backdoor"}  # nobody has those here
+    others = (
+        "objective/",
+        "preference/",
+        "epsilon/",
+        "private/",
+        "evaluation/",
+        "metric/",
+        "stop/",
+        "required/",
+    )  # of other runs
+    of_others = {name for name in DEFINITIONS if "<objective>" in name or name.startswith(others)}
+    assert set(DEFINITIONS) - set(found) == missing | of_others
+
+
+def test_a_report_is_written_once_unless_told_otherwise(
+    centre: Federation, finished: tuple[str, tuple[str, ...]]
+) -> None:
+    arguments = ["-m", "fedpareto", "report", finished[0][:8], "--home", str(centre.home / "admin")]
+
+    def report(*more: str) -> "subprocess.CompletedProcess[str]":
+        return completed([*arguments, *more], cwd=centre.directory)
+
+    done = report()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "report-finished.html: 2 rounds, 3 clients\n"
+    page = (centre.directory / "report-finished.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert finished[0] in page
+    again = report()
+    assert (again.returncode, "--force" in again.stderr) == (2, True)
+    assert report("--force").returncode == 0
+    nowhere = report("--out", "no/such/page.html")
+    assert (nowhere.returncode, "cannot write no/such/page.html" in nowhere.stderr) == (1, True)
+
+
+def test_replies_carry_the_signed_envelope_for_a_third_party(
+    centre: Federation, stub: AdminStub, finished: tuple[str, tuple[str, ...]]
+) -> None:
+    run_id, clients = finished
+    replies = centre.admin("replies", run_id, "--client", "alpha")["replies"]
+    assert {reply["client_id"] for reply in replies} == {"alpha"}
+    assert len(replies) == 4
+    assert replies[0]["envelope"]["decoded"]["run_id"] == run_id
+    assert replies[0]["received"].endswith("Z")
+    assert len(centre.admin("replies", run_id, "--round", "1")["replies"]) == 2 * len(clients)
+
+
+def test_an_unknown_run_or_round_is_refused_by_name(
+    centre: Federation, stub: AdminStub, finished: tuple[str, tuple[str, ...]]
+) -> None:
+    run_id, _ = finished
+    with refused("NOT_FOUND", "run-unknown"):
+        stub.GetRun(GetRunRequest(run="nothing"))
+    with refused("NOT_FOUND", "run-unknown"):
+        stub.GetRun(GetRunRequest(run=""))
+    for number in (2, -3):
+        with refused("NOT_FOUND", "round-unknown"):
+            stub.GetRound(GetRoundRequest(run=run_id, round=number))
+    done = command(centre, "round", run_id, "7")
+    assert done.returncode == 1
+    assert "has no round 7: it has rounds 0 to 1 [round-unknown]" in done.stderr
+
+
+def test_a_run_goes_by_the_beginning_of_its_id(stub: AdminStub, finished: tuple[str, tuple[str, ...]]) -> None:
+    run_id, _ = finished
+    assert stub.GetRun(GetRunRequest(run=run_id[:6])).run.run_id == run_id
+
+
+# --- models
+
+
+def test_a_model_is_exported_with_its_digest_checked_and_no_file_overwritten(
+    centre: Federation, finished: tuple[str, tuple[str, ...]]
+) -> None:
+    run_id, _ = finished
+    out = centre.directory / "out.safetensors"
+    found = centre.admin("export", run_id, "--out", str(out))
+    assert read_exported(out, "blake3")[0] == found["digest"] == centre.admin("run", run_id)["run"]["model"]
+    again = command(centre, "export", run_id, "--out", str(out))
+    assert (again.returncode, "--force" in again.stderr) == (2, True)
+    first = centre.admin("export", run_id, "--round", "0", "--out", str(out), "--force")
+    assert first["digest"] == centre.admin("round", run_id, "0")["summary"]["result_model"]
+    assert read_exported(out, "blake3")[0] == first["digest"] != found["digest"]
+    nowhere = command(centre, "export", run_id, "--out", str(centre.directory / "no" / "such"))
+    assert nowhere.returncode == 1
+    assert "cannot write" in nowhere.stderr
+
+
+def test_what_a_submission_promises_must_arrive(stub: AdminStub) -> None:
+    spec, data = 'name = "promises"\n' + SPEC, good_model()
+    other = digest(b"other")
+    with refused("INVALID_ARGUMENT", "payload-digest"):
+        stub.SubmitRun(requests(spec, data, model=other))
+    with refused("INVALID_ARGUMENT", "payload-length"):
+        stub.SubmitRun(requests(spec, data, size=len(data) - 1))
+    with refused("INVALID_ARGUMENT", "payload-length"):
+        stub.SubmitRun(requests(spec, data, size=len(data) + 1))
+    with refused("RESOURCE_EXHAUSTED", "limit:model"):
+        stub.SubmitRun(requests(spec, data, size=1 << 60))
+    with refused("INVALID_ARGUMENT", "argument"):
+        stub.SubmitRun(requests(spec, data, model="blake3:../../etc/passwd"))
+    with refused("INVALID_ARGUMENT", "argument"):
+        stub.SubmitRun(iter([SubmitRunRequest(chunk=data)]))
+    with refused("INVALID_ARGUMENT", "argument"):
+        stub.SubmitRun(iter([]))
+    with refused("INVALID_ARGUMENT", "spec"):
+        stub.SubmitRun(requests("rounds = 1", data))
+    with refused("INVALID_ARGUMENT", "spec"):
+        stub.SubmitRun(requests(spec.replace("fedmgda+", "fedmagic"), data))
+    with refused("INVALID_ARGUMENT", "layout"):
+        stub.SubmitRun(requests(spec, b"\x10\0\0\0\0\0\0\0not a header at all"))
+    with refused("INVALID_ARGUMENT", "layout"):
+        stub.SubmitRun(requests(spec, b"abc"))
+    with refused("RESOURCE_EXHAUSTED", "limit:header"):
+        stub.SubmitRun(requests(spec, b"\xff" * 16))
+    with refused("INVALID_ARGUMENT", "non-finite"):
+        stub.SubmitRun(requests(spec, to_bytes(LAYOUT, np.full(LAYOUT.size, np.nan, dtype=np.float32))))
+    assert "promises" not in {run.name for run in stub.ListRuns(ListRunsRequest()).runs}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("epsilon = 7", 'algorithm.epsilon must be "auto" or lie in [0, 1]; got 7.0'),
+        ("delta = 1", "algorithm.delta: fedmgda+ has no such hyper-parameter"),
+        ('prior = "none"', "algorithm.prior: "),
+    ],
+)
+def test_a_wrong_hyperparameter_is_refused_by_its_key_before_the_model_is_sent(
+    stub: AdminStub, line: str, message: str
+) -> None:
+    spec = 'name = "wrong"\n' + SPEC.replace("[selection]", f"{line}\n[selection]")
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.SubmitRun(requests(spec, b""))
+    refusal = refusal_from_rpc_error(caught.value)
+    assert (refusal.status, refusal.reason) == ("INVALID_ARGUMENT", "spec")
+    assert refusal.message.startswith(message)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 8, 9, 1000])
+def test_a_model_is_taken_in_pieces_of_any_size_and_refused_when_not_finite(blobs: DirectoryStore, chunk: int) -> None:
+    data, check = good_model(), PayloadCheck(None)
+    upload = Upload(blobs.writer(hash=False), check, digest(data), len(data))
+    for start in range(0, len(data), chunk):
+        upload.take(data[start : start + chunk])
+    upload.finish()
+    assert (check.problem, check.layout) == (None, LAYOUT)
+    upload.store()
+    assert blobs.read(digest(data)) == data
+    bad = to_bytes(LAYOUT, np.full(LAYOUT.size, np.nan, dtype=np.float32))
+    check = PayloadCheck(None)
+    upload = Upload(blobs.writer(hash=False), check, digest(bad), len(bad))
+    upload.take(bad)
+    upload.finish()
+    assert check.problem is not None
+    assert check.problem.reason == "non-finite"
+    upload.discard()
+    assert not blobs.exists(digest(bad))
+    assert list((blobs.root / "tmp").iterdir()) == []
+
+
+def test_a_file_that_is_no_model_is_refused_before_anything_is_sent(centre: Federation) -> None:
+    path = centre.directory / "bad.safetensors"
+    path.write_bytes(b"nonsense")
+    (centre.directory / "bad.toml").write_text('name = "bad"\n' + SPEC)
+    done = command(centre, "submit", "bad.toml", "--model", str(path))
+    assert done.returncode == 2
+    assert "cannot be the initial model" in done.stderr

@@ -1,0 +1,413 @@
+"""What administrators do to runs and members; commands that read the record themselves."""
+
+import json
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
+
+from coordinator import lookup
+from coordinator.aggregation.rules.fedavg import FedAvg
+from coordinator.rounds.fleets.presence import Presence
+from coordinator.rounds.replies.uploads import Uploads
+from coordinator.rounds.runs.submission import Submission
+from coordinator.rounds.supervisor import Supervisor
+from coordinator.services.views import summaries, watching
+from coordinator.signing_keys import Signing
+from federation.digests import digest
+from federation.refusals import Refusal
+from federation.trust.join_string import JoinStringFields
+from federation.trust.key_chain import KeyChain
+from federation.v1.admin_pb2 import (
+    ApproveClientRequest,
+    CreateJoinStringRequest,
+    ListRunsRequest,
+    PauseRunRequest,
+    RevokeClientRequest,
+    WatchRunRequest,
+)
+from federation.v1.admin_pb2_grpc import AdminStub
+from federation.v1.common_pb2 import RunState
+from storage import models, states
+from storage.blob_directory import DirectoryStore
+from storage.database import Database, DatabaseTooOld
+from tests.fedpareto.cli import admin_stage
+from tests.fedpareto.cli.admin_stage import LAYOUT, SPEC, command, enroll, good_model, play, requests, submit
+from tests.harness import Federation, Member, Process, federation, refused, wait_for
+
+# Fixtures
+centre = admin_stage.centre
+stub = admin_stage.stub
+finished = admin_stage.finished
+
+
+# --- runs
+
+
+def test_a_run_is_held_and_stopped_and_refuses_what_does_not_fit_its_state(centre: Federation, stub: AdminStub) -> None:
+    run_id = submit(centre, "held", SPEC.replace("minimum = 3", "minimum = 60"), "--paused")
+    assert centre.run_state(run_id)["state"] == "PAUSED"
+    assert centre.admin("resume", run_id)["run"]["state"] == "RUNNING"
+    with refused("ALREADY_EXISTS", "run-exists"):
+        stub.SubmitRun(requests('name = "held"\n' + SPEC, good_model()))
+    wait_for(lambda: "waiting for clients" in centre.run_state(run_id)["reason"], "the run to say what it waits for")
+    assert centre.admin("pause", "held")["run"]["state"] == "PAUSED"
+    with refused("FAILED_PRECONDITION", "run-state"):
+        stub.PauseRun(PauseRunRequest(run=run_id))
+    stopped = centre.admin("stop", run_id, "--yes", "--reason", "enough")["run"]
+    assert (stopped["state"], stopped["reason"]) == ("STOPPED", "enough")
+    done = command(centre, "watch", run_id)
+    assert done.returncode == 1
+    assert "did not complete: STOPPED enough" in done.stderr
+
+
+def test_watching_begins_with_the_present_and_ends_with_the_run(centre: Federation, stub: AdminStub) -> None:
+    members = [enroll(centre, stub, name) for name in ("watched-a", "watched-b", "watched-c")]
+    streams = {member: member.attend(digits=10) for member in members}
+    run_id = submit(centre, "watched", SPEC, "--paused")
+    seen: list[Any] = []
+    call = stub.WatchRun(WatchRunRequest(run=run_id))
+    first = next(call)
+    assert first.run.state == RunState.RUN_STATE_PAUSED
+    assert not first.HasField("ended")
+    centre.admin("resume", run_id)
+    play(streams, 4)
+    seen = list(call)
+    assert [update.ended.round for update in seen if update.HasField("ended")] == [0, 1]
+    assert seen[-1].run.state == RunState.RUN_STATE_COMPLETED
+    assert any(update.phase.asked == 3 for update in seen)
+    (only,) = map(json.loads, command(centre, "watch", run_id, "--json").stdout.splitlines())
+    assert (only["run"]["state"], only["run"]["rounds_done"]) == ("COMPLETED", 2)
+    assert [member["last_outcome"] for member in only["run"]["members"]] == ["REPLIED"] * 3
+    for stream in streams.values():
+        stream.close()
+
+
+def rounds_in(text: str) -> list[int]:
+    """The rounds that have a line in what `watch` prints."""
+    return [int(line.split()[0]) for line in text.splitlines() if line.split()[0].isdecimal()]
+
+
+@pytest.mark.full
+def test_watching_shows_the_rounds_so_far_and_then_each_one_once(centre: Federation, stub: AdminStub) -> None:
+    members = [enroll(centre, stub, name) for name in ("joined-a", "joined-b", "joined-c")]
+    streams = {member: member.attend(digits=10) for member in members}
+    run_id = submit(centre, "joined")
+    play(streams, 2)
+    wait_for(lambda: centre.run_state(run_id)["rounds_done"] == 1, "the first round to end")
+    log = centre.directory / "watch.log"
+    arguments = ["-m", "fedpareto", "admin", "--home", str(centre.home / "admin"), "watch", run_id]
+    watching = Process(arguments, log)
+    wait_for(lambda: log.exists() and rounds_in(log.read_text()) == [0], "the round so far")
+    play(streams, 2)
+    assert watching.popen.wait(120) == 0
+    assert rounds_in(log.read_text()) == [0, 1]
+    assert "joined  COMPLETED  2/2 rounds" in log.read_text()
+    for stream in streams.values():
+        stream.close()
+
+
+@pytest.mark.full
+def test_watching_a_run_that_has_ended_shows_its_rounds_and_how_it_ended(
+    centre: Federation, finished: tuple[str, tuple[str, ...]]
+) -> None:
+    run_id, _ = finished
+    done = command(centre, "watch", run_id)
+    assert done.returncode == 0, done.stderr
+    assert rounds_in(done.stdout) == [0, 1]
+    assert done.stdout.splitlines()[-1] == "finished  COMPLETED  2/2 rounds"
+    assert len(done.stdout.splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    ("rule", "warned"),
+    [
+        ('"fedmgda"', True),
+        ('"fedmgda"\nepsilon = 0.5', False),
+        ('"fedmgda+"', False),
+        ('"fedmgda+"\nepsilon = 1.0', True),
+        ('"fedmgda+"\nepsilon = 0.1', False),
+        ('"fedavg"', False),
+    ],
+)
+def test_a_run_that_one_client_could_bring_to_a_standstill_is_taken_with_a_warning(
+    stub: AdminStub, rule: str, warned: bool
+) -> None:
+    spec = f'name = "warned-{digest(rule.encode())[7:15]}"\n' + SPEC.replace('"fedmgda+"', rule)
+    warnings = stub.SubmitRun(requests(spec, good_model())).warnings
+    assert len(warnings) == warned
+    assert all("standstill" in warning and "epsilon" in warning for warning in warnings)
+
+
+def test_a_rule_that_reads_losses_says_who_could_abuse_it() -> None:
+    class Believing(FedAvg):
+        reads_losses = True
+
+    assert ["inflates its loss" in caution for caution in Believing().cautions()] == [True]
+
+
+# --- members
+
+
+def test_a_join_string_is_shown_once_and_nowhere_else(centre: Federation) -> None:
+    done = command(centre, "join-string", "discreet")
+    assert done.returncode == 0
+    assert done.stdout.startswith("fpjoin1_")
+    assert "fedpareto worker join --home discreet" in done.stderr
+    assert "fpjoin1_" not in done.stderr
+
+
+def test_another_join_string_for_a_name_replaces_the_first_and_says_so(centre: Federation) -> None:
+    older = JoinStringFields.decode(centre.join_string("twice"))
+    done = command(centre, "join-string", "twice")
+    assert "It replaces 1 open join string for twice" in done.stderr
+    with refused("UNAUTHENTICATED", "join-string-cancelled"):
+        Member.enroll(older)
+    Member.enroll(JoinStringFields.decode(done.stdout.strip())).channel.close()
+    assert "replaces" not in command(centre, "join-string", "once").stderr
+
+
+def test_a_member_is_made_approved_and_shut_out(centre: Federation, stub: AdminStub) -> None:
+    member = centre.enroll("visitor")
+    with refused("ALREADY_EXISTS", "client-exists"):
+        stub.CreateJoinString(CreateJoinStringRequest(client_id="visitor"))
+    for name in ("", "Upper", "../etc", "a" * 64):
+        with refused("INVALID_ARGUMENT", "argument"):
+            stub.CreateJoinString(CreateJoinStringRequest(client_id=name))
+    with refused("INVALID_ARGUMENT", "argument"):
+        stub.CreateJoinString(CreateJoinStringRequest(client_id="later", lifetime_seconds=40 * 86_400))
+    for name in ("nobody", "", "nobo\0dy"):
+        with refused("NOT_FOUND", "client-unknown"):
+            stub.ApproveClient(ApproveClientRequest(client_id=name))
+    stream = member.attend(digits=10)
+    states = {client["client_id"]: client for client in centre.admin("clients")["clients"]}
+    assert states["visitor"]["state"] == "PENDING"
+    assert centre.admin("approve", "visitor")["client"]["state"] == "ACTIVE"
+    with refused("FAILED_PRECONDITION", "client-state"):
+        stub.ApproveClient(ApproveClientRequest(client_id="visitor"))
+    centre.attending("visitor")
+    assert centre.admin("revoke", "visitor", "--yes", "--reason", "left the consortium")["client"]["state"] == "REVOKED"
+    found = stream.next()
+    while not (found is None or isinstance(found, grpc.RpcError)):
+        found = stream.next()
+    with refused("UNAUTHENTICATED", "certificate-revoked"):
+        assert found is not None
+        raise found
+    with refused("FAILED_PRECONDITION", "client-state"):
+        stub.RevokeClient(RevokeClientRequest(client_id="visitor"))
+    actions = {row[0] for row in centre.query("select action from audit_log where subject = 'visitor'")}
+    assert {"join-string.created", "client.approved", "client.revoked"} <= actions
+
+
+def test_a_run_that_waits_for_clients_begins_when_one_is_approved(centre: Federation, stub: AdminStub) -> None:
+    member = centre.enroll("latecomer")
+    stream = member.attend(**{"digits-late": 10})
+    spec = SPEC.replace('"digits"', '"digits-late"').replace("minimum = 3", "minimum = 1")
+    run_id = submit(centre, "late", spec)
+    wait_for(lambda: "0 of 1" in centre.run_state(run_id)["reason"], "the run to wait")
+    stub.ApproveClient(ApproveClientRequest(client_id="latecomer"))
+    play({member: stream}, 4)
+    centre.wait_completed(run_id)
+    stream.close()
+
+
+def test_a_viewer_sees_and_cannot_touch(centre: Federation) -> None:
+    from federation.trust.admin_files import AdminFiles
+
+    out = centre.directory / "viewer"
+    centre.fedpareto(
+        "coordinator", "admin", "watcher", "--role", "viewer", "--out", str(out), "--home", str(centre.home)
+    )
+    with AdminFiles.load(out).channel() as channel:
+        viewer = AdminStub(channel)
+        viewer.ListRuns(ListRunsRequest())
+        for call in (
+            lambda: viewer.CreateJoinString(CreateJoinStringRequest(client_id="mole")),
+            lambda: viewer.RevokeClient(RevokeClientRequest(client_id="alpha")),
+            lambda: viewer.PauseRun(PauseRunRequest(run="finished")),
+            lambda: viewer.SubmitRun(requests('name = "mine"\n' + SPEC, good_model())),
+        ):
+            with refused("PERMISSION_DENIED", "role"):
+                call()
+
+
+# --- the record, when nobody serves it
+
+
+SHOWING = (
+    ("runs",),
+    ("run", "open"),
+    ("rounds", "open"),
+    ("round", "open", "0"),
+    ("replies", "open"),
+    ("clients",),
+    ("join-strings",),
+    ("admins",),
+    ("requests",),
+    ("disk",),
+    ("audit",),
+)
+
+
+def test_while_no_coordinator_runs_commands_that_show_read_its_directory_and_others_say_how_to_start_it(
+    tmp_path: Path,
+) -> None:
+    with federation(tmp_path) as made:
+        process = made.serve()
+        stream = made.enroll("reader").attend(digits=10)
+        run_id = submit(made, "open", SPEC.replace("minimum = 3", "minimum = 1"))
+        stream.assignment()
+        served = {arguments: made.admin(*arguments) for arguments in (("run", "open"), ("round", "open", "0"))}
+        process.kill()
+        assert made.home.joinpath("coordinator.db-wal").stat().st_size  # has what it wrote last
+        for arguments, document in served.items():
+            assert made.admin(*arguments) == document
+        database = made.home / "coordinator.db"
+        with closing(Database.open(f"sqlite:///{database}")) as opened, opened.begin() as session:
+            phase = session.scalars(select(models.Phase)).one()
+            phase.deadline = datetime(2026, 1, 1, tzinfo=UTC)  # long past
+        for key in made.home.glob("*.key"):
+            key.rename(key.with_suffix(".away"))  # none is needed, so no passphrase either
+        before = database.read_bytes()
+        for arguments in SHOWING:
+            done = command(made, *arguments)
+            assert done.returncode == 0, done.stderr
+            assert done.stdout
+        assert database.read_bytes() == before
+        for arguments in (("pause", "open"), ("watch", "open"), ("login",), ("export", "open", "--out", "model")):
+            refusing = command(made, *arguments)
+            assert refusing.returncode == 1
+            start = f"fedpareto coordinator serve --home {made.home}"
+            assert f"no coordinator serves {made.home}" in refusing.stderr.replace("\n", " ")
+            assert start in refusing.stderr.replace("\n", " ")
+        for key in made.home.glob("*.away"):
+            key.rename(key.with_suffix(".key"))
+        made.serve()  # and now it goes on: nobody replied in time
+        wait_for(lambda: made.query("select 1 from rounds where state = 'SKIPPED'"), "the round to end")
+        assert made.run_state(run_id)["state"] in ("RUNNING", "FAILED", "COMPLETED")
+
+
+def test_a_record_in_postgresql_is_shown_by_a_coordinator_alone(tmp_path: Path) -> None:
+    with federation(tmp_path) as made:
+        settings = made.home / "coordinator.toml"
+        text = settings.read_text().replace("sqlite:///coordinator.db", "postgresql://fedpareto@localhost/fedpareto")
+        settings.write_text(text)
+        done = command(made, "runs")
+        assert done.returncode == 1
+        assert "PostgreSQL" in done.stderr
+        assert f"fedpareto coordinator serve --home {made.home}" in done.stderr.replace("\n", " ")
+
+
+def test_the_database_of_a_record_is_opened_so_that_nothing_can_be_written(tmp_path: Path) -> None:
+    with closing(Database.open(f"sqlite:///{tmp_path / 'record.db'}")) as written:
+        with pytest.raises(DatabaseTooOld, match="older version"):
+            Database.open_to_read(f"sqlite:///{tmp_path / 'record.db'}").must_be_current()
+        written.migrate()
+    with closing(Database.open_to_read(f"sqlite:///{tmp_path / 'record.db'}")) as database:
+        database.must_be_current()
+        with pytest.raises(OperationalError, match="readonly"), database.begin() as session:
+            session.add(models.Model(digest=digest(b""), size=0, parameters=0, created=datetime.now(UTC)))
+
+
+def test_an_engine_that_does_not_conduct_notes_what_operators_say_and_asks_nobody(
+    database: Database, blobs: DirectoryStore
+) -> None:
+    data, key = good_model(), Ed25519PrivateKey.generate()
+    supervisor = Supervisor(
+        database=database,
+        blobs=blobs,
+        presence=Presence(),
+        uploads=Uploads(database, blobs, quota=1 << 30),
+        signing=Signing("test", key, KeyChain(key.public_key()), bytes(32)),
+    )
+    with database.begin() as session:
+        now = datetime.now(UTC)
+        session.add(models.Model(digest=blobs.put(data), size=len(data), parameters=LAYOUT.size, created=now))
+    supervisor.start(conduct=False)
+    submission = Submission.parse(b'name = "held"\n' + SPEC.encode(), ())
+    run_id = supervisor.submit(submission, digest(data), by="test", paused=True)
+    supervisor.resume(run_id, by="test")
+    assert not [thread.name for thread in threading.enumerate() if thread.name == f"run-{run_id}"]
+    supervisor.stop()
+    with database.read() as session:
+        assert session.get_one(models.Run, run_id).state is states.RunState.RUNNING
+        assert session.scalars(select(models.Round)).all() == []
+
+
+@pytest.mark.parametrize("options", [("--json",), pytest.param((), marks=pytest.mark.full)])
+def test_serving_prints_one_document_with_the_ports_or_nothing(tmp_path: Path, options: tuple[str, ...]) -> None:
+    with federation(tmp_path, "--name", "printed") as made:
+        serving = subprocess.Popen(
+            [sys.executable, "-m", "fedpareto", "coordinator", "serve", "--home", str(made.home), *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        try:
+            ports = made.home / "ports.json"
+            wait_for(ports.exists, "the coordinator to serve")
+            noted = json.loads(ports.read_text())
+            if options:
+                assert serving.stdout is not None
+                assert json.loads(serving.stdout.readline()) == {
+                    "federation_id": "printed",
+                    "home": str(made.home),
+                    "pid": serving.pid,
+                    "ports": {"federation": noted["federation"], "enrollment": noted["enrollment"]},
+                }
+            serving.terminate()
+            assert serving.communicate(timeout=60)[0] == ""
+            assert serving.returncode == 0
+        finally:
+            serving.kill()
+
+
+# --- views, on both databases
+
+
+def a_run(run_id: str, name: str, minute: int) -> models.Run:
+    return models.Run(
+        run_id=run_id,
+        name=name,
+        state=states.RunState.STOPPED,
+        spec=f'name = "{name}"\ntask = "digits"\nrounds = 3'.encode(),
+        spec_digest=digest(b""),
+        initial_model=digest(b"model"),
+        model=digest(b"model"),
+        submitted_by="test",
+        created=datetime(2026, 1, 1, 12, minute, tzinfo=UTC),
+    )
+
+
+def test_a_run_is_found_by_id_by_its_beginning_or_by_its_name(database: Database) -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    with database.begin() as session:
+        session.add(models.Model(digest=digest(b"model"), size=1, parameters=1, created=now))
+        session.flush()
+        session.add_all([a_run("abc1", "x", 0), a_run("abc2", "x", 1), a_run("abd3", "abc", 2)])
+    with database.read() as session:
+        assert lookup.find_run(session, "abc1").run_id == "abc1"
+        assert lookup.find_run(session, "x").run_id == "abc2"  # the newest of that name
+        assert lookup.find_run(session, "abc").run_id == "abd3"  # a name before a beginning
+        assert lookup.find_run(session, "abd").run_id == "abd3"
+        with pytest.raises(Refusal, match=r"run-ambiguous.*abc1, abc2, abd3"):
+            lookup.find_run(session, "ab")
+        for nothing in ("", "%", "zzz", "abc1\0"):
+            with pytest.raises(Refusal, match="run-unknown"):
+                lookup.find_run(session, nothing)
+        assert [run.run_id for run in watching.runs_from(session, 0, 10)] == ["abd3", "abc2", "abc1"]
+        assert summaries.rounds_from(session, "abc1", 0, 10) == []
+        watcher = watching.Watching("abc1")
+        assert len(watcher.look(session, {}, now)) == 1
+        assert watcher.over
+        with pytest.raises(Refusal, match=r"round-unknown.*it has none yet"):
+            lookup.find_round(session, lookup.find_run(session, "abc1"), -1)

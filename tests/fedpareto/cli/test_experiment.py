@@ -1,0 +1,203 @@
+"""The commands for experiments."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from experiments import provenance
+from experiments.definition import parse
+from experiments.loading import names
+from experiments.results import Job, Store
+from fedpareto.cli.failure import CommandFailure
+from fedpareto.cli.main import app
+from tests.experiments import scene as experiment_cases
+from tests.experiments.scene import TINY, tiny
+
+one_thread, under_way = experiment_cases.one_thread, experiment_cases.under_way  # fixtures
+
+
+@pytest.mark.full
+def test_the_command_runs_an_experiment_makes_only_what_is_missing_and_compares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    monkeypatch.setattr("experiments.loading.load", lambda name: parse(name, TINY))
+    out = tmp_path / "out"
+    first = CliRunner().invoke(app, ["experiment", "run", "tiny", "--out", str(out), "--methods", "fedavg"])
+    assert first.exit_code == 0, first.output
+    assert "1/1  FedAvg, seed 1: mean" in first.output
+    again = CliRunner().invoke(app, ["experiment", "run", "tiny", "--out", str(out), "--json"])
+    assert again.exit_code == 0, again.output
+    document = json.loads(again.stdout)
+    assert [item["method"] for item in document["results"]] == ["FedAvg", "FedMGDA+ eps=0.1"]
+    assert document["failed"] == {}
+    assert len({run.session.began for run in Store(out).runs().values()}) == 2
+    assert document["figures"] == ["curves-mean.png", "bars-mean.png", "sweep-mean.png", "heat-mean.png"]
+    assert [len(run.rounds) for run in Store(out).runs().values()] == [2, 2]
+    table = (out / "table.md").read_text()
+    (out / "table.md").unlink()
+    compared = CliRunner().invoke(app, ["experiment", "compare", "tiny", "--out", str(out)])
+    assert compared.exit_code == 0, compared.output
+    assert (out / "table.md").read_text() == table
+    assert "2 of 2 runs" in table
+
+
+def command(*arguments: object) -> tuple[int, str]:
+    """The exit code of an `experiment` command, and all that it says."""
+    done = CliRunner().invoke(app, ["experiment", *map(str, arguments)])
+    if isinstance(done.exception, CommandFailure):
+        return done.exception.code, done.output + done.exception.message
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+@pytest.fixture
+def tiny_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The catalogue holds the tiny experiment, under every name."""
+    monkeypatch.setattr("experiments.loading.load", lambda name: parse(name, TINY))
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("tiny_is_there")
+def test_nothing_of_another_specification_is_replaced_unasked_and_no_table_is_emptied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command("run", "tiny", "--rounds", 1, "--methods", "fedavg")[0] == 0
+    out = Path("results/tiny-1-rounds")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    code, said = command("run", "tiny", "--out", out)
+    assert code == 2
+    assert (
+        "1 of these 2 runs are in results/tiny-1-rounds with another specification (rounds = 1, not 3): name another "
+        "--out, or --anew to replace them" in said
+    )
+    code, said = command("compare", "tiny", "--out", out)
+    assert code == 2
+    assert "1 finished run in results/tiny-1-rounds, none of this specification: was it --quick, --rounds N?" in said
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert command("compare", "tiny", "--rounds", 1)[0] == 0
+    assert command("compare", "tiny", "--quick", "--rounds", 1)[1].startswith(
+        "no results in results/tiny-quick-1-rounds"
+    )
+    assert command("run", "tiny", "--out", out, "--methods", "fedavg", "--anew")[0] == 0
+    assert command("compare", "tiny", "--out", out)[0] == 0
+
+
+@pytest.mark.usefixtures("tiny_is_there")
+def test_anew_removes_nothing_while_another_process_makes_one_of_the_runs(tmp_path: Path, under_way: Path) -> None:
+    from storage.database import Database
+
+    out = shutil.copytree(under_way, tmp_path / "out")
+    workspace = Store(out).workspace(Job(tiny().cells()[0], 1))
+    database = Database.open(f"sqlite:///{workspace}/coordinator.db")
+    database.lock_exclusive()
+    code, said = command("run", "tiny", "--out", out, "--anew")
+    database.close()
+    assert code == 2
+    assert "--anew removes nothing while another process makes one of these runs" in said
+    assert f"pid {os.getpid()}" in said
+    assert workspace.is_dir()
+
+
+@pytest.mark.usefixtures("tiny_is_there")
+def test_a_run_under_way_with_other_settings_is_refused_before_anything_is_made(
+    tmp_path: Path, under_way: Path
+) -> None:
+    out = shutil.copytree(under_way, tmp_path / "out")
+    code, said = command("run", "tiny", "--out", out, "--rounds", 2)
+    assert code == 2
+    assert "1 of these 2 runs are in " in said
+    assert "(rounds = 3, not 2)" in said
+    assert [path.name for path in out.iterdir()] == ["work"]
+    assert command("run", "tiny", "--out", out, "--rounds", 2, "--methods", "fedavg", "--anew")[0] == 0
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("tiny_is_there")
+def test_files_that_cannot_be_used_are_told_of_and_paths_may_have_brackets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = Path("Z[/b]")
+    code, said = command("run", "tiny", "--out", out, "--rounds", 1)
+    assert code == 0
+    assert "in Z[/b]: runs.jsonl, table.md, " in said
+    (out / "table.md").unlink()
+    (out / "table.md").mkdir()
+    assert command("compare", "tiny", "--out", out, "--rounds", 1) == (1, f"cannot use {out}/table.md: Is a directory")
+    why = (
+        "line 1 cannot be read ((the document): Input should be an object): remove the line, and its run is made again"
+    )
+    (out / "runs.jsonl").write_text("[]\n")
+    assert command("compare", "tiny", "--out", out, "--rounds", 1) == (1, f"{out}/runs.jsonl, {why}")
+    assert command("run", "tiny", "--out", out, "--rounds", 1) == (2, f"{out}/runs.jsonl, {why}")
+    (out / "runs.jsonl").unlink()
+    (out / "runs.jsonl").mkdir()
+    assert command("run", "tiny", "--out", out, "--rounds", 1) == (2, f"cannot use {out}/runs.jsonl: Is a directory")
+
+
+@pytest.mark.usefixtures("tiny_is_there")
+def test_no_tables_are_written_while_nothing_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("experiments.runner.ExperimentRunner.run", lambda self, jobs, tell: None)
+    out = tmp_path / "out"
+    assert command("run", "tiny", "--out", out)[0] == 130
+    assert list(out.iterdir()) == []
+
+
+def test_the_list_says_whether_data_is_there(tmp_path: Path) -> None:
+    (tmp_path / "adult").mkdir()
+    (tmp_path / "adult" / "adult.data.gz").touch()
+    listed = CliRunner().invoke(app, ["experiment", "list", "--data", str(tmp_path), "--json"])
+    there = {item["name"]: item["data_there"] for item in json.loads(listed.stdout)["experiments"]}
+    assert set(there) == set(names())
+    without_data = [
+        "cover-search",
+        "drift-digits",
+        "fair-digits",
+        "improved-digits",
+        "leakage-digits",
+        "objectives-digits",
+        "objectives-served",
+        "preferences-digits",
+        "private-cover-digits",
+        "private-digits",
+        "robustness-digits",
+        "robustness-objectives",
+        "scaled-digits",
+        "scanners",
+    ]
+    assert [name for name, found in there.items() if found] == sorted(["fedmgda-adult-bias", *without_data])
+    assert CliRunner().invoke(app, ["experiment", "list"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "fedfv-table9"], "no experiment 'fedfv-table9': there are "),
+        (["run", "fedfv-table3"], "fedfv-table3 needs data: --data DIR, with FashionMNIST/raw in it"),
+        (["run", "fedfv-table3", "--data", "."], ". lacks the data of fedfv-table3: FashionMNIST/raw"),
+        (["run", "robustness", "--quick", "--methods", "FedSGD"], "no method 'FedSGD': there are 'FedAvg', "),
+        (["run", "robustness", "--quick", "--seeds", "one"], "--seeds 'one': expected whole numbers"),
+        (["run", "robustness", "--quick", "--seeds=-1"], "seed: Input should be greater than or equal to 0"),
+        (["run", "robustness", "--quick", "--device", "foo"], "no device 'foo': use auto, cpu, cuda or cuda:N"),
+        (["run", "robustness", "--quick", "--backend", "foo"], "no backend 'foo': there are auto, stacked, loop"),
+        (["run", "robustness-digits", "--out", "/dev/null"], "cannot use /dev/null: File exists"),
+        (["run", "robustness-digits", "--out", "/dev/null/x"], "cannot use /dev/null/x: Not a directory"),
+        (["compare", "ours", "--out", "nowhere"], "no results in nowhere: `fedpareto experiment run ours` makes them"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_what_can(arguments: list[str], message: str) -> None:
+    refused = CliRunner().invoke(app, ["experiment", *arguments]).exception
+    assert isinstance(refused, CommandFailure)
+    assert refused.code == 2
+    assert message in refused.message
+
+
+def test_a_command_on_record_names_no_directories() -> None:
+    words = ["fedpareto", "experiment", "run", "a", "--data", "/home/me/data", "--out=/home/me/x y", "--seeds", "1,2"]
+    assert provenance.command(words) == "fedpareto experiment run a --data DATA --out=OUT --seeds 1,2"

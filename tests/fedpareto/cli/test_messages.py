@@ -1,0 +1,178 @@
+"""Messages for a first-time operator: settings, clocks, certificates and damaged files are named, with what to do."""
+
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from coordinator.home import CoordinatorHome, CoordinatorHomeError
+from coordinator.server import serve
+from coordinator.settings import Settings
+from federation.spec.run_spec import RunSpec, SpecError
+from federation.trust.admin_files import Account, AdminFiles, load_admin_key
+from federation.trust.certificates import issue_certificate, pem
+from federation.trust.identity import Role, client_uri
+from federation.trust.key_chain import CoordinatorKeys
+from federation.trust.keys import IdentityError, new_tls_key, private_key_pem
+from federation.trust.member_files import MemberFiles
+from federation.v1.admin_pb2 import CreateJoinStringRequest, ListClientsRequest
+from fedpareto.cli.admin.client import connect
+from fedpareto.cli.failure import CommandFailure
+from storage.database import Database
+from tests.running import running
+
+NOWHERE = "no-such-host.invalid"
+
+
+@pytest.fixture(scope="module")
+def centre(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A coordinator's directory with an administrator; tests change copies of it."""
+    directory = tmp_path_factory.mktemp("centre") / "home"
+    CoordinatorHome.init(directory, Settings.check({"federation_id": "test"}, "test"), now=datetime.now(UTC))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def worker(centre: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A worker's directory."""
+    home, key, directory = CoordinatorHome.load(centre), new_tls_key(), tmp_path_factory.mktemp("worker") / "home"
+    certificate = issue_certificate(
+        ca=home.ca,
+        ca_key=home.ca_key,
+        public_key=key.public_key(),
+        federation_id="test",
+        common_name="a",
+        uris=[client_uri("test", "a")],
+        now=datetime.now(UTC),
+        lifetime=timedelta(days=1),
+    )
+    MemberFiles(
+        federation_id="test",
+        client_id="a",
+        address="localhost:1",
+        ca=pem(home.ca),
+        certificate=pem(certificate),
+        tls_key=key,
+        signing_key=Ed25519PrivateKey.generate(),
+        coordinator=CoordinatorKeys(home.federation_id, home.signing_key.public_key()),
+    ).save(directory)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"federation_port": "7443"}, "federation_port: Input should be a valid integer; got '7443'"),
+        ({"approval": "yes"}, "approval: Input should be a valid boolean; got 'yes'"),
+        ({"heartbeat_seconds": "5"}, "heartbeat_seconds: Input should be a valid number; got '5'"),
+        (
+            {"federation_port": 7443, "enrollment_port": 7443},
+            "coordinator.toml: federation_port and enrollment_port are both 7443: give each a port of its own, "
+            "or leave enrollment_port away and name an enrollment_host",
+        ),
+    ],
+    ids=["port", "approval", "heartbeat", "same ports"],
+)
+def test_settings_of_the_wrong_kind_are_refused_with_their_key(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(CoordinatorHomeError) as caught:
+        Settings.check({"federation_id": "test", **values}, "coordinator.toml")
+    assert message in str(caught.value)
+
+
+def test_a_run_specification_takes_no_text_for_a_number() -> None:
+    with pytest.raises(SpecError, match="rounds: Input should be a valid integer; got '30'"):
+        RunSpec.parse('name = "a"\ntask = "digits"\nrounds = "30"\n')
+    lists = 'evaluate.splits = ["test"]\nobjectives.names = ["a", "b"]\nobjectives.serve = { x = ["a"] }\n'
+    assert RunSpec.parse('name = "a"\ntask = "two"\nrounds = 30\n' + lists).objectives.serve == {"x": ("a",)}
+
+
+def test_a_coordinator_that_shall_aggregate_on_a_gpu_does_not_start_without_one(centre: Path, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU, so the coordinator would start")
+    home = shutil.copytree(centre, tmp_path / "home")
+    settings = home / "coordinator.toml"
+    settings.write_text(settings.read_text().replace('device = "cpu"', 'device = "cuda"'))
+    with pytest.raises(
+        CoordinatorHomeError, match=r'device = "cuda": torch finds no GPU on this machine; set device = "cpu"'
+    ):
+        serve(CoordinatorHome.load(home))
+
+
+@pytest.mark.parametrize("damage", ["empty", "missing", "other"])
+@pytest.mark.parametrize("name", ["ca.key", "ca.pem", "server.key", "server.pem", "signing.key"])
+def test_a_damaged_file_of_the_coordinator_is_named_with_the_remedy(
+    centre: Path, tmp_path: Path, name: str, damage: str
+) -> None:
+    home = shutil.copytree(centre, tmp_path / "home")
+    _damage(home / name, damage)
+    with pytest.raises(IdentityError) as caught:
+        CoordinatorHome.load(home)
+    named = home / name.replace("key", "pem") if damage == "other" and name != "signing.key" else home / name
+    assert str(named) in str(caught.value)
+    assert "restore it from the backup of the keys" in str(caught.value)
+
+
+@pytest.mark.parametrize("damage", ["empty", "missing"])
+@pytest.mark.parametrize("name", ["tls.key", "certificate.pem", "ca.pem", "signing.key", "coordinator.pub"])
+def test_a_damaged_file_of_a_worker_is_named_with_the_remedy(
+    worker: Path, tmp_path: Path, name: str, damage: str
+) -> None:
+    home = shutil.copytree(worker, tmp_path / "home")
+    _damage(home / name, damage)
+    with pytest.raises(IdentityError) as caught:
+        MemberFiles.load(home)
+    assert str(home / name) in str(caught.value)
+    assert "or join again" in str(caught.value)
+
+
+def test_a_damaged_file_of_an_administrator_is_named_with_the_remedy(centre: Path, tmp_path: Path) -> None:
+    home = shutil.copytree(centre / "admin", tmp_path / "admin")
+    _damage(home / "signing.key", "empty")
+    with pytest.raises(IdentityError, match=r"signing\.key is damaged.*fedpareto coordinator admin --help"):
+        load_admin_key(home)
+    _damage(home / "ca.pem", "empty")
+    with pytest.raises(IdentityError, match=r"ca\.pem is damaged.*fedpareto coordinator admin --help"):
+        Account.load(home)
+
+
+def _damage(path: Path, kind: str) -> None:
+    if kind == "missing":
+        path.unlink()
+    elif kind == "empty":
+        path.write_bytes(b"")
+    elif path.name == "signing.key" or path.suffix == ".key":
+        path.write_bytes(private_key_pem(new_tls_key()))
+    else:
+        path.write_bytes(path.with_name("admin").joinpath("login.pem").read_bytes())
+
+
+@pytest.mark.parametrize("days", [-700, 700], ids=["ended", "not yet valid"])
+def test_a_login_outside_its_time_names_the_file_the_clock_and_the_remedy(
+    centre: Path, tmp_path: Path, days: int
+) -> None:
+    home = CoordinatorHome.load(centre)
+    database = Database.open(home.database_url)
+    made = datetime.now(UTC) + timedelta(days=days)
+    name = "early" if days > 0 else "late"
+    try:
+        home.issue_admin(database, name, [Role.VIEWER], tmp_path / name, now=made, by="test", passphrase=b"word")
+    finally:
+        database.close()
+    with pytest.raises(CommandFailure) as caught, connect(tmp_path / name):
+        pass
+    message = caught.value.message
+    assert str(tmp_path / name / "login.pem") in message
+    assert f"this machine's clock says {datetime.now(UTC):%Y-%m-%d}" in message
+    assert ("set it" if days > 0 else f"run `fedpareto admin --home {tmp_path / name} login`") in message
+
+
+def test_commands_beside_a_coordinator_reach_it_although_its_public_name_leads_nowhere(tmp_path: Path) -> None:
+    with running(tmp_path / "home", hosts=[NOWHERE, "localhost"]) as served:
+        assert AdminFiles.load(served.home.admin_dir).address == f"{NOWHERE}:{served.coordinator.federation_port}"
+        with connect(served.home.directory) as stub:  # which goes there: a record that is read offers no such call
+            assert not stub.ListClients(ListClientsRequest()).clients
+            assert stub.CreateJoinString(CreateJoinStringRequest(client_id="ann")).join_string

@@ -1,0 +1,337 @@
+"""The report: a page from a real run on both databases, charts of any data, and nobody's text as markup."""
+
+import math
+import re
+from collections.abc import Sequence
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from federation.v1.admin_pb2 import Client, ClientScores, ExportRoundsResponse, Participation, Run
+from federation.v1.common_pb2 import AssignmentState
+from fedpareto.cli.failure import CommandFailure
+from fedpareto.cli.report import _must_compare
+from fedpareto.report import charts, marks, plane
+from fedpareto.report.charts import Axis, Series
+from fedpareto.report.html import Html, tag, text
+from fedpareto.report.page import page
+from fedpareto.report.report_data import RunData
+from storage.states import RoundState
+from tests.running import refused
+from tests.stage import LAYOUT, Stage, spec
+
+VOID = {"meta", "br"}
+EVIL = """</title></style><script>alert("1")</script><img src=http://evil.example/x onerror='x'>"""
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page; fails where elements are not closed in order."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.drawings: list[list[tuple[str, str | None]]] = []
+        self.words = ""
+        self.feed(source)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag == "svg":
+            self.drawings.append(attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def must_need_nothing(made: Page) -> None:
+    """No element that loads or runs anything, no address but anchors of the page itself."""
+    assert not {"script", "img", "link", "iframe", "object", "image", "use", "form", "base"} & set(made.tags)
+    for name, value in made.attributes:
+        assert not name.startswith("on")
+        assert name not in ("src", "srcset", "xlink:href")
+        assert name != "href" or (value or "").startswith("#")
+
+
+def test_a_run_becomes_a_page_with_every_figure(stage: Stage) -> None:
+    task = stage.task()
+    ann, ben, cleo = stage.cast(task, "ann", "ben", "cleo")
+    run = stage.submit(spec(f"report-{stage.count}", task, 3, more="selection.minimum = 3\nselection.quorum = 0.1"))
+    orders = {player: player.order() for player in (ann, ben, cleo)}
+    ann.reply(orders[ann])
+    with refused("INVALID_ARGUMENT", "zero"):
+        ben.submit(orders[ben], np.zeros(LAYOUT.size, dtype=np.float32))
+    cleo.decline(orders[cleo], "training", EVIL)
+    stage.play(run, ann, ben, cleo)
+    data = RunData.read(stage._admin, run)
+    assert data.numbers == [0, 1, 2]
+    first = data.rounds[0]
+    assert first.summary.metrics["bytes/refused"] == pytest.approx(first.summary.metrics["bytes/up"] / 2)
+    for item in data.rounds:
+        accuracies = {one.client_id: one.scores["test/accuracy"] for one in item.scores}
+        assert item.summary.worst_client == min(accuracies, key=lambda name: accuracies[name])
+        assert item.summary.metrics["accuracy/worst"] == min(accuracies.values())
+        assert item.summary.metrics["stationarity"] <= item.summary.metrics["stationarity/relative"] * 20
+    assert data.final is not None
+    assert (data.final.round, data.final.split, data.final.measure) == (2, "test", "accuracy")
+    made = Page(page(data))
+    must_need_nothing(made)
+    assert made.tags.count("figure") == made.tags.count("svg") == made.tags.count("figcaption") == 14
+    assert made.tags.count("details") == 14
+    for words in ("refused", "zero", "declined", "cleo", "fedmgda+", f'task = "{task}"', "Pareto-stationary"):
+        assert words in made.words, words
+
+
+def test_a_round_that_was_skipped_has_its_bytes_and_its_remark(stage: Stage) -> None:
+    task = stage.task()
+    (player,) = stage.cast(task, "dora")
+    run = stage.submit(spec(f"skipped-{stage.count}", task, 1))
+    with refused("INVALID_ARGUMENT", "zero"):
+        player.submit(player.order(), np.zeros(LAYOUT.size, dtype=np.float32))
+    stage.wait_round(run, 0, RoundState.SKIPPED)
+    data = RunData.read(stage._admin, run)
+    numbers = data.rounds[0].summary.metrics
+    assert numbers["bytes/up"] == numbers["bytes/refused"] > 4 * LAYOUT.size
+    made = Page(page(data))
+    assert "quorum: 0 of 1" in made.words
+    assert "No round of this run has made a step." in made.words
+
+
+def made_up(rounds: int, clients: int, name: str = "client", objectives: Sequence[str] = ()) -> RunData:
+    """A run with any number of rounds, evaluated every third one, whose every text is `name`."""
+    rng = np.random.default_rng(0)
+    found = []
+    for number in range(rounds):
+        item = ExportRoundsResponse()
+        item.summary.round = number
+        item.summary.reason = name
+        item.summary.accepted = clients
+        item.summary.worst_client = name
+        item.summary.metrics.update({"entropy": 1.0, "conflicts": 2.0, "conflict_depth": -0.5, "direction_norm": 0.0})
+        if number % 3 == 0:
+            item.summary.metrics.update({"accuracy/mean": 0.5, "accuracy/worst5": 0.2, "loss/train": 1e250})
+            item.summary.metrics.update({"accuracy/std": 0.1, "improved": 1.0})
+            item.summary.metrics.update({f"loss/train/{one}": 2.0 + rng.random() for one in objectives})
+            item.summary.metrics.update({f"accuracy/objective/{one}": rng.random() for one in objectives})
+        if objectives:
+            item.summary.metrics.update({f"weight/{one}": 1 / len(objectives) for one in objectives[1:]})
+            item.summary.metrics.update({"objective/conflict_depth": -0.25, "bytes/up": 1e4, "bytes/down": math.nan})
+            item.objectives.results.add(name=objectives[0], left_out=name)
+            item.objectives.notes.append(name)
+            item.phases.add(kind="jacobian", asked=clients, replied=clients, round=number)
+        for i in range(clients):
+            part = Participation(client_id=f"{name}{i}", weight=rng.random(), update_norm=math.nan, reason=name)
+            part.state = AssignmentState.ASSIGNMENT_STATE_FULFILLED if i else AssignmentState.ASSIGNMENT_STATE_REFUSED
+            part.answered.append(0)
+            item.participations.append(part)
+            item.scores.append(ClientScores(client_id=f"{name}{i}", scores={"train/loss": rng.random()}))
+        found.append(item)
+    run = Run(run_id=name, name=name, algorithm=name, task=name, spec=name, reason=name, model=name)
+    run.objectives.extend(objectives)
+    if found:
+        run.latest.CopyFrom(found[-1].summary)
+    return RunData(run, found, {f"{name}0": Client(client_id=f"{name}0", device=name, software=name)})
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2, 400])
+def test_a_page_is_made_of_any_number_of_rounds(rounds: int) -> None:
+    made = Page(page(made_up(rounds, 3)))
+    must_need_nothing(made)
+    assert ("This run has no rounds yet." in made.words) == (rounds == 0)
+    assert not re.search(r"\bnan\b", made.words)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 40])
+@pytest.mark.parametrize("count", [2, 3, 8, 40])
+def test_a_page_is_made_of_any_number_of_objectives_beside_other_runs(rounds: int, count: int) -> None:
+    names = [f"objective-{k}" for k in range(count)]
+    data = made_up(rounds, 3, objectives=names)
+    for beside in ([], [made_up(rounds, 2, "other", names)]):
+        made = Page(page(data, beside))
+        must_need_nothing(made)
+        assert not re.search(r"\bnan\b", made.words)
+        drawings = [dict(attributes).get("aria-label") for attributes in made.drawings]
+        assert all(drawings)
+        assert ("The way through the plane of losses" in made.words) == (count == 2)
+        assert ("All objectives at once" in made.words) == (count > 2)
+        assert ("Progress against uploaded bytes" in made.words) == bool(beside)
+        assert "objective-0 was left out of" in made.words
+
+
+def run_of(algorithm: str, hyperparameters: str, points: Sequence[tuple[float, float]]) -> RunData:
+    """A run of two objectives whose training losses went that way."""
+    spec = (
+        f'name = "{algorithm}"\ntask = "two-digits"\nrounds = 9\n[algorithm]\nname = "{algorithm}"\n{hyperparameters}'
+    )
+    run = Run(name=algorithm, algorithm=algorithm, task="two-digits", objectives=["left", "right"], spec=spec)
+    run.parameters = 100
+    rounds = []
+    for number, (left, right) in enumerate(points):
+        item = ExportRoundsResponse()
+        item.summary.round = number
+        item.summary.metrics.update({"loss/train/left": left, "loss/train/right": right, "bytes/up": 1600.0})
+        item.participations.add(client_id="a", payload_bytes=800, answered=[0])
+        item.participations.add(client_id="b", payload_bytes=800, answered=[0])
+        rounds.append(item)
+    return RunData(run, rounds, {})
+
+
+def test_the_plane_of_losses_shows_what_was_preferred_and_how_far_each_objective_can_come() -> None:
+    data = run_of("fedcmoo-pref", "preference = [1.0, 2.0]", [(2.0, 2.0), (1.0, 0.5)])
+    left = run_of("scalarised", "weights = [1, 0]", [(0.5, 3.0), (0.25, 4.0)])
+    right = run_of("scalarised", "weights = [0.0, 0.5]", [(3.0, 0.5), (4.0, 0.4)])
+    both = run_of("scalarised", "", [(2.0, 1.0), (1.0, 1.0)])
+    assert (data.preference, left.preference) == ([1.0, 2.0], None)
+    assert (left.alone, right.alone, both.alone, data.alone) == ("left", "right", None, None)
+    made = Page(page(data, [left, right, both]))
+    assert "1 · left = 2 · right" in made.words
+    assert "left alone" in made.words
+    assert "For left alone, scalarised comes down to 0.250." in made.words
+    # Delta_M over the losses: (1 - 0.25) / 0.25 and (0.5 - 0.4) / 0.4; (1 - 0.25) / 0.25 and (1 - 0.4) / 0.4.
+    assert "+162.50 %" in made.words
+    assert "+225.00 %" in made.words
+    assert "2.00" in made.words  # models that a client sent: 800 bytes of 4 x 100
+    labels = [dict(attributes).get("aria-label") or "" for attributes in made.drawings]
+    assert any("fedcmoo-pref from (2, 2) to (1, 0.5); scalarised from (2, 1) to (1, 1)" in label for label in labels)
+    assert "left alone" not in Page(page(data)).words
+
+
+def test_only_runs_of_one_task_compare() -> None:
+    data = made_up(1, 1)
+    _must_compare(data, made_up(2, 3))
+    with pytest.raises(CommandFailure, match="only runs of the same task and objectives compare"):
+        _must_compare(data, run_of("fsmgda", "", []))
+
+
+@pytest.mark.parametrize("slope", [0.01, 0.5, 1.0, 2.0, 1e3])
+def test_paths_and_rays_stay_within_the_plane(slope: float) -> None:
+    path = plane.Path("x", [0.5, math.nan, 2.0, 1e200], [1.0, 1.0, 0.25, 1.0], list("abcd"), 5)
+    axis = Axis("loss", charts.general, low=0.0)
+    drawn = plane.plane([path], axis, axis, guides=[plane.Guide("r", slope=slope), plane.Guide("x", x=0.1)], alt="x")
+    for x, y in re.findall(r'x2="([^"]+)" y2="([^"]+)"', drawn):
+        assert 0 <= float(x) <= charts.WIDTH
+        assert 0 <= float(y) <= plane.HEIGHT
+    assert "nan" not in drawn
+    assert drawn.count("<circle") == 3  # two points and the ring
+
+
+def polygons(drawn: str, look: str) -> list[list[float]]:
+    """The heights of the corners of each polygon of a class."""
+    found = re.findall(rf'<polygon points="([^"]*)" class="{look}"', drawn)
+    return [[float(pair.split(",")[1]) for pair in one.split()] for one in found]
+
+
+def test_an_axis_of_accuracies_ends_at_0_and_100_percent_and_so_does_the_band() -> None:
+    axis = Axis("accuracy", charts.general, low=0.0, high=1.0, bounded=True)
+    edges = Series("", [-0.4, -0.2], 0), Series("", [1.4, 0.9], 0)
+    drawn = charts.lines([0, 1], [Series("mean", [0.5, 0.4], 0)], axis, band=edges)
+    ticks = re.findall(r'text-anchor="end">([^<]+)<', drawn)
+    assert (ticks[0], ticks[-1]) == ("0", "1")
+    (band,) = polygons(drawn, "band f0")
+    assert min(band) >= charts.TOP
+    assert max(band) <= charts.HEIGHT - charts.BOTTOM
+    data = made_up(3, 3)
+    for item in data.rounds:
+        item.summary.metrics.update({"accuracy/mean": 0.5, "accuracy/std": 0.9, "accuracy/worst5": 0.2})
+    words = Page(page(data)).words
+    assert "150 %" not in words
+    assert "-50 %" not in words
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "large", "small"),
+    [(1.05, 1.15, 3, 0), (1.7, 2.3, 3, 0), (0.02, 0.6, 3, 5), (0.3, 40.0, 3, 10), (1e-12, 1.0, 5, 0)],
+)
+def test_a_log_axis_has_ticks_whatever_the_range(low: float, high: float, large: int, small: int) -> None:
+    drawn = charts.lines([0, 1], [Series("x", [low, high], 0)], Axis("loss", charts.general, log=True))
+    ticks = [float(tick) for tick in re.findall(r'text-anchor="end">([^<]+)<', drawn)]
+    assert len(ticks) >= large
+    assert ticks[0] <= low < high <= ticks[-1]
+    assert drawn.count('class="tick"') >= small
+
+
+@pytest.mark.parametrize(("worst", "together"), [(0.1, False), (0.2, True)])
+def test_the_worst_client_and_the_worst_5_percent_are_told_apart_or_said_to_be_one(
+    worst: float, together: bool
+) -> None:
+    data = made_up(4, 3)
+    for item in data.rounds:
+        item.summary.metrics.update({"accuracy/mean": 0.5, "accuracy/worst5": 0.2, "accuracy/worst": worst})
+    drawing = page(data).partition("Accuracy over the rounds")[2].partition("</figure>")[0]
+    assert ("so it is also the worst 5 %" in drawing) == together
+    assert ("─■─</span> worst 5 %" in drawing) != together
+    assert ("┄▽┄</span> worst client" in drawing) != together
+
+
+def test_lines_differ_in_shape_and_bars_in_fill_besides_their_colours() -> None:
+    axis = Axis("y", charts.general)
+    drawn = charts.lines([0], [Series(str(k), [float(k)], k) for k in range(6)], axis)
+    corners = [frozenset((round(x), round(y)) for x, y in marks.outline(k, 0.0, 0.0, 100.0)) for k in range(6)]
+    assert len(set(corners)) == 6
+    assert drawn.count("<polygon") == 5
+    assert drawn.count("<circle") == 1
+    assert len(set(re.findall(r"─(.)─", drawn))) == 6
+    assert 'class="hollow s2"' in charts.lines([0], [Series("x", [1.0], 2, dashed=True)], axis)
+    layers = [Series(name, [1.0], colour) for name, colour in (("a", 2), ("b", 1), ("c", 4))]
+    ways = re.findall(r'<rect [^>]*class="f\d s\d (q\d)"', charts.stacked([0], layers, axis))
+    assert len(set(ways)) == 3
+    two = charts.pairs([("run", 1.0, 2.0)], ("up", "down"), charts.general, alt="x")
+    assert len(set(re.findall(r"<rect [^>]*(q\d)", two))) == 2
+
+
+def test_a_report_names_who_did_not_reply_and_warns() -> None:
+    data = made_up(2, 2)
+    data.run.members.add(
+        client_id="client0", asked=7, replied=3, refused=4, last_reason="zero: dull", last_reason_round=6
+    )
+    data.run.warnings.add(client_id="client0", message="client0 failed in 4 rounds in a row")
+    words = Page(page(data)).words
+    assert "Warning: client0 failed in 4 rounds in a row." in words
+    assert "zero: dull" in words
+    assert "Why a reply last did not come" in words
+
+
+def test_a_page_of_hundreds_of_clients_stays_small() -> None:
+    assert len(page(made_up(100, 300))) < 2_000_000
+
+
+def test_what_members_and_operators_wrote_is_text_and_never_markup() -> None:
+    source = page(made_up(2, 3, EVIL))
+    made = Page(source)
+    must_need_nothing(made)
+    assert EVIL in made.words
+    assert "<script" not in source
+    assert source.count("<style>") == 1
+    assert ("content", "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'") in (
+        made.attributes
+    )
+
+
+def test_elements_escape_their_text_and_their_attributes() -> None:
+    assert tag("p", "a < b", class_='"x"') == '<p class="&quot;x&quot;">a &lt; b</p>'
+    assert tag("p", Html("<b>c</b>"), text("&")) == "<p><b>c</b>&amp;</p>"
+    assert tag("rect", stroke_width=1.50, x=-0.001) == '<rect stroke-width="1.5" x="-0"></rect>'
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[0.0], [1.0, 1.0], [math.nan, 2.0], [math.nan], [1e-300, 1e300], [-1.0, 1.0], [1e-9, 1.0], [3.0, 4.0], [math.inf]],
+)
+@pytest.mark.parametrize("log", [False, True])
+def test_lines_stay_within_their_frame(values: list[float], log: bool) -> None:
+    rounds = list(range(len(values)))
+    chart = charts.lines(rounds, [Series("x", values, 0)], Axis("y", charts.general, log=log))
+    for height in re.findall(r'cy="([^"]+)"', chart):
+        assert charts.TOP - 0.01 <= float(height) <= charts.HEIGHT - charts.BOTTOM + 0.01
+    assert len(re.findall(r'class="grid"', chart)) >= 2
+    assert "nan" not in chart

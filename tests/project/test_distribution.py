@@ -1,0 +1,80 @@
+"""The scheduler of the tests: each test runs once, in the process that has its file, also when a process dies."""
+
+from types import SimpleNamespace
+
+from xdist.remote import Producer
+
+from tests.distribution import Files
+
+TESTS = ["a.py::1", "a.py::2", "a.py::3", "b.py::1", "c.py::1", "c.py::2", "d.py::1"]
+
+
+class Node:
+    """A process that runs a test when it knows the next one, or that there is none."""
+
+    def __init__(self, scheduler: Files) -> None:
+        self.scheduler = scheduler
+        self.gateway = SimpleNamespace(id="gw")
+        self.tests: list[str] = []
+        self.shutting_down = False
+        scheduler.add_node(self)
+
+    def send_runtest_some(self, indices: list[int]) -> None:
+        self.tests += [TESTS[index] for index in indices]
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+    def run(self) -> str | None:
+        """The test that it has run; None when it waits."""
+        if len(self.tests) < (1 if self.shutting_down else 2):
+            return None
+        test = self.tests.pop(0)
+        self.scheduler.mark_test_complete(self, TESTS.index(test))
+        return test
+
+
+def scheduler() -> tuple[Files, list[Node]]:
+    config = SimpleNamespace(getvalue=lambda name: ["2*popen"], option=SimpleNamespace(loadscopereorder=False))
+    files = Files(config, Producer("test", enabled=False))
+    nodes = [Node(files), Node(files)]
+    for node in nodes:
+        files.add_node_collection(node, TESTS)
+    files.schedule()
+    return files, nodes
+
+
+def finish(files: Files, nodes: list[Node]) -> list[str]:
+    """Runs until all processes wait; the tests that were run."""
+    done: list[str] = []
+    while ran := [test for node in nodes if (test := node.run())]:
+        done += ran
+    assert files.tests_finished
+    assert all(node.shutting_down and not node.tests for node in nodes)
+    return done
+
+
+def test_each_test_runs_once() -> None:
+    files, nodes = scheduler()
+    assert nodes[0].tests[:3] == TESTS[:3]
+    assert sorted(finish(files, nodes)) == TESTS
+
+
+def test_a_process_that_dies_costs_the_test_that_it_ran_and_the_others_run_elsewhere() -> None:
+    files, (dying, other) = scheduler()
+    assert dying.run() == "a.py::1"
+    assert files.remove_node(dying) == "a.py::2"
+    replacement = Node(files)
+    files.add_node_collection(replacement, TESTS)
+    files.schedule()
+    assert sorted(finish(files, [other, replacement])) == [*TESTS[2:]]
+
+
+def test_a_process_that_dies_with_the_last_test_leaves_nothing_to_do() -> None:
+    files, (dying, other) = scheduler()
+    done = finish(files, [dying, other])
+    last = done[-1]
+    owner = next(node for node, units in files.assigned_work.items() if any(last in unit for unit in units.values()))
+    files.assigned_work[owner][last.partition("::")[0]][last] = False  # as if its process had died in it
+    assert files.remove_node(owner) == last
+    assert files.tests_finished

@@ -1,0 +1,166 @@
+"""What the documents say is so: reasons, keys, commands, links."""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from coordinator.aggregation.measures.metric_definitions import DEFINITIONS, Basis, basis
+from coordinator.aggregation.registry import algorithm
+from coordinator.settings import Settings
+from federation.refusals import REASONS
+from federation.spec.run_spec import RunSpec
+from tests.command_lines import problem
+from tests.paths import DOCS, EXAMPLES, ROOT
+from worker.site.policy import Policy
+
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+PROSE = {path: path.read_text() for path in DOCUMENTS}
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+REQUIRED = object()
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+every_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+def blocks(text: str, *languages: str) -> Iterator[str]:
+    return (body for language, body in FENCE.findall(text) if language in languages)
+
+
+def test_the_page_of_reasons_lists_exactly_the_reasons_with_their_status() -> None:
+    rows = re.findall(r"^\| `([a-z-]+)` \| `([A-Z_]+)` \| .+ \| .+ \|$", PROSE[DOCS / "reasons.md"], re.MULTILINE)
+    assert rows == [(reason, status) for reason, status in REASONS.items()]
+
+
+def test_the_page_of_metrics_is_the_table_of_definitions() -> None:
+    rows = re.findall(r"^\| `([a-z0-9_/<>]+)` \| (.+) \| (.+) \|$", PROSE[DOCS / "metrics.md"], re.MULTILINE)
+    assert rows == [(name, known.meaning, known.source) for name, known in DEFINITIONS.items()]
+
+
+def test_the_page_on_verification_says_of_each_metric_whether_it_is_verified() -> None:
+    rows = re.findall(r"^\| (`[^|]+) \| [^|]+ \| (yes|no) \|$", PROSE[DOCS / "verify.md"], re.MULTILINE)
+    names = [
+        (re.escape(name).replace(r"\.\.\.", ".+"), told) for row, told in rows for name in re.findall("`(.+?)`", row)
+    ]
+    for metric in DEFINITIONS:
+        found = [told for name, told in names if re.fullmatch(name, metric)]
+        assert found == ["no" if basis(metric) is Basis.COORDINATOR else "yes"], metric
+
+
+def keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from keys(field.annotation, f"{prefix}{name}.")
+        else:
+            default = list(field.default) if isinstance(field.default, tuple) else field.default
+            yield f"{prefix}{name}", REQUIRED if field.is_required() else default
+
+
+def keys_in(page: str) -> list[tuple[str, object]]:
+    rows = re.findall(r"^\| `([a-z0-9_.]+)` \| (required|`[^`]+`) \| .+ \|$", PROSE[ROOT / page], re.MULTILINE)
+    return [(key, REQUIRED if text == "required" else json.loads(text.strip("`"))) for key, text in rows]
+
+
+def test_the_page_of_the_run_specification_lists_every_key_with_its_default() -> None:
+    assert keys_in("docs/run-spec.md") == list(keys(RunSpec))
+
+
+def test_the_page_of_the_policy_lists_every_key_with_its_default_and_its_example_is_accepted(tmp_path: Path) -> None:
+    assert keys_in("docs/site-policy.md") == list(keys(Policy))
+    path = tmp_path / "policy.toml"
+    path.write_text(next(blocks(PROSE[DOCS / "site-policy.md"], "toml")))
+    assert Policy.load(path).restore == "ask"
+
+
+def test_the_page_of_operations_lists_every_setting_with_its_default() -> None:
+    assert keys_in("docs/operations.md") == list(keys(Settings))
+
+
+@every_document
+def test_run_specifications_in_documents_are_accepted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))  # for the plug-ins that they name
+    for text in blocks(PROSE[path], "toml"):
+        if "rounds" in tomllib.loads(text):
+            rule = RunSpec.parse(text).algorithm
+            algorithm(rule.name, rule.hyperparameters)
+
+
+# What stands before our command in a shell line: a prompt, a path, a service of compose.yaml (whose entry point it is).
+BEFORE = re.compile(
+    r"^(\$ )?((?:[\w./]*/)?fedpareto|docker compose exec coordinator fedpareto|docker compose run( -\S+)* [a-z]\S*) "
+)
+
+
+def command_lines(block: str) -> Iterator[str]:
+    for line in re.sub(r"\\\n\s*", " ", block).splitlines():
+        for part in re.split(r" [|>] | && ", line):
+            if BEFORE.match(part.strip()):
+                yield BEFORE.sub("fedpareto ", part.strip())
+
+
+@every_document
+def test_commands_in_documents_are_ones_that_the_command_line_takes(path: Path) -> None:
+    text = PROSE[path]
+    problems = [problem(line) for block in blocks(text, "console", "sh", "bash") for line in command_lines(block)]
+    for mention in re.findall(r"(?<!`)`(fedpareto [^`]+)`(?!`)", FENCE.sub("", text)):
+        problems.append(problem(" ".join(mention.split()), complete=False))
+    assert not [found for found in problems if found]
+
+
+def defined_in(path: Path) -> set[str]:
+    return set(re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE))
+
+
+def test_every_threat_names_tests_that_exist() -> None:
+    text = PROSE[DOCS / "security.md"]
+    _, threats = text.split("\n## Threats\n")
+    rows = [line for line in threats.partition("\n## ")[0].splitlines() if line.startswith("| ")]
+    rows = [row for row in rows if not row.startswith("| Threat |")]
+    assert len(rows) > 50
+    for row in rows:
+        named = re.findall(r"`(tests/\w+\.py)::(\w+)`", row)
+        assert named, row
+        for path, test in named:
+            assert test in defined_in(ROOT / path), (path, test)
+
+
+def test_every_value_that_a_party_may_choose_names_a_test_that_exists_or_a_decision() -> None:
+    text = PROSE[DOCS / "private-protocol.md"]
+    rows = [line for line in text.partition("\n## 7. ")[2].splitlines() if line.startswith("| ")]
+    rows = [row for row in rows if not row.startswith("| Value |")]
+    assert len(rows) > 30
+    for row in rows:
+        named = re.findall(r"`(test_\w+\.py)(?:::(\w+))?`", row)
+        assert named or "*decision*" in row.lower(), row
+        for path, test in named:
+            assert not test or test in defined_in(ROOT / "tests" / path), (path, test)
+            assert (ROOT / "tests" / path).exists(), path
+
+
+def test_every_reason_to_refuse_is_expected_by_a_test() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__))
+    unexpected = [reason for reason in REASONS if not re.search(rf"[\"']{reason}(?![\w-])", sources)]
+    assert not unexpected
+
+
+def anchors(text: str) -> set[str]:
+    titles = re.findall(r"^#+ +(.+?) *$", FENCE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@every_document
+def test_links_inside_the_project_lead_somewhere(path: Path) -> None:
+    dead = []
+    for target in LINK.findall(FENCE.sub("", PROSE[path])):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        place = (path.parent / name).resolve() if name else path
+        inside = place.exists() and ROOT in (place, *place.parents)
+        if not inside or (anchor and anchor not in anchors(place.read_text())):
+            dead.append(target)
+    assert not dead

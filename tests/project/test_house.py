@@ -1,0 +1,113 @@
+"""The tree, as the architecture page and CONTRIBUTING describe it: rooms of a dozen files, unique names, no circles."""
+
+import ast
+import re
+import tomllib
+from collections import Counter, defaultdict
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import grimp
+import pytest
+
+from tests.paths import DOCS, ROOT
+
+PACKAGES = ("federation", "storage", "coordinator", "worker", "verification", "simulation", "fedpareto")
+WORKSHOP = ("experiments",)
+GENERATED = ROOT / "federation" / "v1"
+LARGEST_ROOM = 15
+# Rooms with one file for each rule, data set or part of a specified protocol.
+CATALOGUES = {"coordinator/aggregation/rules", "federation/secure", "federation/tasks", "federation/training"}
+# Folders of tests that are named like no package.
+NO_PACKAGES = {"owners_code", "owners_code/lottery", "peers", "programs", "project"}
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+
+
+@cache
+def sources(*packages: str) -> dict[Path, ast.Module]:
+    """The syntax tree of each file, by its path in the project."""
+    files = (file for package in packages for file in sorted((ROOT / package).rglob("*.py")))
+    return {file.relative_to(ROOT): ast.parse(file.read_text()) for file in files if GENERATED not in file.parents}
+
+
+def names_in_several_rooms() -> dict[str, set[str]]:
+    rooms = defaultdict(set)
+    for file in sources(*PACKAGES):
+        if not file.name.startswith("__"):
+            rooms[file.stem].add(str(file.parent))
+    return {name: places for name, places in rooms.items() if len(places) > 1}
+
+
+def listed_names() -> set[str]:
+    section = CONTRIBUTING.split("### Names that two files share", 1)[1].split("\n## ", 1)[0]
+    return {name for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+
+
+def test_a_room_has_at_most_fifteen_files() -> None:
+    sizes = Counter(str(file.parent) for file in sources(*PACKAGES) if file.name != "__init__.py")
+    assert {room: size for room, size in sizes.items() if size > LARGEST_ROOM and room not in CATALOGUES} == {}
+    assert set(sizes) >= CATALOGUES
+
+
+def test_a_room_begins_with_a_sentence_about_what_it_holds() -> None:
+    rooms = {file.parent for file in sources(*PACKAGES)}
+    faces = {file.parent: tree for file, tree in sources(*PACKAGES).items() if file.name == "__init__.py"}
+    assert {str(room) for room in rooms if room not in faces or not ast.get_docstring(faces[room])} == set()
+
+
+def test_tests_live_in_rooms_that_are_named_like_packages() -> None:
+    rooms = {file.relative_to("tests").parent for file in sources("tests")} - {Path()}
+    assert {str(room) for room in rooms if not (ROOT / room / "__init__.py").exists()} == NO_PACKAGES
+    sizes = Counter(file.parent for file in sources("tests") if file.name.startswith("test_"))
+    assert {str(room): size for room, size in sizes.items() if size > LARGEST_ROOM} == {}
+
+
+def test_two_files_share_a_name_only_where_contributing_gives_the_reason() -> None:
+    assert set(names_in_several_rooms()) == listed_names()
+
+
+def test_two_classes_do_not_share_a_name() -> None:
+    places = defaultdict(list)
+    for file, tree in sources(*PACKAGES, *WORKSHOP).items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(str(file))
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Imports inside functions and those for types count, too; a package may import its own files."""
+    configured = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    graph = grimp.build_graph(*configured["root_packages"], cache_dir=None)
+    imports = {
+        module: {
+            other for other in graph.find_modules_directly_imported_by(module) if not other.startswith(f"{module}.")
+        }
+        for module in graph.modules
+    }
+    TopologicalSorter(imports).prepare()  # raises CycleError, which names the files of a circle
+
+
+def test_a_module_of_commands_imports_at_its_top() -> None:
+    """The table of commands loads a module when its command is called, so nothing in it has to wait."""
+    late = defaultdict(list)
+    for file, tree in sources("fedpareto").items():
+        if "cli" in file.parts:
+            late[str(file)] += [
+                ast.unparse(node)
+                for block in ast.walk(tree)
+                if isinstance(block, ast.FunctionDef | ast.AsyncFunctionDef | ast.If)
+                for node in ast.walk(block)
+                if isinstance(node, ast.Import | ast.ImportFrom)
+            ]
+    assert {file: imports for file, imports in late.items() if imports} == {}
+
+
+@pytest.mark.parametrize("room", ["fedpareto/console", "worker/console", "coordinator/alerts", "storage/objects",
+                                  "fedpareto/sinks", "tests/simulated"])  # fmt: skip
+def test_a_planned_room_has_its_place_on_the_architecture_page(room: str) -> None:
+    page = (DOCS / "architecture.md").read_text()
+    planned = page.split("### Rooms that are planned", 1)[1].split("\n## ", 1)[0]
+    assert f"`{room}/`" in planned
+    assert not (ROOT / room).exists(), "the room exists: move its row into the table of packages"

@@ -1,0 +1,32 @@
+"""The linters of `make lint`, beside the other tests."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.paths import ROOT
+
+RECIPE = (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
+LINTERS = re.findall(r"^\t@\$\(BIN\)/(.+)$", RECIPE, re.MULTILINE)
+
+
+@pytest.mark.timeout(1800)  # mypy without its cache, on a machine that is busy
+@pytest.mark.parametrize("linter", LINTERS)
+def test_a_linter_of_make_lint_finds_nothing(linter: str) -> None:
+    completed = subprocess.run(
+        shlex.split(f"{Path(sys.executable).parent}/{linter}"),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert completed.returncode == 0, completed.stdout
+
+
+def test_make_lint_runs_formatting_lint_types_and_import_rules() -> None:
+    assert [linter.split(maxsplit=1)[0] for linter in LINTERS] == ["ruff", "ruff", "mypy", "lint-imports"]

@@ -1,0 +1,424 @@
+"""What is shipped: the wheel, the constraints, the container files, the make targets."""
+
+import ast
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from functools import cache
+from importlib import import_module
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from tests.command_lines import problem
+from tests.harness import federation
+from tests.paths import ROOT
+from worker.home import WorkerHome
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES = [pattern.rstrip("*") for pattern in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]]
+IMAGE = re.compile(r"[a-z0-9-]+:\d+\.\d+(\.\d+)?-[a-z0-9-]+")  # a library image, with an exact version
+SECRET = re.compile(r"PASSWORD|SECRET|TOKEN|PASSPHRASE|PRIVATE", re.IGNORECASE)
+
+
+# --- constraints.txt
+
+
+def pins() -> dict[str, Version]:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    bad = [line for line in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+]+", line)]
+    assert not bad, "a constraint is a name and an exact version, nothing else"
+    return {canonicalize_name(name): Version(version) for name, version in (line.split("==") for line in lines)}
+
+
+APART = {"peers", "mutants"}  # extras with an environment of their own, without the constraints
+
+
+def direct() -> list[Requirement]:
+    """What this project needs, without the extras that are installed apart."""
+    extras = [texts for extra, texts in PROJECT["project"]["optional-dependencies"].items() if extra not in APART]
+    named = [Requirement(text) for text in sum(extras, start=PROJECT["project"]["dependencies"])]
+    return [requirement for requirement in named if requirement.name != PROJECT["project"]["name"]]
+
+
+def test_the_constraints_pin_every_direct_dependency_inside_its_range() -> None:
+    pinned = pins()
+    wrong = [
+        str(requirement)
+        for requirement in direct()
+        if (version := pinned.get(canonicalize_name(requirement.name))) is None or version not in requirement.specifier
+    ]
+    assert not wrong
+
+
+def test_the_constraints_name_nothing_that_depends_on_the_platform() -> None:
+    assert not [name for name in pins() if name.startswith(("nvidia", "cuda", "triton"))]
+    assert not [name for name, version in pins().items() if version.local]
+
+
+def test_pip_reads_the_constraints_as_requirements_with_exact_versions() -> None:
+    session = import_module("pip._internal.network.session").PipSession()
+    parse = import_module("pip._internal.req.req_file").parse_requirements
+    read = list(parse(str(ROOT / "constraints.txt"), session))
+    assert [not one.is_editable and not one.options for one in read] == [True] * len(pins())
+    found = [Requirement(one.requirement) for one in read]
+    assert not [one for one in found if one.url or one.marker or one.extras]
+    assert {canonicalize_name(one.name): str(one.specifier) for one in found} == {
+        name: f"=={version}" for name, version in pins().items()
+    }
+
+
+def test_every_direct_dependency_has_a_lower_bound() -> None:
+    assert not [str(r) for r in direct() if not any(s.operator in (">=", "==", "~=") for s in r.specifier)]
+
+
+def test_the_coordinator_installs_without_torch() -> None:
+    base = {canonicalize_name(Requirement(text).name) for text in PROJECT["project"]["dependencies"]}
+    assert not base & {"torch", "torchvision", "scikit-learn"}
+
+
+@cache
+def importable() -> dict[str, str]:
+    """The distribution of each name that can be imported; reading what is installed takes a second."""
+    return {
+        **{name: names[0] for name, names in packages_distributions().items() if name != "google"},
+        "google.protobuf": "protobuf",
+        "google.rpc": "googleapis-common-protos",
+    }
+
+
+def imported(folder: str) -> set[str]:
+    """The distributions that the modules of a folder import from, by their normalised names."""
+    found = set()
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                # Several distributions fill the namespace of `google`: take the longest name.
+                found.add(".".join(node.module.split(".")[: 2 if node.module.startswith("google.") else 1]))
+    here = {path.stem for place in (ROOT, ROOT / folder) for path in place.iterdir()}
+    return {canonicalize_name(importable().get(name, name)) for name in found - sys.stdlib_module_names - here}
+
+
+def test_what_is_imported_is_declared() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    offered = sum(
+        (texts for extra, texts in extras.items() if extra not in {"dev", *APART}),
+        start=PROJECT["project"]["dependencies"],
+    )
+    shipped = {canonicalize_name(Requirement(text).name) for text in offered}
+    for package in PACKAGES:
+        assert sorted(imported(package) - shipped) == [], package
+    everything = {canonicalize_name(requirement.name) for requirement in direct()}
+    apart = {canonicalize_name(Requirement(text).name) for extra in APART for text in extras[extra]}
+    apart |= {"flwr"}  # what a benchmark measures us against runs in an environment of its own
+    for folder in ("tests", "benchmarks", "docs", "proto", "docker", "tools"):
+        assert sorted(imported(folder) - everything - apart) == [], folder
+
+
+# --- the wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--disable-pip-version-check"]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(out), str(source)],
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+    (built,) = out.glob("*.whl")
+    return built
+
+
+def test_the_wheel_holds_every_module_stub_and_migration(wheel: Path) -> None:
+    kinds = (".py", ".pyi", ".mako", ".typed", ".toml", ".ini")
+    here = {
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.suffix in kinds
+    }
+    there = set(zipfile.ZipFile(wheel).namelist())
+    assert not here - there
+    assert any(name.startswith("storage/migrations/versions/0002") for name in there)
+    assert "federation/v1/federation_pb2_grpc.pyi" in there
+    assert not [name for name in there if name.startswith(("tests/", "benchmarks/", "docs/"))]
+
+
+def test_the_wheel_has_the_command_the_tasks_and_the_licence(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        info = f"fedpareto-{PROJECT['project']['version']}.dist-info"
+        entry_points = archive.read(f"{info}/entry_points.txt").decode()
+        assert archive.read(f"{info}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+    assert "fedpareto = fedpareto.cli.entry:main" in entry_points
+    assert "digits = federation.tasks.digits:Digits" in entry_points
+
+
+# --- Dockerfile
+
+
+class Instruction(NamedTuple):
+    name: str
+    words: str
+
+
+def instructions() -> list[Instruction]:
+    text = (ROOT / "Dockerfile").read_text()
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    joined = "\n".join(lines).replace("\\\n", " ")
+    return [Instruction(*line.split(maxsplit=1)) for line in joined.splitlines() if line.strip()]
+
+
+def of(name: str) -> list[str]:
+    return [instruction.words for instruction in instructions() if instruction.name == name]
+
+
+def stages() -> list[list[Instruction]]:
+    parts: list[list[Instruction]] = []
+    for instruction in instructions():
+        if instruction.name == "FROM":
+            parts.append([])
+        parts[-1].append(instruction)
+    return parts
+
+
+def test_the_base_image_is_pinned_and_the_same_in_every_stage() -> None:
+    images = [words.split()[0] for words in of("FROM")]
+    assert len(images) >= 2, "a build stage and a run stage"
+    assert len(set(images)) == 1
+    assert IMAGE.fullmatch(images[0]), images[0]
+    assert images[0].startswith(f"python:{PROJECT['project']['requires-python'].removeprefix('>=')}.")
+
+
+def test_the_container_runs_as_a_numbered_user_that_is_not_root() -> None:
+    users = [instruction.words for instruction in stages()[-1] if instruction.name == "USER"]
+    assert users
+    assert re.fullmatch(r"[1-9]\d{3,}:[1-9]\d{3,}", users[-1])
+    names = [instruction.name for instruction in stages()[-1]]
+    assert "RUN" not in names[names.index("USER") :]
+
+
+def test_commands_are_in_exec_form_so_that_signals_arrive() -> None:
+    for words in [*of("CMD"), *of("ENTRYPOINT")]:
+        assert all(isinstance(word, str) for word in json.loads(words))
+    (check,) = of("HEALTHCHECK")
+    assert json.loads(check.partition("CMD ")[2])
+
+
+def test_the_entry_point_is_the_command_and_its_default_is_one_that_it_has() -> None:
+    (entry,), (command,) = of("ENTRYPOINT"), of("CMD")
+    assert json.loads(entry) == ["fedpareto"]
+    assert problem(shlex.join(["fedpareto", *json.loads(command)])) is None
+
+
+def test_the_image_keeps_no_package_lists_caches_or_secrets() -> None:
+    assert not of("ADD")
+    for words in of("RUN"):
+        if "apt-get install" in words:
+            assert "--no-install-recommends" in words
+            assert "rm -rf /var/lib/apt/lists/*" in words
+        if "pip install" in words:
+            assert "--no-cache-dir" in words
+            assert "--constraint constraints.txt" in words
+        assert not re.search(r"\bsudo\b|\bcurl\b|\bwget\b|--trusted-host|index-url", words)
+    assert not [words for words in [*of("ENV"), *of("ARG")] if SECRET.search(words)]
+
+
+def test_the_image_gets_every_package_and_what_it_copies_is_let_in() -> None:
+    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    sources = [source for words in of("COPY") if not words.startswith("--from") for source in shlex.split(words)[:-1]]
+    assert set(PACKAGES) <= set(sources)
+    for source in sources:
+        assert (ROOT / source).exists(), source
+        assert source.split("/")[0] in let_in, source
+
+
+# --- compose.yaml
+
+
+def compose() -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+    return document
+
+
+def ours() -> dict[str, Any]:
+    return {name: service for name, service in compose()["services"].items() if "build" in service}
+
+
+def test_compose_describes_postgresql_a_coordinator_and_three_workers() -> None:
+    services = compose()["services"]
+    assert [name for name, service in services.items() if str(service.get("image", "")).startswith("postgres:")]
+    roles = [" ".join(service["command"][:2]) for service in ours().values()]
+    assert sorted(roles) == ["coordinator serve", *["worker run"] * 3]
+
+
+def test_compose_runs_only_commands_that_the_command_line_takes() -> None:
+    found = {name: problem(shlex.join(["fedpareto", *service["command"]])) for name, service in ours().items()}
+    assert not {name: why for name, why in found.items() if why}
+
+
+def test_compose_pins_images_checks_health_and_restarts() -> None:
+    own = PROJECT["project"]["version"]
+    for name, service in compose()["services"].items():
+        image = service["image"]
+        assert re.fullmatch(rf"fedpareto:{re.escape(own)}(-torch)?", image) or IMAGE.fullmatch(image), name
+        assert "build" in service or "healthcheck" in service, f"{name}: the image of fedpareto brings its own check"
+        assert service["restart"] == "unless-stopped", name
+        assert "privileged" not in service, name
+
+
+def test_workers_have_torch_and_the_coordinator_has_not() -> None:
+    for service in ours().values():
+        extras = service["build"].get("args", {}).get("EXTRAS", "")
+        assert extras == ("torch" if service["command"][0] == "worker" else "")
+        assert service["image"].endswith("-torch") == (extras == "torch")
+
+
+def test_our_containers_get_no_privileges_and_write_only_to_their_volumes() -> None:
+    for name, service in ours().items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+
+
+def test_compose_holds_no_secret() -> None:
+    for name, service in compose()["services"].items():
+        for key, value in service.get("environment", {}).items():
+            if SECRET.search(key) and not key.endswith("_FILE"):
+                assert re.fullmatch(r"\$\{\w+:\?[^}]+\}", value), f"{name}: {key} comes from outside, without a default"
+        assert not [word for word in service.get("command", []) if re.search(r"://[^/@]*:[^/@]*@", word)], name
+
+
+def test_only_the_coordinator_publishes_ports() -> None:
+    assert [name for name, service in compose()["services"].items() if "ports" in service] == ["coordinator"]
+
+
+def test_compose_names_only_what_it_declares() -> None:
+    document = compose()
+    for name, service in document["services"].items():
+        assert set(service.get("depends_on", {})) <= set(document["services"]), name
+        named = {volume.split(":")[0] for volume in service.get("volumes", []) if volume[0] not in "./"}
+        assert named <= set(document["volumes"]), name
+        assert set(service.get("secrets", [])) <= set(document.get("secrets", {})), name
+
+
+def test_docker_compose_takes_the_file() -> None:
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
+        pytest.skip("docker compose is not installed here")
+    command = [docker, "compose", "--file", "compose.yaml", "config", "--quiet"]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", "POSTGRES_PASSWORD": "only-for-this-test"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# --- make and CI
+
+
+def test_make_help_lists_every_target() -> None:
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed here")
+    declared = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert declared
+    told = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert [line.split()[1] for line in told.splitlines() if line.startswith("make ")] == declared[1].split()
+
+
+def test_continuous_integration_runs_make_test_and_then_the_long_tests_that_concern_the_change(tmp_path: Path) -> None:
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
+    recipes = "test:\n\t@echo lint; echo $(ARGS) $$CI; echo 7 passed; exit $(FIRST)\n"
+    recipes += "test-changed:\n\t@echo 1 long; exit $(SECOND)\n"
+    (tmp_path / "Makefile").write_text(recipes)
+
+    def run(first: int, second: int) -> tuple[int, list[str]]:
+        environment = {**os.environ, "FIRST": str(first), "SECOND": str(second)}
+        completed = subprocess.run(
+            [tmp_path / ".ci/run"], env=environment, cwd="/", capture_output=True, text=True, check=False
+        )
+        return completed.returncode, completed.stdout.splitlines()
+
+    assert run(0, 0) == (0, ["lint", "--costs true", "1 long", "7 passed"])
+    assert run(1, 0) == (1, ["lint", "--costs true", "7 passed"])
+    assert run(0, 1) == (
+        1,
+        ["lint", "--costs true", "1 long", "make test: 7 passed", "The long tests failed; see above."],
+    )
+
+
+@pytest.mark.parametrize("uv", ["installs", "cannot be installed", "fails"])
+def test_packages_are_installed_with_uv_and_with_pip_where_uv_does_not_install_them(tmp_path: Path, uv: str) -> None:
+    for name, recorded, code in (
+        ("python", "pip", 'case "$*" in *" uv") exit $UV_CODE;; esac'),
+        ("uv", "uv", "exit $UV_FAILS"),
+    ):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f'#!/bin/sh\necho "{recorded} $*" >> {tmp_path}/calls\n{code}\n')
+        program.chmod(0o755)
+    environment = {**os.environ, "UV_CODE": str(int(uv == "cannot be installed")), "UV_FAILS": str(int(uv == "fails"))}
+    completed = subprocess.run(
+        [ROOT / "tools/install.sh", tmp_path, "-c", "constraints.txt", "-e", ".[torch,dev]"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    options = "--quiet --quiet --no-input --disable-pip-version-check -c constraints.txt"
+    requirements = "-c constraints.txt -e .[torch,dev]"
+    calls = [f"pip -m pip install {options} uv"]
+    if uv != "cannot be installed":
+        calls.append(f"uv pip install --quiet --python {tmp_path}/bin/python {requirements}")
+    if uv != "installs":
+        calls.append(f"pip -m pip install {options} -e .[torch,dev]")
+        assert "pip does, which takes some minutes" in completed.stderr
+    assert (tmp_path / "calls").read_text().splitlines() == calls
+
+
+# --- the container's health check
+
+
+def well(home: Path) -> bool:
+    check = [sys.executable, str(ROOT / "docker/healthcheck.py"), str(home)]
+    return subprocess.run(check, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0
+
+
+def test_a_coordinator_is_well_while_it_serves_and_no_longer(tmp_path: Path) -> None:
+    with federation(tmp_path, "--host", "coordinator.example") as made:
+        assert not well(made.home)
+        coordinator = made.serve()
+        assert well(made.home)
+        coordinator.kill()
+        assert not well(made.home)
+
+
+def test_a_worker_is_well_while_a_process_holds_its_directory(tmp_path: Path) -> None:
+    assert not well(tmp_path)
+    with WorkerHome(tmp_path).lock():
+        assert well(tmp_path)
+    assert not well(tmp_path)

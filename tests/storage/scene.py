@@ -1,0 +1,36 @@
+"""What tests look up in a blob store, and how they damage its blobs and make them old."""
+
+import os
+from pathlib import Path
+
+from federation.digests import parse
+from storage.blob_directory import DirectoryStore
+from storage.blobs import BlobStore
+from tests.storage.memory_blobs import MemoryStore
+
+
+def stored(blobs: BlobStore) -> list[str]:
+    """The digests of all blobs, in order."""
+    return [blob.digest for blob in blobs.scan()]
+
+
+def blob_file(blobs: DirectoryStore, digest: str) -> Path:
+    """The file of a blob in a store that is a directory."""
+    algorithm, value = parse(digest)
+    return blobs.root / algorithm / value[:2] / value[2:]
+
+
+def overwrite(blobs: BlobStore, digest: str, data: bytes) -> None:
+    """Gives a blob other bytes, as a broken disk would."""
+    if isinstance(blobs, MemoryStore):
+        blobs.contents[digest] = data
+    elif isinstance(blobs, DirectoryStore):
+        blob_file(blobs, digest).write_bytes(data)
+
+
+def date_back(blobs: BlobStore, digest: str, at: float = 0.0) -> None:
+    """Lets a blob look as if it was stored at a time (seconds since the epoch)."""
+    if isinstance(blobs, MemoryStore):
+        blobs.modified[digest] = at
+    elif isinstance(blobs, DirectoryStore):
+        os.utime(blob_file(blobs, digest), (at, at))

@@ -1,0 +1,488 @@
+import importlib.util
+import math
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import (
+    JSON,
+    Column,
+    Float,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    UniqueConstraint,
+    inspect,
+    select,
+    text,
+)
+from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, StatementError
+
+from storage import migrations, revisions
+from storage.database import Database, DatabaseBusy, DatabaseIncompatible
+from storage.models import AuditEntry, Base, Client, Model, Round, Run
+from storage.states import ClientState, RoundState, RunState
+from tests.paths import ROOT
+
+BOTH_DATABASES = True
+NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+DIGEST = "blake3:" + "0" * 64
+
+
+def model(digest: str = DIGEST) -> Model:
+    return Model(digest=digest, size=1, parameters=1, created=NOON)
+
+
+def run(run_id: str = "r1", **values: Any) -> Run:
+    return Run(
+        run_id=run_id,
+        name="n",
+        state=RunState.RUNNING,
+        spec=b"",
+        spec_digest=DIGEST,
+        initial_model=DIGEST,
+        model=DIGEST,
+        submitted_by="a",
+        created=NOON,
+        **values,
+    )
+
+
+def wait_until(condition: Any, seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "this took too long"
+        time.sleep(0.01)
+
+
+# Transactions
+
+
+def test_a_transaction_is_kept_when_its_block_ends_and_undone_when_it_raises(database: Database) -> None:
+    with database.begin() as session:
+        session.add(model())
+
+    def fail() -> None:
+        with database.begin() as session:
+            session.add(model("blake3:" + "1" * 64))
+            session.flush()
+            raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        fail()
+    with database.read() as session:
+        assert session.scalars(select(Model.digest)).all() == [DIGEST]
+
+
+def test_objects_stay_readable_after_their_transaction(database: Database) -> None:
+    with database.begin() as session:
+        kept = model()
+        session.add(kept)
+    assert kept.digest == DIGEST
+
+
+def test_a_snapshot_takes_no_writing(database: Database) -> None:
+    with database.read() as session:
+        session.add(model())
+        with pytest.raises(DBAPIError, match=r"read-?only"):
+            session.flush()
+    with database.begin() as session:  # and the connection is as good as before
+        session.add(model())
+
+
+def test_a_snapshot_does_not_wait_for_a_writer_and_does_not_change(database: Database) -> None:
+    with database.read() as reader:
+        assert reader.scalars(select(Model.digest)).all() == []
+        with database.begin() as session:
+            session.add(model())
+            session.flush()
+            with database.read() as another:
+                assert another.scalars(select(Model.digest)).all() == []
+        assert reader.scalars(select(Model.digest)).all() == []
+    with database.read() as reader:
+        assert reader.scalars(select(Model.digest)).all() == [DIGEST]
+
+
+def test_threads_that_read_and_then_write_the_same_row_lose_nothing_and_never_deadlock(database: Database) -> None:
+    with database.begin() as session:
+        session.add(AuditEntry(at=NOON, actor="a", action="count", times=0))
+
+    def count(_: int) -> None:
+        with database.begin() as session:
+            entry = session.scalars(select(AuditEntry).with_for_update()).one()
+            entry.times += 1
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(count, range(200)))
+    with database.read() as session:
+        assert session.scalars(select(AuditEntry.times)).one() == 200
+
+
+def test_two_databases_on_one_file_wait_for_each_other(database: Database, database_url: str) -> None:
+    second = Database.open(database_url)
+    with database.begin() as session:
+        session.add(AuditEntry(at=NOON, actor="a", action="count", times=0))
+
+    def count(one: Database) -> None:
+        for _ in range(30):
+            with one.begin() as session:
+                session.get_one(AuditEntry, 1, with_for_update=True).times += 1
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(count, [database, second]))
+    second.close()
+    with database.read() as session:
+        assert session.scalars(select(AuditEntry.times)).one() == 60
+
+
+def test_a_transaction_inside_a_transaction_of_the_same_thread_is_an_error_at_once(tmp_path: Path) -> None:
+    database = Database.open(f"sqlite:///{tmp_path / 'test.db'}")
+    with database.begin(), pytest.raises(RuntimeError, match="pass the session on"), database.begin():
+        pass
+    with database.begin() as session:
+        session.execute(text("SELECT 1"))
+    database.close()
+
+
+def test_foreign_keys_are_enforced(database: Database) -> None:
+    with pytest.raises(IntegrityError), database.begin() as session:
+        session.add(run())
+
+
+def test_what_is_written_is_read_back_the_same(database: Database) -> None:
+    east = datetime(2026, 5, 4, 14, 0, 0, 123456, tzinfo=timezone(timedelta(hours=5)))
+    state = {"z": [1, 2.5, {"deep": None}], "a": 0.1 + 0.2, "é": "\x00😀", "big": 2**60}
+    metrics = {"loss": math.inf, "worst": -math.inf, "odd": math.nan, "x": 0.1}
+    with database.begin() as session:
+        session.add(model())
+        session.add(run(state_data=state, started=east))
+        session.flush()
+        session.add(
+            Round(
+                run_id="r1", number=0, state=RoundState.OPEN, base_model=DIGEST, wanted=1, metrics=metrics, started=NOON
+            )
+        )
+    with database.read() as session:
+        found = session.get_one(Run, "r1")
+        its_round = session.scalars(select(Round).where(Round.run_id == found.run_id)).one()
+    assert found.started == east
+    assert found.state is RunState.RUNNING
+    assert found.state_data == state
+    assert list(found.state_data) == list(state), "replay depends on the order"
+    assert math.isnan(its_round.metrics.pop("odd"))
+    assert its_round.metrics == {"loss": math.inf, "worst": -math.inf, "x": 0.1}
+
+
+def test_json_takes_no_nan_and_times_need_a_zone(database: Database) -> None:
+    with database.begin() as session:
+        session.add(model())
+    with pytest.raises((StatementError, ValueError), match="not JSON compliant"), database.begin() as session:
+        session.add(run(state_data={"x": math.nan}))
+    with pytest.raises(StatementError, match="naive"), database.begin() as session:
+        session.add(run(started=datetime(2026, 1, 1)))
+
+
+def test_free_text_of_strangers_is_cut_to_its_column(database: Database) -> None:
+    with database.begin() as session:
+        session.add(
+            Client(
+                client_id="c",
+                state=ClientState.ACTIVE,
+                signing_key=b"k",
+                key_id="k",
+                enrolled=NOON,
+                device="\0" + "x" * 999,
+            )
+        )
+    with database.read() as session:
+        assert session.scalars(select(Client.device)).one() == "\ufffd" + "x" * 198 + "…"
+
+
+# Opening
+
+
+def test_postgresql_urls_need_not_name_the_driver_and_messages_hide_the_password() -> None:
+    for scheme in ("postgresql", "postgresql+psycopg"):
+        database = Database.open(f"{scheme}://user:secret@nowhere.invalid/name")
+        assert database.engine.dialect.driver == "psycopg"
+        assert database.url == "postgresql://user:***@nowhere.invalid/name"
+
+
+@pytest.mark.parametrize(
+    "url", ["", "nonsense", "mysql://x/y", "sqlite://", "sqlite:///:memory:", "sqlite:///x.db?mode=ro"]
+)
+def test_other_urls_are_refused_with_what_to_use(url: str) -> None:
+    with pytest.raises(ValueError, match="sqlite:///FILE"):
+        Database.open(url)
+
+
+def test_sqlite_is_durable_checks_references_and_is_private(tmp_path: Path) -> None:
+    path = tmp_path / "test.db"
+    database = Database.open(f"sqlite:///{path}")
+    database.migrate()
+    with database.begin() as session:
+        session.add(model())
+        pragmas = {
+            name: session.scalar(text(f"PRAGMA {name}"))
+            for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+        }
+        assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 30_000}
+        assert {p.stat().st_mode & 0o777 for p in tmp_path.glob("test.db*")} == {0o600}
+    database.close()
+
+
+# Migrations
+
+
+def differences(database: Database) -> list[Any]:
+    with database.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        return list(compare_metadata(context, Base.metadata))
+
+
+def test_the_migrations_make_exactly_the_models(database: Database) -> None:
+    assert differences(database) == []
+
+
+def test_the_comparison_of_migrations_and_models_sees_lengths_indexes_and_constraints(database: Database) -> None:
+    with database.engine.begin() as connection:
+        connection.execute(text("DROP INDEX ix_runs_state"))
+    if database.engine.dialect.name == "postgresql":
+        with database.engine.begin() as connection:
+            connection.execute(text("ALTER TABLE runs ALTER COLUMN state TYPE varchar(17)"))
+            connection.execute(text("ALTER TABLE clients DROP CONSTRAINT uq_clients_key_id"))
+    found = [entry[0] if isinstance(entry, tuple) else entry[0][0] for entry in differences(database)]
+    expected = (
+        ["add_index"] if database.engine.dialect.name == "sqlite" else ["add_index", "add_constraint", "modify_type"]
+    )
+    assert sorted(found) == sorted(expected)
+
+
+def reflected(database: Database) -> dict[str, Any]:
+    """What a database says that it has, names of constraints included, without trusting Alembic's eyes."""
+    inspector = inspect(database.engine)
+    tables = sorted(set(inspector.get_table_names()) - {"alembic_version"})
+
+    def kind(column: Any) -> str:
+        # The one thing that reflection cannot spell the same for both: JSON and double precision.
+        return {JSON: "JSON", Float: "FLOAT"}.get(type(column["type"])) or str(column["type"])
+
+    return {
+        table: {
+            "columns": sorted((c["name"], kind(c), c["nullable"]) for c in inspector.get_columns(table)),
+            "primary key": inspector.get_pk_constraint(table),
+            "foreign keys": sorted(map(repr, inspector.get_foreign_keys(table))),
+            "unique": sorted(map(repr, inspector.get_unique_constraints(table))),
+            "checks": sorted(map(repr, inspector.get_check_constraints(table))),
+            "indexes": sorted(map(repr, inspector.get_indexes(table))),
+        }
+        for table in tables
+    }
+
+
+def test_the_migrated_schema_reads_back_as_the_one_that_the_models_create(database: Database) -> None:
+    migrated = reflected(database)
+    with database.engine.begin() as connection:
+        migrations.downgrade(connection, "base")
+        Base.metadata.create_all(connection)
+    assert reflected(database) == migrated
+
+
+def test_downgrading_to_base_leaves_nothing_and_upgrading_again_works(database: Database) -> None:
+    with database.engine.begin() as connection:
+        migrations.downgrade(connection, "base")
+    left = MetaData()
+    left.reflect(database.engine)
+    assert set(left.tables) <= {"alembic_version"}
+    database.migrate()
+    assert differences(database) == []
+
+
+def test_migrating_twice_and_by_several_at_once_changes_nothing(database_url: str) -> None:
+    databases = [Database.open(database_url) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(Database.migrate, databases))
+    databases[0].migrate()
+    assert differences(databases[0]) == []
+    for database in databases:
+        database.close()
+
+
+def test_a_database_of_a_newer_version_is_refused_and_left_alone(database: Database) -> None:
+    with database.engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(DatabaseIncompatible, match=r"revision 9999.*a newer version made it"):
+        database.migrate()
+    with database.engine.begin() as connection:
+        assert connection.scalar(text("SELECT version_num FROM alembic_version")) == "9999"
+
+
+@pytest.mark.parametrize("revision", ["0001", "0002.0123456789abcdef"])
+def test_a_database_of_an_unreleased_version_is_refused_with_the_remedy_and_left_alone(
+    database: Database, revision: str
+) -> None:
+    with database.engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = :name"), {"name": revision})
+    refused = rf"revision {revision}, which an unreleased version .* fedpareto \d.* does not upgrade it\. .* init"
+    for check in (database.migrate, database.must_be_known, database.must_be_current):
+        with pytest.raises(DatabaseIncompatible, match=refused):
+            check()
+    with database.engine.begin() as connection:
+        assert connection.scalar(text("SELECT version_num FROM alembic_version")) == revision
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table: table.append_column(Column("extra", Integer)),
+        lambda table: table.append_constraint(UniqueConstraint("size")),
+        lambda table: table.append_constraint(ForeignKeyConstraint(["size"], ["audit_log.entry_id"])),
+        lambda table: Index("ix_extra", table.c.size),
+    ],
+    ids=["column", "constraint", "reference", "index"],
+)
+def test_each_change_of_a_table_changes_the_revision_of_unreleased_versions(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[Table], object]
+) -> None:
+    changed = MetaData(naming_convention=Base.metadata.naming_convention)
+    for table in Base.metadata.sorted_tables:
+        table.to_metadata(changed)
+    monkeypatch.setattr(revisions, "Base", SimpleNamespace(metadata=changed))
+    before = revisions.unreleased_revision()
+    change(changed.tables["models"])
+    assert revisions.unreleased_revision() != before
+
+
+def test_the_migration_of_a_release_makes_exactly_the_models(database: Database, tmp_path: Path) -> None:
+    expected = reflected(database)
+    for package in ("storage", "federation"):
+        shutil.copytree(ROOT / package, tmp_path / package)
+    with database.engine.begin() as connection:
+        migrations.downgrade(connection, "base")
+
+    def released(*arguments: str) -> str:
+        environment = {"PYTHONPATH": str(tmp_path)}
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True).stdout
+
+    released("-m", "storage.migrations", "the first tables")
+    url = database.engine.url.render_as_string(hide_password=False)
+    script = "import sys; from storage.database import Database; Database.open(sys.argv[1]).migrate()"
+    released("-c", script, url)
+    assert released("-c", "from storage.revisions import known_revisions; print(known_revisions())") == "['0002']\n"
+    assert reflected(database) == expected
+    assert differences(database) == []
+    with pytest.raises(DatabaseIncompatible, match=r"revision 0002, .* a newer version made it"):
+        database.must_be_known()
+
+
+def test_a_migration_that_fails_changes_nothing(database_url: str) -> None:
+    database = Database.open(database_url)
+    with database.engine.begin() as connection:
+        connection.execute(text("CREATE TABLE rounds (x INTEGER)"))  # in the way of the first migration
+    with pytest.raises(DBAPIError, match="rounds"):
+        database.migrate()
+    assert inspect(database.engine).get_table_names() == ["rounds"]
+    database.close()
+
+
+def test_migrations_need_no_working_directory(database_url: str, tmp_path: Path) -> None:
+    source = importlib.util.find_spec("storage")
+    assert source is not None
+    assert source.submodule_search_locations is not None
+    root = Path(next(iter(source.submodule_search_locations))).parent
+    script = "import sys; from storage.database import Database; Database.open(sys.argv[1]).migrate()"
+    subprocess.run(
+        [sys.executable, "-c", script, database_url], cwd=tmp_path, env={"PYTHONPATH": str(root)}, check=True
+    )
+    database = Database.open(database_url)
+    assert differences(database) == []
+    database.close()
+
+
+# The exclusive lock
+
+HOLD = """
+import sys
+from storage.database import Database
+database = Database.open(sys.argv[1])
+database.lock_exclusive()
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_coordinator_is_turned_away_until_the_first_is_killed(database: Database, database_url: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, database_url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "locked\n"
+        with pytest.raises(DatabaseBusy, match=f"in use by another coordinator: pid {holder.pid} on "):
+            database.lock_exclusive()
+        assert not database.holds_lock()
+        with database.begin() as session:  # reading and writing are not hindered
+            session.add(model())
+        holder.send_signal(signal.SIGKILL)
+    wait_until(lambda: locked(database))  # a server needs a moment to notice a death
+    assert database.holds_lock()
+
+
+def locked(database: Database) -> bool:
+    try:
+        database.lock_exclusive()
+    except (DatabaseBusy, InterfaceError):  # InterfaceError: the holder has ended between two looks at it
+        return False
+    return True
+
+
+def test_the_lock_is_kept_between_databases_of_one_process_and_given_up_on_closing(
+    database: Database, database_url: str
+) -> None:
+    database.lock_exclusive()
+    database.lock_exclusive()
+    second = Database.open(database_url)
+    with pytest.raises(DatabaseBusy):
+        second.lock_exclusive()
+    database.close()
+    wait_until(lambda: locked(second))
+    second.close()
+    second.close()
+
+
+def test_the_lock_is_kept_while_the_pool_is_busy(database: Database, database_url: str) -> None:
+    database.lock_exclusive()
+
+    def work(_: int) -> None:
+        for _ in range(20):
+            with database.read() as session:
+                session.scalars(select(Model)).all()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    second = Database.open(database_url)
+    with pytest.raises(DatabaseBusy):
+        second.lock_exclusive()
+    second.close()
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_lost_connection_to_postgresql_is_a_lost_lock_that_can_be_seen(database: Database) -> None:
+    database.lock_exclusive()
+    assert database.holds_lock()
+    with database.begin() as session:
+        session.execute(text("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"))
+    wait_until(lambda: not database.holds_lock())

@@ -1,0 +1,313 @@
+import math
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from storage.blob_directory import DirectoryStore
+from storage.database import Database
+from storage.models import Assignment, Client, Evaluation, Input, Model, Phase, Reply, Round, Run
+from storage.retention import Collection, collect, is_retained
+from storage.states import AssignmentState, ClientState, PhaseState, RoundState, RunState
+from tests.storage.scene import blob_file, stored
+
+NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+GRACE = 3600.0
+OLD = (NOW - timedelta(days=1)).timestamp()
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Runs written down as an engine would, blobs and all; `store` gives the digest of a blob by its contents."""
+
+    database: Database
+    blobs: DirectoryStore
+
+    def store(self, contents: str, *, at: float = OLD) -> str:
+        digest = self.blobs.put(contents.encode())
+        os.utime(blob_file(self.blobs, digest), (at, at))
+        return digest
+
+    def model(self, session: Session, contents: str, *, at: float = OLD) -> str:
+        digest = self.store(contents, at=at)
+        if session.get(Model, digest) is None:
+            session.add(Model(digest=digest, size=len(contents), parameters=1, created=NOW))
+            session.flush()
+        return digest
+
+    def run(self, run_id: str, **state: object) -> None:
+        with self.database.begin() as session:
+            if session.get(Client, "c") is None:
+                session.add(Client(client_id="c", state=ClientState.ACTIVE, signing_key=b"", key_id="", enrolled=NOW))
+            initial = self.model(session, f"{run_id} model 0")
+            session.add(
+                Run(
+                    run_id=run_id,
+                    name=run_id,
+                    state=RunState.RUNNING,
+                    spec=b"",
+                    spec_digest=initial,
+                    initial_model=initial,
+                    model=initial,
+                    state_data=state,
+                    submitted_by="a",
+                    created=NOW,
+                )
+            )
+
+    def round(
+        self,
+        run_id: str,
+        number: int,
+        state: RoundState = RoundState.COMPLETED,
+        *,
+        at: float = OLD,
+        kind: str = "train",
+    ) -> None:
+        with self.database.begin() as session:
+            run = session.get_one(Run, run_id, with_for_update=True)
+            result = self.model(session, f"{run_id} model {number + 1}", at=at)
+            made = Round(
+                run_id=run_id,
+                number=number,
+                state=state,
+                base_model=run.model,
+                result_model=result,
+                deployed_model=self.model(session, f"{run_id} mean {number + 1}", at=at),
+                gram=self.store(f"{run_id} gram {number}", at=at),
+                wanted=2,
+                started=NOW,
+            )
+            phase = Phase(round=made, number=0, kind=kind, state=PhaseState.CLOSED, wanted=2, started=NOW, deadline=NOW)
+            assignment = Assignment(
+                assignment_id=f"{run_id}-{number}",
+                client_id="c",
+                state=AssignmentState.FULFILLED,
+                base_model=run.model,
+                envelope=b"",
+                created=NOW,
+            )
+            phase.assignments = [assignment]
+            if kind != "train":
+                sent = self.store(f"{run_id} input {number}", at=at)
+                assignment.inputs = [Input(name="replies", digest=sent, size=1)]
+            assignment.replies = [
+                Reply(
+                    client_id="c",
+                    accepted=accepted,
+                    envelope=b"",
+                    envelope_digest="",
+                    receipt=b"",
+                    payload=self.store(f"{run_id} {word} {number}", at=at),
+                    received=NOW,
+                )
+                for accepted, word in ((True, "update"), (False, "refused"))
+            ]
+            session.add(phase)
+            session.flush()
+            session.add(Evaluation(round_id=made.round_id, client_id="c", model=result, split="test", samples=1))
+            run.model = result
+
+    def contents(self) -> set[str]:
+        return {self.blobs.read(digest).decode() for digest in stored(self.blobs)}
+
+
+@pytest.fixture
+def federation(database: Database, blobs: DirectoryStore) -> Federation:
+    return Federation(database, blobs)
+
+
+def clean(federation: Federation, keep_rounds: int | None = None) -> Collection:
+    return collect(federation.database, federation.blobs, now=NOW, grace_seconds=GRACE, keep_rounds=keep_rounds)
+
+
+def of_round(run_id: str, number: int) -> set[str]:
+    return {
+        f"{run_id} model {number}",
+        f"{run_id} model {number + 1}",
+        f"{run_id} mean {number + 1}",
+        f"{run_id} gram {number}",
+        f"{run_id} update {number}",
+    }
+
+
+def test_an_empty_store_is_left_empty(federation: Federation) -> None:
+    assert clean(federation) == Collection(kept=0, deleted=0, freed=0)
+
+
+def test_orphans_and_refused_payloads_go_and_what_the_rounds_refer_to_stays(federation: Federation) -> None:
+    federation.run("r")
+    for number in range(3):
+        federation.round("r", number)
+    federation.store("orphan")
+    report = clean(federation)
+    assert federation.contents() == of_round("r", 0) | of_round("r", 1) | of_round("r", 2)
+    freed = sum(map(len, ["orphan", "r refused 0", "r refused 1", "r refused 2"]))
+    assert report == Collection(kept=5 + 4 + 4, deleted=4, freed=freed)
+    assert clean(federation) == Collection(kept=13, deleted=0, freed=0)
+
+
+def test_the_first_and_the_last_rounds_of_each_run_are_retained_and_the_initial_and_current_model(
+    federation: Federation,
+) -> None:
+    for run_id, rounds in (("a", 4), ("b", 3)):
+        federation.run(run_id)
+        for number in range(rounds):
+            federation.round(run_id, number)
+    clean(federation, keep_rounds=1)
+    assert federation.contents() == set().union(*(of_round(*each) for each in [("a", 0), ("a", 3), ("b", 0), ("b", 2)]))
+    clean(federation, keep_rounds=0)
+    assert federation.contents() == of_round("a", 0) | of_round("b", 0) | {"a model 4", "b model 3"}
+
+
+def test_the_best_round_of_each_run_is_retained_and_whether_a_blob_is_can_be_asked(federation: Federation) -> None:
+    measured: dict[str, list[dict[str, float]]] = {
+        "a": [{"accuracy/mean": value} for value in (0.1, 0.9, 0.3, 0.9, 0.2)],  # of equals the first
+        "b": [{"loss/test": value} for value in (3.0, 2.0, 1.0, math.nan, 5.0)],
+        "c": [{}, {}, {}, {}, {}],
+        # Of the values that stop the run the best, also where it is no improvement that counts; of equals the first.
+        "d": [
+            {"accuracy/mean": 0.1 * number, "stop/value": value, "stop/best": best, "stop/since": float(number)}
+            for number, (value, best) in enumerate([(0.5, 0.5), (0.8, 0.8), (0.6, 0.8), (0.8, 0.8), (0.7, 0.8)])
+        ],
+    }
+    for run_id, rounds in measured.items():
+        federation.run(run_id)
+        for number, metrics in enumerate(rounds):
+            federation.round(run_id, number)
+            with federation.database.begin() as session:
+                session.scalars(
+                    select(Round).where(Round.run_id == run_id, Round.number == number)
+                ).one().metrics = metrics
+    every = {federation.blobs.read(digest).decode(): digest for digest in stored(federation.blobs)}
+    clean(federation, keep_rounds=1)
+    retained = [(run_id, number) for run_id in "abcd" for number in (0, 4)] + [("a", 1), ("b", 2), ("d", 1)]
+    assert federation.contents() == set[str]().union(*(of_round(*each) for each in retained))
+    with federation.database.read() as session:
+        assert {word for word, digest in every.items() if is_retained(session, digest, 1)} == federation.contents()
+
+
+@pytest.mark.parametrize("state", [RoundState.OPEN, RoundState.STEPPED])
+def test_a_round_that_has_not_ended_is_retained_in_any_case(federation: Federation, state: RoundState) -> None:
+    federation.run("r")
+    federation.round("r", 0)
+    federation.round("r", 1)
+    federation.round("r", 2, state)
+    clean(federation, keep_rounds=0)
+    assert federation.contents() == of_round("r", 0) | of_round("r", 2)
+
+
+@pytest.mark.parametrize("kind", ["secure-deal", "secure-mask"])
+def test_of_a_private_round_that_has_ended_masked_vectors_stay_and_ciphertexts_and_inputs_go(
+    federation: Federation, kind: str
+) -> None:
+    federation.run("r")
+    federation.round("r", 0, kind=kind)
+    federation.round("r", 1, RoundState.OPEN, kind=kind)
+    clean(federation)
+    ended = of_round("r", 0) - ({"r update 0"} if kind == "secure-deal" else set())
+    assert federation.contents() == ended | of_round("r", 1) | {"r input 1"}
+
+
+def test_what_an_algorithm_keeps_in_blobs_stays(federation: Federation) -> None:
+    kept = federation.store("momentum")
+    federation.run("r", blobs=[kept], other="x")
+    federation.run("s", blobs=[])
+    clean(federation)
+    assert federation.contents() == {"momentum", "r model 0", "s model 0"}
+
+
+def test_a_blob_that_two_runs_share_stays_while_one_of_them_needs_it(federation: Federation) -> None:
+    federation.run("a")
+    for number in range(3):
+        federation.round("a", number)
+    shared = federation.store("a update 1")
+    federation.run("b", blobs=[shared])
+    clean(federation, keep_rounds=1)
+    assert "a update 1" in federation.contents()
+    assert "a gram 1" not in federation.contents()
+
+
+def test_young_orphans_stay_until_the_grace_is_over(federation: Federation) -> None:
+    federation.store("younger", at=NOW.timestamp() - GRACE + 1)
+    federation.store("just", at=NOW.timestamp() - GRACE)
+    federation.store("older", at=NOW.timestamp() - GRACE - 1)
+    assert clean(federation).deleted == 1
+    assert federation.contents() == {"younger", "just"}
+
+
+def test_a_claimed_blob_stays(federation: Federation) -> None:
+    federation.blobs.claim(federation.store("offered"))
+    federation.store("not")
+    clean(federation)
+    assert federation.contents() == {"offered"}
+
+
+def test_negative_numbers_are_refused(federation: Federation) -> None:
+    for arguments in ({"grace_seconds": -1.0}, {"grace_seconds": 1.0, "keep_rounds": -1}):
+        with pytest.raises(ValueError, match="negative numbers"):
+            collect(federation.database, federation.blobs, now=NOW, **arguments)  # type: ignore[arg-type]
+
+
+def test_collecting_without_pause_beside_live_runs_takes_nothing_that_they_refer_to(federation: Federation) -> None:
+    """Two runs go on while another thread collects all but two rounds of what is older than a minute.
+
+    What the runs store is young when it is stored (the real clock), and is made old before the first collection that
+    begins after its row is there, so that from then on nothing but the rows protects it. Each run also stores again,
+    each round, a blob that was an old orphan until then.
+    """
+    done = threading.Event()
+    collections: list[Collection] = []
+    settled: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def collect_on() -> None:
+        while not done.is_set():
+            while not settled.empty():
+                digest = settled.get()
+                if federation.blobs.exists(digest):
+                    os.utime(blob_file(federation.blobs, digest), (OLD, OLD))
+            collections.append(
+                collect(federation.database, federation.blobs, now=datetime.now(UTC), grace_seconds=60, keep_rounds=2)
+            )
+
+    def train(run_id: str) -> None:
+        for number in range(25):
+            federation.store(f"{run_id} update {number}")
+            federation.round(run_id, number, at=datetime.now(UTC).timestamp())
+            for digest in references(federation, run_id, number):
+                assert federation.blobs.exists(digest)
+                settled.put(digest)
+
+    federation.run("a")
+    federation.run("b")
+    with ThreadPoolExecutor(3) as pool:
+        collector = pool.submit(collect_on)
+        runs = [pool.submit(train, run_id) for run_id in ("a", "b")]
+        try:
+            for run in runs:
+                run.result()
+        finally:
+            done.set()
+        collector.result()
+    assert sum(report.deleted for report in collections) > 0
+    clean_now = collect(federation.database, federation.blobs, now=datetime.now(UTC), grace_seconds=60, keep_rounds=2)
+    assert clean_now.kept == len(federation.contents())
+    for run_id in ("a", "b"):
+        assert of_round(run_id, 24) | of_round(run_id, 23) | {f"{run_id} model 0"} <= federation.contents()
+
+
+def references(federation: Federation, run_id: str, number: int) -> Iterator[str]:
+    with federation.database.read() as session:
+        made = session.scalars(select(Round).where(Round.run_id == run_id, Round.number == number)).one()
+        assert made.result_model is not None
+        assert made.gram is not None
+        update = session.scalars(select(Reply).where(Reply.assignment_id == f"{run_id}-{number}", Reply.accepted)).one()
+        assert made.deployed_model is not None
+        yield from (made.base_model, made.result_model, made.deployed_model, made.gram, update.payload)

@@ -1,0 +1,424 @@
+"""Edits of every value in a bundle, by somebody who has all keys and signs again whatever follows.
+
+A *value* is a field of a message: "ReceiptManifest.reason", or "evaluation ReceiptManifest.reason" in a phase that
+evaluates a model. An *edit* is a value and an operation on it, such as "cleared". Of each value the first place in the
+bundle that holds something is edited, or else the first place at all.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from google.protobuf import json_format
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from federation.record.bundle import CONSENTS, LOG, MANIFEST, ROTATIONS
+from federation.record.merkle import root_from
+from federation.trust.envelope import envelope_digest, seal
+from federation.v1 import common_pb2
+from federation.v1.common_pb2 import CheckpointManifest, SignedEnvelope
+from federation.v1.record_pb2 import Bundle, Consents, LoggedEntry, LogRecord, PhaseRecord, Rotations, RoundRecord
+from tests.verification.scene import Edited, leaf
+
+ENTRIES: dict[str, type[Message]] = {MANIFEST: Bundle, ROTATIONS: Rotations, CONSENTS: Consents, LOG: LogRecord}
+SEALED = {
+    "Exchange.assignment": "AssignmentManifest",
+    "Exchange.decline": "DeclineManifest",
+    "Answer.reply": "ReplyManifest",
+    "Answer.receipt": "ReceiptManifest",
+    "RoundRecord.step": "StepManifest",
+    "LogRecord.key": "LogKeyManifest",
+    "LogRecord.checkpoints": "CheckpointManifest",
+    "Consents.consents": "ConsentManifest",
+    "KeyRotation.statement": "RotationManifest",
+    "KeyRotation.receipt": "RotationReceiptManifest",
+}
+"""The message inside of each envelope."""
+UNKNOWN = "unknown-field"
+Path = tuple[str | int, ...]
+Operation = Callable[[Message, FieldDescriptor], None]
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One change of one value.
+
+    Attributes:
+        value: such as "StepManifest.rate".
+        operation: a key of OPERATIONS.
+        entry: of the bundle.
+        path: fields and places that lead from the entry's message to the one with the field.
+        field: its name.
+    """
+
+    value: str
+    operation: str
+    entry: str
+    path: Path
+    field: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.value} {self.operation}"
+
+
+# --- operations
+
+
+def _another(message: Message, field: FieldDescriptor) -> None:
+    """Another value of the same type."""
+    value = getattr(message, field.name)
+    if field.type == field.TYPE_STRING:
+        setattr(message, field.name, value[:-1] + ("0" if value.endswith("1") else "1"))
+    elif field.type == field.TYPE_BYTES:
+        setattr(message, field.name, value[:-1] + bytes([value[-1] ^ 1]) if value else b"\1")
+    elif field.type == field.TYPE_BOOL:
+        setattr(message, field.name, not value)
+    elif field.type == field.TYPE_DOUBLE:
+        setattr(message, field.name, value * 1.01 if math.isfinite(value) and value else 0.5)
+    else:
+        setattr(message, field.name, value + 1 if value < 2**31 - 1 else value - 1)
+
+
+def _huge(message: Message, field: FieldDescriptor) -> None:
+    largest = {field.TYPE_DOUBLE: 1e300, field.TYPE_INT32: 2**31 - 1, field.TYPE_UINT32: 2**32 - 1}
+    largest |= {field.TYPE_UINT64: 2**64 - 1}
+    setattr(message, field.name, largest.get(field.type, 2**63 - 1))
+
+
+def _longer(message: Message, field: FieldDescriptor) -> None:
+    value = getattr(message, field.name)
+    setattr(message, field.name, value + ("x" if isinstance(value, str) else b"x"))
+
+
+def _set(value: object) -> Operation:
+    return lambda message, field: setattr(message, field.name, value)
+
+
+def _added(message: Message, field: FieldDescriptor) -> None:
+    values = getattr(message, field.name)
+    if _is_map(field):
+        values["another"] = 0.5
+    elif field.message_type is not None:
+        values.add()
+    else:
+        values.append("another" if field.type == field.TYPE_STRING else b"x" if field.type == field.TYPE_BYTES else 1)
+
+
+def _doubled(message: Message, field: FieldDescriptor) -> None:
+    values = getattr(message, field.name)
+    values.append(values[0])
+
+
+def _removed(message: Message, field: FieldDescriptor) -> None:
+    values = getattr(message, field.name)
+    del values[sorted(values)[0] if _is_map(field) else 0]
+
+
+def _exchanged(message: Message, field: FieldDescriptor) -> None:
+    values = list(getattr(message, field.name))
+    values[0], values[-1] = values[-1], values[0]
+    del getattr(message, field.name)[:]
+    getattr(message, field.name).extend(values)
+
+
+def _first(value: object) -> Operation:
+    def edit(message: Message, field: FieldDescriptor) -> None:
+        values = getattr(message, field.name)
+        key = sorted(values)[0] if _is_map(field) else 0
+        before = values[key]
+        values[key] = value(before) if callable(value) else value
+
+    return edit
+
+
+def _later(hours: int) -> Operation:
+    def edit(message: Message, field: FieldDescriptor) -> None:
+        getattr(message, field.name).seconds += 3600 * hours
+
+    return edit
+
+
+def _of_key(key: str, factor: float) -> Operation:
+    def edit(message: Message, field: FieldDescriptor) -> None:
+        values = getattr(message, field.name)
+        values[key] = values[key] * factor + 1e-3
+
+    return edit
+
+
+def _cleared(message: Message, field: FieldDescriptor) -> None:
+    message.ClearField(field.name)  # type: ignore[arg-type] # a field of this type
+
+
+def _made(message: Message, field: FieldDescriptor) -> None:
+    inner = getattr(message, field.name)
+    inner.SetInParent()
+    if isinstance(inner, SignedEnvelope):
+        return
+    first = inner.DESCRIPTOR.fields[0]
+    OPERATIONS["one added" if first.is_repeated else "made" if first.message_type else "another"](inner, first)
+
+
+OPERATIONS: dict[str, Operation] = {
+    "another": _another,
+    "huge": _huge,
+    "longer": _longer,
+    "NaN": _set(math.nan),
+    "cleared": _cleared,
+    "made": _made,
+    "an hour earlier": _later(-1),
+    "an hour later": _later(1),
+    "one added": _added,
+    "one doubled": _doubled,
+    "one removed": _removed,
+    "two exchanged": _exchanged,
+    "another inside": _first(lambda value: value * 1.01 + 1e-3 if isinstance(value, float) else _next(value)),
+    "NaN inside": _first(math.nan),
+}
+
+
+def operation(name: str) -> Operation:
+    """The operation with a name; "another KEY" and "NaN KEY" change the number of a key of a map."""
+    change, _, key = name.partition(" ")
+    return OPERATIONS.get(name) or _of_key(key, math.nan if change == "NaN" else 1.01)
+
+
+def _next(value: Any) -> Any:
+    if isinstance(value, str):
+        return value[:-1] + ("0" if value.endswith("1") else "1")
+    return value + 1 if isinstance(value, int) else value[:-1] + bytes([value[-1] ^ 1])
+
+
+def operations(message: Message, field: FieldDescriptor) -> Iterator[str]:
+    """The operations that change this field of a message."""
+    value = getattr(message, field.name)
+    if field.is_repeated:
+        yield "one added"
+        if not value:
+            return
+        yield "one removed"
+        if message.DESCRIPTOR.name == "RoundRecord" and _is_map(field):
+            yield from (f"{change} {key}" for key in sorted(value) for change in ("another", "NaN"))
+        elif _is_map(field) or field.message_type is None:
+            yield "another inside"
+            if isinstance(value[sorted(value)[0] if _is_map(field) else 0], float):
+                yield "NaN inside"
+        if _is_map(field):
+            return
+        yield "one doubled"
+        if len(value) > 1 and value[0] != value[-1]:
+            yield "two exchanged"
+    elif field.message_type is not None:
+        yield "cleared" if message.HasField(field.name) else "made"  # type: ignore[arg-type] # a field of this type
+        if field.message_type.name == "Timestamp" and message.HasField(field.name):  # type: ignore[arg-type]
+            yield from ("an hour earlier", "an hour later")
+    else:
+        yield "another"
+        if field.type in (field.TYPE_STRING, field.TYPE_BYTES):
+            yield "longer"
+        elif field.type != field.TYPE_BOOL:
+            yield "huge"
+        if field.type == field.TYPE_DOUBLE:
+            yield "NaN"
+        if value and field.type != field.TYPE_BOOL:
+            yield "cleared"
+
+
+def _is_map(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
+
+
+# --- the values of a bundle
+
+
+def messages(bundle: Edited) -> dict[str, Message]:
+    """The messages of a bundle, by entry; the last round comes first."""
+    found: dict[str, Message] = {}
+    for name in sorted(bundle.entries, reverse=True):
+        kind = RoundRecord if name.startswith("rounds/") else ENTRIES.get(name)
+        if kind is Bundle:
+            found[name] = bundle.about
+        elif kind is not None:
+            found[name] = kind.FromString(bundle.entries[name])
+    return found
+
+
+def opened(envelope: SignedEnvelope, owner: Message, field: str) -> Message:
+    """The manifest inside of an envelope that is this field of a message."""
+    return getattr(common_pb2, SEALED[f"{owner.DESCRIPTOR.name}.{field}"]).FromString(envelope.manifest)
+
+
+def places(message: Message, path: Path = (), context: str = "") -> Iterator[tuple[str, Path, Message]]:
+    """All messages inside of a message, itself first, each with its context and path."""
+    if isinstance(message, PhaseRecord) and not message.decides:
+        context = "evaluation "
+    elif isinstance(message, RoundRecord) and not message.HasField("step"):
+        context = "skipped "
+    elif isinstance(message, LoggedEntry):
+        context = f"{message.action} "
+    yield context, path, message
+    for field in message.DESCRIPTOR.fields:
+        if field.message_type is None or _is_map(field) or field.message_type.name == "Timestamp":
+            continue
+        values = getattr(message, field.name)
+        if not field.is_repeated and not message.HasField(field.name):  # type: ignore[arg-type] # of this type
+            continue
+        for place, one in enumerate(values if field.is_repeated else [values]):
+            inside: Path = (*path, field.name, place) if field.is_repeated else (*path, field.name)
+            yield from places(one, inside, context)
+            if isinstance(one, SignedEnvelope):
+                yield from places(opened(one, message, field.name), (*inside, "manifest"), context)
+
+
+def edits(bundle: Edited) -> dict[str, Edit]:
+    """The edits of a bundle, by name."""
+    found: dict[str, Edit] = {}
+    for entry, root in messages(bundle).items():
+        for context, path, message in places(root):
+            kind = message.DESCRIPTOR.name
+            if (unknown := Edit(f"{kind}.{UNKNOWN}", "made", entry, path, UNKNOWN)).name not in found:
+                found[unknown.name] = unknown
+            for field in message.DESCRIPTOR.fields:
+                if (kind, field.name) in (("SignedEnvelope", "manifest"), ("SignedEnvelope", "signature")):
+                    continue  # signed again
+                for operation in operations(message, field):
+                    edit = Edit(f"{context}{kind}.{field.name}", operation, entry, path, field.name)
+                    found.setdefault(edit.name, edit)
+    return found
+
+
+def values() -> set[str]:
+    """All values that a bundle of this version can have, without contexts."""
+    todo, found = [*(kind.DESCRIPTOR for kind in (*ENTRIES.values(), RoundRecord))], set[str]()
+    while todo:
+        kind = todo.pop()
+        for field in kind.fields:
+            if (name := f"{kind.name}.{field.name}") in found:
+                continue
+            found.add(name)
+            if name in SEALED:
+                todo.append(common_pb2.DESCRIPTOR.message_types_by_name[SEALED[name]])
+            if field.message_type is not None and not _is_map(field) and field.message_type.name != "Timestamp":
+                todo.append(field.message_type)
+    return found
+
+
+# --- edited bundles
+
+
+def edited(
+    bundle: Edited, edit: Edit, holders: Mapping[bytes, Ed25519PrivateKey], log: Ed25519PrivateKey | None = None
+) -> Edited:
+    """A bundle after an edit. With the key of the log, all is signed again with the keys of the holders, by key id."""
+    found = messages(bundle)
+    _change(found[edit.entry], edit.path, edit)
+    if log is not None:
+        return signed_anew(bundle, found, holders, log)
+    return bundle.having(entries(found))
+
+
+def entries(found: Mapping[str, Message]) -> dict[str, bytes | None]:
+    """The bytes of messages, by entry."""
+    return {
+        name: json_format.MessageToJson(one).encode() if name == MANIFEST else one.SerializeToString(deterministic=True)
+        for name, one in found.items()
+    }
+
+
+def _change(message: Message, path: Path, edit: Edit) -> None:
+    """Makes an edit of a message, or of one inside of it; changes the manifests of envelopes, not their signatures."""
+    if not path:
+        if edit.field == UNKNOWN:
+            message.MergeFromString(b"\xa0\x38\x01")  # field 900 has the value 1
+        else:
+            operation(edit.operation)(message, message.DESCRIPTOR.fields_by_name[edit.field])
+        return
+    name, rest = str(path[0]), path[1:]
+    inner = getattr(message, name)
+    if rest and isinstance(rest[0], int):
+        inner, rest = inner[rest[0]], rest[1:]
+    if isinstance(inner, SignedEnvelope) and rest and rest[0] == "manifest":
+        manifest = opened(inner, message, name)
+        _change(manifest, rest[1:], edit)
+        inner.manifest = manifest.SerializeToString(deterministic=True)
+    else:
+        _change(inner, rest, edit)
+
+
+def signed_anew(
+    bundle: Edited, found: Mapping[str, Message], holders: Mapping[bytes, Ed25519PrivateKey], log: Ed25519PrivateKey
+) -> Edited:
+    """The bundle with these messages, after all digests and signatures fit again, as far as they follow."""
+    replaced: dict[bytes, bytes] = {}
+    old = messages(bundle)
+    for owner, field, envelope, before in _envelopes(found, old):
+        data = envelope.manifest
+        for was, now in replaced.items():
+            data = data.replace(was, now)
+        manifest = getattr(common_pb2, SEALED[f"{owner}.{field}"]).FromString(data)
+        key = holders.get(envelope.key_id)
+        if key is not None:
+            envelope.CopyFrom(seal(manifest, key))
+        if before is not None and (after := envelope_digest(envelope)) != envelope_digest(before):
+            replaced[envelope_digest(before).encode()] = after.encode()
+    record = found[LOG]
+    assert isinstance(record, LogRecord)
+    for entry in record.entries:
+        entry.digest = replaced.get(entry.digest.encode(), entry.digest.encode()).decode()
+    _sign_log(record, log, keep_roots=record.checkpoints != old[LOG].checkpoints)  # type: ignore[attr-defined]
+    return bundle.having(entries(found))
+
+
+def _sign_log(record: LogRecord, key: Ed25519PrivateKey, *, keep_roots: bool) -> None:
+    """Signs the checkpoints again, over leaves and roots that are computed anew as far as they follow."""
+    nodes = {(node.start, node.stop): node.hash for node in record.nodes}
+    for entry in record.entries:
+        entry.previous = nodes.get((entry.number - 1, entry.number), entry.previous)
+        with suppress(OverflowError):
+            nodes[entry.number, entry.number + 1] = leaf(entry)
+    for checkpoint in record.checkpoints:
+        manifest = CheckpointManifest.FromString(checkpoint.manifest)
+        if not keep_roots:
+            with suppress(LookupError):
+                manifest.root = root_from(nodes, 0, manifest.size)
+        checkpoint.CopyFrom(seal(manifest, key))
+
+
+def _envelopes(
+    found: Mapping[str, Message], old: Mapping[str, Message]
+) -> Iterator[tuple[str, str, SignedEnvelope, SignedEnvelope | None]]:
+    """The envelopes of a bundle, each after those that it names, with what it was before the edit."""
+    for name in (ROTATIONS, CONSENTS, *sorted(one for one in found if one.startswith("rounds/"))):
+        if name not in found:
+            continue
+        before = {path: (owner, one) for path, owner, one in _sealed(old[name])}
+        now = list(_sealed(found[name]))
+        steps = [one for one in now if one[0] == ("step",)]
+        evaluations = [one for one in now if _evaluates(found[name], one[0])]
+        first = [one for one in now if one not in steps and one not in evaluations]
+        for path, owner, envelope in (*first, *steps, *evaluations):
+            was = before.get(path)
+            yield owner, str(next(part for part in reversed(path) if isinstance(part, str))), envelope, (was and was[1])
+
+
+def _sealed(message: Message) -> Iterator[tuple[Path, str, SignedEnvelope]]:
+    """The envelopes in a message, with their paths and the types of their owners."""
+    owners: dict[Path, str] = {}
+    for _, path, inner in places(message):
+        owners[path] = inner.DESCRIPTOR.name
+        if isinstance(inner, SignedEnvelope):
+            owner = path[:-2] if isinstance(path[-1], int) else path[:-1]
+            yield path, owners[owner], inner
+
+
+def _evaluates(record: Message, path: Path) -> bool:
+    if not isinstance(record, RoundRecord) or path[:1] != ("phases",):
+        return False
+    place = path[1]
+    assert isinstance(place, int)
+    return not record.phases[place].decides

@@ -1,0 +1,121 @@
+"""Makes the bundles in tests/vectors/record, what a verifier must say of them, and the keys that sign edits of them.
+
+    python tests/verification/record_vectors.py
+
+Keys and ids are drawn anew each time. `edits.json` is written by hand, and holds for every such set of bundles.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+
+import tests.conftest  # noqa: F401 - it requires TLS 1.3, before gRPC is imported
+from federation.record.bundle import BundleReader
+from federation.v1 import admin_pb2 as admin
+from storage.states import RunState
+from tests.coordinator.rounds.objective_stage import begin
+from tests.paths import VECTORS
+from tests.stage import Stage, spec, stage
+from verification.run import OpenedRun
+
+DIRECTORY = VECTORS / "record"
+NAMES = ("ann", "ben", "cleo")
+
+
+def open_run(made: Stage) -> str:
+    """Two rounds of averages, weighted by samples."""
+    task = made.task()
+    players = made.cast(task, *NAMES, samples=(10, 20, 30))
+    more = 'algorithm.prior = "samples"\nselection.minimum = 3'
+    run = made.submit(spec("open", task, 2, algorithm="fedavg", more=more))
+    made.play(run, *players)
+    made.wait_state(run, RunState.COMPLETED)
+    return run
+
+
+def interrupted(made: Stage) -> str:
+    """One client is revoked after it has replied, one declines; nobody replies in the second round."""
+    task = made.task()
+    players = made.cast(task, *NAMES, "dan", "eve")
+    more = 'selection.minimum = 2\nselection.pool = "enrolled"\nevaluate.every = 0'
+    run = made.submit(spec("interrupted", task, 2, algorithm="fedavg", more=more))
+    orders = {player.name: player.order() for player in players}
+    players[4].reply(orders["eve"])
+    made.revoke("eve", "left the federation")
+    players[3].decline(orders["dan"], "no-data")
+    for player in players[:3]:
+        player.reply(orders[player.name])
+    made.wait_round(run, 0)
+    for player in players[:4]:
+        player.order()
+    made.pass_deadline()
+    made.wait_state(run, RunState.COMPLETED)
+    return run
+
+
+def multi_gradient(made: Stage) -> str:
+    """Two rounds of FedMGDA+ with momentum. Its bundle has no payloads."""
+    task = made.task()
+    players = made.cast(task, *NAMES)
+    more = "server = { optimiser = 'momentum', learning_rate = 0.5 }\nselection.minimum = 3\nevaluate.every = 0"
+    run = made.submit(spec("multi-gradient", task, 2, more=more))
+    made.play(run, *players)
+    made.wait_state(run, RunState.COMPLETED)
+    return run
+
+
+def objectives(made: Stage) -> str:
+    """Two rounds of FSMGDA: each client sends an update for each objective that it serves."""
+    run, players = begin(made, "fsmgda", rounds=2)
+    made.play(run, *players.values())
+    made.wait_state(run, RunState.COMPLETED)
+    return run
+
+
+RUNS = {  # how each run is played, and whether its bundle has payloads
+    "open": (open_run, True),
+    "interrupted": (interrupted, True),
+    "multi-gradient": (multi_gradient, False),
+    "objectives": (objectives, True),
+}
+
+
+def write(made: Stage, name: str, directory: Path) -> Path:
+    """Plays a run, and writes its bundle."""
+    play, payloads = RUNS[name]
+    request = admin.ExportBundleRequest(run=play(made), payloads=payloads)
+    path = directory / f"{name}.fedpareto"
+    path.write_bytes(b"".join(piece.chunk for piece in made._admin.ExportBundle(request, timeout=120)))
+    return path
+
+
+def outcome(path: Path) -> dict[str, object]:
+    """What a verifier finds in a bundle."""
+    with BundleReader(path) as bundle:
+        run = OpenedRun.of(bundle)
+        rounds = [{"round": one.number, "missing": len(one.missing)} for one in run.verify()]
+        return {
+            "ca": run.keys.ca_fingerprint,
+            "members": sorted(run.keys.clients),
+            "rounds": rounds,
+            "models": run.models,
+            "record": run.log.record,
+            "entries": len(run.log.entries),
+        }
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        database = f"sqlite:///{directory}/coordinator.db"
+        with stage(Path(directory) / "coordinator", database) as made:
+            outcomes = {name: outcome(write(made, name, DIRECTORY)) for name in RUNS}
+            home = made.served.home
+            keys = {"coordinator": home.signing_key, "log": home.log_key.key}
+            keys |= {name: made.players[name].member.files.signing_key for name in NAMES}
+            secret = {name: key.private_bytes_raw().hex() for name, key in keys.items()}
+    (DIRECTORY / "outcomes.json").write_text(json.dumps(outcomes, indent=1) + "\n")
+    (DIRECTORY / "keys.json").write_text(json.dumps(secret, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

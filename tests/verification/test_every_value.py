@@ -1,0 +1,276 @@
+"""Each value in a bundle is edited: `verify` refuses the edit, or docs/verify.md says that the value is not bound.
+
+An edit is made by somebody who has no key, and by somebody who has all keys and signs again whatever follows.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from coordinator.home import CoordinatorHome
+from federation.record.bundle import BundleError, BundleReader
+from federation.trust.envelope import key_id
+from federation.trust.member_files import MemberFiles
+from federation.v1 import admin_pb2 as admin
+from federation.v1.admin_pb2_grpc import AdminStub
+from storage.states import RunState
+from tests.coordinator.members.test_rotation import Change
+from tests.coordinator.rounds.runs.test_consents import answer, asked, attends, say
+from tests.paths import DOCS
+from tests.running import refused
+from tests.stage import Stage, spec, stage
+from tests.verification import every_value
+from tests.verification.every_value import Edit, edited, edits, signed_anew, values
+from tests.verification.scene import Edited
+from tests.verification.test_bundle import exported
+from tests.verification.test_record_vectors import KEYS, vector
+from tests.worker.work.private_scene import scene
+from verification.errors import Wrong
+from verification.run import OpenedRun
+
+PAGE = DOCS / "verify.md"
+FREE, SIGNED, NAMED = "Nothing", "Only signed", "Named"
+"""How the third column of the page begins for values that are not bound, or by their signature alone."""
+OF_FACTS = re.compile(r"(assignment|reply|round|run|consent)\.")
+"""The actions whose log entries are about facts of the record; others have rows of their own."""
+
+
+CONTEXTS = {
+    "": "",
+    " of an evaluation": " evaluation",
+    " of a skipped round": " skipped",
+    " of another action": " another",
+}
+EXCEPTIONS = {"two exchanged": "the order", "one added": "a further one", "one removed": "one that is left out"}
+"""The page's words for an operation that may be done to a value although the value is bound."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A bundle, the signing keys of all, and how much of it cannot be verified."""
+
+    bundle: Edited
+    keys: Mapping[str, Ed25519PrivateKey]
+
+    @property
+    def holders(self) -> dict[bytes, Ed25519PrivateKey]:
+        return {key_id(key.public_key()): key for key in self.keys.values()}
+
+    def again(self) -> Edited:
+        """The bundle, after all of it was signed again."""
+        return signed_anew(self.bundle, every_value.messages(self.bundle), self.holders, self.keys["log"])
+
+
+@cache
+def bound() -> dict[str, str]:
+    """The third column of the page's table, by value."""
+    (table,) = re.findall(r"## Each value in a bundle\n(.*?)\n## ", PAGE.read_text(), re.S)
+    found: dict[str, str] = {}
+    for kind, context, fields, words in re.findall(r"^\| `(\w+)`(.*?) \| (.*?) \| (.*?) \|$", table, re.M):
+        for name in re.findall(r"`(\w+)`", fields):
+            assert found.setdefault(f"{kind}.{name}{CONTEXTS[context]}", words) == words
+    return found
+
+
+@cache
+def unverified() -> set[str]:
+    """The metrics that the page calls not verified."""
+    (table,) = re.findall(r"\n## Metrics\n(.*?)\n## ", PAGE.read_text(), re.S)
+    return {
+        name for row in re.findall(r"^\| (.*?) \| .*? \| no \|$", table, re.M) for name in re.findall("`(.*?)`", row)
+    }
+
+
+def by(edit: Edit) -> str:
+    """How the page says that the value of an edit is bound."""
+    context, _, value = edit.value.rpartition(" ")
+    kind, _, field = value.partition(".")
+    if field == every_value.UNKNOWN:
+        return "The format"
+    if kind == "LoggedEntry":
+        context = "" if OF_FACTS.match(context) else "another"
+    words = bound().get(f"{value} {context}") or bound()[value]
+    exceptions = words.partition("Except ")[2]
+    if EXCEPTIONS.get(edit.operation, "-") in exceptions or edit.operation.partition(" ")[2] in unverified():
+        return FREE
+    return words
+
+
+def outcome(bundle: Edited, path: Path) -> tuple[str, int]:
+    """Whether a bundle is refused or accepted; and how many things in it could not be verified."""
+    try:
+        with BundleReader(bundle.write(path)) as reader:
+            return "accepted", sum(len(one.missing) for one in OpenedRun.of(reader).verify())
+    except (Wrong, BundleError):
+        return "refused", 0
+
+
+def accepted(
+    chosen: Mapping[str, Edit], path: Path, make: Callable[[Edit], Edited], same: Edited
+) -> tuple[dict[str, Edit], int]:
+    """The edits that are accepted although they change something; and how many were refused, or named as absent."""
+    found, refusals, before = {}, 0, outcome(same, path)
+    assert before[0] == "accepted"
+    for name, edit in chosen.items():
+        changed = make(edit)
+        if changed.entries == same.entries:
+            continue
+        after = outcome(changed, path)
+        if after == before:
+            found[name] = edit
+        else:
+            refusals += 1
+            assert after[0] == "refused" or by(edit).startswith((NAMED, SIGNED, FREE)), f"{name} is named as absent"
+    return found, refusals
+
+
+def must_be_listed(recorded: Recorded, chosen: Mapping[str, Edit], path: Path) -> tuple[set[str], int]:
+    """Checks that each edit is refused, or that the page lists its value. Returns the listed values that were free."""
+    same = recorded.bundle.having(every_value.entries(every_value.messages(recorded.bundle)))
+    alone, first = accepted(chosen, path, lambda edit: edited(recorded.bundle, edit, {}), same)
+    assert {name for name, edit in alone.items() if not by(edit).startswith(FREE)} == set()
+    keys, log = recorded.holders, recorded.keys["log"]
+    by_all, second = accepted(chosen, path, lambda edit: edited(recorded.bundle, edit, keys, log), recorded.again())
+    assert {name for name, edit in by_all.items() if not by(edit).startswith((FREE, SIGNED))} == set()
+    return {edit.value for edit in (*alone.values(), *by_all.values())}, first + second
+
+
+def frozen(name: str) -> Recorded:
+    return Recorded(Edited.of(vector(name)), KEYS)
+
+
+def eventful(stage: Stage, path: Path) -> Recorded:
+    """A run in which members answer, decline, equivocate and replace their keys, and so does the coordinator."""
+    task = stage.task()
+    ann, ben, cleo, dan, eve = players = stage.cast(task, *(f"{name}-{stage.count}" for name in "abcde"))
+    for player in (ann, ben):
+        player.stream = attends(player, task)
+    more = "server = { optimiser = 'momentum', learning_rate = 0.5 }\nselection = { minimum = 5, quorum = 0.5 }"
+    run = stage.submit(spec(f"eventful-{stage.count}", task, 2, more=more))
+    for player in (ann, ben):
+        assert player.stream is not None
+        say(player, player.stream, answer(player, asked(player, player.stream), "accepted"))
+    orders = {player: player.order() for player in players}
+    size = sum(row.length for row in orders[cleo].rows)
+    cleo.reply(orders[cleo])
+    with refused("ALREADY_EXISTS", "assignment-fulfilled"):
+        cleo.submit(orders[cleo], np.ones(size, np.float32))
+    dan.decline(orders[dan], "disk", "it is full")
+    with refused("INVALID_ARGUMENT", "non-finite"):
+        eve.submit(orders[eve], np.full(size, np.nan, np.float32))
+    keys = {player.name: player.member.files.signing_key for player in players}
+    ben.reply(orders[ben])
+    ben.member = Change(ben.member).done()
+    ben.attend(**ben.tasks)
+    ann.reply(orders[ann])
+    keys |= {"new": ben.member.files.signing_key, "coordinator": stage.served.home.signing_key}
+
+    def replace() -> None:
+        stage.served.home = stage.served.home.rotate_signing_key(now=stage.clock())
+
+    stage.restart(between=replace)
+    for player in stage.players.values():
+        player.member.files.coordinator.learn(stage.served.home.rotations)
+    stage.play(run, *players)
+    stage.wait_state(run, RunState.COMPLETED)
+    keys |= {"replaced": stage.served.home.signing_key, "log": stage.served.home.log_key.key}
+    return Recorded(Edited.of(exported(stage, run, path)), keys)
+
+
+PRIVATE = """\
+task = "two-digits"
+rounds = 1
+algorithm.name = "fedmgda+"
+selection = { minimum = 8, pool = "enrolled" }
+train = { steps = 1, batch_size = 20, deadline_seconds = 120.0 }
+evaluate = { every = 1, splits = ["test"] }
+limits = { skipped_rounds = 1 }
+privacy.secure = "private"
+"""
+
+
+def private(directory: Path) -> Recorded:
+    """A private run of real workers."""
+    with scene(directory, 8) as made:
+        run = made.fed.submit("private", PRIVATE)
+        made.fed.wait_completed(run)
+        path = directory / "private.fedpareto"
+        with made.fed.administrator() as channel:
+            request = admin.ExportBundleRequest(run=run, payloads=True)
+            path.write_bytes(b"".join(part.chunk for part in AdminStub(channel).ExportBundle(request, timeout=120)))
+        keys = {name: MemberFiles.load(made.fed.directory / name).signing_key for name in made.clients}
+        home = CoordinatorHome.load(made.fed.home)
+    return Recorded(Edited.of(path), {**keys, "coordinator": home.signing_key, "log": home.log_key.key})
+
+
+def test_the_page_has_a_row_for_each_value() -> None:
+    assert {name.partition(" ")[0] for name in bound()} == values()
+
+
+def test_a_sample_of_the_edits_is_refused_or_listed(tmp_path: Path) -> None:
+    for name in ("open", "objectives"):
+        chosen = dict(list(edits(frozen(name).bundle).items())[3::32])
+        _, count = must_be_listed(frozen(name), chosen, tmp_path / "edited")
+        assert count > len(chosen)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_each_edit_of_an_open_run_is_refused_or_listed(tmp_path: Path) -> None:
+    with stage(tmp_path / "coordinator", f"sqlite:///{tmp_path / 'coordinator.db'}") as made:
+        scenes = [eventful(made, tmp_path / "run.fedpareto")]
+    done: dict[str, Edit] = {}
+    free, count = set[str](), 0
+    for recorded in (*scenes, *(frozen(name) for name in ("open", "interrupted", "objectives"))):
+        chosen = edits(recorded.bundle)
+        found, refusals = must_be_listed(recorded, chosen, tmp_path / "edited")
+        free, count, done = free | found, count + refusals, done | chosen
+    print(f"{len(done)} edits of {len({edit.value for edit in done.values()})} values; {count} refusals")
+    assert len(done) >= 300
+    listed = {edit.value for edit in done.values() if by(edit).startswith((FREE, SIGNED))}
+    never = {value.rpartition(" ")[2] for value in listed} - {value.rpartition(" ")[2] for value in free}
+    assert never == set(), "the page lists values whose edits are refused"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_each_edit_of_a_private_run_is_refused_or_listed(tmp_path: Path) -> None:
+    recorded = private(tmp_path)
+    chosen = {name: edit for name, edit in edits(recorded.bundle).items() if "LoggedEntry" not in name}
+    assert len(chosen) >= 150
+    _, count = must_be_listed(recorded, chosen, tmp_path / "edited")
+    print(f"{len(chosen)} edits; {count} refusals")
+
+
+def of_entries(bundle: Edited) -> Iterator[tuple[str, Edited]]:
+    """Edits of whole entries of a bundle."""
+    seen = set[str]()
+    for name, data in bundle.entries.items():
+        kind = name.partition("/")[0] + (" of the CA" if name.endswith("/ca.der") else "")
+        if kind in seen:
+            continue
+        seen.add(kind)
+        yield f"{kind} removed", bundle.having({name: None})
+        yield f"{kind} flipped", bundle.having({name: data[:-1] + bytes([data[-1] ^ 1])})
+        yield f"{kind} longer", bundle.having({name: data + b"\0"})
+        yield f"{kind} emptied", bundle.having({name: b""})
+    yield "an entry added", bundle.having({"more": b"x"})
+    yield "a blob added", bundle.having({f"blobs/blake3-{64 * '0'}": b"x"})
+    yield "a round added", bundle.having({"rounds/000009.pb": b""})
+    about = json.loads(bundle.entries["bundle.json"])
+    yield "a key added", bundle.having({"bundle.json": json.dumps({**about, "more": 1}).encode()})
+
+
+def test_each_entry_of_a_bundle_counts(tmp_path: Path) -> None:
+    recorded = frozen("open")
+    found = {name: outcome(bundle, tmp_path / "edited") for name, bundle in of_entries(recorded.bundle)}
+    named = {name for name, (said, missing) in found.items() if said == "accepted" and missing}
+    assert {name for name, (said, missing) in found.items() if said == "accepted" and not missing} == set()
+    assert named == {"blobs removed"}

@@ -1,0 +1,155 @@
+"""What a member finds in the record of a run with its own receipts."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from federation.record.bundle import BundleReader
+from federation.trust.envelope import envelope_digest
+from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, StepManifest
+from federation.v1.record_pb2 import Exchange, RoundRecord
+from tests.stage import Stage
+from tests.verification.scene import Edited, signed_again
+from tests.verification.test_bundle import exported, played
+from verification.own_replies import Fate, MemberReceipt, fates
+from worker.receipts import append, read_receipts, receipt_line
+
+ANN = "ann"
+
+_made: list[tuple[Stage, Edited, list[MemberReceipt]]] = []  # the run that all tests look at: one for each coordinator
+
+
+@pytest.fixture
+def run(stage: Stage, tmp_path: Path) -> tuple[Stage, Edited, list[MemberReceipt]]:
+    if not _made or _made[-1][0] is not stage:
+        name = played(stage, "fedmgda+", "algorithm.epsilon = 0.1", rounds=2)
+        whole = Edited.of(exported(stage, name, tmp_path / "run.fedpareto"))
+        file = tmp_path / "receipts.jsonl"
+        for number in range(2):
+            for phase in whole.round(number).phases:
+                for told in (one for one in phase.exchanges if asked(one).client_id == ANN):
+                    given = told.answers[0]
+                    said = ReceiptManifest.FromString(given.receipt.manifest)
+                    append(file, receipt_line(given.reply, told.assignment, given.receipt, said))
+        kept = read_receipts(file, stage.players[ANN].member.files.coordinator.chain)
+        held = [
+            MemberReceipt(
+                assignment_id=one.assignment_id, round=one.occasion[1], phase=one.occasion[2], accepted=one.accepted,
+                assignment=one.assignment, reply=one.reply, receipt=one.receipt,
+            )
+            for one in kept
+        ]  # fmt: skip
+        assert [(one.kind, one.accepted) for one in kept] == [("train", True), ("evaluate", True)] * 2
+        _made.append((stage, whole, held))
+    return _made[-1]
+
+
+def asked(told: Exchange) -> AssignmentManifest:
+    return AssignmentManifest.FromString(told.assignment.manifest)
+
+
+def of_ann(record: RoundRecord) -> Exchange:
+    return next(told for told in record.phases[0].exchanges if asked(told).client_id == ANN)
+
+
+def found(edited: Edited, held: list[MemberReceipt], path: Path) -> list[Fate]:
+    with BundleReader(edited.write(path / "edited")) as bundle:
+        return list(fates(bundle, ANN, held))
+
+
+def test_a_member_finds_each_reply_and_the_coefficient_of_each_update(
+    run: tuple[Stage, Edited, list[MemberReceipt]], tmp_path: Path
+) -> None:
+    _, whole, held = run
+    told = found(whole, held, tmp_path)
+    assert [(one.round, one.kind, one.wrong) for one in told] == [
+        (0, "train", ""), (0, "evaluate", ""), (1, "train", ""), (1, "evaluate", ""),
+    ]  # fmt: skip
+    for number in range(2):
+        step = StepManifest.FromString(whole.round(number).step.manifest)
+        place = list(step.replies).index(held[2 * number].reply)
+        assert told[2 * number].coefficients == (step.coefficients[place],)
+        assert told[2 * number].words == "entered the step"
+
+
+def dropped_reply(stage: Stage) -> Callable[[RoundRecord], object]:
+    return lambda record: of_ann(record).ClearField("answers")
+
+
+def dropped_assignment(stage: Stage) -> Callable[[RoundRecord], object]:
+    return lambda record: record.phases[0].exchanges.remove(of_ann(record))
+
+
+def other_assignment(stage: Stage) -> Callable[[RoundRecord], object]:
+    def edit(record: RoundRecord) -> None:
+        key = stage.served.home.signing_key
+        signed_again(of_ann(record).assignment, AssignmentManifest, key, lambda made: made.ClearField("created"))  # type: ignore[arg-type]
+
+    return edit
+
+
+def other_receipt(stage: Stage) -> Callable[[RoundRecord], object]:
+    def edit(record: RoundRecord) -> None:
+        key = stage.served.home.signing_key
+        signed_again(
+            of_ann(record).answers[0].receipt, ReceiptManifest, key, lambda made: setattr(made, "accepted", False)
+        )
+
+    return edit
+
+
+def left_out(stage: Stage) -> Callable[[RoundRecord], object]:
+    def edit(record: RoundRecord) -> None:
+        name, key = envelope_digest(of_ann(record).answers[0].reply), stage.served.home.signing_key
+        signed_again(record.step, StepManifest, key, lambda made: made.replies.remove(name))  # type: ignore[attr-defined]
+
+    return edit
+
+
+def replaced_reply(stage: Stage) -> Callable[[RoundRecord], object]:
+    def edit(record: RoundRecord) -> None:
+        of_ann(record).answers[0].reply.signature = bytes(64)
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (dropped_reply, "the record lacks an accepted reply for which this member has a receipt"),
+        (dropped_assignment, "the record does not know assignment"),
+        (other_assignment, "another assignment than the one that this member was sent"),
+        (other_receipt, "another receipt than the one that this member was sent"),
+        (replaced_reply, "the record lacks an accepted reply for which this member has a receipt"),
+        (left_out, "the step leaves out this accepted reply"),
+    ],
+)
+def test_what_is_missing_or_different_in_an_edited_record_is_named(
+    run: tuple[Stage, Edited, list[MemberReceipt]],
+    tmp_path: Path,
+    edit: Callable[[Stage], Callable[[RoundRecord], object]],
+    words: str,
+) -> None:
+    stage, whole, held = run
+    wrong = [one for one in found(whole.with_round(1, edit(stage)), held, tmp_path) if one.wrong]
+    assert [(one.round, one.phase) for one in wrong] == [(1, 0)]
+    assert words in wrong[0].wrong
+
+
+def test_a_reply_on_record_that_the_member_has_no_receipt_for_is_named(
+    run: tuple[Stage, Edited, list[MemberReceipt]], tmp_path: Path
+) -> None:
+    _, whole, held = run
+    wrong = [one for one in found(whole, held[1:], tmp_path) if one.wrong]
+    assert [(one.round, one.kind, one.wrong) for one in wrong] == [(0, "train", "this member has no receipt for it")]
+
+
+def test_receipts_of_rounds_after_those_of_the_bundle_are_no_problem_while_the_run_goes_on(
+    run: tuple[Stage, Edited, list[MemberReceipt]], tmp_path: Path
+) -> None:
+    _, whole, held = run
+    later = [MemberReceipt(**{**vars(held[0]), "assignment_id": "f" * 32, "round": 2})]
+    told = found(whole.telling(lambda about: setattr(about, "state", "RUNNING")), [*held, *later], tmp_path)
+    assert (told[-1].words, told[-1].wrong) == ("of a later round than the bundle has", "")
+    assert "does not know assignment" in found(whole, [*held, *later], tmp_path)[-1].wrong

@@ -1,0 +1,177 @@
+"""What members of private rounds should have refused is found on record, in voided attempts too."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from coordinator.aggregation.phases import Asked, Voided
+from federation.secure.thresholds import ONE, Mode
+from federation.spec.run_spec import RunSpec
+from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest, SignedEnvelope
+from federation.v1.secure_pb2 import SecureConfirmWork, SecureDealWork, SecureMaskWork
+from federation.work.registry import encode
+from federation.work.secure.orders import Owner, asked_coefficients, order_problems, session_of
+from federation.work.secure.terms import SessionStage
+from tests.federation.work.scene import Cast, cast, document, play
+
+VICTIM = "silo-03"
+Message = SecureMaskWork | SecureConfirmWork | SecureDealWork
+MESSAGES = {
+    SessionStage.MASK: SecureMaskWork,
+    SessionStage.CONFIRM: SecureConfirmWork,
+    SessionStage.DEAL: SecureDealWork,
+}
+
+
+def recorded(scene: Cast) -> tuple[list[AssignmentManifest], list[ReplyManifest]]:
+    """The assignments and the replies of a session."""
+    orders = [
+        AssignmentManifest(
+            client_id=name,
+            phase=number,
+            kind=phase.kind.name,
+            work=encode(phase.work(Asked(name, ("loss",), scene.spec, 0))),
+        )
+        for number, phase in enumerate(scene.phases)
+        for name in phase.clients or ()
+    ]
+    envelopes = (reply.signed for replies in scene.sent.values() for reply in replies)
+    replies = [ReplyManifest.FromString(SignedEnvelope.FromString(data).manifest) for data in envelopes]
+    return orders, replies
+
+
+@pytest.fixture(scope="module")
+def record() -> tuple[RunSpec, list[AssignmentManifest], list[ReplyManifest]]:
+    scene = cast(10, assumed=1)
+    play(scene, Mode.SUM)
+    return scene.spec, *recorded(scene)
+
+
+def edited(
+    orders: list[AssignmentManifest], stage: SessionStage, edit: Callable[[Message], None], only: str = ""
+) -> list[AssignmentManifest]:
+    """The assignments with the work of one stage edited, for all members or for one."""
+    made = []
+    for order in orders:
+        copy = AssignmentManifest.FromString(order.SerializeToString())
+        if order.kind == stage and only in ("", order.client_id):
+            message = MESSAGES[stage].FromString(order.work)
+            edit(message)
+            copy.work = message.SerializeToString(deterministic=True)
+        made.append(copy)
+    return made
+
+
+def alone(message: Message) -> None:
+    """One member's coefficient is 2^11, and all others are 0."""
+    assert isinstance(message, SecureMaskWork)
+    message.coefficients[:] = [2**11 if name == VICTIM else 0 for name in message.members]
+
+
+def heavy(message: Message) -> None:
+    assert isinstance(message, SecureMaskWork)
+    rest = ONE // 2 // (len(message.members) - 1)
+    message.coefficients[:] = [ONE // 2 if name == VICTIM else rest for name in message.members]
+
+
+def without(count: int) -> Callable[[Message], None]:
+    def left(message: Message) -> None:
+        assert isinstance(message, SecureConfirmWork)
+        del message.members[:count]
+
+    return left
+
+
+def shorter(message: Message) -> None:
+    assert isinstance(message, SecureDealWork)
+    del message.members[:1]
+
+
+def test_an_honest_session_gives_no_problem(
+    record: tuple[RunSpec, list[AssignmentManifest], list[ReplyManifest]],
+) -> None:
+    assert not list(order_problems(*record))
+    assert not list(order_problems(*record, Owner("silo-00", 7.0)))
+    assert list(order_problems(*record, Owner("silo-00", 7.5))), "ten equal coefficients without three colluders"
+
+
+@pytest.mark.parametrize(
+    ("stage", "edit", "only", "words"),
+    [
+        (SessionStage.MASK, alone, "", "add up to"),
+        (SessionStage.MASK, heavy, "", "too large a part"),
+        (SessionStage.MASK, heavy, VICTIM, "2 different lists of coefficients"),
+        (SessionStage.CONFIRM, without(6), "", "too large a part"),
+        (SessionStage.CONFIRM, without(1), VICTIM, "2 different lists of members whose vectors arrived"),
+        (SessionStage.DEAL, shorter, VICTIM, "2 different cohorts"),
+    ],
+)
+def test_what_members_should_have_refused_is_named(
+    record: tuple[RunSpec, list[AssignmentManifest], list[ReplyManifest]],
+    stage: SessionStage,
+    edit: Callable[[Message], None],
+    only: str,
+    words: str,
+) -> None:
+    spec, orders, replies = record
+    assert words in "\n".join(order_problems(spec, edited(orders, stage, edit, only), replies))
+
+
+def test_coefficients_that_the_algorithm_cannot_give_are_named(
+    record: tuple[RunSpec, list[AssignmentManifest], list[ReplyManifest]],
+) -> None:
+    _, orders, replies = record
+    spec = RunSpec.parse(document(Mode.SUM, "fedavg-n"))
+    assert not list(order_problems(spec, orders, replies))
+
+    def shifted(message: Message) -> None:
+        assert isinstance(message, SecureMaskWork)
+        message.coefficients[0] += 2
+        message.coefficients[1] -= 2
+
+    assert "silo-00" in "\n".join(order_problems(spec, edited(orders, SessionStage.MASK, shifted), replies))
+
+
+def test_a_session_without_what_comes_before_its_masks_is_named(
+    record: tuple[RunSpec, list[AssignmentManifest], list[ReplyManifest]],
+) -> None:
+    spec, orders, replies = record
+    for stage in (SessionStage.READY, SessionStage.DEAL):
+        rest = [order for order in orders if order.kind != stage]
+        assert "not for what comes before" in "\n".join(order_problems(spec, rest, replies))
+    silent = [reply for reply in replies if reply.client_id != VICTIM]
+    assert f"{VICTIM} has a coefficient, and no accepted reply" in "\n".join(order_problems(spec, orders, silent))
+
+
+def test_work_that_is_no_message_is_named_and_harms_nothing_else(
+    record: tuple[RunSpec, list[AssignmentManifest], list[ReplyManifest]],
+) -> None:
+    spec, orders, replies = record
+    bad = AssignmentManifest(client_id="silo-00", phase=9, kind=SessionStage.MASK.value, work=b"\xff\xff")
+    (problem,) = order_problems(spec, [*orders, bad], replies)
+    assert "an assignment of silo-00 in phase 9 is malformed" in problem
+
+
+def test_a_voided_attempt_is_checked_like_any_other() -> None:
+    scene = cast(10, assumed=1, lost={(SessionStage.MASK.value, 0): ["silo-07", "silo-08", "silo-09"]})
+
+    def uneven(cohort: object) -> np.ndarray:
+        return np.array([3.0, 3, 3, 3, 1, 1, 1, 3, 3, 3])
+
+    with pytest.raises(Voided, match="without the members that were lost"):
+        play(scene, Mode.SUM, uneven)
+    orders, replies = recorded(scene)
+    assert not list(order_problems(scene.spec, orders, replies)), "the coordinator was honest"
+    assert list(order_problems(scene.spec, edited(orders, SessionStage.MASK, alone), replies))
+
+
+def test_the_coefficients_of_assignments_are_read_by_session(
+    record: tuple[RunSpec, list[AssignmentManifest], list[ReplyManifest]],
+) -> None:
+    _, orders, _ = record
+    masks = [order for order in orders if order.kind == SessionStage.MASK]
+    envelopes = [SignedEnvelope(manifest=order.SerializeToString()).SerializeToString() for order in masks]
+    (session,) = {session_of(order) for order in masks}
+    assert asked_coefficients(envelopes) == {bytes.fromhex(session): (ONE // 10,) * 10}
+    assert {session_of(order) for order in orders if order.kind == SessionStage.READY} == {""}

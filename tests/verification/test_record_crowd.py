@@ -1,0 +1,122 @@
+"""Rounds of too few clients, and members that were selected and revoked: what a record shows of who was asked."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+
+from coordinator.rounds import conversation, opening
+from coordinator.rounds.fleets.base import Question
+from coordinator.rounds.fleets.remote import RemoteFleet
+from federation.record.bundle import BundleReader
+from federation.record.merkle import ranges_around, root_from
+from federation.v1.common_pb2 import CheckpointManifest
+from federation.v1.record_pb2 import LogNode, LogRecord, RoundRecord
+from storage.states import RunState
+from tests.stage import Stage, spec
+from tests.verification.scene import Edited, leaf
+from tests.verification.test_bundle import exported
+from tests.verification.test_record_vectors import vector
+from verification.errors import Wrong
+from verification.run import verify
+
+
+def hide(log: LogRecord, actions: Collection[str]) -> None:
+    """Hides entries in nodes, as everybody can: no signature changes."""
+    known = {(node.start, node.stop): node.hash for node in log.nodes}
+    known |= {(entry.number, entry.number + 1): leaf(entry) for entry in log.entries}
+    shown = [entry for entry in log.entries if entry.action not in actions]
+    assert len(shown) < len(log.entries)
+    sizes = [CheckpointManifest.FromString(one.manifest).size for one in log.checkpoints]
+    places = sorted(ranges_around([entry.number for entry in shown], sizes))
+    nodes = [LogNode(start=start, stop=stop, hash=root_from(known, start, stop)) for start, stop in places]
+    kept = LogRecord(key=log.key, checkpoints=log.checkpoints, entries=shown, nodes=nodes)
+    log.CopyFrom(kept)
+
+
+def verified(bundle: Edited, path: Path) -> int:
+    """The number of rounds that are verified."""
+    with BundleReader(bundle.write(path / "edited")) as reader:
+        return len(list(verify(reader)))
+
+
+def test_a_client_that_was_revoked_after_its_selection_is_no_reason_to_refuse_a_round(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, issue, late = stage.task(), RemoteFleet._issue, f"ned-{stage.count}"
+    players = stage.cast(task, "ann", "ben", late)
+    revoked: list[str] = []
+
+    def later(fleet: RemoteFleet, question: Question) -> int:
+        if not revoked:
+            revoked.append(late)
+            stage.revoke(late, "left")
+        return issue(fleet, question)
+
+    monkeypatch.setattr(RemoteFleet, "_issue", later)
+    run = stage.submit(spec(f"crowd-{stage.count}", task, algorithm="fedavg", more="selection.minimum = 3"))
+    stage.play(run, *players[:2])
+    stage.wait_state(run, RunState.COMPLETED)
+    record = Edited.of(exported(stage, run, tmp_path / "run.fedpareto"))
+    assert verified(record, tmp_path) == 1
+    with pytest.raises(Wrong, match=r"2 clients were asked; by selection\.minimum = 3, at least 3 are"):
+        verified(record.with_log(lambda log: hide(log, ["client.revoked"])), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ("selection.minimum = 4", "2 clients were asked; by selection.minimum = 4, at least 4 are"),
+        ("selection.quorum = 1.0", "1 of 2 clients replied to train; the quorum of the specification is at least 2"),
+        (
+            'selection = { required = ["ben"], quorum = 0.1 }',
+            "the reply of ben to train does not count, and selection.required names it",
+        ),
+    ],
+)
+def test_a_coordinator_that_is_content_with_fewer_clients_is_named(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str, says: str
+) -> None:
+    monkeypatch.setattr(opening, "_missing", lambda *_: "")
+    monkeypatch.setattr(conversation, "replies_needed", lambda *_: 1)
+    monkeypatch.setattr(conversation, "_must_have", lambda *_: None)
+    task = stage.task()
+    ann, ben = stage.cast(task, "ann", "ben")
+    run = stage.submit(spec(f"crowd-{stage.count}", task, algorithm="fedavg", more=more))
+    ann.reply(ann.order())
+    ben.decline(ben.order(), "no-data")
+    stage.play(run, ann, ben)
+    stage.wait_state(run, RunState.COMPLETED)
+    with pytest.raises(Wrong, match=says):
+        verified(Edited.of(exported(stage, run, tmp_path / "run.fedpareto")), tmp_path)
+
+
+def test_everybody_can_hide_a_message_that_nothing_else_names(tmp_path: Path) -> None:
+    """As docs/verify.md says under "What it cannot show"."""
+
+    def without_declines(record: RoundRecord) -> None:
+        for exchange in record.phases[0].exchanges:
+            exchange.ClearField("decline")
+
+    whole = Edited.of(vector("interrupted"))
+    with pytest.raises(Wrong, match=r"tells assignment.declined of .*, which is not in the record"):
+        verified(whole.with_round(0, without_declines), tmp_path)
+    hidden = whole.with_round(0, without_declines).with_log(lambda log: hide(log, ["assignment.declined"]))
+    assert verified(hidden, tmp_path) == 2
+    with pytest.raises(Wrong, match="no entry of the audit log tells of it"):
+        verified(whole.with_log(lambda log: hide(log, ["reply.accepted"])), tmp_path)
+
+
+def test_a_run_that_its_measurements_have_stopped_is_complete(stage: Stage, tmp_path: Path) -> None:
+    task = stage.task()
+    players = stage.cast(task, "ann", "ben")
+    more = 'selection.minimum = 2\nstop = { metric = "loss", target = 1e9, split = "test" }'
+    run = stage.submit(spec(f"crowd-{stage.count}", task, 3, algorithm="fedavg", more=more))
+    stage.play(run, *players)
+    stage.wait_state(run, RunState.COMPLETED)
+    record = Edited.of(exported(stage, run, tmp_path / "run.fedpareto"))
+    assert verified(record, tmp_path) == 1
+    for value in (1e10, float("nan")):
+        other = record.with_round(0, lambda found, value=value: found.metrics.__setitem__("stop/value", value))
+        with pytest.raises(Wrong, match=r"the run is COMPLETED after 1 of 3 rounds|the record says"):
+            verified(other, tmp_path)

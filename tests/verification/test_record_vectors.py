@@ -1,0 +1,214 @@
+"""The bundles in tests/vectors/record, edited in many ways: `fedpareto verify`, and a verifier of its own."""
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from federation.record.bundle import BundleError, BundleReader
+from federation.v1 import common_pb2
+from federation.v1.common_pb2 import SignedEnvelope
+from federation.v1.record_pb2 import LogRecord, RoundRecord
+from tests.stage import Stage
+from tests.verification import record_vectors
+from tests.verification.independent_verifier import Wrong as AlsoWrong
+from tests.verification.independent_verifier import verify as verify_independently
+from tests.verification.scene import Edited, log_signed_again, signed_again
+from verification.errors import Wrong
+from verification.own_replies import fates
+from verification.run import OpenedRun
+
+VECTORS = record_vectors.DIRECTORY
+OUTCOMES = json.loads((VECTORS / "outcomes.json").read_text())
+EDITS = json.loads((VECTORS / "edits.json").read_text())
+KEYS = {
+    name: Ed25519PrivateKey.from_private_bytes(bytes.fromhex(raw))
+    for name, raw in json.loads((VECTORS / "keys.json").read_text()).items()
+}
+
+
+def vector(name: str) -> Path:
+    return VECTORS / f"{name}.fedpareto"
+
+
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_both_verifiers_find_what_is_written_beside_the_bundles(name: str) -> None:
+    expected = OUTCOMES[name]
+    assert record_vectors.outcome(vector(name)) == expected
+    found = verify_independently(vector(name), expected["ca"])
+    assert (found.rounds, found.models, found.record) == (
+        len(expected["rounds"]),
+        expected["models"],
+        expected["record"],
+    )
+    assert bool(found.missing) == (name in ("multi-gradient", "objectives"))  # it knows one algorithm
+    with pytest.raises(AlsoWrong, match="the fingerprint"):
+        verify_independently(vector(name), "00" * 32)
+
+
+def test_the_independent_verifier_imports_nothing_of_ours_but_the_stubs() -> None:
+    tree = ast.parse((Path(__file__).parent / "independent_verifier.py").read_text())
+    ours = {"federation", "coordinator", "storage", "verification", "fedpareto", "worker", "simulation", "bundles"}
+    for node in ast.walk(tree):
+        names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        for name in names:
+            assert name == "federation.v1" or name.partition(".")[0] not in ours
+
+
+# --- edits
+
+
+def at(message: Any, path: list[str | int]) -> Any:
+    """The message at a path of fields and places."""
+    for step in path:
+        message = getattr(message, step) if isinstance(step, str) else message[step]
+    return message
+
+
+def put(message: Message, values: dict[str, Any]) -> None:
+    """Gives fields other values, in protobuf's JSON form; null clears a field."""
+    for name, value in values.items():
+        message.ClearField(name)  # type: ignore[arg-type] # a field of this type
+        if value is not None:
+            json_format.ParseDict({name: value}, message)
+
+
+def exchange(one: Message, other: Message) -> None:
+    kept = type(one)()
+    kept.CopyFrom(one)
+    one.CopyFrom(other)
+    other.CopyFrom(kept)
+
+
+def change(message: Any, edit: dict[str, Any]) -> None:
+    """Makes an edit of a round or of the log; `edits.json` has them."""
+    path = edit.get("path", [])
+    if "sign" in edit:
+        log_signed_again(message, KEYS[edit["sign"]])
+    elif "find" in edit:  # the first entry of an action
+        entry = next(one for one in message.entries if one.action == edit["find"])
+        put(entry, edit.get("set", {}))
+        if "exchange_with" in edit:  # all that two entries about the same subject tell, except their places
+            wanted = edit["exchange_with"], entry.subject
+            other = next(one for one in message.entries if (one.action, one.subject) == wanted)
+            exchange(entry, other)
+            for name in ("number", "entry_id", "at", "previous"):
+                value = getattr(entry, name)
+                setattr(entry, name, getattr(other, name))
+                setattr(other, name, value)
+    elif "metrics" in edit:
+        for name, value in edit["metrics"].items():
+            message.metrics.pop(name, None)
+            if value is not None:
+                message.metrics[name] = float(value)
+    elif "remove" in edit:
+        del at(message, path[:-1])[path[-1]]
+    elif "exchange" in edit:
+        exchange(at(message, path), at(message, edit["exchange"]))
+    elif "manifest" in edit:
+        envelope, kind = at(message, path), getattr(common_pb2, edit["manifest"])
+        before = SignedEnvelope(key_id=envelope.key_id, signature=envelope.signature)
+        signed_again(envelope, kind, KEYS[edit.get("key", "ann")], lambda found: put(found, edit["set"]))
+        if "key" not in edit:
+            envelope.key_id, envelope.signature = before.key_id, before.signature
+    else:
+        put(at(message, path), edit["set"])
+
+
+def edited(bundle: Edited, edit: dict[str, Any]) -> Edited:
+    name = edit["entry"]
+    if name.endswith("]"):  # one of a kind, in the order of the file
+        kind, _, place = name[:-1].partition("[")
+        of_kind = [one for one in bundle.entries if one.startswith(f"{kind}/") and not one.endswith("ca.der")]
+        name = of_kind[int(place)]
+    if "add" in edit:
+        return bundle.having({name: edit["add"].encode()})
+    data = bundle.entries[name]
+    if "append" in edit:
+        return bundle.having({name: data + bytes.fromhex(edit["append"])})
+    if "delete" in edit:
+        return bundle.having({name: None})
+    if "swap" in edit:
+        return bundle.having({name: bundle.entries[edit["swap"]], edit["swap"]: data})
+    if "flip" in edit:
+        return bundle.having({name: data[:-1] + bytes([data[-1] ^ 1])})
+    if "text" in edit:
+        old, new = edit["text"]
+        assert old in data.decode()
+        return bundle.having({name: data.decode().replace(old, new, 1).encode()})
+    message: Message = LogRecord.FromString(data) if name == "log.pb" else RoundRecord.FromString(data)
+    change(message, edit)
+    return bundle.having({name: message.SerializeToString()})
+
+
+@pytest.mark.parametrize("case", EDITS, ids=[f"{case['bundle']}: {case['name']}" for case in EDITS])
+def test_both_verifiers_refuse_each_edit_and_ours_names_it(case: dict[str, Any], tmp_path: Path) -> None:
+    bundle = Edited.of(vector(case["bundle"]))
+    for edit in case["edit"]:
+        bundle = edited(bundle, edit)
+    path = bundle.write(tmp_path / "edited")
+    with pytest.raises((Wrong, BundleError)) as raised, BundleReader(path) as reader:
+        list(OpenedRun.of(reader).verify())
+    said = str(raised.value)
+    assert case["says"] in said
+    assert case["round"] is None or said.startswith(f"round {case['round']}: ")
+    with pytest.raises(AlsoWrong):
+        verify_independently(path)
+
+
+@pytest.mark.parametrize("edit", [{"reply": None}, {"assignment": {"manifest": "/w=="}}])
+def test_a_member_that_looks_for_its_replies_is_told_of_a_message_that_cannot_be_read(
+    tmp_path: Path, edit: dict[str, Any]
+) -> None:
+    def change(record: RoundRecord) -> None:
+        step, exchange = record.step, record.phases[0].exchanges[0]
+        if "reply" in edit:
+            step.manifest = b"\xff"
+        else:
+            put(exchange, edit)
+
+    path = Edited.of(vector("open")).with_round(0, change).write(tmp_path / "edited")
+    with BundleReader(path) as reader, pytest.raises(BundleError, match="round 0 has a message that cannot be read"):
+        list(fates(reader, "ann", []))
+
+
+# --- whether the bundles are those that this version writes
+
+
+def filled(message: Message) -> Iterator[tuple[str, str]]:
+    """The fields that have values, with the types of their messages; also inside of envelopes."""
+    for field, value in message.ListFields():
+        yield message.DESCRIPTOR.name, field.name
+        if field.message_type is None or field.message_type.GetOptions().map_entry:
+            continue
+        for one in value if field.is_repeated else [value]:
+            if isinstance(one, SignedEnvelope):
+                kind = {"assignment": "Assignment", "reply": "Reply", "receipt": "Receipt", "step": "Step"}
+                kind |= {"decline": "Decline", "key": "LogKey", "checkpoints": "Checkpoint"}
+                yield from filled(getattr(common_pb2, f"{kind[field.name]}Manifest").FromString(one.manifest))
+            else:
+                yield from filled(one)
+
+
+def shape(path: Path) -> set[tuple[str, str]]:
+    """The kinds of entries of a bundle, and the fields in them that have values."""
+    bundle = Edited.of(path)
+    found = {("entry", name.partition("/")[0]) for name in bundle.entries}
+    found |= {*filled(bundle.about), *filled(bundle.log)}
+    for number in range(bundle.about.rounds):
+        found |= {*filled(bundle.round(number))}
+    return found
+
+
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_the_bundles_have_the_form_that_this_version_writes(stage: Stage, tmp_path: Path, name: str) -> None:
+    assert shape(record_vectors.write(stage, name, tmp_path)) == shape(vector(name)), (
+        "run `python tests/verification/record_vectors.py`"
+    )

@@ -1,0 +1,397 @@
+"""A site that decides: runs that wait for the owner, rules of the policy about runs, and the hours of the site."""
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from federation.digests import digest
+from federation.training.trainer import Trainer
+from federation.v1.common_pb2 import AssignmentManifest
+from federation.v1.record_pb2 import RoundRecord
+from federation.vectors import Layout
+from fedpareto.cli.main import app
+from tests.harness import Federation, federation, wait_for
+from tests.scripted import ScriptedCoordinator
+from tests.verification.scene import Edited
+from tests.worker import scene as worker_stage
+from tests.worker.working import Running, files_of_at_most
+from tests.works import set_train
+from worker.home import WorkerHome, WorkerHomeError
+from worker.site.asked_runs import AskedRun, RunsFile, Verdict
+from worker.site.policy import OpenHours, Policy, PolicyError
+
+SPEC = b'name = "trial"\ntask = "digits"\nrounds = 2\nalgorithm.name = "fedavg"\n'
+ASKED = AskedRun(
+    run="run-1", spec=digest(SPEC), name="trial", task="digits", submitted_by="alice", document=SPEC,
+    asked="2026-01-01T00:00:00+00:00", owner="", words="", decided="",
+)  # fmt: skip
+WAITING = Verdict("waiting", "owner", "the owner approves each run, and has not decided about this one")
+
+# --- what a site answers
+
+
+@pytest.mark.parametrize(
+    ("policy", "run", "answer", "reason"),
+    [
+        (Policy(), ASKED, "accepted", ""),
+        (Policy(algorithms=("fedavg", "fedmgda+")), ASKED, "accepted", ""),
+        (Policy(algorithms=("fedmgda+",)), ASKED, "refused", "policy:algorithm"),
+        (Policy(submitters=("alice",)), ASKED, "accepted", ""),
+        (Policy(submitters=("bob",)), ASKED, "refused", "policy:submitter"),
+        (Policy(submitters=("bob",)), replace(ASKED, owner="approved"), "refused", "policy:submitter"),
+        (Policy(approve="each-run"), ASKED, "waiting", "owner"),
+        (Policy(approve="each-run"), replace(ASKED, owner="approved"), "accepted", ""),
+        (Policy(approve="each-run"), replace(ASKED, owner="refused"), "refused", "owner"),
+        (Policy(), replace(ASKED, owner="refused"), "refused", "owner"),
+        (Policy(), replace(ASKED, task="mnist"), "refused", "spec"),
+        (Policy(), replace(ASKED, document=b"rounds ="), "refused", "spec"),
+    ],
+)
+def test_the_policy_decides_about_a_run_and_then_the_owner(
+    policy: Policy, run: AskedRun, answer: str, reason: str
+) -> None:
+    verdict = run.verdict(policy)
+    assert (verdict.answer, verdict.reason) == (answer, reason)
+
+
+def test_decisions_are_about_a_specification_and_another_process_sees_them(tmp_path: Path) -> None:
+    worker, owner = RunsFile(tmp_path / "runs.db"), RunsFile(tmp_path / "runs.db")
+    other = replace(ASKED, spec=digest(b"other"), asked="2026-01-02T00:00:00+00:00")
+    before = worker.changes()
+    for one in (ASKED, other, replace(ASKED, name="again")):
+        worker.add(one)
+    assert owner.runs("run") == owner.runs("trial") == [ASKED, other]
+    owner.decide(ASKED, "approved", "", datetime.now(UTC))
+    assert worker.changes() != before
+    found = worker.get("run-1", ASKED.spec)
+    assert found is not None
+    assert found.owner == "approved"
+    assert worker.get("run-1", other.spec) == other
+    assert (tmp_path / "runs.db").stat().st_mode & 0o777 == 0o600
+    for file in (worker, owner):
+        file.close()
+    (tmp_path / "runs.db").write_bytes(b"no database" * 1000)
+    with pytest.raises(WorkerHomeError, match=r"runs.db is damaged .* move it away"):
+        RunsFile(tmp_path / "runs.db")
+
+
+# --- the hours of a site
+
+
+def utc(text: str) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+NIGHT = OpenHours(zone="Europe/Berlin", begin="22:00", end="06:00", days=("mon", "fri"))
+
+
+@pytest.mark.parametrize(
+    ("hours", "now", "opens"),
+    [
+        (OpenHours(), "2026-01-05T12:00", None),
+        (OpenHours(begin="08:00", end="17:30"), "2026-01-05T08:00", None),
+        (OpenHours(begin="08:00", end="17:30"), "2026-01-05T17:30", "2026-01-06T08:00"),
+        (OpenHours(begin="08:00", end="17:30"), "2026-01-05T07:59", "2026-01-05T08:00"),
+        (OpenHours(begin="10:00", end="10:00", days=("sat",)), "2026-01-11T09:59", None),
+        (OpenHours(begin="10:00", end="10:00", days=("sat",)), "2026-01-11T10:00", "2026-01-17T10:00"),
+        (NIGHT, "2026-01-05T20:59", "2026-01-05T21:00"),  # a Monday, in winter one hour ahead of UTC
+        (NIGHT, "2026-01-05T21:00", None),
+        (NIGHT, "2026-01-06T04:59", None),
+        (NIGHT, "2026-01-06T05:00", "2026-01-09T21:00"),
+        (NIGHT, "2026-07-06T20:00", None),  # in summer two hours
+        (NIGHT, "2026-03-27T21:00", None),
+        (OpenHours(zone="Asia/Kolkata", end="12:00"), "2026-01-05T18:29", "2026-01-05T18:30"),
+        (OpenHours(days=("sun",)), "2026-01-04T23:59", None),
+        (OpenHours(days=("sun",)), "2026-01-05T00:00", "2026-01-11T00:00"),
+    ],
+)
+def test_a_site_is_open_in_its_hours_and_says_when_it_opens_next(hours: OpenHours, now: str, opens: str | None) -> None:
+    assert hours.closed_until(utc(now)) == (None if opens is None else utc(opens))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[open]\nzone = 'Mars/Olympus'", "open.zone: this machine knows no time zone 'Mars/Olympus'"),
+        ("[open]\nzone = '/etc/passwd'", "open.zone: this machine knows no time zone"),
+        ("[open]\nbegin = '8:00'", "open.begin: String should match pattern"),
+        ("[open]\nend = '24:01'", "open.end: String should match pattern"),
+        ("[open]\ndays = ['monday']", "open.days.0: Input should be 'mon'"),
+        ("[open]\ndays = []", "open.days: Tuple should have at least 1 item"),
+        ("approve = 'always'", "approve: Input should be 'none' or 'each-run'"),
+    ],
+)
+def test_hours_that_cannot_be_used_are_refused_with_the_key(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "policy.toml").write_text(text)
+    with pytest.raises(PolicyError) as caught:
+        Policy.load(tmp_path / "policy.toml")
+    assert words in str(caught.value)
+
+
+# --- a worker
+
+
+offers = worker_stage.offers
+model = worker_stage.model
+coordinator = worker_stage.coordinator
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> WorkerHome:
+    made = WorkerHome(tmp_path / "home")
+    made.directory.mkdir()
+    (made.directory / "member.toml").touch()  # for the commands, which look for a membership
+    return made
+
+
+def command(*arguments: str, code: int = 0) -> str:
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["worker", *arguments])
+    assert done.exit_code == code, done.output + str(done.exception)
+    return done.output + str(done.exception or "")
+
+
+def models_in(home: WorkerHome) -> list[str]:
+    return [path.name for path in home.cache.rglob("*") if path.is_file()]
+
+
+def answers(coordinator: ScriptedCoordinator, count: int) -> list[tuple[str, str, str]]:
+    wait_for(lambda: len(coordinator.consents) >= count, f"{count} answers")
+    return [(said.run_id, said.answer, said.message) for said in coordinator.consents]
+
+
+def test_nothing_is_done_for_a_run_before_its_owner_has_approved_this_specification(
+    coordinator: ScriptedCoordinator, offers: dict[str, Trainer], model: tuple[Layout, bytes], home: WorkerHome
+) -> None:
+    running = Running(home, coordinator.member(), offers, policy=Policy(approve="each-run"))
+    home.policy.write_text('approve = "each-run"')
+    running.wait_for("attending")
+    assert coordinator.hellos[0].consents
+    coordinator.assign(coordinator.assignment(*model, 0, spec=digest(SPEC)))
+    running.wait_for("declined")
+    with files_of_at_most(100):
+        coordinator.ask(SPEC)
+        told = running.wait_for("disk")[0]["message"]
+        assert "no run is answered" in told
+        assert "runs.db cannot be written" in told
+        assert "make room on this worker's disk" in told
+        assert coordinator.consents == []
+    assert answers(coordinator, 1) == [("run-1", "waiting", WAITING.message)]
+    coordinator.assign(coordinator.assignment(*model, 1, spec=digest(SPEC)))
+    wait_for(lambda: len(coordinator.declines) == 2, "the declines")
+    assert [said.reason for said in coordinator.declines] == ["consent", "consent"]
+    assert models_in(home) == []
+    place = ("--home", str(home.directory))
+    shown = command("runs", "run-1", *place)
+    assert "waiting, owner" in shown
+    assert digest(SPEC) in shown
+    assert 'algorithm.name = "fedavg"' in shown
+    assert '"answer": "waiting"' in command("runs", *place, "--json")
+    assert "no run 'run-2' has asked" in command("approve", "run-2", *place, code=1)
+    began = time.monotonic()
+    assert digest(SPEC) in command("approve", "run-1", *place)
+    assert answers(coordinator, 2)[-1] == ("run-1", "accepted", "")
+    assert time.monotonic() - began < 30
+    coordinator.assign(coordinator.assignment(*model, 2, spec=digest(SPEC)))
+    running.wait_for("receipt")
+    other = SPEC.replace(b"rounds = 2", b"rounds = 3")
+    coordinator.ask(other)
+    assert answers(coordinator, 3)[-1] == ("run-1", "waiting", WAITING.message)
+    coordinator.assign(coordinator.assignment(*model, 3, spec=digest(other)))
+    running.wait_for("declined", 3)
+    running.stop()
+    assert len(running.events("training")) == 1
+
+
+def test_what_the_policy_refuses_the_owner_cannot_approve_and_a_refusal_outlives_the_policy(
+    coordinator: ScriptedCoordinator, offers: dict[str, Trainer], model: tuple[Layout, bytes], home: WorkerHome
+) -> None:
+    file, place = RunsFile(home.runs), ("--home", str(home.directory))
+    file.add(ASKED)
+    home.policy.write_text('algorithms = ["fedmgda+"]')
+    assert "policy.toml refuses this run: the owner does not allow fedavg" in command(
+        "approve", "trial", *place, code=1
+    )
+    assert file.runs() == [ASKED]
+    home.policy.write_text("")
+    command("refuse", "trial", "--reason", "no", *place)
+    file.close()
+    running = Running(home, coordinator.member(), offers)
+    running.wait_for("attending")
+    coordinator.assign(coordinator.assignment(*model, spec=digest(SPEC)))
+    assert wait_for(lambda: coordinator.declines, "the decline")[0].reason == "owner"
+    running.stop()
+
+
+def test_a_run_that_its_owner_refuses_later_is_dropped_and_the_answer_survives_a_restart(
+    coordinator: ScriptedCoordinator, offers: dict[str, Trainer], model: tuple[Layout, bytes], home: WorkerHome
+) -> None:
+    policy, member = Policy(approve="each-run"), coordinator.member()
+    running = Running(home, member, offers, policy=policy)
+    running.wait_for("attending")
+    coordinator.ask(SPEC)
+    running.wait_for("run-waits")
+    command("approve", "trial", "--home", str(home.directory))
+    assert answers(coordinator, 2)[-1][1] == "accepted"
+    long = coordinator.assignment(*model, spec=digest(SPEC))
+    set_train(long, steps=1_000_000)
+    coordinator.assign(long)
+    running.wait_for("training")
+    command("refuse", "trial", "--reason", "the ethics board said no", "--home", str(home.directory))
+    assert answers(coordinator, 3)[-1] == ("run-1", "refused", "the ethics board said no")
+    told = wait_for(lambda: coordinator.declines, "the decline")[-1]
+    assert (told.assignment_id, told.reason, told.message) == ("assignment-0", "owner", "the ethics board said no")
+    running.stop()
+    coordinator.open.clear()
+    again = Running(home, member, offers, policy=policy)
+    again.wait_for("attending")
+    coordinator.ask(SPEC)
+    assert answers(coordinator, 4)[-1] == ("run-1", "refused", "the ethics board said no")
+    again.stop()
+
+
+def test_a_run_of_another_federation_or_without_a_signature_or_its_specification_is_not_asked_about(
+    coordinator: ScriptedCoordinator, offers: dict[str, Trainer], home: WorkerHome
+) -> None:
+    running = Running(home, coordinator.member(), offers, policy=Policy(algorithms=("fedmgda+",)))
+    running.wait_for("attending")
+    coordinator.ask(SPEC, "foreign", federation_id="other")
+    coordinator.ask(SPEC, "other-task", task="mnist")
+    honest, coordinator.signing_key = coordinator.signing_key, coordinator.member().signing_key
+    coordinator.ask(SPEC, "forged")
+    coordinator.signing_key = honest
+    swapped = coordinator.ask(b"name = 'swapped'", "swapped")
+    coordinator.blobs[swapped.spec] = SPEC
+    coordinator.ask(SPEC)
+    assert answers(coordinator, 1) == [("run-1", "refused", "the owner does not allow fedavg")]
+    assert len(running.events("run-invalid")) == 1
+    running.stop()
+    with closing(sqlite3.connect(home.runs)) as database:
+        assert database.execute("SELECT run FROM runs").fetchall() == [("run-1",)]
+
+
+def test_a_closed_site_says_when_it_opens_and_begins_no_work_before(
+    coordinator: ScriptedCoordinator, offers: dict[str, Trainer], model: tuple[Layout, bytes], home: WorkerHome
+) -> None:
+    now = datetime.now(UTC)
+    begin, end = (f"{now + timedelta(hours=hours):%H:%M}" for hours in (2, 4))
+    running = Running(home, coordinator.member(), offers, policy=Policy(open=OpenHours(begin=begin, end=end)))
+    running.wait_for("attending")
+    opens = coordinator.hellos[0].closed_until.ToDatetime(tzinfo=UTC)
+    assert f"{opens:%H:%M}" == begin
+    assert timedelta(0) < opens - now <= timedelta(hours=2)
+
+    def assignment(number: int, hours: int) -> AssignmentManifest:
+        asked = coordinator.assignment(*model, number)
+        asked.deadline.FromDatetime(now + timedelta(hours=hours))
+        return asked
+
+    coordinator.assign(assignment(0, 5))
+    coordinator.assign(assignment(1, 1))
+    wait_for(lambda: coordinator.declines, "the decline")
+    assert [(said.assignment_id, said.reason) for said in coordinator.declines] == [("assignment-1", "closed")]
+    assert f"closed until {opens:%Y-%m-%d %H:%M} UTC" in coordinator.declines[0].message
+    wait_for(lambda: coordinator.heartbeats and coordinator.heartbeats[-1].HasField("closed_until"), "a heartbeat")
+    assert not running.events("training")
+    running.worker.clock = lambda: datetime.now(UTC) + timedelta(hours=3)
+    running.wait_for("receipt")
+    wait_for(lambda: not coordinator.heartbeats[-1].HasField("closed_until"), "the site to be open")
+    running.stop()
+
+
+# --- a federation
+
+
+RUN = """
+task = "digits"
+rounds = 2
+[train]
+steps = 2
+[evaluate]
+every = 0
+"""
+
+
+@pytest.fixture(scope="module")
+def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    with federation(tmp_path_factory.mktemp("federation")) as made:
+        made.serve()
+        for place, client in enumerate(("hospital-a", "hospital-b")):
+            directory = made.join(client)
+            if client == "hospital-a":
+                (directory / "policy.toml").write_text('approve = "each-run"\nsubmitters = ["admin"]\n')
+            made.work(client, "--part", f"{place + 1}/8")
+        made.attending("hospital-a", "hospital-b")
+        yield made
+
+
+def test_a_run_waits_for_the_owner_of_a_member_and_goes_on_seconds_after_the_approval(fed: Federation) -> None:
+    run = fed.submit("waits", RUN + "[selection]\nminimum = 2\n")
+    expected = "1 of 2 are ready for digits; hospital-a waits for the approval of its owner"
+    wait_for(lambda: expected in fed.query("select reason from runs where run_id = :run", run=run)[0][0], expected)
+    home = fed.directory / "hospital-a"
+    assert models_in(WorkerHome(home)) == []
+    [waiting] = [one for one in fed.admin("clients")["clients"] if one["client_id"] == "hospital-a"]
+    assert waiting["undecided"] == ["waits"]
+    [consent] = fed.run_state(run)["consents"]
+    assert (consent["client_id"], consent["answer"], consent["check"]["verified"]) == ("hospital-a", "waiting", True)
+    fed.fedpareto("worker", "approve", run, "--home", str(home))
+    fed.wait_completed(run)
+    assert [one["answer"] for one in fed.run_state(run)["consents"]] == ["accepted"]
+    asked = fed.query("select selected, not_asked from rounds where run_id = :run", run=run)
+    assert [str(row[0]) for row in asked] == ['["hospital-a", "hospital-b"]'] * 2
+    assert fed.admin("audit", "verify")["problems"] == []
+
+
+def test_a_site_knows_what_it_has_sent_and_finds_it_in_the_record(fed: Federation) -> None:
+    [(run,)] = fed.query("select run_id from runs where name = 'waits'")
+    home, bundle = ("--home", str(fed.directory / "hospital-b")), fed.directory / "run.fedpareto"
+    log = json.loads(fed.fedpareto("worker", "log", *home, "--json"))
+    assert [(one["run"], one["kind"], one["rounds"], one["accepted"]) for one in log] == [
+        (run, "train", 2, 2),
+        (run, "evaluate", 1, 1),
+    ]
+    assert log[0]["bytes"] > 0
+    assert "evaluate" in fed.fedpareto("worker", "log", *home)
+    fed.admin("bundle", run, "--out", str(bundle), "--payloads", "--yes")
+    found = json.loads(fed.fedpareto("worker", "verify", str(bundle), *home, "--json"))
+    assert (found["verified"], found["receipts"], found["problems"]) == (True, 3, [])
+    assert [len(one["coefficients"]) for one in found["replies"]] == [1, 1, 0]
+
+    def forget(record: RoundRecord) -> None:
+        for told in record.phases[0].exchanges:
+            if AssignmentManifest.FromString(told.assignment.manifest).client_id == "hospital-b":
+                told.ClearField("answers")
+
+    edited = Edited.of(bundle).with_round(1, forget).write(fed.directory / "edited.fedpareto")
+    document = json.loads(fed.fedpareto("worker", "verify", str(edited), *home, "--json", code=1))
+    assert "round 1 phase 0: the record lacks an accepted reply" in document["problems"][0]
+    assert "the record does not verify" in document["problems"][1]
+
+
+def test_a_run_that_an_owner_refuses_goes_on_without_that_member_and_the_round_says_so(fed: Federation) -> None:
+    run = fed.submit("refused", RUN, "--paused")
+    home = str(fed.directory / "hospital-a")
+
+    def asked() -> bool:
+        return bool(fed.query("select 1 from consents where run_id = :run", run=run))
+
+    wait_for(asked, "the run to ask hospital-a")
+    fed.fedpareto("worker", "refuse", "refused", "--reason", "not this study", "--home", home)
+
+    def refused() -> bool:
+        return bool(fed.query("select 1 from consents where run_id = :run and answer = 'REFUSED'", run=run))
+
+    wait_for(refused, "the refusal")
+    fed.admin("resume", run)
+    fed.wait_completed(run)
+    shown = fed.admin("round", run, "0")
+    assert shown["not_asked"] == [{"client_id": "hospital-a", "reason": "refuses the run: owner: not this study"}]
+    assert [part["client_id"] for part in shown["participations"]] == ["hospital-b"]

@@ -1,0 +1,262 @@
+"""Joining, what a worker keeps on its disk, and workers of a federation as shipped."""
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from federation.digests import digest
+from federation.refusals import Refusal
+from federation.trust.envelope import seal, unseal
+from federation.trust.keys import IdentityError
+from federation.trust.member_files import MemberFiles
+from federation.v1.common_pb2 import (
+    AssignmentManifest,
+    ReplyManifest,
+)
+from federation.vectors import read_vector, update_layout
+from tests.harness import federation
+from tests.scripted import CLIENT, ScriptedCoordinator, files_in, scripted
+from tests.worker import scene as worker_stage
+from worker.events import Events
+from worker.home import WorkerHome
+from worker.line.backoff import Backoff
+from worker.line.enroll import EnrollmentError, enroll
+from worker.work.cache import ModelCache, ModelMismatch
+from worker.work.spool import Spool, SpoolError
+
+# Fixtures
+coordinator = worker_stage.coordinator
+
+
+# Joining
+
+
+def test_joining_makes_a_private_directory_that_a_worker_can_run_from(
+    coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    home = WorkerHome(tmp_path / "deep" / "member")
+    enrolled = enroll(home, coordinator.join(), passphrase=b"secret")
+    assert files_in(home.directory.parent) == ["member"]
+    for name in ("tls.key", "signing.key"):
+        path = home.directory / name
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert b"ENCRYPTED" in path.read_bytes()
+    loaded = MemberFiles.load(home.directory, b"secret")
+    assert loaded.certificate == enrolled.member.certificate
+    assert loaded.client_id == CLIENT
+    with pytest.raises(IdentityError, match="passphrase"):
+        MemberFiles.load(home.directory, b"wrong")
+    with pytest.raises(EnrollmentError, match="holds a membership already"):
+        enroll(home, coordinator.join())
+
+
+@pytest.mark.parametrize("reason", ["join-string-invalid", "join-string-expired", "join-string-used"])
+def test_a_refused_join_string_is_explained_and_leaves_nothing_behind(
+    coordinator: ScriptedCoordinator, tmp_path: Path, reason: str
+) -> None:
+    coordinator.enrollment_refusal = Refusal(reason, "no")
+    with pytest.raises(EnrollmentError, match=f"{reason}: .*new one"):
+        enroll(WorkerHome(tmp_path / "member"), coordinator.join())
+    assert files_in(tmp_path) == []
+
+
+def test_a_coordinator_with_another_ca_never_sees_the_secret(coordinator: ScriptedCoordinator, tmp_path: Path) -> None:
+    with scripted() as impostor:
+        join = coordinator.join()
+        diverted = type(join)(impostor.join().address, join.ca_fingerprint, join.secret, join.client_id)
+        impostor.enrollment_refusal = Refusal("join-string-invalid", "seen")
+        with pytest.raises(EnrollmentError, match="fingerprint"):
+            enroll(WorkerHome(tmp_path / "member"), diverted)
+    assert files_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("client_id", "hospital-b"), ("federation_id", "another"), ("coordinator_key", b"short")]
+)
+def test_an_enrollment_that_is_not_what_was_promised_is_refused(
+    coordinator: ScriptedCoordinator, tmp_path: Path, field: str, value: Any
+) -> None:
+    coordinator.change_enrollment = lambda response: setattr(response, field, value)
+    with pytest.raises(EnrollmentError, match="not what the join string"):
+        enroll(WorkerHome(tmp_path / "member"), coordinator.join())
+    assert files_in(tmp_path) == []
+
+
+def test_joining_does_not_touch_a_directory_that_holds_something_else(
+    coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    (tmp_path / "diary.txt").write_text("mine")
+    with pytest.raises(EnrollmentError, match="not empty"):
+        enroll(WorkerHome(tmp_path), coordinator.join())
+    assert files_in(tmp_path) == ["diary.txt"]
+
+
+def test_nobody_at_the_address_is_said_so(coordinator: ScriptedCoordinator, tmp_path: Path) -> None:
+    coordinator.stop()
+    with pytest.raises(EnrollmentError, match="no coordinator answers at 127"):
+        enroll(WorkerHome(tmp_path / "member"), coordinator.join())
+    assert files_in(tmp_path) == []
+
+
+# Parts
+
+
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
+ASSIGNMENT = seal(AssignmentManifest(previous_step="blake3:1"), KEY)
+
+
+def _reply(name: str, payload: str = "", size: int = 0) -> ReplyManifest:
+    return ReplyManifest(assignment_id=name, payload=payload, payload_bytes=size)
+
+
+def test_the_spool_holds_what_was_added_and_nothing_half_made(tmp_path: Path) -> None:
+    directory = tmp_path / "spool"
+    spool = Spool(WorkerHome(tmp_path), KEY, Events())
+    layout = update_layout([("loss", 5)])
+    vector = np.arange(5, dtype=np.float32)
+    spool.add(_reply("../a"), layout, {"loss": vector}, ASSIGNMENT)
+    spool.add(_reply("b"), None, {}, ASSIGNMENT)
+    spool.add(_reply("unwanted"), layout, {"loss": vector}, ASSIGNMENT, lambda: False)
+    assert len(files_in(directory)) == 5
+    # A process that dies at the worst moments leaves these.
+    (directory / "half.envelope.tmp").write_bytes(b"half an envelope")
+    (directory / "orphan.payload").write_bytes(b"no envelope")
+    (directory / "lonely.envelope").write_bytes(seal(_reply("d", digest(b"no payload"), 10), KEY).SerializeToString())
+    (directory / "lonely.assignment").write_bytes(ASSIGNMENT.SerializeToString())
+    (directory / "unasked.envelope").write_bytes(seal(_reply("e"), KEY).SerializeToString())
+
+    again = Spool(WorkerHome(tmp_path), KEY, Events())
+    assert [entry.assignment_id for entry in again.entries()] == ["../a", "b"]
+    first = again.entries()[0]
+    assert (first.envelope, first.assignment) == (spool.entries()[0].envelope, ASSIGNMENT)
+    assert unseal(first.envelope, ReplyManifest, KEY.public_key()) == first.manifest
+    assert isinstance(first.payload, Path)
+    assert digest(first.payload.read_bytes()) == first.manifest.payload
+    np.testing.assert_array_equal(read_vector(first.payload)[1], vector)
+    assert len(files_in(directory)) == 5
+    again.settle(first)
+    assert len(files_in(directory)) == 2
+    assert again.renew("../a")
+    assert len(files_in(directory)) == 5
+    assert not again.renew("b")
+    again.remove("../a")
+    again.remove("b")
+    assert not again.renew("../a")
+    assert files_in(directory) == []
+
+
+def test_a_damaged_spool_is_named(tmp_path: Path) -> None:
+    spool = Spool(WorkerHome(tmp_path), KEY, Events())
+    spool.add(_reply("a"), update_layout([("loss", 2)]), {"loss": np.ones(2, dtype=np.float32)}, ASSIGNMENT)
+    [entry] = spool.entries()
+    assert isinstance(entry.payload, Path)
+    entry.payload.write_bytes(b"1234")
+    with pytest.raises(SpoolError, match="move the file away"):
+        Spool(WorkerHome(tmp_path), KEY, Events())
+
+
+def test_delays_grow_to_a_ceiling_with_full_jitter_and_start_again_after_success() -> None:
+    ceilings = Backoff(lambda low, high: high)
+    assert [ceilings.delay() for _ in range(10)] == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
+    ceilings.reset()
+    assert ceilings.delay() == 0.2
+    jittered = Backoff(random.Random(1).uniform)
+    drawn = [jittered.delay() for _ in range(2000)]
+    assert all(0 <= delay <= 30 for delay in drawn)
+    assert min(drawn[10:]) < 1
+    assert max(drawn) > 29
+
+
+def test_the_cache_keeps_the_last_models_and_checks_what_an_earlier_process_left(tmp_path: Path) -> None:
+    models = [bytes([number]) * 100 for number in range(5)]
+    cache = ModelCache(tmp_path, keep=2)
+    for data in models:
+        assert cache.get(digest(data), 100, lambda offset, data=data: iter([data[offset:]])).read_bytes() == data
+    assert len(files_in(tmp_path)) == 2
+    path = cache.get(digest(models[4]), 100, lambda offset: iter([]))
+    path.write_bytes(b"rotten" * 20)
+    fresh = ModelCache(tmp_path, keep=2)
+    assert fresh.get(digest(models[4]), 100, lambda offset: iter([models[4][offset:]])).read_bytes() == models[4]
+
+
+def test_the_cache_starts_over_when_the_rest_does_not_fit_and_bounds_what_it_takes(tmp_path: Path) -> None:
+    data = bytes(range(100))
+    cache = ModelCache(tmp_path)
+    algorithm, _, value = digest(data).partition(":")
+    (tmp_path / f"{algorithm}-{value}.part").write_bytes(b"something else")
+    offsets: list[int] = []
+
+    def fetch(offset: int) -> Iterator[bytes]:
+        offsets.append(offset)
+        yield data[offset:]
+
+    assert cache.get(digest(data), 100, fetch).read_bytes() == data
+    assert offsets == [14, 0]
+
+    def endless(offset: int) -> Iterator[bytes]:
+        while True:
+            yield bytes(1000)
+
+    with pytest.raises(ModelMismatch, match="more than the 100 bytes"):
+        cache.get(digest(b"another"), 100, endless)
+
+
+# With the coordinator as shipped
+
+
+def test_workers_join_a_real_federation_and_carry_a_run_to_its_end(tmp_path: Path) -> None:
+    with federation(tmp_path) as made:
+        made.serve()
+        word = made.join_string("a")
+        made.fedpareto("worker", "join", "--home", str(tmp_path / "a"), standard_input=word)
+        made.fedpareto("worker", "join", "--home", str(tmp_path / "again"), code=1, standard_input=word)
+        assert not (tmp_path / "again").exists()
+        made.join("b")
+        workers = [made.work(name, "--part", f"{number}/2") for number, name in enumerate("ab", 1)]
+        for worker in workers:
+            worker.wait_for_text("attending federation")
+        run = made.submit("two-rounds", 'task = "digits"\nrounds = 2\n[selection]\nminimum = 2\n')
+        made.wait_completed(run)
+        for worker, name in zip(workers, "ab", strict=True):
+            worker.wait_for_text("receipt accepted", 4)  # the last one is on its way when the run is over
+            assert worker.stop() == 0
+            assert worker.text.count(": training\n") == 2
+            receipts = [json.loads(line) for line in (tmp_path / name / "receipts.jsonl").read_text().splitlines()]
+            assert sum(bool(receipt["payload"]) for receipt in receipts) == 2
+            assert all(receipt["accepted"] for receipt in receipts)
+            assert files_in(tmp_path / name / "spool") == []
+
+
+@pytest.mark.full
+def test_attackers_of_a_real_federation_collude_or_are_refused_and_the_run_goes_on(tmp_path: Path) -> None:
+    together = ["--attack", "alie:z=1", "--accomplices", str(tmp_path / "shared")]
+    options = {"a": together, "b": together, "c": ["--attack", "nan"]}
+    with federation(tmp_path) as made:
+        made.serve()
+        for name in options:
+            made.join(name)
+        workers = {
+            name: made.work(name, "--part", f"{number}/3", *more)
+            for number, (name, more) in enumerate(options.items(), 1)
+        }
+        for worker in workers.values():
+            worker.wait_for_text("attending federation")
+        run = made.submit("attacked", 'task = "digits"\nrounds = 2\n[selection]\nminimum = 3\n')
+        made.wait_completed(run)
+        for name in options:
+            assert "REHEARSAL OF AN ATTACK" in workers[name].text
+        found = made.query("select client_id, accepted, reason, payload from replies where payload_bytes > 0")
+        for client_id, accepted, reason, _ in found:
+            assert (bool(accepted), reason) == ((False, "non-finite") if client_id == "c" else (True, ""))
+        digests = {name: {row.payload for row in found if row.client_id == name} for name in "ab"}
+        assert len(digests["a"]) == 2
+        assert digests["a"] == digests["b"]
+        for name in "ab":
+            assert workers[name].stop() == 0
+        assert list((tmp_path / "shared").iterdir()) == []

@@ -1,0 +1,227 @@
+"""The SQLite files of a worker's home: durable when a statement returns, and named when they cannot be used."""
+
+import os
+import re
+import signal
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from typer.testing import CliRunner
+
+from federation.v1.common_pb2 import AssignmentManifest
+from federation.work.site import SessionEntry
+from fedpareto.cli.failure import CommandFailure
+from fedpareto.cli.main import app
+from tests.paths import ROOT
+from tests.worker.working import files_of_at_most
+from worker import ledger_file, rotation
+from worker.events import Events
+from worker.home import MEMBER_FILE, DiskFull, FileLocked, WorkerHome, WorkerHomeError, with_remedy
+from worker.ledger_file import LedgerFile
+from worker.site.asked_runs import AskedRun, RunsFile
+from worker.site.consents import Consents
+from worker.site.policy import Policy
+from worker.site.privacy import Ledger, PrivacyEntry
+from worker.site.round_ledger import RoundLedger
+from worker.work.memory import WorkerMemory
+
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
+ASKED = AskedRun(
+    run="run-1", spec="s", name="n", task="digits", submitted_by="a", document=b"", asked="2026", owner="", words="",
+    decided="",
+)  # fmt: skip
+SPENT = PrivacyEntry("2026", "digits", "digits", "run-1", 0, "a", 1.0, 1.0, 0.1, 5)
+
+
+def remember(file: WorkerMemory) -> None:
+    file.end_after(AssignmentManifest(run_id="run-1"), "secret", timedelta(days=1))
+
+
+# Each file of a home: what opens it, a change of it, and what the owner is told of a damaged one.
+FILES: dict[str, tuple[Callable[[Path], Any], Callable[[Any], None], str]] = {
+    "memory.db": (lambda path: WorkerMemory(path, KEY), remember, "only between rounds"),
+    "runs.db": (RunsFile, lambda file: file.add(ASKED), "runs then ask again"),
+    "privacy.db": (Ledger, lambda file: file.add(SPENT), "put back a copy of the file"),
+    "private-rounds.db": (
+        RoundLedger,
+        lambda file: file.add(SessionEntry("s", "run-1", "digits", "base", "train")),
+        "put back a copy of it",
+    ),
+}
+EACH = pytest.mark.parametrize("name", FILES)
+
+
+def rows(path: Path) -> int:
+    """The number of rows in all tables of a file, as another process reads them."""
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return sum(connection.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in tables)
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Callable[[str], Any]]:
+    files = []
+
+    def open_file(name: str) -> Any:
+        files.append(FILES[name][0](tmp_path / name))
+        return files[-1]
+
+    yield open_file
+    for file in files:
+        file.close()
+
+
+def test_these_are_the_sqlite_files_of_a_home(tmp_path: Path) -> None:
+    home = WorkerHome(tmp_path)
+    assert {home.memory.name, home.runs.name, home.privacy.name, home.rounds.name} == set(FILES)
+
+
+def test_nothing_else_in_the_worker_opens_sqlite() -> None:
+    users = {path.name for path in (ROOT / "worker").rglob("*.py") if re.search(r"\bsqlite3?\b", path.read_text())}
+    assert users == {"ledger_file.py"}
+
+
+@EACH
+def test_what_was_written_is_there_after_a_kill_right_after_the_answer(tmp_path: Path, name: str) -> None:
+    def write_and_die() -> None:
+        FILES[name][1](FILES[name][0](tmp_path / name))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    process = get_context("fork").Process(target=write_and_die)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert rows(tmp_path / name) == 1
+
+
+@EACH
+def test_a_change_is_synced_before_its_statement_returns_and_so_is_the_directory_of_a_new_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Callable[[str], Any], name: str
+) -> None:
+    synced = list[Path]()
+    monkeypatch.setattr(ledger_file, "sync_directory", synced.append)
+    with opened(name)._file.using() as connection:
+        settings = [
+            connection.execute(f"PRAGMA {setting}").fetchone()[0]
+            for setting in ("synchronous", "journal_mode", "secure_delete")
+        ]
+    assert settings == [3, "truncate", 1], "3 is EXTRA"
+    assert synced == [tmp_path]
+    assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+
+
+@EACH
+def test_a_locked_file_is_reported_as_locked_and_not_as_damaged_when_it_is_opened_and_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Callable[[str], Any], name: str
+) -> None:
+    monkeypatch.setattr(ledger_file, "BUSY_SECONDS", 0.0)
+    file, (_, write, _) = opened(name), FILES[name]
+    locked = rf"{re.escape(str(tmp_path / name))} is locked by another process, probably .* wait until .* `fuser "
+    with closing(sqlite3.connect(tmp_path / name, isolation_level=None)) as another:
+        another.execute("BEGIN EXCLUSIVE")
+        for attempt in (lambda: opened(name), lambda: write(file)):
+            with pytest.raises(FileLocked, match=locked) as error:
+                attempt()
+            assert "damaged" not in str(error.value)
+            assert "make room" not in with_remedy(error.value)
+        another.execute("COMMIT")
+    write(file)
+    assert rows(tmp_path / name) == 1
+
+
+@EACH
+def test_a_file_that_the_disk_does_not_take_is_reported_with_its_name(
+    tmp_path: Path, opened: Callable[[str], Any], name: str
+) -> None:
+    file, (_, write, _) = opened(name), FILES[name]
+    with files_of_at_most(100), pytest.raises(DiskFull, match=rf"{name} cannot be written: disk I/O error") as error:
+        write(file)
+    assert "make room on this worker's disk" in with_remedy(error.value)
+    write(file)
+    assert rows(tmp_path / name) == 1
+
+
+@EACH
+def test_a_damaged_file_is_named_with_what_to_do_and_left_alone(
+    tmp_path: Path, opened: Callable[[str], Any], name: str
+) -> None:
+    content = b"no database" * 1000
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(WorkerHomeError, match=rf"{name} is damaged .*{FILES[name][2]}"):
+        opened(name)
+    assert (tmp_path / name).read_bytes() == content
+
+
+@EACH
+def test_a_file_with_the_tables_of_another_version_is_refused_with_the_version_and_the_remedy(
+    tmp_path: Path, opened: Callable[[str], Any], name: str
+) -> None:
+    FILES[name][1](opened(name))
+    with closing(sqlite3.connect(tmp_path / name)) as connection:
+        tables = [table for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        connection.execute(f"ALTER TABLE {tables[0]} RENAME COLUMN run TO runs")
+    content = (tmp_path / name).read_bytes()
+    refused = rf"{name} has other tables than fedpareto-worker/\d.* Use that version, or else: .*{FILES[name][2]}"
+    with pytest.raises(WorkerHomeError, match=refused):
+        opened(name)
+    assert (tmp_path / name).read_bytes() == content
+
+
+@pytest.mark.parametrize(("command", "name"), [("privacy", "privacy.db"), ("runs", "runs.db")])
+def test_a_command_of_the_owner_says_that_a_file_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Callable[[str], Any], command: str, name: str
+) -> None:
+    monkeypatch.setattr(ledger_file, "BUSY_SECONDS", 0.0)
+    (tmp_path / MEMBER_FILE).touch()
+    opened(name)
+    with closing(sqlite3.connect(tmp_path / name, isolation_level=None)) as another:
+        another.execute("BEGIN EXCLUSIVE")
+        result = CliRunner().invoke(app, ["worker", command, "--home", str(tmp_path)])
+    assert isinstance(result.exception, CommandFailure)
+    assert str(result.exception).startswith(f"{tmp_path / name} is locked by another process, probably")
+
+
+def test_an_assignment_is_declined_while_the_runs_that_asked_are_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_file, "BUSY_SECONDS", 0.0)
+    nobody: Any = None
+    with closing(Consents(tmp_path / "runs.db", Policy(), {}, nobody, Events(), nobody)) as consents:
+        with closing(sqlite3.connect(tmp_path / "runs.db", isolation_level=None)) as another:
+            another.execute("BEGIN EXCLUSIVE")
+            reason, words = consents.problem(AssignmentManifest(run_id="run-1", spec="s")) or ("", "")
+        assert reason == "disk"
+        assert "runs.db is locked by another process" in words
+        assert consents.problem(AssignmentManifest(run_id="run-1", spec="s")) is None
+
+
+def test_the_signing_key_is_not_replaced_while_the_memory_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Callable[[str], Any]
+) -> None:
+    monkeypatch.setattr(ledger_file, "BUSY_SECONDS", 0.0)
+    opened("memory.db")
+    with closing(sqlite3.connect(tmp_path / "memory.db", isolation_level=None)) as another:
+        another.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(FileLocked, match="is locked"), rotation._writing(WorkerHome(tmp_path)):
+            WorkerMemory.erase_kept(tmp_path / "memory.db")
+
+
+def test_two_processes_that_share_a_file_both_see_each_change(opened: Callable[[str], Any]) -> None:
+    worker, owner = opened("runs.db"), opened("runs.db")
+    worker.add(ASKED)
+    owner.decide(ASKED, "approved", "", datetime.now(UTC))
+    assert [run.owner for run in worker.runs()] == ["approved"]
+
+
+def test_a_file_that_was_closed_is_a_mistake_of_the_program(tmp_path: Path) -> None:
+    file = LedgerFile(tmp_path / "some.db", "CREATE TABLE IF NOT EXISTS some (x INTEGER);", "move it away")
+    file.close()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"), file.using() as connection:
+        connection.execute("SELECT 1")

@@ -1,0 +1,341 @@
+"""A worker and work on several objectives: what it declines, what it fetches, and the bytes that it makes again."""
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from federation.digests import digest
+from federation.sketches import sketch
+from federation.sketches.svd import TwoWaySvd
+from federation.spec.computation import LocalSgd
+from federation.tasks import DataSource, Part, initial_model, task
+from federation.training.torch_trainer import TorchTrainer
+from federation.training.trainer import Trainer
+from federation.v1.common_pb2 import AssignmentManifest, Input, JacobianWork, ObjectiveWeight, ResidualWork, Row, Target
+from federation.vectors import Layout, to_bytes, update_layout
+from tests import trained
+from tests.harness import wait_for
+from tests.scripted import ScriptedCoordinator, Submission
+from tests.worker import scene as worker_stage
+from tests.worker.scene import Start
+from tests.worker.working import Running
+from tests.works import set_train, set_work
+from worker.home import WorkerHome
+from worker.service import prepare_offers
+
+SOURCE = DataSource(part=Part(0, 20))
+BOTH = ("left", "right")
+WORK = LocalSgd(steps=2, batch_size=10, learning_rate=0.1)
+Prepared = dict[tuple[str, ...], dict[str, Trainer]]
+
+
+@pytest.fixture(scope="module")
+def offers() -> Prepared:
+    """What a worker offers that serves both objectives, and one that serves the left alone."""
+    return {
+        serves: prepare_offers(["two-digits"], SOURCE, device="cpu", threads=1, objectives={"two-digits": serves})[0]
+        for serves in (BOTH, ("left",))
+    }
+
+
+@pytest.fixture(scope="module")
+def model() -> tuple[Layout, bytes]:
+    layout, vector = initial_model(task("two-digits"), 3)
+    return layout, to_bytes(layout, vector)
+
+
+coordinator = worker_stage.coordinator
+
+
+@pytest.fixture
+def start(coordinator: ScriptedCoordinator, offers: Prepared, tmp_path: Path) -> Iterator[Start]:
+    running: list[Running] = []
+
+    def begin(serves: tuple[str, ...] = BOTH, home: str = "worker") -> Running:
+        running.append(Running(WorkerHome(tmp_path / home), coordinator.member(), offers[serves]))
+        return running[-1]
+
+    yield begin
+    for one in running:
+        one.stop()
+
+
+def jacobian(name: str = "count", objectives: tuple[str, ...] = BOTH, **changes: object) -> JacobianWork:
+    asked = {"batch_size": 10, "sketch": name, "budget": 0.5, "measure": True, **changes}
+    return JacobianWork(objectives=objectives, **asked)
+
+
+def asking(
+    coordinator: ScriptedCoordinator,
+    model: tuple[Layout, bytes],
+    work: JacobianWork | ResidualWork,
+    number: int = 0,
+    inputs: Sequence[Input] = (),
+) -> AssignmentManifest:
+    """An assignment with the rows, and as many bytes, as this work gives; the reference is offered as a blob."""
+    layout = model[0]
+    asked = work.jacobian if isinstance(work, ResidualWork) else work
+    name = asked.sketch if asked.sketch in ("svd", "svd-two-way", "exact", "count") else "count"
+    budget = asked.budget if 0 < asked.budget < 10 else 0.5
+    made = sketch(name, d=layout.size, objectives=BOTH, budget=budget)
+    manifest = coordinator.assignment(*model, number, task="two-digits")
+    del manifest.rows[:]
+    set_work(manifest, work)
+    manifest.inputs.extend(inputs)
+    if isinstance(work, ResidualWork):
+        rows = [("residual", len(asked.objectives) * max(1, len(work.objectives)))]
+    else:
+        rows = list(made.layout(len(asked.objectives) or 1))
+    manifest.rows.extend(Row(name=row, dtype="F32", length=length) for row, length in rows)
+    manifest.max_payload_bytes = update_layout(rows).file_bytes
+    return manifest
+
+
+def reference(coordinator: ScriptedCoordinator, layout: Layout, *, seed: int = 0) -> tuple[TwoWaySvd, str, int]:
+    """A well-formed reference in the coordinator's store: its sketch, digest and size."""
+    made = sketch("svd-two-way", d=layout.size, objectives=BOTH, budget=0.5)
+    assert isinstance(made, TwoWaySvd)
+    own = update_layout(made.reference_layout(2))
+    blob = to_bytes(own, np.random.default_rng(seed).standard_normal(own.size).astype(np.float32))
+    coordinator.blobs[digest(blob)] = blob
+    return made, digest(blob), len(blob)
+
+
+def residual() -> ResidualWork:
+    return ResidualWork(jacobian=jacobian("svd-two-way"), objectives=BOTH)
+
+
+def second_leg(coordinator: ScriptedCoordinator, layout: Layout) -> list[Input]:
+    """The input of a residual: a reference in the coordinator's store."""
+    _, name, size = reference(coordinator, layout)
+    return [Input(name="reference", digest=name, size=size)]
+
+
+def submitted(coordinator: ScriptedCoordinator, count: int = 1) -> list[Submission]:
+    wait_for(lambda: len(coordinator.submissions) >= count, f"{count} replies", 60)
+    return coordinator.submissions
+
+
+def declined(coordinator: ScriptedCoordinator) -> tuple[str, str]:
+    wait_for(lambda: bool(coordinator.declines), "a decline", 60)
+    (said,) = coordinator.declines
+    return said.reason, said.message
+
+
+# --- what it declines
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"name": "sketchy"}, "no sketch 'sketchy'"),
+        ({"budget": 0.0}, "budget must be finite and positive"),
+        ({"budget": float("nan")}, "budget must be finite and positive"),
+        ({"budget": -1.0}, "budget must be finite and positive"),
+        ({"budget": 1e308}, ""),
+        ({"objectives": ("left", "middle")}, "gradients of ['left', 'middle'] are asked for"),
+        ({"objectives": ("right", "left")}, "this client serves ['left', 'right']"),
+        ({"objectives": ("left", "left")}, "this client serves ['left', 'right']"),
+        ({"objectives": ()}, "gradients of [] are asked for"),
+    ],
+)
+def test_gradients_that_make_no_sense_are_declined(
+    coordinator: ScriptedCoordinator,
+    start: Start,
+    model: tuple[Layout, bytes],
+    changes: dict[str, object],
+    words: str,
+) -> None:
+    coordinator.assign(asking(coordinator, model, jacobian(**changes)))  # type: ignore[arg-type]
+    start()
+    reason, message = declined(coordinator)
+    assert (reason, words in message) == ("work", True), message
+    assert coordinator.fetches == []
+
+
+def test_gradients_of_an_objective_that_is_not_served_are_declined(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
+) -> None:
+    coordinator.assign(asking(coordinator, model, jacobian()))
+    start(("left",))
+    assert declined(coordinator) == (
+        "work",
+        "gradients of ['left', 'right'] are asked for; this client serves ['left']",
+    )
+
+
+def target(row: str, **weights: float) -> Target:
+    return Target(row=row, weights=[ObjectiveWeight(objective=name, weight=value) for name, value in weights.items()])
+
+
+@pytest.mark.parametrize(
+    ("targets", "words"),
+    [
+        ([target("loss", middle=1.0)], "row 'loss' descends ['middle']; this client serves left, right"),
+        ([target("loss", left=float("nan"))], "weights that are no numbers"),
+        ([target("loss", left=0.5, right=float("inf"))], "weights that are no numbers"),
+        ([target("loss")], "row 'loss' descends []"),
+        ([target("left", left=1.0), target("left", right=1.0)], "a row of the update is named twice"),
+        (
+            [Target(row="loss", weights=[ObjectiveWeight(objective="left", weight=value) for value in (1.0, 2.0)])],
+            "a row of the update names an objective twice",
+        ),
+    ],
+)
+def test_targets_that_make_no_sense_are_declined(
+    coordinator: ScriptedCoordinator,
+    start: Start,
+    model: tuple[Layout, bytes],
+    targets: list[Target],
+    words: str,
+) -> None:
+    asked = coordinator.assignment(*model, task="two-digits")
+    set_train(asked, targets=targets)
+    coordinator.assign(asked)
+    start()
+    reason, message = declined(coordinator)
+    assert (reason, words in message) == ("work", True), message
+
+
+def test_rows_that_are_not_those_of_the_targets_are_declined(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
+) -> None:
+    asked = coordinator.assignment(*model, task="two-digits")  # one row, "loss"
+    set_train(asked, targets=[target("left", left=1.0), target("right", right=1.0)])
+    coordinator.assign(asked)
+    start()
+    assert declined(coordinator)[0] == "rows"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"objectives": ("left", "middle")}, "the reference is of ['left', 'middle']"),
+        ({"objectives": ("left",) * 1000}, "the reference is of ['left', 'left'"),
+        ({"objectives": ()}, "the reference is of []"),
+        ({"jacobian": JacobianWork(batch_size=10, objectives=BOTH, sketch="count", budget=0.5)}, "no second leg"),
+    ],
+)
+def test_a_second_leg_that_makes_no_sense_is_declined_before_anything_is_fetched(
+    coordinator: ScriptedCoordinator,
+    start: Start,
+    model: tuple[Layout, bytes],
+    changes: dict[str, object],
+    words: str,
+) -> None:
+    work = ResidualWork(**({"jacobian": jacobian("svd-two-way"), "objectives": BOTH} | changes))
+    coordinator.assign(asking(coordinator, model, work, inputs=second_leg(coordinator, model[0])))
+    start()
+    reason, message = declined(coordinator)
+    assert (reason, words in message) == ("work", True), message
+    assert coordinator.fetches == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"digest": "../../etc/passwd"}, "etc/passwd"),
+        ({"digest": ""}, "input 'reference'"),
+        ({"size": 10**12}, "input 'reference' has 1000000000000 bytes; at most"),
+        ({"name": "another"}, "the work needs the inputs ['reference']; offered are ['another']"),
+        (None, "the work needs the inputs ['reference']; offered are []"),
+    ],
+)
+def test_inputs_other_than_those_that_the_work_needs_are_declined_before_anything_is_fetched(
+    coordinator: ScriptedCoordinator,
+    start: Start,
+    model: tuple[Layout, bytes],
+    changes: dict[str, Any] | None,
+    words: str,
+) -> None:
+    inputs = second_leg(coordinator, model[0])
+    for name, value in (changes or {}).items():
+        setattr(inputs[0], name, value)
+    coordinator.assign(asking(coordinator, model, residual(), inputs=[] if changes is None else inputs))
+    start()
+    reason, message = declined(coordinator)
+    assert (reason, words in message) == ("inputs", True), message
+    assert coordinator.fetches == []
+
+
+def test_a_reference_other_than_the_promised_one_is_declined(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
+) -> None:
+    inputs = second_leg(coordinator, model[0])
+    coordinator.blobs[inputs[0].digest] = bytes(inputs[0].size)
+    coordinator.assign(asking(coordinator, model, residual(), inputs=inputs))
+    start()
+    assert declined(coordinator)[0] == "base-model"
+
+
+def test_a_reference_that_is_no_sketch_is_declined(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
+) -> None:
+    inputs = second_leg(coordinator, model[0])
+    other = bytes(inputs[0].size)
+    coordinator.blobs[digest(other)] = other
+    inputs[0].digest = digest(other)
+    coordinator.assign(asking(coordinator, model, residual(), inputs=inputs))
+    start()
+    reason, message = declined(coordinator)
+    assert (reason, "the reference: " in message) == ("failed", True), message
+
+
+# --- what it does
+
+
+def test_a_client_gives_the_gradients_of_those_of_its_objectives_that_are_asked_for(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
+) -> None:
+    layout, blob = model
+    coordinator.assign(asking(coordinator, model, jacobian("exact", ("right",))))
+    start()
+    (reply,) = submitted(coordinator)
+    base = np.frombuffer(blob[-4 * layout.size :], np.float32)
+    digits = task("two-digits")
+    trainer = TorchTrainer(digits, digits.load(SOURCE), threads=1)
+    rows = trained.jacobian(trainer, base, WORK.batch_size, seed=7, round=0, client_id="hospital-a").rows
+    assert reply.payload[-4 * layout.size :] == rows["right"].tobytes()
+    assert [row.name for row in reply.manifest.rows] == ["jacobian"]
+    assert set(reply.manifest.losses) == {"left", "right", "loss"}
+
+
+@pytest.mark.parametrize("kind", ["jacobian", "residual", "train"])
+def test_a_worker_that_was_restarted_between_the_phases_sends_the_very_same_bytes(
+    coordinator: ScriptedCoordinator, offers: Prepared, start: Start, model: tuple[Layout, bytes], kind: str
+) -> None:
+    layout = model[0]
+
+    def order(number: int) -> AssignmentManifest:
+        """The first is of a Jacobian; the second, of the same round, builds on its gradients."""
+        if number == 0 or kind == "jacobian":
+            asked = asking(coordinator, model, jacobian("svd-two-way"), number)
+        elif kind == "residual":
+            asked = asking(coordinator, model, residual(), number, second_leg(coordinator, layout))
+        else:
+            asked = coordinator.assignment(*model, number, task="two-digits")
+            set_train(asked, targets=[target("loss", left=0.3, right=0.7)], from_jacobian=True, steps=3)
+        asked.round, asked.phase = 0, number
+        return asked
+
+    running = start()
+    coordinator.assign(order(0))
+    submitted(coordinator, 1)
+    coordinator.assign(order(1))
+    submitted(coordinator, 2)
+    running.stop()
+    # another process, as it were: nothing is known but what is on its disk
+    fresh = prepare_offers(["two-digits"], SOURCE, device="cpu", threads=1)[0]
+    offers[BOTH] = fresh
+    again = order(1)
+    again.assignment_id = f"again-{random.Random(kind).random()}"
+    coordinator.assign(again)
+    start()
+    first, second, third = submitted(coordinator, 3)
+    assert second.payload == third.payload
+    assert (second.payload == first.payload) == (kind == "jacobian")
+    assert dict(second.manifest.losses) == dict(third.manifest.losses)

@@ -1,0 +1,509 @@
+"""Private rounds with real workers over TLS: rosters are pinned, a round is summed, and what was secret is erased.
+
+The record that the runs leave is verified, and each fact of it that is edited is named.
+"""
+
+import json
+import shutil
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from coordinator.home import CoordinatorHome
+from federation.record.bundle import BundleReader
+from federation.trust.envelope import seal
+from federation.trust.member_files import MemberFiles
+from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
+from federation.v1.record_pb2 import RoundRecord
+from federation.v1.secure_pb2 import SecureDealWork
+from federation.vectors import Layout, Tensor
+from federation.work.base import Shape
+from federation.work.evaluate.work import Evaluate
+from federation.work.site import SessionEntry
+from tests.compared_metrics import must_be_exact, watched
+from tests.harness import Federation, Process, federation, wait_for
+from tests.verification.scene import Edited, signed_again
+from verification.errors import Wrong
+from verification.run import verify
+from worker.site.assignments import Order
+from worker.site.round_ledger import RoundLedger
+from worker.work.memory import WorkerMemory
+
+CLIENTS = tuple(f"client-{number}" for number in range(5))
+LATE = CLIENTS[-1]
+STAGES = ["secure-ready", "secure-deal", "secure-open", "secure-mask", "secure-confirm", "secure-unmask"]
+SPEC = """\
+task = "digits"
+rounds = 1
+algorithm.name = "fedavg-n"
+selection = { minimum = 5, pool = "enrolled" }
+train = { steps = 1, batch_size = 20, deadline_seconds = 120.0 }
+evaluate = { every = 0, splits = ["train"] }
+limits = { skipped_rounds = 1 }
+privacy.secure = "sum"
+"""
+
+
+SHAPE = Shape(Layout((Tensor("weight", (1,)),)), ("loss",), ("loss",))
+
+
+class Scene:
+    """Five members, whose owners have put a roster together."""
+
+    def __init__(self, fed: Federation) -> None:
+        self.fed = fed
+        self.workers: dict[str, Process] = {}
+        self.roster = fed.directory / "roster.toml"
+
+    def home(self, client: str) -> Path:
+        return self.fed.directory / client
+
+    def roster_command(self, command: str, client: str, *arguments: str) -> str:
+        return self.fed.fedpareto("worker", "roster", command, *arguments, "--home", str(self.home(client)))
+
+    def work(self, client: str) -> None:
+        self.workers[client] = self.fed.work(client, "--part", f"{CLIENTS.index(client) + 1}/5")
+
+
+@pytest.fixture(scope="module")
+def unpinned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """A scene in which the last member has pinned no roster yet."""
+    with federation(tmp_path_factory.mktemp("private")) as fed:
+        fed.serve()
+        scene = Scene(fed)
+        for client in CLIENTS:
+            fed.join(client)
+            # Runs in different modes are compared, so each model is trained on several times.
+            (scene.home(client) / "policy.toml").write_text("[secure]\nsums_per_model = 1000\n")
+        scene.roster.write_text("\n".join(scene.roster_command("card", client) for client in CLIENTS))
+        for client in CLIENTS:
+            if client != LATE:
+                scene.roster_command("pin", client, str(scene.roster), "--yes")
+            scene.work(client)
+        yield scene
+
+
+@pytest.fixture(scope="module")
+def scene(unpinned: Scene) -> Scene:
+    unpinned.workers[LATE].stop()
+    unpinned.roster_command("pin", LATE, str(unpinned.roster), "--yes")
+    unpinned.work(LATE)
+    unpinned.fed.attending(*CLIENTS)
+    return unpinned
+
+
+def test_a_worker_without_a_roster_declines(unpinned: Scene) -> None:
+    fed = unpinned.fed
+    run = fed.submit("too-early", SPEC)
+    wait_for(lambda: fed.query("select state from runs where name = 'too-early'")[0][0] == "FAILED", "the run")
+    record = fed.admin("round", run, "0")
+    (phase,) = record["phases"]
+    assert (phase["kind"], phase["asked"], phase["replied"]) == ("secure-ready", 5, 4)
+    unpinned.workers[LATE].wait_for_text("declined, roster: no roster is pinned here")
+
+
+class Watch:
+    """Reads what a worker keeps of its sessions, again and again, and decrypts it with the member's key."""
+
+    def __init__(self, home: Path) -> None:
+        self.values: dict[str, bytes] = {}
+        self.sealed: set[bytes] = set()
+        self._home = home
+        self._rows: set[tuple[Any, ...]] = set()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def kept(self) -> set[tuple[Any, ...]]:
+        with closing(sqlite3.connect(f"file:{self._home / 'memory.db'}?mode=ro", uri=True)) as database:
+            return set(database.execute("SELECT * FROM kept").fetchall())
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.02):
+            self._rows |= self.kept()
+
+    def stop(self, copy: Path) -> None:
+        """Ends the watch. `values` is what was seen, by its name; `sealed` is the same as it was kept.
+
+        `copy` is a database to make.
+        """
+        self._ended.set()
+        self._thread.join()
+        memory = WorkerMemory(copy, MemberFiles.load(self._home).signing_key)
+        with closing(sqlite3.connect(copy)) as database, database:
+            database.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?, ?)", self._rows)
+        for run, number, attempt, name, sealed, _ in self._rows:
+            manifest = AssignmentManifest(run_id=run, round=number, attempt=attempt)
+            order = Order(SignedEnvelope(), manifest, Evaluate(splits=()), SHAPE, (), datetime.now(UTC))
+            value = memory.begin(order).get(name)
+            assert value is not None
+            self.values[name] = value
+            self.sealed.add(sealed)
+        memory.close()
+
+
+def around_the_largest(vector: bytes) -> bytes:
+    """Up to 32 bytes of a vector of float32, which are not all zero."""
+    place = 4 * int(np.abs(np.frombuffer(vector, "<f4")).argmax())
+    return vector[max(0, place - 16) : place + 16]
+
+
+def files_with(directory: Path, values: Iterable[bytes]) -> list[Path]:
+    """The files that hold one of these values."""
+    contents = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    return [path for path, content in contents.items() if any(value in content for value in values)]
+
+
+def secrets_left_nowhere(scene: Scene, watch: Watch, copy: Path) -> int:
+    """Checks that nobody has a secret or a vector of LATE once its sessions are over; returns how many sessions.
+
+    `copy` is a database to make.
+    """
+    wait_for(lambda: not watch.kept(), "the worker to erase the session")
+    watch.stop(copy)
+    secrets = [value for name, value in watch.values.items() if name.endswith("/secret")]
+    vectors = [value for name, value in watch.values.items() if name.endswith("/vector")]
+    assert {len(secret) for secret in secrets} == {32}
+    assert len(vectors) == len(secrets)
+    hidden = [*secrets, *map(around_the_largest, vectors)]
+    assert not files_with(scene.fed.directory, [*hidden, *watch.sealed])
+    return len(secrets)
+
+
+def test_a_private_round_shows_one_sum_and_leaves_no_secret(scene: Scene, tmp_path: Path) -> None:
+    fed = scene.fed
+    watch = Watch(scene.home(LATE))
+    run = fed.submit("private", SPEC)
+    fed.wait_completed(run)
+    record = fed.admin("round", run, "0")
+    phases = record["phases"][: len(STAGES)]
+    assert not record["gram_clients"], "one combined vector has no cosines"
+    assert [part.get("reason", "") for part in record["participations"]] == [""] * len(CLIENTS)
+    assert [phase["kind"] for phase in phases] == STAGES
+    assert {(phase["asked"], phase["replied"]) for phase in phases} == {(5, 5)}
+
+    assert secrets_left_nowhere(scene, watch, tmp_path / "copy.db") == 2, "of an update and of an evaluation"
+
+
+# The stages of each mode: all but "sum" open the Gram matrix too.
+COORDINATORS_SEED = 100  # of runs whose coordinator dies
+WITH_GRAM = [*STAGES[:3], "secure-open", *STAGES[3:]]
+MODES = {"sum": STAGES, "private": WITH_GRAM, "verified": WITH_GRAM}
+
+
+def in_mode(mode: str, seed: int) -> str:
+    """The specification of a run in this mode, from a model of its own: owners limit the sessions from one model.
+
+    Members train on all their samples: which samples they would choose is a secret of the session.
+    """
+    spec = SPEC.replace('secure = "sum"', f'secure = "{mode}"').replace("batch_size = 20", "batch_size = 0")
+    return f"seed = {seed}\n{spec}"
+
+
+def replies_of(scene: Scene, run: str) -> list[Any]:
+    """How many replies each member has signed for each phase of a run that it did not decline.
+
+    Runs that end in a model that was evaluated before are declined its evaluation.
+    """
+    return scene.fed.query(
+        "select count(replies.reply_id) from assignments a join phases using (phase_id) join rounds using (round_id) "
+        "left join replies using (assignment_id) where run_id = :run and a.state != 'DECLINED' group by assignment_id",
+        run=run,
+    )
+
+
+def signed_step(scene: Scene, run: str) -> StepManifest:
+    ((step,),) = scene.fed.query("select step from rounds where run_id = :run", run=run)
+    return StepManifest.FromString(SignedEnvelope.FromString(step).manifest)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["verified", "sum", "private"])
+def test_a_coordinator_that_dies_before_each_stage_asks_the_same_and_loses_nobody(
+    scene: Scene, mode: str, tmp_path: Path
+) -> None:
+    fed, stages = scene.fed, MODES[mode]
+    watch = Watch(scene.home(LATE))
+    assert fed.coordinator is not None
+    fed.coordinator.stop()
+    dying = fed.serve(crash="phase-2")
+    run = fed.submit(f"killed-{mode}-{COORDINATORS_SEED}", in_mode(mode, COORDINATORS_SEED), crash=True)
+    for number in range(3, len(stages) + 2):
+        dying.wait_killed()
+        dying = fed.serve(crash=f"phase-{number}")
+    dying.wait_killed()
+    fed.serve()
+    fed.wait_completed(run)
+    phases = fed.admin("round", run, "0")["phases"][: len(stages)]
+    assert [(phase["kind"], phase["replied"]) for phase in phases] == [(name, 5) for name in stages]
+    (step,) = signed_step(scene, run).secure
+    assert list(step.ready) == list(step.members) == list(step.survivors) == list(CLIENTS)
+    assert not step.alarms
+    assert {count for (count,) in replies_of(scene, run)} == {1}
+    # members evaluate a model once: in the runs after the first one from this model, they do not
+    assert secrets_left_nowhere(scene, watch, tmp_path / "copy.db") >= 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", list(MODES))
+def test_a_worker_that_dies_at_each_stage_gives_the_same_bytes_or_drops_out(scene: Scene, mode: str) -> None:
+    fed, victim = scene.fed, CLIENTS[0]
+    for number in range(1, len(MODES[mode]) + 1):
+        scene.workers[victim].stop()
+        fed.work(victim, "--part", "1/5", crash=f"reply-{number}")
+        dying = fed.processes[-1]
+        run = fed.submit(f"killed-{mode}-{number}", in_mode(mode, number))
+        dying.wait_killed()
+        scene.work(victim)
+        fed.wait_completed(run)
+        assert victim in signed_step(scene, run).secure[0].survivors
+        assert {count for (count,) in replies_of(scene, run)} == {1}
+
+
+def check_evaluation(scene: Scene, run: str) -> None:
+    """All members have evaluated the model in a session, each stage once, and the record says so."""
+    phases = scene.fed.admin("round", run, "0")["phases"][len(STAGES) :]
+    assert [(phase["kind"], phase["replied"]) for phase in phases] == [(name, 5) for name in STAGES]
+    assert {count for (count,) in replies_of(scene, run)} == {1}
+    ((name,),) = scene.fed.query("select name from runs where run_id = :run", run=run)
+    record = record_of(scene, name)
+    record.verify()
+    assert "loss/train" in record.bundle.round(0).metrics
+
+
+@pytest.mark.full
+def test_a_coordinator_that_dies_before_each_stage_of_an_evaluation_asks_the_same(scene: Scene) -> None:
+    fed = scene.fed
+    assert fed.coordinator is not None
+    fed.coordinator.stop()
+    dying = fed.serve(crash=f"phase-{len(STAGES) + 1}")
+    run = fed.submit("evaluated-after-kills", in_mode("sum", 200), crash=True)
+    for number in range(2, len(STAGES) + 1):  # of the evaluation: the step is recorded
+        dying.wait_killed()
+        dying = fed.serve(crash=f"phase-{number}")
+    dying.wait_killed()
+    fed.serve()
+    fed.wait_completed(run)
+    check_evaluation(scene, run)
+
+
+@pytest.mark.full
+def test_a_worker_that_dies_at_each_stage_of_an_evaluation_gives_the_same_bytes(scene: Scene) -> None:
+    fed, victim = scene.fed, CLIENTS[0]
+    for number in range(len(STAGES) + 1, 2 * len(STAGES) + 1):
+        scene.workers[victim].stop()
+        fed.work(victim, "--part", "1/5", crash=f"reply-{number}")
+        dying = fed.processes[-1]
+        run = fed.submit(f"evaluated-{number}", in_mode("sum", 200 + number))
+        dying.wait_killed()
+        scene.work(victim)
+        fed.wait_completed(run)
+        check_evaluation(scene, run)
+
+
+@pytest.mark.full
+def test_kills_change_nothing_of_a_model_in_any_mode(scene: Scene) -> None:
+    """Each run with kills ends in the model of a run without kills from the same model."""
+    for seed in (COORDINATORS_SEED, *range(1, len(WITH_GRAM) + 1)):
+        model = scene.fed.wait_completed(scene.fed.submit(f"undisturbed-{seed}", in_mode("sum", seed)))
+        killed = scene.fed.query(f"select model from runs where name like 'killed-%-{seed}'")
+        assert len(killed) >= 2  # the modes whose tests have run
+        assert {made for (made,) in killed} == {model}
+
+
+def test_each_owner_sees_the_same_digest_and_the_sessions_that_count(scene: Scene) -> None:
+    shown = [json.loads(scene.roster_command("show", client, "--json")) for client in CLIENTS[-2:]]
+    assert len({document["roster"]["digest"] for document in shown}) == 1
+    for document in shown:
+        digits = document["tasks"]["digits"]
+        assert 1 <= digits["evaluations"] <= digits["sessions"]  # a model is evaluated once
+    left = {one["client_id"]: one["tasks"][0] for one in scene.fed.admin("clients")["clients"]}
+    for client, document in zip(CLIENTS[-2:], shown, strict=True):
+        used = document["tasks"]["digits"]
+        assert left[client]["training_sessions_left"] == 1000 - used["sessions"]
+        assert left[client]["evaluation_sessions_left"] == 1000 - used["evaluations"]
+
+
+# --- the record, verified
+
+
+@dataclass(frozen=True)
+class Record:
+    """What an outsider has of a run, and the key with which a dishonest coordinator signs what it edits."""
+
+    bundle: Edited
+    path: Path
+    key: Ed25519PrivateKey
+
+    def verify(self) -> list[str]:
+        """The models after each round."""
+        with BundleReader(self.bundle.write(self.path)) as reader:
+            found = list(verify(reader))
+            assert [one.missing for one in found] == [()] * len(found)
+            steps = [StepManifest.FromString(record.step.manifest) for record in reader.rounds()]
+        return [step.result_model for step in steps]
+
+    def first(self, edit: Callable[[RoundRecord], object]) -> "Record":
+        """With another record of the first round."""
+        return replace(self, bundle=self.bundle.with_round(0, edit))
+
+    def step(self, edit: Callable[[StepManifest], object]) -> "Record":
+        """With another first step, which the coordinator has signed."""
+        return self.first(lambda found: signed_again(found.step, StepManifest, self.key, edit))
+
+
+def record_of(scene: Scene, name: str) -> Record:
+    """The record of a run."""
+    path = scene.fed.directory / f"{name}.fedpareto"
+    scene.fed.admin("bundle", name, "--payloads", "--yes", "--out", str(path))
+    return Record(Edited.of(path), path, CoordinatorHome.load(scene.fed.home).signing_key)
+
+
+STEP_FIELDS: list[tuple[str, Callable[[StepManifest], object]]] = [
+    ("federation_id", lambda step: setattr(step, "federation_id", "other")),
+    ("run_id", lambda step: setattr(step, "run_id", "other")),
+    ("round", lambda step: setattr(step, "round", 7)),
+    ("base_model", lambda step: setattr(step, "base_model", step.result_model)),
+    ("the model: number", lambda step: setattr(step, "result_model", step.base_model)),
+    ("coefficients", lambda step: step.coefficients.append(1.0)),
+    ("the learning rate is 2.0", lambda step: setattr(step, "rate", 2.0)),
+    ("the Gram matrix is not a .npy file", lambda step: setattr(step, "gram", step.base_model)),
+    ("algorithm", lambda step: setattr(step, "algorithm", "fedavg")),
+    ("hyperparameters", lambda step: setattr(step, "hyperparameters", "[]")),
+    ("begins from another state", lambda step: setattr(step, "state_before", step.state_after)),
+    ("the state after the step", lambda step: setattr(step, "state_after", step.state_before)),
+    ("consulted", lambda step: step.consulted.append(step.consulted[0])),
+    ("forgotten", lambda step: step.forgotten.append("client-0")),
+    ("noise", lambda step: setattr(step, "noise", step.base_model)),
+    ("noise_scale", lambda step: setattr(step, "noise_scale", 1.0)),
+    ("weights", lambda step: step.weights.add(objective="loss", weight=1.0)),
+    ("session", lambda step: setattr(step.secure[0], "session", bytes(32))),
+    ("survivors", lambda step: step.secure[0].survivors.pop()),
+    ("the sessions of the signed step do not suit", lambda step: step.ClearField("secure")),
+    ("consulted", lambda step: step.consulted.append("blake3:" + "0" * 64)),
+    ("the step leaves it out", lambda step: step.replies.pop()),
+]
+
+
+def test_an_outsider_verifies_the_record_of_a_run_and_names_each_edit(scene: Scene) -> None:
+    killed = f"killed-verified-{COORDINATORS_SEED}"  # by a test that may run with the long ones alone
+    for (name,) in scene.fed.query("select name from runs where name in ('private', :killed)", killed=killed):
+        record = record_of(scene, name)
+        ((model,),) = scene.fed.query("select model from runs where name = :name", name=name)
+        with pytest.MonkeyPatch.context() as patch:
+            compared = watched(patch)
+            assert record.verify() == [model]
+        assert {"private/members", "loss/train", "evaluated"} <= compared[0][1].keys()
+        must_be_exact(compared)
+    for field, edit in STEP_FIELDS:
+        with pytest.raises(Wrong, match=f"round 0: .*({field})"):
+            record.step(edit).verify()
+
+    def orders_of_another(found: RoundRecord) -> None:
+        work = AssignmentManifest.FromString(found.phases[0].exchanges[0].assignment.manifest).work
+        signed_again(
+            found.phases[0].exchanges[0].assignment,
+            AssignmentManifest,
+            record.key,
+            lambda order: setattr(order, "work", work[:-1]),
+        )
+
+    def deal(change: Callable[[AssignmentManifest], object]) -> Callable[[RoundRecord], object]:
+        """An edit of the assignment of a later stage, whose reply says nothing of it."""
+        return lambda found: signed_again(
+            found.phases[1].exchanges[0].assignment, AssignmentManifest, record.key, change
+        )
+
+    def in_another_mode(order: AssignmentManifest) -> None:
+        work = SecureDealWork.FromString(order.work)
+        work.mode = "private"
+        order.work = work.SerializeToString()
+
+    for edit, named in [
+        (deal(in_another_mode), "was asked for other work than follows from the record"),
+        (
+            deal(lambda order: order.inputs[0].ClearField("digest")),
+            "was given other inputs than follow from the record",
+        ),
+        (deal(lambda order: order.inputs[0].ClearField("size")), "was given other inputs"),
+        (deal(lambda order: order.objectives.append("more")), "does not serve all objectives"),
+        (lambda found: found.step.CopyFrom(seal(StepManifest(), Ed25519PrivateKey.generate())), "may not sign this"),
+        (
+            lambda found: found.phases[0].exchanges[0].ClearField("answers"),
+            "client-0 has a coefficient, and no accepted reply",
+        ),
+        (orders_of_another, "an assignment of|was asked for other work"),
+        (lambda found: found.metrics.__setitem__("loss/train", 0.1), "the record says loss/train = 0.1"),
+    ]:
+        with pytest.raises(Wrong, match=f"round 0: .*({named})"):
+            record.first(edit).verify()
+
+
+def test_an_edited_mean_of_a_private_evaluation_is_found(scene: Scene) -> None:
+    rounds = "runs join rounds using (run_id) where name = 'private'"
+    ((run, metrics),) = scene.fed.query(f"select run_id, rounds.metrics from {rounds}")
+
+    def set_metrics(changes: dict[str, float]) -> None:
+        with closing(sqlite3.connect(scene.fed.home / "coordinator.db")) as database, database:
+            values = json.dumps(json.loads(metrics) | changes), run
+            database.execute("update rounds set metrics = ? where run_id = ?", values)
+
+    set_metrics({"loss/train": 0.01})
+    try:
+        (problem,) = scene.fed.admin("audit", "verify", code=1)["problems"]
+    finally:
+        set_metrics({})
+    assert problem.startswith(f"round {run}/0: the record says loss/train = 0.01; what was signed gives ")
+
+
+@pytest.mark.full
+def test_a_run_over_objectives_is_verified_round_by_round(scene: Scene) -> None:
+    """The weights of the second round follow from those of the first, which the run remembers."""
+    fedcmoo = 'algorithm = { name = "fedcmoo", bound = "none", scope = "all" }'
+    spec = SPEC.replace('algorithm.name = "fedavg-n"', fedcmoo).replace("\nrounds = 1", "\nrounds = 2\nseed = 9")
+    run = scene.fed.submit("objectives", spec + "privacy.clip = 10.0\n")
+    scene.fed.wait_completed(run)
+    record = record_of(scene, "objectives")
+    models = record.verify()
+    assert len(set(models)) == 2
+    step = StepManifest.FromString(record.bundle.round(1).step.manifest)
+    assert [session.purpose for session in step.secure] == ["jacobian", "step"]
+    with pytest.raises(Wrong, match=r"round 0: .*weights"):
+        record.step(lambda step: setattr(step.weights[0], "weight", 0.5)).verify()
+
+
+def test_a_member_finds_its_private_rounds_in_the_record_and_what_its_owner_requires(
+    scene: Scene, tmp_path: Path
+) -> None:
+    run = scene.fed.query("select run_id from runs where name = 'private'")[0][0]
+    bundle = str(tmp_path / "private.fedpareto")
+    scene.fed.admin("bundle", "private", "--payloads", "--yes", "--out", bundle)
+    home = shutil.copytree(scene.home(CLIENTS[0]), tmp_path / "home")
+
+    def problems(code: int) -> list[str]:
+        shown = scene.fed.fedpareto("worker", "verify", bundle, "--home", str(home), "--json", code=code)
+        found: list[str] = json.loads(shown)["problems"]
+        return found
+
+    assert not problems(0)
+    (home / "policy.toml").write_text("[secure]\neffective_members = 4.5\n")
+    uncovered = problems(1)  # at MASK and at CONFIRM, of the training and of the evaluation
+    assert len(uncovered) == 4
+    assert all("was 4.00 effective members; its owner requires 4.5" in problem for problem in uncovered)
+    (home / "policy.toml").write_text("[secure]\neffective_members = 4\n")
+    assert not problems(0)
+    ledger = RoundLedger(home / "private-rounds.db")
+    ledger.add(SessionEntry("ab" * 32, run, "digits", "blake3:00", "train"))
+    ledger.add(SessionEntry("cd" * 32, "another-run", "digits", "blake3:00", "train"))
+    ledger.close()
+    (problem,) = problems(1)
+    assert f"answered in the private session {'ab' * 8} of train, which the record lacks" in problem

@@ -1,0 +1,183 @@
+"""What a worker refuses to do for a coordinator."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from federation.digests import digest
+from federation.trust.envelope import CONTEXTS, seal
+from federation.v1.common_pb2 import (
+    AssignmentManifest,
+    EvaluateWork,
+    ReceiptManifest,
+    Row,
+    SignedEnvelope,
+)
+from federation.vectors import Layout, Tensor, to_bytes
+from tests.harness import wait_for
+from tests.scripted import ScriptedCoordinator, Submission
+from tests.worker import scene as worker_stage
+from tests.worker.scene import Start
+from tests.works import set_train, set_work
+
+# Fixtures
+offers = worker_stage.offers
+model = worker_stage.model
+coordinator = worker_stage.coordinator
+start = worker_stage.start
+
+
+def _changed(**changes: Any) -> Callable[[AssignmentManifest], None]:
+    def change(manifest: AssignmentManifest) -> None:
+        for name, value in changes.items():
+            setattr(manifest, name, value)
+
+    return change
+
+
+def _past(manifest: AssignmentManifest) -> None:
+    manifest.deadline.FromDatetime(datetime.now(UTC) - timedelta(seconds=1))
+
+
+def _other_rows(manifest: AssignmentManifest) -> None:
+    manifest.rows.append(Row(name="another", dtype="F32", length=3))
+
+
+def _other_splits(manifest: AssignmentManifest) -> None:
+    set_work(manifest, EvaluateWork(splits=["test", "/etc/passwd"]))
+    del manifest.rows[:]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_changed(federation_id="another"), "mismatch:federation_id"),
+        (_changed(client_id="hospital-b"), "mismatch:client_id"),
+        (_changed(run_id="x" * 201), "limit:manifest"),
+        (_past, "deadline"),
+        (_changed(round=2**63), "round"),
+        (_changed(task="os:system"), "task-not-allowed"),
+        (_changed(base_model="../../etc/passwd"), "base-model"),
+        (_changed(base_model_bytes=10**12), "layout"),
+        (_other_rows, "rows"),
+        (_changed(max_payload_bytes=10), "limit:payload"),
+        (_other_splits, "work"),
+        (lambda manifest: manifest.ClearField("kind"), "work"),
+    ],
+)
+def test_an_assignment_that_the_coordinator_signed_is_declined_when_it_is_not_for_us_to_do(
+    coordinator: ScriptedCoordinator,
+    start: Start,
+    model: tuple[Layout, bytes],
+    change: Callable[[AssignmentManifest], None],
+    reason: str,
+) -> None:
+    asked = coordinator.assignment(*model)
+    change(asked)
+    coordinator.assign(asked)
+    running = start()
+    wait_for(lambda: bool(coordinator.declines), "a decline", 60)
+    assert [(said.assignment_id, said.reason) for said in coordinator.declines] == [("assignment-0", reason)]
+    assert coordinator.fetches == []
+    assert coordinator.submissions == []
+    assert not running.events("training")
+
+
+def _tampered(coordinator: ScriptedCoordinator, manifest: AssignmentManifest) -> SignedEnvelope:
+    envelope = seal(manifest, coordinator.signing_key)
+    set_train(manifest, learning_rate=10.0)
+    return SignedEnvelope(manifest=manifest.SerializeToString(), key_id=envelope.key_id, signature=envelope.signature)
+
+
+def _other_key(coordinator: ScriptedCoordinator, manifest: AssignmentManifest) -> SignedEnvelope:
+    return seal(manifest, Ed25519PrivateKey.generate())
+
+
+def _claimed_key(coordinator: ScriptedCoordinator, manifest: AssignmentManifest) -> SignedEnvelope:
+    honest = seal(manifest, coordinator.signing_key)
+    forged = seal(manifest, Ed25519PrivateKey.generate())
+    return SignedEnvelope(manifest=forged.manifest, key_id=honest.key_id, signature=forged.signature)
+
+
+def _unsigned(coordinator: ScriptedCoordinator, manifest: AssignmentManifest) -> SignedEnvelope:
+    return SignedEnvelope(manifest=manifest.SerializeToString())
+
+
+def _another_context(coordinator: ScriptedCoordinator, manifest: AssignmentManifest) -> SignedEnvelope:
+    # The bytes of an assignment under a signature that the coordinator's key made for a receipt.
+    honest = seal(manifest, coordinator.signing_key)
+    signature = coordinator.signing_key.sign(CONTEXTS[ReceiptManifest] + b"\0" + honest.manifest)
+    return SignedEnvelope(manifest=honest.manifest, key_id=honest.key_id, signature=signature)
+
+
+@pytest.mark.parametrize("forge", [_tampered, _other_key, _claimed_key, _unsigned, _another_context])
+def test_an_assignment_that_the_coordinator_did_not_sign_is_refused(
+    coordinator: ScriptedCoordinator,
+    start: Start,
+    model: tuple[Layout, bytes],
+    forge: Callable[[ScriptedCoordinator, AssignmentManifest], SignedEnvelope],
+) -> None:
+    coordinator.give(forge(coordinator, coordinator.assignment(*model)))
+    running = start()
+    wait_for(lambda: bool(coordinator.declines), "a decline", 60)
+    assert [said.reason for said in coordinator.declines] == ["signature"]
+    assert coordinator.fetches == []
+    assert not running.events("training")
+
+
+def test_a_model_other_than_the_promised_one_is_refused_and_leaves_no_trace(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
+) -> None:
+    layout, data = model
+    other = data[:-1] + bytes([data[-1] ^ 1])
+    coordinator.serve_blob = lambda blob, offset: iter([other[offset:]])
+    coordinator.assign(coordinator.assignment(layout, data))
+    running = start()
+    wait_for(lambda: bool(coordinator.declines), "a decline", 60)
+    assert [said.reason for said in coordinator.declines] == ["base-model"]
+    assert [path for path in running.home.cache.rglob("*") if path.is_file()] == []
+    assert not running.events("training")
+
+
+def test_a_model_of_another_layout_is_refused_even_when_its_size_is_right(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
+) -> None:
+    layout, _ = model
+    names = [tensor.name for tensor in layout.tensors]
+    renamed = Layout(
+        tuple(Tensor(name[::-1], tensor.shape) for name, tensor in zip(names, layout.tensors, strict=True))
+    )
+    data = to_bytes(renamed, np.zeros(layout.size, dtype=np.float32))
+    coordinator.assign(coordinator.assignment(layout, data))
+    start()
+    wait_for(lambda: bool(coordinator.declines), "a decline", 60)
+    assert [said.reason for said in coordinator.declines] == ["layout"]
+
+
+@pytest.mark.parametrize("lie", ["key", "signature", "envelope", "payload", "assignment_id", "run_id", "round"])
+def test_a_receipt_that_proves_nothing_leaves_the_work_in_the_spool(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], lie: str
+) -> None:
+    def receipt(submission: Submission, honest: ReceiptManifest) -> SignedEnvelope:
+        if len(coordinator.submissions) > 1:
+            return seal(honest, coordinator.signing_key)
+        if lie == "key":
+            return seal(honest, Ed25519PrivateKey.generate())
+        if lie == "signature":
+            sealed = seal(honest, coordinator.signing_key)
+            return SignedEnvelope(manifest=sealed.manifest, key_id=sealed.key_id, signature=bytes(64))
+        setattr(honest, lie, 77 if lie == "round" else digest(b"another"))
+        return seal(honest, coordinator.signing_key)
+
+    coordinator.receipt = receipt
+    coordinator.assign(coordinator.assignment(*model))
+    running = start()
+    running.wait_for("receipt-invalid")
+    running.wait_for("receipt")
+    first, second = coordinator.submissions
+    assert first == second
+    assert len(running.home.receipts.read_text().splitlines()) == 1
