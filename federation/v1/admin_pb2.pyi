@@ -1231,7 +1231,7 @@ class SubmitRunResponse(_message.Message):
     asked: _builtins.int
     """How many of them a round asks."""
     minimum: _builtins.int
-    """How many of them the run waits for before it begins."""
+    """How many of them a round needs: selection.minimum, or the more that a private round needs."""
     disk_needed: _builtins.int
     """An estimate of the disk that the run will take, in bytes."""
     disk_free: _builtins.int
