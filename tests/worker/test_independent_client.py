@@ -1,4 +1,4 @@
-"""A client that was written from docs/protocol.md and proto/ alone works for a real coordinator."""
+"""A client that was written from docs/reference/protocol.md and proto/ alone works for a real coordinator."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What each call writes: the table in docs/operations.md has every call, and what it says is so."""
+"""What each call writes: the table in docs/operate/operations.md has every call, and what it says is so."""
 
 import re
 from typing import NamedTuple
@@ -35,7 +35,7 @@ class Row(NamedTuple):
 
 def stated() -> dict[str, Row]:
     """The rows of the table, by call."""
-    page = (DOCS / "operations.md").read_text()
+    page = (DOCS / "operate/operations.md").read_text()
     found = {}
     for line in page.partition("#### What each call writes")[2].partition("\n#")[0].splitlines():
         if not line.startswith("| ") or line.startswith("| Call |"):
