@@ -1810,7 +1810,7 @@ class RoundSummary(_message.Message):
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Numbers by name: "accuracy/mean", "accuracy/worst5", "improved", "direction_norm", "bytes/up", ...;
-        docs/metrics.md defines each of them.
+        docs/reference/metrics.md defines each of them.
         """
 
     @_builtins.property
@@ -3299,7 +3299,7 @@ Global___ListAuditResponse: _TypeAlias = ListAuditResponse  # noqa: Y015
 
 @_typing.final
 class AuditEntry(_message.Message):
-    """An entry of the audit log. docs/audit-log.md says how its leaf is made."""
+    """An entry of the audit log. docs/operate/audit-log.md says how its leaf is made."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

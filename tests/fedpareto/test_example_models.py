@@ -14,9 +14,9 @@ from federation.tasks.parameters import build
 from federation.training.own import run_model
 from fedpareto import simulate
 from simulation.history import History
-from tests.paths import EXAMPLES
+from tests.paths import DOCS, EXAMPLES
 
-PAGES = EXAMPLES.parent
+PAGES = DOCS / "start"
 
 needs_peft = pytest.mark.skipif(
     find_spec("peft") is None or find_spec("transformers") is None, reason="needs fedpareto[examples]"

@@ -248,5 +248,5 @@ def test_an_audit_is_passed_if_every_package_was_found_and_none_is_vulnerable(re
 
 
 def test_the_checklist_for_releases_has_each_step_of_the_check(release_check: Any) -> None:
-    listed = re.findall(r"^\| `([\w-]+)` \|", (DOCS / "releasing.md").read_text(), re.MULTILINE)
+    listed = re.findall(r"^\| `([\w-]+)` \|", (DOCS / "reference/releasing.md").read_text(), re.MULTILINE)
     assert listed == list(release_check.STEPS)

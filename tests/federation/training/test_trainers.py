@@ -393,7 +393,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
 
 def test_the_examples_on_the_pages_are_the_files() -> None:
     code = (EXAMPLES / "scikit.py").read_text()
-    assert code[code.index("import warnings") :] in (DOCS / "your-own-trainer.md").read_text()
+    assert code[code.index("import warnings") :] in (DOCS / "start/your-own-trainer.md").read_text()
 
 
 @pytest.mark.full
