@@ -62,7 +62,7 @@ def test_calls_that_write_have_a_rate_of_their_own() -> None:
             assert (row.limit, row.test) == ("", ""), call
             assert call not in RECORDED
             continue
-        path, name = re.fullmatch(r"`(tests/\w+\.py)::(\w+)`", row.test).groups()  # type: ignore[union-attr]
+        path, name = re.fullmatch(r"`(tests/[\w/]+\.py)::(\w+)`", row.test).groups()  # type: ignore[union-attr]
         assert f"def {name}(" in (ROOT / path).read_text(), row.test
         assert row.limit, call
         if call in admin.DESCRIPTOR.services_by_name["Admin"].methods_by_name:
