@@ -72,9 +72,9 @@ def test_the_page_of_the_run_specification_lists_every_key_with_its_default() ->
 
 
 def test_the_page_of_the_policy_lists_every_key_with_its_default_and_its_example_is_accepted(tmp_path: Path) -> None:
-    assert keys_in("docs/member/site-policy.md") == list(keys(Policy))
+    assert keys_in("docs/member/your-site.md") == list(keys(Policy))
     path = tmp_path / "policy.toml"
-    path.write_text(next(blocks(PROSE[DOCS / "member/site-policy.md"], "toml")))
+    path.write_text(next(blocks(PROSE[DOCS / "member/your-site.md"], "toml")))
     assert Policy.load(path).restore == "ask"
 
 
