@@ -51,13 +51,15 @@ def story(runs: Mapping[str, DemoResult], private: PrivateResult | None, verific
 
 
 def of_the_record(run: DemoResult) -> str:
-    """The warnings of the record about a run; without any, the cosines of both kinds of updates with the step."""
+    """The warnings of the record about a run; without any, what the cosines of both kinds of updates say."""
     if run.warnings:
         return "The record warns: " + " ".join(f"{warning}." for warning in run.warnings)
     eight, two = (mean(run.cosine[name] for name in names) for names in (EIGHT, TWO))
     return (
-        f"The record shows why: over the rounds, the cosine of an update with the step is {eight:.2f} for the eight "
-        f"and {two:.2f} for the two."
+        f"The record shows why: the cosine between an update and the step is {eight:.2f} on average for the eight and "
+        f"{two:.2f} for the two. At 1 a step goes where a hospital pulls, at 0 it gains the hospital nothing. The "
+        "coordinator warns of members that work against the step (well below 0). The two do not: the average hardly "
+        "serves them, and nothing warns of that."
     )
 
 

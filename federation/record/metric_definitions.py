@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 SCORED = ("test", "validation", "train")  # a round is judged by the first split that a client measured
 OWN = "metric/"  # begins the names of the task's own metrics
+EVALUATION = "evaluation"  # the field of `Participation` with what a member measured
 
 
 class Unit(Enum):
