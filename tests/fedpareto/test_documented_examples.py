@@ -38,7 +38,7 @@ def test_the_run_specification_of_the_first_federation_comes_without_a_warning()
 
 def test_the_examples_in_the_pages_are_the_files() -> None:
     for page, name in (
-        ("start/use-the-model.md", "use_the_model.py"),
+        ("start/first-federation.md", "use_the_model.py"),
         ("research/experiments.md", "my-experiment.toml"),
     ):
         source = (EXAMPLES / name).read_text()

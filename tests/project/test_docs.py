@@ -24,6 +24,9 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 REQUIRED = object()
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
+FOLDERS = ("start", "operate", "member", "research", "reference")
+PAGES = [path for path in DOCUMENTS if path.parent.parent == DOCS and path.parent.name in FOLDERS]
+
 every_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 
 
@@ -72,9 +75,9 @@ def test_the_page_of_the_run_specification_lists_every_key_with_its_default() ->
 
 
 def test_the_page_of_the_policy_lists_every_key_with_its_default_and_its_example_is_accepted(tmp_path: Path) -> None:
-    assert keys_in("docs/member/site-policy.md") == list(keys(Policy))
+    assert keys_in("docs/member/your-site.md") == list(keys(Policy))
     path = tmp_path / "policy.toml"
-    path.write_text(next(blocks(PROSE[DOCS / "member/site-policy.md"], "toml")))
+    path.write_text(next(blocks(PROSE[DOCS / "member/your-site.md"], "toml")))
     assert Policy.load(path).restore == "ask"
 
 
@@ -147,6 +150,22 @@ def test_every_reason_to_refuse_is_expected_by_a_test() -> None:
     sources = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__))
     unexpected = [reason for reason in REASONS if not re.search(rf"[\"']{reason}(?![\w-])", sources)]
     assert not unexpected
+
+
+def test_the_index_has_one_line_for_each_page_in_the_order_of_the_folders() -> None:
+    rows = re.findall(r"^\| \[.+\]\((\w+)/([\w-]+\.md)\) \| .+ \|$", PROSE[DOCS / "README.md"], re.MULTILINE)
+    assert sorted(rows) == [(path.parent.name, path.name) for path in PAGES]
+    assert list(dict.fromkeys(folder for folder, _ in rows)) == list(FOLDERS)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_the_first_sentence_of_a_page_says_for_whom_it_is_and_what_they_can_do_after_it(path: Path) -> None:
+    first = " ".join(PROSE[path].split("\n\n")[1].split())
+    assert re.match(r"This page is for [^.]+; after it you can ", first)
+
+
+def test_the_page_of_benchmarks_is_short() -> None:
+    assert len(PROSE[DOCS / "operate/benchmarks.md"].split()) <= 2500
 
 
 def anchors(text: str) -> set[str]:

@@ -22,7 +22,7 @@ from tests.owners_code.normed_task import Normed
 from tests.paths import DOCS, EXAMPLES
 from tests.trained import train
 
-PAGE = (DOCS / "start/your-own-loop.md").read_text()
+PAGE = (DOCS / "start/your-own-trainer.md").read_text().partition("\n## My own PyTorch loop\n")[2].partition("\n## ")[0]
 SGD = LocalSgd(epochs=1, batch_size=32, learning_rate=0.003)
 
 
