@@ -14,7 +14,7 @@ PYTEST := -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorde
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, which would all compile our modules
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-changed test-full test-peers fuzz mutants lint proto bench constraints sbom release-check clean
+.PHONY: help demo test test-changed test-full test-peers fuzz mutants lint types proto bench constraints sbom release-check clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ lint: $(VENV)/.dev  ## formatting, lint, types and import rules
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
+
+types: $(VENV)/.dev  ## the types of the tests; `make lint` checks those of everything else
+	@$(BIN)/mypy tests
 
 proto: $(VENV)/.dev  ## write federation/v1 anew from proto/
 	@$(BIN)/python proto/generate.py

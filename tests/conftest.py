@@ -6,7 +6,7 @@ import signal
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,6 +24,7 @@ from storage.database import Database
 from tests.command_documents import must_suit
 
 if TYPE_CHECKING:
+    from tests.running import Running
     from tests.stage import Stage
 
 pytest_plugins = ["tests.costs", "tests.deadline", "tests.distribution"]
@@ -52,7 +53,7 @@ settings.register_profile("fuzz", max_examples=10_000)  # make fuzz
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if in_memory(Path("/dev/shm")):
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")  # of tmp_path: thousands of commits need no disk
-typer.testing._get_command = cache(typer.testing._get_command)  # a command is loaded once
+typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]  # a command is loaded once
 
 
 def _compared(function: Callable[..., Any], arguments_of: Callable[..., Sequence[str]]) -> Callable[..., Any]:
@@ -86,7 +87,7 @@ def pytest_unconfigure() -> None:
 class Postgres(Protocol):
     def get_uri(self, database: str | None = None) -> str: ...
 
-    def get_pid(self) -> int: ...
+    def get_pid(self) -> int | None: ...
 
 
 @pytest.fixture(scope="session")
@@ -149,13 +150,29 @@ def blobs(tmp_path: Path) -> DirectoryStore:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Databases: SQLite; PostgreSQL in `make test-full`, and where a module says `BOTH_DATABASES = True`."""
-    marks = () if getattr(metafunc.module, "BOTH_DATABASES", False) else pytest.mark.full
-    back_ends = ["sqlite", pytest.param("postgresql", marks=marks)]
+    """Databases: SQLite; PostgreSQL in `make test-full`, and where a module says `BOTH_DATABASES = True`.
+
+    The fixture `served` is on PostgreSQL only if a module has said something of `BOTH_DATABASES`.
+    """
+    both = getattr(metafunc.module, "BOTH_DATABASES", None)
+    back_ends = ["sqlite", pytest.param("postgresql", marks=() if both else pytest.mark.full)]
     chosen = {mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")}  # by the test itself
-    for fixture, scope in (("_module_stage", "module"), ("database_url", "function")):
-        if fixture in metafunc.fixturenames and fixture not in chosen:
-            metafunc.parametrize(fixture, back_ends, indirect=True, scope=scope)
+    fixtures = {"_module_stage", "database_url"} | ({"served"} if both is not None else set())
+    for fixture in fixtures & set(metafunc.fixturenames) - chosen:
+        scope: Any = "function" if fixture == "database_url" else "module"
+        metafunc.parametrize(fixture, back_ends, indirect=True, scope=scope)
+
+
+@pytest.fixture(scope="module")
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator["Running"]:
+    """A coordinator in this process with the `SETTINGS` of the module, whose tests share it."""
+    from tests.running import running
+
+    directory, settings = tmp_path_factory.mktemp("served"), getattr(request.module, "SETTINGS", {})
+    with ExitStack() as stack:
+        if hasattr(request, "param"):
+            settings = settings | {"database": stack.enter_context(empty_database(request, directory))}
+        yield stack.enter_context(running(directory / "home", **settings))
 
 
 @pytest.fixture(scope="module")

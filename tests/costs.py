@@ -115,7 +115,8 @@ class Costs:
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.tests[report.nodeid] += dict(report.user_properties).get("cpu_seconds", 0.0)
+        measured: dict[str, Any] = dict(report.user_properties)
+        self.tests[report.nodeid] += measured.get("cpu_seconds", 0.0)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

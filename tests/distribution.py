@@ -4,6 +4,8 @@ With the scheduler of pytest-xdist the run hangs after a death: it deals the tes
 for them.
 """
 
+from typing import Any
+
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
@@ -15,10 +17,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> "Files 
     return Files(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
-class Files(LoadFileScheduling):
+class Files(LoadFileScheduling):  # type: ignore[misc]
     """Deals whole files, and the rest of a file whose process has died to another one."""
 
-    def remove_node(self, node: WorkerController) -> str | None:
+    def remove_node(self, node: WorkerController) -> Any:
         """The test that the process ran when it died, if it did; the tests after it are dealt again."""
         units = self.assigned_work.pop(node).values()
         died, *rest = [test for unit in units for test, done in unit.items() if not done] or [None]
@@ -33,5 +35,5 @@ class Files(LoadFileScheduling):
         while node in self.registered_collections and not node.shutting_down and self._pending(node) <= 2:
             super()._reschedule(node)
 
-    def _pending(self, node: WorkerController) -> int:
+    def _pending(self, node: WorkerController) -> Any:
         return self._pending_of(self.assigned_work[node])

@@ -16,9 +16,10 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1
 from cryptography.hazmat.primitives.asymmetric.ec import generate_private_key as generate_tls_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from google.protobuf.message import Message
 
 from federation.digests import digest
-from federation.line.channels import refusal_from_rpc_error, server_verified_channel
+from federation.line.channels import RpcRefusal, refusal_from_rpc_error, server_verified_channel
 from federation.spec.computation import Ability
 from federation.trust.admin_files import AdminFiles
 from federation.trust.certificates import make_csr
@@ -27,23 +28,10 @@ from federation.trust.join_string import JoinStringFields, fetch_ca
 from federation.trust.key_chain import CoordinatorKeys
 from federation.trust.member_files import MemberFiles
 from federation.trust.proofs import prove_possession
-from federation.v1.common_pb2 import (
-    AssignmentManifest,
-    DeclineManifest,
-    ReceiptManifest,
-    ReplyManifest,
-    SignedEnvelope,
-)
+from federation.v1.common_pb2 import AssignmentManifest, DeclineManifest, ReceiptManifest, ReplyManifest, SignedEnvelope
 from federation.v1.enrollment_pb2 import EnrollRequest
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
-from federation.v1.federation_pb2 import (
-    AttendRequest,
-    AttendResponse,
-    Hello,
-    SubmitRequest,
-    TaskOffer,
-    Window,
-)
+from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Hello, SubmitRequest, TaskOffer, Window
 from federation.v1.federation_pb2_grpc import FederationStub
 from federation.vectors import to_bytes, update_layout
 from fedpareto.processes import process_federation as federations
@@ -96,6 +84,12 @@ class Federation(federations.ProcessFederation):
 
     coordinator: Process | None = None
     database_url = ""  # of PostgreSQL; empty for SQLite in the coordinator's directory
+
+    @property
+    def serving(self) -> Process:
+        """The coordinator that was started last."""
+        assert self.coordinator is not None
+        return self.coordinator
 
     def serve(self, *, crash: str = "", program: str = "") -> Process:  # type: ignore[override]
         """Starts the coordinator and waits until it serves.
@@ -150,7 +144,7 @@ class Federation(federations.ProcessFederation):
         finally:
             database.close()
 
-    def work(  # type: ignore[override]
+    def work(
         self, client_id: str, *options: str, task: str = "digits", crash: str = "", program: Sequence[str] = ()
     ) -> Process:
         """Starts a worker.
@@ -232,6 +226,13 @@ class Attending:
         """The coordinator's next word; the error that ended the stream; None when it ended well."""
         return self.inbox.get(timeout=seconds)
 
+    def end(self) -> RpcRefusal:
+        """The refusal that ends the stream."""
+        while isinstance(message := self.next(), AttendResponse):
+            continue
+        assert message is not None, "it ended well"
+        return refusal_from_rpc_error(message)
+
     def assignment(self) -> SignedEnvelope:
         """The next assignment."""
         while True:
@@ -294,6 +295,14 @@ def enrolled(join: JoinStringFields, channel: grpc.Channel) -> MemberFiles:
     )
 
 
+CONTEXT = ("federation_id", "run_id", "round", "phase", "assignment_id", "client_id", "base_model")
+
+
+def copied(message: Message, *names: str) -> dict[str, Any]:
+    """Fields that another message repeats."""
+    return {name: getattr(message, name) for name in names}
+
+
 class Member:
     """A client played by hand: real keys, real certificate, any misbehaviour."""
 
@@ -322,38 +331,17 @@ class Member:
     def manifest(self, order: AssignmentManifest, payload: bytes = b"") -> ReplyManifest:
         """The manifest that an honest worker would sign."""
         metrics = {"train/loss": 2.0, "train/accuracy": 0.5, "test/accuracy": 0.5, "test/loss": 2.0}
-        return ReplyManifest(
-            federation_id=order.federation_id,
-            run_id=order.run_id,
-            round=order.round,
-            attempt=order.attempt,
-            phase=order.phase,
-            assignment_id=order.assignment_id,
-            client_id=order.client_id,
-            base_model=order.base_model,
-            spec=order.spec,
-            rows=order.rows,
-            payload=digest(payload) if payload else "",
-            payload_bytes=len(payload),
-            samples=10,
-            losses={"loss": 2.0},
-            metrics=metrics,
-            software="test",
-            task=order.task,
-        )
+        repeated = copied(order, *CONTEXT, "attempt", "spec", "rows", "task")
+        told: dict[str, Any] = {"samples": 10, "losses": {"loss": 2.0}, "metrics": metrics, "software": "test"}
+        return ReplyManifest(payload=digest(payload) if payload else "", payload_bytes=len(payload), **repeated, **told)
 
     def seal(self, manifest: ReplyManifest) -> SignedEnvelope:
         return seal(manifest, self.files.signing_key)
 
     def declined(self, assignment_id: str, reason: str, message: str = "", **changes: str) -> SignedEnvelope:
         """A signed decline of an assignment."""
-        said = DeclineManifest(
-            federation_id=self.files.federation_id,
-            client_id=self.files.client_id,
-            assignment_id=assignment_id,
-            reason=reason,
-            message=message,
-        )
+        said = DeclineManifest(assignment_id=assignment_id, reason=reason, message=message)
+        said.federation_id, said.client_id = self.files.federation_id, self.files.client_id
         for name, value in changes.items():
             setattr(said, name, value)
         return seal(said, self.files.signing_key)
@@ -389,11 +377,14 @@ class Member:
             windows.put(None)
         raise AssertionError("no receipt")
 
+    def signed(self, order: AssignmentManifest, seed: int = 0) -> tuple[SignedEnvelope, bytes]:
+        """The reply that an honest worker would sign, and its payload."""
+        payload = self.payload(order, seed) if order.rows else b""
+        return self.seal(self.manifest(order, payload)), payload
+
     def answer(self, envelope: SignedEnvelope, seed: int = 0) -> ReceiptManifest:
         """Does an assignment as an honest worker would."""
-        order = self.open(envelope)
-        payload = self.payload(order, seed) if order.rows else b""
-        return self.submit(self.seal(self.manifest(order, payload)), payload)
+        return self.submit(*self.signed(self.open(envelope), seed))
 
 
 @contextmanager

@@ -63,7 +63,7 @@ def warp(message: Message, rng: random.Random, most: int = 500) -> None:
 
     `most` is how many values may be added to a repeated field; inside of added messages, few.
     """
-    fields = message.DESCRIPTOR.fields
+    fields: list[Any] = list(message.DESCRIPTOR.fields)
     if not fields:
         return
     chosen = rng.choice(fields)

@@ -1,6 +1,7 @@
 """A real coordinator for tests, in this process: real ports, real TLS, its event loop in a thread."""
 
 import asyncio
+import json
 import secrets
 import threading
 import time
@@ -13,7 +14,9 @@ from typing import Any, TypeVar
 
 import grpc
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, select
+from sqlalchemy.orm import Session
+from typer.testing import CliRunner, Result
 
 from coordinator.home import CoordinatorHome
 from coordinator.members.authority import register
@@ -30,6 +33,7 @@ from federation.trust.member_files import MemberFiles
 from federation.trust.proofs import prove_possession
 from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
+from fedpareto.cli.main import app
 from storage import audit
 from storage.database import Database
 from storage.models import AuditEntry, Client
@@ -67,6 +71,19 @@ def refused(status: str, reason: str) -> Iterator[list[str]]:
         raise AssertionError(f"was not refused; expected {status} {reason}")
 
 
+def command(*arguments: object, code: int = 0, columns: int = 100, text: str | None = None) -> Result:
+    """Runs `fedpareto` in this process, with `text` as its input; it must end with this code."""
+    done = CliRunner(env={"COLUMNS": str(columns)}).invoke(app, [*map(str, arguments)], input=text)
+    assert done.exit_code == code, (done.output, done.exception)
+    return done
+
+
+def made_home(directory: Path, *, now: datetime, passphrase: bytes | None = None, **settings: Any) -> CoordinatorHome:
+    """Makes a federation."""
+    values = Settings.check({"federation_id": "test", **settings}, "test")
+    return CoordinatorHome.init(directory, values, now=now, passphrase=passphrase)
+
+
 class Clock:
     """The time, which a test may move."""
 
@@ -75,6 +92,15 @@ class Clock:
 
     def __call__(self) -> datetime:
         return datetime.now(UTC) + self.ahead
+
+    @contextmanager
+    def moved(self, ahead: timedelta) -> Iterator[None]:
+        """It is ahead of this machine's clock by this time; afterwards it is right."""
+        self.ahead = ahead
+        try:
+            yield
+        finally:
+            self.ahead = timedelta()
 
 
 class Applicant:
@@ -122,6 +148,23 @@ class Running:
         self._loop.close()
         self.database.close()
 
+    def look(self, query: Callable[[Session], T]) -> T:
+        with self.database.read() as session:
+            return query(session)
+
+    def entries(self, *conditions: ColumnElement[bool], **values: object) -> list[AuditEntry]:
+        """The entries of the audit log with these values, oldest first."""
+        wanted = select(AuditEntry).where(*conditions).filter_by(**values).order_by(AuditEntry.entry_id)
+        return self.look(lambda session: list(session.scalars(wanted)))
+
+    def command(self, *arguments: object, home: Path | None = None, code: int = 0, columns: int = 100) -> str:
+        """What `fedpareto admin` prints, with the administrator that `coordinator init` has made, or another one."""
+        return command("admin", "--home", home or self.home.admin_dir, *arguments, code=code, columns=columns).stdout
+
+    def document(self, *arguments: object, home: Path | None = None) -> Any:
+        """What `fedpareto admin ... --json` prints."""
+        return json.loads(self.command(*arguments, "--json", home=home))
+
     @property
     def address(self) -> str:
         return f"{self.home.settings.hosts[0]}:{self.coordinator.federation_port}"
@@ -141,11 +184,8 @@ class Running:
 
     def joined(self, directory: Path, name: str, *, ago: timedelta, passphrase: bytes | None = None) -> MemberFiles:
         """A member that joined some time ago."""
-        self.clock.ahead = -ago
-        try:
+        with self.clock.moved(-ago):
             return enroll(WorkerHome(directory), self.join_string(name), passphrase=passphrase).member
-        finally:
-            self.clock.ahead = timedelta()
 
     def join_secret(self, client_id: str, lifetime: timedelta = timedelta(hours=1)) -> bytes:
         secret = secrets.token_bytes(32)
@@ -163,21 +203,20 @@ class Running:
             audit.record(session, at=now, actor="test", action=audit.JOIN_CREATED, subject=client_id, digest=logged)
         return secret
 
+    def admit(self, request: EnrollRequest) -> EnrollResponse:
+        """The answer to a request of a client to be."""
+        with self.newcomer() as channel:
+            return EnrollmentStub(channel).Enroll(request, timeout=SECONDS)
+
     def enroll(self, client_id: str) -> tuple[Applicant, EnrollResponse]:
         applicant = Applicant()
-        with self.newcomer() as channel:
-            return applicant, EnrollmentStub(channel).Enroll(
-                applicant.request(self.join_secret(client_id)), timeout=SECONDS
-            )
+        return applicant, self.admit(applicant.request(self.join_secret(client_id)))
 
     def member(self, client_id: str) -> grpc.Channel:
         """Enrolls a client; its mutual-TLS channel."""
         applicant, answer = self.enroll(client_id)
         return mutual_channel(
-            self.address,
-            ca=pem(self.home.ca),
-            key=private_key_pem(applicant.tls_key),
-            certificate=answer.certificate,
+            self.address, ca=pem(self.home.ca), key=private_key_pem(applicant.tls_key), certificate=answer.certificate
         )
 
     def administrator(self, *roles: Role) -> grpc.Channel:
@@ -221,9 +260,7 @@ class Running:
     def refusals(self, action: str) -> list[AuditEntry]:
         """What the record says about refusals of an rpc, oldest first; those of the last minute are written now."""
         self.run(self.coordinator._access.finish())
-        with self.database.read() as session:
-            entries = select(AuditEntry).where(AuditEntry.action == action, AuditEntry.outcome != "")
-            return list(session.scalars(entries.order_by(AuditEntry.entry_id)))
+        return self.entries(AuditEntry.outcome != "", action=action)
 
 
 @contextmanager
@@ -231,8 +268,7 @@ def running(directory: Path, ahead: timedelta = timedelta(), **settings: Any) ->
     """Makes a federation and serves it; its clock is ahead of this machine's from the beginning."""
     clock = Clock()
     clock.ahead = ahead
-    values = Settings.check({"federation_id": "test", **settings}, "test")
-    served = Running(CoordinatorHome.init(directory, values, now=clock()), clock)
+    served = Running(made_home(directory, now=clock(), **settings), clock)
     try:
         yield served
     finally:

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import grpc
-from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ec import generate_private_key as generate_tls_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -58,10 +58,11 @@ from federation.v1.federation_pb2 import (
 )
 from federation.v1.federation_pb2_grpc import FederationServicer, add_FederationServicer_to_server
 from federation.vectors import Layout
-from tests.harness import wait_for
+from tests.harness import CONTEXT, copied, wait_for
 from tests.works import set_work
 
 FEDERATION = "test-federation"
+DAY = timedelta(days=1)
 CLIENT = "hospital-a"
 
 
@@ -149,8 +150,8 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
 
     def start(self) -> None:
         key = generate_tls_key(SECP256R1())
-        certificate = self._certificate(key, [coordinator_uri(FEDERATION)], hosts=["127.0.0.1"])
-        chain = ((private_key_pem(key), certificate),)
+        certificate = self._certificate(key.public_key(), coordinator_uri(FEDERATION), hosts=["127.0.0.1"])
+        chain = [(private_key_pem(key), certificate)]
         mutual = grpc.ssl_server_credentials(chain, pem(self.ca), require_client_auth=True)
         server = grpc.server(ThreadPoolExecutor(16), options=[("grpc.so_reuseport", 0)])
         add_FederationServicer_to_server(self, server)
@@ -168,7 +169,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
         if self._server is not None:
             self._server.stop(None).wait()
 
-    def member(self, *, lifetime: timedelta = timedelta(days=1)) -> MemberFiles:
+    def member(self, *, lifetime: timedelta = DAY) -> MemberFiles:
         """A membership, as enrollment makes it."""
         key = generate_tls_key(SECP256R1())
         return MemberFiles(
@@ -176,7 +177,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
             client_id=CLIENT,
             address=f"127.0.0.1:{self.federation_port}",
             ca=pem(self.ca),
-            certificate=self._certificate(key, [client_uri(FEDERATION, CLIENT)], lifetime=lifetime),
+            certificate=self._certificate(key.public_key(), client_uri(FEDERATION, CLIENT), lifetime),
             tls_key=key,
             signing_key=Ed25519PrivateKey.generate(),
             coordinator=CoordinatorKeys(FEDERATION, self.signing_key.public_key()),
@@ -186,26 +187,11 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
         return JoinStringFields(f"127.0.0.1:{self.enrollment_port}", fingerprint(self.ca), bytes(range(32)), CLIENT)
 
     def _certificate(
-        self,
-        key: EllipticCurvePrivateKey,
-        uris: list[str],
-        *,
-        hosts: list[str] | None = None,
-        lifetime: timedelta = timedelta(days=1),
+        self, key: EllipticCurvePublicKey, uri: str, lifetime: timedelta = DAY, hosts: Sequence[str] = ()
     ) -> bytes:
-        return pem(
-            issue_certificate(
-                ca=self.ca,
-                ca_key=self._ca_key,
-                public_key=key.public_key(),
-                federation_id=FEDERATION,
-                common_name="test",
-                uris=uris,
-                now=datetime.now(UTC),
-                lifetime=lifetime,
-                hosts=hosts or [],
-            )
-        )
+        names: dict[str, Any] = {"federation_id": FEDERATION, "common_name": CLIENT, "uris": [uri], "hosts": hosts}
+        valid: dict[str, Any] = {"now": datetime.now(UTC), "lifetime": lifetime}
+        return pem(issue_certificate(ca=self.ca, ca_key=self._ca_key, public_key=key, **names, **valid))
 
     # work
 
@@ -244,8 +230,8 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     def ask(self, document: bytes, run_id: str = "run-1", **changes: str) -> RunManifest:
         """A run with this specification asks the worker to take part."""
         self.blobs[digest(document)] = document
-        fields = {"federation_id": FEDERATION, "name": "trial", "task": "digits", "submitted_by": "alice", **changes}
-        manifest = RunManifest(run_id=run_id, spec=digest(document), **fields)
+        fields: dict[str, Any] = {"federation_id": FEDERATION, "name": "trial", "task": "digits", **changes}
+        manifest = RunManifest(run_id=run_id, spec=digest(document), submitted_by="alice", **fields)
         self._say(AttendResponse(run=seal(manifest, self.signing_key)))
         return manifest
 
@@ -285,18 +271,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
         response = EnrollResponse(
             federation_id=FEDERATION,
             client_id=CLIENT,
-            certificate=pem(
-                issue_certificate(
-                    ca=self.ca,
-                    ca_key=self._ca_key,
-                    public_key=csr_public_key(request.csr),
-                    federation_id=FEDERATION,
-                    common_name=CLIENT,
-                    uris=[client_uri(FEDERATION, CLIENT)],
-                    now=datetime.now(UTC),
-                    lifetime=timedelta(days=1),
-                )
-            ),
+            certificate=self._certificate(csr_public_key(request.csr), client_uri(FEDERATION, CLIENT)),
             ca_certificate=pem(self.ca),
             coordinator_key=self.signing_key.public_key().public_bytes_raw(),
             address=f"127.0.0.1:{self.federation_port}",
@@ -385,18 +360,8 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
 
     def honest_receipt(self, submission: Submission) -> ReceiptManifest:
         manifest = submission.manifest
-        return ReceiptManifest(
-            federation_id=manifest.federation_id,
-            run_id=manifest.run_id,
-            round=manifest.round,
-            phase=manifest.phase,
-            assignment_id=manifest.assignment_id,
-            client_id=manifest.client_id,
-            base_model=manifest.base_model,
-            payload=manifest.payload,
-            envelope=envelope_digest(submission.envelope),
-            accepted=True,
-        )
+        repeated = copied(manifest, *CONTEXT, "payload")
+        return ReceiptManifest(envelope=envelope_digest(submission.envelope), accepted=True, **repeated)
 
 
 def _abort(context: grpc.ServicerContext, refusal: Refusal) -> NoReturn:
@@ -407,7 +372,7 @@ def _abort(context: grpc.ServicerContext, refusal: Refusal) -> NoReturn:
 
 @contextmanager
 def scripted() -> Iterator[ScriptedCoordinator]:
-    coordinator = ScriptedCoordinator()
+    coordinator = ScriptedCoordinator()  # type: ignore[abstract]  # nobody makes its other calls
     coordinator.start()
     try:
         yield coordinator

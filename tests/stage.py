@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import numpy as np
@@ -16,22 +16,21 @@ from numpy.typing import NDArray
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.home import CoordinatorHome
-from coordinator.settings import Settings
+from coordinator.rounds.supervisor import Supervisor
 from federation.digests import digest
 from federation.line.channels import MAX_CHUNK_BYTES
 from federation.trust.envelope import unseal
 from federation.trust.identity import Role
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.common_pb2 import AssignmentManifest, CancelManifest, ReceiptManifest, SignedEnvelope
+from federation.v1.common_pb2 import AssignmentManifest, CancelManifest, ReceiptManifest, SignedEnvelope, StepManifest
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse
-from federation.vectors import Layout, Tensor, to_bytes, update_layout
+from federation.vectors import Layout, Tensor, Vector, read_vector, to_bytes, update_layout
 from storage.blob_directory import DirectoryStore
 from storage.models import Assignment, Client, Evaluation, Phase, Reply, Round, Run
 from storage.states import ClientState, RoundState, RunState
 from tests.harness import Attending, Member
-from tests.running import SECONDS, Clock, Running, wait_for
+from tests.running import SECONDS, Clock, Running, made_home, wait_for
 
 T = TypeVar("T")
 LAYOUT = Layout((Tensor("layer.weight", (8, 5)), Tensor("layer.bias", (5,))))
@@ -142,9 +141,39 @@ class Player:
                 setattr(manifest, name, value)
         return self.member.submit(self.member.seal(manifest), payload)
 
-    def decline(self, order: AssignmentManifest, reason: str, message: str = "") -> None:
+    def say(self, **message: Any) -> None:
+        """Says something on its stream."""
         assert self.stream is not None
-        self.stream.say(AttendRequest(decline=self.member.declined(order.assignment_id, reason, message)))
+        self.stream.say(AttendRequest(**message))
+
+    def decline(self, order: AssignmentManifest, reason: str, message: str = "") -> None:
+        self.say(decline=self.member.declined(order.assignment_id, reason, message))
+
+    def answer(self) -> None:
+        """Does what it is asked next."""
+        self.reply(self.order())
+
+
+def answer(*players: Player) -> None:
+    """Each of them does what it is asked next."""
+    for player in players:
+        player.answer()
+
+
+def reply_to(players: Sequence[Player], asked: Callable[[AssignmentManifest], bool]) -> None:
+    """Replies to these orders of those that have come; the others are kept for later."""
+    for player in players:
+        for envelope, order in player.orders():
+            if asked(order):
+                player.reply(order)
+            else:
+                player.kept.append((envelope, order))
+
+
+def reply(orders: Mapping[Player, AssignmentManifest]) -> None:
+    """Each of them does what it was asked."""
+    for player, order in orders.items():
+        player.reply(order)
 
 
 def measurements(client_id: str, order: AssignmentManifest) -> dict[str, float]:
@@ -246,6 +275,21 @@ class Stage:
         requests = [admin.SubmitRunRequest(header=header), *(admin.SubmitRunRequest(chunk=chunk) for chunk in chunks)]
         return str(self._admin.SubmitRun(iter(requests), timeout=SECONDS).run.run_id)
 
+    def begin(
+        self,
+        *names: str,
+        rounds: int = 1,
+        name: str = "",
+        samples: Sequence[int] = (),
+        model: bytes = MODEL,
+        paused: bool = False,
+        **keys: Any,
+    ) -> tuple[str, list[Player]]:
+        """A run of a new task, and the clients of these names, which attend with it; `keys` are those of `spec`."""
+        task = self.task()
+        players = self.cast(task, *names, samples=samples)
+        return self.submit(spec(name or task, task, rounds, **keys), model=model, paused=paused), players
+
     def pause(self, run: str) -> None:
         self._admin.PauseRun(admin.PauseRunRequest(run=run), timeout=SECONDS)
 
@@ -264,8 +308,18 @@ class Stage:
     # --- the record
 
     def look(self, query: Callable[[Session], T]) -> T:
-        with self.served.database.read() as session:
-            return query(session)
+        return self.served.look(query)
+
+    @property
+    def supervisor(self) -> Supervisor:
+        found = self.served.coordinator._supervisor
+        assert found is not None
+        return found
+
+    def step(self, run: str, number: int = 0) -> StepManifest:
+        """What the coordinator has signed of a round's step."""
+        envelope = SignedEnvelope.FromString(self.rounds(run)[number].step or b"")
+        return unseal(envelope, StepManifest, self.served.home.signing_key.public_key())
 
     def run(self, run: str) -> Run:
         return self.look(lambda session: session.get_one(Run, run))
@@ -286,6 +340,17 @@ class Stage:
             .where(Round.run_id == run, Round.number == number, Phase.number == phase)
         )
         return self.look(lambda session: {row.client_id: row for row in session.scalars(rows)})
+
+    def orders(self, run: str, number: int = 0, phase: int = 0) -> dict[str, AssignmentManifest]:
+        """What each client is asked."""
+        rows = self.assignments(run, number, phase).values()
+        return {
+            row.client_id: AssignmentManifest.FromString(SignedEnvelope.FromString(row.envelope).manifest)
+            for row in rows
+        }
+
+    def assignment_ids(self, run: str, number: int = 0, phase: int = 0) -> set[str]:
+        return {row.assignment_id for row in self.assignments(run, number, phase).values()}
 
     def outcomes(self, run: str, number: int = 0, phase: int = 0) -> dict[str, tuple[str, str]]:
         """State and reason of each client's assignment."""
@@ -310,7 +375,21 @@ class Stage:
     def blobs(self) -> DirectoryStore:
         return DirectoryStore(self.served.home.blobs_dir)
 
+    def parameters(self, model: str | None) -> Vector:
+        """The vector that a stored model holds."""
+        return read_vector(self.blobs.local(model or ""))[1]
+
     # --- waiting
+
+    def hang_up(self, *players: Player) -> None:
+        """They leave, and the coordinator has noticed."""
+        for player in players:
+            player.leave()
+            wait_for(lambda: player.name not in self.supervisor._presence.attending(), "it to be gone")  # noqa: B023
+
+    def wait_reason(self, run: str, words: str = "") -> str:
+        """Waits until the run gives a reason with these words."""
+        return wait_for(lambda: self.run(run).reason if words in self.run(run).reason else "", words)
 
     def wait_state(self, run: str, state: RunState) -> Run:
         def there() -> Run | None:
@@ -345,12 +424,7 @@ class Stage:
         """
 
         def over() -> object:
-            for player in players:
-                for envelope, order in player.orders():
-                    if order.phase < phases:
-                        player.reply(order)
-                    else:
-                        player.kept.append((envelope, order))
+            reply_to(players, lambda order: order.phase < phases)
             row = self.run(run)
             if until is not None and until():
                 return True
@@ -375,13 +449,12 @@ class Stage:
 
 
 @contextmanager
-def stage(directory: Path, database: str, **settings: object) -> Iterator[Stage]:
+def stage(directory: Path, database: str, **settings: Any) -> Iterator[Stage]:
     """A federation on a database, served until the end."""
     clock = Clock()
     # Players give no sign of life: they are taken for dead after three heartbeats.
-    settings = {"federation_id": "test", "database": database, "heartbeat_seconds": 300.0, **settings}
-    values = Settings.check(settings, "test")
-    made = Stage(Running(CoordinatorHome.init(directory, values, now=clock()), clock))
+    settings = {"database": database, "heartbeat_seconds": 300.0, **settings}
+    made = Stage(Running(made_home(directory, now=clock(), **settings), clock))
     try:
         yield made
     finally:

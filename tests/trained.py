@@ -10,6 +10,8 @@ from federation.spec.objective_names import Targets, joint_target
 from federation.training.trainer import Trainer
 from federation.work.base import Result
 
+ASKED: dict[str, Any] = {"seed": 0, "round": 0, "client_id": "a"}
+
 
 def train(
     trainer: Trainer,
@@ -25,7 +27,7 @@ def train(
     """Local SGD on these targets; on the mean of the client's objectives where none are given."""
     wanted = joint_target(trainer.objectives) if targets is None else targets
     descend = Descend(sgd=work, targets=wanted, from_jacobian=from_jacobian, measure=measure, idle=idle)
-    return trainer.compute(base, descend, **({"seed": 0, "round": 0, "client_id": "a"} | given))
+    return trainer.compute(base, descend, **{**ASKED, **given})
 
 
 def jacobian(
@@ -33,4 +35,4 @@ def jacobian(
 ) -> Result:
     """The gradients of the client's objectives."""
     differentiate = Differentiate(batch_size=batch_size, measure=measure)
-    return trainer.compute(base, differentiate, **({"seed": 0, "round": 0, "client_id": "a"} | given))
+    return trainer.compute(base, differentiate, **{**ASKED, **given})

@@ -4,26 +4,24 @@ import json
 import shutil
 import socket
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
-from typer.testing import CliRunner
 
 from coordinator.audit.sequencer import Sequencer
 from coordinator.check import check_home
 from coordinator.condition import Condition
 from coordinator.home import CoordinatorHome
-from coordinator.settings import Settings
 from federation.findings import CheckOutcome
 from fedpareto.cli.failure import CommandFailure
-from fedpareto.cli.main import app
 from storage import audit
 from storage.blob_directory import DirectoryStore
 from storage.models import Run, note_model
 from storage.states import RunState
-from tests.running import running
+from tests.running import command, made_home, running
 from tests.storage.scene import blob_file, stored
 
 SUBJECTS = ["settings", "keys", "certificates", "ports", "database", "clock", "audit log", "rights"]
@@ -35,23 +33,15 @@ MODEL = b"not a model, but a blob"
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A coordinator's directory with one run on record."""
     now, directory = datetime.now(UTC), tmp_path_factory.mktemp("made") / "home"
-    home = CoordinatorHome.init(directory, Settings.check({"federation_id": "test"}, "test"), now=now)
+    home = made_home(directory, now=now)
     digest, database = DirectoryStore(home.blobs_dir).put(MODEL), home.open_database()
     spec = b'name = "a"\ntask = "digits"\nrounds = 3\n'
     with database.begin() as session:
         note_model(session, digest, size=len(MODEL), parameters=1, created=now)
         session.add(
             Run(
-                run_id="r",
-                name="a",
-                state=RunState.PAUSED,
-                spec=spec,
-                spec_digest=digest,
-                initial_model=digest,
-                model=digest,
-                state_data={},
-                submitted_by="test",
-                created=now,
+                **{"run_id": "r", "name": "a", "state": RunState.PAUSED, "spec": spec, "spec_digest": digest},
+                **{"initial_model": digest, "model": digest, "state_data": {}, "submitted_by": "test", "created": now},
             )
         )
     with database.begin() as session:
@@ -75,8 +65,7 @@ def failures(home: Path, *, later: timedelta = timedelta()) -> dict[str, str]:
 
 def test_everything_is_checked_and_nothing_is_wrong(home: Path) -> None:
     before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
-    result = CliRunner().invoke(app, ["coordinator", "check", "--home", str(home), "--json"], catch_exceptions=False)
-    found = json.loads(result.stdout)
+    found = json.loads(command("coordinator", "check", "--home", home, "--json").stdout)
     assert list(dict.fromkeys(item["subject"] for item in found)) == SUBJECTS
     assert {item["outcome"] for item in found} == {"ok"}
     assert all(path.read_bytes() == data for path, data in before.items())
@@ -105,11 +94,9 @@ def _schema(home: Path, revision: str) -> None:
 
 
 def _edit(home: Path, *statements: str) -> None:
-    database = CoordinatorHome.load(home).open_database()
-    with database.begin() as session:
+    with closing(CoordinatorHome.load(home).open_database()) as database, database.begin() as session:
         for statement in statements:
             session.execute(text(statement))
-    database.close()
 
 
 CUT = "delete from audit_log where number > 3", "delete from audit_checkpoints"
@@ -136,18 +123,8 @@ CUT = "delete from audit_log where number > 3", "delete from audit_checkpoints"
         (_take_port, "ports", "cannot be used: Address already in use"),
     ],
     ids=[
-        "removed",
-        "changed",
-        "cut",
-        "no checkpoint",
-        "open key",
-        "no database",
-        "newer schema",
-        "unreleased schema",
-        "damaged blob",
-        "missing blob",
-        "no blobs",
-        "port",
+        *("removed", "changed", "cut", "no checkpoint", "open key", "no database", "newer schema", "unreleased schema"),
+        *("damaged blob", "missing blob", "no blobs", "port"),
     ],
 )
 def test_what_is_wrong_is_named(home: Path, damage: Callable[[Path], object], subject: str, message: str) -> None:
@@ -158,23 +135,22 @@ def test_what_is_wrong_is_named(home: Path, damage: Callable[[Path], object], su
     del held
 
 
-@pytest.mark.parametrize("command", ["serve", "backup", "restored", "rotate-key"])
+@pytest.mark.parametrize("name", ["serve", "backup", "restored", "rotate-key"])
 def test_a_database_of_an_unreleased_version_is_refused_by_each_command_whatever_its_tables_are(
-    home: Path, tmp_path: Path, command: str
+    home: Path, tmp_path: Path, name: str
 ) -> None:
     _edit(home, "update alembic_version set version_num = '0001'", "alter table federations rename ca_fingerprint to x")
-    arguments = [str(tmp_path / "backup")] if command == "backup" else []
-    result = CliRunner().invoke(app, ["coordinator", command, *arguments, "--home", str(home)])
+    arguments = [tmp_path / "backup"] if name == "backup" else []
+    result = command("coordinator", name, *arguments, "--home", home, code=1)
     assert isinstance(result.exception, CommandFailure)
     assert "is at schema revision 0001, which an unreleased version of fedpareto made" in str(result.exception)
     assert "or make a new federation" in str(result.exception)
 
 
 def test_a_clock_behind_the_record_or_outside_the_certificates_is_named(home: Path) -> None:
-    database, ahead = CoordinatorHome.load(home).open_database(), datetime.now(UTC) + timedelta(hours=2)
-    with database.begin() as session:
+    ahead = datetime.now(UTC) + timedelta(hours=2)
+    with closing(CoordinatorHome.load(home).open_database()) as database, database.begin() as session:
         audit.record(session, at=ahead, actor="test", action="test")
-    database.close()
     assert f"the record's newest entry is of {ahead:%Y-%m-%d %H:%M} UTC: set the clock" in failures(home)["clock"]
     assert "UTC: set the clock" in failures(home, later=-timedelta(days=1))["certificates"]
     assert "make a new federation" in failures(home, later=timedelta(days=3700))["certificates"]
@@ -183,9 +159,8 @@ def test_a_clock_behind_the_record_or_outside_the_certificates_is_named(home: Pa
 
 def test_the_command_fails_with_the_settings_that_are_wrong(home: Path) -> None:
     (home / "coordinator.toml").write_text('federation_id = "test"\nkeep_rounds = "3"\n')
-    result = CliRunner().invoke(app, ["coordinator", "check", "--home", str(home)])
+    result = command("coordinator", "check", "--home", home, code=1)
     assert isinstance(result.exception, CommandFailure)
-    assert result.exception.code == 1
     assert "failed   directory" in result.stdout
     assert "keep_rounds: Input should be a valid integer; got '3'" in result.stdout
 

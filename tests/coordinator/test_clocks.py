@@ -17,29 +17,26 @@ from coordinator.rounds.replies.uploads import Uploads
 from federation.digests import digest
 from federation.line.channels import refusal_from_rpc_error
 from federation.v1.admin_pb2 import WatchRunRequest
-from federation.v1.federation_pb2 import AttendResponse, FetchBlobRequest, SubmitRequest
-from federation.vectors import to_bytes, update_layout
+from federation.v1.federation_pb2 import FetchBlobRequest, SubmitRequest
 from storage.blob_directory import DirectoryStore
 from storage.database import Database
 from tests.harness import Handing
-from tests.stage import MODEL, Stage, spec, vector
+from tests.running import refused
+from tests.stage import MODEL, Stage
 
 
 def test_certificates_that_a_set_clock_ends_end_their_calls_with_the_reason_and_no_incident(
     stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "CLOCK_LOOK_SECONDS", 0.05)
-    task = stage.task()
-    ann, ben = stage.cast(task, "ann", "ben")
-    run = stage.submit(spec(f"clock-{stage.count}", task, more="selection.minimum = 2"))
+    run, (ann, ben) = stage.begin("ann", "ben", more="selection.minimum = 2")
     order = ann.order()
     ben.order()
     with caplog.at_level(logging.INFO):
         # Calls of every kind are under way: a stream, a download, an upload that is half done, an operator's watch.
-        layout = update_layout([(row.name, row.length, row.dtype) for row in order.rows])
-        payload = to_bytes(layout, vector("ann", order))
+        envelope, payload = ann.member.signed(order)
         pieces: queue.SimpleQueue[SubmitRequest | None] = queue.SimpleQueue()
-        pieces.put(SubmitRequest(reply=ann.member.seal(ann.member.manifest(order, payload))))
+        pieces.put(SubmitRequest(reply=envelope))
         pieces.put(SubmitRequest(chunk=payload[:10]))
         upload = Handing(ann.member.stub, iter(pieces.get, None))
         download = ben.member.stub.FetchBlob(FetchBlobRequest(digest=digest(MODEL)), timeout=60)
@@ -52,12 +49,11 @@ def test_certificates_that_a_set_clock_ends_end_their_calls_with_the_reason_and_
         assert refusal_from_rpc_error(ended.value).reason in ("certificate-expired", "deadline")
         for player in (ann, ben):
             assert player.stream is not None
-            assert reason(player.stream.inbox) == "certificate-expired"
-        with pytest.raises(grpc.RpcError) as refused:
+            assert player.stream.end().reason == "certificate-expired"
+        with refused("UNAUTHENTICATED", "certificate-expired"):
             next(ann.member.stub.Submit(iter([]), timeout=60))
-        assert refusal_from_rpc_error(refused.value).reason == "certificate-expired"
         stage.clock.ahead -= timedelta(days=200)  # and far back
-        assert stage._admin.WatchRun(WatchRunRequest(run=run), timeout=60).next().run.run_id == run
+        assert next(stage._admin.WatchRun(WatchRunRequest(run=run), timeout=60)).run.run_id == run
         stage.clock.ahead = timedelta()
         pieces.put(None)
         watch.cancel()
@@ -65,19 +61,9 @@ def test_certificates_that_a_set_clock_ends_end_their_calls_with_the_reason_and_
     assert [record.message for record in caplog.records if "incident" in record.message] == []
 
 
-def reason(inbox: "queue.SimpleQueue[AttendResponse | grpc.RpcError | None]") -> str:
-    """Of the refusal that ended a stream."""
-    while isinstance(message := inbox.get(timeout=60), AttendResponse):
-        continue
-    assert message is not None
-    return refusal_from_rpc_error(message).reason
-
-
 def test_a_deadline_that_a_set_clock_has_passed_ends_the_phase(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "LOOK_SECONDS", 0.05)
-    task = stage.task()
-    ann, ben = stage.cast(task, "ann", "ben")
-    run = stage.submit(spec(f"clock-{stage.count}", task, more="selection.minimum = 2\nselection.quorum = 0.5"))
+    run, (ann, ben) = stage.begin("ann", "ben", more="selection.minimum = 2\nselection.quorum = 0.5")
     order = ann.order()
     ben.order()
     ann.reply(order)

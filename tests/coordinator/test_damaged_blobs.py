@@ -13,18 +13,16 @@ from storage import blob_directory
 from storage.blob_directory import DirectoryStore
 from storage.blobs import BlobCorrupt
 from storage.states import RunState
-from tests.coordinator.rounds.test_damage import cut, flip, lose
+from tests.coordinator.rounds.scene import cut, flip, lose
 from tests.running import refused
-from tests.stage import MODEL, Player, Stage, spec
+from tests.stage import MODEL, Player, Stage, reply
 from tests.storage.scene import blob_file
 
 Damage = Callable[[Path], Callable[[], None]]
 
 
 def begin(stage: Stage) -> tuple[str, dict[Player, AssignmentManifest]]:
-    task = stage.task()
-    players = stage.cast(task, "ann", "ben")
-    run = stage.submit(spec(f"blobs-{stage.count}", task, algorithm="fedavg", more="selection.minimum = 2"))
+    run, players = stage.begin("ann", "ben", algorithm="fedavg", more="selection.minimum = 2")
     return run, {player: player.order() for player in players}
 
 
@@ -56,8 +54,7 @@ def test_a_damaged_model_is_not_served_and_the_run_pauses_until_it_is_restored(s
 @pytest.mark.parametrize("damage", [flip, lose])
 def test_a_damaged_model_is_not_exported(stage: Stage, damage: Damage) -> None:
     run, orders = begin(stage)
-    for player, order in orders.items():
-        player.reply(order)
+    reply(orders)
     stage.play(run, *orders)
     name = stage.run(run).model
     repair = damage(blob_file(stage.blobs, name))

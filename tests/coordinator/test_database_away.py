@@ -11,20 +11,16 @@ from typing import Any
 import grpc
 import psycopg
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from sqlalchemy import text
 from sqlalchemy.exc import InterfaceError, OperationalError
 
-from federation.line.channels import refusal_from_rpc_error, server_verified_channel
-from federation.trust.certificates import pem
+from federation.line.channels import refusal_from_rpc_error
 from storage.database import Database, DatabaseBusy
 from storage.states import RoundState
+from tests.coordinator.scene import NOT_SERVING, SERVING, health
 from tests.harness import federation
 from tests.running import refused, wait_for
-from tests.stage import Stage, spec, stage
-
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-SERVING = health_pb2.HealthCheckResponse.SERVING
+from tests.stage import Stage, stage
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +53,6 @@ def away(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         yield made
 
 
-def health(made: Stage, service: str = "") -> int:
-    with server_verified_channel(made.served.enrollment_address, pem(made.served.home.ca)) as channel:
-        request = health_pb2.HealthCheckRequest(service=service)
-        return int(health_pb2_grpc.HealthStub(channel).Check(request, timeout=30).status)
-
-
 def end_sessions(url: str, condition: str = "true") -> None:
     """Ends the sessions of others on the database."""
     with psycopg.connect(url, autocommit=True) as session:
@@ -76,10 +66,8 @@ def end_sessions(url: str, condition: str = "true") -> None:
 def test_a_run_goes_on_after_its_database_was_restarted(
     away: Stage, server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    task = away.task()
-    players = away.cast(task, "ann", "ben")
     with caplog.at_level(logging.INFO):
-        run = away.submit(spec("restarted", task, 2, algorithm="fedavg", more="selection.minimum = 2"))
+        run, players = away.begin("ann", "ben", rounds=2, algorithm="fedavg", more="selection.minimum = 2")
         orders = {player: player.order() for player in players}
         server.stop()
         wait_for(lambda: health(away) == NOT_SERVING, "the health to tell")
@@ -105,9 +93,7 @@ def test_a_run_goes_on_after_its_database_was_restarted(
 
 
 def test_sessions_that_the_server_ends_are_made_again_and_the_lock_is_taken_again(away: Stage, url: str) -> None:
-    task = away.task()
-    players = away.cast(task, "ann", "ben")
-    run = away.submit(spec("ended", task, more="selection.minimum = 2"))
+    run, players = away.begin("ann", "ben", more="selection.minimum = 2")
     orders = {player: player.order() for player in players}
     database = away.served.coordinator._database
     end_sessions(url)

@@ -12,25 +12,20 @@ from pathlib import Path
 import grpc
 import psycopg
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from sqlalchemy import select
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from coordinator.condition import Condition
-from federation.line.channels import refusal_from_rpc_error, server_verified_channel
-from federation.trust.certificates import pem
+from federation.line.channels import refusal_from_rpc_error
 from federation.v1.common_pb2 import AssignmentManifest
 from fedpareto.processes.forked import completed
 from storage.faults import StorageFault, fault_of
-from storage.models import AuditEntry
 from storage.reserve import MARGIN_BYTES, RESERVE_BYTES, Reserve
 from storage.states import RunState
+from tests.coordinator.scene import NOT_SERVING, SERVING, health
 from tests.running import refused, wait_for
 from tests.stage import Player, Stage, spec, stage
 
 MEBI = 1 << 20
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
 @pytest.fixture(scope="module")
@@ -77,16 +72,8 @@ def fill(disk: Path) -> None:
                 size //= 2
 
 
-def health(made: Stage, service: str = "") -> int:
-    with server_verified_channel(made.served.enrollment_address, pem(made.served.home.ca)) as channel:
-        request = health_pb2.HealthCheckRequest(service=service)
-        return int(health_pb2_grpc.HealthStub(channel).Check(request, timeout=30).status)
-
-
 def begin(made: Stage, rounds: int = 1) -> tuple[str, dict[Player, AssignmentManifest]]:
-    task = made.task()
-    players = made.cast(task, "ann", "ben")
-    run = made.submit(spec(f"full-{made.count}", task, rounds, algorithm="fedavg", more="selection.minimum = 2"))
+    run, players = made.begin("ann", "ben", rounds=rounds, algorithm="fedavg", more="selection.minimum = 2")
     return run, {player: player.order() for player in players}
 
 
@@ -126,18 +113,14 @@ def test_a_full_disk_pauses_the_run_with_the_reason_and_it_goes_on_when_there_is
         (disk / "ballast").unlink()
         small.wait_state(run, RunState.RUNNING)
         wait_for(lambda: health(small) == SERVING, "the health to tell")
-        for player, order in orders.items():
-            if small.outcomes(run)[player.name][0] == "OPEN":
-                player.reply(order)
-        small.play(run, *orders)
+        small.play(run, *replayed(small, run, orders))
     assert (disk / "coordinator" / "reserve").stat().st_size == RESERVE_BYTES
     told = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert [record.message for record in told if record.exc_info] == []
     full = [record.message for record in told if "disk is full or fails" in record.message]
     assert len(full) == 1, full
-    actions = select(AuditEntry.action).where(AuditEntry.subject == run, AuditEntry.actor == "coordinator")
-    recorded = small.look(lambda session: session.scalars(actions.order_by(AuditEntry.entry_id)).all())
-    assert list(recorded[:2]) == ["run.paused", "run.resumed"]
+    recorded = small.served.entries(subject=run, actor="coordinator")
+    assert [entry.action for entry in recorded[:2]] == ["run.paused", "run.resumed"]
 
 
 def test_resume_makes_the_coordinator_look_at_the_disk_at_once(small: Stage, disk: Path) -> None:

@@ -1,11 +1,13 @@
 import stat
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 
-from coordinator.home import CoordinatorHome, CoordinatorHomeError
+from coordinator.home import CoordinatorHome
+from coordinator.ownership import CoordinatorHomeError
 from coordinator.settings import Settings
 from federation.trust.admin_files import AdminFiles
 from federation.trust.certificates import fingerprint
@@ -14,6 +16,7 @@ from federation.trust.keys import IdentityError
 from storage.database import Database
 from storage.models import Certificate
 from tests.federation.trust.scene import NOW
+from tests.running import made_home
 
 
 def mode(path: Path) -> int:
@@ -22,7 +25,7 @@ def mode(path: Path) -> int:
 
 def test_init_makes_a_federation_whose_files_are_its_owners_alone(tmp_path: Path) -> None:
     directory = tmp_path / "home"
-    home = CoordinatorHome.init(directory, Settings.check({"federation_id": "fed"}, "test"), now=NOW)
+    home = made_home(directory, now=NOW, federation_id="fed")
     for path in directory.rglob("*"):
         assert mode(path) == (0o700 if path.is_dir() else 0o600), path
     loaded = CoordinatorHome.load(directory)
@@ -30,31 +33,27 @@ def test_init_makes_a_federation_whose_files_are_its_owners_alone(tmp_path: Path
     assert fingerprint(loaded.ca) == fingerprint(home.ca)
     admin = AdminFiles.load(home.admin_dir)
     assert parse_peer(admin.certificate).roles == set(Role)
-    database = Database.open(home.database_url)
-    with database.read() as session:
+    with closing(Database.open(home.database_url)) as database, database.read() as session:
         assert session.get(Certificate, parse_peer(admin.certificate).serial) is not None
-    database.close()
 
 
 def test_init_leaves_a_federation_that_is_there_alone(tmp_path: Path) -> None:
-    settings = Settings.check({"federation_id": "fed"}, "test")
-    CoordinatorHome.init(tmp_path, settings, now=NOW)
+    made_home(tmp_path, now=NOW, federation_id="fed")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(CoordinatorHomeError, match=r"holds a federation already \(fed\): nothing was changed"):
-        CoordinatorHome.init(tmp_path, settings, now=NOW)
+        made_home(tmp_path, now=NOW, federation_id="fed")
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
 def test_init_refuses_a_database_of_another_federation(tmp_path: Path, database_url: str) -> None:
-    settings = Settings.check({"federation_id": "fed", "database": database_url}, "test")
-    CoordinatorHome.init(tmp_path / "one", settings, now=NOW)
+    made_home(tmp_path / "one", now=NOW, database=database_url)
     with pytest.raises(CoordinatorHomeError, match="holds a federation already"):
-        CoordinatorHome.init(tmp_path / "two", settings, now=NOW)
+        made_home(tmp_path / "two", now=NOW, database=database_url)
     assert not (tmp_path / "two" / "ca.key").exists()
 
 
 def test_every_private_key_of_a_federation_is_under_its_passphrase(tmp_path: Path) -> None:
-    CoordinatorHome.init(tmp_path, Settings.check({"federation_id": "fed"}, "test"), now=NOW, passphrase=b"pass")
+    made_home(tmp_path, now=NOW, passphrase=b"pass", federation_id="fed")
     keys = list(tmp_path.rglob("*.key"))
     assert len(keys) == 5
     assert all(b"ENCRYPTED" in key.read_bytes() for key in keys)
@@ -83,14 +82,14 @@ def test_settings_that_are_written_are_read_as_they_were() -> None:
     ],
 )
 def test_wrong_settings_are_refused_by_their_key(tmp_path: Path, line: str, message: str) -> None:
-    CoordinatorHome.init(tmp_path, Settings.check({"federation_id": "fed"}, "test"), now=NOW)
+    made_home(tmp_path, now=NOW, federation_id="fed")
     (tmp_path / "coordinator.toml").write_text(f'federation_id = "fed"\n{line}\n')
     with pytest.raises(CoordinatorHomeError, match=message):
         CoordinatorHome.load(tmp_path)
 
 
 def test_the_server_certificate_is_issued_anew_when_hosts_change_or_its_life_ends(tmp_path: Path) -> None:
-    home = CoordinatorHome.init(tmp_path, Settings.check({"federation_id": "fed"}, "test"), now=NOW)
+    home = made_home(tmp_path, now=NOW, federation_id="fed")
     assert home.current_server_certificate(NOW) == home.server
     assert home.current_server_certificate(NOW + timedelta(days=200)) == home.server
     later = home.current_server_certificate(NOW + timedelta(days=300))

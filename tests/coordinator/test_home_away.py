@@ -3,8 +3,6 @@
 import logging
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,22 +13,8 @@ from federation.refusals import Refusal
 from storage.blob_directory import DirectoryStore
 from storage.blobs import BlobMissing
 from storage.faults import StorageFault
-from tests.coordinator.test_survival import CLIENTS, Scene, under_way
+from tests.coordinator.scene import CLIENTS, attended, under_way
 from tests.harness import SECONDS, federation
-
-
-@contextmanager
-def scene(directory: Path, *options: str) -> Iterator[Scene]:
-    """A coordinator and workers that attend."""
-    with federation(directory, *options) as fed:
-        fed.serve()
-        for client in CLIENTS:
-            fed.join(client)
-        made = Scene(fed)
-        for client in CLIENTS:
-            made.work(client)
-        fed.attending(*CLIENTS)
-        yield made
 
 
 def said(log: str, path: Path) -> None:
@@ -58,10 +42,9 @@ def test_a_coordinator_whose_home_is_moved_ends_with_one_line_and_makes_nothing_
 def test_a_run_goes_on_when_the_home_is_there_again(tmp_path: Path, database_url: str, way: str) -> None:
     disk, elsewhere = tmp_path / "coordinator", tmp_path / "elsewhere"
     url = database_url if database_url.startswith("postgresql") else ""  # SQLite is in the home
-    with scene(tmp_path, *(["--database", url] if url else [])) as made:
+    with attended(tmp_path, *(["--database", url] if url else [])) as made:
         made.fed.database_url = url
-        calm, coordinator = made.fed.wait_completed(made.submit()), made.fed.coordinator
-        assert coordinator is not None
+        calm, coordinator = made.fed.wait_completed(made.submit()), made.fed.serving
         run = made.submit()
         under_way(made, run)
         disk.rename(elsewhere)
@@ -81,19 +64,17 @@ def test_a_run_goes_on_when_the_home_is_there_again(tmp_path: Path, database_url
             disk.rmdir()
         elsewhere.rename(disk)
         made.fed.serve()
-        assert made.fed.wait_completed(run) == calm
-        made.check_counted_once(run)
+        made.completes(run, calm)
 
 
 @pytest.mark.full
 def test_blobs_on_a_disk_of_their_own_that_is_gone_end_the_coordinator(tmp_path: Path) -> None:
-    with scene(tmp_path) as made:
+    with attended(tmp_path) as made:
         blobs = made.fed.home / "blobs"
         run = made.submit()
         under_way(made, run)
         blobs.rename(tmp_path / "blobs")
-        coordinator = made.fed.coordinator
-        assert coordinator is not None
+        coordinator = made.fed.serving
         assert coordinator.popen.wait(SECONDS) == 1
         said(coordinator.text, blobs)
         assert not blobs.exists()
@@ -108,11 +89,16 @@ def test_a_directory_is_gone_when_it_is_missing_another_one_or_closed(
     home = tmp_path / "home"
     home.mkdir()
     directories = Directories([home])
+
+    def write_instead() -> None:
+        home.rmdir()
+        home.write_text("")
+
     directories.must_be_there()
     for change, cause in (
         (lambda: home.rename(tmp_path / "away"), "No such file or directory"),
         (home.mkdir, "another directory is there now"),
-        (lambda: (home.rmdir(), home.write_text("")), "another directory is there now"),
+        (write_instead, "another directory is there now"),
     ):
         change()
         with pytest.raises(DirectoryGone, match=cause):
@@ -159,7 +145,7 @@ def test_of_a_store_that_is_gone_no_blob_counts_as_missing(tmp_path: Path) -> No
 @pytest.mark.full
 @pytest.mark.parametrize("way", ["moved", "replaced"])
 def test_a_worker_whose_home_is_gone_ends_with_one_line_and_declines_nothing(tmp_path: Path, way: str) -> None:
-    with scene(tmp_path) as made:
+    with attended(tmp_path) as made:
         calm = made.fed.wait_completed(made.submit())
         home, elsewhere, worker = made.fed.directory / CLIENTS[0], tmp_path / "elsewhere", made.workers[CLIENTS[0]]
         home.rename(elsewhere)
@@ -175,5 +161,4 @@ def test_a_worker_whose_home_is_gone_ends_with_one_line_and_declines_nothing(tmp
         assert not home.exists()
         elsewhere.rename(home)
         made.work(CLIENTS[0])
-        assert made.fed.wait_completed(run) == calm
-        made.check_counted_once(run)
+        made.completes(run, calm)

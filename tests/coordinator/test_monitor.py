@@ -18,17 +18,20 @@ def test_a_database_whose_writers_are_busy_does_not_end_the_coordinator(
     with running(tmp_path / "home") as served:
         coordinator = served.coordinator
         condition, looks = coordinator._condition, threading.Event()
-        look = coordinator._monitor.look
+        monitor, monitoring = coordinator._monitor, coordinator._monitoring
+        assert monitor is not None
+        assert monitoring is not None
+        look = monitor.look
 
         def counted() -> None:
             look()
             looks.set()
 
-        monkeypatch.setattr(coordinator._monitor, "look", counted)
+        monkeypatch.setattr(monitor, "look", counted)
         with coordinator._database.begin():  # somebody else's transaction, which lasts
             condition.note(OperationalError("", None, RuntimeError("it was away")), lasts=True)
             condition.look_again()
-            wait_for(lambda: looks.is_set() or coordinator._monitoring.done(), "a look")
-            assert not coordinator._monitoring.done()
+            wait_for(lambda: looks.is_set() or monitoring.done(), "a look")
+            assert not monitoring.done()
             assert StorageFault.DATABASE in condition.faults
         wait_for(lambda: not condition.faults, "the fault to be over")

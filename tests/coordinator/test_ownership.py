@@ -3,24 +3,27 @@
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
-from coordinator.home import CoordinatorHome, CoordinatorHomeError
+from coordinator.home import CoordinatorHome
+from coordinator.ownership import CoordinatorHomeError
 from coordinator.server import Coordinator
-from coordinator.settings import Settings
 from fedpareto.processes.forked import completed
 from storage.database import Database, DatabaseBusy, DatabaseMissing
+from tests.running import made_home
 
 NOW = datetime.now(UTC)
 
 
-def make(directory: Path, **settings: object) -> CoordinatorHome:
-    return CoordinatorHome.init(directory, Settings.check({"federation_id": "fed", **settings}, "test"), now=NOW)
+def make(directory: Path, **settings: Any) -> CoordinatorHome:
+    return made_home(directory, now=NOW, federation_id="fed", **settings)
 
 
 def database_of(home: CoordinatorHome) -> Path:
@@ -93,10 +96,7 @@ def test_commands_that_start_a_coordinator_of_their_own_and_those_that_issue_say
     home = make(tmp_path / "home")
     remove(home)
     issue = ["coordinator", "admin", "eve", "--role", "viewer", "--out", str(tmp_path / "eve"), "--home"]
-    for arguments in (
-        ["admin", "runs", "--home", str(home.admin_dir)],
-        [*issue, str(home.directory)],
-    ):
+    for arguments in (["admin", "runs", "--home", str(home.admin_dir)], [*issue, str(home.directory)]):
         if arguments[0] == "coordinator":
             home.note_ports(1, 2)
         done = completed(["-m", "fedpareto", *arguments])
@@ -120,15 +120,13 @@ def test_a_database_has_one_coordinator_by_whatever_path_it_is_reached(tmp_path:
     (tmp_path / "link.db").symlink_to(path)
     (tmp_path / "directory").symlink_to(path.parent)
     relative = os.path.relpath(path)
-    for other in (tmp_path / "link.db", tmp_path / "directory" / "test.db", path.parent / ".." / "real" / "test.db"):
-        second = Database.open(f"sqlite:///{other}")
-        with pytest.raises(DatabaseBusy, match="in use by another coordinator"):
+    linked = (tmp_path / "link.db", tmp_path / "directory" / "test.db")
+    for other in (*linked, path.parent / ".." / "real" / "test.db", relative):
+        with (
+            closing(Database.open(f"sqlite:///{other}")) as second,
+            pytest.raises(DatabaseBusy, match="in use by another coordinator"),
+        ):
             second.lock_exclusive()
-        second.close()
-    second = Database.open(f"sqlite:///{relative}")
-    with pytest.raises(DatabaseBusy):
-        second.lock_exclusive()
-    second.close()
     first.close()
 
 

@@ -14,7 +14,7 @@ from storage.models import AuditEntry
 from storage.retention import collect
 from storage.states import RunState
 from tests.running import SECONDS, refused
-from tests.stage import Stage, spec, stage
+from tests.stage import Stage, stage
 from tests.storage.scene import blob_file
 
 ROUNDS = 6
@@ -31,9 +31,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 @pytest.fixture(scope="module")
 def run(short: Stage) -> str:
     """A run whose old models have been collected."""
-    task = short.task()
-    players = short.cast(task, "ann", "ben")
-    run = short.submit(spec("short", task, ROUNDS, algorithm="fedavg", more="selection.minimum = 2"))
+    run, players = short.begin("ann", "ben", rounds=ROUNDS, algorithm="fedavg", more="selection.minimum = 2")
     short.play(run, *players)
     tomorrow = datetime.now(UTC) + timedelta(days=1)
     collect(short.served.database, short.blobs, now=tomorrow, grace_seconds=60, keep_rounds=1)

@@ -15,83 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from federation.tasks import initial_model, task
-from federation.vectors import write_vectors
-from tests.harness import SECONDS, Federation, Process, federation, wait_for
-
-CLIENTS = ("clinic-a", "clinic-b", "clinic-c")
-SPEC = """
-task = "digits"
-rounds = 2
-seed = 11
-[algorithm]
-name = "fedmgda+"
-epsilon = 0.2
-[train]
-epochs = 2
-batch_size = 20
-deadline_seconds = 300
-[selection]
-minimum = 3
-pool = "{pool}"
-quorum = 1.0
-[evaluate]
-deadline_seconds = 300
-"""
-
-
-class Scene:
-    def __init__(self, fed: Federation) -> None:
-        self.fed = fed
-        self.workers: dict[str, Process] = {}
-        self.count = 0
-        # Made once: making it costs the import of torch.
-        self.model = fed.directory / "initial.safetensors"
-        layout, vector = initial_model(task("digits"), seed=11)
-        write_vectors(self.model, layout, vector)
-
-    def work(self, client: str, *, crash: str = "") -> Process:
-        part = CLIENTS.index(client)
-        options = ("--part", f"{part + 1}/3", "--partition", "shards:2", "--part-seed", "5")
-        process = self.fed.work(client, *options, crash=crash)
-        self.workers[client] = process
-        return process
-
-    def submit(self, *, crash: bool = False, pool: str = "enrolled", spec: str = SPEC) -> str:
-        self.count += 1
-        spec = spec.replace("{pool}", pool)
-        return self.fed.submit(f"survival-{self.count}", spec, "--model", str(self.model), crash=crash)
-
-    def remembered(self, run: str) -> tuple[str, str]:
-        """The digest of the model of a run that completes, and what it remembers: JSON, with the digests of vectors."""
-        final = str(self.fed.wait_completed(run))
-        ((state,),) = self.fed.query("select state_data from runs where run_id = :run", run=run)
-        return final, str(state)
-
-    def check_counted_once(self, run: str) -> None:
-        """Every client took part in every phase, and each assignment was fulfilled by exactly one update."""
-        rows = self.fed.query(
-            "select a.client_id, r.number, p.number, a.state, count(u.reply_id) from assignments a "
-            "join phases p on p.phase_id = a.phase_id join rounds r on r.round_id = p.round_id "
-            "left join replies u on u.assignment_id = a.assignment_id and u.accepted "
-            "where r.run_id = :run group by a.client_id, r.number, p.number, a.state",
-            run=run,
-        )
-        assert len(rows) == 2 * 2 * 3, rows
-        assert all(row[3] == "FULFILLED" and row[4] == 1 for row in rows), rows
+from tests.coordinator.scene import CLIENTS, SPEC, Scene, attended, front_of, under_way
+from tests.harness import SECONDS, Process, wait_for
 
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with federation(tmp_path_factory.mktemp("survival")) as fed:
-        fed.serve()
-        for client in CLIENTS:
-            fed.join(client)
-        scene = Scene(fed)
-        for client in CLIENTS:
-            scene.work(client)
-        fed.attending(*CLIENTS)
-        yield scene
+    with attended(tmp_path_factory.mktemp("survival")) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -112,30 +43,19 @@ def points(*always: str, full: tuple[str, ...]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("point", [*always, *(pytest.param(point, marks=pytest.mark.full) for point in full)])
 
 
-@points(
-    "one-update-in",
-    "stored",
-    full=(
-        "dispatching",
-        "model-written",
-        "before-dispatch",
-        "all-updates-in",
-        "aggregating",
-        "one-evaluation-in",
-        "evaluated",
-        "between-rounds",
-    ),
+POINTS = (
+    "dispatching model-written before-dispatch all-updates-in aggregating one-evaluation-in evaluated between-rounds"
 )
+
+
+@points("one-update-in", "stored", full=tuple(POINTS.split()))
 def test_a_killed_coordinator_goes_on_where_it_was(scene: Scene, undisturbed: str, point: str) -> None:
-    assert scene.fed.coordinator is not None
-    scene.fed.coordinator.kill()
-    crashing = scene.fed.serve(crash=point)
+    crashing = scene.restart(crash=point)
     # A pool of those who attend is the harder case: after the restart nobody does, at first.
     run = scene.submit(crash=True, pool="attending")
     crashing.wait_killed()
     scene.fed.serve()
-    assert scene.fed.wait_completed(run) == undisturbed
-    scene.check_counted_once(run)
+    scene.completes(run, undisturbed)
 
 
 REMEMBERING = """[algorithm]
@@ -155,9 +75,7 @@ def remembered(scene: Scene) -> tuple[str, str]:
 @pytest.mark.full
 @points("model-written", full=("between-rounds",))
 def test_what_a_run_remembers_survives(scene: Scene, remembered: tuple[str, str], point: str) -> None:
-    assert scene.fed.coordinator is not None
-    scene.fed.coordinator.kill()
-    crashing = scene.fed.serve(crash=point)
+    crashing = scene.restart(crash=point)
     run = scene.submit(crash=True, spec=REMEMBERING)
     crashing.wait_killed()
     scene.fed.serve()
@@ -173,10 +91,8 @@ LOOKING_BACK = LOOKING_BACK.replace("[selection]", '[selection]\nmethod = "count
 
 @pytest.mark.full
 def test_the_updates_of_earlier_rounds_survive(scene: Scene) -> None:
-    assert scene.fed.coordinator is not None
     undisturbed, _ = scene.remembered(scene.submit(spec=LOOKING_BACK))
-    scene.fed.coordinator.kill()
-    crashing = scene.fed.serve(crash="between-rounds")
+    crashing = scene.restart(crash="between-rounds")
     run = scene.submit(crash=True, spec=LOOKING_BACK)
     crashing.wait_killed()
     scene.fed.serve()
@@ -195,8 +111,7 @@ def test_a_killed_worker_does_its_work_once_it_is_back(scene: Scene, undisturbed
     run = scene.submit()
     crashing.wait_killed()
     scene.work(victim)
-    assert scene.fed.wait_completed(run) == undisturbed
-    scene.check_counted_once(run)
+    scene.completes(run, undisturbed)
 
 
 class Proxy:
@@ -254,25 +169,13 @@ def test_a_connection_cut_in_the_middle_of_an_upload_is_made_again(scene: Scene,
     try:
         scene.work(victim)
         run = scene.submit()
-        assert scene.fed.wait_completed(run) == undisturbed
-        scene.check_counted_once(run)
+        scene.completes(run, undisturbed)
         assert proxy.cuts == 1
     finally:
         member.write_text(description)
         proxy.listener.close()
         scene.workers[victim].kill()
         scene.work(victim)
-
-
-def front_of(coordinator: Process) -> int:
-    """The process id of a coordinator's front listener; 0 if none runs."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
-            runs = int(parent) == coordinator.popen.pid and state != "Z"
-            if runs and b"coordinator.front.process" in (stat.parent / "cmdline").read_bytes():
-                return int(stat.parent.name)
-    return 0
 
 
 def next_front(coordinator: Process, ended: int) -> int:
@@ -285,24 +188,16 @@ def next_front(coordinator: Process, ended: int) -> int:
     return wait_for(found, "another front listener")
 
 
-def under_way(scene: Scene, run: str) -> None:
-    """Waits until a run has asked its members."""
-    asked = "select count(*) from assignments a join phases p using (phase_id) join rounds r using (round_id) where "
-    wait_for(lambda: scene.fed.query(asked + "r.run_id = :run", run=run)[0][0], "the first assignments")
-
-
 @pytest.mark.parametrize("number", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.full)])
 def test_a_front_listener_that_hangs_or_dies_is_replaced(
     scene: Scene, undisturbed: str, number: signal.Signals
 ) -> None:
-    coordinator = scene.fed.coordinator
-    assert coordinator is not None
+    coordinator = scene.fed.serving
     front, run = front_of(coordinator), scene.submit()
     under_way(scene, run)
     os.kill(front, number)
     next_front(coordinator, front)
-    assert scene.fed.wait_completed(run) == undisturbed
-    scene.check_counted_once(run)
+    scene.completes(run, undisturbed)
     if number is signal.SIGSTOP:
         assert "the front listener does not answer (State: T (stopped)): it is killed" in coordinator.text
     assert "the front listener was killed by SIGKILL" in coordinator.text
@@ -312,8 +207,7 @@ def test_a_front_listener_that_hangs_or_dies_is_replaced(
 def test_a_front_listener_that_is_killed_ten_times_in_a_row_is_started_ten_times_and_those_who_watch_go_on(
     scene: Scene, undisturbed: str
 ) -> None:
-    coordinator = scene.fed.coordinator
-    assert coordinator is not None
+    coordinator = scene.fed.serving
     scene.workers[CLIENTS[2]].kill()  # so the run waits
     run, front = scene.submit(), front_of(coordinator)
     command = ["-m", "fedpareto", "admin", "--home", str(scene.fed.home / "admin"), "watch", run, "--json"]
@@ -324,16 +218,14 @@ def test_a_front_listener_that_is_killed_ten_times_in_a_row_is_started_ten_times
         front = next_front(coordinator, front)
     assert "started again in 10 s; it has failed 10 times in a row" in coordinator.text
     scene.work(CLIENTS[2])
-    assert scene.fed.wait_completed(run) == undisturbed
-    scene.check_counted_once(run)
+    scene.completes(run, undisturbed)
     assert watching.popen.wait(SECONDS) == 0, watching.text
     assert "lost the coordinator" in watching.text
     assert "the coordinator answers again" in watching.text
 
 
 def test_a_front_listener_that_is_stopped_ends_with_a_killed_coordinator_and_leaves_the_port(scene: Scene) -> None:
-    coordinator = scene.fed.coordinator
-    assert coordinator is not None
+    coordinator = scene.fed.serving
     front = front_of(coordinator)
     os.kill(front, signal.SIGSTOP)
     os.kill(coordinator.popen.pid, signal.SIGKILL)
@@ -355,8 +247,7 @@ main()
 def test_a_front_listener_leaves_a_coordinator_that_hangs_and_is_there_again_when_it_goes_on(
     scene: Scene, undisturbed: str
 ) -> None:
-    assert scene.fed.coordinator is not None
-    scene.fed.coordinator.kill()
+    scene.fed.serving.kill()
     coordinator = scene.fed.serve(program=HASTY)
     scene.fed.attending(*CLIENTS)
     front, run = front_of(coordinator), scene.submit()
@@ -365,11 +256,9 @@ def test_a_front_listener_leaves_a_coordinator_that_hangs_and_is_there_again_whe
     wait_for(lambda: front_of(coordinator) == 0, "the front listener to end")
     os.kill(coordinator.popen.pid, signal.SIGCONT)
     assert next_front(coordinator, 0) != front
-    assert scene.fed.wait_completed(run) == undisturbed
-    scene.check_counted_once(run)
+    scene.completes(run, undisturbed)
     assert "the front listener ended, because this process gave no sign of life for 1 s" in coordinator.text
-    scene.fed.coordinator.kill()
-    scene.fed.serve()
+    scene.restart()
 
 
 def test_a_second_coordinator_on_the_same_database_refuses_to_start(scene: Scene) -> None:
@@ -377,16 +266,14 @@ def test_a_second_coordinator_on_the_same_database_refuses_to_start(scene: Scene
         ["-m", "fedpareto", "coordinator", "serve", "--home", str(scene.fed.home)], scene.fed.directory / "2"
     )
     assert second.popen.wait(60) == 1
-    assert scene.fed.coordinator is not None
-    assert str(scene.fed.coordinator.popen.pid) in second.text
+    assert str(scene.fed.serving.popen.pid) in second.text
     assert "Traceback" not in second.text
     assert scene.fed.admin("runs")
 
 
 @pytest.mark.full
 def test_a_stopped_coordinator_ends_cleanly_and_its_workers_come_back(scene: Scene, undisturbed: str) -> None:
-    assert scene.fed.coordinator is not None
-    assert scene.fed.coordinator.stop() == 0
+    assert scene.fed.serving.stop() == 0
     scene.fed.serve()
     assert scene.fed.wait_completed(scene.submit()) == undisturbed
 

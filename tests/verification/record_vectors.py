@@ -13,7 +13,7 @@ import tests.conftest  # noqa: F401 - it requires TLS 1.3, before gRPC is import
 from federation.record.bundle import BundleReader
 from federation.v1 import admin_pb2 as admin
 from storage.states import RunState
-from tests.coordinator.rounds.objective_stage import begin
+from tests.coordinator.rounds.scene import begin
 from tests.paths import VECTORS
 from tests.stage import Stage, spec, stage
 from verification.run import OpenedRun

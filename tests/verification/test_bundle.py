@@ -12,7 +12,7 @@ from federation.v1 import admin_pb2 as admin
 from federation.vectors import Layout, Tensor, to_bytes, update_rows
 from storage.states import RunState
 from tests.compared_metrics import differences
-from tests.coordinator.rounds.objective_stage import EXACT, begin
+from tests.coordinator.rounds.scene import EXACT, begin
 from tests.few import few_of
 from tests.stage import MODEL, Stage, spec
 from verification.counterfactual import Replayed, counterfactual

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.interface import Combination, Rows
-from coordinator.aggregation.phases import PhaseReply, Replies, RoundContext, Selected
+from coordinator.aggregation.base import Rule
+from coordinator.aggregation.interface import Combination
+from coordinator.aggregation.phases import Replies, RoundContext, Selected
 from coordinator.aggregation.registry import algorithm
-
-Matrix = NDArray[np.float64]
-Vector = NDArray[np.float64]
+from tests.coordinator.aggregation.scene import Matrix, Vector, last, reply, rows_of
 
 _RESOLUTION = 1e-6  # of the longest honest update: what a Gram matrix in float64 cannot tell from nothing
 
@@ -21,14 +20,12 @@ _RESOLUTION = 1e-6  # of the longest honest update: what a Gram matrix in float6
 def decided(name: str, **hyperparameters: Any) -> Callable[[Matrix], Combination]:
     """What a rule answers to updates (m, d) with a uniform prior and equal losses and accuracies."""
     chosen = algorithm(name, hyperparameters)
+    assert isinstance(chosen, Rule)
 
     def answer(U: Matrix) -> Combination:
-        m = len(U)
-        told = np.ones(m)
-        names = tuple(map(str, range(m)))
-        return chosen.decide(
-            Rows(gram=U @ U.T, prior=told / m, samples=told, losses=told, accuracies=told / 2, clients=names)
-        )
+        told = np.ones(len(U))
+        names = tuple(map(str, range(len(U))))
+        return chosen.decide(rows_of(U, losses=told, accuracies=told / 2, clients=names))
 
     return answer
 
@@ -62,29 +59,14 @@ def rule_over_objectives(name: str, **hyperparameters: Any) -> Callable[[NDArray
     def direction(rows: NDArray[np.float64]) -> Vector:
         _, M, d = rows.shape
         objectives = tuple(f"objective {k}" for k in range(M))
-        replies = [
-            PhaseReply(
-                client_id=f"client {i}",
-                samples=1,
-                losses=dict.fromkeys(objectives, 1.0),
-                metrics={},
-                rows=tuple(own),
-                names=objectives,
-                objectives=objectives,
-            )
-            for i, own in enumerate(rows.astype(np.float32))
-        ]
+        facts = {"losses": dict.fromkeys(objectives, 1.0), "names": objectives, "objectives": objectives}
+        replies = [reply(f"client {i}", *own, **facts) for i, own in enumerate(rows.astype(np.float32))]
         selected = {reply.client_id: Selected(1, objectives) for reply in replies}
-        conversation = chosen.round(
-            RoundContext(number=0, total=1, objectives=objectives, parameters=d, selected=selected)
-        )
+        context = RoundContext(number=0, total=1, objectives=objectives, parameters=d, selected=selected)
+        conversation = chosen.round(context)
         next(conversation)
-        try:
-            conversation.send(Replies(replies))
-        except StopIteration as end:
-            found: Vector = end.value.combination.coefficients @ rows.reshape(-1, d)
-            return found
-        raise AssertionError(f"{name} asks for more than one row for each objective")
+        found: Vector = last(conversation, Replies(replies)).combination.coefficients @ rows.reshape(-1, d)
+        return found
 
     return direction
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
 from coordinator.aggregation.phase_kinds import GradientsPhase, ResidualsPhase, TrainingPhase
@@ -22,6 +21,7 @@ from federation.sketches.draws import own_seed, shared_seed
 from federation.sketches.svd import TwoWaySvd
 from federation.spec.objective_names import encoder_columns
 from federation.vectors import Layout, Tensor
+from tests.coordinator.aggregation.scene import last
 
 D = 60
 LAYOUT = Layout((Tensor("body.weight", (5, 10)), Tensor("heads.left.bias", (4,)), Tensor("heads.right.bias", (6,))))
@@ -42,21 +42,11 @@ def context(
     return RoundContext(**(facts | changed))
 
 
-def reply(
-    client: str, rows: Mapping[str, NDArray[np.float32]], served: tuple[str, ...] = TWO, **changed: Any
-) -> PhaseReply:
+def reply(client: str, rows: Mapping[str, NDArray[Any]], served: tuple[str, ...] = TWO, **changed: Any) -> PhaseReply:
     facts: dict[str, Any] = {"samples": 10, "losses": {}, "metrics": {}, "envelope": f"envelope of {client}"}
     return PhaseReply(
         client_id=client, rows=tuple(rows.values()), names=tuple(rows), objectives=served, **(facts | changed)
     )
-
-
-def last(conversation: RoundGenerator, replies: Replies) -> Step:
-    with pytest.raises(StopIteration) as end:
-        conversation.send(replies)
-    step = end.value.value
-    assert isinstance(step, Step)
-    return step
 
 
 class Clients:
@@ -77,15 +67,21 @@ class Clients:
         asked = self.serves if phase.clients is None else phase.clients
         return Replies([self._reply(phase, name, number) for name in asked if name not in missing])
 
+    def play(self, conversation: RoundGenerator) -> Step:
+        """The step of a round in which all of them answer what they are asked."""
+        phase = next(conversation)
+        while not isinstance(phase, TrainingPhase):
+            phase = conversation.send(self.answer(phase))
+        return last(conversation, self.answer(phase))
+
     def _reply(self, phase: AlgorithmPhase, client: str, number: int) -> PhaseReply:
         served = self.serves[client]
         if isinstance(phase, TrainingPhase):
-            rows = {
-                row: sum((value * self.gradients[client, name] for name, value in weights.items()), np.zeros(D)).astype(
-                    np.float32
-                )
+            sums = {
+                row: sum((value * self.gradients[client, name] for name, value in weights.items()), np.zeros(D))
                 for row, weights in phase.targets(served).items()
             }
+            rows: Mapping[str, NDArray[np.float32]] = {row: value.astype(np.float32) for row, value in sums.items()}
         else:
             assert isinstance(phase, GradientsPhase | ResidualsPhase)
             asked = phase if isinstance(phase, GradientsPhase) else phase.gradients
@@ -101,12 +97,8 @@ class Clients:
 
     def mean(self, name: str) -> NDArray[np.float64]:
         own = [self.gradients[client, name] for client, served in self.serves.items() if name in served]
-        return np.mean(own, axis=0, dtype=np.float64)
+        return np.asarray(np.mean(own, axis=0, dtype=np.float64))
 
 
 ALL = dict.fromkeys(("ann", "ben", "cleo"), TWO)
 SOME = {"ann": TWO, "ben": ("left",), "cleo": ("right",), "dan": ("left",)}
-
-
-def direction(step: Step) -> NDArray[np.float64]:
-    return step.combination.coefficients @ np.array(step.rows, dtype=np.float64)

@@ -1,6 +1,10 @@
-"""A zoo of update matrices, and where the reference vectors are."""
+"""A zoo of update matrices, the reference vectors, and rows and replies that are made of updates."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,31 +12,27 @@ import pytest
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from coordinator.aggregation import Aggregate
+from coordinator.aggregation.base import Rule
+from coordinator.aggregation.interface import Objectives, Rows
+from coordinator.aggregation.phases import PhaseReply, Replies, RoundGenerator, Step
+from coordinator.aggregation.registry import algorithm
+from coordinator.aggregation.streaming import Row
+from federation.vectors import update_layout, update_rows, write_vectors
 from tests.paths import REFERENCES
 
 Matrix = NDArray[np.float64]
-
-REFERENCE = REFERENCES
+Vector = NDArray[np.float64]
 
 KINDS = (
-    "random",
-    "nearly parallel",
-    "parallel",
-    "duplicated",
-    "conflicting",
-    "opposite",
-    "badly scaled",
-    "wildly scaled",
-    "zero rows",
-    "low rank",
-    "shifted",
-    "orthogonal",
+    *("random", "nearly parallel", "parallel", "duplicated", "conflicting", "opposite"),
+    *("badly scaled", "wildly scaled", "zero rows", "low rank", "shifted", "orthogonal"),
 )
 
 
 def reference(name: str) -> list[dict[str, Any]]:
     """The cases of a file of reference vectors; skips where they are not at hand."""
-    path = REFERENCE / f"{name}.json"
+    path = REFERENCES / f"{name}.json"
     if not path.exists():
         pytest.skip(f"no reference vectors beside the project: {path} does not exist")
     cases: list[dict[str, Any]] = json.loads(path.read_text())["cases"]
@@ -71,3 +71,91 @@ def matrix(kind: str, m: int, d: int, seed: int) -> Matrix:
 
 
 zoo = st.builds(matrix, st.sampled_from(KINDS), st.integers(1, 9), st.integers(1, 12), st.integers(0, 10**6))
+
+
+def drawn(m: int, d: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal((m, d)).astype(np.float32)
+
+
+def coefficients_of(result: Aggregate) -> Vector:
+    """Of the updates; a coordinate-wise rule has none."""
+    assert result.coefficients is not None
+    return result.coefficients
+
+
+def norms(U: NDArray[np.floating[Any]]) -> Vector:
+    found: Vector = np.linalg.norm(U, axis=1)
+    return found
+
+
+def rows_of(U: Matrix, **changed: Any) -> Rows:
+    """What a rule is given of updates (m, d): a uniform prior, and one sample each."""
+    m = len(U)
+    return Rows(**{"gram": U @ U.T, "prior": np.full(m, 1 / m), "samples": np.ones(m), **changed})
+
+
+def stored(directory: Path, U: NDArray[np.float32]) -> list[Row]:
+    """Updates (m, d) in files, as a round has them."""
+    rows: list[Row] = []
+    for i, u in enumerate(U):
+        path = directory / f"{i}.safetensors"
+        write_vectors(path, update_layout([("loss", len(u))]), u)
+        rows.append(update_rows(path)["loss"])
+    return rows
+
+
+def reply(client: str, *rows: NDArray[Any], **changed: Any) -> PhaseReply:
+    facts: dict[str, Any] = {"samples": 1, "losses": {}, "metrics": {}, **changed}
+    return PhaseReply(client_id=client, rows=tuple(row.astype(np.float32) for row in rows), **facts)
+
+
+def last(conversation: RoundGenerator, replies: Replies) -> Step:
+    """The step that these replies, to what was asked last, lead to."""
+    with pytest.raises(StopIteration) as end:
+        conversation.send(replies)
+    step = end.value.value
+    assert isinstance(step, Step)
+    return step
+
+
+def direction(step: Step) -> Vector:
+    return np.asarray(step.combination.coefficients @ np.array(step.rows, dtype=np.float64))
+
+
+def gram_of(found: Objectives) -> Matrix:
+    assert found.gram is not None
+    return found.gram
+
+
+def objectives_of(step: Step) -> Objectives:
+    assert step.combination.objectives is not None
+    return step.combination.objectives
+
+
+def rule_named(name: str, **hyperparameters: Any) -> Rule:
+    """A rule whose rounds have one phase, in which everybody trains."""
+    rule = algorithm(name, hyperparameters)
+    assert isinstance(rule, Rule)
+    return rule
+
+
+def stepped(conversation: RoundGenerator, replies: Replies) -> Step:
+    """The step of a round with one phase."""
+    next(conversation)
+    return last(conversation, replies)
+
+
+def printed(program: str, *arguments: str, threads: tuple[str, ...]) -> set[str]:
+    """What a Python program prints with each number of threads of the library below NumPy."""
+    command = [sys.executable, "-c", program, *arguments]
+    environments = [os.environ | {"OPENBLAS_NUM_THREADS": number} for number in threads]
+    return {
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        for environment in environments
+    }
+
+
+def need_gpu() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device on this machine")

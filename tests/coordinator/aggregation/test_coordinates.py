@@ -1,37 +1,30 @@
 """Median and trimmed mean, coordinate by coordinate: as NumPy has them, robust, streamed, behind stages."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from typer.testing import CliRunner
 
 from coordinator.aggregation import HyperparameterError, TooFewUpdatesError, aggregate
 from coordinator.aggregation.gram import trimmed_mean
-from coordinator.aggregation.interface import Coordinates, Rows
+from coordinator.aggregation.interface import Coordinates
 from coordinator.aggregation.pre import STAGES, apply
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.streaming import Row
-from federation.vectors import update_layout, update_rows, write_vectors
-from fedpareto.cli.main import app
 from tests.coordinator.aggregation.peak_memory import must_not_grow
+from tests.coordinator.aggregation.scene import Vector, drawn, need_gpu, printed, rows_of, stored
+from tests.few import few_of
+from tests.running import command
 
-Vector = NDArray[np.float64]
 shapes = st.tuples(st.integers(1, 12), st.integers(1, 60), st.integers(0, 999))
 
 
-def drawn(m: int, d: int, seed: int = 0) -> NDArray[np.float32]:
-    return np.random.default_rng(seed).standard_normal((m, d)).astype(np.float32)
-
-
-def trimmed(U: Vector, f: int) -> Vector:
+def trimmed(U: NDArray[np.floating[Any]], f: int) -> Vector:
     mean: Vector = np.sort(U.astype(np.float64), axis=0)[f : len(U) - f].mean(axis=0)
     return mean
 
@@ -107,7 +100,7 @@ def test_a_direction_of_zero_is_stationary() -> None:
 @pytest.mark.parametrize("more", [{}, {"pre": ["normalise"]}])
 @pytest.mark.parametrize("name", ["median", "trimmed-mean"])
 def test_one_huge_update_does_not_make_the_direction_of_the_others_look_like_zero(
-    name: str, more: dict[str, list[str]]
+    name: str, more: dict[str, Any]
 ) -> None:
     U = np.random.default_rng(0).standard_normal((5, 40)).astype(np.float32)
     U[3] *= np.float32(1e30)
@@ -132,29 +125,20 @@ def test_a_row_that_is_not_finite_is_dropped_and_the_rest_is_counted_anew() -> N
 )
 def test_stages_come_first(pre: list[str]) -> None:
     U = drawn(9, 400, seed=3).astype(np.float64) * np.arange(1, 10)[:, None]
-    rows = Rows(gram=U @ U.T, prior=np.full(9, 1 / 9), samples=np.ones(9))
-    mixed = apply([STAGES[name]() for name in pre], rows).matrix @ U
+    mixed = apply([STAGES[name]() for name in pre], rows_of(U)).matrix @ U
     result = aggregate("median", U, pre=pre)
     np.testing.assert_allclose(result.direction, np.median(mixed, axis=0), rtol=1e-9, atol=1e-12)
     assert result.weights.sum() == pytest.approx(1)
     assert result.coefficients is None
 
 
-@pytest.mark.parametrize(
-    ("m", "d"),
-    [
-        (1, 70_001),
-        pytest.param(3, 200_001, marks=pytest.mark.full),
-        (50, 100_001),
-        pytest.param(300, 20_001, marks=pytest.mark.full),
-    ],
-)
-def test_files_and_arrays_give_the_same_bytes_on_any_number_of_threads(tmp_path: Path, m: int, d: int) -> None:
-    U = drawn(m, d)
-    rows: list[Row] = []
-    for i, u in enumerate(U):
-        write_vectors(tmp_path / str(i), update_layout([("loss", d)]), u)
-        rows.append(update_rows(tmp_path / str(i))["loss"])
+SIZES = [(1, 70_001), (3, 200_001), (50, 100_001), (300, 20_001)]
+
+
+@pytest.mark.parametrize("size", few_of(SIZES, SIZES[0], SIZES[2]))
+def test_files_and_arrays_give_the_same_bytes_on_any_number_of_threads(tmp_path: Path, size: tuple[int, int]) -> None:
+    m, U = size[0], drawn(*size)
+    rows = stored(tmp_path, U)
     mixing = np.random.default_rng(1).standard_normal((m, m))
     for matrix in (np.eye(m), mixing):
         direction, products = streamed(matrix, (m - 1) // 4, rows, workers=1)
@@ -175,17 +159,7 @@ def test_the_bytes_do_not_depend_on_the_threads_of_the_library_below() -> None:
         "d = [piece.tobytes() for parts in trimmed_mean(W, 20, list(U), workers=1) for piece in parts]\n"
         "print(hashlib.sha256(b''.join(d)).hexdigest())\n"
     )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env=os.environ | {"OPENBLAS_NUM_THREADS": threads},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for threads in ("1", "4")
-    }
-    assert len(outputs) == 1
+    assert len(printed(program, threads=("1", "4"))) == 1
 
 
 COMPUTATION = """
@@ -201,9 +175,7 @@ def test_memory_grows_neither_with_rows_nor_with_their_length(tmp_path: Path) ->
 
 
 def test_the_gpu_agrees_with_the_cpu() -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device on this machine")
+    need_gpu()
     U = drawn(9, 100_001)
     for matrix in (np.eye(9), np.random.default_rng(1).standard_normal((6, 9))):
         here, there = streamed(matrix, 2, list(U)), streamed(matrix, 2, list(U), device="cuda")
@@ -224,9 +196,8 @@ def test_what_makes_no_sense_is_refused() -> None:
 
 def test_the_command_line_shows_that_there_are_no_coefficients(tmp_path: Path) -> None:
     np.savez(tmp_path / "u.npz", updates=drawn(3, 5))
-    arguments = ["aggregate", str(tmp_path / "u.npz"), "--algorithm", "median"]
-    shown = CliRunner().invoke(app, arguments)
-    assert shown.exit_code == 0, shown.output
-    assert [line.split() for line in shown.output.splitlines()[1:4]] == [[str(i), "0.333333", "-"] for i in range(3)]
-    document = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
+    arguments = ("aggregate", tmp_path / "u.npz", "--algorithm", "median")
+    shown = command(*arguments).output
+    assert [line.split() for line in shown.splitlines()[1:4]] == [[str(i), "0.333333", "-"] for i in range(3)]
+    document = json.loads(command(*arguments, "--json").output)
     assert document["coefficients"] is None

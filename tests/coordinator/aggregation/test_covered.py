@@ -1,6 +1,6 @@
 """The coordinator moves the coefficients of every rule until all members accept them, also after losses."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.aggregation.base import Rule
-from coordinator.aggregation.interface import Rows, TooFewUpdatesError, Vector
-from coordinator.aggregation.phases import PhaseReply, Replies
+from coordinator.aggregation.interface import TooFewUpdatesError, Vector
+from coordinator.aggregation.phases import Replies
 from coordinator.aggregation.registry import ALGORITHMS, algorithm
 from coordinator.aggregation.secure.covered import covered, refusal
 from coordinator.aggregation.secure.settled import Cohort
@@ -22,12 +22,13 @@ from federation.secure.bounds import BoundKind, Bounds
 from federation.secure.cover import least_covered
 from federation.secure.thresholds import Mode, Thresholds, truncated
 from federation.work.secure.allowed import least_cover
+from tests.coordinator.aggregation.scene import reply, rows_of
 
 
 def cohort(m: int, W: int, mode: Mode, samples: Sequence[int] | None = None) -> Cohort:
     """W of m members that are ready, with their samples."""
     counts = samples or [100] * W
-    replies = [PhaseReply(client_id=f"silo-{i:03}", samples=counts[i], losses={}, metrics={}) for i in range(W)]
+    replies = [reply(f"silo-{i:03}", samples=counts[i]) for i in range(W)]
     return Cohort(thresholds=Thresholds(m, mode), replies=Replies(replies), gram=None)
 
 
@@ -53,7 +54,7 @@ def accepted(rule: Bounds, least: Fraction, W: Cohort, A: Sequence[int], rng: np
 
 def coefficients(how: str, count: int, rng: np.random.Generator) -> Vector:
     """What a rule may come up with."""
-    made: Vector = {
+    makers: dict[str, Callable[[], Vector]] = {
         "even": lambda: rng.uniform(0.5, 1.5, count),
         "heavy": lambda: rng.dirichlet([0.1] * count),
         "one": lambda: np.eye(count)[rng.integers(count)] + rng.choice([0.0, 1e-9, 0.01], count),
@@ -61,7 +62,8 @@ def coefficients(how: str, count: int, rng: np.random.Generator) -> Vector:
         "signed": lambda: rng.standard_normal(count),
         "opposed": lambda: np.where(np.arange(count) % 2, 1.0, -1.0),
         "tiny": lambda: 1e-12 * rng.uniform(0.0, 1.0, count),
-    }[how]()
+    }
+    made = makers[how]()
     return made if np.any(made) else np.ones(count)
 
 
@@ -166,15 +168,9 @@ def test_coefficients_are_negative_only_where_members_expect_it(name: str) -> No
         rng = np.random.default_rng(seed)
         U = rng.standard_normal((10, 12)) + rng.choice([-0.5, 0.0, 2.0])
         U /= np.linalg.norm(U, axis=1)[:, None]
-        rows = Rows(
-            gram=U @ U.T,
-            prior=np.full(10, 0.1),
-            samples=np.full(10, 100.0),
-            losses=rng.uniform(0.1, 3.0, 10),
-            accuracies=rng.uniform(0.1, 0.9, 10),
-            clients=tuple(f"silo-{i:02}" for i in range(10)),
-            rounds=2,
-        )
+        told = {"losses": rng.uniform(0.1, 3.0, 10), "accuracies": rng.uniform(0.1, 0.9, 10), "rounds": 2}
+        names = tuple(f"silo-{i:02}" for i in range(10))
+        rows = rows_of(U, samples=np.full(10, 100.0), clients=names, **told)
         if rule.private == "gram":
             rows = replace(rows, cap=Thresholds(10, Mode.PRIVATE).cap)
         c = rule.decide(rows).coefficients

@@ -1,8 +1,6 @@
 """The operations on d numbers: exact, reproducible, and small."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,23 +11,12 @@ from numpy.typing import NDArray
 
 from coordinator.aggregation.gram import apply_step, combine, gram
 from coordinator.aggregation.streaming import Row
-from federation.vectors import RowFile, update_layout, update_rows, write_vectors
+from federation.vectors import RowFile
 from tests.coordinator.aggregation.peak_memory import must_not_grow
+from tests.coordinator.aggregation.scene import drawn, need_gpu, printed, stored
+from tests.few import few_of
 
-Rows32 = NDArray[np.float32]
-
-
-def stored(directory: Path, U: Rows32) -> list[Row]:
-    rows: list[Row] = []
-    for i, u in enumerate(U):
-        path = directory / f"{i}.safetensors"
-        write_vectors(path, update_layout([("loss", len(u))]), u)
-        rows.append(update_rows(path)["loss"])
-    return rows
-
-
-def drawn(m: int, d: int, seed: int = 0) -> Rows32:
-    return np.random.default_rng(seed).standard_normal((m, d)).astype(np.float32)
+SIZES = [(1, 200_001), (3, 200_001), (50, 150_001), (300, 20_001)]
 
 
 def joined(coefficients: NDArray[np.float64], rows: list[Row], workers: int | None = None) -> NDArray[np.float64]:
@@ -47,17 +34,9 @@ def test_integers_give_the_exact_gram_matrix_and_direction(m: int, d: int, seed:
     np.testing.assert_array_equal(joined(c.astype(np.float64), rows), c @ whole)
 
 
-@pytest.mark.parametrize(
-    ("m", "d"),
-    [
-        (1, 200_001),
-        pytest.param(3, 200_001, marks=pytest.mark.full),
-        (50, 150_001),
-        pytest.param(300, 20_001, marks=pytest.mark.full),
-    ],
-)
-def test_files_and_arrays_give_the_same_bytes_on_any_number_of_threads(tmp_path: Path, m: int, d: int) -> None:
-    U = drawn(m, d)
+@pytest.mark.parametrize("size", few_of(SIZES, SIZES[0], SIZES[2]))
+def test_files_and_arrays_give_the_same_bytes_on_any_number_of_threads(tmp_path: Path, size: tuple[int, int]) -> None:
+    m, U = size[0], drawn(*size)
     rows = stored(tmp_path, U)  # 300 files are more than are kept open
     c = np.random.default_rng(1).standard_normal(m)
     K, direction = gram(rows, workers=1), joined(c, rows, workers=1)
@@ -81,17 +60,7 @@ def test_the_bytes_do_not_depend_on_the_threads_of_the_library_below(tmp_path: P
         "print(hashlib.sha256(gram(rows).tobytes() + d.tobytes()).hexdigest())\n"
     )
     paths = [str(row.file) for row in rows if isinstance(row, RowFile)]
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", program, *paths],
-            env=os.environ | {"OPENBLAS_NUM_THREADS": threads},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for threads in ("1", "2", "4")
-    }
-    assert len(outputs) == 1
+    assert len(printed(program, *paths, threads=("1", "2", "4"))) == 1
 
 
 def test_k_is_symmetric_to_the_last_bit() -> None:
@@ -181,9 +150,7 @@ def test_memory_grows_neither_with_rows_nor_with_their_length(tmp_path: Path) ->
 
 
 def test_the_gpu_agrees_with_the_cpu(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device on this machine")
+    need_gpu()
     U = drawn(6, 100_001)
     rows = stored(tmp_path, U)
     c = np.arange(6.0)

@@ -1,8 +1,8 @@
 """Metrics over clients, against the independent reference vectors where they are at hand."""
 
 import dataclasses
-import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,61 +14,48 @@ from coordinator.aggregation.interface import Combination, Coordinates, Objectiv
 from coordinator.aggregation.measures import metrics, model_metrics
 from coordinator.aggregation.measures.step_metrics import agreement
 from coordinator.aggregation.phases import Past, PhaseReply, Replies, RoundContext, Step
-from coordinator.aggregation.registry import algorithm
 from coordinator.rounds import signed_results
 from coordinator.rounds.runs import scores
 from federation.spec.task_metrics import MetricKind
 from federation.vectors import update_layout
 from federation.work.evaluate.work import Evaluate
-from tests.paths import REFERENCES
+from tests.coordinator.aggregation import scene
+from tests.coordinator.aggregation.scene import reply, rule_named
 
-REFERENCE = REFERENCES / "metrics.json"
 
-
-def reference(kind: str) -> list[dict[str, object]]:
-    if not REFERENCE.exists():
-        pytest.skip("the reference vectors are not beside the project")
-    return [case for case in json.loads(REFERENCE.read_text())["cases"] if case["kind"] == kind]
+def reference(kind: str) -> list[dict[str, Any]]:
+    return [case for case in scene.reference("metrics") if case["kind"] == kind]
 
 
 def test_accuracies_agree_with_the_reference_vectors() -> None:
     cases = reference("user_accuracy")
     assert cases
     for case in cases:
-        found = metrics.accuracies(case["input"])  # type: ignore[arg-type]
-        expected: dict[str, float] = case["expected"]  # type: ignore[assignment]
-        names = {
-            "mean": "mean",
-            "std": "std",
-            "variance": "variance",
-            "worst5": "worst5_tail_mean",
-            "best5": "best5_tail_mean",
-            "p5": "worst5_percentile",
-            "p95": "best5_percentile",
-        }
-        for ours, theirs in names.items():
-            assert found[f"accuracy/{ours}"] == pytest.approx(expected[theirs], abs=1e-9), (case["id"], ours)
+        found, expected = metrics.accuracies(case["input"]), case["expected"]
+        tails = {"worst5": "worst5_tail_mean", "best5": "best5_tail_mean"}
+        theirs = {**tails, "p5": "worst5_percentile", "p95": "best5_percentile"}
+        for name in ("mean", "std", "variance", *theirs):
+            wanted = pytest.approx(expected[theirs.get(name, name)], abs=1e-9)
+            assert found[f"accuracy/{name}"] == wanted, (case["id"], name)
 
 
 def test_improved_participants_agree_with_the_reference_vectors() -> None:
     cases = reference("improved")
     assert cases
     for case in cases:
-        given: dict[str, list[float | str]] = case["input"]  # type: ignore[assignment]
-        before = {str(i): float(loss) for i, loss in enumerate(given["loss_before"])}
-        after = {str(i): float(loss) for i, loss in enumerate(given["loss_after"])}
+        told = (case["input"][name] for name in ("loss_before", "loss_after"))
+        before, after = ({str(i): float(loss) for i, loss in enumerate(losses)} for losses in told)
         share = metrics.improved(before, after, before)
-        percent = None if share is None else 100 * share
-        assert percent == case["expected"]["percent"], case["id"]  # type: ignore[index]
+        assert (None if share is None else 100 * share) == case["expected"]["percent"], case["id"]
 
 
 def test_what_all_objectives_in_one_model_cost_agrees_with_the_reference_vectors() -> None:
     cases = reference("delta_m")
     assert cases
     for case in cases:
-        given: dict[str, list[float]] = case["input"]  # type: ignore[assignment]
+        given = case["input"]
         found = metrics.delta_m(given["method"], given["baseline"], [bool(one) for one in given["higher_is_better"]])
-        assert found == pytest.approx(case["expected"]["delta_m_percent"], rel=1e-10), case["id"]  # type: ignore[index]
+        assert found == pytest.approx(case["expected"]["delta_m_percent"], rel=1e-10), case["id"]
 
 
 def test_what_all_objectives_in_one_model_cost_is_positive_where_it_is_worse() -> None:
@@ -102,10 +89,9 @@ def test_jains_index_is_one_for_equals_and_one_of_n_for_one_who_has_all() -> Non
 
 def test_the_length_of_a_combination_agrees_with_the_reference_vectors() -> None:
     for case in reference("stationarity"):
-        given: dict[str, list[float]] = case["input"]  # type: ignore[assignment]
-        gradients, weights = np.array(given["gradients"]), np.array(given["weights"])
+        gradients, weights = np.array(case["input"]["gradients"]), np.array(case["input"]["weights"])
         K = gradients @ gradients.T
-        assert metrics.length(K, weights) == pytest.approx(case["expected"]["norm"], rel=1e-10)  # type: ignore[index]
+        assert metrics.length(K, weights) == pytest.approx(case["expected"]["norm"], rel=1e-10)
         found = metrics.stationarity(K)
         assert found["stationarity"] <= metrics.length(K, weights)
         longest = np.linalg.norm(gradients, axis=1).max()
@@ -136,18 +122,8 @@ def test_conflicts_have_a_number_and_a_depth() -> None:
 
 def replies(rows: NDArray[np.float64], **measured: list[float]) -> Replies:
     """One client a row; `measured` gives each client a number of that name."""
-    return Replies(
-        [
-            PhaseReply(
-                client_id=f"client-{i}",
-                samples=1,
-                losses={},
-                metrics={name.replace("_", "/"): values[i] for name, values in measured.items()},
-                rows=(row,),
-            )
-            for i, row in enumerate(rows.astype(np.float32))
-        ]
-    )
+    told = [{name.replace("_", "/"): values[i] for name, values in measured.items()} for i in range(len(rows))]
+    return Replies([reply(f"client-{i}", row, metrics=told[i]) for i, row in enumerate(rows)])
 
 
 def test_a_step_is_described_by_its_own_updates_whatever_the_rule() -> None:
@@ -155,7 +131,7 @@ def test_a_step_is_described_by_its_own_updates_whatever_the_rule() -> None:
     told = replies(U)
     K = told.gram
     for name in ("fedavg", "fedmgda+", "geometric-median"):
-        made = algorithm(name, {}).decide(told.rows(RoundContext(number=0, total=1)))
+        made = rule_named(name).decide(told.rows(RoundContext(number=0, total=1)))
         assert agreement(Step(told, made).gram, 4) == {**conflicts(K), **metrics.stationarity(K)}
     median = Combination(np.zeros(0), np.full(4, 0.25), {}, {}, Coordinates(np.eye(4), 1))
     direction = Direction(median, told.updates, K)
@@ -169,9 +145,7 @@ def test_a_step_is_described_by_its_own_updates_whatever_the_rule() -> None:
 
 def test_a_clients_share_is_of_all_its_rows() -> None:
     U = np.array([[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]])
-    two = PhaseReply(client_id="a", samples=1, losses={}, metrics={}, rows=tuple(U[:2].astype(np.float32)))
-    none = PhaseReply(client_id="b", samples=1, losses={}, metrics={}, rows=(U[2].astype(np.float32),))
-    told = Replies([two, none])
+    told = Replies([reply("a", *U[:2]), reply("b", U[2])])
     answer = Combination(np.array([0.5, 0.25, 1.0]), np.array([0.5, 0.3, 0.2]), {}, {})
     direction = Direction(answer, told.updates, told.gram)
     list(direction)
@@ -203,9 +177,7 @@ NAMES = ("left", "right", "none")
 
 def claims(client: str, **losses: float) -> PhaseReply:
     """A reply of a client that serves the objectives whose losses it claims, and claims one that it does not serve."""
-    row = np.ones(2, np.float32)
-    told = {**losses, "none": 9.0}
-    return PhaseReply(client_id=client, samples=1, losses=told, metrics={}, rows=(row,), objectives=tuple(losses))
+    return reply(client, np.ones(2), losses={**losses, "none": 9.0}, objectives=tuple(losses))
 
 
 def objective_step(found: Objectives | None) -> Step:
@@ -228,15 +200,8 @@ def test_an_objectives_loss_is_the_mean_of_the_first_claims_of_the_clients_that_
 
 def test_the_weights_of_objectives_and_what_their_gradients_say_are_on_record() -> None:
     gram = np.array([[4.0, -2.0], [-2.0, 1.0]])
-    weighed = Objectives(
-        names=("left", "right"),
-        weights=np.array([0.5, 0.5]),
-        gram=gram,
-        mode="solved",
-        left_out={"none": "nobody"},
-        notes=("note",),
-        divergence=0.25,
-    )
+    told: dict[str, Any] = {"left_out": {"none": "nobody"}, "notes": ("note",), "divergence": 0.25, "mode": "solved"}
+    weighed = Objectives(names=("left", "right"), weights=np.array([0.5, 0.5]), gram=gram, **told)
     known, numbers = signed_results.objectives(objective_step(weighed), NAMES)
     assert known is not None
     assert (known.weights, known.mode) == ({"left": 0.5, "right": 0.5}, "solved")
@@ -266,17 +231,9 @@ def test_the_weights_of_objectives_and_what_their_gradients_say_are_on_record() 
 
 
 def test_what_clients_measured_is_recorded_split_by_split() -> None:
-    measured = {
-        "train/loss": 1.0,
-        "train/accuracy": 1.0,
-        "train/samples": 1e300,
-        "train/loss/left": 2.0,
-        "train/accuracy/left": 0.5,
-        "train/loss/other": 3.0,
-        "test/accuracy": 1.5,
-        "test/samples": -1.0,
-    }
-    told = Replies([PhaseReply(client_id="a", samples=1, losses={}, metrics=measured, objectives=("left", "right"))])
+    measured = {"train/loss": 1.0, "train/accuracy": 1.0, "train/samples": 1e300, "train/loss/left": 2.0}
+    measured |= {"train/accuracy/left": 0.5, "train/loss/other": 3.0, "test/accuracy": 1.5, "test/samples": -1.0}
+    told = Replies([reply("a", metrics=measured, objectives=("left", "right"))])
     train, test, validation = scores.evaluations(7, "model", told, Evaluate(splits=("train", "test", "validation")))
     assert (train.round_id, train.client_id, train.model, train.split) == (7, "a", "model", "train")
     assert (train.loss, train.accuracy, train.samples) == (1.0, 1.0, 2**53)
@@ -293,7 +250,7 @@ def test_an_accuracy_that_is_no_share_is_left_out_and_losses_stand_in_where_ther
     assert (found["accuracy/mean"], found["accuracy/worst"], found["loss/test"]) == (0.75, 0.5, 2.0)
     assert not {"loss/worst", "accuracy/objective/loss", "loss/test/loss", "metric/auc/mean"} & found.keys()
     found = model_metrics.scores(replies(rows, test_loss=[1.0, 1.0, 4.0], train_loss=[1.0, 2.0, 3.0]), ("loss",))
-    assert (found["loss/worst"], found["loss/jain"]) == (4.0, pytest.approx(36 / 54))
+    assert [found["loss/worst"], found["loss/jain"]] == [4.0, pytest.approx(36 / 54)]
     assert not any(name.startswith("accuracy") for name in found)
     assert found["evaluated"] == 3.0
 
@@ -303,10 +260,8 @@ def test_each_objective_is_the_mean_over_the_clients_that_serve_it() -> None:
         {"test/loss": 1.0, "test/loss/left": 1.0, "test/accuracy": 0.5, "test/accuracy/left": 0.5},
         {"test/loss": 2.0, "test/loss/left": 3.0, "test/loss/right": 1.0, "test/accuracy/right": 7.0},
     ]
-    answers = [
-        PhaseReply(client_id=f"client-{i}", samples=1, losses={}, metrics=metrics, objectives=served)
-        for i, (metrics, served) in enumerate(zip(told, (("left",), ("left", "right")), strict=True))
-    ]
+    served = (("left",), ("left", "right"))
+    answers = [reply(f"client-{i}", metrics=told[i], objectives=served[i]) for i in (0, 1)]
     found = model_metrics.scores(Replies(answers), ("left", "right"))
     assert (found["loss/test"], found["loss/test/left"], found["loss/test/right"]) == (1.5, 2.0, 1.0)
     assert found["accuracy/objective/left"] == 0.5
@@ -318,24 +273,14 @@ def test_means_over_the_members_alone_give_the_metrics_that_need_no_more() -> No
     means |= {"train/accuracy/right": 0.75, "test/loss/left": 3.0, "train/loss/right": 4.0}
     means |= {"train/auc": 0.75, "test/auc": 0.5}
     found = model_metrics.scores_of_means(means, 3, ("left", "right"), (MetricKind("auc"), MetricKind("dice")))
-    assert found == {
-        "metric/auc/mean": 0.5,
-        "loss/train": 1.0,
-        "accuracy/mean": 0.5,
-        "accuracy/objective/left": 0.25,
-        "loss/test/left": 3.0,
-        "loss/train/right": 4.0,
-        "evaluated": 3.0,
-    }
-    assert model_metrics.scores_of_means({"test/loss": 2.0, "test/loss/loss": 2.0}, 1, ("loss",)) == {
-        "loss/test": 2.0,
-        "evaluated": 1.0,
-    }
+    accuracies = {"accuracy/mean": 0.5, "accuracy/objective/left": 0.25, "metric/auc/mean": 0.5}
+    losses = {"loss/train": 1.0, "loss/test/left": 3.0, "loss/train/right": 4.0}
+    assert found == {**accuracies, **losses, "evaluated": 3.0}
+    found = model_metrics.scores_of_means({"test/loss": 2.0, "test/loss/loss": 2.0}, 1, ("loss",))
+    assert found == {"loss/test": 2.0, "evaluated": 1.0}
 
 
 def test_an_update_is_d_floats_and_a_header_as_the_reference_counts() -> None:
     for case in reference("communication"):
-        given: dict[str, int] = case["input"]  # type: ignore[assignment]
-        layout = update_layout([("loss", given["d"])])
-        up = case["expected"]["per_client_up"]["fedavg"]  # type: ignore[index]
-        assert layout.file_bytes - len(layout.header) == up
+        layout = update_layout([("loss", case["input"]["d"])])
+        assert layout.file_bytes - len(layout.header) == case["expected"]["per_client_up"]["fedavg"]

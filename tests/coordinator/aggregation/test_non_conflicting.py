@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.coordinator.aggregation.adversary import Matrix, coefficients, conflict, rule_over_objectives, search
-from tests.coordinator.aggregation.scene import KINDS, matrix
+from tests.coordinator.aggregation.adversary import coefficients, conflict, rule_over_objectives, search
+from tests.coordinator.aggregation.scene import KINDS, Matrix, matrix
 
 SHAPES = [(4, 2), *(pytest.param(m, d, marks=pytest.mark.full) for m, d in [(2, 2), (6, 3), (5, 8), (9, 4)])]
 # A conflict that a rule may leave: of the quadratic program, of a cosine, of the dual cone's residual.

@@ -10,15 +10,8 @@ from hypothesis import strategies as st
 
 from coordinator.aggregation.interface import HyperparameterError
 from coordinator.aggregation.qp import min_norm
-from coordinator.aggregation.rules.preference import (
-    NoSolutionError,
-    Programme,
-    divergence,
-    preferred,
-    programme,
-    require_cvxpy,
-    solve,
-)
+from coordinator.aggregation.rules import preference as preferences
+from coordinator.aggregation.rules.preference import NoSolutionError, divergence, preferred, programme, solve
 from federation.sketches.base import clip_to_psd
 from tests.coordinator.aggregation.scene import KINDS, Matrix, matrix, reference
 
@@ -64,12 +57,7 @@ def squeezed(kind: str, m: int, d: int, seed: int) -> Matrix:
 
 
 @settings(deadline=None, max_examples=60)
-@given(
-    st.sampled_from(KINDS),
-    st.integers(1, 6),
-    st.integers(1, 9),
-    st.integers(0, 10**6),
-)
+@given(st.sampled_from(KINDS), st.integers(1, 6), st.integers(1, 9), st.integers(0, 10**6))
 def test_the_weights_are_a_distribution_that_meets_the_constraints(kind: str, m: int, d: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     G, F, r = squeezed(kind, m, d, seed), rng.uniform(0.1, 3, m), rng.uniform(0.2, 5, m)
@@ -148,8 +136,9 @@ def test_without_anything_to_choose_by_the_min_norm_weights_are_taken(G: Matrix)
 
 
 def test_an_infeasible_programme_is_named_so() -> None:
+    programme = preferences.Programme("descent", np.array([1.0, 2.0]), np.zeros(2))
     with pytest.raises(NoSolutionError, match="the linear programme is infeasible"):
-        solve(np.array([[1.0, -3.0], [-3.0, 1.0]]), Programme("descent", np.array([1.0, 2.0]), np.zeros(2)))
+        solve(np.array([[1.0, -3.0], [-3.0, 1.0]]), programme)
 
 
 @settings(deadline=None, max_examples=40)
@@ -175,10 +164,10 @@ def test_losses_without_a_logarithm_are_weighed_all_the_same(losses: list[float]
 
 
 def test_without_cvxpy_an_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    require_cvxpy()
+    preferences.require_cvxpy()
     monkeypatch.setitem(sys.modules, "cvxpy", None)
     with pytest.raises(HyperparameterError, match=r'pip install "fedpareto\[preference\]"'):
-        require_cvxpy()
+        preferences.require_cvxpy()
     with pytest.raises(HyperparameterError, match="not installed here"):
         preferred(np.eye(2), [1.0, 2.0], np.ones(2))
 

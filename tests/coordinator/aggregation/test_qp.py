@@ -7,13 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from coordinator.aggregation.qp import (
-    InfeasibleBoxError,
-    UnsolvedError,
-    box,
-    kkt_residual,
-    min_norm,
-)
+from coordinator.aggregation.qp import InfeasibleBoxError, UnsolvedError, box, kkt_residual, min_norm
 from tests.coordinator.aggregation.scene import KINDS, Matrix, matrix, reference, zoo
 
 RESIDUAL_TOLERANCE = 1e-9  # what is promised

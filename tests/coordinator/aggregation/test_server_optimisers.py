@@ -3,25 +3,17 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
+from coordinator.aggregation import server_optimisers
 from coordinator.aggregation.gram import Average, apply_step
 from coordinator.aggregation.interface import HyperparameterError
-from coordinator.aggregation.server_optimisers import (
-    OPTIMISERS,
-    FedAdagrad,
-    FedAdam,
-    FedFaMomentum,
-    FedYogi,
-    Momentum,
-    Optimiser,
-    Sgd,
-)
+from coordinator.aggregation.server_optimisers import FedAdagrad, FedAdam, FedFaMomentum, FedYogi, Momentum, Optimiser
 from coordinator.aggregation.streaming import Row
 from coordinator.rounds.runs.specification import parse_run
 from coordinator.rounds.step import server_optimiser
@@ -98,11 +90,10 @@ def test_adagrad_without_momentum_is_torchs() -> None:
 
 
 @pytest.mark.parametrize("sign", ["minus", "plus"])
-def test_fedfas_momentum_is_what_the_public_code_does(sign: str) -> None:
+def test_fedfas_momentum_is_what_the_public_code_does(sign: Literal["minus", "plus"]) -> None:
     w, v, gamma, eta = np.zeros(40), np.zeros(40), 0.5, 0.1
-    for direction, step in zip(
-        directions(), steps(FedFaMomentum(gamma=gamma, eta=eta, sign=sign), directions()), strict=True
-    ):
+    braked = FedFaMomentum(gamma=gamma, eta=eta, sign=sign)
+    for direction, step in zip(directions(), steps(braked, directions()), strict=True):
         mean = w - direction  # w', the weighted mean of the clients' models
         v = gamma * v + (1 - gamma) * (mean - w)
         after = mean - eta * v if sign == "minus" else mean + eta * v
@@ -143,18 +134,17 @@ class Files:
     def step(self, optimiser: Optimiser, direction: Vector, *, cut: int, average: bool = False) -> float:
         names = ["model", *optimiser.slots, *(["average"] if average else [])]
         pieces: dict[str, list[bytes]] = {name: [] for name in names}
-        norm = apply_step(
-            self.rows["model"],
-            0.1,
-            (direction[start : start + cut] for start in range(0, len(direction), cut)),
-            lambda piece: pieces["model"].append(bytes(piece)),
-            optimiser=optimiser,
-            before={slot: self.rows[slot] for slot in optimiser.slots if slot in self.rows},
-            after={slot: lambda piece, slot=slot: pieces[slot].append(bytes(piece)) for slot in optimiser.slots},
-            average=Average(self.rounds, self.rows.get("average"), lambda piece: pieces["average"].append(bytes(piece)))
-            if average
-            else None,
-        )
+
+        def sink(name: str) -> Callable[[Any], object]:
+            return lambda piece: pieces[name].append(bytes(piece))
+
+        cuts = (direction[start : start + cut] for start in range(0, len(direction), cut))
+        slots: dict[str, Any] = {
+            "before": {slot: self.rows[slot] for slot in optimiser.slots if slot in self.rows},
+            "after": {slot: sink(slot) for slot in optimiser.slots},
+            "average": Average(self.rounds, self.rows.get("average"), sink("average")) if average else None,
+        }
+        norm = apply_step(self.rows["model"], 0.1, cuts, sink("model"), optimiser=optimiser, **slots)
         self.rounds += 1
         for name, parts in pieces.items():
             path = self.directory / f"{name}-{self.rounds}"
@@ -167,7 +157,10 @@ class Files:
         return row.read() if isinstance(row, RowFile) else row.astype(np.float32)
 
 
-@pytest.mark.parametrize("optimiser", [Sgd(), Momentum(), FedAdam(), FedYogi(), FedAdagrad(), FedFaMomentum()])
+ALL = [server_optimisers.Sgd(), Momentum(), FedAdam(), FedYogi(), FedAdagrad(), FedFaMomentum()]
+
+
+@pytest.mark.parametrize("optimiser", ALL)
 def test_vectors_in_float32_files_give_what_float64_gives_however_the_direction_is_cut(
     tmp_path: Path, optimiser: Optimiser
 ) -> None:
@@ -207,9 +200,9 @@ def test_a_vector_out_of_the_range_of_float32_is_an_error() -> None:
 
 def test_a_run_names_its_optimiser_and_the_settings_that_it_has() -> None:
     kinds = get_args(RunSpec.model_fields["server"].annotation.model_fields["optimiser"].annotation)  # type: ignore[union-attr]
-    assert set(kinds) == set(OPTIMISERS)
+    assert set(kinds) == set(server_optimisers.OPTIMISERS)
     values = {"beta1": 0.5, "beta2": 0.6, "tau": 0.25}
-    for kind, made in OPTIMISERS.items():
+    for kind, made in server_optimisers.OPTIMISERS.items():
         own = {field.name for field in dataclasses.fields(made)}
         text = SPEC + f'[server]\noptimiser = "{kind}"\n'
         assert server_optimiser(RunSpec.parse(text).server) == made()

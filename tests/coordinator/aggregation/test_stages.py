@@ -2,24 +2,33 @@
 
 import math
 from fractions import Fraction
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from coordinator.aggregation import HyperparameterError, aggregate
+from coordinator.aggregation.base import Rule
 from coordinator.aggregation.interface import Rows
-from coordinator.aggregation.phases import PhaseReply, Replies, RoundContext
+from coordinator.aggregation.phases import Replies, RoundContext
 from coordinator.aggregation.pre import STAGES, Arc, Bucket, Clip, Nnm, apply
 from coordinator.aggregation.registry import ALGORITHMS, algorithm
 from coordinator.aggregation.rules.krum import Krum
 from federation.spec.run_spec import RunSpec
-from tests.coordinator.aggregation.scene import Matrix, matrix, zoo
-
-Vector = NDArray[np.float64]
+from tests.coordinator.aggregation.scene import (
+    Matrix,
+    Vector,
+    coefficients_of,
+    matrix,
+    norms,
+    reply,
+    rows_of,
+    stepped,
+    zoo,
+)
 
 # Those left out have no coefficients, or no single row for each client.
 NAMES = tuple(name for name in ALGORITHMS if name not in {"median", "trimmed-mean", "fsmgda"})
@@ -28,16 +37,8 @@ SEARCHING = {"fedmdfg"}  # whose rounds have a phase more, and are in test_fedmd
 chains = st.lists(st.sampled_from(["normalise", "clip", "arc", "nnm", "bucket"]), unique=True)
 
 
-def norms(U: Matrix) -> Vector:
-    found: Vector = np.linalg.norm(U, axis=1)
-    return found
-
-
 def rows(U: Matrix, *, t: int = 0) -> Rows:
-    m = len(U)
-    return Rows(
-        gram=U @ U.T, prior=np.full(m, 1 / m), samples=np.ones(m), losses=np.arange(m, dtype=np.float64) + 1, round=t
-    )
+    return rows_of(U, losses=np.arange(len(U), dtype=np.float64) + 1, round=t)
 
 
 def on_the_updates(stage: str, U: Matrix) -> Matrix:
@@ -87,8 +88,8 @@ def test_any_rule_behind_any_stages_answers_in_terms_of_the_updates(U: Matrix, n
     result = aggregate(name, U, losses=np.arange(len(U)) + 1.0, accuracies=np.linspace(0, 1, len(U)), pre=pre)
     assert result.weights.sum() == pytest.approx(1, abs=1e-9)
     assert (result.weights >= 0).all()
-    scale = float(np.abs(result.coefficients) @ norms(U))
-    np.testing.assert_allclose(result.direction, result.coefficients @ U, atol=1e-13 * scale)
+    scale = float(np.abs(coefficients_of(result)) @ norms(U))
+    np.testing.assert_allclose(result.direction, coefficients_of(result) @ U, atol=1e-13 * scale)
     assert result.diagnostics["direction_norm"] == pytest.approx(np.linalg.norm(result.direction), abs=1e-7 * scale)
 
 
@@ -107,7 +108,7 @@ def test_known_rules_are_stages_before_fedavg(U: Matrix) -> None:
 def test_buckets_leave_the_average_as_it_is(U: Matrix, seed: int) -> None:
     prior = np.random.default_rng(seed).dirichlet(np.ones(len(U)))
     found = aggregate("fedavg", U, prior=prior, pre=["bucket"], bucket_size=3, bucket_seed=seed)
-    np.testing.assert_allclose(found.coefficients, 0.0 if found.diagnostics["stationary"] else prior)
+    np.testing.assert_allclose(coefficients_of(found), 0.0 if found.diagnostics["stationary"] else prior)
 
 
 @settings(deadline=None)
@@ -120,7 +121,7 @@ def test_mixing_with_nobody_left_out_is_the_mean_for_everybody(U: Matrix) -> Non
 
 @settings(deadline=None)
 @given(st.integers(5, 9), st.integers(0, 999), st.randoms(use_true_random=False))
-def test_the_order_of_the_clients_does_not_matter_to_mixing(m: int, seed: int, random: "st.random.Random") -> None:  # type: ignore[name-defined]
+def test_the_order_of_the_clients_does_not_matter_to_mixing(m: int, seed: int, random: Random) -> None:
     U = matrix("random", m, 6, seed)
     order = list(range(m))
     random.shuffle(order)
@@ -205,24 +206,12 @@ def test_rows_that_cancel_in_a_mean_are_zero_not_rounding() -> None:
 def test_a_round_goes_through_the_stages(name: str) -> None:
     U = matrix("random", 9, 6, seed=0)
     replies = Replies(
-        [
-            PhaseReply(
-                client_id=f"c{i}",
-                samples=1,
-                losses={"loss": 1.0 + i},
-                metrics={"train/accuracy": 0.1 * i},
-                rows=(u.astype(np.float32),),
-            )
-            for i, u in enumerate(U)
-        ]
+        [reply(f"c{i}", u, losses={"loss": 1.0 + i}, metrics={"train/accuracy": 0.1 * i}) for i, u in enumerate(U)]
     )
     context = RoundContext(number=3, total=5)
     rule = algorithm(name, {"pre": ["normalise", "nnm"], "byzantine": 2})
-    conversation = rule.round(context)
-    next(conversation)
-    with pytest.raises(StopIteration) as end:
-        conversation.send(replies)
-    decided = end.value.value.combination
+    assert isinstance(rule, Rule)
+    decided = stepped(rule.round(context), replies).combination
     np.testing.assert_array_equal(decided.coefficients, rule.decide(replies.rows(context)).coefficients)
     assert not np.array_equal(decided.coefficients, rule.combine(replies.rows(context)).coefficients)
 

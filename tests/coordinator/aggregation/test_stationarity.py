@@ -15,7 +15,8 @@ from federation.tasks import DataSource, Part, initial_model, task
 from federation.tasks.parameters import build
 from federation.tasks.partition import deal_all
 from fedpareto.notebook import simulate
-from tests.coordinator.aggregation.objective_clients import ALL, SOME, TWO, Clients, context, last
+from tests.coordinator.aggregation.objective_clients import ALL, SOME, TWO, Clients, context
+from tests.coordinator.aggregation.scene import last
 
 RULES: dict[str, dict[str, Any]] = {"fsmgda": {}, "fedcmoo": {"sketch": "count", "budget": 0.1}, "scalarised": {}}
 
@@ -59,7 +60,7 @@ def test_what_is_measured_is_the_length_of_the_gradient_that_torch_computes() ->
     history = simulate(
         'name = "exact"\ntask = "two-digits"\nrounds = 1\nseed = 3\n'
         '[algorithm]\nname = "fsmgda"\nexact_stationarity = true\n'
-        '[train]\nsteps = 1\nbatch_size = 8\nlearning_rate = 0.1\n[simulation]\nclients = 3\npartition = "shards:2"\n',
+        '[train]\nsteps = 1\nbatch_size = 8\nlearning_rate = 0.1\n[simulation]\nclients = 3\npartition = "shards:2"\n'
     )
     record = history.round_records[0]
     digits = task("two-digits")

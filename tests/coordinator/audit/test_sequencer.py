@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -19,6 +20,7 @@ from federation.record.merkle import continues
 from federation.v1.common_pb2 import CheckpointManifest, LogHead
 from storage import audit
 from storage.database import Database
+from tests.running import wait_for
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 KEY = LogKey(federation_id="fed", key=Ed25519PrivateKey.generate())
@@ -38,15 +40,27 @@ def act(database: Database, count: int = 1, action: str = "act") -> None:
             audit.record(session, at=NOON, actor="a", action=action)
 
 
+def begun(database: Database, made: Make, count: int = 2) -> Sequencer:
+    """A sequencer that has shown so many entries more."""
+    sequencer = made()
+    act(database, count)
+    sequencer.sequence(show=True)
+    return sequencer
+
+
 def edit(database: Database, statement: str) -> None:
     """Changes the database behind the coordinator's back."""
     with database.engine.begin() as connection:
         assert connection.execute(text(statement)).rowcount > 0
 
 
-def numbers(database: Database) -> list[int | None]:
+def column(database: Database, query: str) -> list[Any]:
     with database.read() as session:
-        return list(session.scalars(text("select number from audit_log order by entry_id")))
+        return list(session.scalars(text(query)))
+
+
+def numbers(database: Database) -> list[int | None]:
+    return column(database, "select number from audit_log order by entry_id")
 
 
 def checkpoint(head: LogHead) -> CheckpointManifest:
@@ -90,14 +104,12 @@ def test_members_get_a_step_at_once_and_other_entries_within_a_minute(database: 
     sequencer.sequence()
     sequencer.sequence(show=True)
     assert checkpoint(sequencer.head(5)).size == 6
-    with database.read() as session:
-        kept = list(session.scalars(text("select size from audit_checkpoints order by size")))
-    assert kept == [1, 5, 6], "those that were shown"
+    shown = column(database, "select size from audit_checkpoints order by size")
+    assert shown == [1, 5, 6]
 
 
 def test_what_a_dead_process_recorded_or_chained_is_gone_on_with(database: Database, made: Make) -> None:
-    act(database, 3)
-    made().sequence(show=True)
+    begun(database, made, 3)
     act(database, 2)
     made().sequence()  # dies after a batch
     act(database, 2)  # and this one before
@@ -110,9 +122,7 @@ def test_what_a_dead_process_recorded_or_chained_is_gone_on_with(database: Datab
 def test_a_batch_that_is_not_committed_is_forgotten(
     database: Database, made: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sequencer = made()
-    act(database, 3)
-    sequencer.sequence(show=True)
+    sequencer = begun(database, made, 3)
     act(database, 2)
 
     def fail(*_: object) -> None:
@@ -165,10 +175,7 @@ def test_the_thread_chains_by_itself_and_signs_the_rest_when_it_stops(database: 
     sequencer = made()
     sequencer.start()
     act(database, 4)
-    for _ in range(500):
-        if None not in numbers(database):
-            break
-        threading.Event().wait(0.02)
+    wait_for(lambda: None not in numbers(database), "the entries to have places")
     assert numbers(database) == list(range(5))
     act(database, 2)
     sequencer.stop()
@@ -190,8 +197,7 @@ EDITS = {
 def test_a_coordinator_does_not_go_on_with_a_log_that_is_not_what_it_signed(
     database: Database, made: Make, statement: str
 ) -> None:
-    act(database, 6)
-    made().sequence(show=True)
+    begun(database, made, 6)
     edit(database, statement)
     with pytest.raises(LogError, match=EDITS[statement]):
         made().sequence()
@@ -203,8 +209,7 @@ select at, actor, {action}, subject, outcome, detail, digest, times, {tag} from 
 
 def found(database: Database) -> list[str]:
     """The actions of the entries that have a place in the log."""
-    with database.read() as session:
-        return list(session.scalars(text("select action from audit_log where number is not null order by number")))
+    return column(database, "select action from audit_log where number is not null order by number")
 
 
 @pytest.mark.parametrize(
@@ -225,12 +230,9 @@ def found(database: Database) -> list[str]:
 def test_what_somebody_else_writes_without_a_place_never_gets_one(
     database: Database, made: Make, name: str, statements: list[str]
 ) -> None:
-    sequencer = made()
-    act(database, 2)
-    sequencer.sequence(show=True)
+    sequencer = begun(database, made)
     act(database, 1, "third")
-    with database.read() as session:
-        tag = session.scalars(text("select tag from audit_log where entry_id = 1")).one().hex()
+    tag = column(database, "select tag from audit_log where entry_id = 1")[0].hex()
     literal = f"x'{tag}'" if database.engine.dialect.name == "sqlite" else f"decode('{tag}', 'hex')"
     for statement in statements:
         edit(database, statement.replace("TAG", literal))
@@ -249,9 +251,7 @@ def test_what_somebody_else_writes_without_a_place_never_gets_one(
 
 
 def test_a_copy_of_an_entry_gets_no_place(database: Database, made: Make) -> None:
-    sequencer = made()
-    act(database, 2)
-    sequencer.sequence(show=True)
+    sequencer = begun(database, made)
     again = INSERTED.format(action="action", tag="tag", row=1)
     with pytest.raises(IntegrityError):  # tags are unique
         edit(database, again)
@@ -267,9 +267,7 @@ def test_a_copy_of_an_entry_gets_no_place(database: Database, made: Make) -> Non
 def test_a_copy_is_found_where_tags_are_not_unique_any_more(database: Database, made: Make) -> None:
     if database.engine.dialect.name == "sqlite":
         pytest.skip("SQLite drops no constraint of a table")
-    sequencer = made()
-    act(database, 2)
-    sequencer.sequence(show=True)
+    sequencer = begun(database, made)
     with database.engine.begin() as connection:
         connection.execute(text("alter table audit_log drop constraint uq_audit_log_tag"))
     for _ in range(2):
@@ -281,10 +279,8 @@ def test_a_copy_is_found_where_tags_are_not_unique_any_more(database: Database, 
 def test_a_database_with_its_checkpoints_from_a_backup_is_older_than_what_the_directory_notes(
     database: Database, made: Make, tmp_path: Path
 ) -> None:
-    act(database, 3)
-    made().sequence(show=True)
-    act(database, 3)
-    made().sequence(show=True)
+    begun(database, made, 3)
+    begun(database, made, 3)
     edit(database, "delete from audit_log where number >= 3")
     edit(database, "delete from audit_checkpoints where size > 3")
     with pytest.raises(LogError, match=r"checkpoint in its directory was signed over 6"):
@@ -298,8 +294,7 @@ def test_a_database_with_its_checkpoints_from_a_backup_is_older_than_what_the_di
 
 
 def test_a_checkpoint_of_another_key_or_federation_is_none(database: Database, made: Make, tmp_path: Path) -> None:
-    act(database)
-    made().sequence(show=True)
+    begun(database, made, 1)
     assert noted(tmp_path) is not None
     other = LogKey(federation_id="fed", key=Ed25519PrivateKey.generate())
     elsewhere = LogKey(federation_id="other", key=KEY.key)

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 
 import numpy as np
@@ -11,21 +12,20 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import text
 from sqlalchemy.orm import Session
-from typer.testing import CliRunner
 
 from coordinator.audit.checkpoints import LogKey
 from coordinator.audit.log_verifier import log_problems
+from coordinator.audit.sequencer import Sequencer
 from coordinator.services.checks.envelope_checks import EnvelopeChecks
 from coordinator.services.checks.record_check import record_problems
 from federation.record import log_entries
 from federation.record.log_entries import FIRST
 from federation.trust.envelope import seal, unseal
 from federation.v1.common_pb2 import SignedEnvelope, StepManifest
-from fedpareto.cli.main import app
 from storage import audit
 from storage.models import Checkpoint, Round, Run
 from tests.compared_metrics import must_be_exact, watched
-from tests.running import refused, wait_for
+from tests.running import command, refused, wait_for
 from tests.stage import LAYOUT, Stage, spec
 from tests.storage.scene import blob_file
 
@@ -37,9 +37,7 @@ class Recorded:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        task = stage.task()
-        ann, ben, cleo = stage.cast(task, "ann", "ben", "cleo")
-        self.run = stage.submit(spec(f"audited-{stage.count}", task, 2, more="selection.quorum = 0.1"))
+        self.run, (ann, ben, cleo) = stage.begin("ann", "ben", "cleo", rounds=2, more="selection.quorum = 0.1")
         order = ben.order()
         with refused("INVALID_ARGUMENT", "zero"):
             ben.submit(order, np.zeros(LAYOUT.size, dtype=np.float32))
@@ -48,8 +46,20 @@ class Recorded:
         self.sequencer.sequence(show=True)
 
     @property
-    def sequencer(self):  # type: ignore[no-untyped-def]  # of a coordinator's own
+    def sequencer(self) -> Sequencer:
         return self.stage.served.coordinator._sequencer
+
+    def sign_step(self, session: Session, key: Ed25519PrivateKey, created: datetime | None = None) -> None:
+        """Signs the step of the first round again."""
+        row = self.first_round(session)
+        own = self.stage.served.home.signing_key.public_key()
+        manifest = unseal(SignedEnvelope.FromString(row.step or b""), StepManifest, own)
+        if created is not None:
+            manifest.created.FromDatetime(created)
+        row.step = seal(manifest, key).SerializeToString()
+
+    def first_round(self, session: Session) -> Round:
+        return session.query(Round).filter_by(run_id=self.run, number=0).one()
 
     def problems(self, *edits: Edit) -> list[str]:
         """What is found after some edits, which are undone."""
@@ -71,10 +81,9 @@ class Recorded:
             session.rollback()
         return [item for item in found if isinstance(item, str)]
 
-    def command(self, *arguments: str) -> tuple[int, str]:
-        home = str(self.stage.served.home.admin_dir)
-        done = CliRunner(env={"COLUMNS": "100"}).invoke(app, ["admin", "--home", home, "audit", *arguments])
-        return done.exit_code, done.output + str(done.exception or "")
+    def command(self, *arguments: str, code: int = 0) -> str:
+        done = command("admin", "--home", self.stage.served.home.admin_dir, "audit", *arguments, code=code)
+        return done.output + str(done.exception or "")
 
 
 @pytest.fixture(scope="module")
@@ -117,43 +126,40 @@ def cut(size: int) -> list[Edit]:
     return [f"delete from audit_log where number >= {size}", f"delete from audit_checkpoints where size > {size}"]
 
 
+REMOVED = "delete from audit_log where number = 5"
+
+
+def changed(column: str, value: object = "'x'", number: int = 5) -> str:
+    return f"update audit_log set {column} = {value} where number = {number}"
+
+
 OF_THE_LOG: dict[str, tuple[Sequence[Edit], str]] = {
-    "time": (["update audit_log set at = '2026-01-01 00:00:00' where number = 5"], "entry 5 was changed"),
+    "time": ([changed("at", "'2026-01-01 00:00:00'")], "entry 5 was changed"),
     **{
-        name: ([f"update audit_log set {name} = 'x' where number = 5"], "entry 5 was changed")
+        name: ([changed(name)], "entry 5 was changed")
         for name in ("actor", "action", "subject", "outcome", "detail", "digest")
     },
-    "times": (["update audit_log set times = 77 where number = 5"], "entry 5 was changed"),
-    "id": (["update audit_log set entry_id = 77777 where number = 5"], "entry 5 was changed"),
-    "changed, with its leaf": (
-        ["update audit_log set detail = 'x' where number = 5", chain_anew(5)],
-        "an entry from 0 to .* was changed",
-    ),
-    "first entry": (["update audit_log set detail = 'x' where number = 0"], "entry 0 was changed"),
-    "removed": (["delete from audit_log where number = 5"], "entry 5 was removed"),
+    "times": ([changed("times", 77)], "entry 5 was changed"),
+    "id": ([changed("entry_id", 77777)], "entry 5 was changed"),
+    "changed, with its leaf": ([changed("detail"), chain_anew(5)], "an entry from 0 to .* was changed"),
+    "first entry": ([changed("detail", number=0)], "entry 0 was changed"),
+    "removed": ([REMOVED], "entry 5 was removed"),
     "several removed": (["delete from audit_log where number in (5, 6, 7)"], "entries 5 to 7 were removed"),
-    "removed and closed up": (
-        ["delete from audit_log where number = 5", *shift(6, -1)],
-        "entry 5 was changed or moved",
-    ),
+    "removed and closed up": ([REMOVED, *shift(6, -1)], "entry 5 was changed or moved"),
     "removed and chained anew": (
-        ["delete from audit_log where number = 5", *shift(6, -1), chain_anew(5)],
+        [REMOVED, *shift(6, -1), chain_anew(5)],
         "was changed, removed, inserted or moved: the checkpoint of",
     ),
     "inserted": ([*shift(5, 1), forge(5)], "entry 5 was changed or moved"),
     "inserted at the end": ([lambda recorded, session: session.execute(text(forge(audit.size(session))))], "inserted"),
     "reordered": (
-        [
-            "update audit_log set number = -1 where number = 5",
-            "update audit_log set number = 5 where number = 6",
-            "update audit_log set number = 6 where number = -1",
-        ],
+        [changed("number", -1), changed("number", 5, 6), changed("number", 6, -1)],
         "entry 5 was changed or moved",
     ),
     "truncated": (["delete from audit_log where number >= 8"], "entries 8 to .* were removed: the newest checkpoint"),
     "truncated with its checkpoints": (cut(8), "entries 8 to .* were removed: the newest checkpoint"),
-    "leaf": (["update audit_log set leaf = (select leaf from audit_log where number = 1) where number = 5"], "entry 5"),
-    "no leaf": (["update audit_log set leaf = null where number = 5"], "entry 5 was changed"),
+    "leaf": ([changed("leaf", "(select leaf from audit_log where number = 1)")], "entry 5"),
+    "no leaf": ([changed("leaf", "null")], "entry 5 was changed"),
 }
 
 
@@ -173,7 +179,7 @@ def test_a_changed_entry_with_its_own_leaf_is_found_by_its_tag_and_at_the_next_o
         before, one = audit.chained(session, 4, 2)
         audit.chain(session, [(one.entry.entry_id, 5, replace(one.entry, detail="x").leaf(before.leaf))])
 
-    found = recorded.problems("update audit_log set detail = 'x' where number = 5", own_leaf)
+    found = recorded.problems(changed("detail"), own_leaf)
     assert found[0] == "entry 5 was changed: its tag is not of what it tells"
     assert found[1].startswith("entry 6 was changed or moved, or the entry before it was")
 
@@ -181,9 +187,7 @@ def test_a_changed_entry_with_its_own_leaf_is_found_by_its_tag_and_at_the_next_o
 def test_a_row_that_cannot_be_read_is_named_and_the_others_are_verified(recorded: Recorded) -> None:
     if recorded.stage.served.database.engine.dialect.name != "sqlite":
         pytest.skip("PostgreSQL takes no such values")
-    found = recorded.problems(
-        "update audit_log set at = 'noon' where number = 5", "update audit_log set detail = 'x' where number = 9"
-    )
+    found = recorded.problems(changed("at", "'noon'"), changed("detail", number=9))
     assert [problem[:19] for problem in found] == ["entry 5 was changed", "entry 9 was changed"]
 
 
@@ -193,10 +197,7 @@ def test_checkpoints_of_another_key_or_size_are_named(recorded: Recorded) -> Non
     now = recorded.stage.clock()
 
     def exchange(signed: SignedEnvelope) -> Edit:
-        def edit(_: Recorded, session: Session) -> None:
-            session.add(Checkpoint(size=3, envelope=signed.SerializeToString()))
-
-        return edit
+        return lambda _, session: session.add(Checkpoint(size=3, envelope=signed.SerializeToString()))
 
     [found] = recorded.problems(exchange(other.sign(3, bytes(32), now)))
     assert found.startswith("the checkpoint of 3 entries: a checkpoint is not signed by the log's key")
@@ -206,29 +207,19 @@ def test_checkpoints_of_another_key_or_size_are_named(recorded: Recorded) -> Non
 
 def another_step(recorded: Recorded, session: Session) -> None:
     """The step of the first round, signed by another key."""
-    row = session.query(Round).filter_by(run_id=recorded.run, number=0).one()
-    manifest = unseal(
-        SignedEnvelope.FromString(row.step or b""), StepManifest, recorded.stage.served.home.signing_key.public_key()
-    )
-    row.step = seal(manifest, Ed25519PrivateKey.generate()).SerializeToString()
+    recorded.sign_step(session, Ed25519PrivateKey.generate())
 
 
 def same_step_again(recorded: Recorded, session: Session) -> None:
     """The step of the first round, signed again by the coordinator's key at another time."""
-    row = session.query(Round).filter_by(run_id=recorded.run, number=0).one()
-    key = recorded.stage.served.home.signing_key
-    manifest = unseal(SignedEnvelope.FromString(row.step or b""), StepManifest, key.public_key())
-    manifest.created.FromDatetime(recorded.stage.clock())
-    row.step = seal(manifest, key).SerializeToString()
+    recorded.sign_step(session, recorded.stage.served.home.signing_key, recorded.stage.clock())
 
 
-def logged(action: str, subject: str) -> Callable[[Recorded, Session], None]:
+def logged(action: str, subject: str) -> Edit:
     """Records an entry as the coordinator does, for a fact that the record has not."""
-
-    def edit(recorded: Recorded, session: Session) -> None:
-        audit.record(session, at=recorded.stage.clock(), actor="test", action=action, subject=subject)
-
-    return edit
+    return lambda recorded, session: audit.record(
+        session, at=recorded.stage.clock(), actor="test", action=action, subject=subject
+    )
 
 
 def other_spec(recorded: Recorded, session: Session) -> None:
@@ -245,10 +236,7 @@ select at, actor, '{}', '{}', '', '', digest, 1 from audit_log where number = 1"
 OF_THE_RECORD: dict[str, tuple[Sequence[Edit], str]] = {
     "samples": ([f"update replies set samples = 9 where reply_id = {REPLY}"], "round .*/0: the reply of .*samples"),
     "refused": ([f"update replies set accepted = (1 = 0) where reply_id = {REPLY}"], "round .*/0: the .*: mismatch"),
-    "reply removed": (
-        [f"delete from replies where reply_id = {REPLY}"],
-        "accepted reply to assignment .* not in the",
-    ),
+    "reply removed": ([f"delete from replies where reply_id = {REPLY}"], "accepted reply to assignment .* not in the"),
     "step by another key": ([another_step], "round .*/0: the step: key-unknown"),
     "step signed again": ([same_step_again], "round .*/0: the step: no entry of the log tells of it"),
     "step removed": (
@@ -322,8 +310,7 @@ def test_each_metric_of_a_round_that_is_edited_is_found_and_the_round_named(
     for name, value in [("accuracy/mean", 1.0), ("stationarity", 0.0), ("entropy", 1.0), ("made-up", 1.0)]:
 
         def edit(recorded: Recorded, session: Session, changes: dict[str, float]) -> None:
-            row = session.query(Round).filter_by(run_id=recorded.run, number=0).one()
-            row.metrics = changes
+            recorded.first_round(session).metrics = changes
 
         changed = {other: number for other, number in numbers.items() if other != "evaluated"} | {name: value}
         found = recorded.problems(partial(edit, changes=changed))
@@ -343,9 +330,7 @@ def test_an_edited_record_is_found_and_the_row_named(recorded: Recorded, name: s
 
 
 def test_the_command_lists_entries_and_follows_them(recorded: Recorded) -> None:
-    code, output = recorded.command("--json")
-    entries = [json.loads(line) for line in output.splitlines()]
-    assert code == 0
+    entries = [json.loads(line) for line in recorded.command("--json").splitlines()]
     assert [entry["number"] for entry in entries] == list(range(len(entries)))
     actions = {entry["action"] for entry in entries}
     assert actions >= {
@@ -354,19 +339,15 @@ def test_the_command_lists_entries_and_follows_them(recorded: Recorded) -> None:
     }
     told = {"assignment.issued", "reply.accepted", "reply.refused", "round.stepped", "run.submitted", "Enroll"}
     assert all(entry["digest"].startswith("blake3:") for entry in entries if entry["action"] in told)
-    code, output = recorded.command("--actor", "ann", "--since", "1h")
-    assert code == 0
-    lines = output.splitlines()
+    lines = recorded.command("--actor", "ann", "--since", "1h").splitlines()
     assert lines
     assert all("fedpareto://test/client/ann" in line for line in lines)
-    assert recorded.command("--since", "2030-01-01") == (0, "")
-    code, output = recorded.command("--since", "soon")
-    assert (code, "expected 90m, 12h, 7d, or a time" in output) == (1, True)
+    assert recorded.command("--since", "2030-01-01") == ""
+    assert "expected 90m, 12h, 7d, or a time" in recorded.command("--since", "soon", code=1)
 
 
 def test_the_command_verifies_what_a_daemon_serves_and_names_what_was_edited(recorded: Recorded) -> None:
-    code, output = recorded.command("verify")
-    assert code == 0, output
+    output = recorded.command("verify")
     assert re.search(r"\d+ entries, 2 rounds and \d+ blobs verified; the newest checkpoint covers \d+ entries", output)
     stage = recorded.stage
     model = stage.run(recorded.run).model
@@ -377,15 +358,14 @@ def test_the_command_verifies_what_a_daemon_serves_and_names_what_was_edited(rec
         session.execute(text("update clients set state = 'REVOKED' where client_id = 'ben'"))
     path.write_bytes(bytes(len(whole)))
     try:
-        code, output = recorded.command("verify", "--json")
-        assert code == 1
+        output = recorded.command("verify", "--json", code=1)
         document = json.loads(output[: output.rindex("}") + 1])
         problems = "\n".join(document["problems"])
         assert "entry 2 was changed or moved" in problems
         assert "client ben: it is REVOKED, and the log does not tell of its revocation" in problems
         assert f"blob {model}: the bytes of blob" in problems
         assert len(document["problems"]) == 3
-        assert "blob" not in recorded.command("verify", "--skip-blobs")[1].replace("no blobs", "")
+        assert "blob" not in recorded.command("verify", "--skip-blobs", code=1).replace("no blobs", "")
     finally:
         path.write_bytes(whole)
         with stage.served.database.begin() as session:

@@ -1,6 +1,5 @@
 """Backups: made while a coordinator serves, and restored after the disk was lost, on both kinds of database."""
 
-import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -8,19 +7,16 @@ from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from sqlalchemy import func, select, text
-from typer.testing import CliRunner
 
 from coordinator.backups.inventory import CONTENT_FILE, LOCK_FILE, Content, locked
 from coordinator.backups.making import back_up
 from coordinator.backups.statement import newest_restore
 from coordinator.home import CoordinatorHome
-from coordinator.settings import Settings
 from federation.v1.common_pb2 import RestoreManifest
-from fedpareto.cli.main import app
 from fedpareto.processes.forked import completed
 from storage import audit
 from storage.blob_directory import DirectoryStore
@@ -28,32 +24,13 @@ from storage.database import Database
 from storage.models import AuditEntry
 from storage.states import RoundState
 from tests.conftest import empty_database
+from tests.coordinator.backups.scene import answer, fails, kept_blobs, lose_disk, restore_fails, run
+from tests.running import command, made_home
 from tests.stage import Player, Stage, spec, stage
 from tests.storage.scene import blob_file
 
 SQLITE = "sqlite:///coordinator.db"
 LATER = datetime(2030, 1, 1, tzinfo=UTC)
-
-
-def run(*arguments: object) -> tuple[int, str]:
-    """A command of `fedpareto coordinator`: exit code, and what it says."""
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["coordinator", *map(str, arguments)])
-    return done.exit_code, done.stdout + str(done.exception or "")
-
-
-def answer(*arguments: object) -> Any:
-    code, words = run(*arguments, "--json")
-    assert code == 0, words
-    return json.loads(words)
-
-
-def lose_disk(home: CoordinatorHome) -> None:
-    """What is left of the directory is what the operator keeps elsewhere: keys and settings."""
-    for path in home.directory.glob("coordinator.db*"):
-        path.unlink()
-    shutil.rmtree(home.blobs_dir)
-    for name in ("log-checkpoint.envelope", "ports.json", "restored.envelope"):
-        (home.directory / name).unlink(missing_ok=True)
 
 
 def move(home: CoordinatorHome, database: str) -> CoordinatorHome:
@@ -79,11 +56,10 @@ def postgresql(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     ],
 )
 def test_a_lost_disk_is_restored_from_a_backup_that_was_made_while_a_round_was_open(
-    way: str, postgresql: str, tmp_path: Path
+    way: str, postgresql: str, backup: Path, tmp_path: Path
 ) -> None:
     urls = {"sqlite": SQLITE, "postgresql": postgresql}
     before, _, after = way.partition(" to ")
-    backup = tmp_path / "backup"
     with stage(tmp_path / "home", urls[before]) as made:
         home = made.served.home
         ann, ben = made.cast("task", "ann", "ben")
@@ -92,17 +68,15 @@ def test_a_lost_disk_is_restored_from_a_backup_that_was_made_while_a_round_was_o
         steps = [made.rounds(name)[0].step]
         told = answer("backup", backup, "--home", home.directory)
         assert (told["federation_id"], told["runs"], told["lost"], told["missing"]) == ("test", 1, [], [])
-        assert run("restore", backup, "--check")[0] == 0
+        run("restore", backup, "--check")
         made.play(name, ann, ben, until=lambda: len(made.rounds(name)) == 4)
-        code, words = run("restore", backup, "--home", home.directory, "--replace")
-        assert (code, "is in use by another coordinator" in words) == (1, True)
+        restore_fails("is in use by another coordinator", backup, home.directory)
         made.stop()
         lose_disk(home)
         if before != after:
             home = made.served.home = move(home, urls[after])
         if after == before == "postgresql":  # the server is another machine, which still has the rows
-            code, words = run("restore", backup, "--home", home.directory)
-            assert (code, "would be lost. Give --replace" in words) == (1, True)
+            fails("would be lost. Give --replace", "restore", backup, "--home", home.directory)
         restored = answer("restore", backup, "--home", home.directory, *(["--replace"] if before == after else []))
         assert (restored["runs"], restored["aside"]) == ({name: 1}, None)
         made.start()
@@ -111,9 +85,8 @@ def test_a_lost_disk_is_restored_from_a_backup_that_was_made_while_a_round_was_o
         rounds = made.rounds(name)
         assert [row.state for row in rounds] == [RoundState.COMPLETED] * 4
         assert rounds[0].step == steps[0]
-        made.served.coordinator._sequencer.sequence(show=True)  # type: ignore[attr-defined]
-        verified = CliRunner().invoke(app, ["admin", "--home", str(home.admin_dir), "audit", "verify"])
-        assert verified.exit_code == 0, verified.output
+        made.served.coordinator._sequencer.sequence(show=True)
+        command("admin", "--home", home.admin_dir, "audit", "verify")
 
 
 def seen_again(made: Stage, *players: Player) -> None:
@@ -140,14 +113,12 @@ def home(kept: Stage, tmp_path: Path) -> CoordinatorHome:
     return CoordinatorHome.load(tmp_path / "home")
 
 
-def stored(directory: Path) -> set[str]:
-    return {blob.digest for blob in DirectoryStore(directory).scan()}
+@pytest.fixture
+def backup(tmp_path: Path) -> Path:
+    return tmp_path / "backup"
 
 
-def test_the_next_backup_copies_what_is_new_and_removes_what_is_not_needed(
-    home: CoordinatorHome, tmp_path: Path
-) -> None:
-    backup = tmp_path / "backup"
+def test_the_next_backup_copies_what_is_new_and_removes_what_is_not_needed(home: CoordinatorHome, backup: Path) -> None:
     first = answer("backup", backup, "--home", home.directory)
     ages = {blob.digest: blob.modified for blob in DirectoryStore(backup / "blobs").scan()}
     assert len(ages) == first["blobs"] > 3
@@ -163,14 +134,12 @@ def test_the_next_backup_copies_what_is_new_and_removes_what_is_not_needed(
     assert made == [first["digest"], second["digest"]]
     lose_disk(home)
     assert answer("restore", backup, "--home", home.directory)["blobs"] == second["blobs"]
-    assert stored(home.blobs_dir) == stored(backup / "blobs")
+    assert kept_blobs(home.blobs_dir) == kept_blobs(backup / "blobs")
 
 
-def test_the_database_that_is_replaced_keeps_another_name(home: CoordinatorHome, tmp_path: Path) -> None:
-    backup = tmp_path / "backup"
+def test_the_database_that_is_replaced_keeps_another_name(home: CoordinatorHome, backup: Path) -> None:
     answer("backup", backup, "--home", home.directory)
-    code, words = run("restore", backup, "--home", home.directory)
-    assert (code, "Give --replace" in words) == (1, True)
+    fails("Give --replace", "restore", backup, "--home", home.directory)
     aside = Path(answer("restore", backup, "--home", home.directory, "--replace")["aside"])
     with closing(Database.open(f"sqlite:///{aside}")) as database, database.read() as session:
         assert session.scalar(select(func.count()).where(AuditEntry.action == "backup.made")) == 1
@@ -183,21 +152,18 @@ def test_the_database_that_is_replaced_keeps_another_name(home: CoordinatorHome,
 
 @pytest.mark.parametrize("revision", ["0001", "9999"])
 def test_a_backup_replaces_the_database_of_a_version_that_this_one_does_not_know(
-    home: CoordinatorHome, tmp_path: Path, revision: str
+    home: CoordinatorHome, backup: Path, revision: str
 ) -> None:
-    backup = tmp_path / "backup"
     answer("backup", backup, "--home", home.directory)
     with closing(home.open_database()) as database, database.begin() as session:
         session.execute(text("update alembic_version set version_num = :name"), {"name": revision})
-    code, words = run("serve", "--home", home.directory)
-    assert (code, f"is at schema revision {revision}" in words) == (1, True)
+    fails(f"is at schema revision {revision}", "serve", "--home", home.directory)
     answer("restore", backup, "--home", home.directory, "--replace")
     with closing(home.open_database()) as database:
         database.must_be_current()
 
 
-def test_a_damaged_database_file_is_put_aside_without_being_asked_for(home: CoordinatorHome, tmp_path: Path) -> None:
-    backup = tmp_path / "backup"
+def test_a_damaged_database_file_is_put_aside_without_being_asked_for(home: CoordinatorHome, backup: Path) -> None:
     answer("backup", backup, "--home", home.directory)
     path = home.directory / "coordinator.db"
     path.write_bytes(b"not a database" * 1000)
@@ -207,9 +173,8 @@ def test_a_damaged_database_file_is_put_aside_without_being_asked_for(home: Coor
 
 
 def test_each_restore_is_in_the_statement_of_the_next_one_also_on_a_new_disk(
-    home: CoordinatorHome, tmp_path: Path
+    home: CoordinatorHome, backup: Path
 ) -> None:
-    backup = tmp_path / "backup"
     answer("backup", backup, "--home", home.directory)
     answer("restore", backup, "--home", home.directory, "--replace")
     answer("backup", backup, "--home", home.directory)
@@ -221,10 +186,10 @@ def test_each_restore_is_in_the_statement_of_the_next_one_also_on_a_new_disk(
 
 
 def test_ids_go_on_after_those_that_were_copied_to_postgresql(
-    home: CoordinatorHome, postgresql: str, tmp_path: Path
+    home: CoordinatorHome, postgresql: str, backup: Path
 ) -> None:
-    answer("backup", tmp_path / "backup", "--home", home.directory)
-    answer("restore", tmp_path / "backup", "--home", move(home, postgresql).directory)
+    answer("backup", backup, "--home", home.directory)
+    answer("restore", backup, "--home", move(home, postgresql).directory)
     with closing(Database.open(postgresql)) as database, database.begin() as session:
         largest = session.scalar(select(func.max(AuditEntry.entry_id))) or 0
         audit.record(session, at=LATER, actor="test", action="test")
@@ -244,11 +209,10 @@ def test_ids_go_on_after_those_that_were_copied_to_postgresql(
     ],
 )
 def test_a_backup_that_cannot_be_restored_is_named_and_changes_nothing(
-    home: CoordinatorHome, tmp_path: Path, damage: str, words: str
+    home: CoordinatorHome, backup: Path, tmp_path: Path, damage: str, words: str
 ) -> None:
-    backup, checked = tmp_path / "backup", ("restore", "--check", tmp_path / "backup")
     told = answer("backup", backup, "--home", home.directory)
-    digest = min(stored(backup / "blobs"))
+    digest = min(kept_blobs(backup / "blobs"))
     if damage == "blob":
         blob_file(DirectoryStore(backup / "blobs"), digest).write_bytes(b"other")
     elif damage == "no blob":
@@ -264,45 +228,44 @@ def test_a_backup_that_cannot_be_restored_is_named_and_changes_nothing(
     elif damage == "no content":
         (backup / CONTENT_FILE).unlink()
     else:
-        values = Settings.check({"federation_id": "other"}, "test")
         shutil.rmtree(backup)
-        answer("backup", backup, "--home", CoordinatorHome.init(tmp_path / "other", values, now=LATER).directory)
+        other = made_home(tmp_path / "other", now=LATER, federation_id="other")
+        answer("backup", backup, "--home", other.directory)
     blob_file(DirectoryStore(home.blobs_dir), digest).unlink()
     before = (home.directory / "coordinator.db").read_bytes()
-    code, said = run("restore", backup, "--home", home.directory, "--replace")
-    assert code == 1
+    said = run("restore", backup, "--home", home.directory, "--replace", code=1)
     assert re.search(words, said), said
     assert (home.directory / "coordinator.db").read_bytes() == before
     assert not list(home.directory.glob("restor*"))
     if damage != "another federation":
-        code, said = run(*checked)
-        assert code == 1
+        said = run("restore", "--check", backup, code=1)
         assert re.search(words, said), said
 
 
 def test_a_blob_that_the_coordinator_has_lost_is_named_and_the_rest_is_there(
-    home: CoordinatorHome, tmp_path: Path
+    home: CoordinatorHome, backup: Path
 ) -> None:
-    backup = tmp_path / "backup"
-    lost, damaged = sorted(stored(home.blobs_dir))[:2]
+    lost, damaged = sorted(kept_blobs(home.blobs_dir))[:2]
     blob_file(DirectoryStore(home.blobs_dir), lost).unlink()
     blob_file(DirectoryStore(home.blobs_dir), damaged).write_bytes(b"other")
-    code, words = run("backup", backup, "--home", home.directory)
-    assert (code, f"lacks 2 blobs that the coordinator cannot read, the first one {lost}" in words) == (1, True)
+    fails(
+        f"lacks 2 blobs that the coordinator cannot read, the first one {lost}",
+        "backup",
+        backup,
+        "--home",
+        home.directory,
+    )
     assert Content.load(backup).missing == (lost, damaged)
     answer("restore", backup, "--home", home.directory, "--replace")
 
 
-def test_a_directory_with_something_else_takes_no_backup(home: CoordinatorHome, tmp_path: Path) -> None:
-    code, words = run("backup", tmp_path, "--home", home.directory)
-    assert (code, "is not empty and holds no backup" in words) == (1, True)
-    other = CoordinatorHome.init(tmp_path / "other", Settings.check({"federation_id": "other"}, "test"), now=LATER)
-    answer("backup", tmp_path / "backup", "--home", home.directory)
-    code, words = run("backup", tmp_path / "backup", "--home", other.directory)
-    assert (code, "holds a backup of the federation test" in words) == (1, True)
+def test_a_directory_with_something_else_takes_no_backup(home: CoordinatorHome, backup: Path, tmp_path: Path) -> None:
+    fails("is not empty and holds no backup", "backup", tmp_path, "--home", home.directory)
+    other = made_home(tmp_path / "other", now=LATER, federation_id="other")
+    answer("backup", backup, "--home", home.directory)
+    fails("holds a backup of the federation test", "backup", backup, "--home", other.directory)
     with locked(tmp_path / "backup"):
-        code, words = run("backup", tmp_path / "backup", "--home", home.directory)
-    assert (code, "another process uses the backup" in words) == (1, True)
+        fails("another process uses the backup", "backup", backup, "--home", home.directory)
 
 
 KILLED = """
@@ -323,27 +286,25 @@ back_up(Home.load(Path(sys.argv[1])), Path(sys.argv[2]), now=datetime.now(UTC), 
 
 @pytest.mark.full
 def test_a_backup_that_is_killed_leaves_the_one_before_and_the_next_one_completes(
-    home: CoordinatorHome, tmp_path: Path
+    home: CoordinatorHome, backup: Path
 ) -> None:
-    backup = tmp_path / "backup"
-    command = ["-c", KILLED, str(home.directory), str(backup)]
-    assert completed(command).returncode == 9
+    killed = ["-c", KILLED, str(home.directory), str(backup)]
+    assert completed(killed).returncode == 9
     assert (backup / LOCK_FILE).exists()
-    assert run("restore", backup, "--check")[0] == 1, "there is none yet"
+    run("restore", backup, "--check", code=1)  # there is none yet
     first = answer("backup", backup, "--home", home.directory)
     for path in list((backup / "blobs").glob("*/*/*"))[:4]:  # so that the next one has something to copy
         path.unlink()
-    assert completed(command).returncode == 9
+    assert completed(killed).returncode == 9
     assert Content.load(backup).digest == first["digest"]
     assert (backup / first["database"]).exists()
     content, lost = back_up(home, backup, now=LATER, progress=lambda done, total: None)
     assert lost == []
     assert [path.name for path in backup.glob("database-*.db")] == [content.database]
-    assert run("restore", backup, "--check")[0] == 0
+    run("restore", backup, "--check")
 
 
-def test_a_database_of_an_older_version_is_refused(home: CoordinatorHome, tmp_path: Path) -> None:
+def test_a_database_of_an_older_version_is_refused(home: CoordinatorHome, backup: Path) -> None:
     with closing(home.open_database()) as database, database.engine.begin() as connection:
         connection.execute(text("DELETE FROM alembic_version"))  # as before its first version
-    code, words = run("backup", tmp_path / "backup", "--home", home.directory)
-    assert (code, "an older version of fedpareto made the database" in words) == (1, True)
+    fails("an older version of fedpareto made the database", "backup", backup, "--home", home.directory)

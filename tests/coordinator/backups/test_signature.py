@@ -15,27 +15,23 @@ from sqlalchemy import text
 
 from coordinator.backups.inventory import CONTENT_FILE, Content
 from coordinator.home import CoordinatorHome
-from coordinator.settings import Settings
 from federation.digests import file_digest
 from federation.trust.certificates import fingerprint, pem
 from federation.trust.envelope import key_id
-from tests.coordinator.backups.test_backup import answer, lose_disk, run
+from tests.coordinator.backups.scene import answer, fails, lose_disk, restore_fails, run
 from tests.few import few_of
+from tests.running import made_home
 
 NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 NOBODY = "is not a signature of the coordinator"
 CHANGED = "backup.json was changed"
 
 
-def federation(directory: Path) -> CoordinatorHome:
-    return CoordinatorHome.init(directory, Settings.check({"federation_id": "test"}, "test"), now=NOW)
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a home, and two backups of it."""
     directory = tmp_path_factory.mktemp("made")
-    home = federation(directory / "home")
+    home = made_home(directory / "home", now=NOW)
     for name in ("older", "backup"):
         answer("backup", directory / name, "--home", home.directory)
     return directory
@@ -72,7 +68,7 @@ def sign_with(backup: Path, key: Ed25519PrivateKey) -> None:
 
 def sign_by_own_federation(backup: Path) -> None:
     """The intruder's own CA vouches for the intruder's key."""
-    own = federation(backup.parent / "own")
+    own = made_home(backup.parent / "own", now=NOW)
     rewrite(backup, ca=pem(own.ca).decode(), server=pem(own.server).decode())
     sign_with(backup, own.signing_key)
 
@@ -91,10 +87,6 @@ def older_signature(backup: Path) -> None:
 def other_key(backup: Path) -> None:
     insert_officer(backup)
     sign_with(backup, Ed25519PrivateKey.generate())
-
-
-def without_signature(backup: Path) -> None:
-    (backup / Content.load(backup).signature).unlink()
 
 
 def damaged_signature(backup: Path) -> None:
@@ -128,13 +120,13 @@ FIELDS: dict[str, Any] = {
     "server": "",
     "further": 1,
 }
-EDITS: dict[str, tuple[Callable[[Path], None], str]] = {
+EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
     "an officer": (insert_officer, CHANGED),
     "an officer, signed by another key": (other_key, NOBODY),
     "signed by another federation": (sign_by_own_federation, "whose CA has the fingerprint"),
     "a name twice": (duplicate_key, CHANGED),
     "the signature of an older backup": (older_signature, CHANGED),
-    "no signature": (without_signature, "is not signed: database-"),
+    "no signature": (lambda backup: (backup / Content.load(backup).signature).unlink(), "is not signed: database-"),
     "a damaged signature": (damaged_signature, NOBODY),
     "other names": (renamed, CHANGED),
     **{
@@ -156,13 +148,10 @@ def test_an_edited_backup_is_refused_and_changes_nothing(place: Path, name: str)
     home, backup = place / "home", place / "backup"
     edit(backup)
     before = (home / "coordinator.db").read_bytes()
-    code, said = run("restore", backup, "--home", home, "--replace")
-    assert (code, words in said) == (1, True), said
+    restore_fails(words, backup, home)
     assert (home / "coordinator.db").read_bytes() == before
     assert not list(home.glob("restor*"))
-    own = fingerprint(CoordinatorHome.load(home).ca)
-    code, said = run("restore", backup, "--check", "--ca", own)
-    assert code == 1, said
+    run("restore", backup, "--check", "--ca", fingerprint(CoordinatorHome.load(home).ca), code=1)
 
 
 def test_the_fields_of_the_inventory_are_all_edited() -> None:
@@ -171,14 +160,11 @@ def test_the_fields_of_the_inventory_are_all_edited() -> None:
 
 def test_the_ca_that_the_backup_names_is_shown_and_is_compared_with_the_one_that_is_given(place: Path) -> None:
     backup, own = place / "backup", fingerprint(CoordinatorHome.load(place / "home").ca)
-    code, said = run("restore", backup, "--check")
-    assert (code, f"CA {own}, which the backup itself names; compare it" in said) == (0, True)
-    code, said = run("restore", backup, "--check", "--ca", own.upper())
-    assert (code, "as you named it" in said) == (0, True)
+    assert f"CA {own}, which the backup itself names; compare it" in run("restore", backup, "--check")
+    assert "as you named it" in run("restore", backup, "--check", "--ca", own.upper())
     sign_by_own_federation(backup)
-    assert run("restore", backup, "--check")[0] == 0, "the intruder's own backup is whole"
-    code, said = run("restore", backup, "--check", "--ca", own)
-    assert (code, "somebody else has made it" in said) == (1, True)
+    run("restore", backup, "--check")  # the intruder's own backup is whole
+    fails("somebody else has made it", "restore", backup, "--check", "--ca", own)
 
 
 def test_a_backup_from_before_a_rotation_restores_and_an_older_key_signs_no_later_one(place: Path) -> None:
@@ -194,15 +180,13 @@ def test_a_backup_from_before_a_rotation_restores_and_an_older_key_signs_no_late
     answer("restore", place / "newer", "--home", home, "--replace")
 
     sign_with(place / "newer", former)  # a stolen key that was replaced
-    code, said = run("restore", place / "newer", "--home", home, "--replace")
-    assert (code, "was replaced at" in said) == (1, True), said
+    restore_fails("was replaced at", place / "newer", home)
 
     answer("backup", place / "newest", "--home", home)
     (home / "signing.rotations").unlink()  # an older copy of the keys
     for name in ("signing.key", "server.pem"):
         shutil.copy(keys / name, home)
-    code, said = run("restore", place / "newest", "--home", home, "--replace")
-    assert (code, "If the signing key was replaced after the copy of the keys" in said) == (1, True), said
+    restore_fails("If the signing key was replaced after the copy of the keys", place / "newest", home)
 
 
 def test_rows_that_were_edited_before_the_backup_was_made_are_refused(place: Path) -> None:
@@ -211,8 +195,9 @@ def test_rows_that_were_edited_before_the_backup_was_made_are_refused(place: Pat
         roles = '["operator", "security-officer", "viewer"]'
         session.execute(text("update administrators set name = 'eve', roles = :roles"), {"roles": roles})
     answer("backup", place / "later", "--home", home.directory)
-    code, said = run("restore", place / "later", "--home", home.directory, "--replace")
-    assert (code, "administrator eve: no entry of the log tells of its signing key" in said) == (1, True), said
+    said = restore_fails(
+        "administrator eve: no entry of the log tells of its signing key", place / "later", home.directory
+    )
     assert "was changed before the backup was made" in said
     answer("restore", place / "backup", "--home", home.directory, "--replace")
 

@@ -100,6 +100,12 @@ class Fronted:
         wait_for(lambda: self.front._started > started, "another process")
         self.run(asyncio.sleep(0))  # the loop has finished the start
 
+    def replaced(self, first: int, connection: socket.socket) -> socket.socket:
+        """A connection to the process that follows the first one, with which its connection has ended."""
+        wait_for(lambda: ended(connection), "the connection to end")
+        wait_for(lambda: self.process != first, "another process")
+        return self.greeted()
+
     def pass_time(self, seconds: float) -> None:
         """Sets the clock of the coordinator's event loop forward, and lets the loop run."""
         passed = self._loop.time
@@ -121,7 +127,7 @@ class Fronted:
             else:
                 await sleep(seconds)
 
-        monkeypatch.setattr(listener.asyncio, "sleep", pause)
+        monkeypatch.setattr(asyncio, "sleep", pause)
         return pauses
 
     def verify(self, number: int, member: str) -> None:
@@ -143,16 +149,24 @@ class Fronted:
 
 
 @pytest.fixture
-def fronted() -> Iterator[Callable[[ConnectionLimits], Fronted]]:
-    made: list[Fronted] = []
+def long(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where temporary files go: no path of a socket may be as long."""
+    long = tmp_path / ("x" * 200)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    return long
 
-    def make(limits: ConnectionLimits = ROOM) -> Fronted:
-        made.append(Fronted(limits))
-        return made[-1]
 
-    yield make
-    for one in made:
-        one.close()
+@pytest.fixture
+def one(request: pytest.FixtureRequest) -> Iterator[Fronted]:
+    """A front with the limits that the test is marked with; with ROOM, if it is not."""
+    made = Fronted(ROOM._replace(**getattr(request, "param", {})))
+    yield made
+    made.close()
+
+
+def limited(**limits: float) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("one", [limits], indirect=True, ids=["limited"])
 
 
 async def call(function: Callable[[], object]) -> None:
@@ -183,11 +197,15 @@ def descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def test_bytes_pass_in_both_directions_and_so_does_the_end(fronted: Callable[..., Fronted]) -> None:
-    one = fronted()
+def test_bytes_pass_in_both_directions_and_so_does_the_end(one: Fronted) -> None:
     data = HELLO + random.Random(1).randbytes(8 << 20)
     connection = one.connect()
-    sender = threading.Thread(target=lambda: (connection.sendall(data), connection.shutdown(socket.SHUT_WR)))
+
+    def send() -> None:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+
+    sender = threading.Thread(target=send)
     sender.start()
     assert received(connection, len(data) + 1) == data
     assert connection.recv(1) == b""
@@ -195,8 +213,7 @@ def test_bytes_pass_in_both_directions_and_so_does_the_end(fronted: Callable[...
     assert [host_of(peer) for peer in one.inner.peers] == ["127.0.0.1"]
 
 
-def test_a_reader_that_stops_stops_the_writer_and_then_everything_arrives(fronted: Callable[..., Fronted]) -> None:
-    one = fronted()
+def test_a_reader_that_stops_stops_the_writer_and_then_everything_arrives(one: Fronted) -> None:
     connection = one.greeted()
     one.inner.reading.clear()
     connection.settimeout(0.2)
@@ -211,8 +228,7 @@ def test_a_reader_that_stops_stops_the_writer_and_then_everything_arrives(fronte
     assert received(connection, sent) == data[:sent]
 
 
-def test_a_reset_passes_through_and_everything_is_released(fronted: Callable[..., Fronted]) -> None:
-    one = fronted()
+def test_a_reset_passes_through_and_everything_is_released(one: Fronted) -> None:
     idle = one.greeted()
     before = descriptors(one.process)
     for reset in (True, False):
@@ -224,8 +240,8 @@ def test_a_reset_passes_through_and_everything_is_released(fronted: Callable[...
     assert not ended(idle)
 
 
-def test_what_is_no_tls_and_what_says_nothing_reaches_nobody(fronted: Callable[..., Fronted]) -> None:
-    one = fronted(ROOM._replace(first_byte_seconds=0.1))
+@limited(first_byte_seconds=0.1)
+def test_what_is_no_tls_and_what_says_nothing_reaches_nobody(one: Fronted) -> None:
     plain, silent = one.connect(data=b"GET / HTTP/1.1\r\n\r\n"), one.connect()
     wait_for(lambda: ended(plain), "plain HTTP to be hung up on")
     wait_for(lambda: ended(silent), "a silent connection to be ended")
@@ -233,18 +249,16 @@ def test_what_is_no_tls_and_what_says_nothing_reaches_nobody(fronted: Callable[.
     assert one.inner.peers == []
 
 
-def test_a_connection_that_shows_no_certificate_in_time_is_ended_and_a_verified_one_stays(
-    fronted: Callable[..., Fronted],
-) -> None:
-    one = fronted(ROOM._replace(verified_seconds=1.0))
+@limited(verified_seconds=1.0)
+def test_a_connection_that_shows_no_certificate_in_time_is_ended_and_a_verified_one_stays(one: Fronted) -> None:
     member, stranger = one.greeted(), one.greeted()
     one.verify(1, "fedpareto://test/client/a")
     wait_for(lambda: ended(stranger), "the stranger to be ended")
     assert not ended(member)
 
 
-def test_a_crowd_from_one_address_keeps_nobody_else_out(fronted: Callable[..., Fronted]) -> None:
-    one = fronted(ROOM._replace(unverified_per_address=4, unverified=8))
+@limited(unverified_per_address=4, unverified=8)
+def test_a_crowd_from_one_address_keeps_nobody_else_out(one: Fronted) -> None:
     member = one.greeted()
     one.verify(1, "fedpareto://test/client/a")
     crowd = [one.greeted("127.0.0.2") for _ in range(6)]
@@ -257,8 +271,8 @@ def test_a_crowd_from_one_address_keeps_nobody_else_out(fronted: Callable[..., F
     assert one.refused[0] == ("127.0.0.2", "limit:connections", one.refused[0][2])
 
 
-def test_a_member_has_so_many_connections_and_its_oldest_one_ends(fronted: Callable[..., Fronted]) -> None:
-    one = fronted(ROOM._replace(per_member=2))
+@limited(per_member=2)
+def test_a_member_has_so_many_connections_and_its_oldest_one_ends(one: Fronted) -> None:
     connections = [one.greeted() for _ in range(4)]
     for number in (1, 2, 3):
         one.verify(number, "fedpareto://test/client/a")
@@ -268,21 +282,17 @@ def test_a_member_has_so_many_connections_and_its_oldest_one_ends(fronted: Calla
     wait_for(lambda: one.refused == [("fedpareto://test/client/a", "limit:connections", 1)], "the report")
 
 
-def test_the_process_is_started_again_on_the_same_port(fronted: Callable[..., Fronted]) -> None:
-    one = fronted()
+def test_the_process_is_started_again_on_the_same_port(one: Fronted) -> None:
     first, connection = one.process, one.greeted()
     os.kill(first, signal.SIGKILL)
-    wait_for(lambda: ended(connection), "the connection to end")
-    wait_for(lambda: one.process != first, "another process")
-    one.greeted()
+    one.replaced(first, connection)
 
 
 @pytest.mark.parametrize("half_a_line", [False, True])
 def test_the_process_is_started_again_however_the_connection_to_it_broke(
-    fronted: Callable[..., Fronted], monkeypatch: pytest.MonkeyPatch, half_a_line: bool
+    one: Fronted, monkeypatch: pytest.MonkeyPatch, half_a_line: bool
 ) -> None:
     monkeypatch.setattr(listener, "RESTART_SECONDS", 0.0)
-    one = fronted()
     connection, first = one.greeted(), one.process
     if half_a_line:
         one.run(one.hear(b'{"actor": "192'))
@@ -290,16 +300,11 @@ def test_the_process_is_started_again_however_the_connection_to_it_broke(
         os.kill(first, signal.SIGSTOP)
         one.verify(1, "fedpareto://test/client/a")  # which the process does not read any more: a reset follows
     os.kill(first, signal.SIGKILL)
-    wait_for(lambda: ended(connection), "the connection to end")
-    wait_for(lambda: one.process != first, "another process")
-    one.greeted()
+    one.replaced(first, connection)
 
 
-def test_a_process_that_cannot_be_started_is_tried_again(
-    fronted: Callable[..., Fronted], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_cannot_be_started_is_tried_again(one: Fronted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "RESTART_SECONDS", 0.0)
-    one = fronted()
     connection, failures = one.greeted(), [OSError(errno.EMFILE, "Too many open files")] * 2
     start = subprocess.Popen
 
@@ -308,35 +313,29 @@ def test_a_process_that_cannot_be_started_is_tried_again(
             raise failures.pop()
         return start(*arguments, **options)
 
-    monkeypatch.setattr(listener.subprocess, "Popen", fail)
+    monkeypatch.setattr(subprocess, "Popen", fail)
     before = descriptors(os.getpid())
     first = one.process
     os.kill(first, signal.SIGKILL)
-    wait_for(lambda: ended(connection), "the connection to end")
-    wait_for(lambda: one.process != first, "another process")
-    one.greeted().close()
+    one.replaced(first, connection).close()
     assert not failures
     wait_for(lambda: descriptors(os.getpid()) <= before, "the descriptors to be released")
 
 
 def test_a_process_that_hangs_is_killed_and_replaced_and_the_log_says_so(
-    fronted: Callable[..., Fronted], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    one: Fronted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(listener, "BEAT_SECONDS", 0.05)
-    one = fronted()
     connection, first = one.greeted(), one.process
     os.kill(first, signal.SIGSTOP)
-    wait_for(lambda: ended(connection), "the connection to end")
-    wait_for(lambda: one.process != first, "another process")
-    one.greeted()
+    one.replaced(first, connection)
     assert "the front listener does not answer (State: T (stopped)): it is killed" in caplog.text
     assert "the front listener was killed by SIGKILL, and every connection ended with it" in caplog.text
 
 
 def test_a_process_that_slept_with_the_whole_machine_is_not_killed(
-    fronted: Callable[..., Fronted], caplog: pytest.LogCaptureFixture
+    one: Fronted, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = fronted()
     connection, front = one.greeted(), one.front
     os.kill(one.process, signal.SIGSTOP)
     one.pass_time(3600.0)
@@ -348,9 +347,8 @@ def test_a_process_that_slept_with_the_whole_machine_is_not_killed(
 
 
 def test_a_process_that_fails_again_and_again_is_started_less_and_less_often(
-    fronted: Callable[..., Fronted], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    one: Fronted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = fronted()
     starts = one.paused(monkeypatch)
     for _ in range(6):
         one.replace()
@@ -362,12 +360,9 @@ def test_a_process_that_fails_again_and_again_is_started_less_and_less_often(
     one.greeted()
 
 
-def test_reports_that_the_database_keeps_waiting_do_not_hide_that_the_process_answers(
-    fronted: Callable[..., Fronted],
-) -> None:
-    one = fronted()
+def test_reports_that_the_database_keeps_waiting_do_not_hide_that_the_process_answers(one: Fronted) -> None:
     gate = asyncio.Event()
-    one.front._refused = lambda *_: gate.wait()  # type: ignore[assignment,return-value]
+    one.front._refused = lambda *_: gate.wait()  # type: ignore[assignment]
     one.run(one.hear(b'{"actor": "192.0.2.7", "reason": "limit:idle", "times": 1}\n'))
     answered = one.front._answered
     wait_for(lambda: one.front._answered > answered + 1, "two more answers")
@@ -382,31 +377,21 @@ def test_gives_up_on_a_coordinator_that_says_nothing() -> None:
         assert Forwarder([], theirs, {}, ROOM, "", unheard_seconds=60.0).run()
 
 
-def test_the_sockets_behind_it_are_in_no_directory(
-    fronted: Callable[..., Fronted], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    long = tmp_path / ("x" * 200)  # no path of a socket may be as long
-    long.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(long))
-    one = fronted()
+def test_the_sockets_behind_it_are_in_no_directory(long: Path, one: Fronted) -> None:
     assert not list(long.iterdir())
     one.greeted()
     one.replace()
     one.greeted()
 
 
-def test_a_number_of_a_connection_is_never_given_again(fronted: Callable[..., Fronted]) -> None:
-    one = fronted()
+def test_a_number_of_a_connection_is_never_given_again(one: Fronted) -> None:
     one.greeted()
     one.replace()
     one.greeted()
     assert [peer.rpartition("/")[2] for peer in one.inner.peers] == ["1@127.0.0.1", f"{(1 << 32) + 1}@127.0.0.1"]
 
 
-def test_signals_to_the_whole_group_do_not_end_the_process_before_the_coordinator(
-    fronted: Callable[..., Fronted],
-) -> None:
-    one = fronted()
+def test_signals_to_the_whole_group_do_not_end_the_process_before_the_coordinator(one: Fronted) -> None:
     connection = one.greeted()
     for number in (signal.SIGTERM, signal.SIGINT):
         os.kill(one.process, number)

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -19,7 +20,6 @@ from hypothesis import strategies as st
 from coordinator.front.connection_limits import ConnectionLimits
 from coordinator.front.hello import MOST_BYTES, server_name
 from coordinator.front.process import Connection, Forwarder
-from coordinator.home import CoordinatorHome
 from coordinator.ownership import CoordinatorHomeError
 from coordinator.settings import Settings
 from federation.line.channels import mutual_channel, server_verified_channel
@@ -31,11 +31,11 @@ from federation.v1.admin_pb2 import RevokeClientRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.enrollment_pb2 import EnrollRequest
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
-from federation.v1.federation_pb2 import AttendRequest, Hello
+from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Hello, RenewRequest
 from federation.v1.federation_pb2_grpc import FederationStub
 from tests.federation.trust.scene import Authority
 from tests.paths import ROOT
-from tests.running import SECONDS, Running, refused, running
+from tests.running import SECONDS, Running, made_home, refused, running
 from worker.home import WorkerHome
 from worker.line.enroll import enroll
 
@@ -46,10 +46,8 @@ NEWCOMERS = "localhost"
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    usual, patient = (
-        ConnectionLimits.for_descriptors,
-        {"first_byte_seconds": 1e6, "idle_seconds": 1e6, "verified_seconds": 1e6},
-    )
+    usual = ConnectionLimits.for_descriptors
+    patient: dict[str, Any] = dict.fromkeys(("first_byte_seconds", "idle_seconds", "verified_seconds"), 1e6)
     with pytest.MonkeyPatch.context() as patch:  # no limit ends what the front listener should end by itself
         patch.setattr(ConnectionLimits, "for_descriptors", lambda count: usual(count)._replace(**patient))
         with running(tmp_path_factory.mktemp("one") / "home", hosts=HOSTS, enrollment_host=NEWCOMERS) as made:
@@ -83,7 +81,7 @@ def hello_of_grpc(target: str) -> bytes:
         said = pool.submit(first)
         credentials = grpc.ssl_channel_credentials()
         with grpc.secure_channel(f"{target}:{listener.getsockname()[1]}", credentials) as channel:
-            channel.unary_unary("/a/b").future(b"", timeout=SECONDS)
+            FederationStub(channel).Renew.future(RenewRequest(), timeout=SECONDS)
             return said.result(SECONDS)
 
 
@@ -126,7 +124,7 @@ def test_a_member_joins_and_attends_at_one_port(served: Running, tmp_path: Path)
         assert welcome.WhichOneof("message") == "welcome"
 
 
-def first_words(channel: grpc.Channel) -> list[object]:
+def first_words(channel: grpc.Channel) -> list[AttendResponse]:
     """The first message of an attendance."""
     call = FederationStub(channel).Attend(iter([AttendRequest(hello=Hello(software="test"))]), timeout=SECONDS)
     try:
@@ -139,7 +137,7 @@ def test_who_asks_for_the_newcomers_name_can_only_enroll_whatever_it_shows(serve
     """gRPC's server does not even ask for a certificate there, so a member's own counts for nothing."""
     port, ca = served.coordinator.federation_port, pem(served.home.ca)
     applicant, answer = served.enroll("bob")
-    keys = {"key": private_key_pem(applicant.tls_key), "certificate": answer.certificate}
+    keys: dict[str, Any] = {"key": private_key_pem(applicant.tls_key), "certificate": answer.certificate}
     for channel in (
         server_verified_channel(f"{NEWCOMERS}:{port}", ca),
         mutual_channel(f"{NEWCOMERS}:{port}", ca=ca, **keys),
@@ -170,7 +168,7 @@ def test_who_asks_for_another_name_must_show_a_valid_certificate(kind: str, serv
             now=now if other else now - timedelta(days=2),
             lifetime=timedelta(days=1),
         )
-        pair = {"key": private_key_pem(key), "certificate": pem(certificate)}
+        pair: dict[str, Any] = {"key": private_key_pem(key), "certificate": pem(certificate)}
         channel = mutual_channel(f"127.0.0.1:{port}", ca=ca, options=options, **pair)
     with channel:
         for call in (lambda: first_words(channel), lambda: EnrollmentStub(channel).Enroll(EnrollRequest(), timeout=9)):
@@ -254,8 +252,7 @@ def test_a_name_that_cannot_tell_newcomers_apart_is_refused(values: dict[str, ob
 
 
 def test_the_second_name_is_in_the_certificate_and_the_ports_are_one(tmp_path: Path) -> None:
-    settings = Settings.check({"federation_id": "test", "hosts": HOSTS, "enrollment_host": "Join.Example"}, "test")
-    home = CoordinatorHome.init(tmp_path / "home", settings, now=datetime.now(UTC))
+    home = made_home(tmp_path / "home", now=datetime.now(UTC), hosts=HOSTS, enrollment_host="Join.Example")
     names = home.server.extensions.get_extension_for_class(SubjectAlternativeName).value
     assert "join.example" in names.get_values_for_type(DNSName)
     home.note_ports(7443, 7443)

@@ -3,70 +3,47 @@
 import secrets
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
-from sqlalchemy import select
-from typer.testing import CliRunner
 
 from coordinator.members import administrators, membership
 from coordinator.members.access import control
 from federation.digests import digest
-from federation.line.channels import refusal_from_rpc_error
 from federation.trust.admin_files import AdminFiles
 from federation.trust.identity import Role
 from federation.trust.join_string import JoinStringFields
 from federation.v1 import admin_pb2 as messages
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from federation.v1.federation_pb2 import AttendResponse
 from federation.vectors import Layout, Tensor, to_bytes
 from fedpareto.admin_messages import whole
-from fedpareto.cli.main import app
-from storage.models import AuditEntry
-from tests.conftest import empty_database
+from tests.coordinator.members.scene import Officer, end_of
 from tests.harness import Member, federation
-from tests.running import SECONDS, Applicant, Running, refused, running, wait_for
+from tests.running import SECONDS, Applicant, Running, command, refused, wait_for
 
 LAYOUT = Layout((Tensor("weight", (4,)),))
+Issue = Callable[..., Officer]
 
 
-@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.full)])
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    directory = tmp_path_factory.mktemp("administrators")
-    with empty_database(request, directory) as url, running(directory / "home", database=url) as made:
-        yield made
-
-
-class Issued:
-    """An administrator, and its channel."""
-
-    def __init__(self, served: Running, name: str, *roles: Role) -> None:
-        directory = served.home.directory / f"{name}-{secrets.token_hex(4)}"
-        self.files: AdminFiles = served.home.issue_admin(
-            served.database, name, roles, directory, now=served.clock(), by="test"
-        )
-        self.channel = self.files.channel()
-        self.stub = AdminStub(self.channel)
+BOTH_DATABASES = False
 
 
 @pytest.fixture
-def issue(served: Running) -> Iterator[Callable[..., Issued]]:
+def issue(served: Running) -> Iterator[Issue]:
     """Issues administrators."""
-    made: list[Issued] = []
+    with ExitStack() as made:
 
-    def make(name: str, *roles: Role) -> Issued:
-        made.append(Issued(served, name, *roles))
-        return made[-1]
+        def issue(name: str, *roles: Role) -> Officer:
+            directory = served.home.directory / f"{name}-{secrets.token_hex(4)}"
+            return made.enter_context(closing(Officer(served, directory, name, *roles)))
 
-    yield make
-    for one in made:
-        one.channel.close()
+        yield issue
 
 
 @pytest.fixture
@@ -79,11 +56,6 @@ def first(served: Running) -> Iterator[AdminStub]:
 def listed(stub: AdminStub) -> dict[str, messages.Administrator]:
     found = stub.ListAdministrators(messages.ListAdministratorsRequest(), timeout=SECONDS).administrators
     return {one.name: one for one in found}
-
-
-def recorded(served: Running, action: str) -> list[AuditEntry]:
-    with served.database.read() as session:
-        return list(session.scalars(select(AuditEntry).where(AuditEntry.action == action)))
 
 
 def run_header(model: bytes) -> messages.RunHeader:
@@ -104,29 +76,14 @@ def watching(stub: AdminStub, run: str) -> Iterator[Callable[[], str]]:
     """Watches a run; yields what waits for the end of the stream and says its reason."""
     call = stub.WatchRun(messages.WatchRunRequest(run=run), timeout=SECONDS)
     next(call)
-    reasons: list[str] = []
-
-    def read() -> None:
-        try:
-            for _ in call:
-                pass
-        except grpc.RpcError as error:
-            reasons.append(refusal_from_rpc_error(error).reason)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-
-    def ended() -> str:
-        reader.join(SECONDS)
-        return reasons[0]
-
-    yield ended
-    call.cancel()
-    reader.join(SECONDS)
+    with ThreadPoolExecutor(1) as pool:
+        reason = pool.submit(end_of, call)
+        yield lambda: reason.result(SECONDS)
+        call.cancel()
 
 
 def test_administrators_are_listed_with_roles_and_with_their_last_call(
-    served: Running, first: AdminStub, issue: Callable[..., Issued]
+    served: Running, first: AdminStub, issue: Issue
 ) -> None:
     made = issue("alice", Role.OPERATOR)
     before = listed(first)["alice"]
@@ -139,32 +96,28 @@ def test_administrators_are_listed_with_roles_and_with_their_last_call(
     now = Timestamp()
     now.FromDatetime(served.clock())
     assert abs(seen - now.seconds) < 120
-    shown = CliRunner().invoke(app, ["admin", "--home", str(served.home.admin_dir), "admins"])
-    assert shown.exit_code == 0, shown.output
-    assert "operator, viewer" in shown.stdout
+    assert "operator, viewer" in served.command("admins")
 
 
 def test_a_revoked_administrator_is_shut_out_at_once_and_its_streams_end(
-    served: Running, first: AdminStub, issue: Callable[..., Issued]
+    served: Running, first: AdminStub, issue: Issue
 ) -> None:
     mallory = issue("mallory", Role.OPERATOR)
     with watching(mallory.stub, a_run(mallory.stub)) as ended:
-        arguments = ["admin", "--home", str(served.home.admin_dir), "revoke-admin", "mallory", "--reason", "left"]
-        assert CliRunner().invoke(app, arguments).exit_code == 1  # no terminal, and no --yes
+        arguments = ["revoke-admin", "mallory", "--reason", "left"]
+        served.command(*arguments, code=1)  # no terminal, and no --yes
         assert not listed(first)["mallory"].HasField("revoked")
-        assert CliRunner().invoke(app, [*arguments, "--yes"]).exit_code == 0
+        served.command(*arguments, "--yes")
         assert ended() == "certificate-revoked"
     with refused("UNAUTHENTICATED", "certificate-revoked"):
         listed(mallory.stub)
     assert listed(first)["mallory"].HasField("revoked")
-    assert [(entry.subject, entry.detail) for entry in recorded(served, "admin.revoked")] == [("mallory", "left")]
+    assert [(one.subject, one.detail) for one in served.entries(action="admin.revoked")] == [("mallory", "left")]
     with refused("FAILED_PRECONDITION", "administrator-state"):
         first.RevokeAdministrator(messages.RevokeAdministratorRequest(name="mallory"))
 
 
-def test_every_long_call_of_a_revoked_administrator_ends(
-    served: Running, first: AdminStub, issue: Callable[..., Issued]
-) -> None:
+def test_every_long_call_of_a_revoked_administrator_ends(served: Running, first: AdminStub, issue: Issue) -> None:
     mallory, over = issue("mallet", Role.OPERATOR), threading.Event()
     run = a_run(mallory.stub, Layout((Tensor("large", (1 << 23,)),)))  # 32 MiB: more than is under way on a connection
 
@@ -172,27 +125,26 @@ def test_every_long_call_of_a_revoked_administrator_ends(
         yield messages.SubmitRunRequest(header=run_header(b"x" * 100))
         over.wait(SECONDS)
 
-    calls = {
-        "WatchRun": mallory.stub.WatchRun(messages.WatchRunRequest(run=run)),
-        "ExportModel": mallory.stub.ExportModel(messages.ExportModelRequest(run=run)),
-        "SubmitRun": mallory.stub.SubmitRun.future(half()),
-    }
-    next(calls["WatchRun"])
-    next(calls["ExportModel"])
+    streams: list[Iterator[object]] = [
+        mallory.stub.WatchRun(messages.WatchRunRequest(run=run)),
+        mallory.stub.ExportModel(messages.ExportModelRequest(run=run)),
+    ]
+    upload = mallory.stub.SubmitRun.future(half())
+    for stream in streams:
+        next(stream)
     calls_of = served.coordinator._access._calls.values
     wait_for(lambda: any(len(under_way) == 3 for under_way in list(calls_of())), "the three calls")
     first.RevokeAdministrator(messages.RevokeAdministratorRequest(name="mallet"))
-    for name in ("WatchRun", "ExportModel"):
+    for stream in streams:
         with refused("UNAUTHENTICATED", "certificate-revoked"):
-            for _ in calls[name]:
-                pass
+            list(stream)
     with refused("UNAUTHENTICATED", "certificate-revoked"):
-        calls["SubmitRun"].result(SECONDS)
+        upload.result(SECONDS)
     over.set()
 
 
 def test_a_revocation_takes_effect_also_when_the_officer_is_gone_before_the_answer(
-    served: Running, first: AdminStub, issue: Callable[..., Issued], monkeypatch: pytest.MonkeyPatch
+    served: Running, first: AdminStub, issue: Issue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     member, mallory = Member.enroll(served.join_string("gone")), issue("malice", Role.OPERATOR)
     stream = member.attend(digits=1)
@@ -224,13 +176,11 @@ def test_a_revocation_takes_effect_also_when_the_officer_is_gone_before_the_answ
             go.set()
         wait_for(lambda: listed(first)["malice"].HasField("revoked"), "the revocation")
         assert ended() == "certificate-revoked"
-    while isinstance(said := stream.next(), AttendResponse):
-        pass
-    assert refusal_from_rpc_error(said).reason == "certificate-revoked"
+    assert stream.end().reason == "certificate-revoked"
 
 
 def test_a_name_that_is_issued_again_ends_the_older_certificate_with_its_streams(
-    first: AdminStub, issue: Callable[..., Issued]
+    first: AdminStub, issue: Issue
 ) -> None:
     older = issue("bob", Role.OPERATOR)
     with watching(older.stub, a_run(older.stub)) as ended:
@@ -241,14 +191,12 @@ def test_a_name_that_is_issued_again_ends_the_older_certificate_with_its_streams
     assert list(listed(newer.stub)["bob"].roles) == ["viewer"]
 
 
-def test_only_security_officers_revoke_administrators(issue: Callable[..., Issued]) -> None:
+def test_only_security_officers_revoke_administrators(issue: Issue) -> None:
     with refused("PERMISSION_DENIED", "role"):
         issue("carol", Role.OPERATOR).stub.RevokeAdministrator(messages.RevokeAdministratorRequest(name="carol"))
 
 
-def test_the_last_security_officer_is_not_revoked_and_hears_how_to_go_on(
-    first: AdminStub, issue: Callable[..., Issued]
-) -> None:
+def test_the_last_security_officer_is_not_revoked_and_hears_how_to_go_on(first: AdminStub, issue: Issue) -> None:
     with refused("FAILED_PRECONDITION", "last-officer") as words:
         first.RevokeAdministrator(messages.RevokeAdministratorRequest(name="admin"))
     assert "fedpareto coordinator admin NAME --role security-officer" in words[0]
@@ -266,9 +214,8 @@ def test_the_last_security_officer_is_not_revoked_and_hears_how_to_go_on(
 
 
 def test_join_strings_are_listed_without_their_secrets_and_can_be_cancelled(served: Running, first: AdminStub) -> None:
-    join = JoinStringFields.decode(
-        first.CreateJoinString(messages.CreateJoinStringRequest(client_id="dan")).join_string
-    )
+    made = first.CreateJoinString(messages.CreateJoinStringRequest(client_id="dan"))
+    join = JoinStringFields.decode(made.join_string)
     again = first.CreateJoinString(messages.CreateJoinStringRequest(client_id="dan"))
     assert (join.client_id, again.replaced) == ("dan", 1)
     second = JoinStringFields.decode(again.join_string)
@@ -278,25 +225,22 @@ def test_join_strings_are_listed_without_their_secrets_and_can_be_cancelled(serv
     states = {name: [item.state for item in found.join_strings if item.client_id == name] for name in ("dan", "erin")}
     assert states == {name: [messages.JOIN_STRING_STATE_OPEN] for name in ("dan", "erin")}
     assert found.join_strings[0].created_by == "fedpareto://test/admin/admin"
-    cancelled = CliRunner().invoke(app, ["admin", "--home", str(served.home.admin_dir), "cancel-join-string", "dan"])
-    assert cancelled.stdout == "join strings of dan that were cancelled: 1\n"
+    assert served.command("cancel-join-string", "dan") == "join strings of dan that were cancelled: 1\n"
     for ended_one in (join, second):  # replaced, and cancelled
-        with served.newcomer() as channel, refused("UNAUTHENTICATED", "join-string-cancelled"):
-            EnrollmentStub(channel).Enroll(Applicant().request(ended_one.secret), timeout=SECONDS)
-    assert [item.client_id for item in first.ListJoinStrings(messages.ListJoinStringsRequest()).join_strings] == [
-        "erin"
-    ]
+        with refused("UNAUTHENTICATED", "join-string-cancelled"):
+            served.admit(Applicant().request(ended_one.secret))
+    still_open = first.ListJoinStrings(messages.ListJoinStringsRequest()).join_strings
+    assert [item.client_id for item in still_open] == ["erin"]
     every = first.ListJoinStrings(messages.ListJoinStringsRequest(all=True)).join_strings
     ended = [item for item in every if item.client_id == "dan"]
     assert [item.state for item in ended] == [messages.JOIN_STRING_STATE_CANCELLED] * 2
     assert all(item.HasField("ended") for item in ended)
     with refused("NOT_FOUND", "join-string-unknown"):
         first.CancelJoinStrings(messages.CancelJoinStringsRequest(client_id="dan"))
-    entries = recorded(served, "join-string.cancelled")
+    entries = served.entries(action="join-string.cancelled")
     assert [entry.subject for entry in entries] == ["dan"] * 2
     assert ["replaced by another" in entry.detail for entry in entries] == [True, False]
-    shown = CliRunner().invoke(app, ["admin", "--home", str(served.home.admin_dir), "join-strings", "--all"])
-    assert "CANCELLED" in shown.stdout
+    assert "CANCELLED" in served.command("join-strings", "--all")
 
 
 def test_a_list_comes_in_pages_and_is_whole_in_the_end(served: Running, first: AdminStub) -> None:
@@ -319,13 +263,12 @@ def test_a_list_comes_in_pages_and_is_whole_in_the_end(served: Running, first: A
 
 
 def test_a_certificate_is_issued_again_although_the_older_directory_is_lost(
-    served: Running, issue: Callable[..., Issued], tmp_path: Path
+    served: Running, issue: Issue, tmp_path: Path
 ) -> None:
     issue("frank", Role.VIEWER)
-    arguments = ["coordinator", "admin", "frank", "--role", "viewer", "--home", str(served.home.directory)]
-    done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "frank")])
-    assert done.exit_code == 0, done.output
-    with AdminFiles.load(tmp_path / "frank").channel() as channel:
+    home, out = served.home.directory, tmp_path / "frank"
+    command("coordinator", "admin", "frank", "--role", "viewer", "--home", home, "--out", out)
+    with AdminFiles.load(out).channel() as channel:
         assert "frank" in listed(AdminStub(channel))
 
 

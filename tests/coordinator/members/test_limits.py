@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -11,41 +12,25 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from sqlalchemy import func, select, update
 
 from coordinator.clock import utc_now
-from coordinator.members.access import control, refusal_record, strangers
-from coordinator.members.access.call_limits import (
-    DAY,
-    DECLINE,
-    MESSAGE,
-    RATES,
-    REFUSED,
-    STRANGER,
-    STRANGERS,
-    Buckets,
-    Rate,
-)
+from coordinator.members.access import call_limits, control, refusal_record, strangers
+from coordinator.members.access.call_limits import MESSAGE, RATES, REFUSED, STRANGER, STRANGERS, Buckets, Rate
 from coordinator.members.renewal import MAX_ENDED, MAX_UNUSED
-from federation.line.channels import mutual_channel, refusal_from_rpc_error
-from federation.trust.certificates import fingerprint, make_csr, pem
+from federation.line.channels import RpcRefusal, mutual_channel, refusal_from_rpc_error
+from federation.trust.certificates import make_csr, pem
 from federation.trust.identity import parse_peer
-from federation.trust.join_string import JoinStringFields
 from federation.trust.keys import new_tls_key, private_key_pem
 from federation.trust.proofs import prove_renewal
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
-from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Heartbeat, Hello, RenewRequest
+from federation.v1.federation_pb2 import AttendRequest, Heartbeat, Hello, RenewRequest
 from federation.v1.federation_pb2_grpc import FederationStub
 from storage.models import AuditEntry, Certificate
-from tests.running import SECONDS, Applicant, Running, refused, running, wait_for
+from tests.coordinator.members.scene import end_of, knock
+from tests.running import SECONDS, Applicant, Running, refused, wait_for
 from tests.worker import working
 from worker.home import WorkerHome
 from worker.line.enroll import enroll
 
 FAST = {kind: Rate(1e9, 1e9) for kind in RATES}
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tmp_path_factory.mktemp("limits") / "home") as served:
-        yield served
 
 
 @pytest.fixture(autouse=True)
@@ -63,28 +48,15 @@ def joined(served: Running, name: str) -> tuple[Applicant, grpc.Channel]:
     return applicant, mutual_channel(served.address, ca=pem(served.home.ca), key=key, certificate=answer.certificate)
 
 
-def knock(channel: grpc.Channel) -> None:
-    next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
-
-
-def entries(served: Running, name: str, outcome: str) -> list[AuditEntry]:
-    actor = f"fedpareto://test/client/{name}"
-    wanted = select(AuditEntry).where(AuditEntry.actor == actor, AuditEntry.outcome == outcome)
-    with served.database.read() as session:
-        return list(session.scalars(wanted))
+def refusal_of(channel: grpc.Channel) -> RpcRefusal:
+    with pytest.raises(grpc.RpcError) as caught:
+        knock(channel)
+    return refusal_from_rpc_error(caught.value)
 
 
 def silent(over: threading.Event) -> Iterator[bytes]:
     over.wait(SECONDS)
     yield from ()
-
-
-def end_of(call: Iterator[object]) -> str:
-    """The reason that a stream ends with."""
-    with pytest.raises(grpc.RpcError) as caught:
-        for _ in call:
-            pass
-    return refusal_from_rpc_error(caught.value).reason
 
 
 def test_a_bucket_gives_a_burst_and_then_its_rate() -> None:
@@ -103,7 +75,7 @@ def test_a_bucket_gives_a_burst_and_then_its_rate() -> None:
 
 def test_a_member_that_works_in_fifty_rounds_a_second_meets_no_limit() -> None:
     buckets = Buckets(RATES)
-    each_round = {"FetchBlob": 1, "Submit": 2, "message": 3, REFUSED: 1, DECLINE: 1}
+    each_round = {"FetchBlob": 1, "Submit": 2, "message": 3, REFUSED: 1, call_limits.DECLINE: 1}
     for number in range(50 * 600):
         for kind, times in each_round.items():
             for _ in range(times):
@@ -121,16 +93,20 @@ def test_a_member_that_calls_too_often_is_told_when_to_try_again_and_others_are_
             with refused("PERMISSION_DENIED", "blob-not-offered"):
                 knock(often)
         for _ in range(20):
-            with pytest.raises(grpc.RpcError) as caught:
-                knock(often)
-            refusal = refusal_from_rpc_error(caught.value)
+            refusal = refusal_of(often)
             assert (refusal.status, refusal.reason) == ("RESOURCE_EXHAUSTED", "limit:rate")
             assert 50 < refusal.retry_seconds <= 100
         with refused("PERMISSION_DENIED", "blob-not-offered"):
             knock(seldom)
-        wait_for(lambda: entries(served, "often", "limit:rate"), "the first one to be on record")
+        wait_for(
+            lambda: served.entries(actor="fedpareto://test/client/often", outcome="limit:rate"),
+            "the first one to be on record",
+        )
         served.run(served.coordinator._access.finish())
-        assert sum(entry.times for entry in entries(served, "often", "limit:rate")) == 20
+        assert (
+            sum(entry.times for entry in served.entries(actor="fedpareto://test/client/often", outcome="limit:rate"))
+            == 20
+        )
 
 
 def test_a_member_that_is_refused_all_the_time_is_refused_without_a_look_into_the_database(
@@ -168,11 +144,7 @@ def test_calls_with_a_certificate_that_was_replaced_use_up_nothing_of_the_member
                 .where(Certificate.client_id == "renewed", Certificate.serial != parse_peer(certificate).serial)
                 .values(revoked=utc_now())
             )
-        reasons = []
-        for _ in range(6):
-            with pytest.raises(grpc.RpcError) as caught:
-                knock(old)
-            reasons.append(refusal_from_rpc_error(caught.value).reason)
+        reasons = [refusal_of(old).reason for _ in range(6)]
     assert reasons == ["certificate-revoked"] * 4 + ["limit:rate"] * 2
     present = mutual_channel(served.address, ca=pem(served.home.ca), key=private_key_pem(key), certificate=certificate)
     with present, refused("PERMISSION_DENIED", "blob-not-offered"):
@@ -190,12 +162,10 @@ def test_refusals_of_one_caller_or_of_many_strangers_write_a_bounded_number_of_e
         for actor, action, outcome in refusals:
             served.run(record.write(actor, action, outcome, "detail"))
         served.run(record.finish())
-        with served.database.read() as session:
-            return list(session.scalars(select(AuditEntry).where(AuditEntry.entry_id > before)))
+        return served.entries(AuditEntry.entry_id > before)
 
     def newest() -> int:
-        with served.database.read() as session:
-            return session.scalar(select(func.max(AuditEntry.entry_id))) or 0
+        return served.look(lambda session: session.scalar(select(func.max(AuditEntry.entry_id)))) or 0
 
     member = "fedpareto://test/client/inventive"
     entries = written(*((member, "Submit", f"reason-{number}") for number in range(100)))
@@ -208,9 +178,8 @@ def test_refusals_of_one_caller_or_of_many_strangers_write_a_bounded_number_of_e
     assert len(entries) <= refusal_record.OF_STRANGERS + 2
     assert sum(entry.times for entry in entries) == 200
     assert (entries[-1].actor, entries[-1].action) == (refusal_record.OTHERS, "several")
-    assert [entry.actor for entry in written(("fedpareto://test/client/other", "Submit", "x"))] == [
-        "fedpareto://test/client/other"
-    ]
+    other = "fedpareto://test/client/other"
+    assert [entry.actor for entry in written((other, "Submit", "x"))] == [other]
 
 
 def test_a_stream_ends_when_its_member_says_too_much(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,17 +215,14 @@ def test_renewals_are_a_handful_a_day_and_few_certificates_stay_on_record(
         good = session.scalar(mine.where(Certificate.revoked.is_(None)))
         assert good == MAX_UNUSED + 2
         assert session.scalar(mine) == good + MAX_ENDED
-    assert RATES["Renew"].per_second * DAY == pytest.approx(5)
+    assert RATES["Renew"].per_second * call_limits.DAY == pytest.approx(5)
 
 
 def test_a_worker_waits_as_long_as_the_coordinator_asks(
     served: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     rated(served, monkeypatch, Attend=Rate(1, 1 / 3600))
-    join = JoinStringFields(
-        served.enrollment_address, fingerprint(served.home.ca), served.join_secret("hasty"), "hasty"
-    )
-    member = enroll(WorkerHome(tmp_path / "h"), join).member
+    member = enroll(WorkerHome(tmp_path / "h"), served.join_string("hasty")).member
     with member.channel() as channel:
         next(FederationStub(channel).Attend(iter([AttendRequest(hello=Hello())]), timeout=SECONDS))
     worker = working.Running(WorkerHome(tmp_path / "h"), member, {})
@@ -312,7 +278,7 @@ def test_idle_watches_of_strangers_end_soon_and_keep_no_newcomer_out(
 def test_strangers_that_send_no_request_keep_nobody_out(served: Running) -> None:
     over = threading.Event()
     with served.newcomer() as newcomer, served.member("late-comer") as member:
-        enroll = newcomer.stream_unary("/federation.v1.Enrollment/Enroll")
+        enroll: Any = newcomer.stream_unary("/federation.v1.Enrollment/Enroll")
         calls = [enroll.future(silent(over)) for _ in range(strangers.PER_ADDRESS)]
         wait_for(lambda: len(served.coordinator._access._strangers) == len(calls), "the calls to count")
         with refused("UNAUTHENTICATED", "join-string-invalid"):
@@ -334,13 +300,13 @@ def test_a_call_that_is_being_refused_gets_its_answer_however_many_newer_ones_co
     control = served.coordinator._access
     record = control._record.write
 
-    async def slow(*arguments: object) -> None:
+    async def slow(*arguments: Any) -> None:
         await asyncio.to_thread(writes.wait, SECONDS)
         await record(*arguments)
 
     monkeypatch.setattr(control._record, "write", slow)
     with served.newcomer() as newcomer:
-        enroll = newcomer.stream_unary("/federation.v1.Enrollment/Enroll")
+        enroll: Any = newcomer.stream_unary("/federation.v1.Enrollment/Enroll")
         refusal = enroll.future(iter([b"\xff no message"]))
         calls = [enroll.future(silent(over)) for _ in range(2 * strangers.PER_ADDRESS)]
         wait_for(lambda: len(control._strangers) >= strangers.PER_ADDRESS, "the calls to take every place")

@@ -2,16 +2,15 @@
 
 import asyncio
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import create_engine, func, inspect, select, text
+from sqlalchemy import create_engine, inspect, select, text
 from sqlalchemy.orm import Session
 
 from coordinator.audit.checkpoints import LogError
@@ -20,26 +19,18 @@ from coordinator.home import CoordinatorHome
 from coordinator.members.administrators import revoke_administrator
 from coordinator.members.membership import revoke
 from coordinator.server import Coordinator
-from coordinator.settings import Settings
 from federation.digests import digest
 from federation.findings import CheckOutcome
-from federation.trust.admin_files import AdminFiles, load_admin_key
-from federation.trust.certificates import make_csr
 from federation.trust.envelope import envelope_digest, key_id, seal
 from federation.trust.identity import Role
 from federation.trust.join_string import secret_hash
-from federation.trust.keys import new_tls_key
 from federation.v1 import admin_pb2 as messages
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.common_pb2 import DecisionManifest, LoginManifest, RequestManifest
-from federation.v1.enrollment_pb2 import LoginRequest
-from federation.v1.enrollment_pb2_grpc import EnrollmentStub
-from federation.v1.federation_pb2 import FetchBlobRequest
-from federation.v1.federation_pb2_grpc import FederationStub
+from federation.v1.common_pb2 import DecisionManifest, RequestManifest, SignedEnvelope
 from storage.database import Database
 from storage.models import ActionRequest, Administrator, AuditEntry, Certificate, Client, JoinString, Run
 from storage.states import ClientState, RequestState, RunState
-from tests.conftest import empty_database
+from tests.coordinator.members.scene import Officer, client, knock
 from tests.few import few_of
 from tests.running import SECONDS, Applicant, Clock, Running, refused, running, wait_for
 from tests.stage import Stage, spec
@@ -59,45 +50,13 @@ def forged(key: Ed25519PrivateKey, name: str) -> Administrator:
 # --- while the coordinator serves
 
 
-@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.full)])
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    directory = tmp_path_factory.mktemp("rights")
-    settings = {"approval": True, "two_officers": ["revoke"]}
-    with empty_database(request, directory) as url, running(directory / "home", database=url, **settings) as made:
-        yield made
-
-
-@dataclass
-class Officer:
-    """An administrator: its name, its key, and its files."""
-
-    name: str
-    key: Ed25519PrivateKey
-    files: AdminFiles
-
-    @property
-    def row(self) -> str:
-        """The key of its row."""
-        return key_id(self.key.public_key()).hex()
-
-
-def issued(served: Running, directory: Path, name: str, *roles: Role) -> Officer:
-    files = served.home.issue_admin(
-        served.database, name, roles or [Role.SECURITY_OFFICER], directory, now=served.clock(), by="test"
-    )
-    return Officer(name, load_admin_key(directory), files)
+SETTINGS = {"approval": True, "two_officers": ["revoke"]}
+BOTH_DATABASES = False
 
 
 @pytest.fixture
 def officer(served: Running, tmp_path: Path) -> Officer:
-    return issued(served, tmp_path / "officer", f"o-{served.clock().timestamp():.6f}".replace(".", "-"))
-
-
-def login(served: Running, name: str, key: Ed25519PrivateKey) -> bytes:
-    manifest = LoginManifest(federation_id="test", name=name, csr=make_csr(new_tls_key()))
-    manifest.created.FromDatetime(served.clock())
-    with served.newcomer() as channel:
-        return EnrollmentStub(channel).Login(LoginRequest(login=seal(manifest, key)), timeout=SECONDS).certificate
+    return Officer(served, tmp_path / "officer", f"o-{served.clock().timestamp():.6f}".replace(".", "-"))
 
 
 def edit(served: Running, statement: str, **values: object) -> None:
@@ -112,23 +71,25 @@ def revoked(served: Running, officer: Officer) -> None:
         revoke_administrator(session, officer.name, "left", least=1, by="test", now=served.clock())
 
 
-def test_an_officer_whose_row_was_inserted_does_not_log_in_and_the_refusal_is_recorded(served: Running) -> None:
+def test_an_officer_whose_row_was_inserted_does_not_log_in_and_the_refusal_is_recorded(
+    served: Running, officer: Officer
+) -> None:
     key = Ed25519PrivateKey.generate()
     with served.database.begin() as session:
         session.add(forged(key, "mallory"))
+    officer.name, officer.key = "mallory", key
     with refused("PERMISSION_DENIED", "unlogged") as said:
-        login(served, "mallory", key)
+        officer.login()
     assert "no entry of the audit log tells of the administrator mallory" in said[0]
     recorded = served.refusals("Login")[-1]
     assert (recorded.outcome, "mallory" in recorded.detail) == ("unlogged", True)
     with served.database.begin() as session:
-        row = key_id(key.public_key()).hex()
-        assert session.scalar(select(func.count()).select_from(Certificate).filter_by(administrator=row)) == 0
-        session.delete(session.get_one(Administrator, row))
+        assert session.scalars(select(Certificate).filter_by(administrator=officer.row)).all() == []
+        session.delete(session.get_one(Administrator, officer.row))
 
 
-def test_an_officer_logs_in_at_once_after_it_was_issued(served: Running, officer: Officer) -> None:
-    assert login(served, officer.name, officer.key)
+def test_an_officer_logs_in_at_once_after_it_was_issued(officer: Officer) -> None:
+    assert officer.login()
 
 
 def undo_revocation(served: Running, officer: Officer) -> None:
@@ -137,7 +98,7 @@ def undo_revocation(served: Running, officer: Officer) -> None:
 
 
 def undo_end(served: Running, officer: Officer) -> None:
-    issued(served, served.home.directory / f"again-{officer.name}", officer.name)
+    Officer(served, served.home.directory / f"again-{officer.name}", officer.name)
     edit(served, "update administrators set ended = null where key_id = :key", key=officer.row)
 
 
@@ -168,48 +129,41 @@ def give_key(served: Running, officer: Officer) -> None:
     officer.key = other
 
 
-LIVE: list[Callable[[Running, Officer], None]] = [
-    *(undo_revocation, hide_revocation, undo_end, give_role, give_name, give_key),
-]
-
-
-@pytest.mark.parametrize("change", LIVE)
+@pytest.mark.parametrize("change", [undo_revocation, hide_revocation, undo_end, give_role, give_name, give_key])
 def test_an_edited_row_of_an_administrator_gives_no_login(
     served: Running, officer: Officer, change: Callable[[Running, Officer], None]
 ) -> None:
     change(served, officer)
     with refused("PERMISSION_DENIED", "unlogged"):
-        login(served, officer.name, officer.key)
+        officer.login()
 
 
 def test_a_certificate_whose_end_was_undone_is_refused(served: Running, officer: Officer) -> None:
-    with officer.files.channel() as channel:
-        AdminStub(channel).ListClients(messages.ListClientsRequest(), timeout=SECONDS)
-        undo_revocation(served, officer)
-        edit(served, "update certificates set revoked = null where administrator = :key", key=officer.row)
-        with refused("PERMISSION_DENIED", "unlogged") as said:
-            AdminStub(channel).ListClients(messages.ListClientsRequest(), timeout=SECONDS)
+    officer.stub.ListClients(messages.ListClientsRequest(), timeout=SECONDS)
+    undo_revocation(served, officer)
+    edit(served, "update certificates set revoked = null where administrator = :key", key=officer.row)
+    with refused("PERMISSION_DENIED", "unlogged") as said:
+        officer.stub.ListClients(messages.ListClientsRequest(), timeout=SECONDS)
     assert f"the administrator {officer.name} with this certificate" in said[0]
 
 
 def test_an_older_certificate_of_a_name_that_was_issued_again_is_refused(served: Running, officer: Officer) -> None:
     undo_end(served, officer)
     edit(served, "update certificates set revoked = null where administrator = :key", key=officer.row)
-    with officer.files.channel() as channel, refused("PERMISSION_DENIED", "unlogged"):
-        AdminStub(channel).ListClients(messages.ListClientsRequest(), timeout=SECONDS)
+    with refused("PERMISSION_DENIED", "unlogged"):
+        officer.stub.ListClients(messages.ListClientsRequest(), timeout=SECONDS)
 
 
 def fetches(channel: grpc.Channel, *, answer: str = "blob-not-offered") -> None:
     """A call of a member, and the reason of its refusal."""
     with refused("PERMISSION_DENIED", answer):
-        next(iter(FederationStub(channel).FetchBlob(FetchBlobRequest(digest="blake3:" + "0" * 64), timeout=SECONDS)))
+        knock(channel)
 
 
 def test_a_member_gains_nothing_by_an_edited_row(served: Running) -> None:
     with served.member("ann") as channel:
         fetches(channel)
-        with served.database.read() as session:
-            key = session.get_one(Client, "ann").signing_key
+        key = client(served, "ann").signing_key
         edit(served, "update clients set signing_key = :key where client_id = 'ann'", key=bytes(range(32)))
         fetches(channel, answer="unlogged")
         edit(served, "update clients set signing_key = :key where client_id = 'ann'", key=key)
@@ -228,11 +182,6 @@ def test_a_member_that_was_approved_by_an_edit_is_refused(served: Running) -> No
         fetches(channel, answer="unlogged")
 
 
-def enrolls(served: Running, secret: bytes) -> None:
-    with served.newcomer() as channel:
-        EnrollmentStub(channel).Enroll(Applicant().request(secret), timeout=SECONDS)
-
-
 def test_a_join_string_that_was_written_into_the_database_makes_no_member(served: Running) -> None:
     now, hour = served.clock(), timedelta(hours=1)
     secret, ended, cancelled = b"i" * 32, served.join_secret("late", -hour), served.join_secret("off")
@@ -247,24 +196,24 @@ def test_a_join_string_that_was_written_into_the_database_makes_no_member(served
             setattr(session.get_one(JoinString, secret_hash(key)), column, value)
     for key in (secret, ended, cancelled):
         with refused("PERMISSION_DENIED", "unlogged"):
-            enrolls(served, key)
-    with served.database.read() as session:
-        assert {session.get(Client, name) for name in ("intruder", "late", "off")} == {None}
+            served.admit(Applicant().request(key))
+    added = served.look(lambda session: [session.get(Client, name) for name in ("intruder", "late", "off")])
+    assert added == [None] * 3
 
 
-def asked(served: Running, officer: Officer, subject: str) -> RequestManifest:
-    manifest = RequestManifest(federation_id="test", officer=officer.name, action="revoke", subject=subject)
+def asked(served: Running, name: str, key: Ed25519PrivateKey) -> SignedEnvelope:
+    """The request of an officer to revoke a member."""
+    manifest = RequestManifest(federation_id="test", officer=name, action="revoke", subject="target")
     manifest.created.FromDatetime(served.clock())
     manifest.expires.FromDatetime(served.clock() + timedelta(hours=1))
-    return manifest
+    return seal(manifest, key)
 
 
 def decide(served: Running, officer: Officer, request: str, *, consent: bool) -> None:
     manifest = DecisionManifest(federation_id="test", officer=officer.name, request=request, consent=consent)
     manifest.created.FromDatetime(served.clock())
-    with officer.files.channel() as channel:
-        decision = messages.DecideRequestRequest(decision=seal(manifest, officer.key))
-        AdminStub(channel).DecideRequest(decision, timeout=SECONDS)
+    decision = messages.DecideRequestRequest(decision=seal(manifest, officer.key))
+    officer.stub.DecideRequest(decision, timeout=SECONDS)
 
 
 def test_one_officer_cannot_make_another_one_or_a_refused_request_by_an_edit(
@@ -272,7 +221,7 @@ def test_one_officer_cannot_make_another_one_or_a_refused_request_by_an_edit(
 ) -> None:
     served.enroll("target")
     accomplice = Ed25519PrivateKey.generate()
-    request = seal(asked(served, Officer("second", accomplice, officer.files), "target"), accomplice)
+    request = asked(served, "second", accomplice)
     with served.database.begin() as session:
         session.add(forged(accomplice, "second"))
         session.flush()
@@ -289,22 +238,16 @@ def test_one_officer_cannot_make_another_one_or_a_refused_request_by_an_edit(
     with refused("PERMISSION_DENIED", "unlogged"):
         decide(served, officer, envelope_digest(request), consent=True)
 
-    other = issued(served, tmp_path / "other", f"p{officer.name}")
-    envelope = seal(asked(served, other, "target"), other.key)
-    with other.files.channel() as channel:
-        AdminStub(channel).RequestAction(messages.RequestActionRequest(request=envelope), timeout=SECONDS)
+    other = Officer(served, tmp_path / "other", f"p{officer.name}")
+    envelope = asked(served, other.name, other.key)
+    other.stub.RequestAction(messages.RequestActionRequest(request=envelope), timeout=SECONDS)
     decide(served, officer, envelope_digest(envelope), consent=False)
-    edit(
-        served,
-        "update action_requests set state = 'OPEN', decided_by = null, decision = null, ended = null "
-        "where request_id = :request",
-        request=envelope_digest(envelope),
-    )
+    undecided = "state = 'OPEN', decided_by = null, decision = null, ended = null"
+    edit(served, f"update action_requests set {undecided} where request_id = :id", id=envelope_digest(envelope))
     with refused("PERMISSION_DENIED", "unlogged") as said:
         decide(served, officer, envelope_digest(envelope), consent=True)
     assert "the audit log tells of its decision" in said[0]
-    with served.database.read() as session:
-        assert session.get_one(Client, "target").state is ClientState.PENDING
+    assert client(served, "target").state is ClientState.PENDING
 
 
 def test_a_run_whose_specification_was_edited_or_that_was_inserted_pauses(stage: Stage) -> None:
@@ -336,18 +279,16 @@ def test_a_run_whose_specification_was_edited_or_that_was_inserted_pauses(stage:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a coordinator that has served: with an officer, a viewer, one revoked, one issued twice."""
     directory = tmp_path_factory.mktemp("made")
-    values = Settings.check({"federation_id": "test", "approval": True}, "test")
-    served = Running(CoordinatorHome.init(directory / "home", values, now=datetime.now(UTC)), Clock())
-    issued(served, directory / "bea", "bea")
-    issued(served, directory / "viv", "viv", Role.VIEWER)
-    issued(served, directory / "twice", "twice")
-    issued(served, directory / "twice-2", "twice")
-    revoked(served, issued(served, directory / "gone", "gone"))
-    for name in ("waits", "left"):
-        served.enroll(name)
-    with served.database.begin() as session:
-        revoke(session, "left", "", by="test", now=served.clock())
-    served.stop()
+    with running(directory / "home", approval=True) as served:
+        Officer(served, directory / "bea", "bea")
+        Officer(served, directory / "viv", "viv", Role.VIEWER)
+        Officer(served, directory / "twice", "twice")
+        Officer(served, directory / "twice-2", "twice")
+        revoked(served, Officer(served, directory / "gone", "gone"))
+        for name in ("waits", "left"):
+            served.enroll(name)
+        with served.database.begin() as session:
+            revoke(session, "left", "", by="test", now=served.clock())
     return directory / "home"
 
 

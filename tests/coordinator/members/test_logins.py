@@ -1,91 +1,49 @@
 """Logins of administrators: a signed request becomes a certificate for some hours, and a command renews it in time."""
 
 import json
-from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import func, select
-from typer.testing import CliRunner
 
-from coordinator.home import CoordinatorHome
 from coordinator.members.access.call_limits import RATES
 from coordinator.members.administrators import MAX_VALID, certify_administrator
 from coordinator.members.logins import MAX_MANIFEST_BYTES, TOLERANCE
-from coordinator.settings import Settings
-from federation.trust.admin_files import LOGIN, Account, AdminFiles, load_admin_key
+from federation.trust.admin_files import LOGIN, Account, AdminFiles
 from federation.trust.certificates import load_certificate, make_csr
 from federation.trust.envelope import CONTEXTS, key_id, seal
-from federation.trust.identity import Role, parse_peer
+from federation.trust.identity import parse_peer
 from federation.trust.keys import new_tls_key
 from federation.v1.admin_pb2 import ListAuditRequest, ListClientsRequest, RevokeAdministratorRequest
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.common_pb2 import LoginManifest, RevocationManifest, SignedEnvelope
-from federation.v1.enrollment_pb2 import LoginRequest
-from federation.v1.enrollment_pb2_grpc import EnrollmentStub
+from federation.v1.common_pb2 import RevocationManifest, SignedEnvelope
 from fedpareto.cli.admin.admin_session import AdminSession
 from fedpareto.cli.admin.audit import listed
 from fedpareto.cli.admin.client import connect, route_to
 from fedpareto.cli.failure import CommandFailure
-from fedpareto.cli.main import app
 from fedpareto.cli.show.escaping import escaping_stub
-from storage.models import Administrator, AuditEntry, Certificate
-from tests.conftest import empty_database
-from tests.running import SECONDS, Running, refused, running
+from storage.models import Administrator, Certificate
+from tests.coordinator.members.scene import Officer, login
+from tests.running import SECONDS, Running, command, made_home, refused
 
 LIFETIME = timedelta(hours=12)
 
 
-@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.full)])
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    directory = tmp_path_factory.mktemp("logins")
-    with empty_database(request, directory) as url, running(directory / "home", database=url) as made:
-        yield made
+BOTH_DATABASES = False
 
 
-class Officer:
-    """An administrator with its signing key in a directory."""
-
-    def __init__(self, served: Running, directory: Path, name: str, passphrase: bytes | None = None) -> None:
-        self.name, self.home, self.served = name, directory, served
-        roles = [Role.SECURITY_OFFICER]
-        served.home.issue_admin(
-            served.database, name, roles, directory, now=served.clock(), by="test", passphrase=passphrase
-        )
-        self.key = load_admin_key(directory, passphrase)
-
-    def ask(self, **changed: object) -> LoginManifest:
-        values = {"federation_id": "test", "name": self.name, "csr": make_csr(new_tls_key()), **changed}
-        manifest = LoginManifest(**values)  # type: ignore[arg-type]
-        if "created" not in changed:
-            manifest.created.FromDatetime(self.served.clock())
-        return manifest
-
-    def login(self, manifest: LoginManifest | None = None) -> bytes:
-        return login(self.served, seal(manifest or self.ask(), self.key))
-
-    def age(self, age: timedelta) -> None:
-        """Makes the last login this old."""
-        key, row_key = new_tls_key(), key_id(self.key.public_key()).hex()
-        with self.served.database.begin() as session:
-            certificate = certify_administrator(
-                session,
-                session.get_one(Administrator, row_key),
-                key.public_key(),
-                authority=self.served.home.authority,
-                lifetime=LIFETIME,
-                login=None,
-                by="test",
-                now=datetime.now(UTC) - age,
-            )
-        Account.load(self.home).files(key, certificate).save(self.home)
-
-
-def login(served: Running, envelope: SignedEnvelope) -> bytes:
-    with served.newcomer() as channel:
-        return EnrollmentStub(channel).Login(LoginRequest(login=envelope), timeout=SECONDS).certificate
+def aged(officer: Officer, age: timedelta) -> None:
+    """Makes the last login of an officer this old."""
+    key, home, now = new_tls_key(), officer.served.home, datetime.now(UTC) - age
+    given: dict[str, Any] = {"authority": home.authority, "lifetime": LIFETIME, "login": None, "by": "test", "now": now}
+    with officer.served.database.begin() as session:
+        row = session.get_one(Administrator, officer.row)
+        certificate = certify_administrator(session, row, key.public_key(), **given)
+    Account.load(officer.home).files(key, certificate).save(officer.home)
 
 
 @pytest.fixture
@@ -104,15 +62,14 @@ def test_a_login_gives_a_certificate_of_twelve_hours_with_the_roles_on_record(
     served: Running, officer: Officer
 ) -> None:
     key = new_tls_key()
-    certificate = officer.login(officer.ask(csr=make_csr(key)))
+    certificate = officer.login(officer.asks_login(csr=make_csr(key)))
     identity = parse_peer(certificate)
     assert (identity.name, identity.roles) == (officer.name, frozenset({"viewer", "security-officer"}))
     assert abs(identity.not_after - served.clock() - LIFETIME) < timedelta(minutes=1)
     files = Account.load(officer.home).files(key, load_certificate(certificate))
     with files.channel() as channel:
         AdminStub(channel).ListClients(ListClientsRequest(), timeout=SECONDS)
-    with served.database.read() as session:
-        entries = session.scalars(select(AuditEntry).filter_by(action="admin.certified", subject=officer.name)).all()
+    entries = served.entries(action="admin.certified", subject=officer.name)
     assert entries[-1].actor == f"fedpareto://test/admin/{officer.name}"
     assert identity.serial in entries[-1].detail
 
@@ -121,12 +78,12 @@ def test_a_stranger_learns_nothing_about_administrators_and_gets_no_certificate(
     served: Running, officer: Officer
 ) -> None:
     stranger, said = Ed25519PrivateKey.generate(), set()
-    good = seal(officer.ask(), officer.key)
+    good = seal(officer.asks_login(), officer.key)
     borrowed = SignedEnvelope(manifest=good.manifest, key_id=good.key_id, signature=stranger.sign(good.manifest))
     other = CONTEXTS[RevocationManifest] + b"\0" + good.manifest
     of_another_kind = SignedEnvelope(manifest=good.manifest, key_id=good.key_id, signature=officer.key.sign(other))
     for envelope in (
-        seal(officer.ask(), stranger),
+        seal(officer.asks_login(), stranger),
         borrowed,
         of_another_kind,
         SignedEnvelope(manifest=good.manifest, key_id=key_id(stranger.public_key()), signature=good.signature),
@@ -154,27 +111,24 @@ def test_an_administrator_who_is_issued_again_logs_in_with_the_new_key_only(
 
 
 def test_a_login_counts_once_and_within_five_minutes_of_its_time(served: Running, officer: Officer) -> None:
-    envelope = seal(officer.ask(), officer.key)
+    envelope = seal(officer.asks_login(), officer.key)
     login(served, envelope)
     with refused("ALREADY_EXISTS", "login-replayed"):
         login(served, envelope)
     for seconds in (-1, 1):
-        manifest = officer.ask()
+        manifest = officer.asks_login()
         manifest.created.FromDatetime(served.clock() + seconds * (TOLERANCE + timedelta(seconds=30)))
         with refused("UNAUTHENTICATED", "signed-time") as words:
             officer.login(manifest)
         assert "set the clock" in words[0]
-    manifest = officer.ask()
+    manifest = officer.asks_login()
     manifest.created.seconds = 1 << 60
     with refused("UNAUTHENTICATED", "signed-time"):
         officer.login(manifest)
-    served.clock.ahead = timedelta(days=2)  # a login two days later removes the certificate, and with it the request
-    try:
+    with served.clock.moved(timedelta(days=2)):  # a login then removes the certificate, and with it the request
         officer.login()
         with refused("UNAUTHENTICATED", "signed-time"):
             login(served, envelope)
-    finally:
-        served.clock.ahead = timedelta()
 
 
 def test_a_login_is_bound_to_the_federation_the_name_and_a_key_that_the_caller_has(
@@ -182,14 +136,14 @@ def test_a_login_is_bound_to_the_federation_the_name_and_a_key_that_the_caller_h
 ) -> None:
     for field, value in (("federation_id", "other"), ("name", "admin")):
         with refused("INVALID_ARGUMENT", f"mismatch:{field}"):
-            officer.login(officer.ask(**{field: value}))
+            officer.login(officer.asks_login(**{field: value}))
     broken = bytearray(make_csr(new_tls_key()))
     broken[-1] ^= 1
     for csr in (b"", bytes(broken)):
         with refused("INVALID_ARGUMENT", "csr"):
-            officer.login(officer.ask(csr=csr))
+            officer.login(officer.asks_login(csr=csr))
     with refused("INVALID_ARGUMENT", "manifest"):
-        officer.login(officer.ask(csr=bytes(MAX_MANIFEST_BYTES)))
+        officer.login(officer.asks_login(csr=bytes(MAX_MANIFEST_BYTES)))
 
 
 def test_logins_are_limited_for_each_administrator_and_old_certificates_go(
@@ -202,8 +156,8 @@ def test_logins_are_limited_for_each_administrator_and_old_certificates_go(
         officer.login()
     Officer(served, tmp_path / "other", f"{officer.name}-2").login()  # has logins of its own
     mine = Certificate.subject == f"fedpareto://test/admin/{officer.name}"
-    with served.database.read() as session:
-        assert session.scalar(select(func.count()).where(mine, Certificate.revoked.is_(None))) == count + 1 <= MAX_VALID
+    valid = select(func.count()).where(mine, Certificate.revoked.is_(None))
+    assert served.look(lambda session: session.scalar(valid)) == count + 1 <= MAX_VALID
 
 
 # Commands
@@ -213,7 +167,7 @@ def test_a_command_renews_in_the_last_third_and_after_the_end_and_not_before(off
     first = AdminFiles.load(officer.home).certificate
     assert works(officer.home).certificate == first
     for age in (LIFETIME * 0.7, LIFETIME * 3):
-        officer.age(age)
+        aged(officer, age)
         old = AdminFiles.load(officer.home).certificate
         renewed = works(officer.home)
         assert renewed.certificate != old
@@ -226,23 +180,19 @@ def test_a_command_renews_in_the_last_third_and_after_the_end_and_not_before(off
 
 def test_calls_go_on_across_the_end_of_a_certificate(served: Running, officer: Officer) -> None:
     now = [datetime.now(UTC)]
-    session = AdminSession(route_to(officer.home), clock=lambda: now[0])
-    try:
+    with closing(AdminSession(route_to(officer.home), clock=lambda: now[0])) as session:
         first = session.open()
         assert session.open() is first
         now[0] += LIFETIME * 0.9
-        served.clock.ahead = LIFETIME * 0.9
-        assert session.open() is not first
-    finally:
-        session.close()
-        served.clock.ahead = timedelta()
+        with served.clock.moved(LIFETIME * 0.9):
+            assert session.open() is not first
 
 
 def test_the_log_is_followed_across_the_end_of_a_certificate(served: Running, officer: Officer) -> None:
-    officer.age(LIFETIME - timedelta(seconds=3))
+    aged(officer, LIFETIME - timedelta(seconds=3))
     early = [datetime.now(UTC) - LIFETIME / 2]  # by this clock, the first call needs no login
-    session = AdminSession(route_to(officer.home), clock=lambda: early.pop() if early else datetime.now(UTC))
-    try:
+    route = route_to(officer.home)
+    with closing(AdminSession(route, clock=lambda: early.pop() if early else datetime.now(UTC))) as session:
         entries = listed(escaping_stub(session.call), ListAuditRequest(follow=True, actor=officer.name))
         numbers: list[int] = []
         certified = 0
@@ -250,37 +200,29 @@ def test_the_log_is_followed_across_the_end_of_a_certificate(served: Running, of
             for entry in next(entries):
                 numbers.append(entry.number)
                 certified += entry.action == "admin.certified"
-    finally:
-        session.close()
     assert sorted(set(numbers)) == numbers
     assert AdminFiles.load(officer.home).not_after > datetime.now(UTC) + LIFETIME * 0.99
 
 
 def test_a_signing_key_with_a_passphrase_logs_in_by_command_only(served: Running, tmp_path: Path) -> None:
     home, file = tmp_path / "prue", tmp_path / "passphrase"
-    officer = Officer(served, home, f"prue-{served.database.engine.dialect.name}", b"word")
+    officer = Officer(served, home, f"prue-{served.database.engine.dialect.name}", passphrase=b"word")
     works(home)  # for twelve hours no command needs the passphrase
-    officer.age(LIFETIME * 2)
-    arguments = ["admin", "--home", str(home)]
-    done = CliRunner().invoke(app, [*arguments, "clients"])
-    assert isinstance(done.exception, CommandFailure)
-    assert f"run `fedpareto admin --home {home} login`" in done.exception.message
-    done = CliRunner().invoke(app, [*arguments, "login"])
-    assert "--passphrase-file" in str(done.exception)
+    aged(officer, LIFETIME * 2)
+    plain = ("admin", "--home", home)
+    with_file = (*plain, "--passphrase-file", file)
+    failure = command(*plain, "clients", code=1).exception
+    assert isinstance(failure, CommandFailure)
+    assert f"run `fedpareto admin --home {home} login`" in failure.message
+    assert "--passphrase-file" in str(command(*plain, "login", code=1).exception)
     file.write_text("wrong\n")
-    assert "wrong passphrase" in str(
-        CliRunner().invoke(app, [*arguments, "--passphrase-file", str(file), "login"]).exception
-    )
+    assert "wrong passphrase" in str(command(*with_file, "login", code=1).exception)
     file.write_text("word\n")
-    done = CliRunner().invoke(app, [*arguments, "--passphrase-file", str(file), "login", "--json"])
-    assert done.exit_code == 0, done.output
-    assert '"roles": ["security-officer", "viewer"]' in done.stdout
-    officer.age(LIFETIME * 0.8)  # a warning, while the certificate holds
-    done = CliRunner().invoke(app, [*arguments, "clients"])
-    assert done.exit_code == 0
-    assert "login`, which asks for the passphrase" in done.stderr
-    officer.age(LIFETIME * 2)
-    assert CliRunner().invoke(app, [*arguments, "--passphrase-file", str(file), "clients"]).exit_code == 0
+    assert '"roles": ["security-officer", "viewer"]' in command(*with_file, "login", "--json").stdout
+    aged(officer, LIFETIME * 0.8)  # a warning, while the certificate holds
+    assert "login`, which asks for the passphrase" in command(*plain, "clients").stderr
+    aged(officer, LIFETIME * 2)
+    command(*with_file, "clients")
 
 
 def test_a_wrong_clock_is_named(served: Running, officer: Officer) -> None:
@@ -291,12 +233,9 @@ def test_a_wrong_clock_is_named(served: Running, officer: Officer) -> None:
 
 def test_on_the_next_day_the_record_is_read_without_a_login_although_no_coordinator_serves_it(tmp_path: Path) -> None:
     """As the README does after the demo: the coordinator was stopped, and the last login has ended."""
-    home = CoordinatorHome.init(
-        tmp_path / "home", Settings.check({"federation_id": "test"}, "test"), now=datetime.now(UTC) - timedelta(days=1)
-    )
+    home = made_home(tmp_path / "home", now=datetime.now(UTC) - timedelta(days=1))
     before = (home.admin_dir / LOGIN).read_bytes()
     assert AdminFiles.load(home.admin_dir).not_after < datetime.now(UTC)
-    done = CliRunner().invoke(app, ["admin", "--home", str(home.directory), "admins", "--json"])
-    assert done.exit_code == 0, (done.output, done.exception)
-    assert [one["name"] for one in json.loads(done.stdout)["administrators"]] == ["admin"]
+    shown = json.loads(command("admin", "--home", home.directory, "admins", "--json").stdout)
+    assert [one["name"] for one in shown["administrators"]] == ["admin"]
     assert (home.admin_dir / LOGIN).read_bytes() == before

@@ -1,52 +1,24 @@
 """A next certificate: for a new key, proved by both old ones; the old one ends when the member attends with the new."""
 
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import select
-from typer.testing import CliRunner
 
 from federation.trust.certificates import CLIENT_LIFETIME, load_certificate, make_csr
 from federation.trust.keys import new_tls_key, private_key_pem, replace_private
 from federation.trust.member_files import MemberFiles
 from federation.trust.proofs import prove_renewal
-from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Hello, RenewRequest
+from federation.v1.federation_pb2 import RenewRequest
 from federation.v1.federation_pb2_grpc import FederationStub
-from fedpareto.cli.main import app
-from storage.models import AuditEntry, Certificate
-from tests.running import SECONDS, Running, refused, running
+from storage.models import Certificate
+from tests.coordinator.members.scene import attends, certificates, knocks
+from tests.running import SECONDS, Running, command, refused
 from worker.home import WorkerHome
 
 AGE = timedelta(days=80)  # of the certificates that are to be renewed
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tmp_path_factory.mktemp("renewal") / "home") as served:
-        yield served
-
-
-def attends(member: MemberFiles) -> None:
-    with member.channel() as channel:
-        call = FederationStub(channel).Attend(iter([AttendRequest(hello=Hello(software="test"))]))
-        assert next(call).WhichOneof("message") == "welcome"
-        call.cancel()
-
-
-def knocks(member: MemberFiles) -> None:
-    """Anything that needs a valid certificate; there is nothing for this member."""
-    with member.channel() as channel:
-        next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
-
-
-def certificates(served: Running, name: str) -> list[Certificate]:
-    with served.database.read() as session:
-        rows = select(Certificate).where(Certificate.client_id == name).order_by(Certificate.not_before)
-        return list(session.scalars(rows))
 
 
 def test_the_command_renews_and_the_old_certificate_ends_when_the_new_one_attends(
@@ -55,11 +27,8 @@ def test_the_command_renews_and_the_old_certificate_ends_when_the_new_one_attend
     secret = tmp_path / "passphrase"
     secret.write_text("correct horse\n")
     old = served.joined(tmp_path / "h", "hospital", ago=AGE, passphrase=b"correct horse")
-    result = CliRunner().invoke(
-        app, ["worker", "renew", "--home", str(tmp_path / "h"), "--passphrase-file", str(secret)]
-    )
-    assert result.exit_code == 0, result.output
-    assert "hospital has a new certificate, until " in result.output
+    said = command("worker", "renew", "--home", tmp_path / "h", "--passphrase-file", secret).output
+    assert "hospital has a new certificate, until " in said
     new = MemberFiles.load(tmp_path / "h", b"correct horse")
     assert new.tls_key.public_key() != old.tls_key.public_key()
     assert new.not_after > datetime.now(UTC) + CLIENT_LIFETIME - timedelta(minutes=10)
@@ -77,9 +46,7 @@ def test_the_command_renews_and_the_old_certificate_ends_when_the_new_one_attend
     retired, present = certificates(served, "hospital")
     assert retired.revoked is not None
     assert present.revoked is None
-    with served.database.read() as session:
-        wanted = select(AuditEntry.action, AuditEntry.detail).where(AuditEntry.actor == present.subject)
-        record = [tuple(row) for row in session.execute(wanted.where(AuditEntry.outcome == ""))]
+    record = [(entry.action, entry.detail) for entry in served.entries(actor=present.subject, outcome="")]
     assert record == [("Renew", f"certificate {present.serial}"), ("certificate.retired", retired.serial)]
 
 
@@ -99,9 +66,8 @@ def test_a_stolen_tls_key_renews_nothing_and_neither_does_a_request_that_is_none
 def test_a_running_worker_is_not_renewed_behind_its_back(served: Running, tmp_path: Path) -> None:
     served.joined(tmp_path / "h", "busy", ago=AGE)
     with WorkerHome(tmp_path / "h").lock():
-        result = CliRunner().invoke(app, ["worker", "renew", "--home", str(tmp_path / "h")])
-    assert result.exit_code == 1
-    assert "stop it first" in str(result.exception)
+        done = command("worker", "renew", "--home", tmp_path / "h", code=1)
+    assert "stop it first" in str(done.exception)
     assert len(certificates(served, "busy")) == 1
 
 
@@ -110,9 +76,8 @@ def test_a_revoked_member_renews_nothing(served: Running, tmp_path: Path) -> Non
     with served.database.begin() as session:
         session.get_one(Certificate, certificates(served, "gone")[0].serial).revoked = datetime.now(UTC)
     before = (tmp_path / "h" / "certificate.pem").read_bytes()
-    result = CliRunner().invoke(app, ["worker", "renew", "--home", str(tmp_path / "h")])
-    assert result.exit_code == 1
-    assert "did not renew the certificate of gone: certificate-revoked" in str(result.exception)
+    done = command("worker", "renew", "--home", tmp_path / "h", code=1)
+    assert "did not renew the certificate of gone: certificate-revoked" in str(done.exception)
     assert (tmp_path / "h" / "certificate.pem").read_bytes() == before == member.certificate
 
 

@@ -4,16 +4,17 @@ import json
 import re
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import delete, select, text, update
-from typer.testing import CliRunner
+from sqlalchemy import text, update
 
 from coordinator.check import check_home
 from coordinator.home import TWO_OFFICERS, CoordinatorHome
@@ -23,42 +24,27 @@ from coordinator.services.checks.officers_check import request_problems
 from coordinator.settings import Settings
 from federation.findings import CheckOutcome
 from federation.line.channels import refusal_from_rpc_error
-from federation.trust.admin_files import AdminFiles, load_admin_key
+from federation.trust.admin_files import AdminFiles
 from federation.trust.envelope import envelope_digest, key_id, seal
-from federation.trust.identity import Action, Role
+from federation.trust.identity import Action
 from federation.v1 import admin_pb2 as messages
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import DecisionManifest, RequestManifest, SignedEnvelope
 from federation.v1.federation_pb2 import RenewRequest
 from federation.v1.federation_pb2_grpc import FederationStub
-from fedpareto.cli.main import app
 from storage import audit
-from storage.models import ActionRequest, AuditEntry, Client
+from storage.models import ActionRequest
 from storage.states import ClientState
-from tests.conftest import empty_database
-from tests.running import SECONDS, Clock, Running, refused, running, wait_for
+from tests.coordinator.members import scene
+from tests.running import SECONDS, Clock, Running, made_home, refused, running, wait_for
 
-RULE = {"approval": True, "two_officers": ["approve", "revoke", "forget", "revoke-admin"]}
-
-
-@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.full)])
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    directory = tmp_path_factory.mktemp("officers")
-    with empty_database(request, directory) as url, running(directory / "home", database=url, **RULE) as made:
-        yield made
+RULE: dict[str, Any] = {"approval": True, "two_officers": ["approve", "revoke", "forget", "revoke-admin"]}
+SETTINGS = RULE
+BOTH_DATABASES = False
 
 
-class Officer:
-    """A security officer, by hand."""
-
-    def __init__(self, served: Running, directory: Path, name: str, *roles: Role) -> None:
-        self.served, self.name, self.home = served, name, directory
-        self.files = served.home.issue_admin(
-            served.database, name, roles or [Role.SECURITY_OFFICER], directory, now=served.clock(), by="test"
-        )
-        self.key = load_admin_key(directory)
-        self.channel = self.files.channel()
-        self.stub = AdminStub(self.channel)
+class Officer(scene.Officer):
+    """A security officer that asks others and consents."""
 
     def request(self, action: str, subject: str, **changed: Any) -> RequestManifest:
         """What this officer would sign."""
@@ -79,7 +65,7 @@ class Officer:
     def decision(self, asked: messages.ActionRequest, **changed: Any) -> SignedEnvelope:
         values = {"federation_id": "test", "officer": self.name, "request": asked.request_id, "consent": True}
         age = changed.pop("age", timedelta())
-        manifest = DecisionManifest(**{**values, **changed})  # type: ignore[arg-type]
+        manifest = DecisionManifest(**{**values, **changed})
         manifest.created.FromDatetime(self.served.clock() - age)
         return seal(manifest, self.key)
 
@@ -89,14 +75,25 @@ class Officer:
     def say(self, envelope: SignedEnvelope) -> messages.ActionRequest:
         return self.stub.DecideRequest(messages.DecideRequestRequest(decision=envelope), timeout=SECONDS).request
 
+    def requests(self, *, every: bool = True) -> Sequence[messages.ActionRequest]:
+        return self.stub.ListRequests(messages.ListRequestsRequest(all=every)).requests
+
+    def command(self, *arguments: str) -> str:
+        return self.served.command(*arguments, home=self.home)
+
+    def document(self, *arguments: str) -> Any:
+        return self.served.document(*arguments, home=self.home)
+
+
+Cast = tuple[Officer, Officer, Officer]
+
 
 @pytest.fixture(scope="module")
-def cast(served: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Officer, Officer, Officer]]:
+def cast(served: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cast]:
     directory = tmp_path_factory.mktemp("cast")
-    made = [Officer(served, directory / name, name) for name in ("ada", "bea", "cyd")]
-    yield made[0], made[1], made[2]
-    for one in made:
-        one.channel.close()
+    ada, bea, cyd = (Officer(served, directory / name, name) for name in ("ada", "bea", "cyd"))
+    with closing(ada), closing(bea), closing(cyd):
+        yield ada, bea, cyd
 
 
 @pytest.fixture
@@ -107,78 +104,59 @@ def member(served: Running) -> str:
     return name
 
 
-def state(served: Running, client: str) -> ClientState:
-    with served.database.read() as session:
-        return session.get_one(Client, client).state
+def state(served: Running, name: str) -> ClientState:
+    return scene.client(served, name).state
 
 
 def problems(served: Running) -> list[str]:
-    with served.database.read() as session:
-        return list(request_problems(session))
+    return served.look(lambda session: list(request_problems(session)))
 
 
 def entries(served: Running, subject: str) -> list[tuple[str, str, str]]:
-    with served.database.read() as session:
-        rows = session.scalars(select(AuditEntry).filter_by(subject=subject).order_by(AuditEntry.entry_id))
-        return [(row.action, row.actor.rpartition("/")[2], row.digest) for row in rows if not row.outcome]
+    rows = served.entries(subject=subject, outcome="")
+    return [(row.action, row.actor.rpartition("/")[2], row.digest) for row in rows]
 
 
-def command(officer: Officer, *arguments: str) -> Any:
-    done = CliRunner().invoke(app, ["admin", "--home", str(officer.home), *arguments])
-    assert done.exit_code == 0, (done.output, done.exception)
-    return json.loads(done.stdout) if "--json" in arguments else done.stdout
-
-
-def test_by_commands_one_officer_asks_and_another_consents(
-    served: Running, cast: tuple[Officer, Officer, Officer], member: str
-) -> None:
+def test_by_commands_one_officer_asks_and_another_consents(served: Running, cast: Cast, member: str) -> None:
     ada, bea, _ = cast
-    name = command(ada, "approve", member).partition("this is request ")[2].partition(" ")[0]
+    name = ada.command("approve", member).partition("this is request ")[2].partition(" ")[0]
     assert state(served, member) is ClientState.PENDING
-    assert name in command(bea, "requests")
-    assert (
-        f"approve {member}, asked by ada" in " ".join(command(bea, "requests", "--json")["requests"][0]["state"])
-        or name
-    )
-    done = command(bea, "consent", name, "--yes", "--json")["request"]
+    assert name in bea.command("requests")
+    done = bea.document("consent", name, "--yes")["request"]
     assert (done["state"], done["request"]["decoded"]["subject"]) == ("DONE", member)
     assert done["decision"]["decoded"]["officer"] == "bea"
     assert state(served, member) is ClientState.ACTIVE
     request_id = done["request_id"]
-    consent = envelope_digest(ada.stub.ListRequests(messages.ListRequestsRequest(all=True)).requests[0].decision)
-    assert entries(served, request_id) == [
-        ("request.made", "ada", request_id),
-        ("request.consented", "bea", consent),
-    ]
+    consent = envelope_digest(ada.requests()[0].decision)
+    assert entries(served, request_id) == [("request.made", "ada", request_id), ("request.consented", "bea", consent)]
     assert entries(served, member)[-1] == ("client.approved", "bea", consent)
     assert problems(served) == []
-    assert name not in command(bea, "requests")
-    assert "DONE" in command(bea, "requests", "--all")
+    assert name not in bea.command("requests")
+    assert "DONE" in bea.command("requests", "--all")
 
 
-def test_a_call_of_one_officer_alone_does_nothing(
-    served: Running, cast: tuple[Officer, Officer, Officer], member: str
-) -> None:
-    ada = cast[0]
-    with refused("FAILED_PRECONDITION", "two-officers"):
-        ada.stub.ApproveClient(messages.ApproveClientRequest(client_id=member))
-    with refused("FAILED_PRECONDITION", "two-officers"):
-        ada.stub.RevokeClient(messages.RevokeClientRequest(client_id=member))
-    with refused("FAILED_PRECONDITION", "two-officers"):
-        ada.stub.ForgetClient(messages.ForgetClientRequest(client_id=member))
-    with refused("FAILED_PRECONDITION", "two-officers"):
-        ada.stub.RevokeAdministrator(messages.RevokeAdministratorRequest(name="bea"))
+def test_a_call_of_one_officer_alone_does_nothing(served: Running, cast: Cast, member: str) -> None:
+    stub = cast[0].stub
+    calls: Any = (
+        (stub.ApproveClient, messages.ApproveClientRequest(client_id=member)),
+        (stub.RevokeClient, messages.RevokeClientRequest(client_id=member)),
+        (stub.ForgetClient, messages.ForgetClientRequest(client_id=member)),
+        (stub.RevokeAdministrator, messages.RevokeAdministratorRequest(name="bea")),
+    )
+    for call, request in calls:
+        with refused("FAILED_PRECONDITION", "two-officers"):
+            call(request)
     assert state(served, member) is ClientState.PENDING
 
 
 def test_nobody_consents_to_a_request_of_its_own_also_not_with_another_certificate(
-    served: Running, cast: tuple[Officer, Officer, Officer], member: str
+    served: Running, cast: Cast, member: str
 ) -> None:
     ada, bea, _ = cast
     request = ada.ask(Action.APPROVE, member)
     with refused("PERMISSION_DENIED", "request-own"):
         ada.decide(request)
-    command(ada, "login")
+    ada.command("login")
     files = AdminFiles.load(ada.home)
     assert files.certificate != ada.files.certificate
     with files.channel() as channel, refused("PERMISSION_DENIED", "request-own"):
@@ -201,9 +179,7 @@ def test_nobody_consents_to_a_request_of_its_own_also_not_with_another_certifica
     assert state(served, member) is ClientState.PENDING
 
 
-def test_a_request_that_was_changed_on_record_is_not_done(
-    served: Running, cast: tuple[Officer, Officer, Officer], member: str
-) -> None:
+def test_a_request_that_was_changed_on_record_is_not_done(served: Running, cast: Cast, member: str) -> None:
     ada, bea, _ = cast
     request, other = ada.ask(Action.APPROVE, member), seal(ada.request(Action.REVOKE, member), ada.key)
     with served.database.begin() as session:
@@ -220,9 +196,7 @@ def test_a_request_that_was_changed_on_record_is_not_done(
     assert state(served, member) is ClientState.ACTIVE
 
 
-def test_a_request_and_a_consent_count_once_and_in_time(
-    served: Running, cast: tuple[Officer, Officer, Officer], member: str
-) -> None:
+def test_a_request_and_a_consent_count_once_and_in_time(served: Running, cast: Cast, member: str) -> None:
     ada, bea, cyd = cast
     request = ada.ask(Action.APPROVE, member)
     with refused("ALREADY_EXISTS", "request-exists"):
@@ -236,39 +210,26 @@ def test_a_request_and_a_consent_count_once_and_in_time(
             ada.ask(Action.APPROVE, member, lifetime=lifetime)
     consent = bea.decision(request)
     bea.say(consent)
-    for again in (lambda: bea.say(consent), lambda: bea.decide(request), lambda: cyd.decide(request)):
+    for again in (partial(bea.say, consent), partial(bea.decide, request), partial(cyd.decide, request)):
         with refused("FAILED_PRECONDITION", "request-state"):
             again()
     late = ada.ask(Action.REVOKE, member)
-    served.clock.ahead = timedelta(hours=2)
-    try:
+    with served.clock.moved(timedelta(hours=2)):
         with refused("FAILED_PRECONDITION", "request-expired"):
             bea.decide(late)
-        [shown] = [
-            one
-            for one in ada.stub.ListRequests(messages.ListRequestsRequest(all=True)).requests
-            if one.request_id == late.request_id
-        ]
-        assert shown.state == messages.REQUEST_STATE_EXPIRED
-        assert late.request_id not in {
-            one.request_id for one in ada.stub.ListRequests(messages.ListRequestsRequest()).requests
-        }
-    finally:
-        served.clock.ahead = timedelta()
+        shown = {one.request_id: one.state for one in ada.requests()}
+        assert shown[late.request_id] == messages.REQUEST_STATE_EXPIRED
+        assert late.request_id not in {one.request_id for one in ada.requests(every=False)}
     with served.database.begin() as session:  # a longer life on record than was signed
         mine = update(ActionRequest).where(ActionRequest.request_id == late.request_id)
         session.execute(mine.values(expires=served.clock() + timedelta(days=9)))
-    served.clock.ahead = timedelta(hours=2)
-    try:
-        with refused("UNAUTHENTICATED", "signature"):
-            bea.decide(late)
-    finally:
-        served.clock.ahead = timedelta()
+    with served.clock.moved(timedelta(hours=2)), refused("UNAUTHENTICATED", "signature"):
+        bea.decide(late)
     assert state(served, member) is ClientState.ACTIVE
 
 
 def test_the_request_of_an_officer_who_was_revoked_or_issued_again_is_not_done(
-    served: Running, cast: tuple[Officer, Officer, Officer], member: str, tmp_path: Path
+    served: Running, cast: Cast, member: str, tmp_path: Path
 ) -> None:
     _, bea, cyd = cast
     gone = Officer(served, tmp_path / "gone", "gone")
@@ -284,13 +245,11 @@ def test_the_request_of_an_officer_who_was_revoked_or_issued_again_is_not_done(
     assert again.decide(request, consent=False).state == messages.REQUEST_STATE_WITHDRAWN
     bea.decide(cyd.ask(Action.REVOKE_ADMIN, "gone"))
     assert state(served, member) is ClientState.PENDING
-    again.channel.close()
-    gone.channel.close()
+    again.close()
+    gone.close()
 
 
-def test_of_two_consents_at_the_same_time_one_counts(
-    served: Running, cast: tuple[Officer, Officer, Officer], member: str
-) -> None:
+def test_of_two_consents_at_the_same_time_one_counts(served: Running, cast: Cast, member: str) -> None:
     ada, *others = cast
     request = ada.ask(Action.APPROVE, member)
     answers: list[str] = []
@@ -314,15 +273,13 @@ def test_of_two_consents_at_the_same_time_one_counts(
     assert [entry[0] for entry in entries(served, request.request_id)] == ["request.made", "request.consented"]
 
 
-def test_a_request_is_withdrawn_by_its_officer_and_refused_by_others(
-    served: Running, cast: tuple[Officer, Officer, Officer], member: str
-) -> None:
+def test_a_request_is_withdrawn_by_its_officer_and_refused_by_others(served: Running, cast: Cast, member: str) -> None:
     ada, bea, _ = cast
     assert ada.decide(ada.ask(Action.APPROVE, member), consent=False).state == messages.REQUEST_STATE_WITHDRAWN
-    name = command(ada, "approve", member, "--json")["request"]["request_id"][7:]
-    done = command(bea, "withdraw", name[:8], "--reason", "not known", "--yes")
+    name = ada.document("approve", member)["request"]["request_id"][7:]
+    done = bea.command("withdraw", name[:8], "--reason", "not known", "--yes")
     assert done == f"approve {member}, asked by ada: refused\n"
-    request = bea.stub.ListRequests(messages.ListRequestsRequest(all=True)).requests[0]
+    request = bea.requests()[0]
     with refused("FAILED_PRECONDITION", "request-state"):
         bea.decide(request)
     assert entries(served, request.request_id)[-1][:2] == ("request.refused", "bea")
@@ -330,10 +287,10 @@ def test_a_request_is_withdrawn_by_its_officer_and_refused_by_others(
 
 
 def test_what_the_action_would_refuse_is_refused_at_the_request_and_leaves_nothing(
-    served: Running, cast: tuple[Officer, Officer, Officer], member: str
+    served: Running, cast: Cast, member: str
 ) -> None:
     ada, bea, _ = cast
-    before = len(ada.stub.ListRequests(messages.ListRequestsRequest(all=True)).requests)
+    before = len(ada.requests())
     with refused("NOT_FOUND", "client-unknown"):
         ada.ask(Action.APPROVE, "nobody")
     with refused("NOT_FOUND", "administrator-unknown"):
@@ -345,7 +302,7 @@ def test_what_the_action_would_refuse_is_refused_at_the_request_and_leaves_nothi
         ada.ask(Action.APPROVE, member, federation_id="other")
     with refused("INVALID_ARGUMENT", "manifest"):
         ada.ask(Action.APPROVE, member, reason="x" * 9000)
-    assert len(ada.stub.ListRequests(messages.ListRequestsRequest(all=True)).requests) == before
+    assert len(ada.requests()) == before
     # The same at the consent, if it has changed meanwhile; the request stays open.
     first, second = ada.ask(Action.APPROVE, member), ada.ask(Action.APPROVE, member, reason="again")
     bea.decide(first)
@@ -355,7 +312,7 @@ def test_what_the_action_would_refuse_is_refused_at_the_request_and_leaves_nothi
 
 
 def test_with_two_consents_a_members_calls_end_and_two_officers_have_to_remain(
-    served: Running, cast: tuple[Officer, Officer, Officer], tmp_path: Path
+    served: Running, cast: Cast, tmp_path: Path
 ) -> None:
     ada, bea, _ = cast
     name = f"leaving-{served.database.engine.dialect.name}"
@@ -375,43 +332,18 @@ def test_with_two_consents_a_members_calls_end_and_two_officers_have_to_remain(
     assert problems(served) == []
 
 
-EDITS: dict[str, tuple[Callable[[Running, str], Any], str]] = {
-    "approved by one": (
-        lambda served, done: text("update audit_log set digest = '' where action = 'client.approved'"),
-        "one officer has done it, although it took two",
-    ),
-    "another consent": (
-        lambda served, done: text("update audit_log set digest = subject where action = 'client.approved'"),
-        "two officers have signed no such thing",
-    ),
-    "request removed": (
-        lambda served, done: delete(ActionRequest).where(ActionRequest.request_id == done),
-        "the log tells of it, and it is not in the record",
-    ),
-    "decision removed": (
-        lambda served, done: update(ActionRequest).where(ActionRequest.request_id == done).values(decision=None),
-        "nobody has signed a decision",
-    ),
-    "first officer exchanged": (
-        lambda served, done: text("update action_requests set requested_by = decided_by where decided_by is not null"),
-        "key-unknown",
-    ),
-    "second officer exchanged": (
-        lambda served, done: text("update action_requests set decided_by = requested_by where decided_by is not null"),
-        "key-unknown",
-    ),
-    "state": (
-        lambda served, done: update(ActionRequest).where(ActionRequest.request_id == done).values(state="REFUSED"),
-        "it is REFUSED, and bea has signed DONE",
-    ),
-    "not done": (
-        lambda served, done: text("delete from audit_log where action = 'client.approved'"),
-        "the log does not tell that it was done",
-    ),
-    "entry removed": (
-        lambda served, done: text("delete from audit_log where action = 'request.consented'"),
-        "no entry of the log tells of this decision",
-    ),
+OF_APPROVAL = "where action = 'client.approved'"
+DONE = "where decision is not null"
+EDITS = {
+    f"update audit_log set digest = '' {OF_APPROVAL}": "one officer has done it, although it took two",
+    f"update audit_log set digest = subject {OF_APPROVAL}": "two officers have signed no such thing",
+    f"delete from action_requests {DONE}": "the log tells of it, and it is not in the record",
+    f"update action_requests set decision = null {DONE}": "nobody has signed a decision",
+    f"update action_requests set requested_by = decided_by {DONE}": "key-unknown",
+    f"update action_requests set decided_by = requested_by {DONE}": "key-unknown",
+    f"update action_requests set state = 'REFUSED' {DONE}": "it is REFUSED, and bea has signed DONE",
+    f"delete from audit_log {OF_APPROVAL}": "the log does not tell that it was done",
+    "delete from audit_log where action = 'request.consented'": "no entry of the log tells of this decision",
 }
 
 
@@ -428,26 +360,24 @@ def test_what_was_edited_afterwards_is_found(apart: Running, tmp_path: Path) -> 
     done = answer.request_id
     ada.ask(Action.REVOKE, "hospital")
     assert problems(apart) == []
-    for name, (edit, expected) in EDITS.items():
+    for edit, expected in EDITS.items():
         with apart.database.begin() as session:
-            session.execute(edit(apart, done))
+            session.execute(text(edit))
             found = list(request_problems(session))
-            assert any(expected in problem for problem in found), (name, found)
+            assert any(expected in problem for problem in found), (edit, found)
             session.rollback()
     with apart.database.begin() as session:
         own = {"decided_by": ActionRequest.requested_by, "decision": ada.decision(answer).SerializeToString()}
         session.execute(update(ActionRequest).where(ActionRequest.request_id == done).values(**own))
         assert any("ada has consented to a request of its own" in problem for problem in request_problems(session))
         session.rollback()
-    assert command(ada, "audit", "verify", "--json")["problems"] == []
+    assert ada.document("audit", "verify")["problems"] == []
     for officer in (ada, bea):
-        officer.channel.close()
+        officer.close()
 
 
 def test_only_the_settings_and_a_restart_end_the_rule_which_the_log_tells(tmp_path: Path) -> None:
-    home = CoordinatorHome.init(
-        tmp_path / "home", Settings.check({"federation_id": "test", **RULE}, "test"), now=Clock()()
-    )
+    home = made_home(tmp_path / "home", now=Clock()(), **RULE)
     path, rule = home.directory / "coordinator.toml", "two_officers = " + json.dumps(RULE["two_officers"])
     for text_of_rule, reason in ((rule, "two-officers"), ("two_officers = []", ""), (rule, "two-officers")):
         changed, count = re.subn(r"two_officers = \[[^]]*\]", text_of_rule, path.read_text())
@@ -464,10 +394,8 @@ def test_only_the_settings_and_a_restart_end_the_rule_which_the_log_tells(tmp_pa
                         approve(request, timeout=SECONDS)
                 else:
                     approve(request, timeout=SECONDS)
-            with served.database.read() as session:
-                rows = select(AuditEntry.detail).filter_by(action=audit.CONFIGURED, subject=TWO_OFFICERS)
-                told = session.scalars(rows.order_by(AuditEntry.entry_id)).all()
-                assert list(request_problems(session)) == []
+            told = [entry.detail for entry in served.entries(action=audit.CONFIGURED, subject=TWO_OFFICERS)]
+            assert problems(served) == []
         finally:
             served.stop()
     assert told == ["approve, revoke, forget, revoke-admin", "", "approve, revoke, forget, revoke-admin"]
@@ -478,7 +406,7 @@ def test_check_warns_when_fewer_than_two_officers_are_left(apart: Running, tmp_p
     [finding] = [one for one in check_home(home, now=now) if one.subject == "officers"]
     assert finding.outcome is CheckOutcome.WARNING
     assert "has 1 security officers (admin): none of this can be done" in finding.line
-    Officer(apart, tmp_path / "ada", "ada").channel.close()
+    Officer(apart, tmp_path / "ada", "ada")
     [finding] = [one for one in check_home(home, now=now) if one.subject == "officers"]
     assert finding.outcome is CheckOutcome.OK
 

@@ -14,30 +14,24 @@ from coordinator.rounds.fleets.remote import RemoteFleet
 from coordinator.rounds.supervisor import RECONNECT_GRACE
 from federation.line.channels import refusal_from_rpc_error
 from storage.states import RoundState, RunState
+from tests.coordinator.rounds.scene import conducting, wait_rest
 from tests.running import refused, wait_for
-from tests.stage import Player, Stage, spec
+from tests.stage import Player, Stage, answer, reply, spec
 from tests.stage import stage as make_stage
 
-
-def conducting(run: str) -> bool:
-    return any(thread.name == f"run-{run}" for thread in threading.enumerate())
+MORE = "selection.minimum = 2\nalgorithm.epsilon = 0.3"
 
 
-def wait_rest(run: str) -> None:
-    wait_for(lambda: not conducting(run), f"the conductor of {run} to come to rest")
+def document(name: str, task: str, rounds: int = 2) -> bytes:
+    return spec(name, task, rounds, seed=23, more=MORE)
 
 
-def final_model(stage: Stage, task: str, *players: Player, rounds: int = 2) -> str:
-    """What the run of `document` comes to when nothing disturbs it."""
-    for player in players:
-        player.attend(**{task: 10})
-    run = stage.submit(document(f"undisturbed-{stage.count}", task, len(players), rounds))
-    stage.play(run, *players)
-    return stage.run(run).model
-
-
-def document(name: str, task: str, clients: int, rounds: int = 2) -> bytes:
-    return spec(name, task, rounds, seed=23, more=f"selection.minimum = {clients}\nalgorithm.epsilon = 0.3")
+def compared(stage: Stage) -> tuple[str, str, Player, Player]:
+    """A run of ann and ben that has begun, and the model that such a run comes to when nothing disturbs it."""
+    undisturbed, (ann, ben) = stage.begin("ann", "ben", rounds=2, seed=23, more=MORE)
+    stage.play(undisturbed, ann, ben)
+    run, _ = stage.begin("ann", "ben", rounds=2, seed=23, more=MORE)
+    return run, stage.run(undisturbed).model, ann, ben
 
 
 # --- the pool
@@ -55,7 +49,7 @@ def test_clients_that_leave_while_a_round_is_opened_are_selected_or_none_is(
         return pool(self, session) if next(calls) < 2 else {}
 
     monkeypatch.setattr(RemoteFleet, "pool", leaving)
-    run = stage.submit(document("leaving", task, 2))
+    run = stage.submit(document("leaving", task))
     assert stage.wait_round(run, 0, RoundState.OPEN).selected == ["ann", "ben"]
     monkeypatch.undo()
     stage.stop_run(run)
@@ -65,10 +59,7 @@ def test_clients_that_leave_while_a_round_is_opened_are_selected_or_none_is(
 
 
 def test_replies_to_open_assignments_count_while_a_run_is_paused_and_it_goes_on_where_it_was(stage: Stage) -> None:
-    task = stage.task()
-    ann, ben = stage.cast(task, "ann", "ben")
-    expected = final_model(stage, task, ann, ben)
-    run = stage.submit(document("paused", task, 2))
+    run, expected, ann, ben = compared(stage)
     first, second = ann.order(), ben.order()
     stage.pause(run)
     wait_rest(run)
@@ -83,14 +74,12 @@ def test_replies_to_open_assignments_count_while_a_run_is_paused_and_it_goes_on_
     stage.resume(run)
     stage.play(run, ann, ben)
     assert stage.run(run).model == expected
-    assert {a.assignment_id for a in stage.assignments(run).values()} == {first.assignment_id, second.assignment_id}
+    assert stage.assignment_ids(run) == {first.assignment_id, second.assignment_id}
 
 
 def test_deadlines_go_on_while_a_run_is_paused(stage: Stage) -> None:
-    task = stage.task()
-    ann, ben = stage.cast(task, "ann", "ben")
-    run = stage.submit(spec("late", task, more="selection = { minimum = 2, quorum = 1.0 }"))
-    ann.reply(ann.order())
+    run, (ann, ben) = stage.begin("ann", "ben", more="selection = { minimum = 2, quorum = 1.0 }")
+    ann.answer()
     late = ben.order()
     stage.pause(run)
     wait_rest(run)
@@ -105,7 +94,7 @@ def test_deadlines_go_on_while_a_run_is_paused(stage: Stage) -> None:
 def test_a_run_that_is_submitted_paused_asks_nobody_before_it_is_resumed(stage: Stage) -> None:
     task = stage.task()
     ann, ben = stage.cast(task, "ann", "ben")
-    run = stage.submit(document("held", task, 2), paused=True)
+    run = stage.submit(document("held", task), paused=True)
     stage.nudge()
     row = stage.run(run)
     assert (row.state, row.started, stage.rounds(run), conducting(run)) == (RunState.PAUSED, None, [], False)
@@ -119,10 +108,9 @@ def test_a_run_that_is_submitted_paused_asks_nobody_before_it_is_resumed(stage: 
 def test_a_stop_cancels_what_is_open_and_keeps_the_last_model(stage: Stage) -> None:
     task = stage.task()
     ann, ben = stage.cast(task, "ann", "ben")
-    run = stage.submit(document("stopped", task, 2, rounds=3))
+    run = stage.submit(document("stopped", task, rounds=3))
     for _ in ("train", "evaluate"):
-        for player in (ann, ben):
-            player.reply(player.order())
+        answer(ann, ben)
     first, second = ann.order(), ben.order()
     last = stage.rounds(run)[0].result_model
     ann.reply(first)
@@ -142,7 +130,7 @@ def test_a_stop_cancels_what_is_open_and_keeps_the_last_model(stage: Stage) -> N
 
 def test_what_cannot_be_is_refused_with_the_ways_that_there_are(stage: Stage) -> None:
     task = stage.task()
-    run = stage.submit(document("ways", task, 1), paused=True)
+    run = stage.submit(document("ways", task), paused=True)
     with refused("FAILED_PRECONDITION", "run-state") as message:
         stage.pause(run)
     assert message == [f"run {run} is PAUSED and cannot become PAUSED; possible now: RUNNING, STOPPED"]
@@ -157,12 +145,12 @@ def test_what_cannot_be_is_refused_with_the_ways_that_there_are(stage: Stage) ->
 
 
 def test_a_name_is_given_once_at_a_time_however_many_ask_for_it(stage: Stage) -> None:
-    task, reasons, ready = stage.task(), [], threading.Barrier(8)
+    task, reasons, ready = stage.task(), list[str](), threading.Barrier(8)
 
     def submit() -> None:
         ready.wait()
         try:
-            reasons.append(stage.submit(document("popular", task, 1), paused=True) and "")
+            reasons.append(stage.submit(document("popular", task), paused=True) and "")
         except grpc.RpcError as error:
             reasons.append(refusal_from_rpc_error(error).reason)
 
@@ -181,9 +169,9 @@ def test_a_run_that_waits_for_clients_sleeps(stage: Stage, more: str) -> None:
     task = stage.task()
     (ann,) = stage.cast(task, "ann")
     changes: list[str] = []
-    unwatch = stage.served.coordinator._supervisor.watch(changes.append)
+    unwatch = stage.supervisor.watch(changes.append)
     run = stage.submit(spec("patient", task, 2, seed=23, more=f"selection.minimum = 2\n{more}"))
-    wait_for(lambda: stage.run(run).reason, "a reason")
+    stage.wait_reason(run)
     stage.pass_deadline()  # absent required clients would be given up now; too few clients are waited for
     looks = []
 
@@ -208,8 +196,7 @@ def test_a_client_that_waits_for_approval_gets_nothing_until_it_has_it(tmp_path:
         pending = stage.player("pending")
         pending.attend(digits=10)
         run = stage.submit(spec("approval", "digits", more='selection.pool = "enrolled"'))
-        wait_for(lambda: stage.run(run).reason, "a reason")
-        assert stage.run(run).reason == "waiting for clients: 0 of 1 are ready for digits"
+        assert stage.wait_reason(run) == "waiting for clients: 0 of 1 are ready for digits"
         stage.nudge()
         pending.attend(digits=10)
         assert (pending.orders(), stage.rounds(run)) == ([], [])
@@ -237,8 +224,7 @@ def test_runs_beside_each_other_come_to_what_each_comes_to_alone(stage: Stage) -
         alone[name] = stage.run(run).model
     runs = {name: stage.submit(text(name, "together")) for name in rules}
     wait_for(lambda: all(len(stage.assignments(run)) == 3 for run in runs.values()), "every run to ask")
-    names = {a.assignment_id for run in runs.values() for a in stage.assignments(run).values()}
-    assert len(names) == 9
+    assert len(set[str]().union(*(stage.assignment_ids(run) for run in runs.values()))) == 9
     for run in runs.values():
         stage.play(run, *players)
     assert {name: stage.run(run).model for name, run in runs.items()} == alone
@@ -250,10 +236,7 @@ def test_runs_beside_each_other_come_to_what_each_comes_to_alone(stage: Stage) -
 
 @pytest.mark.parametrize("replied", [1, *(pytest.param(count, marks=pytest.mark.full) for count in (0, 2))])
 def test_a_coordinator_that_stops_while_clients_train_goes_on_to_the_same_model(stage: Stage, replied: int) -> None:
-    task = stage.task()
-    ann, ben = stage.cast(task, "ann", "ben")
-    expected = final_model(stage, task, ann, ben)
-    run = stage.submit(document("restart", task, 2))
+    run, expected, ann, ben = compared(stage)
     orders = {player: player.order() for player in (ann, ben)}
     if replied == 2:
         stage.pause(run)  # both replies are in, and nothing was made of them
@@ -264,21 +247,16 @@ def test_a_coordinator_that_stops_while_clients_train_goes_on_to_the_same_model(
         stage.resume(run)
     stage.play(run, *(ann, ben)[:replied], until=lambda: True)
     stage.restart()
-    for player in (ann, ben)[replied:]:
-        player.reply(orders[player])  # made before the restart, it counts after it
+    reply({player: orders[player] for player in (ann, ben)[replied:]})  # made before the restart, it counts after it
     stage.play(run, ann, ben)
     assert stage.run(run).model == expected
-    assert {a.assignment_id for a in stage.assignments(run).values()} == {o.assignment_id for o in orders.values()}
+    assert stage.assignment_ids(run) == {order.assignment_id for order in orders.values()}
 
 
 @pytest.mark.full
 def test_a_coordinator_that_stops_in_the_evaluation_and_between_rounds_goes_on_to_the_same_model(stage: Stage) -> None:
-    task = stage.task()
-    ann, ben = stage.cast(task, "ann", "ben")
-    expected = final_model(stage, task, ann, ben)
-    run = stage.submit(document("replayed", task, 2))
-    for player in (ann, ben):
-        player.reply(player.order())
+    run, expected, ann, ben = compared(stage)
+    answer(ann, ben)
     stage.wait_round(run, 0, RoundState.STEPPED)
     wait_for(lambda: len(stage.outcomes(run, 0, 1)) == 2, "the evaluation")
     evaluation = ann.order()
@@ -302,8 +280,7 @@ def test_a_round_begins_with_those_who_come_back_after_a_restart(stage: Stage) -
     stage.start()
     stage.resume(run)
     ann.attend(**ann.tasks)  # enough for the minimum
-    wait_for(lambda: "come back" in stage.run(run).reason, "the reason")
-    assert stage.run(run).reason == "waiting for clients to come back after a restart"
+    assert stage.wait_reason(run, "come back") == "waiting for clients to come back after a restart"
     ben.attend(**ben.tasks)
     stage.nudge()
     assert stage.rounds(run) == []
@@ -322,7 +299,7 @@ def test_a_clock_that_is_set_back_after_a_restart_does_not_hold_the_first_round(
     stage.start()
     stage.resume(run)
     ann.attend(**ann.tasks)
-    wait_for(lambda: "come back" in stage.run(run).reason, "the reason")
+    stage.wait_reason(run, "come back")
     stage.clock.ahead -= timedelta(days=3)
     stage.nudge()
     stage.play(run, ann)

@@ -6,54 +6,30 @@ from pathlib import Path
 import pytest
 
 from storage.states import RoundState, RunState
+from tests.coordinator.rounds.scene import Repair, cut, flip, lose
 from tests.few import few_of
-from tests.running import wait_for
-from tests.stage import Player, Stage, spec
+from tests.stage import Player, Stage, reply, spec
 from tests.storage.scene import blob_file
 
-
-def flip(path: Path) -> Callable[[], None]:
-    """Alters one bit of the last byte; returns the repair."""
-    good = path.read_bytes()
-    path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-    return lambda: path.write_bytes(good) and None
+Damage = Callable[[Path], Repair]
 
 
-def lose(path: Path) -> Callable[[], None]:
-    """Removes the file; returns the repair."""
-    good = path.read_bytes()
-    path.unlink()
-    return lambda: path.write_bytes(good) and None
-
-
-def cut(path: Path) -> Callable[[], None]:
-    """Leaves the first half of the file; returns the repair."""
-    good = path.read_bytes()
-    path.write_bytes(good[: len(good) // 2])
-    return lambda: path.write_bytes(good) and None
-
-
-WORDS = {flip: "the bytes of blob", cut: "the bytes of blob", lose: "there is no blob"}
+WORDS: dict[Damage, str] = {flip: "the bytes of blob", cut: "the bytes of blob", lose: "there is no blob"}
 
 
 def begin(stage: Stage) -> tuple[str, list[Player], str]:
     """A run whose first phase lacks one reply, its players, and the model that it comes to when all is well."""
-    task = stage.task()
-    players = stage.cast(task, "ann", "ben")
-    documents = [spec(f"{name}-{stage.count}", task, more="selection.minimum = 2") for name in ("whole", "damaged")]
-    run = stage.submit(documents[0])
-    stage.play(run, *players)
-    damaged = stage.submit(documents[1])
-    return damaged, players, stage.run(run).model
+    whole, players = stage.begin("ann", "ben", more="selection.minimum = 2")
+    stage.play(whole, *players)
+    damaged, players = stage.begin("ann", "ben", more="selection.minimum = 2")
+    return damaged, players, stage.run(whole).model
 
 
 @pytest.mark.parametrize("damage", few_of(WORDS, lose))
-def test_a_damaged_update_holds_the_run_until_it_is_repaired(
-    stage: Stage, damage: Callable[[Path], Callable[[], None]]
-) -> None:
+def test_a_damaged_update_holds_the_run_until_it_is_repaired(stage: Stage, damage: Damage) -> None:
     run, (ann, ben), expected = begin(stage)
     second = ben.order()
-    ann.reply(ann.order())
+    ann.answer()
     payload = stage.replies(run)["ann"].payload
     repair = damage(blob_file(stage.blobs, payload))
     ben.reply(second)
@@ -62,8 +38,7 @@ def test_a_damaged_update_holds_the_run_until_it_is_repaired(
     assert held.reason.endswith("repair it, then resume the run")
     assert stage.rounds(run)[0].state is RoundState.OPEN
     stage.resume(run)  # nothing was repaired: nothing has changed
-    assert payload in stage.wait_state(run, RunState.PAUSED).reason
-    wait_for(lambda: payload in stage.run(run).reason, "the reason")
+    assert payload in stage.wait_reason(run, payload)
     repair()
     stage.resume(run)
     stage.play(run, ann, ben)
@@ -71,15 +46,12 @@ def test_a_damaged_update_holds_the_run_until_it_is_repaired(
 
 
 @pytest.mark.parametrize("damage", few_of(WORDS, cut))
-def test_a_damaged_model_holds_the_run_until_it_is_repaired(
-    stage: Stage, damage: Callable[[Path], Callable[[], None]]
-) -> None:
+def test_a_damaged_model_holds_the_run_until_it_is_repaired(stage: Stage, damage: Damage) -> None:
     run, (ann, ben), expected = begin(stage)
     orders = {player: player.order() for player in (ann, ben)}
     model = stage.rounds(run)[0].base_model
     repair = damage(blob_file(stage.blobs, model))
-    for player in (ann, ben):
-        player.reply(orders[player])
+    reply(orders)
     held = stage.wait_state(run, RunState.PAUSED)
     assert held.reason.startswith(f"storage: {WORDS[damage]} {model}")
     repair()
@@ -95,7 +67,7 @@ def test_a_run_beside_a_damaged_one_goes_on(stage: Stage) -> None:
     beside = stage.submit(spec("beside", stage.task(), more="selection.minimum = 1"))
     (cleo,) = stage.cast(f"task-{stage.count}", "cleo")
     second = ben.order()
-    ann.reply(ann.order())
+    ann.answer()
     repair = flip(blob_file(stage.blobs, stage.replies(run)["ann"].payload))
     ben.reply(second)
     stage.wait_state(run, RunState.PAUSED)

@@ -17,12 +17,12 @@ from sqlalchemy import Engine, event, select, text
 from sqlalchemy.exc import OperationalError
 
 from federation.digests import digest
-from federation.v1.common_pb2 import AssignmentManifest
 from federation.vectors import to_bytes
-from storage.models import Assignment, AuditEntry, Model, Phase, Round
+from storage.models import Assignment, Model, Phase, Round
 from storage.states import AssignmentState, PhaseState, RoundState, RunState
+from tests.coordinator.rounds.scene import wait_rest
 from tests.running import wait_for
-from tests.stage import LAYOUT, MODEL, Player, Stage, spec, vector
+from tests.stage import LAYOUT, MODEL, Player, Stage, reply, vector
 from tests.storage.scene import blob_file
 
 
@@ -59,22 +59,16 @@ def fail() -> None:
 
 def begin(stage: Stage) -> tuple[str, list[Player]]:
     """A paused run of ann and ben, whose models no other run makes."""
-    task = stage.task()
-    players = stage.cast(task, "ann", "ben")
-    document = spec(f"fault-{stage.count}", task, seed=stage.count, algorithm="fedavg", more="selection.minimum = 2")
-    return stage.submit(document, paused=True), players
+    more = "selection.minimum = 2"
+    return stage.begin("ann", "ben", paused=True, seed=stage.count, algorithm="fedavg", more=more)
 
 
 def blocked(stage: Stage) -> bool:
     """Whether somebody waits for a lock. SQLite cannot be asked: there everybody waits for the one writer."""
     if stage.served.database.url.startswith("sqlite"):
         return True
-    with stage.served.database.read() as session:
-        return bool(session.scalar(text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")))
-
-
-def wait_rest(run: str) -> None:
-    wait_for(lambda: all(thread.name != f"run-{run}" for thread in threading.enumerate()), "the conductor to rest")
+    waiting = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+    return bool(stage.look(lambda session: session.scalar(waiting)))
 
 
 def nothing_open(stage: Stage, run: str) -> bool:
@@ -183,8 +177,7 @@ def test_descriptors_that_run_out_for_a_moment_neither_pause_nor_fail_a_run(
         stage.play(run, *players)
     assert len(seen) > 1
     assert [record.message for record in caplog.records if record.exc_info] == []
-    paused = select(AuditEntry).where(AuditEntry.subject == run, AuditEntry.action == "run.paused")
-    assert stage.look(lambda session: session.scalars(paused).all()) == []
+    assert stage.served.entries(subject=run, action="run.paused") == []
 
 
 def test_a_database_that_fails_while_a_failure_is_recorded_leaves_no_run_without_a_conductor(stage: Stage) -> None:
@@ -193,8 +186,7 @@ def test_a_database_that_fails_while_a_failure_is_recorded_leaves_no_run_without
     orders = {player: player.order() for player in players}
     blob_file(stage.blobs, digest(MODEL)).rename(stage.served.home.directory / "lost")
     with at(stage, run, "INSERT INTO audit_log", once(fail)) as seen:
-        for player in players:
-            player.reply(orders[player])
+        reply(orders)
         assert digest(MODEL) in stage.wait_state(run, RunState.PAUSED).reason
     assert seen
     (stage.served.home.directory / "lost").rename(stage.blobs.root / "blake3" / digest(MODEL)[7:9] / digest(MODEL)[9:])
@@ -217,7 +209,7 @@ def test_a_watcher_that_breaks_harms_no_run(stage: Stage) -> None:
     def broken(run_id: str) -> None:
         raise RuntimeError("broken")
 
-    unwatch = stage.served.coordinator._supervisor.watch(broken)
+    unwatch = stage.supervisor.watch(broken)
     run, players = begin(stage)
     stage.resume(run)
     stage.play(run, *players)
@@ -234,11 +226,8 @@ def test_an_update_that_is_accepted_while_its_run_is_stopped_stays_accepted(stag
         player.order()
     stopped = threading.Thread(target=stage.stop_run, args=(run,))
     with stage.served.database.begin() as session:  # as the intake does it
-        ann = session.scalars(
-            select(Assignment)
-            .where(Assignment.assignment_id == stage.assignments(run)["ann"].assignment_id)
-            .with_for_update()
-        ).one()
+        held = select(Assignment).where(Assignment.assignment_id == stage.assignments(run)["ann"].assignment_id)
+        ann = session.scalars(held.with_for_update()).one()
         ann.state = AssignmentState.FULFILLED
         session.flush()
         stopped.start()
@@ -248,10 +237,8 @@ def test_an_update_that_is_accepted_while_its_run_is_stopped_stays_accepted(stag
 
 
 def test_a_client_that_is_revoked_while_a_phase_is_opened_is_not_waited_for(stage: Stage) -> None:
-    task = stage.task()
-    ann, gone = stage.cast(task, "ann", f"leaver-{stage.count}")
-    document = spec(f"revoking-{stage.count}", task, more="selection.minimum = 2\nevaluate.every = 0")
-    run = stage.submit(document, paused=True)
+    leaver, more = f"leaver-{stage.count}", "selection.minimum = 2\nevaluate.every = 0"
+    run, (ann, gone) = stage.begin("ann", leaver, more=more, paused=True)
     revoked = threading.Thread(target=stage.revoke, args=(gone.name,))
 
     def revoke() -> None:
@@ -270,7 +257,7 @@ def test_a_client_that_is_revoked_while_a_phase_is_opened_is_not_waited_for(stag
 def test_a_model_that_two_runs_make_at_the_same_time_is_recorded_once(stage: Stage) -> None:
     run, (ann, ben) = begin(stage)
     stage.resume(run)
-    orders: dict[Player, AssignmentManifest] = {player: player.order() for player in (ann, ben)}
+    orders = {player: player.order() for player in (ann, ben)}
     base = np.frombuffer(MODEL[-4 * LAYOUT.size :], np.float32).astype(np.float64)
     step = np.array([0.5, 0.5]) @ np.array([vector(p.name, o) for p, o in orders.items()], dtype=np.float64)
     made = digest(to_bytes(LAYOUT, (base - step).astype(np.float32)))
@@ -279,12 +266,10 @@ def test_a_model_that_two_runs_make_at_the_same_time_is_recorded_once(stage: Sta
             session.add(Model(digest=made, size=1, parameters=LAYOUT.size, created=stage.clock()))
             session.flush()
             if stage.served.database.url.startswith("postgresql"):  # with SQLite nobody replies in between
-                for player, order in orders.items():
-                    player.reply(order)
+                reply(orders)
                 wait_for(lambda: inserting and blocked(stage), "the run to make it too")
         if not inserting:
-            for player, order in orders.items():
-                player.reply(order)
+            reply(orders)
         stage.play(run, ann, ben)
     assert stage.run(run).model == made
 
@@ -292,10 +277,9 @@ def test_a_model_that_two_runs_make_at_the_same_time_is_recorded_once(stage: Sta
 def test_an_evaluation_waits_for_those_who_come_back_after_a_restart(stage: Stage) -> None:
     run, players = begin(stage)
     stage.resume(run)
-    orders = [player.order() for player in players]
+    orders = {player: player.order() for player in players}
     with at(stage, run, "INSERT INTO phases", fail) as seen:
-        for player, order in zip(players, orders, strict=True):
-            player.reply(order)
+        reply(orders)
         wait_for(lambda: seen, "the evaluation to be opened, in vain")
         stage.stop()
     stage.start()

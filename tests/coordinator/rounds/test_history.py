@@ -3,21 +3,20 @@
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import numpy as np
 import pytest
 
 from coordinator.aggregation import aggregate
 from federation.digests import digest
-from federation.trust.envelope import unseal
-from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
-from storage.models import Round
 from storage.records import canonical
 from storage.retention import collect
 from storage.states import RoundState, RunState
+from tests.coordinator.aggregation.scene import coefficients_of
 from tests.few import few_of
 from tests.running import wait_for
-from tests.stage import MODEL, Player, Stage, spec, vector
+from tests.stage import MODEL, Player, Stage, answer, reply_to, spec, vector
 from tests.storage.scene import blob_file, stored
 
 NAMES = ("ann", "ben", "cleo", "dan", "eve")
@@ -30,11 +29,8 @@ SPECS = {
 
 def begin(stage: Stage, rule: str, names: Sequence[str] = NAMES) -> tuple[str, list[Player]]:
     """A run of rounds with two of five clients each."""
-    task = stage.task()
-    players = stage.cast(task, *names)
-    chosen = 'selection = { method = "count", count = 2, minimum = 5 }'
-    document = spec(task, task, ROUNDS, algorithm=rule, more=f"{chosen}\n{SPECS[rule]}")
-    return stage.submit(document), players
+    more = f'selection = {{ method = "count", count = 2, minimum = 5 }}\n{SPECS[rule]}'
+    return stage.begin(*names, rounds=ROUNDS, algorithm=rule, more=more)
 
 
 def models(stage: Stage, run: str) -> list[str | None]:
@@ -45,21 +41,10 @@ def stepped(stage: Stage, run: str, players: list[Player], number: int) -> None:
     """Plays all rounds before this one, which has begun, and whose orders are kept for later."""
 
     def begun() -> bool:
-        for player in players:
-            for envelope, order in player.orders():
-                if order.round < number:
-                    player.reply(order)
-                else:
-                    player.kept.append((envelope, order))
+        reply_to(players, lambda order: order.round < number)
         return len(stage.rounds(run)) > number
 
     wait_for(begun, f"round {number} of {run}")
-
-
-def step_of(stage: Stage, round_: Round) -> StepManifest:
-    assert round_.step is not None
-    key = stage.served.home.signing_key.public_key()
-    return unseal(SignedEnvelope.FromString(round_.step), StepManifest, key)
 
 
 def entries(stage: Stage, run: str) -> dict[str, dict[str, object]]:
@@ -83,24 +68,21 @@ def test_steps_are_made_and_recorded_with_the_absent_of_the_last_rounds(stage: S
     for round_ in stage.rounds(run):
         t, updates = round_.number, stage.replies(run, round_.number)
         names = sorted(updates)
-        orders = {
-            name: AssignmentManifest.FromString(SignedEnvelope.FromString(assignment.envelope).manifest)
-            for name, assignment in stage.assignments(run, t).items()
-        }
+        orders = stage.orders(run, t)
         U = {name: vector(name, orders[name]) for name in names}
         reach = 2 if rule == "dual-cone" or t >= 2 else 0
         absent = sorted((r, name) for name, (r, _, _) in latest.items() if name not in U and t - r <= reach)
         rows = [*U.values(), *(latest[name][1] for _, name in absent)]
         losses = [updates[name].losses["loss"] for name in names] + [0.0] * len(absent)
         ages = [0] * len(names) + [t - r for r, _ in absent]
-        keys = {"alpha": 0.3} if rule == "fedfv" else {"pre": ["normalise"]}
-        expected = aggregate(rule, rows, losses=losses, ages=ages, tau=2, **keys)
-        manifest = step_of(stage, round_)
-        np.testing.assert_allclose(list(manifest.coefficients), expected.coefficients, rtol=1e-12, atol=1e-15)
+        keys: dict[str, Any] = {"alpha": 0.3} if rule == "fedfv" else {"pre": ["normalise"]}
+        expected = coefficients_of(aggregate(rule, rows, losses=losses, ages=ages, tau=2, **keys))
+        manifest = stage.step(run, t)
+        np.testing.assert_allclose(manifest.coefficients, expected, rtol=1e-12, atol=1e-15)
         signed = [updates[name].envelope_digest for name in names]
         assert list(manifest.replies) == signed + [latest[name][2] for _, name in absent]
-        told = [updates[name].coefficient for name in names]
-        np.testing.assert_allclose(told, expected.coefficients[: len(names)], rtol=1e-12, atol=1e-15)
+        told = np.array([updates[name].coefficient for name in names], dtype=np.float64)
+        np.testing.assert_allclose(told, expected[: len(names)], rtol=1e-12, atol=1e-15)
         latest |= {name: (t, U[name], updates[name].envelope_digest) for name in names}
         looked_back += len(absent)
     assert looked_back >= 4
@@ -156,9 +138,7 @@ def test_an_earlier_update_that_is_lost_holds_the_run_until_it_is_back(stage: St
     lost = next(str(entry["payload"]) for client, entry in entries(stage, run).items() if client not in asked)
     good = blob_file(stage.blobs, lost).read_bytes()
     blob_file(stage.blobs, lost).unlink()
-    for player in players:
-        if player.name in asked:
-            player.reply(player.order())
+    answer(*(player for player in players if player.name in asked))
     held = stage.wait_state(run, RunState.PAUSED)
     assert held.reason.startswith(f"storage: there is no blob {lost} ")
     assert stage.rounds(run)[1].state is RoundState.OPEN
@@ -178,7 +158,7 @@ def test_what_a_revoked_client_sent_before_enters_no_later_step_and_is_forgotten
     stage.revoke(gone)
     playing = [player for player in players if player.name != gone]
     stage.play(run, *playing, until=lambda: stage.rounds(run)[2].stepped is not None)
-    manifest = step_of(stage, stage.rounds(run)[2])
+    manifest = stage.step(run, 2)
     updates = stage.replies(run, 2)
     assert list(manifest.forgotten) == [gone]
     absent = sorted(others, key=lambda name: (before[name]["round"], name))
@@ -199,21 +179,13 @@ def test_a_skipped_round_leaves_the_history_as_it_was(stage: Stage) -> None:
     stepped(stage, run, players, 1)
     before = entries(stage, run)
     for player in players:
-        for _, order in wait_for_orders(stage, run, player):
-            player.decline(order, "busy")
+        if player.name in stage.rounds(run)[1].selected:
+            player.decline(player.order(), "busy")
     assert stage.wait_round(run, 1).state is RoundState.SKIPPED
     assert entries(stage, run) == before
 
 
-def wait_for_orders(stage: Stage, run: str, player: Player) -> list[tuple[SignedEnvelope, AssignmentManifest]]:
-    """What a player is asked in round 1, where it is asked."""
-    if player.name not in stage.rounds(run)[1].selected:
-        return []
-    return wait_for(player.orders, f"an assignment for {player.name}")
-
-
 def test_a_specification_cannot_mix_with_earlier_updates(stage: Stage) -> None:
+    document = spec("mixed", "any", algorithm="fedfv", more='algorithm.tau = 1\nalgorithm.pre = ["nnm"]')
     with pytest.raises(Exception, match=r'algorithm\.tau: not together with the stage "nnm"'):
-        stage.submit(
-            spec("mixed", "any", algorithm="fedfv", more='algorithm.tau = 1\nalgorithm.pre = ["nnm"]'), model=MODEL
-        )
+        stage.submit(document, model=MODEL)

@@ -1,15 +1,12 @@
 """The engine knows phases, not algorithms: it carries any sequence that an algorithm asks for, across restarts."""
 
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from coordinator.aggregation import registry
 from coordinator.aggregation.base import Algorithm
 from coordinator.aggregation.diagnostics import describe
 from coordinator.aggregation.interface import Combination, Rows, TooFewUpdatesError
@@ -21,12 +18,9 @@ from coordinator.rounds.conversation import _continued
 from coordinator.rounds.fleets.base import Skipped
 from federation.sketches.base import SketchError
 from federation.spec.run_spec import RunSpec
-from federation.trust.envelope import unseal
-from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
-from federation.vectors import read_vector
 from storage.states import RoundState, RunState
+from tests.coordinator.rounds.scene import Averaging, register, wait_rest
 from tests.few import few_of
-from tests.running import wait_for
 from tests.stage import MODEL, Player, Stage, spec, vector
 from tests.works import work_of
 
@@ -59,14 +53,10 @@ class Rehearsed(Algorithm):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FirstThoughts(Algorithm):
+class FirstThoughts(Averaging):
     """Everybody trains twice, and the step is made of the first replies."""
 
     name: ClassVar[str] = "first-thoughts"
-
-    def combine(self, rows: Rows) -> Combination:
-        """The plain average."""
-        return Combination(rows.prior, rows.prior, {}, describe(rows.gram, rows.prior, rows.prior))
 
     def round(self, context: RoundContext) -> RoundGenerator:
         first = yield TrainingPhase()
@@ -75,7 +65,7 @@ class FirstThoughts(Algorithm):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrawnAnew(FirstThoughts):
+class DrawnAnew(Averaging):
     """Clients that are drawn for the purpose train; the step is their average."""
 
     name: ClassVar[str] = "drawn-anew"
@@ -86,7 +76,7 @@ class DrawnAnew(FirstThoughts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NobodyFirst(FirstThoughts):
+class NobodyFirst(Averaging):
     """A phase that asks nobody, as when all its clients were revoked meanwhile; then everybody trains."""
 
     name: ClassVar[str] = "nobody-first"
@@ -99,7 +89,7 @@ class NobodyFirst(FirstThoughts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interrupted(FirstThoughts):
+class Interrupted(Averaging):
     """While it thinks about how its first attempt ends, an operator acts."""
 
     name: ClassVar[str] = "interrupted"
@@ -125,7 +115,7 @@ class TrainingWithInput(TrainingPhase):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WithInputs(FirstThoughts):
+class WithInputs(Averaging):
     """Everybody trains, with an input besides the model."""
 
     name: ClassVar[str] = "with-inputs"
@@ -135,41 +125,28 @@ class WithInputs(FirstThoughts):
         return Step(trained, self.combine(trained.rows(context)))
 
 
-TOYS = (Rehearsed, FirstThoughts, DrawnAnew, NobodyFirst, Interrupted, WithInputs)
-
-
 @pytest.fixture(autouse=True)
 def _toys(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {**registry.ALGORITHMS, **{toy.name: toy for toy in TOYS}}
-    monkeypatch.setattr(registry, "ALGORITHMS", MappingProxyType(known))
+    register(monkeypatch, Rehearsed, FirstThoughts, DrawnAnew, NobodyFirst, Interrupted, WithInputs)
 
 
 NAMES = ("ann", "ben", "cleo", "dan", "eve", "fay")
 
 
 def begin(stage: Stage, algorithm: str, *, rounds: int = 1, more: str = "") -> tuple[str, list[Player]]:
-    task = stage.task()
-    players = stage.cast(task, *NAMES)
-    text = spec(f"{algorithm}-{stage.count}", task, rounds, algorithm=algorithm, more=f"selection.minimum = 6\n{more}")
-    return stage.submit(text), players
+    return stage.begin(*NAMES, algorithm=algorithm, rounds=rounds, more=f"selection.minimum = 6\n{more}")
 
 
 def rows_of(stage: Stage, run: str, phase: int, number: int = 0) -> dict[str, np.ndarray]:
     """What each client sent in a phase."""
-    found = {}
-    for client, assignment in stage.assignments(run, number, phase).items():
-        order = AssignmentManifest.FromString(SignedEnvelope.FromString(assignment.envelope).manifest)
-        found[client] = vector(client, order)
-    return found
+    return {client: vector(client, order) for client, order in stage.orders(run, number, phase).items()}
 
 
 def averaged(stage: Stage, run: str, rows: list[np.ndarray], number: int = 0) -> None:
     """The step of the round is along the average of these rows."""
     round_ = stage.rounds(run)[number]
-    assert round_.result_model is not None
-    base = read_vector(stage.blobs.local(round_.base_model))[1]
-    made = read_vector(stage.blobs.local(round_.result_model))[1]
-    np.testing.assert_allclose(made, base - np.mean(rows, axis=0), rtol=1e-5, atol=1e-6)
+    expected = stage.parameters(round_.base_model) - np.mean(rows, axis=0)
+    np.testing.assert_allclose(stage.parameters(round_.result_model), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_phases_for_some_of_the_clients_are_carried_to_the_step(stage: Stage) -> None:
@@ -177,23 +154,14 @@ def test_phases_for_some_of_the_clients_are_carried_to_the_step(stage: Stage) ->
     stage.play(run, *players)
     for number in (0, 1):
         kinds = [(phase.kind, phase.number, phase.wanted) for phase in stage.phases(run, number)]
-        assert kinds == [
-            ("train", 0, 6),
-            ("train", 1, 2),
-            ("evaluate", 2, 2),
-            ("evaluate", 3, 6),
-        ]
+        assert kinds == [("train", 0, 6), ("train", 1, 2), ("evaluate", 2, 2), ("evaluate", 3, 6)]
         first = rows_of(stage, run, 0, number)
         longest = sorted(sorted(NAMES, key=lambda name: float(first[name].astype(np.float64) @ first[name]))[-2:])
         assert sorted(stage.assignments(run, number, 1)) == sorted(stage.assignments(run, number, 2)) == longest
         second = rows_of(stage, run, 1, number)
         averaged(stage, run, [second[name] for name in longest], number)
     assert stage.run(run).state_data == {"rule": {"rounds": 2}, "vectors": {}, "blobs": []}
-    splits = [
-        list(work_of(AssignmentManifest.FromString(SignedEnvelope.FromString(a.envelope).manifest)).splits)
-        for phase in (2, 3)
-        for a in stage.assignments(run, 0, phase).values()
-    ]
+    splits = [list(work_of(order).splits) for phase in (2, 3) for order in stage.orders(run, 0, phase).values()]
     assert splits == [["validation"]] * 2 + [["train", "test"]] * 6
 
 
@@ -202,25 +170,20 @@ def test_a_drawn_phase_asks_a_choice_of_its_own(stage: Stage) -> None:
     run, players = begin(stage, "drawn-anew", more=more)
     stage.play(run, *players)
     asked, selected = sorted(stage.assignments(run)), stage.rounds(run)[0].selected
-    given = RunSpec.parse(stage.run(run).spec)
-    drawn = {
-        purpose: selection.select(
-            given.selection, dict.fromkeys(NAMES, 1), seed=given.seed, round_number=0, purpose=purpose
-        )
+    given, pool = RunSpec.parse(stage.run(run).spec), dict.fromkeys(NAMES, 1)
+    drawn = [
+        selection.select(given.selection, pool, seed=given.seed, round_number=0, purpose=purpose)
         for purpose in ("select", "anew")
-    }
-    assert (selected, asked) == (drawn["select"], drawn["anew"])
-    assert drawn["select"] != drawn["anew"]
+    ]
+    assert [selected, asked] == drawn
+    assert drawn[0] != drawn[1]
 
 
 def test_a_phase_that_asks_nobody_is_closed_at_once(stage: Stage) -> None:
     run, players = begin(stage, "nobody-first")
     stage.play(run, *players)
-    assert [(phase.kind, phase.wanted) for phase in stage.phases(run)] == [
-        ("evaluate", 0),
-        ("train", 6),
-        ("evaluate", 6),
-    ]
+    asked = [(phase.kind, phase.wanted) for phase in stage.phases(run)]
+    assert asked == [("evaluate", 0), ("train", 6), ("evaluate", 6)]
 
 
 def test_a_later_phase_needs_its_own_quorum(stage: Stage) -> None:
@@ -231,12 +194,10 @@ def test_a_later_phase_needs_its_own_quorum(stage: Stage) -> None:
         if player.name == asked[0]:
             player.decline(player.order(), "busy")
         elif player.name == asked[1]:
-            player.reply(player.order())
+            player.answer()
     skipped = stage.wait_round(run, 0)
-    assert (skipped.state, skipped.reason) == (
-        RoundState.SKIPPED,
-        "quorum: 1 of 2 clients replied, 2 are needed",
-    )
+    assert skipped.state is RoundState.SKIPPED
+    assert skipped.reason == "quorum: 1 of 2 clients replied, 2 are needed"
 
 
 def test_the_quorum_of_a_phase_is_of_the_replies_that_it_wanted_when_it_was_opened(stage: Stage) -> None:
@@ -286,17 +247,13 @@ def test_the_inputs_of_a_round_count_as_its_traffic(stage: Stage) -> None:
 def test_a_restart_between_phases_replays_those_before(stage: Stage, phase: int) -> None:
     expected, players = begin(stage, "rehearsed")
     stage.play(expected, *players)
-    task = stage.task()
-    for player in players:
-        player.attend(**{task: 10})
-    text = spec(f"again-{stage.count}", task, algorithm="rehearsed", more="selection.minimum = 6")
-    run = stage.submit(text)
+    run, players = begin(stage, "rehearsed")
     stage.play(run, *players, until=lambda: stage.assignments(run, 0, phase), phases=phase)
-    before = {n: {a.assignment_id for a in stage.assignments(run, 0, n).values()} for n in range(phase + 1)}
+    before = {n: stage.assignment_ids(run, 0, n) for n in range(phase + 1)}
     stage.restart()
     stage.play(run, *players)
     assert stage.run(run).model == stage.run(expected).model != stage.run(run).initial_model
-    after = {n: {a.assignment_id for a in stage.assignments(run, 0, n).values()} for n in range(phase + 1)}
+    after = {n: stage.assignment_ids(run, 0, n) for n in range(phase + 1)}
     assert after == before  # nobody was asked twice
 
 
@@ -305,27 +262,19 @@ def test_the_record_names_the_replies_that_the_step_was_made_of(stage: Stage) ->
     stage.play(run, *players)
     first = rows_of(stage, run, 0)
     averaged(stage, run, [first[name] for name in NAMES])
-    round_ = stage.rounds(run)[0]
-    assert round_.step is not None
-    key = stage.served.home.signing_key.public_key()
-    step = unseal(SignedEnvelope.FromString(round_.step), StepManifest, key)
+    step = stage.step(run)
     updates = [stage.replies(run, 0, phase) for phase in (0, 1)]
     assert list(step.replies) == [updates[0][name].envelope_digest for name in NAMES]
     for name in NAMES:
         assert updates[0][name].weight == pytest.approx(1 / 6)
         assert updates[0][name].norm == pytest.approx(np.linalg.norm(first[name].astype(np.float64)))
-        assert updates[1][name].weight is None
-        assert updates[1][name].norm is None
+        assert (updates[1][name].weight, updates[1][name].norm) == (None, None)
 
 
 def test_an_algorithm_that_breaks_fails_its_run_alone_and_says_how(stage: Stage) -> None:
     run, players = begin(stage, "rehearsed", more="algorithm.best = 7")
     beside = stage.submit(spec(f"beside-{stage.count}", f"task-{stage.count}", more="selection.minimum = 6"))
-
-    def failed() -> bool:
-        return stage.run(run).state is RunState.FAILED
-
-    stage.play(run, *players, until=failed)
+    stage.play(run, *players, until=lambda: stage.run(run).state is RunState.FAILED)
     row = stage.run(run)
     assert row.reason.startswith("ValueError: there are only 6 ")
     assert row.model == row.initial_model
@@ -348,7 +297,7 @@ def test_the_end_of_a_round_is_not_recorded_while_its_run_is_paused(
     pauses = iter([stage.pause])
     monkeypatch.setattr(Interrupted, "operator", lambda: [pause(run) for pause in pauses], raising=False)
     stage.play(run, *players, until=lambda: stage.run(run).state is RunState.PAUSED)
-    wait_for(lambda: f"run-{run}" not in [thread.name for thread in threading.enumerate()], "the conductor to stop")
+    wait_rest(run)
     (held,) = stage.rounds(run)
     assert (held.state, held.attempt, held.step) == (RoundState.OPEN, 0, None)
     stage.resume(run)

@@ -2,17 +2,14 @@
 
 from pathlib import Path
 
-import grpc
 import pytest
 
-from federation.line.channels import refusal_from_rpc_error
 from federation.v1 import admin_pb2 as admin
 from simulation import SimulationError
 from simulation.simulate import Simulation
 from storage.states import RoundState, RunState
-from tests.harness import refused
-from tests.running import SECONDS, wait_for
-from tests.stage import LONG, Stage, spec
+from tests.running import SECONDS, refused
+from tests.stage import LONG, Stage, answer, spec
 
 
 def tag(stage: Stage, client: str, *tags: str) -> list[str]:
@@ -24,21 +21,13 @@ def begun(stage: Stage, task: str, more: str, rounds: int = 1) -> str:
     return stage.submit(spec(f"required-{stage.count}", task, rounds, more=more))
 
 
-def reason(stage: Stage, run: str, words: str) -> str:
-    return wait_for(lambda: stage.run(run).reason if words in stage.run(run).reason else "", words)
-
-
 def test_a_round_asks_members_of_the_run_with_its_tags_and_nobody_who_is_excluded(stage: Stage) -> None:
     task = stage.task()
     ann, ben, cleo, dan = stage.cast(task, "ann", "ben", "cleo", "dan")
     assert tag(stage, "ann", "north", "large", "north") == ["large", "north"]
     assert [tag(stage, name, "north") for name in ("ben", "cleo")] == [["north"], ["north"]]
-    run = begun(
-        stage,
-        task,
-        "selection.tags = ['north']\nselection.exclude = ['ben']\nselection.members = ['ann', 'cleo', 'dan']",
-        rounds=2,
-    )
+    more = "selection = { tags = ['north'], exclude = ['ben'], members = ['ann', 'cleo', 'dan'] }"
+    run = begun(stage, task, more, rounds=2)
     stage.play(run, ann, ben, cleo, dan, until=lambda: len(stage.rounds(run)) == 2)
     assert stage.rounds(run)[0].selected == ["ann", "cleo"]
     assert tag(stage, "cleo") == []
@@ -61,11 +50,9 @@ def test_a_round_asks_members_of_the_run_with_its_tags_and_nobody_who_is_exclude
 def test_a_selection_of_clients_that_do_not_exist_is_refused(stage: Stage, more: str, words: str) -> None:
     task = stage.task()
     stage.cast(task, "ann")
-    with pytest.raises(grpc.RpcError) as caught:
+    with refused("INVALID_ARGUMENT", "spec") as messages:
         begun(stage, task, more)
-    refusal = refusal_from_rpc_error(caught.value)
-    assert (refusal.status, refusal.reason) == ("INVALID_ARGUMENT", "spec")
-    assert words in refusal.message
+    assert words in messages[0]
 
 
 @pytest.mark.parametrize("bad", ["North", "", "a b", "x" * 64])
@@ -82,7 +69,7 @@ def test_a_round_waits_for_a_required_client_and_says_for_whom(stage: Stage) -> 
     ann, ben = stage.cast(task, "ann", "ben")
     ben.leave()
     run = begun(stage, task, "selection.required = ['ben']")
-    reason(stage, run, "waiting for required clients: ben does not attend")
+    stage.wait_reason(run, "waiting for required clients: ben does not attend")
     ben.attend(**{task: 10})
     stage.play(run, ann, ben)
     assert stage.wait_state(run, RunState.COMPLETED).reason == ""
@@ -95,7 +82,7 @@ def test_a_round_is_skipped_after_its_patience_and_three_in_a_row_end_the_run(st
     ben.leave()
     run = begun(stage, task, "selection.required = ['ben']\nselection.patience_seconds = 600", rounds=5)
     for number in range(3):
-        reason(stage, run, "waiting for required clients: ben")
+        stage.wait_reason(run, "waiting for required clients: ben")
         assert len(stage.rounds(run)) == number
         stage.clock.ahead += LONG
         stage.nudge()
@@ -109,12 +96,10 @@ def test_a_round_is_skipped_after_its_patience_and_three_in_a_row_end_the_run(st
 
 
 def test_a_round_without_the_reply_of_a_required_client_makes_no_step(stage: Stage) -> None:
-    task = stage.task()
-    ann, ben, cleo = stage.cast(task, "ann", "ben", "cleo")
-    run = begun(stage, task, "selection.required = ['ben']\nselection.minimum = 3", rounds=2)
+    more = "selection = { required = ['ben'], minimum = 3 }"
+    run, (ann, ben, cleo) = stage.begin("ann", "ben", "cleo", rounds=2, more=more)
     ben.decline(ben.order(), "limit:steps")
-    for player in (ann, cleo):
-        player.reply(player.order())
+    answer(ann, cleo)
     skipped = stage.wait_round(run, 0, RoundState.SKIPPED)
     assert skipped.reason == "required: ben declined (limit:steps)"
     assert skipped.metrics["required/missing"] == 1.0
@@ -123,17 +108,12 @@ def test_a_round_without_the_reply_of_a_required_client_makes_no_step(stage: Sta
     assert stage.rounds(run)[1].state is RoundState.COMPLETED
 
 
-FIRST_OF_THREE = (
-    "selection.required = ['ben']\nselection.method = 'count'\nselection.count = 1\n"
-    "selection.over_selection = 3.0\nselection.minimum = 3"
-)
+FIRST_OF_THREE = "selection = { required = ['ben'], method = 'count', count = 1, over_selection = 3.0, minimum = 3 }"
 
 
 def test_a_phase_with_enough_replies_waits_for_a_required_client(stage: Stage) -> None:
-    task = stage.task()
-    ann, ben, cleo = stage.cast(task, "ann", "ben", "cleo")
-    run = begun(stage, task, FIRST_OF_THREE)
-    ann.reply(ann.order())
+    run, (ann, ben, cleo) = stage.begin("ann", "ben", "cleo", more=FIRST_OF_THREE)
+    ann.answer()
     held = ben.order()
     assert stage.outcomes(run)["cleo"] == ("OPEN", "")
     ben.reply(held)
@@ -145,19 +125,14 @@ def test_a_phase_with_enough_replies_waits_for_a_required_client(stage: Stage) -
 
 
 def test_a_phase_waits_for_a_required_client_until_its_deadline(stage: Stage) -> None:
-    task = stage.task()
-    ann, ben, cleo = stage.cast(task, "ann", "ben", "cleo")
-    run = begun(stage, task, FIRST_OF_THREE)
-    ann.reply(ann.order())
+    run, (ann, ben, cleo) = stage.begin("ann", "ben", "cleo", more=FIRST_OF_THREE)
+    ann.answer()
     for player in (ben, cleo):
         player.order()
     stage.pass_deadline()
     assert stage.wait_round(run, 0, RoundState.SKIPPED).reason == "required: ben gave no reply"
-    assert stage.outcomes(run) == {
-        "ann": ("FULFILLED", ""),
-        "ben": ("EXPIRED", "deadline"),
-        "cleo": ("CANCELLED", "not-needed"),
-    }
+    ended = {"ann": ("FULFILLED", ""), "ben": ("EXPIRED", "deadline"), "cleo": ("CANCELLED", "not-needed")}
+    assert stage.outcomes(run) == ended
 
 
 SIMULATED = b"""

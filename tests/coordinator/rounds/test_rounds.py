@@ -6,25 +6,20 @@ from pathlib import Path
 
 import grpc
 import pytest
-from sqlalchemy import select
-from typer.testing import CliRunner
 
 from coordinator.rounds import selection
 from federation.digests import digest
 from federation.spec.run_spec import RunSpec
 from federation.v1.admin_pb2 import RunHeader, SubmitRunRequest
-from federation.v1.federation_pb2 import AttendRequest, Heartbeat
-from fedpareto.cli.main import app
+from federation.v1.federation_pb2 import Heartbeat
 from storage.models import AuditEntry
 from storage.states import PhaseState, RoundState, RunState
-from tests.running import refused, wait_for
+from tests.running import command, refused, wait_for
 from tests.stage import MODEL, Stage, spec
 
 
 def test_a_run_goes_from_its_first_round_to_its_last(stage: Stage) -> None:
-    task = stage.task()
-    players = stage.cast(task, "ann", "ben", "cleo")
-    run = stage.submit(spec("whole", task, rounds=3, more="selection.minimum = 3"))
+    run, players = stage.begin("ann", "ben", "cleo", rounds=3, more="selection.minimum = 3")
     stage.play(run, *players)
     row, rounds = stage.run(run), stage.rounds(run)
     assert (row.reason, row.initial_model) == ("", digest(MODEL))
@@ -35,24 +30,18 @@ def test_a_run_goes_from_its_first_round_to_its_last(stage: Stage) -> None:
     assert row.model == rounds[2].result_model
     assert len({row.initial_model, *(round_.result_model for round_ in rounds)}) == 4
     for number in range(3):
-        phases = stage.phases(run, number)
-        assert [(phase.kind, phase.state) for phase in phases] == [
-            ("train", PhaseState.CLOSED),
-            ("evaluate", PhaseState.CLOSED),
-        ]
+        phases = [(phase.kind, phase.state) for phase in stage.phases(run, number)]
+        assert phases == [("train", PhaseState.CLOSED), ("evaluate", PhaseState.CLOSED)]
         for phase in (0, 1):
             assert stage.outcomes(run, number, phase) == dict.fromkeys(("ann", "ben", "cleo"), ("FULFILLED", ""))
 
 
 def test_models_are_evaluated_every_so_many_rounds_and_in_the_last_one_and_the_end_is_on_record(stage: Stage) -> None:
-    task = stage.task()
-    (ann,) = stage.cast(task, "ann")
-    run = stage.submit(spec("seldom", task, rounds=5, more="selection.minimum = 1\nevaluate.every = 2"))
+    run, (ann,) = stage.begin("ann", rounds=5, more="selection.minimum = 1\nevaluate.every = 2")
     stage.play(run, ann)
     evaluated = ["evaluate" in [phase.kind for phase in stage.phases(run, number)] for number in range(5)]
     assert evaluated == [False, True, False, True, True]
-    entries = select(AuditEntry).where(AuditEntry.subject == run, AuditEntry.action.startswith("run."))
-    (end,) = [one for one in stage.look(lambda s: list(s.scalars(entries))) if one.action != "run.submitted"]
+    _, end = stage.served.entries(AuditEntry.action.startswith("run."), subject=run)
     assert (end.actor, end.action, end.detail) == ("coordinator", "run.completed", "")
 
 
@@ -60,49 +49,40 @@ def test_models_are_evaluated_every_so_many_rounds_and_in_the_last_one_and_the_e
 
 
 def test_over_selection_takes_the_first_answers_and_tells_the_others_to_stop(stage: Stage) -> None:
-    task = stage.task()
-    players = {player.name: player for player in stage.cast(task, "ann", "ben", "cleo", "dan")}
     more = 'selection = { method = "count", count = 2, over_selection = 2.0, minimum = 4 }\nevaluate.every = 0'
-    run = stage.submit(spec("over", task, rounds=2, more=more))
+    run, cast = stage.begin("ann", "ben", "cleo", "dan", rounds=2, more=more)
+    players = {player.name: player for player in cast}
     orders = {name: player.order() for name, player in players.items()}
     first = stage.rounds(run)[0]
     assert (first.selected, first.wanted, stage.phases(run)[0].wanted) == (["ann", "ben", "cleo", "dan"], 2, 2)
     players["dan"].reply(orders["dan"])
     players["ben"].reply(orders["ben"])
     stage.wait_round(run, 0)
-    assert stage.outcomes(run) == {
-        "ann": ("CANCELLED", "not-needed"),
-        "ben": ("FULFILLED", ""),
-        "cleo": ("CANCELLED", "not-needed"),
-        "dan": ("FULFILLED", ""),
-    }
+    needless = dict.fromkeys(("ann", "cleo"), ("CANCELLED", "not-needed"))
+    assert stage.outcomes(run) == needless | dict.fromkeys(("ben", "dan"), ("FULFILLED", ""))
     assert {name for name, update in stage.replies(run).items() if update.weight is not None} == {"ben", "dan"}
     for late in ("ann", "cleo"):
         with refused("FAILED_PRECONDITION", "assignment-closed") as message:
             players[late].submit(orders[late])
         assert "not-needed" in message[0]
-        wait_for(lambda late=late: players[late].orders() or players[late].cancelled, f"a word to {late}")
-        assert [(c.assignment_id, c.reason) for c in players[late].cancelled] == [
-            (orders[late].assignment_id, "not-needed")
-        ]
+        player = players[late]
+        wait_for(lambda player=player: player.orders() or player.cancelled, f"a word to {late}")  # type: ignore[misc]
+        (cancelled,) = players[late].cancelled
+        assert (cancelled.assignment_id, cancelled.reason) == (orders[late].assignment_id, "not-needed")
     assert not players["ben"].cancelled
 
 
 def test_a_round_without_its_quorum_is_skipped_and_the_next_one_goes_on_from_the_same_model(stage: Stage) -> None:
-    task = stage.task()
-    ann, ben, cleo = stage.cast(task, "ann", "ben", "cleo")
-    run = stage.submit(spec("quorum", task, rounds=2, more="selection = { minimum = 3, quorum = 0.6 }"))
+    more = "selection = { minimum = 3, quorum = 0.6 }"
+    run, (ann, ben, cleo) = stage.begin("ann", "ben", "cleo", rounds=2, more=more)
     order, late, _ = ann.order(), ben.order(), cleo.order()
     ann.reply(order)
     stage.pass_deadline()
     skipped = stage.wait_round(run, 0)
     assert (skipped.state, skipped.result_model, skipped.step) == (RoundState.SKIPPED, None, None)
     assert skipped.reason == "quorum: 1 of 3 clients replied, 2 are needed"
-    assert stage.outcomes(run) == {
-        "ann": ("FULFILLED", ""),
-        "ben": ("EXPIRED", "deadline"),
-        "cleo": ("EXPIRED", "deadline"),
-    }
+    late_ones = dict.fromkeys(("ben", "cleo"), ("EXPIRED", "deadline"))
+    assert stage.outcomes(run) == {"ann": ("FULFILLED", "")} | late_ones
     with refused("FAILED_PRECONDITION", "deadline"):
         ben.submit(late)
     stage.play(run, ann, ben, cleo)
@@ -112,11 +92,9 @@ def test_a_round_without_its_quorum_is_skipped_and_the_next_one_goes_on_from_the
 
 
 def test_a_quorum_that_is_met_at_the_deadline_makes_a_step_without_the_stragglers(stage: Stage) -> None:
-    task = stage.task()
-    ann, ben, cleo = stage.cast(task, "ann", "ben", "cleo")
-    run = stage.submit(spec("stragglers", task, more="selection = { minimum = 3, quorum = 0.6 }"))
-    ann.reply(ann.order())
-    ben.reply(ben.order())
+    run, (ann, ben, cleo) = stage.begin("ann", "ben", "cleo", more="selection = { minimum = 3, quorum = 0.6 }")
+    ann.answer()
+    ben.answer()
     straggler = cleo.order()
     stage.pass_deadline()
     stage.wait_round(run, 0, RoundState.STEPPED)
@@ -126,7 +104,7 @@ def test_a_quorum_that_is_met_at_the_deadline_makes_a_step_without_the_straggler
     assert (cleo.cancelled[0].assignment_id, cleo.cancelled[0].reason) == (straggler.assignment_id, "deadline")
     # The evaluation asks the straggler too, and has a deadline of its own.
     assert set(stage.outcomes(run, 0, 1)) == {"ann", "ben", "cleo"}
-    ann.reply(ann.order())
+    ann.answer()
     stage.pass_deadline()
     stage.wait_state(run, RunState.COMPLETED)
     assert {client for client, _ in stage.evaluations(run)} == {"ann"}
@@ -134,10 +112,8 @@ def test_a_quorum_that_is_met_at_the_deadline_makes_a_step_without_the_straggler
 
 
 def test_rounds_that_are_skipped_in_a_row_fail_the_run(stage: Stage) -> None:
-    task = stage.task()
-    ann, ben = stage.cast(task, "ann", "ben")
     more = "selection = { minimum = 2, quorum = 1.0 }\nlimits.skipped_rounds = 2\nevaluate.every = 0"
-    run = stage.submit(spec("skipped", task, rounds=9, more=more))
+    run, (ann, ben) = stage.begin("ann", "ben", rounds=9, more=more)
     replies = [1, 2, 1, 0]  # a step in between starts the count of skipped rounds again
     for number, count in enumerate(replies):
         for i, player in enumerate((ann, ben)):
@@ -148,9 +124,8 @@ def test_rounds_that_are_skipped_in_a_row_fail_the_run(stage: Stage) -> None:
                 player.decline(order, "busy")
         stage.wait_round(run, number)
     failed = stage.wait_state(run, RunState.FAILED)
-    assert failed.reason == (
-        "2 rounds in a row were skipped; the last one: quorum: 0 of 2 clients replied, 2 are needed"
-    )
+    quorum = "quorum: 0 of 2 clients replied, 2 are needed"
+    assert failed.reason == f"2 rounds in a row were skipped; the last one: {quorum}"
     assert failed.model == stage.rounds(run)[1].result_model
     assert len(stage.rounds(run)) == 4
 
@@ -158,9 +133,7 @@ def test_rounds_that_are_skipped_in_a_row_fail_the_run(stage: Stage) -> None:
 def test_a_run_in_which_no_round_has_made_a_step_fails_and_its_model_is_the_initial_one(
     stage: Stage, tmp_path: Path
 ) -> None:
-    task = stage.task()
-    (ann,) = stage.cast(task, "ann")
-    run = stage.submit(spec("stepless", task, rounds=2))
+    run, (ann,) = stage.begin("ann", rounds=2)
     for number in range(2):
         ann.decline(ann.order(), "busy")
         stage.wait_round(run, number)
@@ -169,33 +142,28 @@ def test_a_run_in_which_no_round_has_made_a_step_fails_and_its_model_is_the_init
     assert failed.reason == f"no step was made in any of its 2 rounds; {last}"
     assert failed.model == failed.initial_model
 
-    def command(*arguments: str) -> tuple[int, str]:
-        done = CliRunner().invoke(app, [*arguments])
-        return done.exit_code, done.output + str(done.exception or "")
+    def said(*arguments: object, code: int = 0) -> str:
+        done = command(*arguments, code=code)
+        return " ".join(f"{done.output} {done.exception or ''}".split())
 
-    home = ("--home", str(stage.served.home.admin_dir))
-    code, said = command("admin", *home, "watch", run)
-    assert (code, f"did not complete: FAILED {failed.reason}" in said, "its model" in said) == (1, True, False), said
-    model, bundle = tmp_path / "model.safetensors", tmp_path / "run.fedpareto"
-    code, said = command("admin", *home, "export", run, "--out", str(model))
-    assert (code, "the model that the run began with" in " ".join(said.split())) == (0, True), said
-    code, said = command("admin", *home, "export", run, "--best", "loss", "--out", str(tmp_path / "best"))
-    assert (code, "no model of run" in said) == (1, True), said
-    code, said = command("admin", *home, "bundle", run, "--payloads", "--yes", "--out", str(bundle))
-    assert code == 0, said
-    code, said = command("verify", str(bundle), "--model", str(model))
-    assert (code, "everything else was verified" in " ".join(said.split())) == (0, True), said
-    page = tmp_path / "report.html"
-    assert command("report", run, *home, "--out", str(page))[0] == 0
+    home = ("--home", stage.served.home.admin_dir)
+    told = said("admin", *home, "watch", run, code=1)
+    assert f"did not complete: FAILED {failed.reason}" in told
+    assert "its model" not in told
+    model, bundle, page = (tmp_path / name for name in ("model.safetensors", "run.fedpareto", "report.html"))
+    assert "the model that the run began with" in said("admin", *home, "export", run, "--out", model)
+    best = ("--best", "loss", "--out", tmp_path / "best")
+    assert "no model of run" in said("admin", *home, "export", run, *best, code=1)
+    said("admin", *home, "bundle", run, "--payloads", "--yes", "--out", bundle)
+    assert "everything else was verified" in said("verify", bundle, "--model", model)
+    said("report", run, *home, "--out", page)
     assert "the initial one: no round has made a step" in page.read_text()
 
 
 def test_a_client_that_declines_is_not_waited_for_and_its_reason_is_kept(stage: Stage) -> None:
-    task = stage.task()
-    ann, ben = stage.cast(task, "ann", "ben")
-    run = stage.submit(spec("declined", task, more="selection = { minimum = 2, quorum = 0.5 }"))
+    run, (ann, ben) = stage.begin("ann", "ben", more="selection = { minimum = 2, quorum = 0.5 }")
     ben.decline(ben.order(), "disk-full", "no room for the\x1b[31m model")
-    ann.reply(ann.order())
+    ann.answer()
     stage.wait_round(run, 0, RoundState.STEPPED)
     declined = stage.assignments(run)["ben"]
     assert (declined.state, declined.reason) == ("DECLINED", "disk-full")
@@ -204,9 +172,7 @@ def test_a_client_that_declines_is_not_waited_for_and_its_reason_is_kept(stage: 
 
 
 def test_a_phase_that_everybody_declines_is_over_at_once(stage: Stage) -> None:
-    task = stage.task()
-    ann, ben = stage.cast(task, "ann", "ben")
-    run = stage.submit(spec("nobody", task, more="selection.minimum = 2"))
+    run, (ann, ben) = stage.begin("ann", "ben", more="selection.minimum = 2")
     for player in (ann, ben):
         player.decline(player.order(), "busy")
     skipped = stage.wait_round(run, 0)
@@ -271,13 +237,12 @@ def test_selection_is_seeded_and_recorded(stage: Stage, rule: str, asked: int) -
 def test_a_pool_of_those_who_attend_leaves_the_absent_alone_and_a_pool_of_the_enrolled_does_not(stage: Stage) -> None:
     task = stage.task()
     ann, ben = stage.cast(task, "ann", "ben")
-    ben.leave()
-    wait_for(lambda: "ben" not in stage.served.coordinator._supervisor._presence.attending(), "ben to be gone")
+    stage.hang_up(ben)
     attending = stage.submit(spec("attending", task, more='selection.pool = "attending"'))
     stage.play(attending, ann)
     assert set(stage.outcomes(attending)) == set(stage.outcomes(attending, 0, 1)) == {"ann"}
     enrolled = stage.submit(spec("enrolled", task, more='selection.pool = "enrolled"'))
-    ann.reply(ann.order())
+    ann.answer()
     assert stage.outcomes(enrolled) == {"ann": ("FULFILLED", ""), "ben": ("OPEN", "")}
     ben.attend(**{task: 10})  # finds its assignment waiting
     stage.play(enrolled, ann, ben)
@@ -295,9 +260,8 @@ def test_a_run_of_a_task_that_no_member_offers_says_at_submission_and_while_it_w
     assert f"{task} (2 members)" in warning
     assert "fedpareto worker run --task digitz" in warning
     run = stage.submit(spec("misnamed", "digitz"))
-    wait_for(lambda: stage.run(run).reason, "a reason")
     waits = "waiting for clients: 0 of 1 are ready for digitz; no member offers digitz; they offer "
-    assert stage.run(run).reason.startswith(waits)
+    assert stage.wait_reason(run).startswith(waits)
     stage.stop_run(run)
 
 
@@ -305,12 +269,11 @@ def test_a_round_waits_for_its_minimum_and_says_so(stage: Stage) -> None:
     task = stage.task()
     ann, _ = stage.cast(task, "ann", "ben", samples=(10, 0))  # ben offers the task, and holds nothing to train on
     run = stage.submit(spec("minimum", task, more="selection.minimum = 3"))
-    wait_for(lambda: stage.run(run).reason, "a reason")
-    assert stage.run(run).reason == f"waiting for clients: 1 of 3 are ready for {task}"
+    assert stage.wait_reason(run) == f"waiting for clients: 1 of 3 are ready for {task}"
     assert stage.run(run).state is RunState.RUNNING
     assert (stage.rounds(run), ann.orders()) == ([], [])
     changes: list[str] = []
-    unwatch = stage.served.coordinator._supervisor.watch(changes.append)
+    unwatch = stage.supervisor.watch(changes.append)
     (cleo,) = stage.cast(task, "cleo")
     wait_for(lambda: run in changes, "a word to those that watch the run")
     unwatch()
@@ -337,9 +300,7 @@ def test_a_client_that_joins_while_a_run_is_under_way_takes_part_from_the_next_r
 
 
 def test_a_client_that_is_revoked_is_not_waited_for(stage: Stage) -> None:
-    task = stage.task()
-    ann, gone = stage.cast(task, "ann", f"gone-{stage.count}")
-    run = stage.submit(spec("revoked", task, rounds=2, more="selection.quorum = 0.5"))
+    run, (ann, gone) = stage.begin("ann", f"gone-{stage.count}", rounds=2, more="selection.quorum = 0.5")
     mine, theirs = ann.order(), gone.order()
     stage.revoke(gone.name)
     wait_for(lambda: stage.outcomes(run)[gone.name] == ("CANCELLED", "client-revoked"), "the assignment to be void")
@@ -352,12 +313,9 @@ def test_a_client_that_is_revoked_is_not_waited_for(stage: Stage) -> None:
 
 
 def test_a_sign_of_life_in_the_middle_of_work_is_seen(stage: Stage) -> None:
-    task = stage.task()
-    (ann,) = stage.cast(task, "ann")
-    stage.submit(spec("beat", task))
+    _, (ann,) = stage.begin("ann")
     order = ann.order()
-    assert ann.stream is not None
-    ann.stream.say(AttendRequest(heartbeat=Heartbeat(assignment_id=order.assignment_id, progress=0.5)))
-    presence = stage.served.coordinator._supervisor._presence
+    ann.say(heartbeat=Heartbeat(assignment_id=order.assignment_id, progress=0.5))
+    presence = stage.supervisor._presence
     wait_for(lambda: presence.attending()["ann"].progress == 0.5, "the progress")
     assert presence.attending()["ann"].assignment_id == order.assignment_id

@@ -1,50 +1,38 @@
 """What a run keeps from round to round beside its model: an optimiser's vectors, a mean of models, the rule's state."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from coordinator.aggregation.interface import Rows
-from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.server_optimisers import FedAdam
 from federation.digests import digest
-from federation.trust.envelope import unseal
 from federation.v1 import admin_pb2 as admin
-from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
-from federation.vectors import read_vector, to_bytes
-from storage.models import Model, Round
+from federation.v1.common_pb2 import AssignmentManifest
+from federation.vectors import to_bytes
+from storage.models import Model
 from storage.records import canonical
 from storage.retention import collect
 from storage.states import RoundState
+from tests.coordinator.aggregation.scene import rule_named
 from tests.running import SECONDS
-from tests.stage import LAYOUT, MODEL, Player, Stage, spec, vector
+from tests.stage import LAYOUT, MODEL, Player, Stage, answer, reply, vector
 
 NAMES = ("ann", "ben", "cleo")
 BASE = np.linspace(-1, 1, LAYOUT.size, dtype=np.float32)
 
 
 def begin(stage: Stage, name: str, *, rounds: int = 3, more: str = "") -> tuple[str, list[Player]]:
-    task = stage.task()
-    players = stage.cast(task, *NAMES)
-    run = stage.submit(spec(task, task, rounds, algorithm=name, more=f"selection.minimum = 3\n{more}"))
-    return run, players
+    return stage.begin(*NAMES, rounds=rounds, algorithm=name, more=f"selection.minimum = 3\n{more}")
 
 
 def sent(stage: Stage, run: str, number: int) -> NDArray[np.float64]:
     """U of a round, in the order of the clients."""
-    orders = {
-        name: AssignmentManifest.FromString(SignedEnvelope.FromString(assignment.envelope).manifest)
-        for name, assignment in stage.assignments(run, number).items()
-    }
+    orders = stage.orders(run, number)
     return np.array([vector(name, orders[name]) for name in NAMES], dtype=np.float64)
-
-
-def step_of(stage: Stage, round_: Round) -> StepManifest:
-    assert round_.step is not None
-    key = stage.served.home.signing_key.public_key()
-    return unseal(SignedEnvelope.FromString(round_.step), StepManifest, key)
 
 
 def narrow(values: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -54,8 +42,7 @@ def narrow(values: NDArray[np.float64]) -> NDArray[np.float32]:
 def first_round(players: list[Player]) -> list[AssignmentManifest]:
     """The players train and evaluate as ever; returns what they are asked in the second round."""
     for _ in ("train", "evaluate"):
-        for player in players:
-            player.reply(player.order())
+        answer(*players)
     return [player.order() for player in players]
 
 
@@ -77,7 +64,8 @@ def test_an_optimisers_vectors_are_kept_committed_to_and_collected_when_they_are
     optimiser = FedAdam(beta1=0.8, tau=0.01)
     model = BASE
     slots = {slot: np.full(LAYOUT.size, optimiser.initial(slot)) for slot in optimiser.slots}
-    state, states = {}, [{}]
+    state: dict[str, Any] = {}
+    states: list[dict[str, Any]] = [{}]
     for round_ in stage.rounds(run):
         direction = np.full(3, 1 / 3) @ sent(stage, run, round_.number)
         step, after = optimiser.apply(direction, slots)
@@ -86,7 +74,7 @@ def test_an_optimisers_vectors_are_kept_committed_to_and_collected_when_they_are
         assert round_.result_model == digest(to_bytes(LAYOUT, model))
         vectors = {slot: digest(to_bytes(LAYOUT, narrow(values))) for slot, values in slots.items()}
         state = {"rule": {}, "vectors": vectors, "blobs": sorted(vectors.values())}
-        manifest = step_of(stage, round_)
+        manifest = stage.step(run, round_.number)
         assert manifest.state_before == digest(canonical(states[-1]).encode())
         assert manifest.state_after == digest(canonical(state).encode())
         states.append(state)
@@ -106,39 +94,36 @@ def test_a_stationary_round_changes_nothing_and_says_so(stage: Stage) -> None:
         player.reply(order, sign * u)
     stage.play(run, *players)
     last, after = stage.rounds(run)[1], stage.run(run)
-    assert (last.reason, last.metrics["stationary"], step_of(stage, last).rate) == ("stationary", 1.0, 0.0)
+    assert (last.reason, last.metrics["stationary"], stage.step(run, last.number).rate) == ("stationary", 1.0, 0.0)
     assert (after.model, after.state_data) == (before.model, before.state_data)
 
 
 def test_the_mean_of_all_models_is_what_is_evaluated_and_deployed(stage: Stage) -> None:
     run, players = begin(stage, "afl", more="server.learning_rate = 0.5")
     stage.play(run, *players)
-    rule, state = algorithm("afl"), {}
+    rule, state = rule_named("afl"), dict[str, Any]()
     model, average, averages = BASE, np.zeros(LAYOUT.size, dtype=np.float32), []
     for round_ in stage.rounds(run):
         U, updates = sent(stage, run, round_.number), stage.replies(run, round_.number)
         losses = np.array([updates[name].losses["loss"] for name in NAMES])
-        rows = Rows(
-            gram=U @ U.T, prior=np.full(3, 1 / 3), samples=np.full(3, 10.0), losses=losses, clients=NAMES, state=state
-        )
-        answer = rule.decide(rows)
-        state = answer.state
-        model = narrow(model - 0.5 * (answer.coefficients @ U))
+        shares, samples = np.full(3, 1 / 3), np.full(3, 10.0)
+        rows = Rows(gram=U @ U.T, prior=shares, samples=samples, losses=losses, clients=NAMES, state=state)
+        decided = rule.decide(rows)
+        state = decided.state
+        model = narrow(model - 0.5 * (decided.coefficients @ U))
         average = narrow(average + (model.astype(np.float64) - average) / (round_.number + 1))
         averages.append(digest(to_bytes(LAYOUT, average)))
-        assert round_.result_model is not None
-        np.testing.assert_allclose(read_vector(stage.blobs.local(round_.result_model))[1], model, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(stage.parameters(round_.result_model), model, rtol=1e-5, atol=1e-6)
         measured = {row.model for row in stage.evaluations(run, round_.number).values()}
         (asked,) = {a.base_model for a in stage.assignments(run, round_.number, 1).values()}
         assert measured == {asked}
-        np.testing.assert_allclose(read_vector(stage.blobs.local(asked))[1], average, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(stage.parameters(asked), average, rtol=1e-5, atol=1e-6)
         assert exported(stage, run, round_.number) == asked
     row = stage.run(run)
     assert row.state_data["vectors"] == {"average": asked}
     assert row.state_data["averaged"] == 3
     assert row.model != asked
-    with stage.served.database.read() as session:
-        assert session.get_one(Model, asked).parameters == LAYOUT.size
+    assert stage.look(lambda session: session.get_one(Model, asked).parameters) == LAYOUT.size
     told = stage._admin.GetRun(admin.GetRunRequest(run=run), timeout=SECONDS).run
     assert (told.model, told.averaged) == (asked, True)
     assert exported(stage, run) == asked
@@ -148,10 +133,8 @@ def test_the_mean_of_all_models_is_what_is_evaluated_and_deployed(stage: Stage) 
 
 def test_a_round_that_was_skipped_leaves_the_mean_as_it_was(stage: Stage) -> None:
     run, players = begin(stage, "afl")
-    for player, order in zip(players, first_round(players), strict=True):
-        player.reply(order)
-    for player in players:
-        player.reply(player.order())
+    reply(dict(zip(players, first_round(players), strict=True)))
+    answer(*players)
     for player in players:
         player.order()
     stage.pass_deadline()
@@ -172,8 +155,8 @@ def test_a_stationary_round_counts_its_model_once_more_in_the_mean(stage: Stage)
     last, after = stage.rounds(run)[1], stage.run(run)
     assert (last.reason, after.model, after.state_data["averaged"]) == ("stationary", before.model, 2)
     # The first model is counted twice: the mean stays.
-    means = [read_vector(stage.blobs.local(row.state_data["vectors"]["average"]))[1] for row in (before, after)]
-    np.testing.assert_array_equal(*means)
+    first, second = (stage.parameters(row.state_data["vectors"]["average"]) for row in (before, after))
+    np.testing.assert_array_equal(first, second)
 
 
 def test_a_median_has_no_coefficients_but_cosines(stage: Stage) -> None:
@@ -183,11 +166,12 @@ def test_a_median_has_no_coefficients_but_cosines(stage: Stage) -> None:
     U = sent(stage, run, 0)
     direction = np.median(U, axis=0)
     assert round_.result_model == digest(to_bytes(LAYOUT, narrow(BASE - 0.5 * direction)))
-    assert list(step_of(stage, round_).coefficients) == []
+    assert list(stage.step(run, round_.number).coefficients) == []
     updates = stage.replies(run)
     cosines = U @ direction / np.linalg.norm(U, axis=1) / np.linalg.norm(direction)
     for name, cosine in zip(NAMES, cosines, strict=True):
-        assert (updates[name].coefficient, updates[name].weight) == (None, pytest.approx(1 / 3))
+        assert updates[name].coefficient is None
+        assert updates[name].weight == pytest.approx(1 / 3)
         assert updates[name].cosine == pytest.approx(cosine)
     assert round_.metrics["descent_min"] == pytest.approx(cosines.min())
     assert round_.metrics["direction_norm"] == pytest.approx(np.linalg.norm(direction))

@@ -19,10 +19,9 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
-from sqlalchemy import select
 
 from federation.digests import digest
-from federation.line.channels import mutual_channel, refusal_from_rpc_error
+from federation.line.channels import refusal_from_rpc_error
 from federation.refusals import Refusal
 from federation.trust.certificates import pem
 from federation.trust.envelope import CONTEXTS, envelope_digest, key_id, seal, unseal
@@ -37,7 +36,7 @@ from tests.federation.line.slow_line import slow_line
 from tests.few import few_of
 from tests.harness import Handing, Member
 from tests.running import SECONDS, refused, wait_for
-from tests.stage import LAYOUT, Player, Stage, spec, vector
+from tests.stage import LAYOUT, Player, Stage, answer, reply, spec, vector
 
 ORDER = 2**252 + 27742317777372353535851937790883648493  # of the group of Ed25519 (RFC 8032, 5.1)
 
@@ -95,9 +94,7 @@ def scene(stage: Stage) -> Scene:
 
 
 def set_scene(stage: Stage) -> Scene:
-    task = stage.task()
-    mallory, honest = stage.cast(task, "mallory", "honest")
-    run = stage.submit(spec(f"abuse-{stage.count}", task, more="selection = { minimum = 2, quorum = 0.0 }"))
+    run, (mallory, honest) = stage.begin("mallory", "honest", more="selection = { minimum = 2, quorum = 0.0 }")
     theirs = honest.order()
     honest.reply(theirs)
     order = mallory.order()
@@ -173,6 +170,18 @@ def others_key(scene: Scene) -> SignedEnvelope:
     return seal(scene.manifest(scene.payload()), scene.honest.member.files.signing_key)
 
 
+def nobodys_key(scene: Scene) -> SignedEnvelope:
+    return seal(scene.manifest(scene.payload()), Ed25519PrivateKey.generate())
+
+
+def coordinators_key(scene: Scene) -> SignedEnvelope:
+    return with_key(scene, key_id(scene.stage.served.home.signing_key.public_key()))
+
+
+def of_another(scene: Scene) -> SignedEnvelope:
+    return scene.seal(assignment_id=scene.theirs.assignment_id)
+
+
 FORGED: dict[str, tuple[Callable[[Scene], SignedEnvelope], str, str]] = {
     "signed as a receipt": (lambda s: resigned(s, CONTEXTS[ReceiptManifest] + b"\0"), "UNAUTHENTICATED", "signature"),
     "signed without a context": (lambda s: resigned(s, b""), "UNAUTHENTICATED", "signature"),
@@ -180,36 +189,18 @@ FORGED: dict[str, tuple[Callable[[Scene], SignedEnvelope], str, str]] = {
     "fields in another order": (reordered, "UNAUTHENTICATED", "signature"),
     "an unknown field that nobody signed": (with_unknown_field, "UNAUTHENTICATED", "signature"),
     "no key id": (lambda s: with_key(s, b""), "UNAUTHENTICATED", "key-unknown"),
-    "the coordinator's key id": (
-        lambda s: with_key(s, key_id(s.stage.served.home.signing_key.public_key())),
-        "UNAUTHENTICATED",
-        "key-unknown",
-    ),
+    "the coordinator's key id": (coordinators_key, "UNAUTHENTICATED", "key-unknown"),
     "another member's key": (others_key, "UNAUTHENTICATED", "key-unknown"),
-    "a key of nobody's": (
-        lambda s: seal(s.manifest(s.payload()), Ed25519PrivateKey.generate()),
-        "UNAUTHENTICATED",
-        "key-unknown",
-    ),
+    "a key of nobody's": (nobodys_key, "UNAUTHENTICATED", "key-unknown"),
     "the coordinator's own assignment": (lambda s: s.signed, "INVALID_ARGUMENT", "manifest"),
-    "the assignment of another member": (
-        lambda s: s.seal(assignment_id=s.theirs.assignment_id),
-        "PERMISSION_DENIED",
-        "assignment-client",
-    ),
-    "in the name of another member": (
-        lambda s: s.seal(client_id=s.honest.name),
-        "INVALID_ARGUMENT",
-        "mismatch:client_id",
-    ),
+    "the assignment of another member": (of_another, "PERMISSION_DENIED", "assignment-client"),
+    "in the name of another member": (lambda s: s.seal(client_id="honest"), "INVALID_ARGUMENT", "mismatch:client_id"),
     "of the next round": (lambda s: s.seal(round=s.order.round + 1), "INVALID_ARGUMENT", "mismatch:round"),
     "of another run": (lambda s: s.seal(run_id="0" * 32), "INVALID_ARGUMENT", "mismatch:run_id"),
     "of another federation": (lambda s: s.seal(federation_id="north"), "INVALID_ARGUMENT", "mismatch:federation_id"),
     "from another model": (lambda s: s.seal(base_model=digest(b"")), "INVALID_ARGUMENT", "mismatch:base_model"),
     "larger than its model": (lambda s: s.seal(payload_bytes=1 << 40), "RESOURCE_EXHAUSTED", "limit:payload"),
 }
-
-
 FEW = (
     "S + L",
     "the coordinator's key id",
@@ -243,29 +234,20 @@ def raw(header: bytes) -> bytes:
     return struct.pack("<Q", len(header)) + header + bytes(40)
 
 
+OVERLAPPING = (
+    b'{"loss":{"dtype":"F32","shape":[45],"data_offsets":[0,180]},'
+    b'"more":{"dtype":"F32","shape":[1],"data_offsets":[176,180]}}'
+)
+NEGATIVE = b'{"loss":{"dtype":"F32","shape":[45],"data_offsets":[-180,0]}}'
+ENDLESS = struct.pack("<Q", 2**62) + bytes(200)
 HOSTILE: dict[str, tuple[Callable[[Scene], bytes], str, str]] = {
     "NaN": (finite(np.nan), "INVALID_ARGUMENT", "non-finite"),
     "an infinity": (finite(-np.inf), "INVALID_ARGUMENT", "non-finite"),
     "nothing but zeros": (lambda s: s.payload(np.zeros(LAYOUT.size, np.float32)), "INVALID_ARGUMENT", "zero"),
     "a pickle": (lambda s: b"\x80\x04\x95" + bytes(200), "RESOURCE_EXHAUSTED", "limit:header"),
-    "an endless header": (
-        lambda s: struct.pack("<Q", 2**62) + bytes(200),
-        "RESOURCE_EXHAUSTED",
-        "limit:header",
-    ),
-    "tensors that overlap": (
-        lambda s: raw(
-            b'{"loss":{"dtype":"F32","shape":[45],"data_offsets":[0,180]},'
-            b'"more":{"dtype":"F32","shape":[1],"data_offsets":[176,180]}}'
-        ),
-        "INVALID_ARGUMENT",
-        "layout",
-    ),
-    "a negative offset": (
-        lambda s: raw(b'{"loss":{"dtype":"F32","shape":[45],"data_offsets":[-180,0]}}'),
-        "INVALID_ARGUMENT",
-        "layout",
-    ),
+    "an endless header": (lambda s: ENDLESS, "RESOURCE_EXHAUSTED", "limit:header"),
+    "tensors that overlap": (lambda s: raw(OVERLAPPING), "INVALID_ARGUMENT", "layout"),
+    "a negative offset": (lambda s: raw(NEGATIVE), "INVALID_ARGUMENT", "layout"),
     "another type": (lambda s: s.payload().replace(b'"F32"', b'"F64"'), "INVALID_ARGUMENT", "dtype"),
 }
 
@@ -280,8 +262,8 @@ def test_a_hostile_payload_is_refused_for_good_and_recorded_and_the_honest_round
     with refused(status, reason):
         scene.hand_in(envelope, payload)
     assert scene.refusals(reason)
-    rows = select(AuditEntry).where(AuditEntry.subject == scene.order.assignment_id, AuditEntry.outcome != "")
-    (entry,) = scene.stage.look(lambda session: list(session.scalars(rows)))
+    served = scene.stage.served
+    (entry,) = served.entries(AuditEntry.outcome != "", subject=scene.order.assignment_id)
     assert (entry.actor, entry.action, entry.outcome) == (scene.actor, "reply.refused", reason)
     assert entry.digest == envelope_digest(envelope)
     assert scene.stage.outcomes(scene.run)[scene.mallory.name] == ("REFUSED", reason)
@@ -358,9 +340,7 @@ def test_an_upload_that_a_member_breaks_off_is_in_nobodys_way(scene: Scene) -> N
     wait_for(lambda: [upload.size for upload in stage.blobs.partial_uploads()] == [40], "the upload to begin")
     call.call.cancel()
     over.set()
-    task = stage.task()
-    others = stage.cast(task, "ann", "ben")
-    run = stage.submit(spec(f"beside-{stage.count}", task, more="selection.minimum = 2"))
+    run, others = stage.begin("ann", "ben", more="selection.minimum = 2")
     stage.play(run, *others)  # their updates, and their evaluations, which have no payload
     stage.wait_state(run, RunState.COMPLETED)
     assert stage.evaluations(run)
@@ -403,10 +383,10 @@ def test_rounds_of_others_go_on_while_a_member_mounts_every_attack_again_and_aga
 
 def test_very_much_metadata_is_refused_and_the_honest_round_goes_on(scene: Scene) -> None:
     stub = scene.mallory.member.stub
-    many = [(f"name-{number}", "x" * 100) for number in range(10_000)]
+    many = tuple((f"name-{number}", "x" * 100) for number in range(10_000))
     with pytest.raises(grpc.RpcError) as caught:
         next(stub.FetchBlob(FetchBlobRequest(digest=scene.order.base_model), metadata=many, timeout=SECONDS))
-    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert next(stub.FetchBlob(FetchBlobRequest(digest=scene.order.base_model), timeout=SECONDS)).chunk
     scene.finish()
 
@@ -433,10 +413,8 @@ def test_a_member_cannot_pose_as_the_coordinator_with_its_own_certificate(scene:
 
         posing = pool.submit(pose)
         address = f"localhost:{listener.getsockname()[1]}"
-        with (
-            replace(scene.honest.member.files, address=address).channel() as channel,
-            refused("UNAVAILABLE", "unreachable") as messages,
-        ):
+        files = replace(scene.honest.member.files, address=address)
+        with files.channel() as channel, refused("UNAVAILABLE", "unreachable") as messages:
             next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
         assert "did not prove that it is this federation's coordinator" in messages[0]
         posing.result(SECONDS)
@@ -446,13 +424,9 @@ def test_a_member_cannot_pose_as_the_coordinator_with_its_own_certificate(scene:
 
 def test_the_coordinators_certificate_opens_no_door(scene: Scene) -> None:
     home = scene.stage.served.home
-    key = load_tls_key(home.directory / "server.key")
-    with (
-        mutual_channel(
-            scene.stage.served.address, ca=pem(home.ca), key=private_key_pem(key), certificate=pem(home.server)
-        ) as channel,
-        refused("UNAVAILABLE", "unreachable"),
-    ):
+    key, certificate = load_tls_key(home.directory / "server.key"), pem(home.server)
+    files = replace(scene.mallory.member.files, tls_key=key, certificate=certificate)
+    with files.channel() as channel, refused("UNAVAILABLE", "unreachable"):
         next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
     scene.finish()
 
@@ -462,11 +436,9 @@ def test_the_coordinators_certificate_opens_no_door(scene: Scene) -> None:
 
 def model_of(stage: Stage, algorithm: str, *, scale: float = 1.0, loss: float = 2.0) -> str:
     """The model after one round in which mallory scales its update and its loss."""
-    task = stage.task()
-    mallory, *others = stage.cast(task, "mallory", "honest", "third")
-    run = stage.submit(spec(f"rule-{stage.count}", task, algorithm=algorithm, more="selection.minimum = 3"))
-    for player in others:
-        player.reply(player.order())
+    more = "selection.minimum = 3"
+    run, (mallory, *others) = stage.begin("mallory", "honest", "third", algorithm=algorithm, more=more)
+    answer(*others)
     order = mallory.order()
     mallory.reply(order, vector("mallory", order) * np.float32(scale), losses={"loss": loss})
     stage.play(run, mallory, *others)
@@ -491,13 +463,10 @@ def test_an_inflated_loss_moves_nothing_under_fedmgda_plus(stage: Stage) -> None
 def test_a_member_that_opposes_the_others_stops_a_rule_without_a_box_and_is_seen(
     stage: Stage, algorithm: str, moves: bool
 ) -> None:
-    task = stage.task()
-    mallory, *others = stage.cast(task, "mallory", "honest", "third")
     more = "selection.minimum = 3" + ("\nalgorithm.epsilon = 0.05" if moves else "")
-    run = stage.submit(spec(f"stall-{stage.count}", task, algorithm=algorithm, more=more))
+    run, (mallory, *others) = stage.begin("mallory", "honest", "third", algorithm=algorithm, more=more)
     orders = {player: player.order() for player in others}
-    for player, order in orders.items():
-        player.reply(order)
+    reply(orders)
     order = mallory.order()
     mallory.reply(order, -np.mean([vector(player.name, orders[player]) for player in others], axis=0))
     stage.play(run, mallory, *others)

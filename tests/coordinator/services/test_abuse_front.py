@@ -17,14 +17,13 @@ from pathlib import Path
 import grpc
 import pytest
 
+from coordinator.members.access.callers import RULES
 from federation.line.channels import server_verified_channel
 from federation.trust.admin_files import AdminFiles
 from federation.trust.identity import Role
 from federation.trust.keys import private_key_pem
-from tests.coordinator.services.test_role_matrix import RULES, answer, expected
-from tests.coordinator.services.test_strangers import ports
-from tests.coordinator.test_home_away import scene
-from tests.coordinator.test_survival import Scene, front_of
+from tests.coordinator.scene import Scene, attended, front_of
+from tests.coordinator.services.scene import answer, expected, ports
 from tests.harness import SECONDS, Member, wait_for
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)  # and empty settings
@@ -164,16 +163,15 @@ def callers(made: Scene, member: Member) -> Iterator[tuple[str, set[str], Callab
         directory = made.fed.directory / role
         roles = ("--role", role, "--home", str(made.fed.home), "--out", str(directory))
         made.fed.fedpareto("coordinator", "admin", f"the-{role}", *roles)
-        yield role, {"viewer", role}, lambda directory=directory: AdminFiles.load(directory).channel()
+        yield role, {"viewer", role}, lambda directory=directory: AdminFiles.load(directory).channel()  # type: ignore[misc]
 
 
 @pytest.mark.full
 def test_under_every_abuse_at_once_each_is_answered_as_documented_and_a_run_comes_to_the_same_model(
     tmp_path: Path,
 ) -> None:
-    with scene(tmp_path) as made:
-        calm, coordinator = made.fed.wait_completed(made.submit()), made.fed.coordinator
-        assert coordinator is not None
+    with attended(tmp_path) as made:
+        calm, coordinator = made.fed.wait_completed(made.submit()), made.fed.serving
         member, front, abuse = made.fed.enroll("mallory"), front_of(coordinator), Abuse()
         allowed = dict[str, set[str]]()
         for name, columns, channel in callers(made, member):
@@ -182,9 +180,7 @@ def test_under_every_abuse_at_once_each_is_answered_as_documented_and_a_run_come
         for name, act in lines(made, member, tmp_path):
             abuse.begin(name, act)
         for _ in range(3):
-            run = made.submit()
-            assert made.fed.wait_completed(run) == calm
-            made.check_counted_once(run)
+            made.completes(made.submit(), calm)
         found = abuse.end()
         for name, columns in allowed.items():
             assert found.pop(name) == {method: expected(method, columns) for method in RULES}, name

@@ -16,7 +16,7 @@ from federation.v1 import admin_pb2 as admin
 from federation.v1 import enrollment_pb2, federation_pb2
 from federation.v1.admin_pb2_grpc import AdminStub
 from storage.models import AuditEntry
-from tests.coordinator.services.test_role_matrix import OK, PROBES
+from tests.coordinator.services.scene import OK, PROBES
 from tests.paths import DOCS, ROOT
 from tests.running import SECONDS, refused
 from tests.stage import Stage, spec
@@ -108,7 +108,6 @@ def test_an_administrator_that_pauses_and_resumes_a_run_without_end_is_told_to_w
             stub.CreateJoinString(admin.CreateJoinStringRequest(client_id=f"new-{number}"), timeout=SECONDS)
         with refused("RESOURCE_EXHAUSTED", "limit:rate"):
             stub.CreateJoinString(admin.CreateJoinStringRequest(client_id="new-3"), timeout=SECONDS)
-    paused = select(func.count()).select_from(AuditEntry).where(AuditEntry.action == "run.paused")
-    assert stage.look(lambda session: session.scalar(paused.where(AuditEntry.subject == run))) == 2
+    assert len(stage.served.entries(action="run.paused", subject=run)) == 2
     monkeypatch.undo()
     stage.stop_run(run)

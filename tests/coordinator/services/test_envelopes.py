@@ -1,6 +1,5 @@
 """Envelopes are verified again when they are shown, and say why where they do not hold."""
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -9,14 +8,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 from sqlalchemy.orm import Session
-from typer.testing import CliRunner
 
 from federation.trust.envelope import seal
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest, SignedEnvelope, StepManifest
-from fedpareto.cli.main import app
 from storage.models import Assignment, Phase, Reply, Round
 from tests.running import refused
-from tests.stage import LAYOUT, Stage, spec
+from tests.stage import LAYOUT, Stage
 
 DEAD = b"\xff\xff\xff"  # no message of any type
 
@@ -26,26 +23,18 @@ class Recorded:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        task = stage.task()
-        ann, ben, cleo = stage.cast(task, "ann", "ben", "cleo")
         more = "selection.minimum = 3\nselection.quorum = 0.1"
-        self.run = stage.submit(spec(f"shown-{stage.count}", task, more=more))
+        self.run, (ann, ben, cleo) = stage.begin("ann", "ben", "cleo", more=more)
         order = cleo.order()
         with refused("INVALID_ARGUMENT", "zero"):
             cleo.submit(order, np.zeros(LAYOUT.size, dtype=np.float32))
         stage.play(self.run, ann, ben, cleo)
 
     def command(self, *arguments: str) -> str:
-        home = str(self.stage.served.home.admin_dir)
-        done = CliRunner(env={"COLUMNS": "100"}).invoke(app, ["admin", "--home", home, *arguments])
-        assert done.exit_code == 0, done.output
-        return " ".join(done.stdout.split())
+        return " ".join(self.stage.served.command(*arguments).split())
 
     def document(self, *arguments: str) -> Any:
-        home = str(self.stage.served.home.admin_dir)
-        done = CliRunner().invoke(app, ["admin", "--home", home, *arguments, "--json"])
-        assert done.exit_code == 0, done.output
-        return json.loads(done.stdout)
+        return self.stage.served.document(*arguments)
 
     def round(self) -> Any:
         return self.document("round", self.run, "0")
@@ -58,21 +47,13 @@ class Recorded:
         with self.stage.served.database.begin() as session:
             change(session)
 
-    def reply(self, session: Session, client: str) -> Reply:
-        found = session.scalar(
-            select(Reply)
-            .join(Assignment)
-            .join(Phase)
-            .join(Round)
-            .where(Round.run_id == self.run, Phase.kind == "train", Reply.client_id == client)
-        )
-        assert found is not None
-        return found
+    def reply(self, session: Session, client: str, kind: str = "train") -> Reply:
+        found = select(Reply).join(Assignment).join(Phase).join(Round)
+        found = found.where(Round.run_id == self.run, Phase.kind == kind, Reply.client_id == client)
+        return session.scalars(found).one()
 
     def step(self, session: Session) -> Round:
-        found = session.scalar(select(Round).where(Round.run_id == self.run))
-        assert found is not None
-        return found
+        return session.scalars(select(Round).where(Round.run_id == self.run)).one()
 
 
 @pytest.fixture
@@ -102,14 +83,12 @@ def test_what_was_signed_is_shown_as_verified(recorded: Recorded) -> None:
 def test_a_step_that_somebody_else_signed_or_that_was_edited_is_not_verified(recorded: Recorded) -> None:
     def forge(session: Session) -> None:
         row = recorded.step(session)
-        assert row.step is not None
-        manifest = StepManifest.FromString(SignedEnvelope.FromString(row.step).manifest)
+        manifest = StepManifest.FromString(SignedEnvelope.FromString(row.step or b"").manifest)
         row.step = seal(manifest, Ed25519PrivateKey.generate()).SerializeToString()
 
     def turn(session: Session) -> None:
         row = recorded.step(session)
-        assert row.step is not None
-        envelope = SignedEnvelope.FromString(row.step)
+        envelope = SignedEnvelope.FromString(row.step or b"")
         envelope.key_id = recorded_key
         row.step = envelope.SerializeToString()
 
@@ -152,14 +131,9 @@ def test_bytes_that_are_no_envelope_are_shown_as_such_and_end_no_command(recorde
         cleo.envelope = SignedEnvelope(manifest=DEAD, key_id=DEAD, signature=DEAD).SerializeToString()
 
     recorded.edit(edit)
-    assert {place: check["reason"] for place, check in recorded.checks("ann").items()} == {
-        ("assignment", 0): "",
-        ("reply", 0): "manifest",
-        ("receipt", 0): "manifest",
-        ("assignment", 1): "",
-        ("reply", 1): "",
-        ("receipt", 1): "",
-    }
+    reasons = {place: check["reason"] for place, check in recorded.checks("ann").items() if check["reason"]}
+    assert reasons == {("reply", 0): "manifest", ("receipt", 0): "manifest"}
+    assert len(recorded.checks("ann")) == 6
     assert recorded.checks("ben")["assignment", 0]["reason"] == "key-unknown"
     assert recorded.checks("cleo")["reply", 0]["reason"] == "key-unknown"
     text = recorded.command("round", recorded.run, "0")
@@ -173,14 +147,7 @@ def test_an_envelope_of_another_place_does_not_pass_for_this_one(recorded: Recor
     def swap(session: Session) -> None:
         ann, ben = (recorded.reply(session, name) for name in ("ann", "ben"))
         ann.assignment.envelope, ben.assignment.envelope = ben.assignment.envelope, ann.assignment.envelope
-        evaluation = session.scalar(
-            select(Reply)
-            .join(Assignment)
-            .join(Phase)
-            .join(Round)
-            .where(Round.run_id == recorded.run, Phase.kind == "evaluate", Reply.client_id == "ann")
-        )
-        assert evaluation is not None
+        evaluation = recorded.reply(session, "ann", "evaluate")
         ann.envelope, ann.envelope_digest = evaluation.envelope, evaluation.envelope_digest
 
     recorded.edit(swap)
@@ -197,5 +164,5 @@ def test_a_signature_for_another_kind_of_manifest_is_none(recorded: Recorded) ->
 
     recorded.edit(relabel)
     assert recorded.checks("ann")["receipt", 0]["reason"] == "signature"
-    with recorded.stage.served.database.read() as session:
-        assert ReplyManifest.FromString(SignedEnvelope.FromString(recorded.reply(session, "ann").envelope).manifest)
+    envelope = recorded.stage.served.look(lambda session: recorded.reply(session, "ann").envelope)
+    assert ReplyManifest.FromString(SignedEnvelope.FromString(envelope).manifest)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -31,25 +32,11 @@ from federation.trust.keys import new_tls_key, private_key_pem
 from federation.trust.member_files import MemberFiles
 from federation.trust.proofs import prove_renewal
 from federation.v1 import admin_pb2 as admin
+from federation.v1 import common_pb2 as common
+from federation.v1 import federation_pb2 as wire
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.common_pb2 import (
-    AssignmentManifest,
-    DecisionManifest,
-    LoginManifest,
-    RequestManifest,
-    SignedEnvelope,
-)
+from federation.v1.common_pb2 import SignedEnvelope
 from federation.v1.enrollment_pb2 import EnrollRequest, LoginRequest
-from federation.v1.federation_pb2 import (
-    AttendRequest,
-    FetchBlobRequest,
-    Heartbeat,
-    Hello,
-    RenewRequest,
-    RotateKeyRequest,
-    SubmitRequest,
-    TaskOffer,
-)
 from federation.vectors import Layout, Tensor, to_bytes
 from tests.harness import SECONDS, Federation, Member, federation, wait_for
 from tests.mutation import mutated, spoil, warp
@@ -115,7 +102,8 @@ async def call(channel: grpc.aio.Channel, method: str, messages: Sequence[bytes]
 
     seconds = 3.0 if method in ENDLESS else SECONDS
     compression = grpc.Compression.Gzip if ending == "gzip" else None
-    made = channel.stream_stream(method)(said(), timeout=seconds, compression=compression)
+    stream: Any = channel.stream_stream(method)
+    made = stream(said(), timeout=seconds, compression=compression)
     try:
         if ending == "cancel":
             await made.wait_for_connection()
@@ -216,7 +204,7 @@ class Scene:
         return int(status.partition("VmRSS:")[2].split()[0]) << 10
 
 
-def submission(name: str) -> list[Message]:
+def submission(name: str) -> list[admin.SubmitRunRequest]:
     header = admin.RunHeader(spec=SPEC.format(name=name).encode(), model=digest(MODEL), model_bytes=len(MODEL))
     pieces = [admin.SubmitRunRequest(chunk=MODEL[start : start + 100]) for start in range(0, len(MODEL), 100)]
     return [admin.SubmitRunRequest(header=header), *pieces]
@@ -242,7 +230,7 @@ def enrollment_calls(scene: Scene) -> dict[str, Say]:
     request = EnrollRequest(secret=secret, csr=bytes(200), signing_key=bytes(32), proof=bytes(64), software="test")
     stranger = EnrollRequest(secret=bytes(32), csr=b"\x30\x82\xff\xff", signing_key=bytes(32), proof=bytes(64))
     eve = AdminFiles.load(scene.fed.home / "admin").name
-    manifest = LoginManifest(federation_id="federation", name=eve, csr=make_csr(new_tls_key()))
+    manifest = common.LoginManifest(federation_id="federation", name=eve, csr=make_csr(new_tls_key()))
     manifest.created.GetCurrentTime()
     keys = [load_admin_key(scene.fed.home / "admin"), Ed25519PrivateKey.generate()]
     logins = [LoginRequest(login=seal(manifest, key)) for key in keys]
@@ -254,10 +242,12 @@ def enrollment_calls(scene: Scene) -> dict[str, Say]:
 
 def federation_calls(scene: Scene) -> dict[str, Say]:
     mallory = scene.mallory
-    hello = AttendRequest(hello=Hello(software="t", tasks=[TaskOffer(task="other", samples=9)], device="cpu"))
-    name = AssignmentManifest.FromString(scene.orders[0].manifest).assignment_id
-    beat = AttendRequest(heartbeat=Heartbeat(assignment_id=name, progress=0.5))
-    decline = AttendRequest(decline=mallory.declined("0" * 32, "no-data", "none"))
+    hello = wire.AttendRequest(
+        hello=wire.Hello(software="t", tasks=[wire.TaskOffer(task="other", samples=9)], device="cpu")
+    )
+    name = common.AssignmentManifest.FromString(scene.orders[0].manifest).assignment_id
+    beat = wire.AttendRequest(heartbeat=wire.Heartbeat(assignment_id=name, progress=0.5))
+    decline = wire.AttendRequest(decline=mallory.declined("0" * 32, "no-data", "none"))
 
     def reply(rng: random.Random) -> list[bytes]:
         """An update of mallory's, wrong somewhere: in what she signs, in how she signs it, in what she uploads."""
@@ -274,27 +264,24 @@ def federation_calls(scene: Scene) -> dict[str, Say]:
         if rng.random() < 0.3:
             warp(envelope, rng)
         starts = range(0, len(payload), 97)
-        chunks = [SubmitRequest(chunk=payload[start : start + 97], offset=start) for start in starts]
-        return stream_of([SubmitRequest(reply=envelope), *chunks])(rng)
+        chunks = [wire.SubmitRequest(chunk=payload[start : start + 97], offset=start) for start in starts]
+        return stream_of([wire.SubmitRequest(reply=envelope), *chunks])(rng)
 
-    blob = FetchBlobRequest(digest=digest(MODEL), offset=5)
+    blob = wire.FetchBlobRequest(digest=digest(MODEL), offset=5)
     csr = make_csr(new_tls_key())
     proof = prove_renewal(mallory.files.signing_key, csr)
+    facts = {"federation_id": mallory.files.federation_id, "client_id": mallory.files.client_id}
+    next_key, now = Ed25519PrivateKey.generate(), mallory.files.not_after
     rotation = rotate(
-        mallory.files.signing_key,
-        Ed25519PrivateKey.generate(),
-        federation_id=mallory.files.federation_id,
-        client_id=mallory.files.client_id,
-        number=2,  # the next one is 1: its key stays
-        now=mallory.files.not_after,
-    )
+        mallory.files.signing_key, next_key, **facts, number=2, now=now
+    )  # the next one is 1: its key stays
     return {
         "/federation.v1.Federation/Attend": stream_of([hello, beat, decline, beat]),
-        "/federation.v1.Federation/FetchBlob": single(blob, FetchBlobRequest(digest="blake3:" + "0" * 64)),
+        "/federation.v1.Federation/FetchBlob": single(blob, wire.FetchBlobRequest(digest="blake3:" + "0" * 64)),
         "/federation.v1.Federation/Submit": reply,
-        "/federation.v1.Federation/Renew": single(RenewRequest(csr=csr, proof=proof), RenewRequest(csr=csr)),
+        "/federation.v1.Federation/Renew": single(wire.RenewRequest(csr=csr, proof=proof), wire.RenewRequest(csr=csr)),
         "/federation.v1.Federation/RotateKey": single(
-            RotateKeyRequest(rotation=rotation, csr=csr, proof=proof), RotateKeyRequest(csr=csr)
+            wire.RotateKeyRequest(rotation=rotation, csr=csr, proof=proof), wire.RotateKeyRequest(csr=csr)
         ),
     }
 
@@ -302,8 +289,8 @@ def federation_calls(scene: Scene) -> dict[str, Say]:
 def admin_calls(scene: Scene) -> dict[str, Say]:
     run, nobody = "victim-0", "nobody"
     officer, key = {"federation_id": "federation", "officer": "admin"}, load_admin_key(scene.fed.home / "admin")
-    asked = RequestManifest(**officer, action="revoke", subject=nobody)  # type: ignore[arg-type]
-    decision = DecisionManifest(**officer, request=digest(b""), consent=True)  # type: ignore[arg-type]
+    asked = common.RequestManifest(**officer, action="revoke", subject=nobody)  # type: ignore[arg-type]
+    decision = common.DecisionManifest(**officer, request=digest(b""), consent=True)  # type: ignore[arg-type]
     for manifest in (asked, decision):
         manifest.created.GetCurrentTime()
     signed = seal(asked, key), seal(decision, key)
@@ -348,8 +335,7 @@ def is_well(scene: Scene) -> None:
     for service in ("", "federation.v1.Enrollment", "federation.v1.Federation", "federation.v1.Admin"):
         answer = HealthStub(scene.alice.channel).Check(HealthCheckRequest(service=service), timeout=SECONDS)
         assert answer.status == HealthCheckResponse.SERVING
-    assert fed.coordinator is not None
-    log = fed.coordinator.text
+    log = fed.serving.text
     for sign in ("Traceback", "ERROR", "never retrieved", "incident"):
         assert sign not in log, log[log.index(sign) - 200 :][:3000]
     assert fed.query("select actor, action, detail from audit_log where outcome = 'internal'") == []
@@ -370,7 +356,7 @@ def works(scene: Scene, name: str) -> None:
     with fed.administrator() as operator:
         stub = AdminStub(operator)
         requests = submission(name)
-        header = requests[0].header  # type: ignore[attr-defined]
+        header = requests[0].header
         header.spec = header.spec.replace(b'"digits"', f'"{name}"'.encode())
         run = stub.SubmitRun(iter(requests), timeout=SECONDS).run.run_id
         for _ in ("train", "evaluate"):
@@ -438,9 +424,10 @@ def test_so_many_spoilt_messages_against_each_service_leave_it_healthy(scene: Sc
     ["/federation.v1.Admin/Nothing", "/federation.v1.Federation/", "/federation.v2.Enrollment/Enroll", "/a/b/c", "//"],
 )
 def test_a_method_that_does_not_exist_is_unimplemented(scene: Scene, method: str) -> None:
+    stub: Any = scene.mallory.channel.unary_unary(method)
     with pytest.raises(grpc.RpcError) as caught:
-        scene.mallory.channel.unary_unary(method)(b"x", timeout=SECONDS)
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED  # type: ignore[attr-defined]
+        stub(b"x", timeout=SECONDS)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
     is_well(scene)
 
 
@@ -454,12 +441,11 @@ def test_a_message_that_inflates_beyond_the_limit_is_refused_at_every_service(sc
             (scene.mallory.channel, "/federation.v1.Federation/Attend"),
             (scene.mallory.channel, "/federation.v1.Enrollment/Enroll"),
         ):
-            call = channel_.stream_stream(method)(
-                iter([bytes(BOMB)]), timeout=SECONDS, compression=grpc.Compression.Gzip
-            )
+            stream: Any = channel_.stream_stream(method)
+            call = stream(iter([bytes(BOMB)]), timeout=SECONDS, compression=grpc.Compression.Gzip)
             with pytest.raises(grpc.RpcError) as caught:
                 list(call)
-            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert scene.memory - before < GROWTH
     is_well(scene)
     works(scene, "after-the-bombs")

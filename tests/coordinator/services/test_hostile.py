@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -17,19 +18,20 @@ from coordinator.members.access import rpc_messages
 from coordinator.members.access.call_limits import RATES, Buckets, Rate
 from coordinator.members.access.control import MAX_CONCURRENT_CALLS
 from coordinator.rounds.replies.uploads import Uploads
-from federation.digests import digest
 from federation.line.channels import refusal_from_rpc_error
 from federation.spec.run_spec import MAX_PROBLEMS, RunSpec, SpecError
 from federation.trust.identity import Role
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
+from federation.v1.enrollment_pb2 import EnrollRequest
+from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from federation.v1.federation_pb2 import FetchBlobRequest, SubmitRequest
 from federation.vectors import Layout, Tensor, to_bytes
 from storage.blob_directory import DirectoryStore
 from storage.states import RoundState, RunState
 from tests.harness import Handing
 from tests.running import SECONDS, Running, refused, running, wait_for
-from tests.stage import LAYOUT, LONG, Stage, spec
+from tests.stage import LAYOUT, LONG, Stage, answer, spec
 
 # --- specifications
 
@@ -107,9 +109,8 @@ def test_whoever_opens_calls_and_says_nothing_is_counted_and_shown_out(
         yield from ()
 
     with stage.served.administrator(Role.VIEWER) as viewer:
-        calls = [
-            viewer.stream_unary("/federation.v1.Admin/ListRuns").future(silent()) for _ in range(MAX_CONCURRENT_CALLS)
-        ]
+        listing: Any = viewer.stream_unary("/federation.v1.Admin/ListRuns")
+        calls = [listing.future(silent()) for _ in range(MAX_CONCURRENT_CALLS)]
         wait_for(lambda: any(len(found) == MAX_CONCURRENT_CALLS for found in under_way.values()), "the calls to count")
         with refused("RESOURCE_EXHAUSTED", "limit:calls"):
             AdminStub(viewer).ListRuns(admin.ListRunsRequest(), timeout=SECONDS)
@@ -129,10 +130,10 @@ def test_a_flood_of_refusals_is_counted_to_the_last_one_and_written_a_few_times(
         monkeypatch.setattr(served.coordinator._access, "_buckets", Buckets(rates))
         ended: Counter[str] = Counter()
         for _ in range(10):
-            calls = [newcomer.unary_unary("/federation.v1.Enrollment/Enroll").future(b"") for _ in range(50)]
+            calls = [EnrollmentStub(newcomer).Enroll.future(EnrollRequest()) for _ in range(50)]
             for call in calls:
                 error = call.exception(SECONDS)
-                assert error is not None
+                assert isinstance(error, grpc.RpcError)
                 ended[refusal_from_rpc_error(error).reason] += 1
         entries = served.refusals("Enroll")
         assert ended == {"join-string-invalid": 500}
@@ -143,8 +144,7 @@ def test_a_flood_of_refusals_is_counted_to_the_last_one_and_written_a_few_times(
 
 def test_whoever_stops_watching_leaves_nothing_behind(stage: Stage) -> None:
     run = stage.submit(spec("watched", "nobody-offers-this"))
-    supervisor = stage.served.coordinator._supervisor
-    assert supervisor is not None
+    supervisor = stage.supervisor
     before = len(supervisor._watchers)
     with stage.served.administrator(Role.VIEWER) as viewer:
         calls = [AdminStub(viewer).WatchRun(admin.WatchRunRequest(run=run)) for _ in range(20)]
@@ -160,15 +160,9 @@ def test_whoever_stops_watching_leaves_nothing_behind(stage: Stage) -> None:
 def test_a_client_that_is_revoked_while_it_reads_slowly_gets_nothing_more(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    task = stage.task()
-    (deaf,) = stage.cast(task, "deaf")
     layout = Layout((Tensor("large", (1 << 24,)),))  # 64 MiB: more than lies about between two ends of a connection
     model = to_bytes(layout, np.ones(layout.size, np.float32))
-    header = admin.RunHeader(spec=spec("large", task), model=digest(model), model_bytes=len(model))
-    chunks = [model[start : start + (1 << 20)] for start in range(0, len(model), 1 << 20)]
-    requests = [admin.SubmitRunRequest(header=header), *(admin.SubmitRunRequest(chunk=chunk) for chunk in chunks)]
-    with stage.served.administrator(Role.OPERATOR) as operator:
-        AdminStub(operator).SubmitRun(iter(requests), timeout=SECONDS)
+    _, (deaf,) = stage.begin("deaf", model=model)
     call = deaf.member.stub.FetchBlob(FetchBlobRequest(digest=deaf.order().base_model))
     assert next(call).chunk
     stage.revoke("deaf")
@@ -200,12 +194,9 @@ def temporary(served: Running) -> list[Path]:
 
 
 def test_a_newer_upload_ends_the_older_ones_of_its_assignment_which_leave_nothing_behind(stage: Stage) -> None:
-    task = stage.task()
-    honest, slow = stage.cast(task, "honest", "slow")
-    run = stage.submit(spec("slow-uploads", task, more="selection.minimum = 2"))
+    run, (honest, slow) = stage.begin("honest", "slow", more="selection.minimum = 2")
     order, theirs = slow.order(), honest.order()
-    payload = slow.member.payload(order)
-    envelope = slow.member.seal(slow.member.manifest(order, payload))
+    envelope, payload = slow.member.signed(order)
     over = threading.Event()
 
     def trickle() -> Iterator[SubmitRequest]:
@@ -229,15 +220,12 @@ def test_a_newer_upload_ends_the_older_ones_of_its_assignment_which_leave_nothin
 
 
 def test_an_upload_ends_when_its_deadline_has_passed_whatever_is_still_to_come(stage: Stage) -> None:
-    task = stage.task()
-    (late,) = stage.cast(task, "late")
-    run = stage.submit(spec("late-upload", task))
-    order = late.order()
-    payload = late.member.payload(order)
+    run, (late,) = stage.begin("late")
+    envelope, payload = late.member.signed(late.order())
     on, over = threading.Event(), threading.Event()
 
     def upload() -> Iterator[SubmitRequest]:
-        yield SubmitRequest(reply=late.member.seal(late.member.manifest(order, payload)))
+        yield SubmitRequest(reply=envelope)
         yield SubmitRequest(chunk=payload[:1])
         on.wait(SECONDS)
         yield SubmitRequest(chunk=payload[1:2], offset=1)
@@ -255,12 +243,9 @@ def test_an_upload_ends_when_its_deadline_has_passed_whatever_is_still_to_come(s
 
 
 def test_uploads_that_are_given_up_at_once_leave_nothing_behind(stage: Stage) -> None:
-    task = stage.task()
-    (fickle,) = stage.cast(task, "fickle")
-    run = stage.submit(spec("given-up", task))
+    run, (fickle,) = stage.begin("fickle")
     order = fickle.order()
-    payload = fickle.member.payload(order)
-    requests = [SubmitRequest(reply=fickle.member.seal(fickle.member.manifest(order, payload)))]
+    requests = [SubmitRequest(reply=fickle.member.signed(order)[0])]
     under_way = stage.served.coordinator._access._calls
     for _ in range(100):
         call = Handing(fickle.member.stub, requests)
@@ -272,16 +257,13 @@ def test_uploads_that_are_given_up_at_once_leave_nothing_behind(stage: Stage) ->
 
 
 def test_of_many_replies_at_once_one_counts_and_its_own_repetitions_get_its_receipt(stage: Stage) -> None:
-    task = stage.task()
-    twin, other = stage.cast(task, "twin", "other")
-    run = stage.submit(spec("at-once", task, more="selection.minimum = 2"))
+    run, (twin, other) = stage.begin("twin", "other", more="selection.minimum = 2")
     order = twin.order()
-    payloads = [twin.member.payload(order, seed) for seed in range(3)]
-    envelopes = [twin.member.seal(twin.member.manifest(order, payload)) for payload in payloads]
+    replies = [twin.member.signed(order, seed) for seed in range(3)]
 
     def submit(i: int) -> tuple[int, object]:
         try:
-            return i % 3, twin.member.submit(envelopes[i % 3], payloads[i % 3]).SerializeToString()
+            return i % 3, twin.member.submit(*replies[i % 3]).SerializeToString()
         except grpc.RpcError as error:
             return i % 3, refusal_from_rpc_error(error).reason
 
@@ -297,15 +279,12 @@ def test_of_many_replies_at_once_one_counts_and_its_own_repetitions_get_its_rece
 
 
 def test_a_client_that_is_revoked_while_it_uploads_is_cut_off(stage: Stage) -> None:
-    task = stage.task()
-    loyal, traitor = stage.cast(task, "loyal", "traitor")
-    run = stage.submit(spec("treason", task, more="selection.minimum = 2"))
-    order = traitor.order()
-    payload = traitor.member.payload(order)
+    run, (loyal, traitor) = stage.begin("loyal", "traitor", more="selection.minimum = 2")
+    envelope, payload = traitor.member.signed(traitor.order())
     over = threading.Event()
 
     def upload() -> Iterator[SubmitRequest]:
-        yield SubmitRequest(reply=traitor.member.seal(traitor.member.manifest(order, payload)))
+        yield SubmitRequest(reply=envelope)
         yield SubmitRequest(chunk=payload[:-1])
         over.wait(SECONDS)
         yield SubmitRequest(chunk=payload[-1:], offset=len(payload) - 1)
@@ -323,26 +302,20 @@ def test_a_client_that_is_revoked_while_it_uploads_is_cut_off(stage: Stage) -> N
 
 
 def test_absurd_claims_about_an_evaluation_do_not_end_the_run(stage: Stage) -> None:
-    task = stage.task()
-    sane, boaster = stage.cast(task, "sane", "boaster")
-    run = stage.submit(spec("boast", task, more="selection.minimum = 2"))
-    for player in (sane, boaster):
-        player.reply(player.order())
+    run, (sane, boaster) = stage.begin("sane", "boaster", more="selection.minimum = 2")
+    answer(sane, boaster)
     absurd = {"test/samples": 1e300, "train/samples": -1e300, "test/loss": 1e308, "test/accuracy": -1e308}
     boaster.reply(boaster.order(), metrics=absurd)
-    sane.reply(sane.order())
+    sane.answer()
     stage.wait_state(run, RunState.COMPLETED)
     assert stage.evaluations(run)["boaster", "test"].samples == 2**53
     assert stage.evaluations(run)["boaster", "train"].samples == 0
 
 
 def test_an_envelope_is_no_place_for_luggage(stage: Stage) -> None:
-    task = stage.task()
-    (porter,) = stage.cast(task, "porter")
-    run = stage.submit(spec("luggage", task))
+    run, (porter,) = stage.begin("porter")
     order = porter.order()
-    payload = porter.member.payload(order)
-    envelope = porter.member.seal(porter.member.manifest(order, payload))
+    envelope, payload = porter.member.signed(order)
     envelope.MergeFromString(b"\xa2\x06\x80\x80\x40" + bytes(1 << 20))  # a field 100 that we do not know, of 1 MiB
     with refused("RESOURCE_EXHAUSTED", "limit:manifest"):
         porter.member.submit(envelope, payload)
@@ -351,9 +324,7 @@ def test_an_envelope_is_no_place_for_luggage(stage: Stage) -> None:
 
 
 def test_a_long_name_of_a_number_makes_no_long_answer(stage: Stage) -> None:
-    task = stage.task()
-    (talker,) = stage.cast(task, "talker")
-    run = stage.submit(spec("long-name", task))
+    run, (talker,) = stage.begin("talker")
     order = talker.order()
     with refused("RESOURCE_EXHAUSTED", "limit:metrics") as words:
         talker.submit(order, metrics={"x" * 50_000: float("nan")})
@@ -364,9 +335,7 @@ def test_a_long_name_of_a_number_makes_no_long_answer(stage: Stage) -> None:
 def test_the_words_of_a_decline_forge_no_line_of_the_log_and_fit_every_database(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    task = stage.task()
-    (forger,) = stage.cast(task, "forger")
-    run = stage.submit(spec("forgery", task))
+    run, (forger,) = stage.begin("forger")
     forger.decline(forger.order(), "no-data\n2026-01-01 INFO all is well\0\x1b[2J", "\0" * 1000)
     stage.wait_outcome(run, "forger", "DECLINED")
     assert "\n2026-01-01 INFO" not in caplog.text
@@ -394,12 +363,10 @@ def test_runs_that_are_alike_may_make_the_same_model_at_the_same_time(stage: Sta
 
 # Last: for half a minute after a restart, rounds wait for everybody who attended before.
 def test_a_receipt_outlives_the_coordinator_and_so_does_a_refusal(stage: Stage) -> None:
-    task = stage.task()
-    first, second = stage.cast(task, "first", "second")
-    run = stage.submit(spec("replays", task, more="selection.minimum = 2"))
+    run, (first, second) = stage.begin("first", "second", more="selection.minimum = 2")
     order, theirs = first.order(), second.order()
-    payload, zero = first.member.payload(order), np.zeros(sum(row.length for row in theirs.rows), np.float32)
-    envelope = first.member.seal(first.member.manifest(order, payload))
+    zero = np.zeros(sum(row.length for row in theirs.rows), np.float32)
+    envelope, payload = first.member.signed(order)
     receipt = first.member.submit(envelope, payload)
     with refused("INVALID_ARGUMENT", "zero"):
         second.submit(theirs, zero)
@@ -409,7 +376,6 @@ def test_a_receipt_outlives_the_coordinator_and_so_does_a_refusal(stage: Stage) 
     assert first.member.submit(envelope, payload) == receipt
     with refused("INVALID_ARGUMENT", "zero"):
         second.submit(theirs, zero)
-    other = first.member.payload(order, seed=1)
     with refused("ALREADY_EXISTS", "assignment-fulfilled"):
-        first.member.submit(first.member.seal(first.member.manifest(order, other)), other)
+        first.member.submit(*first.member.signed(order, seed=1))
     stage.play(run, first, second)

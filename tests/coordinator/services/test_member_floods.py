@@ -1,12 +1,11 @@
 """Floods of one member, from a process of its own, while another one works."""
 
-import time
 from pathlib import Path
 
 import pytest
 
 from fedpareto.processes import forked
-from tests.coordinator.services.test_strangers import goes_on, rounds, submit, work
+from tests.coordinator.services.scene import goes_on, pace, submit, work
 from tests.harness import federation
 from tests.paths import ROOT
 
@@ -51,22 +50,15 @@ def test_a_members_flood_leaves_more_than_half_of_the_rounds(tmp_path: Path, kin
         stream = work(made.enroll("worker"))
         submit(made)
         goes_on(made, 20)
-
-        def pace(seconds: float = 10.0) -> int:
-            before = rounds(made)
-            time.sleep(seconds)  # the rounds of this time are counted
-            return rounds(made) - before
-
-        undisturbed = pace()
+        undisturbed = pace(made, 10.0)
         join_string = made.join_string("flooder")
         program = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{FLOOD}"
         flooder = made.spawn("flooder", ["-c", program, join_string, kind])
         assert isinstance(flooder.popen, forked.Forked)
         goes_on(made, 20)
-        disturbed = pace()
-        assert made.query("select count(*) from audit_log where outcome = 'limit:rate' and actor like '%/flooder'")[0][
-            0
-        ]
+        disturbed = pace(made, 10.0)
+        limited = "select count(*) from audit_log where outcome = 'limit:rate' and actor like '%/flooder'"
+        assert made.query(limited)[0][0]
         flooder.kill()
         stream.close()
         print(f"{kind}: {undisturbed} rounds in 10 s, {disturbed} with the flood")

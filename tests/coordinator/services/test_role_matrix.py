@@ -1,100 +1,25 @@
 """Who may call which rpc: every rpc by every kind of caller against a real coordinator, cell by cell."""
 
-import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any
 
 import grpc
 import pytest
-from google.protobuf.message import Message
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthListRequest
-from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 
 from coordinator.members.access.callers import RULES, CallerRule
 from coordinator.members.authority import register
-from federation.line.channels import mutual_channel, refusal_from_rpc_error, server_verified_channel
+from federation.line.channels import mutual_channel, server_verified_channel
 from federation.trust.certificates import issue_certificate, make_ca, pem
 from federation.trust.identity import Role, admin_uris, client_uri
 from federation.trust.keys import new_tls_key, private_key_pem
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.enrollment_pb2 import EnrollRequest, LoginRequest
-from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, RenewRequest, RotateKeyRequest, SubmitRequest
-from tests.paths import DOCS
-from tests.running import SECONDS, Running, running
+from tests.coordinator.services.scene import COLUMNS, answer, expected, short, stated
+from tests.running import SECONDS, Running
 
-PAGE = DOCS / "operate/administrators.md"
-COLUMNS = ("no certificate", "client", "viewer", "operator", "security-officer")
-OK = ("OK", "")
-
-
-class Probe(NamedTuple):
-    """A request that changes nothing, and the answer to a caller who may make it."""
-
-    request: Message
-    answer: tuple[str, str] = OK
-
-
-UNKNOWN_RUN = ("NOT_FOUND", "run-unknown")
-UNKNOWN_CLIENT = ("NOT_FOUND", "client-unknown")
-PROBES: dict[str, Probe] = {
-    "Enrollment/Enroll": Probe(EnrollRequest(), ("UNAUTHENTICATED", "join-string-invalid")),
-    "Enrollment/Login": Probe(LoginRequest(), ("UNAUTHENTICATED", "login")),
-    "Federation/Attend": Probe(AttendRequest(), ("INVALID_ARGUMENT", "hello")),
-    "Federation/FetchBlob": Probe(FetchBlobRequest(), ("PERMISSION_DENIED", "blob-not-offered")),
-    "Federation/Submit": Probe(SubmitRequest(), ("INVALID_ARGUMENT", "header")),
-    "Federation/Renew": Probe(RenewRequest(), ("INVALID_ARGUMENT", "csr")),
-    "Federation/RotateKey": Probe(RotateKeyRequest(), ("INVALID_ARGUMENT", "csr")),
-    "Admin/CreateJoinString": Probe(admin.CreateJoinStringRequest(), ("INVALID_ARGUMENT", "argument")),
-    "Admin/ListJoinStrings": Probe(admin.ListJoinStringsRequest()),
-    "Admin/CancelJoinStrings": Probe(admin.CancelJoinStringsRequest(), ("NOT_FOUND", "join-string-unknown")),
-    "Admin/ListClients": Probe(admin.ListClientsRequest()),
-    "Admin/ApproveClient": Probe(admin.ApproveClientRequest(), UNKNOWN_CLIENT),
-    "Admin/TagClient": Probe(admin.TagClientRequest(), UNKNOWN_CLIENT),
-    "Admin/RevokeClient": Probe(admin.RevokeClientRequest(), UNKNOWN_CLIENT),
-    "Admin/ForgetClient": Probe(admin.ForgetClientRequest(), UNKNOWN_CLIENT),
-    "Admin/ListAdministrators": Probe(admin.ListAdministratorsRequest()),
-    "Admin/RevokeAdministrator": Probe(admin.RevokeAdministratorRequest(), ("NOT_FOUND", "administrator-unknown")),
-    "Admin/RequestAction": Probe(admin.RequestActionRequest(), ("UNAUTHENTICATED", "key-unknown")),
-    "Admin/ListRequests": Probe(admin.ListRequestsRequest()),
-    "Admin/DecideRequest": Probe(admin.DecideRequestRequest(), ("UNAUTHENTICATED", "key-unknown")),
-    "Admin/SubmitRun": Probe(admin.SubmitRunRequest(), ("INVALID_ARGUMENT", "argument")),
-    "Admin/GetDisk": Probe(admin.GetDiskRequest()),
-    "Admin/ListRuns": Probe(admin.ListRunsRequest()),
-    "Admin/GetRun": Probe(admin.GetRunRequest(), UNKNOWN_RUN),
-    "Admin/PauseRun": Probe(admin.PauseRunRequest(), UNKNOWN_RUN),
-    "Admin/ResumeRun": Probe(admin.ResumeRunRequest(), UNKNOWN_RUN),
-    "Admin/StopRun": Probe(admin.StopRunRequest(), UNKNOWN_RUN),
-    "Admin/WatchRun": Probe(admin.WatchRunRequest(), UNKNOWN_RUN),
-    "Admin/ListRounds": Probe(admin.ListRoundsRequest(), UNKNOWN_RUN),
-    "Admin/GetRound": Probe(admin.GetRoundRequest(), UNKNOWN_RUN),
-    "Admin/ExportRounds": Probe(admin.ExportRoundsRequest(), UNKNOWN_RUN),
-    "Admin/ListReplies": Probe(admin.ListRepliesRequest(), UNKNOWN_RUN),
-    "Admin/ExportModel": Probe(admin.ExportModelRequest(), UNKNOWN_RUN),
-    "Admin/ExportBundle": Probe(admin.ExportBundleRequest(), UNKNOWN_RUN),
-    "Admin/ListAudit": Probe(admin.ListAuditRequest()),
-    "Admin/VerifyAudit": Probe(admin.VerifyAuditRequest(skip_blobs=True)),
-    "Health/Check": Probe(HealthCheckRequest()),
-    "Health/List": Probe(HealthListRequest()),
-    "Health/Watch": Probe(HealthCheckRequest()),
-    "ServerReflection/ServerReflectionInfo": Probe(ServerReflectionRequest(list_services="")),
-}
-
-
-def short(method: str) -> str:
-    """The rpc without its package."""
-    return method.rpartition(".")[2]
-
-
-def stated() -> dict[str, set[str]]:
-    """Who may call each rpc, as the page says."""
-    rows = re.findall(r"^\| `([A-Za-z]+/[A-Za-z]+)` \|(.+)\|$", PAGE.read_text(), re.MULTILINE)
-    return {
-        rpc: {column for column, cell in zip(COLUMNS, cells.split("|"), strict=True) if cell.strip() == "yes"}
-        for rpc, cells in rows
-    }
+SETTINGS = {"admin_certificate_seconds": 3600}
 
 
 def permitted(rule: CallerRule) -> set[str]:
@@ -109,12 +34,6 @@ def test_the_matrix_on_the_page_is_that_of_the_rules() -> None:
     assert stated() == {short(method): permitted(rule) for method, rule in RULES.items()}
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tmp_path_factory.mktemp("matrix") / "home", admin_certificate_seconds=3600) as made:
-        yield made
-
-
 Caller = Callable[[Running], grpc.Channel]
 
 
@@ -122,27 +41,18 @@ def certified(
     served: Running, uris: list[str], *, foreign: bool = False, known: bool = False, age: timedelta = timedelta()
 ) -> grpc.Channel:
     """A certificate that was made behind the coordinator's back, of its CA or of another one with the same name."""
-    key, ca_key, now = new_tls_key(), served.home.ca_key, served.clock() - age
-    ca = served.home.ca
+    key, ca_key, now, home = new_tls_key(), served.home.ca_key, served.clock() - age, served.home
+    ca = home.ca
     if foreign:
         ca_key = new_tls_key()
-        ca = make_ca(ca_key, served.home.federation_id, now)
-    certificate = issue_certificate(
-        ca=ca,
-        ca_key=ca_key,
-        public_key=key.public_key(),
-        federation_id=served.home.federation_id,
-        common_name="x",
-        uris=uris,
-        now=now,
-        lifetime=timedelta(hours=1),
-    )
+        ca = make_ca(ca_key, home.federation_id, now)
+    names: dict[str, Any] = {"federation_id": home.federation_id, "common_name": "x", "uris": uris}
+    times: dict[str, Any] = {"now": now, "lifetime": timedelta(hours=1)}
+    certificate = issue_certificate(ca=ca, ca_key=ca_key, public_key=key.public_key(), **names, **times)
     if known:
         with served.database.begin() as session:
             register(session, certificate)
-    return mutual_channel(
-        served.address, ca=pem(served.home.ca), key=private_key_pem(key), certificate=pem(certificate)
-    )
+    return mutual_channel(served.address, ca=pem(home.ca), key=private_key_pem(key), certificate=pem(certificate))
 
 
 def revoked_client(served: Running) -> grpc.Channel:
@@ -174,6 +84,7 @@ def all_roles() -> list[str]:
     return admin_uris("test", "ghost", Role)
 
 
+Lines = dict[str, Caller]
 # A caller who may call what its columns may.
 SERVED: dict[str, tuple[Caller, set[str]]] = {
     "no certificate": (lambda served: served.newcomer(), {"no certificate"}),
@@ -186,61 +97,32 @@ SERVED: dict[str, tuple[Caller, set[str]]] = {
         {"viewer", "operator", "security-officer"},
     ),
 }
-# A caller to whom each rpc gives the same answer, also those for anyone.
-SHUT_OUT: dict[str, tuple[Caller, tuple[str, str]]] = {
-    "revoked client": (revoked_client, ("UNAUTHENTICATED", "certificate-revoked")),
-    "revoked officer": (revoked_officer, ("UNAUTHENTICATED", "certificate-revoked")),
-    "officer who was issued again": (replaced_officer, ("UNAUTHENTICATED", "certificate-revoked")),
-    "client of our CA, not on record": (
-        lambda served: certified(served, [client_uri("test", "ghost")]),
-        ("UNAUTHENTICATED", "certificate-unknown"),
+# Callers to whom each rpc gives the same answer, also those for anyone.
+REVOKED: Lines = {
+    "revoked client": revoked_client,
+    "revoked officer": revoked_officer,
+    "officer who was issued again": replaced_officer,
+}
+UNKNOWN: Lines = {
+    "client of our CA, not on record": lambda served: certified(served, [client_uri("test", "ghost")]),
+    "officer of our CA, not on record": lambda served: certified(served, all_roles()),
+    "officer of another federation": lambda served: certified(served, admin_uris("other", "ghost", Role), known=True),
+}
+UNREACHED: Lines = {
+    "client of another CA": lambda served: certified(served, [client_uri("test", "client")], foreign=True),
+    "officer of another CA": lambda served: certified(served, all_roles(), foreign=True),
+    "officer whose certificate has ended": lambda served: certified(
+        served, all_roles(), known=True, age=timedelta(days=1)
     ),
-    "officer of our CA, not on record": (
-        lambda served: certified(served, all_roles()),
-        ("UNAUTHENTICATED", "certificate-unknown"),
-    ),
-    "officer of another federation": (
-        lambda served: certified(served, admin_uris("other", "ghost", Role), known=True),
-        ("UNAUTHENTICATED", "certificate-unknown"),
-    ),
-    "client of another CA": (
-        lambda served: certified(served, [client_uri("test", "client")], foreign=True),
-        ("UNAVAILABLE", "unreachable"),
-    ),
-    "officer of another CA": (
-        lambda served: certified(served, all_roles(), foreign=True),
-        ("UNAVAILABLE", "unreachable"),
-    ),
-    "officer whose certificate has ended": (
-        lambda served: certified(served, all_roles(), known=True, age=timedelta(days=1)),
-        ("UNAVAILABLE", "unreachable"),
-    ),
-    "no certificate at the port of members": (
-        lambda served: server_verified_channel(served.address, pem(served.home.ca)),
-        ("UNAVAILABLE", "unreachable"),
+    "no certificate at the port of members": lambda served: server_verified_channel(
+        served.address, pem(served.home.ca)
     ),
 }
-
-
-def answer(channel: grpc.Channel, method: str) -> tuple[str, str]:
-    """The status and the reason of one call; OK as soon as there is a first message, or the end."""
-    call = channel.stream_stream(method)(iter([PROBES[short(method)].request.SerializeToString()]), timeout=SECONDS)
-    try:
-        next(call, None)
-    except grpc.RpcError as error:
-        refusal = refusal_from_rpc_error(error)
-        return refusal.status, refusal.reason
-    finally:
-        call.cancel()
-    return OK
-
-
-def expected(method: str, columns: set[str]) -> tuple[str, str]:
-    if stated()[short(method)] & columns:
-        return PROBES[short(method)].answer
-    return (
-        ("UNAUTHENTICATED", "certificate-unknown") if columns == {"no certificate"} else ("PERMISSION_DENIED", "role")
-    )
+SHUT_OUT: dict[str, tuple[Caller, tuple[str, str]]] = {
+    **{name: (make, ("UNAUTHENTICATED", "certificate-revoked")) for name, make in REVOKED.items()},
+    **{name: (make, ("UNAUTHENTICATED", "certificate-unknown")) for name, make in UNKNOWN.items()},
+    **{name: (make, ("UNAVAILABLE", "unreachable")) for name, make in UNREACHED.items()},
+}
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -258,20 +140,11 @@ def test_each_rpc_shuts_out_whom_the_federation_does_not_know_any_more_or_never_
         assert {method: answer(channel, method) for method in RULES} == dict.fromkeys(RULES, reason)
 
 
-@contextmanager
-def later(served: Running, time: timedelta) -> Iterator[None]:
-    served.clock.ahead = time
-    try:
-        yield
-    finally:
-        served.clock.ahead = timedelta()
-
-
 def test_each_rpc_refuses_a_certificate_that_has_ended_by_the_coordinators_clock(served: Running) -> None:
     with ExitStack() as stack:
         client = stack.enter_context(served.certified("short", known=True, lifetime=timedelta(hours=1)))
         officer = stack.enter_context(issued(served, "late", *Role))
-        stack.enter_context(later(served, timedelta(hours=2)))
+        stack.enter_context(served.clock.moved(timedelta(hours=2)))
         for channel in (client, officer):
             answers = {method: answer(channel, method) for method in RULES}
             assert answers == dict.fromkeys(RULES, ("UNAUTHENTICATED", "certificate-expired"))

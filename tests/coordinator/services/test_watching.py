@@ -12,14 +12,6 @@ from rich.console import Console
 
 from federation.trust.identity import Role
 from federation.v1 import admin_pb2 as messages
-from federation.v1.admin_pb2 import (
-    GetRoundRequest,
-    GetRunRequest,
-    ListRepliesRequest,
-    ListRoundsRequest,
-    ListRunsRequest,
-    WatchRunResponse,
-)
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.cli.admin import watch
 from fedpareto.cli.document import dumps, line
@@ -65,10 +57,8 @@ def watched(stage: Stage, run: str, *, terminal: bool = False) -> Iterator[Watch
 
 
 def test_whoever_watches_without_a_terminal_is_told_whom_the_round_waits_for_and_how_long(stage: Stage) -> None:
-    task = stage.task()
-    ann, ben, cleo = stage.cast(task, "ann", "ben", "cleo")
     more = "selection.minimum = 3\nselection.quorum = 0.3"
-    run = stage.submit(spec(f"waits-{stage.count}", task, 1, more=more))
+    run, (ann, ben, cleo) = stage.begin("ann", "ben", "cleo", more=more)
     orders = {player: player.order() for player in (ann, ben, cleo)}
     with watched(stage, run) as watcher:
         waiting = watcher.wait("waiting since .* for ann, ben, cleo$")
@@ -78,7 +68,7 @@ def test_whoever_watches_without_a_terminal_is_told_whom_the_round_waits_for_and
         cleo.leave()
         watcher.wait(r"1 of 3 replied, .* for ben, cleo \(away since \d\d:\d\d:\d\d\)$")
         ben.reply(orders[ben])
-        cleo.attend(**{task: 10})
+        cleo.attend(**cleo.tasks)
         cleo.reply(orders[cleo])
         stage.play(run, ann, ben, cleo)
     assert len(watcher.lines("train, 1 of 3 replied, .* for ben, cleo$")) == 1  # once, however many signs of life came
@@ -89,9 +79,8 @@ def test_whoever_watches_without_a_terminal_is_told_whom_the_round_waits_for_and
 def test_a_terminal_shows_at_its_bottom_whom_the_round_waits_for_and_the_time_running_down(stage: Stage) -> None:
     task = stage.task()
     (ann,) = stage.cast(task, "ann")
-    run = stage.submit(
-        spec(f"live-{stage.count}", task, 1).replace(b"deadline_seconds = 900", b"deadline_seconds = 90")
-    )
+    document = spec(f"live-{stage.count}", task, 1)
+    run = stage.submit(document.replace(b"deadline_seconds = 900", b"deadline_seconds = 90"))
     order = ann.order()
     with watched(stage, run, terminal=True) as watcher:
         watcher.wait(r"0 of 1 replied, [78]\d s left; waiting since .* for ann")
@@ -102,9 +91,7 @@ def test_a_terminal_shows_at_its_bottom_whom_the_round_waits_for_and_the_time_ru
 
 
 def test_watching_goes_on_when_the_coordinator_restarts_and_shows_each_round_once(stage: Stage) -> None:
-    task = stage.task()
-    (ann,) = stage.cast(task, "ann")
-    run = stage.submit(spec(f"restart-{stage.count}", task, 3))
+    run, (ann,) = stage.begin("ann", rounds=3)
     stage.play(run, ann, until=lambda: len(stage.rounds(run)) > 1)
     with watched(stage, run) as watcher:
         watcher.wait("^ +0 ")
@@ -120,9 +107,7 @@ def test_watching_goes_on_when_the_coordinator_restarts_and_shows_each_round_onc
 
 
 def test_an_open_round_shows_no_number_that_is_not_known(stage: Stage) -> None:
-    task = stage.task()
-    ann, ben = stage.cast(task, "ann", "ben")
-    run = stage.submit(spec(f"open-{stage.count}", task, 1, more="selection.minimum = 2"))
+    run, (ann, ben) = stage.begin("ann", "ben", rounds=1, more="selection.minimum = 2")
     order = ann.order()
     must_be_known(stage._admin, run)
     ann.reply(order)
@@ -132,31 +117,25 @@ def test_an_open_round_shows_no_number_that_is_not_known(stage: Stage) -> None:
 
 def must_be_known(admin: AdminStub, run: str) -> None:
     """Every number in what the commands and the report show of a run whose first round is open."""
-    single = admin.GetRound(GetRoundRequest(run=run, round=0))
-    rounds = admin.ListRounds(ListRoundsRequest(run=run))
-    whole = admin.GetRun(GetRunRequest(run=run))
-    runs = admin.ListRuns(ListRunsRequest())
-    updates = next(admin.ListReplies(ListRepliesRequest(run=run)), messages.ListRepliesResponse())
-    pictures = [
-        round_tables.round_(single),
-        round_tables.rounds(rounds.rounds),
-        tables.run(whole.run),
-        tables.runs(runs.runs),
-    ]
-    console = Console(file=io.StringIO(), width=tables.WIDTH)
-    console.print(*pictures, envelope_lines.replies(updates.replies))
-    texts = [console.file.getvalue(), page(RunData.read(admin, run))]  # type: ignore[attr-defined]
+    single = admin.GetRound(messages.GetRoundRequest(run=run, round=0))
+    rounds = admin.ListRounds(messages.ListRoundsRequest(run=run))
+    whole = admin.GetRun(messages.GetRunRequest(run=run))
+    runs = admin.ListRuns(messages.ListRunsRequest())
+    updates = next(admin.ListReplies(messages.ListRepliesRequest(run=run)), messages.ListRepliesResponse())
+    pictures = [round_tables.round_(single), round_tables.rounds(rounds.rounds)]
+    pictures += [tables.run(whole.run), tables.runs(runs.runs)]
+    text = io.StringIO()
+    Console(file=text, width=tables.WIDTH).print(*pictures, envelope_lines.replies(updates.replies))
+    texts = [text.getvalue(), page(RunData.read(admin, run))]
     texts += [dumps(message) for message in (single, rounds, whole, runs, updates)]
     assert "not over yet" in texts[0]
     assert json.loads(dumps(rounds))["rounds"][0]["seconds"] is None
-    for text in texts:
-        assert not re.search(r"\bnan\b", text, re.IGNORECASE)
+    for one in texts:
+        assert not re.search(r"\bnan\b", one, re.IGNORECASE)
 
 
 def test_a_stream_of_json_repeats_nothing_and_ends_with_the_run(stage: Stage) -> None:
-    task = stage.task()
-    (ann,) = stage.cast(task, "ann")
-    run = stage.submit(spec(f"json-{stage.count}", task, 2))
+    run, (ann,) = stage.begin("ann", rounds=2)
     stream = watch.changes(watch.messages(stage._admin, run, pytest.fail))
     updates = [next(stream)]
     assert updates[0].now.seconds > 0
@@ -170,8 +149,8 @@ def test_a_stream_of_json_repeats_nothing_and_ends_with_the_run(stage: Stage) ->
 
 
 def test_signs_of_life_are_no_changes() -> None:
-    def update(now: int, seen: int, replied: int) -> WatchRunResponse:
-        made = WatchRunResponse(phase=messages.PhaseProgress(replied=replied))
+    def update(now: int, seen: int, replied: int) -> messages.WatchRunResponse:
+        made = messages.WatchRunResponse(phase=messages.PhaseProgress(replied=replied))
         made.now.seconds = now
         made.phase.outstanding.add(client_id="a", attending=True).last_seen.seconds = seen
         return made
@@ -182,7 +161,7 @@ def test_signs_of_life_are_no_changes() -> None:
 
 
 def test_the_line_about_a_run_counts_down_between_two_words_of_the_coordinator() -> None:
-    update = WatchRunResponse(run=messages.Run(name="x", rounds_total=2))
+    update = messages.WatchRunResponse(run=messages.Run(name="x", rounds_total=2))
     update.phase.asked = 1
     update.now.seconds, update.phase.deadline.seconds = 100, 160
     assert "60 s left" in watch.status(update).plain

@@ -61,8 +61,7 @@ def expected(fed: Federation) -> list[tuple[str, float]]:
 def test_a_coordinator_that_dies_in_the_middle_of_the_search_chooses_the_same_steps(
     fed: Federation, expected: list[tuple[str, float]]
 ) -> None:
-    assert fed.coordinator is not None
-    fed.coordinator.stop()
+    fed.serving.stop()
     dying = fed.serve(crash="some-trained")  # with two of three replies to the search
     run = fed.submit("coordinator-dies", SPEC, crash=True)
     dying.wait_killed()

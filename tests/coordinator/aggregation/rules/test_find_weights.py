@@ -15,14 +15,8 @@ AUTHORS_FLOOR = 1e-4  # under the square root, in the authors' code
 def test_the_weights_are_those_of_the_reference() -> None:
     for case in reference("findweights"):
         J = np.array(case["jacobian_rows"])
-        found = find_weights(
-            J @ J.T,
-            np.array(case["lambda_init"]),
-            beta=case["beta"],
-            steps=case["K"],
-            raw=not case["normalise"],
-            floor=AUTHORS_FLOOR,
-        )
+        keys = {"beta": case["beta"], "steps": case["K"], "raw": not case["normalise"], "floor": AUTHORS_FLOOR}
+        found = find_weights(J @ J.T, np.array(case["lambda_init"]), **keys)
         assert np.abs(found - case["expected"]["lambda_out"]).max() <= 1e-9, case["id"]
 
 

@@ -2,31 +2,37 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from coordinator.aggregation import HyperparameterError, TooFewUpdatesError, aggregate
 from coordinator.aggregation.base import Algorithm
-from coordinator.aggregation.interface import Rows
-from coordinator.aggregation.phases import PhaseReply, Replies, RoundContext, Step
+from coordinator.aggregation.phases import Replies, RoundContext, Step
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.rules.afl import onto_simplex
 from coordinator.aggregation.rules.fedfv import project
-from tests.coordinator.aggregation.scene import Matrix, matrix, reference, zoo
-
-Vector = NDArray[np.float64]
+from tests.coordinator.aggregation.scene import (
+    Matrix,
+    Vector,
+    coefficients_of,
+    direction,
+    matrix,
+    norms,
+    reference,
+    reply,
+    rows_of,
+    rule_named,
+    stepped,
+    zoo,
+)  # fmt: skip
 
 losses_of = st.lists(st.floats(-1e3, 1e3), min_size=9, max_size=9)
-
-
-def norms(U: Matrix) -> Vector:
-    found: Vector = np.linalg.norm(U, axis=1)
-    return found
 
 
 class Run:
@@ -45,36 +51,15 @@ class Run:
         for client, u, loss in zip(clients, U, told, strict=True):
             payload = f"payload-{client}-{self.number}"
             self.store[payload] = np.asarray(u, dtype=np.float64)
-            replies.append(
-                PhaseReply(
-                    client_id=client,
-                    samples=1,
-                    losses={} if math.isnan(loss) else {"loss": loss},
-                    metrics=metrics,
-                    rows=(self.store[payload],),
-                    envelope=f"envelope-{client}-{self.number}",
-                    payload=payload,
-                )
-            )
-        context = RoundContext(
-            number=self.number,
-            total=99,
-            state=self.state,
-            recall=self.store.__getitem__,
-            revoked=lambda: self.revoked,
-        )
-        conversation = self.rule.round(context)
-        next(conversation)
-        with pytest.raises(StopIteration) as end:
-            conversation.send(Replies(replies))
-        step: Step = end.value.value
+            loss_told = {} if math.isnan(loss) else {"loss": loss}
+            facts = {"losses": loss_told, "metrics": metrics, "envelope": f"envelope-{client}-{self.number}"}
+            replies.append(replace(reply(client, **facts), rows=(self.store[payload],), payload=payload))
+        places: dict[str, Any] = {"recall": self.store.__getitem__, "revoked": lambda: self.revoked}
+        context = RoundContext(number=self.number, total=99, state=self.state, **places)
+        step = stepped(self.rule.round(context), Replies(replies))
         self.number += 1
         self.state = step.combination.state
         return step
-
-
-def direction(step: Step) -> Vector:
-    return np.asarray(step.combination.coefficients @ np.array(step.rows))
 
 
 def test_fedfv_in_random_order_does_without_losses() -> None:
@@ -82,7 +67,7 @@ def test_fedfv_in_random_order_does_without_losses() -> None:
     assert len(run.play(["a", "b", "c"], U, [math.nan] * 3).replies) == 3
     run = Run("fedfv")
     with pytest.raises(TooFewUpdatesError, match="no client reported one"):
-        run.rule.usable(Replies([PhaseReply(client_id="a", samples=1, losses={}, metrics={})]))
+        run.rule.usable(Replies([reply("a")]))
 
 
 # --- AFL
@@ -112,14 +97,10 @@ def test_afl_is_that_of_the_reference() -> None:
     for case in reference("afl"):
         w, models = np.array(case["w"]), np.array(case["client_models"])
         names = [f"c{i}" for i in range(len(models))]
-        result = aggregate(
-            "afl",
-            w - models,
-            losses=np.add(case["losses_at_w"], case["loss_bias"]),
-            clients=names,
-            state={"lambda": dict(zip(names, case["lam"], strict=True))},
-            gamma_lambda=case["gamma_lambda"],
-        )
+        state = {"lambda": dict(zip(names, case["lam"], strict=True))}
+        losses = np.add(case["losses_at_w"], case["loss_bias"])
+        given = {"clients": names, "state": state, "gamma_lambda": case["gamma_lambda"]}
+        result = aggregate("afl", w - models, losses=losses, **given)
         expected, t = case["expected"], case["round"]
         after = w - result.direction
         np.testing.assert_allclose(after, expected["w_next"], atol=1e-10, err_msg=case["id"])
@@ -141,22 +122,15 @@ def test_lambda_stays_in_the_simplex_and_the_absent_keep_theirs(
     for present, told in rounds:
         names = [f"c{i}" for i in sorted(present)]
         before = state.get("lambda", {})
-        result = aggregate(
-            "afl",
-            np.eye(6)[: len(names)],
-            losses=told[: len(names)],
-            clients=names,
-            state=state,
-            gamma_lambda=gamma,
-        )
+        given: dict[str, Any] = {"losses": told[: len(names)], "clients": names, "state": state, "gamma_lambda": gamma}
+        result = aggregate("afl", np.eye(6)[: len(names)], **given)
         state = result.state
         shares = np.array(list(state["lambda"].values()))
         assert (shares >= 0).all()
         assert shares.sum() == pytest.approx(1, abs=1e-12)
         if before.keys() >= set(names):
-            assert {c: s for c, s in before.items() if c not in names} == {
-                c: s for c, s in state["lambda"].items() if c not in names
-            }
+            kept = [{c: s for c, s in told.items() if c not in names} for told in (before, state["lambda"])]
+            assert kept[0] == kept[1]
         assert result.weights.sum() == pytest.approx(1)
 
 
@@ -195,14 +169,9 @@ def test_fedfa_is_that_of_the_reference() -> None:
         w, models = np.array(case["w"]), np.array(case["client_models"])
         names = [f"c{i}" for i in range(len(models))]
         rule = {"alpha": case["alpha"], "gamma": case["gamma_server"], "eta": case["eta_server"]}
-        result = aggregate(
-            "fedfa",
-            w - models,
-            accuracies=case["train_accuracy"],
-            clients=names,
-            state={"counts": {name: f - 1 for name, f in zip(names, case["frequency"], strict=True)}},
-            **rule,
-        )
+        state = {"counts": {name: f - 1 for name, f in zip(names, case["frequency"], strict=True)}}
+        accuracies = case["train_accuracy"]
+        result = aggregate("fedfa", w - models, accuracies=accuracies, clients=names, state=state, **rule)
         expected = case["expected"]
         np.testing.assert_allclose(result.weights, expected["weights"], atol=1e-9, err_msg=case["id"])
         assert list(result.state["counts"].values()) == case["frequency"]
@@ -217,27 +186,21 @@ def test_fedfa_is_that_of_the_reference() -> None:
 
 def test_fedfa_leaves_out_who_reports_no_accuracy_and_counts_only_who_took_part() -> None:
     run = Run("fedfa")
-    run.play("ab", np.eye(2), **{"train/accuracy": 0.5})
-    run.play("b", np.eye(2)[:1], **{"train/accuracy": 0.5})
+    metrics: dict[str, Any] = {"train/accuracy": 0.5}
+    run.play("ab", np.eye(2), **metrics)
+    run.play("b", np.eye(2)[:1], **metrics)
     assert run.state == {"counts": {"a": 1, "b": 2}}
     conversation = run.rule.round(RoundContext(number=2, total=3))
     next(conversation)
-    silent = PhaseReply(client_id="a", samples=1, losses={}, metrics={}, rows=(np.ones(2),))
     with pytest.raises(TooFewUpdatesError, match="fedfa needs accuracies on training splits, and no client reported"):
-        conversation.send(Replies([silent]))
+        conversation.send(Replies([reply("a", np.ones(2))]))
 
 
 def test_fedfa_leaves_out_an_accuracy_that_is_no_share() -> None:
     told = {"ann": 0.5, "ben": -1.0, "cleo": 1e300, "dan": 1.0}
-    conversation = algorithm("fedfa").round(RoundContext(number=0, total=1))
-    next(conversation)
-    replies = [
-        PhaseReply(client_id=name, samples=1, losses={}, metrics={"train/accuracy": accuracy}, rows=(np.ones(2),))
-        for name, accuracy in told.items()
-    ]
-    with pytest.raises(StopIteration) as end:
-        conversation.send(Replies(replies))
-    assert [reply.client_id for reply in end.value.value.replies] == ["ann", "dan"]
+    replies = [reply(name, np.ones(2), metrics={"train/accuracy": accuracy}) for name, accuracy in told.items()]
+    step = stepped(algorithm("fedfa").round(RoundContext(number=0, total=1)), Replies(replies))
+    assert [one.client_id for one in step.replies] == ["ann", "dan"]
 
 
 @settings(deadline=None)
@@ -276,7 +239,7 @@ def test_fedfv_with_history_is_that_of_the_reference() -> None:
 def fedfv_on_the_updates(U: Matrix, told: Vector, alpha: float, groups: Sequence[Matrix]) -> Vector:
     """Algorithms 2 and 3 as the paper writes them."""
     order = np.argsort(told, kind="stable")
-    kept = order[math.ceil((len(U) - 1) * (1 - alpha)) :] if alpha > 0 else []
+    kept = order[math.ceil((len(U) - 1) * (1 - alpha)) :] if alpha > 0 else order[:0]
     projected = U.copy()
     for i in range(len(U)):
         for j in order:
@@ -295,14 +258,8 @@ def fedfv_on_the_updates(U: Matrix, told: Vector, alpha: float, groups: Sequence
 def test_fedfv_in_gram_space_is_that_on_the_updates(m: int, old: int, older: int, seed: int, alpha: float) -> None:
     rng = np.random.default_rng(seed)
     U, told = rng.standard_normal((m + old + older, 12)), rng.standard_normal(m)
-    result = aggregate(
-        "fedfv",
-        U,
-        losses=[*told, *[math.nan] * (old + older)],
-        ages=[0] * m + [1] * old + [2] * older,
-        alpha=alpha,
-        tau=2,
-    )
+    given: dict[str, Any] = {"losses": [*told, *[math.nan] * (old + older)], "ages": [0] * m + [1] * old + [2] * older}
+    result = aggregate("fedfv", U, alpha=alpha, tau=2, **given)
     expected = fedfv_on_the_updates(U[:m], told, alpha, [U[m + old :], U[m : m + old]])
     np.testing.assert_allclose(result.direction, expected, atol=1e-9)
     assert not result.weights[m:].any()
@@ -319,16 +276,12 @@ def test_fedfv_that_keeps_all_is_fedavg(U: Matrix, told: list[float], seed: int)
     np.testing.assert_allclose(found.weights, expected.weights, rtol=1e-12)
 
 
+ORDERS = ["loss", "reversed"]
+
+
 @settings(deadline=None)
-@given(
-    st.integers(2, 9), st.integers(0, 9999), st.sampled_from(["loss", "reversed"]), st.randoms(use_true_random=False)
-)
-def test_the_order_of_the_clients_does_not_matter_to_fedfv(
-    m: int,
-    seed: int,
-    order: str,
-    random: "st.random.Random",  # type: ignore[name-defined]
-) -> None:
+@given(st.integers(2, 9), st.integers(0, 9999), st.sampled_from(ORDERS), st.randoms(use_true_random=False))
+def test_the_order_of_the_clients_does_not_matter_to_fedfv(m: int, seed: int, order: str, random: Random) -> None:
     U, told = matrix("random", m, 12, seed), np.random.default_rng(seed).permutation(m).astype(np.float64)
     places = list(range(m))
     random.shuffle(places)
@@ -350,11 +303,10 @@ def test_the_direction_has_the_length_of_the_average_and_opposites_have_none() -
 
 def test_a_random_order_changes_with_the_round_and_is_the_same_again() -> None:
     U = matrix("conflicting", 7, 4, 1)
-    rule = algorithm("fedfv", {"order": "random", "alpha": 0.0})
+    rule = rule_named("fedfv", order="random", alpha=0.0)
 
     def found(t: int) -> Vector:
-        rows = Rows(gram=U @ U.T, prior=np.full(7, 1 / 7), samples=np.ones(7), round=t)
-        return rule.combine(rows).coefficients
+        return rule.combine(rows_of(U, round=t)).coefficients
 
     np.testing.assert_array_equal(found(0), found(0))
     assert any((found(0) != found(t)).any() for t in range(1, 5))
@@ -372,7 +324,7 @@ def test_the_dual_cone_leaves_no_conflict_with_earlier_updates_either(U: Matrix,
     ages = [0] * present + [1] * (len(U) - present)
     result = aggregate("dual-cone", U, ages=ages, tau=1)
     longest = norms(U).max()
-    reach = float(np.abs(result.coefficients) @ norms(U))
+    reach = float(np.abs(coefficients_of(result)) @ norms(U))
     assert (U @ result.direction >= -1e-7 * longest * max(reach, 1e-300)).all()
     assert not result.weights[present:].any()
     alone = aggregate("dual-cone", U[:present])
@@ -387,14 +339,9 @@ def test_the_window_holds_the_last_update_of_the_absent_oldest_first() -> None:
     run.play("cd", U[2:])
     step = run.play("d", U[3:])
     told = [(past.client_id, past.round, past.envelope, past.payload) for past in step.history]
-    assert told == [
-        ("a", 0, "envelope-a-0", "payload-a-0"),
-        ("b", 0, "envelope-b-0", "payload-b-0"),
-        ("c", 1, "envelope-c-1", "payload-c-1"),
-    ]
+    assert told == [(c, t, f"envelope-{c}-{t}", f"payload-{c}-{t}") for c, t in (("a", 0), ("b", 0), ("c", 1))]
     assert run.state["history"] == {
-        "c": {"round": 1, "envelope": "envelope-c-1", "payload": "payload-c-1"},
-        "d": {"round": 2, "envelope": "envelope-d-2", "payload": "payload-d-2"},
+        c: {"round": t, "envelope": f"envelope-{c}-{t}", "payload": f"payload-{c}-{t}"} for c, t in (("c", 1), ("d", 2))
     }
     assert run.rule.blobs(run.state) == ("payload-c-1", "payload-d-2")
     run.number += 2  # two rounds were skipped
@@ -427,9 +374,8 @@ def test_an_earlier_update_that_is_gone_is_an_error() -> None:
 def test_an_update_that_was_not_stored_is_an_error() -> None:
     conversation = algorithm("fedfv", {"tau": 1}).round(RoundContext(number=0, total=1))
     next(conversation)
-    reply = PhaseReply(client_id="ann", samples=1, losses={"loss": 1.0}, metrics={}, rows=(np.ones(2),))
     with pytest.raises(LookupError, match="the update of ann was not stored"):
-        conversation.send(Replies([reply]))
+        conversation.send(Replies([reply("ann", np.ones(2), losses={"loss": 1.0})]))
 
 
 def test_earlier_updates_are_normalised_like_the_others() -> None:

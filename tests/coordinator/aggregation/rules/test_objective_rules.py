@@ -1,7 +1,7 @@
 """Rules over several objectives: FSMGDA, FedCMOO, scalarised."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -9,25 +9,15 @@ from numpy.typing import NDArray
 
 from coordinator.aggregation.interface import HyperparameterError, TooFewUpdatesError
 from coordinator.aggregation.phase_kinds import GradientsPhase, ResidualsPhase, TrainingPhase
-from coordinator.aggregation.phases import AlgorithmPhase, Replies, RoundContext, Step
+from coordinator.aggregation.phases import Replies, RoundContext, Step
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.rules.objectives import reweighted
 from coordinator.rounds import signed_results
 from federation.sketches.base import clip_to_psd
 from federation.spec.objective_names import encoder_columns, joint_target, separate_targets
 from federation.vectors import Layout, Tensor
-from tests.coordinator.aggregation.objective_clients import (
-    ALL,
-    LAYOUT,
-    SOME,
-    TWO,
-    Clients,
-    context,
-    direction,
-    last,
-    reply,
-)
-from tests.coordinator.aggregation.scene import reference
+from tests.coordinator.aggregation.objective_clients import ALL, LAYOUT, SOME, TWO, Clients, context, reply
+from tests.coordinator.aggregation.scene import direction, gram_of, last, objectives_of, reference
 
 # --- FSMGDA
 
@@ -46,26 +36,16 @@ def test_fsmgda_is_the_papers_server_step() -> None:
                 rows.setdefault(client, {})[names[k]] = np.array(update["delta"])
                 samples[client] = case["sizes"][k][i] if weighted else 1
         d = len(case["x"])
-        given = RoundContext(
-            number=0,
-            total=1,
-            prior="samples" if weighted else "uniform",
-            objectives=names,
-            parameters=d,
-            encoder=(slice(0, d),),
-            local_rate=1.0,
-        )
+        prior: Literal["samples", "uniform"] = "samples" if weighted else "uniform"
+        sizes: dict[str, Any] = {"parameters": d, "encoder": (slice(0, d),), "local_rate": 1.0}
+        given = RoundContext(number=0, total=1, prior=prior, objectives=names, **sizes)
         conversation = algorithm("fsmgda", {"sums": True, "bound": "none"}).round(given)
         assert next(conversation) == TrainingPhase(separate=True)
-        replies = [
-            reply(client, own, tuple(own), samples=samples[client])  # type: ignore[arg-type]
-            for client, own in rows.items()
-        ]
+        replies = [reply(client, own, tuple(own), samples=samples[client]) for client, own in rows.items()]
         step = last(conversation, Replies(replies))
         expected = case["expected"]
         np.testing.assert_allclose(direction(step), expected["d"], atol=1e-8, err_msg=case["id"])
-        found = step.combination.objectives
-        assert found is not None
+        found = objectives_of(step)
         assert found.names == tuple(names[k] for k in expected["active_objectives"])
         assert set(found.left_out) == set(names) - set(found.names)
 
@@ -73,10 +53,7 @@ def test_fsmgda_is_the_papers_server_step() -> None:
 def test_fsmgda_sums_divide_by_the_local_rate() -> None:
     clients = Clients(ALL)
     given = context(ALL, local_rate=0.1)
-    steps = []
-    for sums in (False, True):
-        conversation = algorithm("fsmgda", {"sums": sums}).round(given)
-        steps.append(last(conversation, clients.answer(next(conversation))))
+    steps = [clients.play(algorithm("fsmgda", {"sums": sums}).round(given)) for sums in (False, True)]
     np.testing.assert_allclose(direction(steps[1]), direction(steps[0]) / 0.1)
 
 
@@ -84,10 +61,8 @@ def test_the_scope_decides_the_weights_and_the_whole_vector_moves() -> None:
     clients = Clients(ALL)
     found = {}
     for scope in ("all", "encoder"):
-        conversation = algorithm("fsmgda", {"scope": scope}).round(context(ALL))
-        step = last(conversation, clients.answer(next(conversation)))
-        assert step.combination.objectives is not None
-        found[scope] = step.combination.objectives.weights
+        step = clients.play(algorithm("fsmgda", {"scope": scope}).round(context(ALL)))
+        found[scope] = objectives_of(step).weights
         means = np.stack([clients.mean(name) for name in TWO])
         np.testing.assert_allclose(direction(step), found[scope] @ means, rtol=1e-6)
         seen = means if scope == "all" else means[:, :50]
@@ -118,10 +93,9 @@ def test_fedcmoo_steps_along_the_weighted_sum_whoever_serves_what(
     assert isinstance(phase, TrainingPhase)
     assert phase.from_jacobian
     step = last(conversation, clients.answer(phase))
-    found = step.combination.objectives
-    assert found is not None
+    found = objectives_of(step)
     means = np.stack([clients.mean(name) for name in TWO])
-    np.testing.assert_allclose(found.gram, means[:, :50] @ means[:, :50].T, rtol=1e-4)
+    np.testing.assert_allclose(gram_of(found), means[:, :50] @ means[:, :50].T, rtol=1e-4)
     np.testing.assert_allclose(direction(step), found.weights @ means, rtol=1e-4, atol=1e-6)
     assert [one.client_id for one in step.consulted] == [one.client_id for one in told]
     assert step.combination.state == {"weights": dict(zip(TWO, found.weights.tolist(), strict=True))}
@@ -130,11 +104,8 @@ def test_fedcmoo_steps_along_the_weighted_sum_whoever_serves_what(
 def test_the_average_of_the_updates_goes_through_the_stages() -> None:
     clients = Clients(ALL)
     clients.gradients["cleo", "left"] *= 1e3
-    steps = []
-    for pre in ([], ["normalise"]):
-        conversation = algorithm("fedcmoo", {"sketch": "exact", "pre": pre, "bound": "none"}).round(context(ALL))
-        phase = conversation.send(clients.answer(next(conversation)))
-        steps.append(last(conversation, clients.answer(phase)))
+    keys = ({"sketch": "exact", "pre": pre, "bound": "none"} for pre in ([], ["normalise"]))
+    steps = [clients.play(algorithm("fedcmoo", own).round(context(ALL))) for own in keys]
     plain, normalised = (np.linalg.norm(direction(step)) for step in steps)
     assert plain > 100
     assert normalised <= 1 + 1e-6
@@ -153,11 +124,8 @@ BOUNDED = [
 
 
 def stepped(name: str, keys: Mapping[str, Any], clients: Clients) -> Step:
-    conversation = algorithm(name, {**keys, **({} if name == "fsmgda" else {"weights": "exact"})}).round(context(CROWD))
-    phase: AlgorithmPhase = next(conversation)
-    while not isinstance(phase, TrainingPhase):
-        phase = conversation.send(clients.answer(phase))
-    return last(conversation, clients.answer(phase))
+    keys = {**keys, **({} if name == "fsmgda" else {"weights": "exact"})}
+    return clients.play(algorithm(name, keys).round(context(CROWD)))
 
 
 @pytest.mark.parametrize("bound", ["clip", "normalise"])
@@ -173,7 +141,7 @@ def test_a_client_that_scales_its_gradients_moves_the_step_by_no_more_than_its_b
             clients.gradients["client-3", objective] *= size
         moved[size] = direction(stepped(name, {**keys, "bound": bound}, clients))
         assert np.linalg.norm(moved[size] - honest) <= 1.0 * np.linalg.norm(honest)
-    np.testing.assert_allclose(moved[1e9], moved[1e3], rtol=1e-3, atol=1e-3 * np.linalg.norm(honest))
+    np.testing.assert_allclose(moved[1e9], moved[1e3], rtol=1e-3, atol=1e-3 * float(np.linalg.norm(honest)))
 
 
 @pytest.mark.parametrize(("name", "keys"), BOUNDED)
@@ -189,13 +157,15 @@ def test_without_a_bound_a_client_that_scales_its_gradients_decides_alone(name: 
 def test_a_second_leg_that_no_sketch_could_have_is_cut_to_what_one_could() -> None:
     def lying(scale: float) -> NDArray[np.float64]:
         clients = Clients(CROWD)
-        conversation = algorithm("fedcmoo", {"sketch": "svd-two-way", "budget": 0.5, "weights": "exact"}).round(
-            context(CROWD)
-        )
+        keys = {"sketch": "svd-two-way", "budget": 0.5, "weights": "exact"}
+        conversation = algorithm("fedcmoo", keys).round(context(CROWD))
         phase = conversation.send(clients.answer(next(conversation)))
         assert isinstance(phase, ResidualsPhase)
         answers = [
-            reply(one.client_id, {name: row * np.float32(scale) for name, row in zip(one.names, one.rows, strict=True)})
+            reply(
+                one.client_id,
+                {name: np.float32(scale) * np.asarray(row) for name, row in zip(one.names, one.rows, strict=True)},
+            )
             if one.client_id == "client-3"
             else one
             for one in clients.answer(phase)
@@ -222,19 +192,17 @@ def test_a_bound_that_does_not_exist_is_refused(keys: Mapping[str, Any], message
 
 def test_submitting_without_a_bound_is_warned_of() -> None:
     assert algorithm("fedcmoo", {}).cautions() == ()
-    assert (
-        'bound = "none" takes gradients as clients send them' in algorithm("fedcmoo", {"bound": "none"}).cautions()[0]
-    )
+    (caution, *_) = algorithm("fedcmoo", {"bound": "none"}).cautions()
+    assert 'bound = "none" takes gradients as clients send them' in caution
 
 
 def test_the_updates_that_are_left_after_a_dropout_make_up_for_it_where_they_can() -> None:
     serves = [("left",), ("left",), ("right",)]
     prior = np.full(3, 1 / 3)
     factors = {"left": 0.6 / 0.5, "right": 0.4 / 0.5}  # four were asked, two for each objective
-    np.testing.assert_allclose(
-        reweighted(prior, serves, factors, {"left": 0.6, "right": 0.4}), [0.25, 0.25, 0.5], atol=1e-12
-    )
-    lost = reweighted(prior[:2] * 1.5, serves[:2], factors, {"left": 0.6, "right": 0.4})
+    wanted = {"left": 0.6, "right": 0.4}
+    np.testing.assert_allclose(reweighted(prior, serves, factors, wanted), [0.25, 0.25, 0.5], atol=1e-12)
+    lost = reweighted(prior[:2] * 1.5, serves[:2], factors, wanted)
     np.testing.assert_allclose(lost, [0.25, 0.25], atol=1e-12)
 
 
@@ -263,6 +231,7 @@ def test_an_objective_that_nobody_serves_keeps_its_share_and_the_record_says_so(
     step = last(conversation, clients.answer(phase))
     assert step.combination.state == {"weights": {"left": pytest.approx(0.3), "right": pytest.approx(0.7)}}
     known, numbers = signed_results.objectives(step, TWO)
+    assert known is not None
     assert known.left_out == {"right": "no client that takes part in this round serves it"}
     assert known.weights == {"left": 1.0}
     assert numbers["weight/left"] == 1.0
@@ -303,8 +272,7 @@ def test_the_unbiased_form_asks_two_further_choices() -> None:
         for some in drawn.values()
     ]
     cross = means[0] @ means[1].T
-    assert step.combination.objectives is not None
-    np.testing.assert_allclose(step.combination.objectives.gram, clip_to_psd((cross + cross.T) / 2), rtol=1e-4)
+    np.testing.assert_allclose(gram_of(objectives_of(step)), clip_to_psd((cross + cross.T) / 2), rtol=1e-4)
     assert len(step.consulted) == 3 + 2 + 1
 
 
@@ -318,11 +286,11 @@ def test_a_preference_is_followed_and_reported() -> None:
     assert isinstance(phase, TrainingPhase)
     assert not phase.measure
     step = last(conversation, clients.answer(phase))
-    found = step.combination.objectives
-    assert found is not None
+    found = objectives_of(step)
     assert found.mode == "balance"
     assert found.weights[0] > found.weights[1]  # the larger loss comes first
     known, numbers = signed_results.objectives(step, TWO)
+    assert known is not None
     assert known.losses == {"left": 2.0, "right": 1.0}
     assert numbers["preference/divergence"] == pytest.approx(np.log(2) - np.log(3) + 2 / 3 * np.log(2), abs=1e-9)
 
@@ -345,10 +313,8 @@ def test_weights_are_a_distribution_whatever_the_scale_of_the_losses(weights: st
         for client in ALL:
             clients.gradients[client, "right"] *= scale
         rule = algorithm("fsmgda", {"weights": weights, "normalise": normalise})
-        conversation = rule.round(context(ALL))
-        step = last(conversation, clients.answer(next(conversation)))
-        assert step.combination.objectives is not None
-        lam = step.combination.objectives.weights
+        step = clients.play(rule.round(context(ALL)))
+        lam = objectives_of(step).weights
         assert (lam >= 0).all()
         assert lam.sum() == pytest.approx(1.0)
         found.append(direction(step) / np.linalg.norm(direction(step)))
@@ -368,8 +334,7 @@ def test_normalised_objectives_are_trained_for_equally_whatever_their_scale() ->
     assert phase.weights is not None
     assert 300 < phase.weights["right"] / phase.weights["left"] < 3000
     step = last(conversation, clients.answer(phase))
-    assert step.combination.objectives is not None
-    assert step.combination.objectives.weights.sum() == pytest.approx(1.0)
+    assert objectives_of(step).weights.sum() == pytest.approx(1.0)
     terms = [np.linalg.norm(phase.weights[name] * clients.mean(name)) for name in TWO]
     assert terms[0] == pytest.approx(terms[1], rel=0.5)
 
@@ -379,9 +344,7 @@ def test_normalised_objectives_are_trained_for_equally_whatever_their_scale() ->
 
 def test_scalarised_weighs_each_objective_by_who_serves_it() -> None:
     clients = Clients(SOME)
-    conversation = algorithm("scalarised", {"weights": [3.0, 1.0]}).round(context(SOME))
-    phase = next(conversation)
-    step = last(conversation, clients.answer(phase))
+    step = clients.play(algorithm("scalarised", {"weights": [3.0, 1.0]}).round(context(SOME)))
     means = np.stack([clients.mean(name) for name in TWO])
     np.testing.assert_allclose(direction(step), np.array([0.75, 0.25]) @ means, rtol=1e-5)
 

@@ -1,8 +1,9 @@
 """The algorithms, the registry and the library call: what the theory promises, and the references."""
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +13,19 @@ from hypothesis import strategies as st
 from coordinator.aggregation import HyperparameterError, aggregate
 from coordinator.aggregation.interface import Rows
 from coordinator.aggregation.phase_kinds import TrainingPhase
-from coordinator.aggregation.phases import PhaseReply, Replies, RoundContext, Step
-from coordinator.aggregation.registry import ALGORITHMS, algorithm, server_rate
-from federation.vectors import update_layout, update_rows, write_vectors
-from tests.coordinator.aggregation.scene import Matrix, matrix, reference, zoo
+from coordinator.aggregation.phases import Replies, RoundContext
+from coordinator.aggregation.registry import ALGORITHMS, server_rate
+from tests.coordinator.aggregation.scene import (
+    Matrix,
+    coefficients_of,
+    last,
+    matrix,
+    reference,
+    reply,
+    rule_named,
+    stored,
+    zoo,
+)
 
 # The others need losses or accuracies, or several updates, or have no coefficients.
 OTHERS = {"q-fedavg", "afl", "adafed", "fedfa", "fedfv", "fedmdfg", "krum", "multi-krum", "median", "trimmed-mean"}
@@ -49,8 +59,8 @@ def test_weights_are_a_distribution_and_the_direction_is_c_u(U: Matrix, name: st
     result = aggregate(name, U)
     assert (result.weights >= 0).all()
     assert result.weights.sum() == pytest.approx(1, abs=1e-9)
-    scale = np.abs(result.coefficients) @ np.linalg.norm(U, axis=1)
-    np.testing.assert_allclose(result.direction, result.coefficients @ U, atol=1e-13 * scale)
+    scale = np.abs(coefficients_of(result)) @ np.linalg.norm(U, axis=1)
+    np.testing.assert_allclose(result.direction, coefficients_of(result) @ U, atol=1e-13 * scale)
     assert result.diagnostics["direction_norm"] == pytest.approx(np.linalg.norm(result.direction), abs=1e-7 * scale)
     assert 0 <= result.diagnostics["entropy"] <= math.log(len(U)) + 1e-9
 
@@ -58,7 +68,8 @@ def test_weights_are_a_distribution_and_the_direction_is_c_u(U: Matrix, name: st
 @settings(deadline=None)
 @given(zoo, st.sampled_from(MGDA))
 def test_mgda_gives_a_direction_that_no_client_opposes(U: Matrix, name: str) -> None:
-    result = aggregate(name, U, **({"epsilon": 1.0} if name == "fedmgda+" else {}))
+    unboxed: dict[str, Any] = {"epsilon": 1.0} if name == "fedmgda+" else {}
+    result = aggregate(name, U, **unboxed)
     d = result.direction
     rows = U if name == "fedmgda" else U / np.maximum(np.linalg.norm(U, axis=1, keepdims=True), 1e-300)
     kept = np.linalg.norm(rows, axis=1) > 0
@@ -88,7 +99,7 @@ def test_scaling_one_update_does_not_move_fedmgda_plus(U: Matrix, row: int, deca
 
 @settings(deadline=None)
 @given(zoo, st.sampled_from(NAMES), st.randoms(use_true_random=False))
-def test_the_order_of_the_clients_does_not_matter(U: Matrix, name: str, random: "st.random.Random") -> None:  # type: ignore[name-defined]
+def test_the_order_of_the_clients_does_not_matter(U: Matrix, name: str, random: Random) -> None:
     order = list(range(len(U)))
     random.shuffle(order)
     prior = np.arange(1, len(U) + 1, dtype=float)
@@ -112,11 +123,8 @@ def test_epsilon_zero_is_fedavg_n_and_equal_norms_make_it_fedavg(U: Matrix) -> N
     norms = np.linalg.norm(U, axis=1, keepdims=True)
     assume((norms > 0).all())
     unit = U / norms
-    np.testing.assert_allclose(
-        aggregate("fedmgda+", unit, samples=samples, epsilon=0.0).direction,
-        aggregate("fedavg", unit, samples=samples).direction,
-        atol=1e-7,
-    )
+    boxed = aggregate("fedmgda+", unit, samples=samples, epsilon=0.0).direction
+    np.testing.assert_allclose(boxed, aggregate("fedavg", unit, samples=samples).direction, atol=1e-7)
 
 
 def test_fedavg_weighs_by_samples() -> None:
@@ -130,18 +138,18 @@ def test_fedavg_weighs_by_samples() -> None:
 
 def test_a_zero_update_contributes_nothing_to_normalised_averages() -> None:
     result = aggregate("fedavg-n", np.array([[3.0, 4.0], [0.0, 0.0]]))
-    assert result.coefficients.tolist() == [0.1, 0.0]
+    assert coefficients_of(result).tolist() == [0.1, 0.0]
     assert result.direction == pytest.approx([0.3, 0.4])
 
 
 @pytest.mark.parametrize("name", MGDA)
 def test_a_zero_update_stops_mgda_unless_it_is_dropped(name: str) -> None:
     U = np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
-    unboxed = {"epsilon": 1.0} if name == "fedmgda+" else {}
+    unboxed: dict[str, Any] = {"epsilon": 1.0} if name == "fedmgda+" else {}
     stopped = aggregate(name, U, **unboxed)
     assert stopped.diagnostics["stationary"] == 1
     assert not stopped.direction.any()
-    assert not stopped.coefficients.any()
+    assert not coefficients_of(stopped).any()
     moving = aggregate(name, U, drop_zero=True, **unboxed)
     np.testing.assert_allclose(moving.direction, aggregate(name, U[:2], **unboxed).direction)
     assert moving.weights[2] == 0
@@ -195,7 +203,7 @@ def test_a_row_that_is_not_finite_is_dropped_and_the_prior_renormalised(name: st
     rest = aggregate(name, U[[0, 2, 3]], prior=[0.5, 0.25, 0.25])
     assert result.dropped == (1,)
     assert result.diagnostics["dropped"] == 1
-    assert result.coefficients[1] == result.weights[1] == 0
+    assert coefficients_of(result)[1] == result.weights[1] == 0
     np.testing.assert_allclose(result.direction, rest.direction, atol=1e-12)
 
 
@@ -203,17 +211,15 @@ def test_a_row_that_is_not_finite_is_dropped_and_the_prior_renormalised(name: st
 def test_without_any_finite_row_there_is_no_step(name: str) -> None:
     result = aggregate(name, np.full((2, 3), np.nan), state={"kept": 1})
     assert result.direction.tolist() == [0.0, 0.0, 0.0]
-    assert result.coefficients.tolist() == result.weights.tolist() == [0.0, 0.0]
+    assert coefficients_of(result).tolist() == result.weights.tolist() == [0.0, 0.0]
     assert result.diagnostics["dropped"] == 2
     assert result.state == {"kept": 1}
 
 
 def test_float32_files_and_arrays_give_the_same_result(tmp_path: Path) -> None:
     U = matrix("random", 3, 500, seed=7).astype(np.float32)
-    for i, u in enumerate(U):
-        write_vectors(tmp_path / str(i), update_layout([("loss", 500)]), u)
-    files = [update_rows(tmp_path / str(i))["loss"] for i in range(3)]
-    np.testing.assert_array_equal(aggregate("fedmgda+", files).direction, aggregate("fedmgda+", U).direction)
+    found = aggregate("fedmgda+", stored(tmp_path, U)).direction
+    np.testing.assert_array_equal(found, aggregate("fedmgda+", U).direction)
 
 
 @pytest.mark.parametrize(
@@ -232,9 +238,9 @@ def test_float32_files_and_arrays_give_the_same_result(tmp_path: Path) -> None:
         ({"samples": [1, math.inf]}, "samples must be finite"),
     ],
 )
-def test_wrong_arguments_are_named(arguments: dict[str, object], message: str) -> None:
+def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        aggregate("fedavg", **({"updates": np.eye(2)} | arguments))  # type: ignore[arg-type]
+        aggregate("fedavg", **({"updates": np.eye(2)} | arguments))
 
 
 @pytest.mark.parametrize(
@@ -250,9 +256,9 @@ def test_wrong_arguments_are_named(arguments: dict[str, object], message: str) -
         ("fedmgda", {"drop_zero": 1}, "drop_zero must be true or false; got 1"),
     ],
 )
-def test_wrong_hyperparameters_are_named(name: str, hyperparameters: dict[str, object], message: str) -> None:
+def test_wrong_hyperparameters_are_named(name: str, hyperparameters: dict[str, Any], message: str) -> None:
     with pytest.raises(HyperparameterError, match=message):
-        algorithm(name, hyperparameters)
+        rule_named(name, **hyperparameters)
 
 
 def test_the_rate_decays_every_hundred_rounds_and_zero_means_no_decay() -> None:
@@ -265,31 +271,25 @@ def test_the_rate_decays_every_hundred_rounds_and_zero_means_no_decay() -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in OVER_OBJECTIVES])
 def test_a_round_trains_everybody_once_and_steps(name: str) -> None:
-    replies = Replies(
-        [
-            PhaseReply(client_id=c, samples=n, losses={"loss": 1.0}, metrics={}, rows=(np.array(u, dtype=np.float32),))
-            for c, n, u in (("b", 30, [0.0, 1.0]), ("a", 10, [1.0, 0.0]))
-        ]
-    )
-    conversation: Iterator[object] = algorithm(name).round(RoundContext(number=0, total=1, prior="samples"))
+    told = (("b", 30, [0.0, 1.0]), ("a", 10, [1.0, 0.0]))
+    replies = Replies([reply(c, np.array(u), samples=n, losses={"loss": 1.0}) for c, n, u in told])
+    rule, context = rule_named(name), RoundContext(number=0, total=1, prior="samples")
+    conversation = rule.round(context)
     assert next(conversation) == TrainingPhase()
-    with pytest.raises(StopIteration) as end:
-        conversation.send(replies)  # type: ignore[attr-defined]
-    step = end.value.value
-    assert isinstance(step, Step)
+    step = last(conversation, replies)
     assert step.replies is replies
-    expected = algorithm(name).combine(replies.rows(RoundContext(number=0, total=1, prior="samples")))
-    np.testing.assert_array_equal(step.combination.coefficients, expected.coefficients)
+    np.testing.assert_array_equal(step.combination.coefficients, rule.combine(replies.rows(context)).coefficients)
 
 
 def test_rows_that_make_no_sense_cannot_be_made() -> None:
     K, one = np.eye(2), np.array([0.5, 0.5])
-    for wrong, message in (
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
         ({"gram": np.eye(3)}, "K has shape"),
         ({"gram": np.full((2, 2), np.nan)}, "K must be finite"),
         ({"prior": np.array([0.5, 0.6])}, "distribution"),
         ({"samples": np.ones(3)}, "samples has shape"),
         ({"losses": np.array([1.0, np.nan])}, "losses must be finite"),
-    ):
+    )
+    for wrong, message in cases:
         with pytest.raises(ValueError, match=message):
             Rows(**({"gram": K, "prior": one, "samples": one} | wrong))

@@ -8,44 +8,33 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from coordinator.aggregation import HyperparameterError, TooFewUpdatesError, aggregate
 from coordinator.aggregation.hyperparameters import hyperparameters
-from coordinator.aggregation.phases import PhaseReply, Replies, RoundContext, Step
+from coordinator.aggregation.phases import Replies, RoundContext
 from coordinator.aggregation.qp import UnsolvedError
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.rules import torchjd
-from tests.coordinator.aggregation.scene import matrix
+from tests.coordinator.aggregation.scene import Vector, coefficients_of, matrix, reply, stepped
 
 pytestmark = pytest.mark.skipif(find_spec("torchjd") is None, reason="TorchJD is not installed")
 
-NAMES = tuple(
-    f"torchjd:{name}"
-    for name in ("alignedmtl", "cagrad", "dualproj", "fairgrad", "imtlg", "krum", "mgda", "pcgrad", "upgrad")
-)
+OFFERED = ("alignedmtl", "cagrad", "dualproj", "fairgrad", "imtlg", "krum", "mgda", "pcgrad", "upgrad")
+NAMES = tuple(f"torchjd:{name}" for name in OFFERED)
 U = matrix("random", 6, 30, seed=1)
 
 
-def step(name: str, t: int, **keys: Any) -> NDArray[np.float64]:
-    replies = [
-        PhaseReply(client_id=f"c{i}", samples=1, losses={}, metrics={}, rows=(u.astype(np.float32),))
-        for i, u in enumerate(U)
-    ]
-    conversation = algorithm(name, keys).round(RoundContext(number=t, total=9))
-    next(conversation)
-    with pytest.raises(StopIteration) as end:
-        conversation.send(Replies(replies))
-    made: Step = end.value.value
-    return made.combination.coefficients
+def step(name: str, t: int, **keys: Any) -> Vector:
+    replies = Replies([reply(f"c{i}", u) for i, u in enumerate(U)])
+    return stepped(algorithm(name, keys).round(RoundContext(number=t, total=9)), replies).combination.coefficients
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_weighting_gives_coefficients_whatever_the_scale_and_the_same_ones_again(name: str) -> None:
     result = aggregate(name, U)
     assert result.weights.sum() == pytest.approx(1)
-    np.testing.assert_allclose(result.direction, result.coefficients @ U, atol=1e-12)
-    np.testing.assert_allclose(aggregate(name, 1e-4 * U).coefficients, result.coefficients, atol=1e-6)
+    np.testing.assert_allclose(result.direction, coefficients_of(result) @ U, atol=1e-12)
+    np.testing.assert_allclose(coefficients_of(aggregate(name, 1e-4 * U)), coefficients_of(result), atol=1e-6)
     assert step(name, 3).tobytes() == step(name, 3).tobytes()
     assert aggregate(name, np.zeros((6, 4))).diagnostics["stationary"] == 1
 
@@ -54,14 +43,11 @@ def test_they_do_what_they_are_known_for() -> None:
     conflicting = matrix("conflicting", 5, 9, seed=2)
     found = aggregate("torchjd:upgrad", conflicting)
     assert (conflicting @ found.direction >= -1e-3 * np.linalg.norm(conflicting)).all()
-    ours, theirs = (
-        aggregate("dual-cone", U, prior=np.arange(1, 7)),
-        aggregate("torchjd:dualproj", U, prior=np.arange(1, 7)),
-    )
-    np.testing.assert_allclose(theirs.direction, ours.direction, atol=1e-2)
-    assert np.linalg.norm(aggregate("torchjd:mgda", U).direction) == pytest.approx(
-        np.linalg.norm(aggregate("fedmgda", U).direction), rel=0.05
-    )
+    prior = np.arange(1, 7)
+    ours, theirs = (aggregate(name, U, prior=prior).direction for name in ("dual-cone", "torchjd:dualproj"))
+    np.testing.assert_allclose(theirs, ours, atol=1e-2)
+    shortest, found_by = (np.linalg.norm(aggregate(name, U).direction) for name in ("fedmgda", "torchjd:mgda"))
+    assert found_by == pytest.approx(shortest, rel=0.05)
 
 
 def test_what_is_drawn_depends_on_the_seed_and_the_round_and_on_nothing_else() -> None:
@@ -90,7 +76,7 @@ def test_parameters_are_those_of_torchjd() -> None:
     assert there["torchjd:upgrad"] == {"seed": 0}
     assert there["torchjd:cagrad"] == {"seed": 0, "c": 0.4, "norm_eps": 0.0001}
     assert there["torchjd:krum"] == {"seed": 0, "n_byzantine": 1, "n_selected": 1}
-    one, other = (aggregate("torchjd:cagrad", U, c=c).coefficients for c in (0.1, 0.9))
+    one, other = (coefficients_of(aggregate("torchjd:cagrad", U, c=c)) for c in (0.1, 0.9))
     assert (one != other).any()
     assert aggregate("torchjd:krum", U, n_selected=2).weights.max() == 0.5
 

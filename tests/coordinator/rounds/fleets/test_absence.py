@@ -7,25 +7,17 @@ import pytest
 from federation.spec.run_spec import RunSpec
 from federation.v1.common_pb2 import AssignmentManifest
 from storage.states import RoundState
-from tests.running import refused, wait_for
-from tests.stage import Player, Stage, spec
+from tests.running import refused
+from tests.stage import Player, Stage
 
 GRACE = timedelta(seconds=60)  # as in `begin`; the deadlines are 900 seconds
 
 
 def begin(stage: Stage, pool: str = "attending") -> tuple[str, dict[str, Player], dict[str, AssignmentManifest]]:
-    task = stage.task()
-    players = {player.name: player for player in stage.cast(task, "ann", "ben", "cleo")}
     more = f'selection.minimum = 3\nselection.pool = "{pool}"\nselection.grace_seconds = 60'
-    run = stage.submit(spec(f"absence-{stage.count}", task, algorithm="fedavg", more=more))
+    run, cast = stage.begin("ann", "ben", "cleo", algorithm="fedavg", more=more)
+    players = {player.name: player for player in cast}
     return run, players, {name: player.order() for name, player in players.items()}
-
-
-def hang_up(stage: Stage, *players: Player) -> None:
-    presence = stage.served.coordinator._supervisor._presence
-    for player in players:
-        player.leave()
-        wait_for(lambda: player.name not in presence.attending(), "the coordinator to notice")  # noqa: B023
 
 
 def after(stage: Stage, time: timedelta) -> None:
@@ -36,7 +28,7 @@ def after(stage: Stage, time: timedelta) -> None:
 @pytest.mark.parametrize("pool", ["attending", "enrolled"])
 def test_a_member_that_hangs_up_is_waited_for_during_the_grace_and_not_to_the_deadline(stage: Stage, pool: str) -> None:
     run, players, orders = begin(stage, pool)
-    hang_up(stage, players["cleo"])
+    stage.hang_up(players["cleo"])
     players["ann"].reply(orders["ann"])
     after(stage, 2 * GRACE)
     assert stage.outcomes(run)["cleo"] == ("OPEN", "")  # ben still works, so nothing is lost by waiting
@@ -55,7 +47,7 @@ def test_a_member_that_hangs_up_is_waited_for_during_the_grace_and_not_to_the_de
 
 def test_a_member_that_is_back_within_the_grace_replies_and_counts(stage: Stage) -> None:
     run, players, orders = begin(stage)
-    hang_up(stage, players["cleo"])
+    stage.hang_up(players["cleo"])
     for name in ("ann", "ben"):
         players[name].reply(orders[name])
     after(stage, GRACE / 2)

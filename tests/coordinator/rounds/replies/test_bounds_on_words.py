@@ -4,30 +4,22 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import grpc
 import pytest
-from typer.testing import CliRunner
 
 from coordinator.rounds.replies.content import MAX_NUMBERS
-from federation.line.channels import refusal_from_rpc_error
-from federation.v1.common_pb2 import ReplyManifest
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Hello, TaskOffer
-from fedpareto.cli.main import app
 from storage.models import Client
 from tests.harness import Attending
 from tests.running import refused, wait_for
-from tests.stage import Player, Stage, spec
+from tests.stage import Player, Stage
 
 ESCAPES = "\x1b[2J[/red]\u202e\u200b\r\n"
 
 
 def command(stage: Stage, *arguments: str) -> str:
-    done = CliRunner(env={"COLUMNS": "100"}).invoke(
-        app, ["admin", "--home", str(stage.served.home.admin_dir), *arguments]
-    )
-    assert done.exit_code == 0, done.output
-    assert done.stdout.replace("\n", "").isprintable()
-    return done.stdout
+    said = stage.served.command(*arguments)
+    assert said.replace("\n", "").isprintable()
+    return said
 
 
 class Speaker(Attending):
@@ -63,10 +55,8 @@ def offers(count: int, objectives: int, task: str = "task", objective: str = "ob
 def test_a_hello_beyond_its_bounds_is_refused_and_not_kept(stage: Stage, hello: Hello, reason: str) -> None:
     (player,) = stage.cast("kept", "ann")
     stream = Speaker(player, hello)
-    answer = stream.inbox.get(timeout=60)
+    found = stream.end()
     stream.close()
-    assert isinstance(answer, grpc.RpcError)
-    found = refusal_from_rpc_error(answer)
     assert (found.status, found.reason) == ("RESOURCE_EXHAUSTED", reason)
     assert found.message.isprintable()
     assert stage.look(lambda session: session.get_one(Client, "ann").tasks) == {"kept": 10}
@@ -91,11 +81,9 @@ def test_a_hello_within_its_bounds_is_taken_and_its_text_is_shown_escaped(stage:
 
 def in_a_round(stage: Stage, act: Callable[[Player, Any], None], *, more: str = "") -> str:
     """Two clients are asked to train; one of them acts, the other one replies as it should."""
-    task = stage.task()
-    cleo, dora = stage.cast(task, "cleo", "dora")
-    run = stage.submit(spec(f"words-{stage.count}", task, more="selection.minimum = 2\nselection.quorum = 0.1" + more))
+    run, (cleo, dora) = stage.begin("cleo", "dora", more="selection.minimum = 2\nselection.quorum = 0.1" + more)
     act(cleo, cleo.order())
-    dora.reply(dora.order())
+    dora.answer()
     stage.play(run, cleo, dora)
     return run
 
@@ -121,7 +109,7 @@ def test_numbers_that_a_member_reports_have_names_within_bounds(stage: Stage, na
 @pytest.mark.parametrize(("seconds", "nanos"), [(2**62, 0), (-(2**62), 0), (0, -1), (0, 2_000_000_000)])
 def test_a_time_that_is_none_is_refused_and_the_assignment_stays_open(stage: Stage, seconds: int, nanos: int) -> None:
     def act(player: Player, order: Any) -> None:
-        manifest: ReplyManifest = player.member.manifest(order, b"")
+        manifest = player.member.manifest(order)
         manifest.created.seconds, manifest.created.nanos = seconds, nanos
         with refused("INVALID_ARGUMENT", "manifest") as words:
             player.member.submit(player.member.seal(manifest), b"")

@@ -29,10 +29,8 @@ def receipt_of(stage: Stage, client: str) -> ReceiptManifest:
 
 
 def test_a_row_beyond_the_limit_is_refused_for_good_and_adam_goes_on_without_it(stage: Stage) -> None:
-    task = stage.task()
-    ann, ben, cleo = stage.cast(task, "ann", "ben", "cleo")
     more = 'selection.minimum = 3\nserver = { optimiser = "adam", learning_rate = 0.01 }'
-    run = stage.submit(spec(f"norm-{stage.count}", task, algorithm="fedavg", more=more))
+    run, (ann, ben, cleo) = stage.begin("ann", "ben", "cleo", algorithm="fedavg", more=more)
     largest = np.full(LAYOUT.size, np.finfo(np.float32).max)
     with refused("RESOURCE_EXHAUSTED", "limit:norm") as messages:
         ann.submit(ann.order(), largest)
@@ -48,10 +46,8 @@ def test_a_row_beyond_the_limit_is_refused_for_good_and_adam_goes_on_without_it(
 
 
 def test_the_limit_of_the_norm_is_the_specifications_and_a_row_of_just_that_norm_is_taken(stage: Stage) -> None:
-    task = stage.task()
-    ann, ben = stage.cast(task, "ann", "ben")
     more = "selection = { minimum = 2, quorum = 0.5 }\nlimits.norm = 5.0"
-    run = stage.submit(spec(f"bound-{stage.count}", task, algorithm="fedavg", more=more))
+    run, (ann, ben) = stage.begin("ann", "ben", algorithm="fedavg", more=more)
     update = np.zeros(LAYOUT.size, np.float32)
     update[:2] = 3, 4
     ann.reply(ann.order(), update)
@@ -61,9 +57,7 @@ def test_the_limit_of_the_norm_is_the_specifications_and_a_row_of_just_that_norm
 
 
 def test_a_statement_that_the_kind_of_work_does_not_have_is_refused_for_good(stage: Stage) -> None:
-    task = stage.task()
-    (ann,) = stage.cast(task, "ann")
-    run = stage.submit(spec(f"said-{stage.count}", task, algorithm="fedavg"))
+    run, (ann,) = stage.begin("ann", algorithm="fedavg")
     with refused("INVALID_ARGUMENT", "statement") as messages:
         ann.submit(ann.order(), statement=b"x")
     assert "replies to work of the kind 'train' have no statement" in messages[0]
@@ -74,10 +68,8 @@ def test_an_absurd_offer_of_samples_is_drawn_no_more_often_than_the_largest_that
     task = stage.task()
     names = ("ann", "ben", "cleo", "dora", "emil")
     players = stage.cast(task, *names, samples=[10, 10, 10, ABSURD, ABSURD])
-    more = (
-        'selection = { minimum = 5, method = "count", count = 2, by = "samples" }\n'
-        "limits.samples = 10\nevaluate.every = 0"
-    )
+    more = 'selection = { minimum = 5, method = "count", count = 2, by = "samples" }'
+    more += "\nlimits.samples = 10\nevaluate.every = 0"
     document = spec(f"offers-{stage.count}", task, rounds=4, algorithm="fedavg", more=more)
     run = stage.submit(document, paused=True)
     rule = RunSpec.parse(document).selection

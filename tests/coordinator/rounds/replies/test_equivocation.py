@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,14 +18,12 @@ from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from storage.models import Assignment, AuditEntry, Reply
 from storage.states import AssignmentState
 from tests.running import SECONDS, refused
-from tests.stage import LAYOUT, LONG, Player, Stage, spec
+from tests.stage import LAYOUT, LONG, Player, Stage
 
 
 def answered(stage: Stage) -> tuple[str, Player, AssignmentManifest]:
     """A run whose one reply so far is ann's; ben is waited for."""
-    task = stage.task()
-    ann, ben = stage.cast(task, "ann", "ben")
-    run = stage.submit(spec(f"twice-{stage.count}", task, algorithm="fedavg", more="selection.minimum = 2"))
+    run, (ann, ben) = stage.begin("ann", "ben", algorithm="fedavg", more="selection.minimum = 2")
     order = ann.order()
     ann.reply(order)
     ben.kept = ben.orders()
@@ -36,7 +35,12 @@ def different(number: int) -> np.ndarray:
 
 
 def entries(stage: Stage, assignment_id: str, action: str = "reply.equivocation") -> list[AuditEntry]:
-    rows = select(AuditEntry).where(AuditEntry.action == action, AuditEntry.subject == assignment_id)
+    return stage.served.entries(action=action, subject=assignment_id)
+
+
+def recorded(stage: Stage, order: AssignmentManifest) -> list[Reply]:
+    """What is on record of replies to an assignment."""
+    rows = select(Reply).where(Reply.assignment_id == order.assignment_id)
     return stage.look(lambda session: list(session.scalars(rows)))
 
 
@@ -67,16 +71,13 @@ def test_the_evidence_of_one_assignment_is_bounded(stage: Stage) -> None:
     for number in range(5):
         with refused("ALREADY_EXISTS", "assignment-fulfilled"):
             ann.submit(order, different(number))
-    rows = select(Reply).where(Reply.assignment_id == order.assignment_id)
-    assert len(stage.look(lambda session: list(session.scalars(rows)))) == 1 + 3
+    assert len(recorded(stage, order)) == 1 + 3
     assert len(entries(stage, order.assignment_id)) == 3
 
 
 def test_what_the_client_has_not_signed_is_no_evidence_against_it(stage: Stage) -> None:
     _, ann, order = answered(stage)
-    payload = ann.member.payload(order)
-    manifest = ann.member.manifest(order, payload)
-    forged = ann.member.seal(manifest)
+    forged, payload = ann.member.signed(order)
     forged.signature = bytes(64)
     elsewhere = ann.member.manifest(order, payload)
     elsewhere.round += 1
@@ -84,25 +85,19 @@ def test_what_the_client_has_not_signed_is_no_evidence_against_it(stage: Stage) 
         with refused("ALREADY_EXISTS", "assignment-fulfilled"):
             ann.member.submit(envelope, payload)
     assert not entries(stage, order.assignment_id)
-    own = SignedEnvelope.FromString(
-        stage.look(lambda s: s.scalars(select(Reply.envelope).where(Reply.assignment_id == order.assignment_id)).one())
-    )
-    assert ann.member.submit(own, payload).accepted  # the very same one gets its receipt again
+    (own,) = recorded(stage, order)
+    assert ann.member.submit(
+        SignedEnvelope.FromString(own.envelope), payload
+    ).accepted  # the very same one gets its receipt again
 
 
 # --- replies that are admitted at the same time; the intake is called without gRPC
 
 
 def intake_of(stage: Stage, changed: Callable[[str], None] = lambda _: None) -> Intake:
-    signing = stage.served.home.signing
-    return Intake(
-        stage.served.database,
-        signing,
-        changed=changed,
-        replied=changed,
-        clock=stage.clock,
-        signatures=SignatureMemory(),
-    )
+    database, signing = stage.served.database, stage.served.home.signing
+    told: dict[str, Any] = {"changed": changed, "replied": changed}
+    return Intake(database, signing, clock=stage.clock, signatures=SignatureMemory(), **told)
 
 
 def admitted(stage: Stage, player: Player, order: AssignmentManifest, *seeds: int) -> tuple[Intake, list[Admission]]:
@@ -110,18 +105,16 @@ def admitted(stage: Stage, player: Player, order: AssignmentManifest, *seeds: in
     intake = intake_of(stage)
     found = []
     for seed in seeds:
-        payload = player.member.payload(order, seed)
+        envelope, payload = player.member.signed(order, seed)
         stage.blobs.put(payload)
-        admission = intake.admit(player.name, player.member.seal(player.member.manifest(order, payload)))
+        admission = intake.admit(player.name, envelope)
         assert isinstance(admission, Admission)
         found.append(admission)
     return intake, found
 
 
 def test_of_two_replies_that_were_admitted_the_first_counts_and_the_second_is_evidence(stage: Stage) -> None:
-    task = stage.task()
-    (ann,) = stage.cast(task, "ann")
-    stage.submit(spec(f"race-{stage.count}", task, algorithm="fedavg"))
+    _, (ann,) = stage.begin("ann", algorithm="fedavg")
     order = ann.order()
     intake, (first, again, second) = admitted(stage, ann, order, 0, 0, 1)
     receipt = intake.record(first, None)
@@ -133,22 +126,17 @@ def test_of_two_replies_that_were_admitted_the_first_counts_and_the_second_is_ev
 
 
 def test_a_reply_that_was_admitted_before_its_run_was_stopped_is_refused_and_no_evidence(stage: Stage) -> None:
-    task = stage.task()
-    (ann,) = stage.cast(task, "ann")
-    run = stage.submit(spec(f"stopped-{stage.count}", task, algorithm="fedavg"))
+    run, (ann,) = stage.begin("ann", algorithm="fedavg")
     order = ann.order()
     intake, (admission,) = admitted(stage, ann, order, 0)
     stage.stop_run(run)
     with pytest.raises(Refusal, match="assignment-closed"):
         intake.record(admission, None)
-    rows = select(Reply).where(Reply.assignment_id == order.assignment_id)
-    assert stage.look(lambda session: list(session.scalars(rows))) == []
+    assert recorded(stage, order) == []
 
 
 def test_a_reply_that_was_admitted_before_the_deadline_comes_too_late_after_it(stage: Stage) -> None:
-    task = stage.task()
-    (ann,) = stage.cast(task, "ann")
-    stage.submit(spec(f"late-{stage.count}", task, algorithm="fedavg"))
+    _, (ann,) = stage.begin("ann", algorithm="fedavg")
     intake, (admission,) = admitted(stage, ann, ann.order(), 0)
     admission.must_be_in_time(admission.deadline)
     with pytest.raises(Refusal, match=r"^deadline"):
@@ -159,9 +147,7 @@ def test_a_reply_that_was_admitted_before_the_deadline_comes_too_late_after_it(s
 
 
 def test_a_reply_of_a_client_that_was_absent_too_long_is_not_called_late(stage: Stage) -> None:
-    task = stage.task()
-    (ann,) = stage.cast(task, "ann")
-    stage.submit(spec(f"absent-{stage.count}", task, algorithm="fedavg"))
+    _, (ann,) = stage.begin("ann", algorithm="fedavg")
     intake, (admission,) = admitted(stage, ann, ann.order(), 0)
     with stage.served.database.begin() as session:
         assignment = session.get_one(Assignment, admission.manifest.assignment_id)
@@ -171,9 +157,7 @@ def test_a_reply_of_a_client_that_was_absent_too_long_is_not_called_late(stage: 
 
 
 def test_the_conductor_is_told_of_declines_once(stage: Stage) -> None:
-    task = stage.task()
-    ann, _ = stage.cast(task, "ann", "ben")
-    run = stage.submit(spec(f"told-{stage.count}", task, algorithm="fedavg", more="selection.minimum = 2"))
+    run, (ann, _) = stage.begin("ann", "ben", algorithm="fedavg", more="selection.minimum = 2")
     order = ann.order()
     told: list[str] = []
     for _ in range(2):

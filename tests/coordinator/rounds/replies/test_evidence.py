@@ -18,7 +18,7 @@ from federation.vectors import to_bytes, update_layout
 from storage import models
 from storage.models import Run
 from storage.states import RunState
-from tests.stage import LAYOUT, MODEL, Player, Stage, spec
+from tests.stage import LAYOUT, MODEL, Player, Stage, answer, reply
 
 BOTH_DATABASES = True
 CLIENTS = ("ann", "ben", "cleo")
@@ -38,63 +38,41 @@ def other_payload(stage: Stage) -> dict[str, Any]:
     return {"payload": stage.blobs.put(payload)}
 
 
-def no_receipt(rows: Rows) -> dict[str, Any]:
-    return {"receipt": rows.updates["ben"].receipt}
+def others_reply(_: Stage, rows: Rows) -> dict[str, Any]:
+    names = ("envelope", "envelope_digest", "receipt", "payload", "samples", "metrics")
+    return {name: getattr(rows.updates["ben"], name) for name in names}
 
 
+def other_key(*_: object) -> dict[str, Any]:
+    return {"signing_key": Ed25519PrivateKey.generate().public_key().public_bytes_raw()}
+
+
+REPLY, ASSIGNMENT, CLIENT, RUN = models.Reply, models.Assignment, models.Client, models.Run
+Edit = Callable[[Stage, Rows], dict[str, Any]]
 # What is edited in which row, and how the reason goes on after the row's name. Ann's row, where a client has one.
-EDITS: dict[str, tuple[type[models.Base], Callable[[Stage, Rows], dict[str, Any]], str]] = {
-    "samples": (models.Reply, lambda *_: {"samples": 99_999}, "samples: the record says 99999, signed is 10"),
-    "losses": (models.Reply, lambda *_: {"losses": {"loss": 1e6}}, "losses: the record says {'loss': 1000000.0}"),
-    "metrics": (models.Reply, lambda *_: {"metrics": {"train/accuracy": 0.0}}, "metrics: the record says"),
-    "payload with its digest": (
-        models.Reply,
-        lambda stage, _: other_payload(stage),
-        "payload: the record says 'blake3",
-    ),
-    "the envelope of another client": (
-        models.Reply,
-        lambda _, rows: {
-            name: getattr(rows.updates["ben"], name)
-            for name in ("envelope", "envelope_digest", "receipt", "payload", "samples", "metrics")
-        },
-        "envelope: the key",
-    ),
+EDITS: dict[str, tuple[type[models.Base], Edit, str]] = {
+    "samples": (REPLY, lambda *_: {"samples": 99_999}, "samples: the record says 99999, signed is 10"),
+    "losses": (REPLY, lambda *_: {"losses": {"loss": 1e6}}, "losses: the record says {'loss': 1000000.0}"),
+    "metrics": (REPLY, lambda *_: {"metrics": {"train/accuracy": 0.0}}, "metrics: the record says"),
+    "payload with its digest": (REPLY, lambda stage, _: other_payload(stage), "payload: the record says 'blake3"),
+    "the envelope of another client": (REPLY, others_reply, "envelope: the key"),
     "the receipt of another reply": (
-        models.Reply,
-        lambda _, rows: {"receipt": rows.updates["ben"].receipt},
-        "receipt (envelope): the record says",
+        REPLY, lambda _, rows: {"receipt": rows.updates["ben"].receipt}, "receipt (envelope): the record says"
     ),
-    "an envelope that is none": (models.Reply, lambda *_: {"envelope": b"\xff\xff"}, "envelope: it is no signed"),
-    "whose it is": (
-        models.Reply,
-        lambda *_: {"client_id": "ben"},
-        "client_id: the record says 'ben', signed is 'ann'",
-    ),
-    "a reply that counts no more": (models.Reply, lambda *_: {"accepted": False}, ""),
+    "an envelope that is none": (REPLY, lambda *_: {"envelope": b"\xff\xff"}, "envelope: it is no signed"),
+    "whose it is": (REPLY, lambda *_: {"client_id": "ben"}, "client_id: the record says 'ben', signed is 'ann'"),
+    "a reply that counts no more": (REPLY, lambda *_: {"accepted": False}, ""),
     "the objectives of an assignment": (
-        models.Assignment,
-        lambda *_: {"objectives": ["other"]},
-        "objectives: the record says ['other'], signed is ['loss']",
+        ASSIGNMENT, lambda *_: {"objectives": ["other"]}, "objectives: the record says ['other'], signed is ['loss']"
     ),
     "the envelope of an assignment": (
-        models.Assignment,
-        lambda _, rows: {"envelope": rows.assignments["ben"].envelope},
-        "assignment_id: the record says",
+        ASSIGNMENT, lambda _, rows: {"envelope": rows.assignments["ben"].envelope}, "assignment_id: the record says"
     ),
-    "the end of an assignment": (models.Assignment, lambda *_: {"state": "EXPIRED"}, ""),
-    "the key of a client": (
-        models.Client,
-        lambda *_: {"signing_key": Ed25519PrivateKey.generate().public_key().public_bytes_raw()},
-        "",
-    ),
-    "what the run remembers": (
-        models.Run,
-        lambda *_: {"state_data": {"rule": {"x": 1}}},
-        "state_data: the record says",
-    ),
-    "the specification": (models.Run, lambda _, rows: {"spec": rows.run.spec + b"\n"}, "spec: its digest is not"),
-}
+    "the end of an assignment": (ASSIGNMENT, lambda *_: {"state": "EXPIRED"}, ""),
+    "the key of a client": (CLIENT, other_key, ""),
+    "what the run remembers": (RUN, lambda *_: {"state_data": {"rule": {"x": 1}}}, "state_data: the record says"),
+    "the specification": (RUN, lambda _, rows: {"spec": rows.run.spec + b"\n"}, "spec: its digest is not"),
+}  # fmt: skip
 
 
 def edit(stage: Stage, kind: type[models.Base], key: object, values: dict[str, Any]) -> None:
@@ -107,13 +85,12 @@ def edit(stage: Stage, kind: type[models.Base], key: object, values: dict[str, A
 
 def ready(stage: Stage, name: str) -> tuple[str, list[Player]]:
     """A run that is paused when all of its updates have been accepted, and none has been used."""
-    task = stage.task()
-    players = stage.cast(task, *CLIENTS)
-    run = stage.submit(spec(name, task, algorithm="q-fedavg", more="selection = { minimum = 3, quorum = 1.0 }"))
+    run, players = stage.begin(
+        *CLIENTS, name=name, algorithm="q-fedavg", more="selection = { minimum = 3, quorum = 1.0 }"
+    )
     orders = [player.order() for player in players]
     stage.pause(run)
-    for player, order in zip(players, orders, strict=True):
-        player.reply(order)
+    reply(dict(zip(players, orders, strict=True)))
     return run, players
 
 
@@ -148,11 +125,8 @@ def test_a_row_that_differs_from_what_was_signed_pauses_the_run_and_is_named_unt
 
 
 def test_an_evaluation_counts_as_it_was_signed(stage: Stage) -> None:
-    task = stage.task()
-    ann, ben = stage.cast(task, "ann", "ben")
-    run = stage.submit(spec(f"scored-{stage.count}", task, algorithm="fedavg", more="selection.minimum = 2"))
-    for player in (ann, ben):
-        player.reply(player.order())
+    run, (ann, ben) = stage.begin("ann", "ben", algorithm="fedavg", more="selection.minimum = 2")
+    answer(ann, ben)
     orders = {player: player.order() for player in (ann, ben)}
     ann.reply(orders[ann])
     scored = stage.replies(run, 0, 1)["ann"]
@@ -167,10 +141,8 @@ def test_an_evaluation_counts_as_it_was_signed(stage: Stage) -> None:
 
 
 def test_a_round_begins_from_the_model_of_the_last_signed_step(stage: Stage) -> None:
-    task = stage.task()
-    (ann,) = stage.cast(task, "ann")
-    run = stage.submit(spec(f"moved-{stage.count}", task, rounds=2, algorithm="fedavg", more="evaluate.every = 1"))
-    ann.reply(ann.order())
+    run, (ann,) = stage.begin("ann", rounds=2, algorithm="fedavg", more="evaluate.every = 1")
+    ann.answer()
     evaluation = ann.order()
     made = stage.run(run).model
     edit(stage, models.Run, run, {"model": digest(MODEL)})  # as if there had been no step

@@ -1,5 +1,7 @@
 """What clients send in rounds over several objectives that they should not."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -7,7 +9,7 @@ from numpy.typing import NDArray
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.vectors import Layout, Tensor, to_bytes
 from storage.states import RoundState, RunState
-from tests.coordinator.rounds.objective_stage import EXACT, LAYOUT, answer, begin, jacobian_phase, step_of, weights_of
+from tests.coordinator.rounds.scene import EXACT, LAYOUT, answer, begin, jacobian_phase, weights_of
 from tests.few import few_of
 from tests.running import refused, wait_for
 from tests.stage import LONG, Player, Stage
@@ -19,13 +21,14 @@ def test_sketches_that_are_not_what_was_asked_are_refused_and_harm_nobody_else(s
     size = sum(row.length for row in order.rows)
     values = np.ones(size, np.float32)
     # These leave the assignment open: somebody else may have sent them.
-    for status, reason, changes in [
+    wrong: list[tuple[str, str, dict[str, Any]]] = [
         ("INVALID_ARGUMENT", "mismatch:rows", {"rows": [("sums", size)]}),
         ("INVALID_ARGUMENT", "mismatch:rows", {"rows": [("jacobian", size - 1)]}),
         ("INVALID_ARGUMENT", "mismatch:phase", {"phase": 1}),
         ("INVALID_ARGUMENT", "mismatch:round", {"round": 1}),
         ("RESOURCE_EXHAUSTED", "limit:payload", {"payload_bytes": order.max_payload_bytes + 1}),
-    ]:
+    ]
+    for status, reason, changes in wrong:
         with refused(status, reason):
             forged(ann, order, values, **changes)
     assert stage.outcomes(run)["ann"] == ("OPEN", "")
@@ -38,17 +41,17 @@ def test_sketches_that_are_not_what_was_asked_are_refused_and_harm_nobody_else(s
     stage.play(run, *players.values())
     assert set(stage.outcomes(run, 0, 1)) == {"ben", "cleo"}
     assert stage.rounds(run)[0].objectives["left_out"] == {}
-    assert len(step_of(stage, run).consulted) == 2
+    assert len(stage.step(run).consulted) == 2
 
 
-def forged(player: Player, order: AssignmentManifest, values: NDArray[np.float32], **changes: object) -> None:
+def forged(player: Player, order: AssignmentManifest, values: NDArray[np.float32], **changes: Any) -> None:
     """Hands in a well-formed payload of these values under a manifest of which some fields are changed."""
     changed = AssignmentManifest()
     changed.CopyFrom(order)
     rows = changes.pop("rows", None)
     if rows is not None:
         del changed.rows[:]
-        for name, length in rows:  # type: ignore[attr-defined]
+        for name, length in rows:
             changed.rows.add(name=name, dtype="F32", length=length)
     player.submit(changed, values[: sum(row.length for row in changed.rows)], **changes)
 
@@ -91,12 +94,10 @@ def test_a_reply_counts_in_its_own_phase_and_round_alone(stage: Stage) -> None:
     assert ben.member.submit(envelope, payload).assignment_id == first.assignment_id
     assert stage.outcomes(run, 0, 1)["ben"] == ("OPEN", "")
     # the Jacobian under the name of the training
-    for reason, changes in [
-        ("mismatch:phase", {"phase": first.phase, "rows": [("jacobian", size)]}),
-        ("mismatch:rows", {"rows": [("jacobian", size)]}),
-    ]:
-        with refused("INVALID_ARGUMENT", reason):
-            forged(ben, training, values, **changes)
+    with refused("INVALID_ARGUMENT", "mismatch:phase"):
+        forged(ben, training, values, phase=first.phase, rows=[("jacobian", size)])
+    with refused("INVALID_ARGUMENT", "mismatch:rows"):
+        forged(ben, training, values, rows=[("jacobian", size)])
     with refused("INVALID_ARGUMENT", "layout"):  # it claims the rows of an update, and sends gradients
         ben.member.submit(ben.member.seal(ben.member.manifest(training, payload)), payload)
     assert stage.outcomes(run, 0, 1)["ben"] == ("REFUSED", "layout")
@@ -111,7 +112,7 @@ def test_a_reply_counts_in_its_own_phase_and_round_alone(stage: Stage) -> None:
     assert stage.outcomes(run, 1)["ben"] == ("OPEN", "")
     ben.reply(again)
     stage.play(run, *players.values())
-    assert len(step_of(stage, run, 1).consulted) == 3
+    assert len(stage.step(run, 1).consulted) == 3
 
 
 @pytest.mark.parametrize("sketch", few_of(["count", "svd", "svd-two-way", "top-k", "gram"], "svd-two-way"))

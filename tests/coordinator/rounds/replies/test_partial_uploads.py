@@ -27,9 +27,8 @@ QUOTA = 6000  # bytes; an update has about 4,100
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     directory = tmp_path_factory.mktemp("partial")
-    with stage(
-        directory, f"sqlite:///{directory / 'test.db'}", upload_bytes=QUOTA, transfers=64, transfer_bytes=64 << 20
-    ) as made:
+    limits = {"upload_bytes": QUOTA, "transfers": 64, "transfer_bytes": 64 << 20}
+    with stage(directory, f"sqlite:///{directory / 'test.db'}", **limits) as made:
         yield made
 
 
@@ -95,15 +94,12 @@ def collect(lines: Stage) -> None:
 
 
 def ended(lines: Stage, assignment_id: str) -> bool:
-    row = lines.look(lambda session: session.get_one(Assignment, assignment_id))
-    return row.state is not AssignmentState.OPEN
+    return lines.look(lambda session: session.get_one(Assignment, assignment_id).state) is not AssignmentState.OPEN
 
 
 def begin(lines: Stage, *names: str, model: bytes = MODEL) -> tuple[str, list[Reply]]:
     """A run that waits for these clients."""
-    task = lines.task()
-    players = lines.cast(task, *names)
-    run = lines.submit(spec(task, task, more=f"selection.minimum = {len(names)}"), model=model)
+    run, players = lines.begin(*names, more=f"selection.minimum = {len(names)}", model=model)
     return run, [Reply.to(player, player.order()) for player in players]
 
 
@@ -266,9 +262,13 @@ def test_uploads_of_a_member_have_a_quota_together_and_one_alone_has_none(lines:
 
 def replies(player: Player) -> list[Reply]:
     """To two assignments."""
-    orders: list[AssignmentManifest] = []
-    wait_for(lambda: orders.extend(order for _, order in player.orders()) or len(orders) == 2, "two assignments")
-    return [Reply.to(player, order) for order in orders]
+
+    def both() -> bool:
+        player.kept = player.orders()
+        return len(player.kept) == 2
+
+    wait_for(both, "two assignments")
+    return [Reply.to(player, order) for _, order in player.orders()]
 
 
 def test_a_payload_in_one_chunk_needs_no_quota_and_leaves_no_upload(lines: Stage) -> None:

@@ -6,6 +6,8 @@ The coordinator is a real process; the clients are played by hand, over real TLS
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cached_property
+from typing import Any
 
 import grpc
 import numpy as np
@@ -16,7 +18,7 @@ from federation.digests import digest
 from federation.trust.envelope import seal
 from federation.v1.admin_pb2 import RunHeader, StopRunRequest, SubmitRunRequest
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.common_pb2 import AssignmentManifest, DeclineManifest, ReplyManifest, SignedEnvelope
+from federation.v1.common_pb2 import AssignmentManifest, DeclineManifest, ReplyManifest, Row, SignedEnvelope
 from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Heartbeat, SubmitRequest
 from federation.vectors import Layout, Tensor, to_bytes, update_layout
 from tests.few import few_of
@@ -77,12 +79,8 @@ class Scene:
         self.operator.StopRun(StopRunRequest(run=run), timeout=SECONDS)
 
     def refusals(self, action: str, reason: str) -> int:
-        rows = self.fed.query(
-            "select coalesce(sum(times), 0) from audit_log where action = :action and outcome = :reason",
-            action=action,
-            reason=reason,
-        )
-        return int(rows[0][0])
+        counted = "select coalesce(sum(times), 0) from audit_log where action = :action and outcome = :reason"
+        return int(self.fed.query(counted, action=action, reason=reason)[0][0])
 
 
 class Act:
@@ -96,13 +94,26 @@ class Act:
 
     def state(self, client: str = "alice") -> tuple[str, str]:
         """State and reason of the client's training assignment."""
-        row = self.scene.fed.query(
-            "select a.state, a.reason from assignments a join phases p on p.phase_id = a.phase_id "
-            "join rounds r on r.round_id = p.round_id where r.run_id = :run and a.client_id = :client and p.number = 0",
-            run=self.run,
-            client=client,
-        )[0]
-        return row[0], row[1]
+        asked = (
+            "select a.state, a.reason from assignments a join phases p using (phase_id) join rounds r using (round_id) "
+            "where r.run_id = :run and a.client_id = :client and p.number = 0"
+        )
+        ((state, reason),) = self.scene.fed.query(asked, run=self.run, client=client)
+        return state, reason
+
+    @cached_property
+    def payload(self) -> bytes:
+        return self.alice.payload(self.order)
+
+    def manifest(self, payload: bytes | None = None) -> ReplyManifest:
+        return self.alice.manifest(self.order, self.payload if payload is None else payload)
+
+    def signed(self, payload: bytes | None = None, **changes: object) -> SignedEnvelope:
+        """An update of alice's, signed by her, with some fields changed."""
+        manifest = self.manifest(payload)
+        for name, value in changes.items():
+            setattr(manifest, name, value)
+        return self.alice.seal(manifest)
 
     def finish(self) -> None:
         """The honest reply still counts, and the run completes: nothing was harmed."""
@@ -121,12 +132,12 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         yield Scene(fed)
 
 
-def sent(act: Act, payload: bytes, **changes: object) -> SignedEnvelope:
-    """An update of alice's, signed by her, with some fields changed."""
-    manifest = act.alice.manifest(act.order, payload)
-    for name, value in changes.items():
-        setattr(manifest, name, value)
-    return act.alice.seal(manifest)
+@pytest.fixture
+def act(scene: Scene) -> Iterator[Act]:
+    """A run that asks alice to train; her honest reply after the test counts."""
+    made = scene.begin()
+    yield made
+    made.finish()
 
 
 ANOTHER_CONTEXT = {
@@ -143,107 +154,81 @@ ANOTHER_CONTEXT = {
 
 @pytest.mark.parametrize("field", few_of(ANOTHER_CONTEXT, "federation_id", "phase"))
 def test_an_update_that_names_another_context_is_refused_and_an_honest_one_still_counts(
-    scene: Scene, field: str
+    scene: Scene, act: Act, field: str
 ) -> None:
-    value = ANOTHER_CONTEXT[field]
-    act = scene.begin()
-    payload = act.alice.payload(act.order)
+    another: dict[str, Any] = {field: ANOTHER_CONTEXT[field]}
     with refused("INVALID_ARGUMENT", f"mismatch:{field}"):
-        act.alice.submit(sent(act, payload, **{field: value}), payload)
+        act.alice.submit(act.signed(**another), act.payload)
     assert act.state() == ("OPEN", "")
     assert scene.refusals("Submit", f"mismatch:{field}") >= 1
-    act.finish()
 
 
-def test_rows_that_the_assignment_does_not_ask_for_are_refused(scene: Scene) -> None:
-    act = scene.begin()
-    payload = act.alice.payload(act.order)
+def test_rows_that_the_assignment_does_not_ask_for_are_refused(act: Act) -> None:
     for field, value in (("length", act.order.rows[0].length + 1), ("name", "another"), ("dtype", "F16")):
-        manifest = act.alice.manifest(act.order, payload)
+        manifest = act.manifest()
         setattr(manifest.rows[0], field, value)
         with refused("INVALID_ARGUMENT", "mismatch:rows"):
-            act.alice.submit(act.alice.seal(manifest), payload)
-    act.finish()
+            act.alice.submit(act.alice.seal(manifest), act.payload)
 
 
-def test_an_update_without_its_payload_is_refused(scene: Scene) -> None:
-    act = scene.begin()
+def test_an_update_without_its_payload_is_refused(act: Act) -> None:
     with refused("INVALID_ARGUMENT", "mismatch:payload"):
-        act.alice.submit(act.alice.seal(act.alice.manifest(act.order)))
-    act.finish()
+        act.alice.submit(act.alice.seal(act.manifest(b"")))
 
 
-def test_a_broken_signature_is_refused(scene: Scene) -> None:
-    act = scene.begin()
-    payload = act.alice.payload(act.order)
-    envelope = sent(act, payload)
+def test_a_broken_signature_is_refused(act: Act) -> None:
+    envelope = act.signed()
     envelope.signature = bytes([envelope.signature[0] ^ 1]) + envelope.signature[1:]
     with refused("UNAUTHENTICATED", "signature"):
-        act.alice.submit(envelope, payload)
-    act.finish()
+        act.alice.submit(envelope, act.payload)
 
 
-def test_a_manifest_changed_after_signing_is_refused(scene: Scene) -> None:
-    act = scene.begin()
-    payload = act.alice.payload(act.order)
-    envelope = sent(act, payload)
+def test_a_manifest_changed_after_signing_is_refused(act: Act) -> None:
+    envelope = act.signed()
     manifest = ReplyManifest.FromString(envelope.manifest)
     manifest.samples += 1
     envelope.manifest = manifest.SerializeToString()
     with refused("UNAUTHENTICATED", "signature"):
-        act.alice.submit(envelope, payload)
-    act.finish()
+        act.alice.submit(envelope, act.payload)
 
 
-def test_another_clients_key_does_not_sign_for_this_client(scene: Scene) -> None:
-    act = scene.begin()
-    payload = act.alice.payload(act.order)
-    manifest = act.alice.manifest(act.order, payload)
+def test_another_clients_key_does_not_sign_for_this_client(scene: Scene, act: Act) -> None:
+    manifest = act.manifest()
     with refused("UNAUTHENTICATED", "key-unknown"):
-        act.alice.submit(seal(manifest, scene.bob.files.signing_key), payload)
+        act.alice.submit(seal(manifest, scene.bob.files.signing_key), act.payload)
     forged = seal(manifest, scene.bob.files.signing_key)
     forged.key_id = act.alice.seal(manifest).key_id
     with refused("UNAUTHENTICATED", "signature"):
-        act.alice.submit(forged, payload)
-    act.finish()
+        act.alice.submit(forged, act.payload)
 
 
-def test_a_client_cannot_fulfil_the_assignment_of_another(scene: Scene) -> None:
-    act = scene.begin()
-    payload = act.alice.payload(act.order)
+def test_a_client_cannot_fulfil_the_assignment_of_another(scene: Scene, act: Act) -> None:
     with refused("PERMISSION_DENIED", "assignment-client"):
-        scene.bob.submit(scene.bob.seal(act.alice.manifest(act.order, payload)), payload)
+        scene.bob.submit(scene.bob.seal(act.manifest()), act.payload)
     with refused("PERMISSION_DENIED", "assignment-client"):
-        scene.bob.submit(sent(act, payload), payload)
-    act.finish()
+        scene.bob.submit(act.signed(), act.payload)
 
 
 @pytest.mark.parametrize("assignment_id", few_of(["0" * 32, "", "\0", "x" * 5000, "' or 1=1 --"], "0" * 32, "x" * 5000))
-def test_an_unknown_assignment_is_refused(scene: Scene, assignment_id: str) -> None:
-    act = scene.begin()
-    payload = act.alice.payload(act.order)
+def test_an_unknown_assignment_is_refused(act: Act, assignment_id: str) -> None:
     with refused("NOT_FOUND", "assignment-unknown"):
-        act.alice.submit(sent(act, payload, assignment_id=assignment_id), payload)
-    act.finish()
+        act.alice.submit(act.signed(assignment_id=assignment_id), act.payload)
 
 
-def test_a_signature_made_for_another_type_of_message_is_worth_nothing(scene: Scene) -> None:
-    act = scene.begin()
+def test_a_signature_made_for_another_type_of_message_is_worth_nothing(act: Act) -> None:
     with refused("INVALID_ARGUMENT", "manifest"):
         act.alice.submit(SignedEnvelope(manifest=b"\xff\xff\xff", key_id=b"", signature=b""))
     # The coordinator's own signed assignment, sent back as an update.
     with pytest.raises(grpc.RpcError):
         act.alice.submit(act.envelopes[0])
-    act.finish()
 
 
 def test_the_same_update_again_gets_the_same_receipt_and_counts_once(scene: Scene) -> None:
     act = scene.begin()
-    payload = act.alice.payload(act.order)
-    envelope = sent(act, payload)
-    first = act.alice.submit(envelope, payload)
+    envelope = act.signed()
+    first = act.alice.submit(envelope, act.payload)
     assert first.accepted
-    assert act.alice.submit(envelope, payload) == first
+    assert act.alice.submit(envelope, act.payload) == first
     assert act.alice.submit(envelope) == first  # without the payload: the receipt is what is asked for
     counted = scene.fed.query("select count(*) from replies where assignment_id = :name", name=act.order.assignment_id)
     assert counted[0][0] == 1
@@ -253,11 +238,10 @@ def test_the_same_update_again_gets_the_same_receipt_and_counts_once(scene: Scen
 
 def test_a_different_update_for_a_fulfilled_assignment_is_refused(scene: Scene) -> None:
     act = scene.begin(attend_bob=True, minimum=2)
-    payload = act.alice.payload(act.order)
-    assert act.alice.submit(sent(act, payload), payload).accepted
+    assert act.alice.submit(act.signed(), act.payload).accepted
     other = act.alice.payload(act.order, seed=1)
     with refused("ALREADY_EXISTS", "assignment-fulfilled"):
-        act.alice.submit(sent(act, other), other)
+        act.alice.submit(act.signed(other), other)
     assert scene.bob.answer(act.envelopes[1]).accepted
     act.end()
 
@@ -265,76 +249,57 @@ def test_a_different_update_for_a_fulfilled_assignment_is_refused(scene: Scene) 
 def test_an_update_after_the_deadline_is_refused(scene: Scene) -> None:
     act = scene.begin(deadline=1.0)
     wait_for(lambda: act.state() == ("EXPIRED", "deadline"), "the deadline")
-    payload = act.alice.payload(act.order)
     with refused("FAILED_PRECONDITION", "deadline"):
-        act.alice.submit(sent(act, payload), payload)
+        act.alice.submit(act.signed(), act.payload)
     assert scene.refusals("Submit", "deadline") >= 1
 
 
 def test_an_update_for_a_run_that_was_stopped_is_refused(scene: Scene) -> None:
     act = scene.begin()
     act.end()
-    payload = act.alice.payload(act.order)
     with refused("FAILED_PRECONDITION", "assignment-closed"):
-        act.alice.submit(sent(act, payload), payload)
+        act.alice.submit(act.signed(), act.payload)
 
 
-def test_a_payload_that_is_not_what_was_signed_is_refused_and_may_come_again(scene: Scene) -> None:
-    act = scene.begin()
-    payload = act.alice.payload(act.order)
-    flipped = bytearray(payload)
+def test_a_payload_that_is_not_what_was_signed_is_refused_and_may_come_again(act: Act) -> None:
+    flipped = bytearray(act.payload)
     flipped[-1] ^= 1
     with refused("INVALID_ARGUMENT", "payload-digest"):
-        act.alice.submit(sent(act, payload), bytes(flipped))
+        act.alice.submit(act.signed(), bytes(flipped))
     assert act.state() == ("OPEN", "")
-    act.finish()
 
 
-def test_a_truncated_payload_is_refused_and_may_come_again(scene: Scene) -> None:
-    act = scene.begin()
-    payload = act.alice.payload(act.order)
+def test_a_truncated_payload_is_refused_and_may_come_again(act: Act) -> None:
     with refused("INVALID_ARGUMENT", "payload-length"):
-        act.alice.submit(sent(act, payload), payload[:-4])
+        act.alice.submit(act.signed(), act.payload[:-4])
     with refused("INVALID_ARGUMENT", "payload-length"):
-        act.alice.submit(sent(act, payload))
-    act.finish()
+        act.alice.submit(act.signed())
 
 
-def test_a_payload_longer_than_declared_is_refused(scene: Scene) -> None:
-    act = scene.begin()
-    payload = act.alice.payload(act.order)
+def test_a_payload_longer_than_declared_is_refused(act: Act) -> None:
     with refused("INVALID_ARGUMENT", "payload-length"):
-        act.alice.submit(sent(act, payload), payload, b"more")
-    act.finish()
+        act.alice.submit(act.signed(), act.payload, b"more")
 
 
-def test_a_payload_over_the_limit_is_refused_before_it_is_sent(scene: Scene) -> None:
-    act = scene.begin()
-    payload = act.alice.payload(act.order)
+def test_a_payload_over_the_limit_is_refused_before_it_is_sent(act: Act) -> None:
     with refused("RESOURCE_EXHAUSTED", "limit:payload"):
-        act.alice.submit(sent(act, payload, payload_bytes=act.order.max_payload_bytes + 1), payload)
-    act.finish()
+        act.alice.submit(act.signed(payload_bytes=act.order.max_payload_bytes + 1), act.payload)
 
 
-def test_a_manifest_over_the_limit_is_refused(scene: Scene) -> None:
-    act = scene.begin()
-    manifest = act.alice.manifest(act.order, act.alice.payload(act.order))
+def test_a_manifest_over_the_limit_is_refused(act: Act) -> None:
+    manifest = act.manifest()
     for i in range(5000):
         manifest.metrics[f"metric-{i:020}"] = 1.0
     with refused("RESOURCE_EXHAUSTED", "limit:manifest"):
         act.alice.submit(act.alice.seal(manifest))
-    act.finish()
 
 
-def test_an_oversized_chunk_is_refused(scene: Scene) -> None:
-    act = scene.begin()
-    payload = act.alice.payload(act.order)
+def test_an_oversized_chunk_is_refused(act: Act) -> None:
     with refused("RESOURCE_EXHAUSTED", "limit:chunk"):
-        act.alice.submit(sent(act, payload), payload, chunk_bytes=(1 << 20) + 1)
+        act.alice.submit(act.signed(), act.payload, chunk_bytes=(1 << 20) + 1)
     with pytest.raises(grpc.RpcError) as error:  # beyond what gRPC itself takes in one message
-        act.alice.submit(sent(act, payload), bytes(8 << 20), chunk_bytes=8 << 20)
+        act.alice.submit(act.signed(), bytes(8 << 20), chunk_bytes=8 << 20)
     assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    act.finish()
 
 
 def bad_payloads(order: AssignmentManifest) -> dict[str, tuple[bytes, str]]:
@@ -358,27 +323,22 @@ def bad_payloads(order: AssignmentManifest) -> dict[str, tuple[bytes, str]]:
     }
 
 
-BAD = sorted(bad_payloads(AssignmentManifest(rows=[{"name": "loss", "length": 9, "dtype": "F32"}])))
+BAD = sorted(bad_payloads(AssignmentManifest(rows=[Row(name="loss", length=9, dtype="F32")])))
 
 
 @pytest.mark.parametrize("case", few_of(BAD, "nan", "wrong dtype", "absurd header"))
 def test_bad_content_is_refused_for_good_recorded_and_leaves_the_honest_clients_alone(scene: Scene, case: str) -> None:
     act = scene.begin(attend_bob=True, minimum=2)
     payload, reason = bad_payloads(act.order)[case]
-    envelope = sent(act, payload)
+    envelope = act.signed(payload)
     status = "RESOURCE_EXHAUSTED" if reason.startswith("limit") else "INVALID_ARGUMENT"
     with refused(status, reason):
         act.alice.submit(envelope, payload)
     assert act.state() == ("REFUSED", reason)
     with refused(status, reason):  # the same again: the same answer
         act.alice.submit(envelope, payload)
-    stored = scene.fed.query(
-        "select accepted, reason, payload from replies where payload_bytes = :n and reason = :r "
-        "order by reply_id desc limit 1",
-        n=len(payload),
-        r=reason,
-    )[0]
-    assert tuple(stored) == (False, reason, "")
+    stored = "select accepted, payload from replies where payload_bytes = :n and reason = :r order by reply_id desc"
+    assert tuple(scene.fed.query(stored, n=len(payload), r=reason)[0]) == (False, "")
     assert not list((scene.fed.home / "blobs").rglob(digest(payload).partition(":")[2][2:] + "*"))
     # Bob's update alone makes the step.
     assert scene.bob.answer(act.envelopes[1]).accepted
@@ -395,23 +355,20 @@ def test_bad_content_is_refused_for_good_recorded_and_leaves_the_honest_clients_
 @pytest.mark.parametrize("samples", [0, 2**64 - 1])
 def test_an_absurd_sample_count_is_refused(scene: Scene, samples: int) -> None:
     act = scene.begin()
-    payload = act.alice.payload(act.order)
     with refused("RESOURCE_EXHAUSTED", "limit:samples"):
-        act.alice.submit(sent(act, payload, samples=samples), payload)
+        act.alice.submit(act.signed(samples=samples), act.payload)
     assert act.state() == ("REFUSED", "limit:samples")
 
 
 def test_a_loss_that_is_no_number_is_refused(scene: Scene) -> None:
     act = scene.begin()
-    payload = act.alice.payload(act.order)
-    manifest = act.alice.manifest(act.order, payload)
+    manifest = act.manifest()
     manifest.losses["loss"] = float("nan")
     with refused("INVALID_ARGUMENT", "non-finite"):
-        act.alice.submit(act.alice.seal(manifest), payload)
+        act.alice.submit(act.alice.seal(manifest), act.payload)
 
 
-def test_a_blob_that_nobody_offered_to_this_client_is_not_given(scene: Scene) -> None:
-    act = scene.begin()
+def test_a_blob_that_nobody_offered_to_this_client_is_not_given(scene: Scene, act: Act) -> None:
     fetched = b"".join(piece.chunk for piece in act.alice.stub.FetchBlob(FetchBlobRequest(digest=act.order.base_model)))
     assert digest(fetched) == act.order.base_model
     half = act.alice.stub.FetchBlob(FetchBlobRequest(digest=act.order.base_model, offset=len(fetched) // 2))
@@ -424,7 +381,6 @@ def test_a_blob_that_nobody_offered_to_this_client_is_not_given(scene: Scene) ->
             list(act.alice.stub.FetchBlob(FetchBlobRequest(digest=name)))
     with refused("OUT_OF_RANGE", "offset"):
         list(act.alice.stub.FetchBlob(FetchBlobRequest(digest=act.order.base_model, offset=len(fetched) + 1)))
-    act.finish()
 
 
 def test_a_stream_that_does_not_begin_with_hello_is_refused(scene: Scene) -> None:
@@ -444,10 +400,8 @@ def test_a_second_stream_of_the_same_client_ends_the_first(scene: Scene) -> None
     first.next()
     second = scene.alice.attend(digits=10)
     second.next()
-    with refused("ABORTED", "superseded"):
-        end = first.next()
-        assert isinstance(end, grpc.RpcError)
-        raise end
+    end = first.end()
+    assert (end.status, end.reason) == ("ABORTED", "superseded")
     second.close()
 
 
@@ -457,10 +411,8 @@ def test_declining_closes_the_assignment_and_only_ones_own(scene: Scene) -> None
     scene.streams[0].say(AttendRequest(decline=act.alice.declined(act.order.assignment_id, "no-data")))
     wait_for(lambda: act.state() == ("DECLINED", "no-data"), "the decline")
     scene.streams[0].say(AttendRequest(decline=act.alice.declined(bobs, "not-mine")))
-    with refused("PERMISSION_DENIED", "assignment-client"):
-        while not isinstance(end := scene.streams[0].next(), grpc.RpcError):
-            assert end is not None
-        raise end
+    end = scene.streams[0].end()
+    assert (end.status, end.reason) == ("PERMISSION_DENIED", "assignment-client")
     assert act.state("bob") == ("OPEN", "")
     act.end()
 
@@ -483,20 +435,16 @@ def test_a_decline_that_its_client_has_not_signed_for_this_assignment_closes_not
         said = seal(DeclineManifest.FromString(said.manifest), Ed25519PrivateKey.generate())
     scene.streams[0].say(AttendRequest(decline=said))
     status = "UNAUTHENTICATED" if reason == "key-unknown" else "INVALID_ARGUMENT"
-    with refused(status, reason):
-        while not isinstance(end := scene.streams[0].next(), grpc.RpcError):
-            assert end is not None
-        raise end
+    end = scene.streams[0].end()
+    assert (end.status, end.reason) == (status, reason)
     assert act.state() == ("OPEN", "")
     act.end()
 
 
-def test_an_assignment_is_signed_by_the_coordinator_alone(scene: Scene) -> None:
-    act = scene.begin()
+def test_an_assignment_is_signed_by_the_coordinator_alone(act: Act) -> None:
     forged = seal(act.order, Ed25519PrivateKey.generate())
     with pytest.raises(Exception, match="key-unknown"):
         act.alice.open(forged)
-    act.finish()
 
 
 def test_no_refusal_was_an_internal_error(scene: Scene) -> None:

@@ -1,32 +1,24 @@
 """A member that is revoked after its reply was accepted, and before the step, has no part in the step."""
 
+from typing import Any
+
 import pytest
 
 from coordinator.members.membership import revoke
 from coordinator.rounds import conductor
+from coordinator.rounds.step import make_step
 from federation.digests import digest
-from federation.trust.envelope import unseal
 from federation.v1 import admin_pb2 as admin
-from federation.v1.common_pb2 import SignedEnvelope, StepManifest
 from storage.states import RoundState, RunState
 from tests.running import SECONDS, wait_for
-from tests.stage import MODEL, Player, Stage, spec
+from tests.stage import MODEL, Player, Stage, answer
 
 LEFT_OUT = ("FULFILLED", "client-revoked")
 
 
 def begin(stage: Stage, more: str = "selection.minimum = 3", algorithm: str = "fedavg") -> tuple[str, list[Player]]:
     """Ann, ben, and one who is about to be revoked, with a run of one round."""
-    task = stage.task()
-    gone = f"gone-{stage.count}"
-    players = stage.cast(task, "ann", "ben", gone)
-    return stage.submit(spec(f"revoked-{stage.count}", task, algorithm=algorithm, more=more)), players
-
-
-def step_of(stage: Stage, run: str) -> StepManifest:
-    key = stage.served.home.signing_key.public_key()
-    (round_,) = stage.rounds(run)
-    return unseal(SignedEnvelope.FromString(round_.step or b""), StepManifest, key)
+    return stage.begin("ann", "ben", f"gone-{stage.count}", algorithm=algorithm, more=more)
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -34,8 +26,7 @@ def test_a_member_that_is_revoked_after_its_update_was_accepted_does_not_enter_t
     stage: Stage, restarts: bool
 ) -> None:
     run, (ann, ben, gone) = begin(stage)
-    for player in (ann, gone):
-        player.reply(player.order())
+    answer(ann, gone)
     stage.revoke(gone.name)
     gone.leave()
     if restarts:
@@ -44,7 +35,7 @@ def test_a_member_that_is_revoked_after_its_update_was_accepted_does_not_enter_t
     stage.play(run, ann, ben)
     assert stage.outcomes(run)[gone.name] == LEFT_OUT
     updates = stage.replies(run)
-    step = step_of(stage, run)
+    step = stage.step(run)
     assert list(step.replies) == [updates[name].envelope_digest for name in ("ann", "ben")]
     assert list(step.revoked) == [gone.name]
     assert [updates[name].weight for name in ("ann", "ben", gone.name)] == [0.5, 0.5, None]
@@ -57,8 +48,7 @@ def test_a_member_that_is_revoked_after_its_update_was_accepted_does_not_enter_t
 
 def test_no_round_waits_for_a_member_whose_revocation_was_cut_short_by_the_coordinators_death(stage: Stage) -> None:
     run, (ann, ben, gone) = begin(stage, 'selection = { minimum = 3, pool = "enrolled" }')
-    for player in (ann, ben):
-        player.reply(player.order())
+    answer(ann, ben)
     gone.leave()
     stage.players.pop(gone.name)
     with stage.served.database.begin() as session:  # recorded; what it was asked for is not cancelled yet
@@ -71,8 +61,7 @@ def test_no_round_waits_for_a_member_whose_revocation_was_cut_short_by_the_coord
 def test_a_quorum_counts_members_only(stage: Stage) -> None:
     run, (ann, ben, gone) = begin(stage, "selection = { minimum = 3, quorum = 1.0 }")
     order = ann.order()
-    for player in (ben, gone):
-        player.reply(player.order())
+    answer(ben, gone)
     stage.revoke(gone.name)
     ann.reply(order)
     skipped = stage.wait_round(run, 0)
@@ -83,11 +72,10 @@ def test_a_quorum_counts_members_only(stage: Stage) -> None:
 def test_a_member_that_is_revoked_while_the_step_is_made_is_taken_out_of_it(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = []
-    make_step = conductor.make_step
+    made: list[str] = []
 
-    def and_revoke(*arguments: object, **values: object) -> object:
-        stepped = make_step(*arguments, **values)  # type: ignore[arg-type]
+    def and_revoke(*arguments: Any, **values: Any) -> object:
+        stepped = make_step(*arguments, **values)
         if not made:
             stage.revoke(gone.name)
         made.append(stepped.model)
@@ -95,20 +83,18 @@ def test_a_member_that_is_revoked_while_the_step_is_made_is_taken_out_of_it(
 
     monkeypatch.setattr(conductor, "make_step", and_revoke)
     run, (ann, ben, gone) = begin(stage)
-    for player in (ann, ben, gone):
-        player.reply(player.order())
+    answer(ann, ben, gone)
     stage.play(run, ann, ben)
     first, second = made
     assert stage.run(run).model == second != first
-    assert list(step_of(stage, run).revoked) == [gone.name]
+    assert list(stage.step(run).revoked) == [gone.name]
     assert stage.outcomes(run)[gone.name] == LEFT_OUT
 
 
 def test_a_round_whose_training_was_asked_for_by_a_revoked_members_gradients_is_skipped(stage: Stage) -> None:
     run, players = begin(stage, 'selection.minimum = 3\nalgorithm.sketch = "exact"\nalgorithm.budget = 1.0', "fedcmoo")
     ann, ben, gone = players
-    for player in players:
-        player.reply(player.order())
+    answer(*players)
     orders = {player: player.order() for player in players}  # of training: the weights are in them
     assert [phase.kind for phase in stage.phases(run)] == ["jacobian", "train"]
     stage.revoke(gone.name)

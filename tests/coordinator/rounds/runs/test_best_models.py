@@ -101,17 +101,11 @@ def test_the_best_model_of_a_run_that_was_stopped_is_kept_although_it_is_no_impr
     centre: Federation, stub: AdminStub, runs: tuple[str, str]
 ) -> None:
     shown = stub.GetRun(GetRunRequest(run=runs[1])).run
-    assert (shown.rounds_done, shown.reason) == (
-        4,
-        "no better test auc (weighted) in 2 evaluations; the last one is 0.775",
-    )
+    assert shown.rounds_done == 4
+    assert shown.reason == "no better test auc (weighted) in 2 evaluations; the last one is 0.775"
     metrics = [centre.admin("round", runs[1], str(number))["summary"]["metrics"] for number in range(4)]
-    assert [(one.get("stop/best"), one.get("stop/since")) for one in metrics] == [
-        (None, None),
-        (0.5, 0.0),
-        (pytest.approx(0.8), 1.0),
-        (pytest.approx(0.8), 2.0),
-    ]
+    assert [one.get("stop/best") for one in metrics] == [None, 0.5, pytest.approx(0.8), pytest.approx(0.8)]
+    assert [one.get("stop/since") for one in metrics] == [None, 0.0, 1.0, 2.0]
     best = BestBy(metric="auc", of="weighted", split="test")
     exported = next(iter(stub.ExportModel(ExportModelRequest(run=runs[1], best=best))))
     assert exported.best.round == 2
@@ -122,9 +116,8 @@ def test_the_best_model_of_a_run_that_was_stopped_is_kept_although_it_is_no_impr
 def test_a_round_shows_each_members_metrics_with_mean_weighted_worst_and_best(centre: Federation, run: str) -> None:
     record = centre.admin("round", run, "1")
     found = record["summary"]["metrics"]
-    assert [found[f"metric/auc/{of}"] for of in ("mean", "weighted", "worst", "best")] == pytest.approx(
-        [0.675, 0.8125, 0.4, 0.95]
-    )
+    auc = [found[f"metric/auc/{of}"] for of in ("mean", "weighted", "worst", "best")]
+    assert auc == pytest.approx([0.675, 0.8125, 0.4, 0.95])
     assert found["metric/rmse/worst"] == pytest.approx(0.6)
     assert [part["evaluation"]["test/auc"] for part in record["participations"]] == [0.95, 0.4]
     shown, _, own = command(centre, "round", run, "1").partition("the members' own metrics")
@@ -152,7 +145,8 @@ def test_a_run_shows_each_members_metrics_after_its_last_round(centre: Federatio
 def test_the_best_model_is_exported(stub: AdminStub, run: str, metric: str, of: str, number: int, value: float) -> None:
     best = BestBy(metric=metric, of=of, split="test")
     found = next(iter(stub.ExportModel(ExportModelRequest(run=run, best=best))))
-    assert (found.best.round, found.best.value) == (number, pytest.approx(value))
+    assert found.best.round == number
+    assert found.best.value == pytest.approx(value)
     same = next(iter(stub.ExportModel(ExportModelRequest(run=run, round=number))))
     assert (same.digest, same.HasField("best")) == (found.digest, False)
 
@@ -176,13 +170,11 @@ def test_commands_export_the_best_model_compare_runs_and_draw_metrics(
     words = command(centre, "export", run, "--best", "auc", "--of", "worst", "--split", "test", "--out", out)
     assert "round 3, test auc (worst) = 0.9" in " ".join(words.split())
     found = centre.admin("compare", run, "second")
-    assert [(one["run"], one["rounds"], one["evaluated_round"]) for one in found["runs"]] == [
-        (run, 4, 3),
-        (other, 4, 3),
-    ]
+    compared = [(one["run"], one["rounds"], one["evaluated_round"]) for one in found["runs"]]
+    assert compared == [(run, 4, 3), (other, 4, 3)]
     assert [one["metrics"]["metric/auc/worst"] for one in found["runs"]] == [0.9, 0.4]
-    rows = cells(command(centre, "compare", run, "second"))
-    shown = {name: rows[f"metric/auc/{name}"] for name in ("mean", "weighted", "worst")}
+    shown_rows = cells(command(centre, "compare", run, "second"))
+    shown = {name: shown_rows[f"metric/auc/{name}"] for name in ("mean", "weighted", "worst")}
     assert shown == {"mean": ["0.910", "0.650"], "weighted": ["0.910", "0.775"], "worst": ["0.900", "0.400"]}
     command(centre, "compare", run, code=2)
     report = tmp_path / "report.html"

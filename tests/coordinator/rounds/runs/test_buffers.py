@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,10 +25,11 @@ from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepMan
 from federation.vectors import Layout, Tensor, Vector, read_vector, to_bytes, update_layout, update_rows
 from federation.work.base import Result
 from fedpareto.notebook import simulate
-from simulation.simulate import Simulation, SimulationProgress
+from simulation.simulate import Simulation
 from storage.states import RunState
+from tests.coordinator.rounds.runs.scene import Scene, halted, kept_file, serving
 from tests.coordinator.rounds.runs.test_personal_parameters import GIVEN, SGD, Small, descend
-from tests.harness import Federation, Process, federation
+from tests.harness import Federation, federation
 from tests.paths import OWNERS_CODE
 from tests.running import refused
 from tests.stage import LAYOUT, Stage, spec
@@ -167,17 +169,22 @@ def _plan(own_: Own) -> TrainingPlan:
 @pytest.mark.parametrize(
     ("made", "treatment", "says"),
     [
-        (
-            Normed(),
-            "",
-            "keeps 3 buffers, such as 'norm.num_batches_tracked': say what becomes of them, one of 'local', 'averaged'",
-        ),
+        (Normed(), "", "keeps 3 buffers, such as 'norm.num_batches_tracked': say what becomes of them, one of 'local'"),
         (Small(), "local", "parameters.buffers: 'local', but the model keeps no buffers"),
     ],
 )
-def test_a_model_with_buffers_needs_a_run_that_says_what_becomes_of_them(made: Task, treatment: str, says: str) -> None:
+def test_a_model_with_buffers_needs_a_run_that_says_what_becomes_of_them(made: Task, treatment: Any, says: str) -> None:
     with pytest.raises(SharingError, match=says):
         run_model(made, 0, ParametersSpec(buffers=treatment))
+
+
+def write_pretrained(directory: Path) -> None:
+    """The module of a task whose model begins with the weights in a file."""
+    from torchvision.models import resnet18  # seconds that collecting the tests need not take
+
+    torch.manual_seed(3)
+    torch.save(resnet18(num_classes=2).state_dict(), directory / "resnet.pt")
+    (directory / "resnet_task.py").write_text(RESNET.format(state=str(directory / "resnet.pt")))
 
 
 def all_moved(layout: Layout, before: Vector, after: Vector) -> bool:
@@ -190,11 +197,7 @@ def all_moved(layout: Layout, before: Vector, after: Vector) -> bool:
 def test_a_pretrained_resnet_with_batch_normalisation_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, treatment: str
 ) -> None:
-    torch.manual_seed(3)
-    from torchvision.models import resnet18  # seconds that collecting the tests need not take
-
-    torch.save(resnet18(num_classes=2).state_dict(), tmp_path / "resnet.pt")
-    (tmp_path / "resnet_task.py").write_text(RESNET.format(state=str(tmp_path / "resnet.pt")))
+    write_pretrained(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "resnet_task", raising=False)
     trained, chosen = with_buffers(task("resnet_task:ResNet"), treatment)
@@ -224,11 +227,7 @@ def test_a_pretrained_resnet_with_batch_normalisation_trains(
 
 @pytest.mark.full
 def test_a_pretrained_resnet_keeps_local_buffers_at_a_worker_which_exports_them(tmp_path: Path) -> None:
-    torch.manual_seed(3)
-    from torchvision.models import resnet18  # seconds that collecting the tests need not take
-
-    torch.save(resnet18(num_classes=2).state_dict(), tmp_path / "resnet.pt")
-    (tmp_path / "resnet_task.py").write_text(RESNET.format(state=str(tmp_path / "resnet.pt")))
+    write_pretrained(tmp_path)
     code = ("--code", str(tmp_path))
     with federation(tmp_path) as fed:
         fed.serve()
@@ -266,51 +265,32 @@ def text(treatment: str) -> str:
     return RUN.replace("TREATMENT", treatment)
 
 
-class Scene:
-    """Two members, each with its own part of the digits."""
+PARTS = {client: ["--part", f"{number}/2"] for number, client in enumerate(CLIENTS, 1)}
+COMMON = ["--partition", "shards:2", "--code", str(OWNERS_CODE)]
+# The samples of one are not in memory; the results are the same to the last byte.
+LOADING = {CLIENTS[0]: [], CLIENTS[1]: ["--loader-workers", "1", "--pin-memory"]}
+OPTIONS = {client: [*part, *COMMON, *LOADING[client]] for client, part in PARTS.items()}
 
-    def __init__(self, fed: Federation) -> None:
-        self.fed = fed
-        self.workers: dict[str, Process] = {}
 
-    def work(self, client: str, crash: str = "") -> Process:
-        part = f"{CLIENTS.index(client) + 1}/2"
-        options = ["--part", part, "--partition", "shards:2", "--code", str(OWNERS_CODE)]
-        if client == CLIENTS[1]:  # its samples are not in memory; the results are the same to the last byte
-            options += ["--loader-workers", "1", "--pin-memory"]
-        self.workers[client] = self.fed.work(client, *options, task="normed_task:Normed", crash=crash)
-        return self.workers[client]
+def blob(fed: Federation, digest: str) -> Path:
+    kind, _, value = digest.partition(":")
+    return fed.home / "blobs" / kind / value[:2] / value[2:]
 
-    def submit(self, name: str, treatment: str) -> str:
-        return self.fed.submit(name, text(treatment), "--code", str(OWNERS_CODE))
 
-    def model(self, run: str) -> Vector:
-        """The last model of a run, as soon as it is completed."""
-        return read_vector(self.blob(self.fed.wait_completed(run)))[1]
+def last_model(fed: Federation, run: str) -> Vector:
+    """The last model of a run, as soon as it is completed."""
+    return read_vector(blob(fed, fed.wait_completed(run)))[1]
 
-    def blob(self, digest: str) -> Path:
-        kind, _, value = digest.partition(":")
-        return self.fed.home / "blobs" / kind / value[:2] / value[2:]
 
-    def rows(self, envelope: str) -> dict[str, Vector]:
-        """The rows of an update by the digest of its envelope."""
-        ((payload,),) = self.fed.query("select payload from replies where envelope_digest = :name", name=envelope)
-        return {name: np.array(row.read()) for name, row in update_rows(self.blob(payload)).items()}
-
-    def exported(self, client: str, run: str) -> bytes:
-        path = self.fed.directory / f"{client}.safetensors"
-        home = str(self.fed.directory / client)
-        self.fed.fedpareto("worker", "export", run, "--out", str(path), "--home", home)
-        return path.read_bytes()
+def rows_of(fed: Federation, envelope: str) -> dict[str, Vector]:
+    """The rows of an update by the digest of its envelope."""
+    ((payload,),) = fed.query("select payload from replies where envelope_digest = :name", name=envelope)
+    return {name: np.array(row.read()) for name, row in update_rows(blob(fed, payload)).items()}
 
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with federation(tmp_path_factory.mktemp("buffers")) as fed:
-        fed.serve()
-        made = Scene(fed)
-        for client in CLIENTS:
-            fed.join(client)
+    with serving(tmp_path_factory.mktemp("buffers"), OPTIONS, "normed_task:Normed") as made:
         made.work(CLIENTS[1])
         yield made
 
@@ -320,14 +300,14 @@ def test_local_buffers_outlive_their_worker_and_a_simulation_makes_the_same(scen
     simulated = simulate(('name = "local"\n' + text("local")).encode(), home=tmp_path / "home", threads=1)
     dying = scene.work(CLIENTS[0], "spooled")
     scene.fed.attending(*CLIENTS)
-    run = scene.submit("local", "local")
+    run = scene.fed.submit("local", text("local"), "--code", str(OWNERS_CODE))
     for crash in ("before-receipt", ""):
         dying.wait_killed()
         dying = scene.work(CLIENTS[0], crash)
-    assert scene.model(run).tobytes() == simulated.model.tobytes()
+    assert last_model(scene.fed, run).tobytes() == simulated.model.tobytes()
     for client in CLIENTS:
         exported = scene.fed.directory / "exported.safetensors"
-        exported.write_bytes(scene.exported(client, run))
+        exported.write_bytes(scene.exported(client, run)[1])
         buffers, values = read_vector(exported)
         layout, state = read_vector(tmp_path / "home" / "kept" / client / "2.safetensors")
         assert [tensor.name for tensor in layout.tensors] == [*(one.name for one in buffers.tensors), "residual/loss"]
@@ -344,20 +324,19 @@ def test_averaged_buffers_are_the_mean_of_the_replies_and_k_does_not_see_them(sc
         scene.work(CLIENTS[0])
     scene.fed.attending(*CLIENTS)
     run = scene.fed.submit("averaged", document, "--code", str(OWNERS_CODE))
-    model = scene.model(run)
+    model = last_model(scene.fed, run)
     assert model.tobytes() == simulated.model.tobytes()
     assert scene.fed.run_state(run)["measured"] == "shared"
-    steps = scene.fed.query(
-        "select base_model, result_model, step, gram from rounds where run_id = :run order by number", run=run
-    )
+    columns = "select base_model, result_model, step, gram from rounds where run_id = :run order by number"
+    steps = scene.fed.query(columns, run=run)
     momentum = np.zeros(626)
     for base, after, step, gram in steps:
         signed = StepManifest.FromString(SignedEnvelope.FromString(step).manifest)
-        rows = [scene.rows(name) for name in signed.replies]
+        rows = [rows_of(scene.fed, name) for name in signed.replies]
         U = np.array([row["loss"] for row in rows], dtype=np.float64)
-        np.testing.assert_allclose(np.load(scene.blob(gram)), U @ U.T, rtol=1e-9)
+        np.testing.assert_allclose(np.load(blob(scene.fed, gram)), U @ U.T, rtol=1e-9)
         momentum = 0.9 * momentum + signed.coefficients @ U
-        found, before = (read_vector(scene.blob(name))[1] for name in (after, base))
+        found, before = (read_vector(blob(scene.fed, name))[1] for name in (after, base))
         np.testing.assert_allclose(found[: U.shape[1]], before[: U.shape[1]] - signed.rate * momentum, atol=1e-6)
         mean = np.mean([row[BUFFERS].astype(np.float64) for row in rows], axis=0)
         assert found[U.shape[1] :].tobytes() == mean.astype(np.float32).tobytes()
@@ -387,17 +366,10 @@ def test_a_simulation_with_local_buffers_goes_on_to_the_same_bytes(tmp_path: Pat
     document = ('name = "local"\n' + text("local")).encode()
     whole = simulate(document, home=tmp_path / "whole", threads=1)
     home = tmp_path / "halted"
-    with Simulation(document, home, threads=1) as simulation:
-
-        def stop(progress: SimulationProgress) -> None:
-            if progress.done == 2:
-                simulation.stop()
-
-        simulation.run(stop)
+    halted(document, home)
     assert simulate(document, home=home, resume=True, threads=1).model.tobytes() == whole.model.tobytes()
     for client in CLIENTS:
-        one, other = (place / "kept" / client / "2.safetensors" for place in (home, tmp_path / "whole"))
-        assert one.read_bytes() == other.read_bytes()
+        assert kept_file(home, client, 2).read_bytes() == kept_file(tmp_path / "whole", client, 2).read_bytes()
 
 
 def test_a_model_with_buffers_is_not_trained_stacked(tmp_path: Path) -> None:
@@ -412,11 +384,9 @@ AVERAGED = 'parameters.buffers = "averaged"\nlimits.norm = 100.0\nselection = { 
 
 
 def test_buffers_that_are_not_what_was_asked_are_refused_and_long_ones_are_no_long_update(stage: Stage) -> None:
-    players = stage.cast(task := stage.task(), "ann", "ben", "cleo")
     values = np.arange(WITH_BUFFERS.size, dtype=np.float32)
-    document = spec("buffers", task, algorithm="fedavg", more=AVERAGED)
-    run = stage.submit(document, model=to_bytes(WITH_BUFFERS, values))
-    ann, ben, cleo = players
+    model = to_bytes(WITH_BUFFERS, values)
+    run, (ann, ben, cleo) = stage.begin("ann", "ben", "cleo", algorithm="fedavg", more=AVERAGED, model=model)
     order = ann.order()
     assert [(row.name, row.length) for row in order.rows] == [("loss", 45), (BUFFERS, 3)]
     wrong = to_bytes(update_layout([("loss", 45), (BUFFERS, 4)]), np.ones(49, np.float32))
@@ -434,15 +404,14 @@ def test_buffers_that_are_not_what_was_asked_are_refused_and_long_ones_are_no_lo
     assert stage.outcomes(run)["ben"] == ("REFUSED", "non-finite")
     update[45:] = 0.0, 1e30, 8.0
     cleo.reply(cleo.order(), update)
-    stage.play(run, *players)
-    made = read_vector(stage.blobs.local(stage.run(run).model))[1]
+    stage.play(run, ann, ben, cleo)
+    made = stage.parameters(stage.run(run).model)
     np.testing.assert_array_equal(made, np.append(values[:45] - 1.0, update[45:]).astype(np.float32))
 
 
 def test_an_update_of_zeros_has_no_direction_whatever_its_buffers_are(stage: Stage) -> None:
-    (ann,) = stage.cast(task := stage.task(), "ann")
-    document = spec("zeros", task, algorithm="fedavg", more=AVERAGED)
-    run = stage.submit(document, model=to_bytes(WITH_BUFFERS, np.ones(48, np.float32)))
+    model = to_bytes(WITH_BUFFERS, np.ones(48, np.float32))
+    run, (ann,) = stage.begin("ann", algorithm="fedavg", more=AVERAGED, model=model)
     with refused("INVALID_ARGUMENT", "zero"):
         ann.submit(ann.order(), np.append(np.zeros(45), np.ones(3)).astype(np.float32))
     stage.wait_state(run, RunState.FAILED)  # its one round is skipped

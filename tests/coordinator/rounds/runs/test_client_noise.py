@@ -15,14 +15,7 @@ from federation.digests import digest
 from federation.spec.accounting import gaussian_epsilon
 from federation.spec.run_sections import PrivacySpec
 from federation.spec.run_spec import SpecError
-from federation.v1.admin_pb2 import (
-    ExportRoundsRequest,
-    GetRoundRequest,
-    GetRunRequest,
-    ListRepliesRequest,
-    RunHeader,
-    SubmitRunRequest,
-)
+from federation.v1 import admin_pb2 as messages
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import SignedEnvelope, StepManifest
 from federation.vectors import model_row, to_bytes, update_layout, update_rows
@@ -34,7 +27,7 @@ from storage.blob_directory import DirectoryStore
 from storage.retention import is_retained
 from storage.states import RunState
 from tests.harness import Federation, federation, wait_for
-from tests.stage import MODEL, Player, Stage, spec, vector
+from tests.stage import MODEL, Player, Stage, answer, reply, vector
 from tests.works import work_of
 
 NAMES = ("ann", "ben", "cleo", "dan")
@@ -93,10 +86,8 @@ def test_the_budget_allows_as_many_rounds_as_it_says() -> None:
     assert spent(privacy, rounds) <= 2.0 < spent(privacy, rounds + 1)
     assert affordable(privacy, 3) == 3
     assert affordable(PrivacySpec(client_noise=5.0), 1000) == 1000
-    parsed = parse_run(
-        'name = "a"\ntask = "digits"\nrounds = 100\n[privacy]\nclient_noise = 5.0\nclient_epsilon = 2.0\n'
-    )
-    assert f"is spent after {rounds} of 100 rounds" in " ".join(cautions(*parsed))
+    budget = 'name = "a"\ntask = "digits"\nrounds = 100\n[privacy]\nclient_noise = 5.0\nclient_epsilon = 2.0\n'
+    assert f"is spent after {rounds} of 100 rounds" in " ".join(cautions(*parse_run(budget)))
 
 
 # --- a run
@@ -104,18 +95,10 @@ def test_the_budget_allows_as_many_rounds_as_it_says() -> None:
 
 def private(stage: Stage, rounds: int, epsilon: float = 0.0) -> tuple[str, list[Player], Any]:
     """A run with noise, and its clients with their first orders."""
-    name = stage.task()
-    players = stage.cast(name, *NAMES)
     more = f"selection.minimum = 4\nprivacy.client_noise = 2.0\nprivacy.client_epsilon = {epsilon}\n"
     more += "algorithm.epsilon = 0.05"
-    run = stage.submit(spec(name, name, rounds, more=more))
+    run, players = stage.begin(*NAMES, rounds=rounds, more=more)
     return run, players, [player.order() for player in players]
-
-
-def step_of(stage: Stage, run: str, number: int = 0) -> StepManifest:
-    signed = stage.rounds(run)[number].step
-    assert signed is not None
-    return StepManifest.FromString(SignedEnvelope.FromString(signed).manifest)
 
 
 def recomputed(blobs: DirectoryStore, step: StepManifest, base: np.ndarray, U: np.ndarray) -> np.ndarray:
@@ -133,7 +116,7 @@ def test_the_step_names_its_noise_and_a_verifier_computes_the_model_from_it(stag
         assert work_of(order).unmeasured
         player.reply(order)
     stage.wait_round(run, 0)
-    blobs, step = stage.blobs, step_of(stage, run)
+    blobs, step = stage.blobs, stage.step(run)
     base, made = (model_row(blobs.local(one)).read() for one in (step.base_model, step.result_model))
     np.testing.assert_allclose(made, recomputed(blobs, step, base, U), rtol=0, atol=1e-5)
     assert step.noise_scale == pytest.approx(2.0 * 2 * (1 / 4 + 0.05), rel=1e-3)
@@ -141,7 +124,7 @@ def test_the_step_names_its_noise_and_a_verifier_computes_the_model_from_it(stag
     assert 0.5 < float(noise.read().std()) < 1.6  # of 45 numbers
     assert stage.look(lambda session: is_retained(session, step.noise, 1))
     stage.play(run, *players)
-    assert step_of(stage, run, 1).noise != step.noise
+    assert stage.step(run, 1).noise != step.noise
 
 
 def test_a_step_is_taken_also_where_the_updates_cancel_which_would_show_something_of_them(stage: Stage) -> None:
@@ -151,7 +134,7 @@ def test_a_step_is_taken_also_where_the_updates_cancel_which_would_show_somethin
         player.reply(order, update * np.float32(sign))
     stage.wait_state(run, RunState.COMPLETED)
     [made] = stage.rounds(run)
-    assert (made.reason, step_of(stage, run).rate) == ("", 1.0)
+    assert (made.reason, stage.step(run).rate) == ("", 1.0)
     assert made.result_model != made.base_model
 
 
@@ -162,8 +145,8 @@ def test_what_clients_sent_is_in_no_answer(stage: Stage) -> None:
     stage.wait_state(run, RunState.COMPLETED)  # nobody is asked to evaluate
     assert not stage.evaluations(run)
     admin = stage._admin
-    shown = admin.GetRound(GetRoundRequest(run=run, round=0))
-    [exported] = admin.ExportRounds(ExportRoundsRequest(run=run))
+    shown = admin.GetRound(messages.GetRoundRequest(run=run, round=0))
+    [exported] = admin.ExportRounds(messages.ExportRoundsRequest(run=run))
     for parts in (shown.participations, exported.participations):
         assert [part.client_id for part in parts] == list(NAMES)
         for part in parts:
@@ -174,10 +157,10 @@ def test_what_clients_sent_is_in_no_answer(stage: Stage) -> None:
     assert not [*shown.cosines, *shown.gram_clients, *exported.scores]
     assert shown.step_check.verified
     assert set(shown.summary.metrics) == {"step/rate", "epsilon/clients", "bytes/up", "bytes/down", "bytes/refused"}
-    for listed in admin.ListReplies(ListRepliesRequest(run=run)):
+    for listed in admin.ListReplies(messages.ListRepliesRequest(run=run)):
         for one in listed.replies:
             assert (one.HasField("envelope"), one.payload, one.envelopes[0].verified) == (False, "", True)
-    item = admin.GetRun(GetRunRequest(run=run)).run
+    item = admin.GetRun(messages.GetRunRequest(run=run)).run
     expected = gaussian_epsilon(2.0, 1, 1e-5)
     assert item.client_privacy.epsilon == shown.summary.metrics["epsilon/clients"] == pytest.approx(expected)
     console = tables.console()
@@ -193,11 +176,9 @@ def test_what_clients_sent_is_in_no_answer(stage: Stage) -> None:
 def test_the_run_stops_before_the_round_that_would_overspend(stage: Stage) -> None:
     budget = (gaussian_epsilon(2.0, 2, 1e-5) + gaussian_epsilon(2.0, 3, 1e-5)) / 2
     run, players, orders = private(stage, 5, budget)
-    for player, order in zip(players, orders, strict=True):
-        player.reply(order)
+    reply(dict(zip(players, orders, strict=True)))
     stage.wait_round(run, 0)
-    for player in players:
-        player.reply(player.order())
+    answer(*players)
     ended = stage.wait_state(run, RunState.STOPPED)
     assert len(stage.rounds(run)) == 2
     assert f"2 steps have spent epsilon = {gaussian_epsilon(2.0, 2, 1e-5):.4g} of {budget:g}" in ended.reason
@@ -216,9 +197,9 @@ def test_after_a_crash_the_same_noise_is_used_and_nothing_was_given_with_it_befo
         fed.serve(crash="model-written")
         members = [fed.enroll(name) for name in NAMES[:2]]
         text = 'name = "a"\ntask = "toy"\nrounds = 1\nselection.minimum = 2\nprivacy.client_noise = 1.0\n'
-        header = RunHeader(spec=text.encode(), model=digest(MODEL), model_bytes=len(MODEL))
+        header = messages.RunHeader(spec=text.encode(), model=digest(MODEL), model_bytes=len(MODEL))
         streams = [member.attend(toy=10) for member in members]
-        requests = [SubmitRunRequest(header=header), SubmitRunRequest(chunk=MODEL)]
+        requests = [messages.SubmitRunRequest(header=header), messages.SubmitRunRequest(chunk=MODEL)]
         AdminStub(fed.administrator()).SubmitRun(iter(requests), timeout=60)
         rows = []
         for member, stream in zip(members, streams, strict=True):
@@ -227,8 +208,7 @@ def test_after_a_crash_the_same_noise_is_used_and_nothing_was_given_with_it_befo
             rows.append(vector(member.files.client_id, order))
             payload = to_bytes(update_layout([("loss", len(rows[-1]))]), rows[-1])
             member.submit(member.seal(member.manifest(order, payload)), payload)
-        assert fed.coordinator is not None
-        fed.coordinator.wait_killed()
+        fed.serving.wait_killed()
         [(noise, result, _)] = rounds_of(fed)
         assert noise
         assert result is None

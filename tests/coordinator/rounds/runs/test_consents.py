@@ -8,20 +8,17 @@ from pathlib import Path
 import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import ColumnElement, select
-from typer.testing import CliRunner
+from sqlalchemy import ColumnElement
 
 from coordinator.members.access import control
 from coordinator.members.access.call_limits import CONSENT, RATES, Buckets, Rate
 from federation.digests import digest
-from federation.line.channels import RpcRefusal, refusal_from_rpc_error
 from federation.record.bundle import CONSENTS, BundleReader
 from federation.trust.envelope import seal, unseal
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import ConsentManifest, RunManifest
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse, FetchBlobRequest, Heartbeat
 from federation.v1.record_pb2 import Consents
-from fedpareto.cli.main import app
 from storage.models import AuditEntry, Consent
 from storage.states import Answer, RunState
 from tests.harness import Attending, refused
@@ -63,19 +60,9 @@ def say(player: Player, stream: Attending, said: ConsentManifest, key: Ed25519Pr
     stream.say(AttendRequest(consent=seal(said, key or player.member.files.signing_key)))
 
 
-def end_of(stream: Attending) -> RpcRefusal:
-    """The refusal that ends a stream."""
-    while not isinstance(said := stream.next(), grpc.RpcError):
-        assert said is not None
-    return refusal_from_rpc_error(said)
-
-
 def command(stage: Stage, *arguments: str) -> str:
     """What an administrator's command prints."""
-    home = str(stage.served.home.admin_dir)
-    done = CliRunner(env={"COLUMNS": "300"}).invoke(app, ["admin", "--home", home, *arguments])
-    assert done.exit_code == 0, done.output + str(done.exception)
-    return " ".join(done.output.split())
+    return " ".join(stage.served.command(*arguments, columns=300).split())
 
 
 def fetched(player: Player, name: str) -> bytes:
@@ -96,23 +83,20 @@ def test_a_client_that_answers_runs_is_told_of_each_and_gets_work_of_those_that_
         fetched(ben, told.spec)
     say(ann, stream, answer(ann, told, "waiting", reason="owner"))
     train = ben.order()
-    shown = wait_for(
-        lambda: stage._admin.GetRun(admin.GetRunRequest(run=run), timeout=SECONDS).run.consents, "the answer"
-    )
+    asking = admin.GetRunRequest(run=run)
+    shown = wait_for(lambda: stage._admin.GetRun(asking, timeout=SECONDS).run.consents, "the answer")
     assert [(one.client_id, one.answer, one.check.verified) for one in shown] == [("ann", "waiting", True)]
     assert f"owner must approve: consents-{stage.count}" in command(stage, "clients")
     assert re.search(r"ann +waiting .* [0-9a-f]{8} ✓ +owner", command(stage, "run", run))
-    assert re.search(
-        "not asked ann (has not answered the run yet|waits for the approval of its owner)",
-        command(stage, "round", run, "0"),
-    )
+    not_asked = "not asked ann (has not answered the run yet|waits for the approval of its owner)"
+    assert re.search(not_asked, command(stage, "round", run, "0"))
     say(ann, stream, answer(ann, told, "accepted"))
     wait_for(lambda: stage.look(lambda session: session.get_one(Consent, (run, "ann")).answer) is Answer.ACCEPTED, "it")
     ben.reply(train)
     order = ann.member.open(stream.assignment())
     assert (order.round, order.kind) == (0, "evaluate")
     ann.reply(order)
-    ben.reply(ben.order())
+    ben.answer()
     assert ann.member.open(stream.assignment()).round == 1
     found = stage._admin.GetRound(admin.GetRoundRequest(run=run, round=0), timeout=SECONDS)
     assert [one.client_id for one in found.not_asked] == ["ann"]
@@ -141,18 +125,17 @@ def test_a_client_that_keeps_changing_its_answer_is_told_to_wait_and_writes_no_m
         say(ann, stream, answer(ann, told, "waiting"))  # the first is no change, and the others are the same bytes
     for number in range(10):
         say(ann, stream, answer(ann, told, ("accepted", "waiting")[number % 2], message=str(number)))
-    refusal = end_of(stream)
+    refusal = stream.end()
     assert (refusal.status, refusal.reason) == ("RESOURCE_EXHAUSTED", "limit:rate")
     assert 50 < refusal.retry_seconds <= 100
     for _ in range(3):  # each attendance repeats the refused change
         again = attends(ann, task)
         say(ann, again, answer(ann, told, "refused"))
-        assert end_of(again).reason == "limit:rate"
+        assert again.end().reason == "limit:rate"
     stage.served.run(access.finish())
 
     def entries(*conditions: ColumnElement[bool]) -> list[int]:
-        wanted = select(AuditEntry.times).where(AuditEntry.actor.endswith("/ann"), *conditions)
-        return stage.look(lambda session: list(session.scalars(wanted.order_by(AuditEntry.entry_id))))
+        return [entry.times for entry in stage.served.entries(AuditEntry.actor.endswith("/ann"), *conditions)]
 
     assert entries(AuditEntry.subject == f"{run}/ann") == [1] * 4
     assert entries(AuditEntry.outcome == "limit:rate") == [1, 3]
@@ -194,8 +177,7 @@ def test_a_closed_site_is_not_asked_and_the_run_says_when_it_opens(stage: Stage)
     beat = Heartbeat()
     opens = stage.clock().astimezone(UTC) + timedelta(hours=3)
     beat.closed_until.FromDatetime(opens)
-    assert ann.stream is not None
-    ann.stream.say(AttendRequest(heartbeat=beat))
+    ann.say(heartbeat=beat)
 
     def closed() -> bool:
         clients = stage._admin.ListClients(admin.ListClientsRequest(), timeout=SECONDS).clients
@@ -208,7 +190,7 @@ def test_a_closed_site_is_not_asked_and_the_run_says_when_it_opens(stage: Stage)
     assert ann.orders() == []
     assert f"closed until {opens:%Y-%m-%d %H:%M}" in command(stage, "clients")
     assert words in command(stage, "run", run)
-    ann.stream.say(AttendRequest(heartbeat=Heartbeat()))
+    ann.say(heartbeat=Heartbeat())
     stage.play(run, ann)
     stage.wait_state(run, RunState.COMPLETED)
 

@@ -1,32 +1,24 @@
 """A member that is forgotten: what it has sent is removed, and what it has signed stays."""
 
-import json
 from pathlib import Path
 
 import numpy as np
-from sqlalchemy import select
-from typer.testing import CliRunner
 
 from federation.record.bundle import BundleReader
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import AssignmentManifest
-from fedpareto.cli.main import app
-from storage.models import AuditEntry
 from storage.records import RunMemory
 from storage.retention import collect
 from storage.states import RoundState
 from tests.running import refused, wait_for
-from tests.stage import Player, Stage, spec
+from tests.stage import Player, Stage
 from tests.verification.test_bundle import exported
 from verification.run import verify
 
 
 def forget(stage: Stage, client: str) -> dict[str, int]:
     """What the command says."""
-    home = str(stage.served.home.admin_dir)
-    done = CliRunner().invoke(app, ["admin", "--home", home, "forget", client, "--yes", "--json"])
-    assert done.exit_code == 0, done.output
-    answer = json.loads(done.output)
+    answer = stage.served.document("forget", client, "--yes")
     assert answer["client"]["forgotten"]
     return {name: int(answer[name]) for name in ("removed", "removed_bytes", "kept")}
 
@@ -59,9 +51,7 @@ def tidy(stage: Stage) -> None:
 
 
 def test_payloads_are_removed_and_signed_messages_stay(stage: Stage, tmp_path: Path) -> None:
-    task = stage.task()
-    ann, ben = stage.cast(task, "ann", "ben")
-    run = stage.submit(spec("forgets", task, 4))
+    run, (ann, ben) = stage.begin("ann", "ben", rounds=4)
     third = lead(stage, run, 2, ann, ben)
     ann.reply(third[0])
     envelopes = [stage.replies(run, number)["ann"].envelope for number in range(3)]
@@ -79,8 +69,7 @@ def test_payloads_are_removed_and_signed_messages_stay(stage: Stage, tmp_path: P
     assert all(kept(stage, run, "ben", number) for number in range(4))
     assert [row.state for row in stage.rounds(run)] == [RoundState.COMPLETED] * 4
     assert forget(stage, "ann")["removed"] == 1
-    with stage.served.database.read() as session:
-        entries = session.scalars(select(AuditEntry).where(AuditEntry.action == "client.forgotten")).all()
+    entries = stage.served.entries(action="client.forgotten")
     assert [(entry.subject, entry.actor.rpartition("/")[2]) for entry in entries] == [("ann", "admin")] * 2
     with BundleReader(exported(stage, run, tmp_path / "run.fedpareto")) as bundle:
         found = list(verify(bundle))
@@ -90,9 +79,7 @@ def test_payloads_are_removed_and_signed_messages_stay(stage: Stage, tmp_path: P
 
 
 def test_what_the_algorithm_of_a_run_still_reads_is_kept_until_the_run_ends(stage: Stage) -> None:
-    task = stage.task()
-    ann, ben = stage.cast(task, "ann", "ben")
-    run = stage.submit(spec("reads", task, 3, algorithm="fedfv", more="algorithm.tau = 2"))
+    run, (ann, ben) = stage.begin("ann", "ben", rounds=3, algorithm="fedfv", more="algorithm.tau = 2")
     third = lead(stage, run, 2, ann, ben)
     remembered = RunMemory.decode(stage.run(run).state_data).blobs
     assert stage.replies(run, 1)["ann"].payload in remembered
@@ -107,9 +94,7 @@ def test_what_the_algorithm_of_a_run_still_reads_is_kept_until_the_run_ends(stag
 
 
 def test_the_same_bytes_of_another_member_stay(stage: Stage) -> None:
-    task = stage.task()
-    cleo, dan = stage.cast(task, "cleo", "dan")
-    run = stage.submit(spec("same", task))
+    run, (cleo, dan) = stage.begin("cleo", "dan")
     for player in (cleo, dan):
         order = player.order()
         player.reply(order, np.ones(sum(row.length for row in order.rows), dtype=np.float32))

@@ -7,7 +7,6 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from coordinator.rounds.runs.disclosure import undisclosed
 from experiments import measures
@@ -17,20 +16,11 @@ from federation.spec.run_spec import RunSpec
 from federation.v1.admin_pb2 import Participation, RoundSummary
 from fedpareto import simulate
 from fedpareto.cli.admin.watch import HEADER, row
-from fedpareto.cli.main import app
 from fedpareto.formatting import number, percent, recorded, size, whole
+from tests.coordinator.rounds.runs.scene import PRIVATE
+from tests.running import command
 
-RUN = """\
-name = "private"
-task = "digits"
-rounds = 1
-algorithm.name = "fedavg-n"
-selection.minimum = 5
-train = { steps = 1, batch_size = 20 }
-evaluate.splits = ["train", "test"]
-privacy.secure = "sum"
-simulation.clients = 5
-"""
+RUN = PRIVATE.replace('["test"]', '["train", "test"]')
 HIDDEN = {"accuracy/worst5", "accuracy/worst", "accuracy/std", "improved", "conflicts", "stationarity", "evaluation"}
 
 
@@ -40,16 +30,13 @@ def private(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     directory, disclosed = tmp_path_factory.mktemp("private"), request.param == "disclosed"
     spec = directory / "run.toml"
     spec.write_text(RUN.replace('"sum"', '"sum"\nprivacy.disclose = ["evaluation"]') if disclosed else RUN)
-    done = CliRunner().invoke(app, ["simulate", str(spec), "--home", str(directory / "home"), "--threads", "1"])
-    assert done.exit_code == 0, done.output
+    done = command("simulate", spec, "--home", directory / "home", "--threads", "1")
     (directory / "simulate.txt").write_text(done.output)
     return directory, disclosed
 
 
 def shown(directory: Path, *arguments: str) -> str:
-    done = CliRunner(env={"COLUMNS": "100"}).invoke(app, ["admin", "--home", str(directory / "home/admin"), *arguments])
-    assert done.exit_code == 0, (done.output, done.exception)
-    return done.stdout
+    return command("admin", "--home", directory / "home/admin", *arguments).stdout
 
 
 def test_tables_and_documents_name_what_is_not_disclosed(private: tuple[Path, bool]) -> None:
@@ -77,9 +64,7 @@ def test_tables_and_documents_name_what_is_not_disclosed(private: tuple[Path, bo
 def test_a_report_names_what_is_not_disclosed(private: tuple[Path, bool]) -> None:
     directory, disclosed = private
     page = directory / "report.html"
-    arguments = ["report", "private", "--home", str(directory / "home/admin"), "--out", str(page)]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 0, done.output
+    command("report", "private", "--home", directory / "home/admin", "--out", page)
     text = unescape(re.sub(r"<[^>]+>", " ", re.sub(r"<style.*?</style>", "", page.read_text(), flags=re.DOTALL)))
     assert "Not disclosed: the privacy of this run hides it." in text
     assert not re.search(r"\bnan\b|No client reported|No round of this run has (made|been)", text)

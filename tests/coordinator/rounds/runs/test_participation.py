@@ -11,15 +11,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from coordinator.rounds.runs.participation import (
-    EndedRound,
-    MemberRound,
-    Participation,
-    RoundOutcome,
-    StepLength,
-    WarningKind,
-    read_rounds,
-)
+from coordinator.rounds.runs import participation
+from coordinator.rounds.runs.participation import EndedRound, MemberRound, Participation, RoundOutcome, WarningKind
 from federation.v1.admin_pb2 import GetRunRequest, ListRunsRequest, MemberOutcome, MemberSummary
 from federation.v1.common_pb2 import AssignmentManifest
 from fedpareto import simulate
@@ -43,14 +36,11 @@ def fold(*rounds: EndedRound) -> tuple[Participation, list[tuple[int, WarningKin
 
 def asked(number: int, *outcomes: RoundOutcome, cosine: float = math.nan, improved: float = math.nan) -> EndedRound:
     """A round that asked the members a, b, c, ... to train."""
-    return EndedRound(
-        number,
-        tuple(
-            MemberRound(name, training=outcome, reason=f"why-{number}" if outcome.failed else "", cosine=cosine)
-            for name, outcome in zip("abcdef", outcomes, strict=False)
-        ),
-        improved,
+    members = (
+        MemberRound(name, training=outcome, reason=f"why-{number}" if outcome.failed else "", cosine=cosine)
+        for name, outcome in zip("abcdef", outcomes, strict=False)
     )
+    return EndedRound(number, tuple(members), improved)
 
 
 # --- the summary as a function of rounds
@@ -65,7 +55,7 @@ def test_each_part_of_each_member_is_counted_and_the_last_reason_kept() -> None:
     assert b.outcomes == {DECLINED: 1, MISSING: 1, REPLIED: 1}
     assert (a.asked, a.last_round, a.last_outcome, a.last_reason, a.last_reason_round) == (4, 3, REPLIED, "why-1", 1)
     assert (b.asked, b.last_round, b.last_outcome, b.failed_in_a_row) == (3, 2, REPLIED, 0)
-    assert begun == made.warnings == []
+    assert (begun, made.warnings) == ([], [])
 
 
 def test_a_member_that_fails_in_three_rounds_in_a_row_is_warned_of_once_and_until_it_replies() -> None:
@@ -79,13 +69,8 @@ def test_a_member_that_fails_in_three_rounds_in_a_row_is_warned_of_once_and_unti
 
 
 def test_rounds_that_did_not_ask_a_member_or_did_not_need_it_neither_end_its_failures_nor_add_to_them() -> None:
-    made, begun = fold(
-        asked(0, REPLIED, DECLINED),
-        asked(1, REPLIED),
-        asked(2, REPLIED, NOT_NEEDED),
-        asked(3, REPLIED, DECLINED),
-        asked(4, REPLIED, DECLINED),
-    )
+    others = ((DECLINED,), (), (NOT_NEEDED,), (DECLINED,), (DECLINED,))
+    made, begun = fold(*(asked(number, REPLIED, *other) for number, other in enumerate(others)))
     assert begun == [(4, WarningKind.MEMBER_FAILS, "b")]
     assert made.members[1].failed_in_a_row == 3
 
@@ -124,7 +109,7 @@ def test_nobody_improving_in_three_evaluated_rounds_is_warned_of_however_far_apa
 
 def zigzag(losses: list[float], length: float) -> tuple[Participation, list[tuple[int, WarningKind, str]]]:
     """The summary of rounds with these losses, whose steps are this long and whose updates 0.5, at the rate 2."""
-    step = StepLength(length, 0.5, 2.0)
+    step = participation.StepLength(length, 0.5, 2.0)
     return fold(*(EndedRound(n, (), loss=loss, step=step) for n, loss in enumerate(losses)))
 
 
@@ -164,9 +149,9 @@ def test_a_run_that_zigzags_is_warned_of_and_the_rate_that_the_warning_names_end
 
 
 def shown(picture: object) -> str:
-    console = Console(file=io.StringIO(), width=tables.WIDTH)
-    console.print(picture)
-    return console.file.getvalue()  # type: ignore[attr-defined]
+    text = io.StringIO()
+    Console(file=text, width=tables.WIDTH).print(picture)
+    return text.getvalue()
 
 
 def play(stage: Stage, run: str, parts: dict[Player, Callable[[AssignmentManifest], object]]) -> None:
@@ -212,16 +197,10 @@ def test_members_that_fail_or_oppose_are_seen_wherever_a_run_is_shown(
     more = "selection.minimum = 5\nselection.quorum = 0.2"
     with caplog.at_level(logging.WARNING, logger="coordinator.rounds.runs.participation"):
         run = stage.submit(spec(f"seen-{stage.count}", task, 4, algorithm="fedavg", more=more))
+        why = "IndexError: Target 12 is \x1b[31mout of bounds."
+        parts = {ann: against(ann, 1.0), ben: against(ben, 1.0), emil: against(emil, -0.5)}
         play(
-            stage,
-            run,
-            {
-                ann: against(ann, 1.0),
-                ben: against(ben, 1.0),
-                cleo: lambda order: cleo.decline(order, "failed", "IndexError: Target 12 is \x1b[31mout of bounds."),
-                dora: refused_for_zeros(dora),
-                emil: against(emil, -0.5),
-            },
+            stage, run, {**parts, cleo: lambda order: cleo.decline(order, "failed", why), dora: refused_for_zeros(dora)}
         )
     found = stage._admin.GetRun(GetRunRequest(run=run)).run
     summary = {member.client_id: member for member in found.members}
@@ -231,13 +210,8 @@ def test_members_that_fail_or_oppose_are_seen_wherever_a_run_is_shown(
     assert summary["dora"].last_reason.startswith("zero")
     assert summary["cleo"].last_outcome == MemberOutcome.MEMBER_OUTCOME_DECLINED
     kinds = [(WarningKind(document(warning)["kind"]), warning.client_id) for warning in found.warnings]
-    expected = [
-        (WarningKind.NOBODY_IMPROVES, ""),
-        (WarningKind.MEMBER_FAILS, "cleo"),
-        (WarningKind.MEMBER_FAILS, "dora"),
-        (WarningKind.MEMBER_OPPOSES, "emil"),
-    ]
-    assert kinds == expected
+    failing = [(WarningKind.MEMBER_FAILS, name) for name in ("cleo", "dora")]
+    assert kinds == [(WarningKind.NOBODY_IMPROVES, ""), *failing, (WarningKind.MEMBER_OPPOSES, "emil")]
     # The log of the coordinator has each of them once, in the third of the four rounds.
     lines = [record.getMessage() for record in caplog.records if run in record.getMessage()]
     assert len(lines) == 4
@@ -261,24 +235,20 @@ def test_members_that_fail_or_oppose_are_seen_wherever_a_run_is_shown(
     with pytest.raises(CommandFailure):
         runs.follow(stage._admin, run, as_json=True)
     last = json.loads(capsys.readouterr().out.splitlines()[-1])["run"]
-    assert [member["client_id"] for member in last["members"] if member["last_outcome"] in ("DECLINED", "REFUSED")] == [
-        "cleo",
-        "dora",
-    ]
+    failed = [one["client_id"] for one in last["members"] if one["last_outcome"] in ("DECLINED", "REFUSED")]
+    assert failed == ["cleo", "dora"]
 
 
 def test_a_run_whose_last_round_everybody_answered_ends_well_whatever_was_before(
     stage: Stage, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    task = stage.task()
-    ann, ben = stage.cast(task, "ann", "ben")
-    run = stage.submit(spec(f"well-{stage.count}", task, 2, more="selection.minimum = 2\nselection.quorum = 0.5"))
-    ann.reply(ann.order())
+    run, (ann, ben) = stage.begin("ann", "ben", rounds=2, more="selection.minimum = 2\nselection.quorum = 0.5")
+    ann.answer()
     ben.decline(ben.order(), "busy")
     stage.play(run, ann, ben)
     runs.follow(stage._admin, run, as_json=False)
     out = capsys.readouterr().out
     assert re.search(r"^ben +2 +1 +1 +0 +0 +round 0: busy", out, re.MULTILINE)
-    read = stage.look(lambda session: read_rounds(session, run))
+    read = stage.look(lambda session: participation.read_rounds(session, run))
     assert [round_.number for round_ in read] == [0, 1]
     assert {member.outcome for member in read[1].members} == {REPLIED}

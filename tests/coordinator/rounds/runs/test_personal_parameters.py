@@ -5,7 +5,6 @@ import os
 import time
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,8 @@ from federation.work.base import WorkError
 from fedpareto.notebook import simulate
 from fedpareto.processes.forked import completed
 from simulation import SimulationError
-from simulation.simulate import Simulation, SimulationProgress
-from tests.harness import Federation, Process, federation
+from simulation.simulate import Simulation
+from tests.coordinator.rounds.runs.scene import Scene, halted, kept_file, serving
 from tests.trained import train
 from worker.events import Events
 from worker.home import WorkerHome
@@ -41,7 +40,6 @@ LAYOUT = Layout(
     (Tensor("body.weight", (2, 3)), Tensor("body.bias", (2,)), Tensor("head.weight", (1, 2)), Tensor("head.bias", (1,)))
 )
 SGD = LocalSgd(steps=3, batch_size=4, learning_rate=0.1, momentum=0.5, weight_decay=0.1, proximal_mu=0.1)
-PERSONAL = '[parameters]\npersonal = ["HEAD.*"]\n'
 GIVEN: dict[str, Any] = {"seed": 0, "round": 0, "client_id": "a"}
 
 
@@ -149,9 +147,8 @@ def test_along_a_line_only_shared_parameters_move() -> None:
     base = chosen.sharing.shared_of(chosen.values)
     along = MeasureAlong(direction=np.ones_like(base), steps=(0.5,), names=("half",))
     moved = chosen.sharing.with_shared(chosen.values, base - np.float32(0.5))
-    assert compute(whole, base, along, chosen, **GIVEN).metrics == {
-        "half": whole.measure(moved, ("train",))["train/loss"]
-    }
+    expected = whole.measure(moved, ("train",))["train/loss"]
+    assert compute(whole, base, along, chosen, **GIVEN).metrics == {"half": expected}
 
 
 def test_work_of_several_rows_and_trainers_that_cannot_freeze_are_told_apart() -> None:
@@ -263,18 +260,12 @@ def test_a_simulation_with_personal_heads_is_better_on_skewed_data_and_goes_on_t
     last = "accuracy/mean"
     assert whole.round_records[-1][last] > everything.round_records[-1][last] + 0.05
     home = tmp_path / "halted"
-    with Simulation(text, home, threads=1) as simulation:
-
-        def stop(progress: SimulationProgress) -> None:
-            if progress.done == 2:
-                simulation.stop()
-
-        simulation.run(stop)
+    halted(text, home)
     rest = simulate(text, home=home, resume=True, threads=1)
     assert rest.model.tobytes() == whole.model.tobytes()
     assert rest.clients.equals(whole.clients)
     for name in ("client-000", "client-001", "client-002"):
-        one, other = (place / "kept" / name / "3.safetensors" for place in (home, tmp_path / "whole"))
+        one, other = (kept_file(place, name, 3) for place in (home, tmp_path / "whole"))
         assert one.read_bytes() == other.read_bytes()
         assert read_vector(one)[0] == sharing.personal
 
@@ -313,29 +304,7 @@ quorum = 1.0
 learning_rate = 0.3
 [parameters]
 """
-PARTS = {"ann": "1/2", "ben": "2/2"}
-
-
-@dataclass
-class Scene:
-    """Two members with different digits, and a run that nothing disturbed."""
-
-    fed: Federation
-    workers: dict[str, Process]
-    run: str = ""
-
-    def work(self, name: str, crash: str = "") -> Process:
-        self.workers[name] = self.fed.work(name, "--part", PARTS[name], "--partition", "shards:2", crash=crash)
-        return self.workers[name]
-
-    def exported(self, name: str, run: str) -> tuple[Any, bytes]:
-        path = self.fed.directory / f"{name}.safetensors"
-        home = str(self.fed.directory / name)
-        shown = self.fed.fedpareto("worker", "export", run, "--out", str(path), "--home", home, "--json")
-        return json.loads(shown), path.read_bytes()
-
-    def admin(self, *arguments: str) -> str:
-        return self.fed.fedpareto("admin", "--home", str(self.fed.home / "admin"), *arguments)
+PARTS = {"ann": ("--part", "1/2", "--partition", "shards:2"), "ben": ("--part", "2/2", "--partition", "shards:2")}
 
 
 def refused(*arguments: str) -> str:
@@ -347,34 +316,43 @@ def refused(*arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with federation(tmp_path_factory.mktemp("personal")) as fed:
-        fed.serve()
-        made = Scene(fed, {})
+    """Two members with different digits."""
+    with serving(tmp_path_factory.mktemp("personal"), PARTS) as made:
         for name in PARTS:
-            fed.join(name)
             made.work(name)
-        fed.attending(*PARTS)
-        made.run = fed.submit("whole", RUN + HEAD)
-        fed.wait_completed(made.run)
+        made.fed.attending(*PARTS)
         yield made
 
 
-def test_workers_keep_and_export_their_heads_and_everybody_sees_whose_model_was_measured(scene: Scene) -> None:
-    shown, content = scene.exported("ann", scene.run)
-    assert (shown["round"], shown["tensors"]) == (2, ["out.weight", "out.bias"])
-    assert content != scene.exported("ben", scene.run)[1]
-    item = scene.fed.admin("round", scene.run, "-1")["run"]
+@pytest.fixture(scope="module")
+def whole(scene: Scene) -> str:
+    """A run that nothing disturbed."""
+    run = scene.fed.submit("whole", RUN + HEAD)
+    scene.fed.wait_completed(run)
+    return run
+
+
+def test_workers_keep_and_export_their_heads_and_everybody_sees_whose_model_was_measured(
+    scene: Scene, whole: str
+) -> None:
+    shown, content = scene.exported("ann", whole)
+    told = json.loads(shown)
+    assert (told["round"], told["tensors"]) == (2, ["out.weight", "out.bias"])
+    assert content != scene.exported("ben", whole)[1]
+    item = scene.fed.admin("round", whole, "-1")["run"]
     assert (item["parameters"], item["measured"]) == (64 * 64 + 64, "personalised")
-    assert "the shared parameters with its personal ones" in " ".join(scene.admin("round", scene.run, "-1").split())
+    assert "the shared parameters with its personal ones" in " ".join(scene.admin("round", whole, "-1").split())
     model = scene.fed.directory / "shared.safetensors"
-    scene.admin("export", scene.run, "--out", str(model))
+    scene.admin("export", whole, "--out", str(model))
     assert [tensor.name for tensor in read_vector(model)[0].tensors] == ["hidden.weight", "hidden.bias"]
     said = refused("worker", "export", "nothing", "--out", "x", "--home", str(scene.fed.directory / "ann"))
     assert "keeps no personal parameters of a run 'nothing'" in said
 
 
 @pytest.mark.full
-def test_a_worker_that_is_killed_between_training_and_its_receipt_keeps_the_same_heads(scene: Scene) -> None:
+def test_a_worker_that_is_killed_between_training_and_its_receipt_keeps_the_same_heads(
+    scene: Scene, whole: str
+) -> None:
     scene.workers["ann"].stop()
     dying = scene.work("ann", "spooled")
     scene.fed.attending(*PARTS)
@@ -383,12 +361,12 @@ def test_a_worker_that_is_killed_between_training_and_its_receipt_keeps_the_same
         dying.wait_killed()
         dying = scene.work("ann", crash)
     scene.fed.wait_completed(run)
-    assert scene.exported("ann", run)[1] == scene.exported("ann", scene.run)[1]
-    assert scene.exported("ben", run)[1] == scene.exported("ben", scene.run)[1]
+    assert scene.exported("ann", run)[1] == scene.exported("ann", whole)[1]
+    assert scene.exported("ben", run)[1] == scene.exported("ben", whole)[1]
 
 
 @pytest.mark.full
-def test_a_worker_that_has_lost_its_heads_begins_anew_and_says_so(scene: Scene) -> None:
+def test_a_worker_that_has_lost_its_heads_begins_anew_and_says_so(scene: Scene, whole: str) -> None:
     scene.workers["ann"].stop()
     dying = scene.work("ann", "reply-3")  # after the first round
     scene.fed.attending(*PARTS)
@@ -400,7 +378,7 @@ def test_a_worker_that_has_lost_its_heads_begins_anew_and_says_so(scene: Scene) 
     again = scene.work("ann")
     scene.fed.wait_completed(run)
     again.wait_for_text("begin with the initial values, as none are kept here from an earlier round")
-    assert scene.exported("ann", run)[1] != scene.exported("ann", scene.run)[1]
+    assert scene.exported("ann", run)[1] != scene.exported("ann", whole)[1]
 
 
 def test_submit_refuses_a_model_with_parameters_that_are_not_shared(scene: Scene) -> None:

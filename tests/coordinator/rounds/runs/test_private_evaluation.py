@@ -12,25 +12,14 @@ from federation.digests import digest
 from federation.record.bundle import BlobAbsent, BundleReader
 from fedpareto import simulate
 from simulation.fleet import Answer, SimulatedDecline, SimulatedFleet
+from tests.coordinator.rounds.runs.scene import PRIVATE
 from tests.verification import record_vectors
 from verification.private import private_means
 from verification.run import OpenedRun
 
-RUN = """\
-name = "private"
-task = "digits"
-rounds = 1
-algorithm.name = "fedavg-n"
-selection.minimum = 5
-train = { steps = 1, batch_size = 20 }
-evaluate.splits = ["test"]
-privacy.secure = "sum"
-simulation.clients = 5
-"""
-
 
 def test_a_private_evaluation_gives_means_over_the_members() -> None:
-    (row,) = simulate(RUN, threads=1, progress=lambda _: None).rounds.to_dict("records")
+    (row,) = simulate(PRIVATE, threads=1, progress=lambda _: None).rounds.to_dict("records")
     assert (row["state"], row["reason"], row["evaluated"]) == ("COMPLETED", "", 5.0)
     assert 0 <= row["accuracy/mean"] <= 1
     assert row["bytes/up"] > 0
@@ -52,7 +41,7 @@ def test_a_round_whose_private_evaluation_fails_keeps_its_step_and_says_why(
         raise error
 
     monkeypatch.setattr(finish, "hold_evaluation", fail)
-    (row,) = simulate(RUN, threads=1, progress=lambda _: None).rounds.to_dict("records")
+    (row,) = simulate(PRIVATE, threads=1, progress=lambda _: None).rounds.to_dict("records")
     assert (row["state"], row["reason"]) == ("COMPLETED", f"evaluation: {why}")
     assert row["step/rate"] == 1.0
     assert "evaluated" not in row
@@ -67,17 +56,16 @@ def test_a_member_that_declines_a_private_evaluation_has_replied_to_the_round(mo
         return answers(self, question, [name for name in clients if name not in declining]) | declining
 
     monkeypatch.setattr(SimulatedFleet, "_answers", without_one)
-    history = simulate(RUN.replace("clients = 5", "clients = 6"), threads=1, progress=lambda _: None)
+    history = simulate(PRIVATE.replace("clients = 5", "clients = 6"), threads=1, progress=lambda _: None)
     assert history.round_records[0]["evaluated"] == 5
-    assert [(record["asked"], record["replied"], record["declined"]) for record in history.member_records] == [
-        (1, 1, 0)
-    ] * 6
+    told = [(record["asked"], record["replied"], record["declined"]) for record in history.member_records]
+    assert told == [(1, 1, 0)] * 6
     weights = [record["weight"] for record in history.reply_records if record["accepted"]]
     assert weights == pytest.approx([1 / 6] * 6)
 
 
 def test_of_a_model_that_steps_have_kept_the_earlier_numbers_stand() -> None:
-    kept = RUN.replace("rounds = 1", "rounds = 9").replace("simulation", "server.learning_rate = 1e-30\nsimulation")
+    kept = PRIVATE.replace("rounds = 1", "rounds = 9").replace("simulation", "server.learning_rate = 1e-30\nsimulation")
     stop = 'stop = { metric = "loss", split = "test", patience = 2 }\nevaluate.every = 1\n'
     rows = simulate(kept + stop, threads=1, progress=lambda _: None).rounds.to_dict("records")
     why = "evaluation: the model is that of round 0; its numbers stand"
@@ -87,7 +75,7 @@ def test_of_a_model_that_steps_have_kept_the_earlier_numbers_stand() -> None:
 
 
 def test_the_means_over_the_members_cannot_be_verified_without_the_model_that_was_evaluated() -> None:
-    removed, signed = digest(b"removed"), SimpleNamespace(evaluations={})
+    removed, signed = digest(b"removed"), SimpleNamespace(evaluations={})  # a round without replies
     with BundleReader(record_vectors.DIRECTORY / "open.fedpareto") as bundle:
         facts: Any = OpenedRun.of(bundle).facts
         with pytest.raises(BlobAbsent, match=removed):

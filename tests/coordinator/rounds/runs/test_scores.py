@@ -18,6 +18,7 @@ from federation.spec.task_metrics import MOST_VALUES, MetricKind
 from storage import models
 from storage.models import Assignment, Evaluation, Phase, Round, Run
 from storage.states import AssignmentState, PhaseState, RoundState, RunState
+from tests.coordinator.aggregation.scene import reply
 
 NOW = datetime(2026, 5, 4, tzinfo=UTC)
 OTHERS = ("before", "the one after")  # the names of further runs, on either side of "run"
@@ -26,9 +27,7 @@ SPEC = 'name = "x"\ntask = "digits"\nrounds = 9\n'
 
 
 def told(*claims: dict[str, float]) -> Replies:
-    return Replies(
-        [PhaseReply(client_id=f"c{i}", samples=1, losses={}, metrics=claim) for i, claim in enumerate(claims)]
-    )
+    return Replies([reply(f"c{i}", metrics=claim) for i, claim in enumerate(claims)])
 
 
 def test_a_round_records_mean_weighted_worst_and_best() -> None:
@@ -38,18 +37,13 @@ def test_a_round_records_mean_weighted_worst_and_best() -> None:
         {"train/auc": 0.1},
     )
     found = model_metrics.scores(replies, ("loss",), KINDS)
-    assert {name: value for name, value in found.items() if name.startswith("metric/")} == pytest.approx(
-        {
-            "metric/auc/mean": 0.7,
-            "metric/auc/weighted": 0.6,
-            "metric/auc/worst": 0.5,
-            "metric/auc/best": 0.9,
-            "metric/rmse/mean": 2.0,
-            "metric/rmse/weighted": 2.5,
-            "metric/rmse/worst": 3.0,
-            "metric/rmse/best": 1.0,
-        }
+    auc, rmse = (
+        {"mean": 0.7, "weighted": 0.6, "worst": 0.5, "best": 0.9},
+        {"mean": 2, "weighted": 2.5, "worst": 3, "best": 1},
     )
+    expected = {f"metric/{metric}/{of}": v for metric, by in (("auc", auc), ("rmse", rmse)) for of, v in by.items()}
+    recorded = {name: value for name, value in found.items() if name.startswith("metric/")}
+    assert recorded == pytest.approx(expected)
     assert math.isnan(model_metrics.summary([(0.5, 0)], "weighted", higher=True)), "nobody has samples"
     with pytest.raises(ValueError, match="no summary 'median'"):
         model_metrics.summary([(0.5, 1)], "median", higher=True)
@@ -75,30 +69,11 @@ def session() -> Iterator[Session]:
 
 def a_run(session: Session, recorded: Sequence[Mapping[str, float]], spec: str = "", name: str = "run") -> list[Round]:
     """The rounds of a run with these metrics on record."""
-    run = Run(
-        run_id=name,
-        name=name,
-        state=RunState.RUNNING,
-        spec=(SPEC + spec).encode(),
-        spec_digest="",
-        initial_model="model",
-        model="model",
-        metrics=KINDS,
-        submitted_by="",
-        created=NOW,
-    )
-    rounds = [
-        Round(
-            run=run,
-            number=number,
-            state=RoundState.COMPLETED,
-            base_model="model",
-            wanted=2,
-            metrics=dict(numbers),
-            started=NOW,
-        )
-        for number, numbers in enumerate(recorded)
-    ]
+    facts = {"spec_digest": "", "initial_model": "model", "model": "model", "submitted_by": "", "created": NOW}
+    document = (SPEC + spec).encode()
+    run = Run(run_id=name, name=name, state=RunState.RUNNING, spec=document, metrics=KINDS, **facts)
+    facts = {"run": run, "state": RoundState.COMPLETED, "base_model": "model", "wanted": 2, "started": NOW}
+    rounds = [Round(number=number, metrics=dict(numbers), **facts) for number, numbers in enumerate(recorded)]
     session.add_all(rounds)
     session.flush()
     return rounds
@@ -169,9 +144,8 @@ def test_of_private_evaluations_the_best_round_is_that_of_the_best_mean_on_recor
 
 
 def test_the_share_that_improved_is_of_the_deciding_replies_of_the_present_attempt(session: Session) -> None:
-    def reply(client: str, **measured: float) -> PhaseReply:
-        numbers = {f"train/{name}": value for name, value in measured.items()}
-        return PhaseReply(client_id=client, samples=1, losses={}, metrics=numbers)
+    def measuring(client: str, **measured: float) -> PhaseReply:
+        return reply(client, metrics={f"train/{name}": value for name, value in measured.items()})
 
     before, current, after = a_run(session, [{}] * 3)
     current.attempt = 1
@@ -186,37 +160,22 @@ def test_the_share_that_improved_is_of_the_deciding_replies_of_the_present_attem
             (after, 1, True, True, 0.0),
         ]
     ):
-        phase = Phase(
-            round_id=round_.round_id,
-            number=number,
-            attempt=attempt,
-            kind="train",
-            decides=decides,
-            state=PhaseState.CLOSED,
-            wanted=2,
-            started=NOW,
-            deadline=NOW,
-        )
+        facts = {"kind": "train", "state": PhaseState.CLOSED, "wanted": 2, "started": NOW, "deadline": NOW}
+        phase = Phase(round_id=round_.round_id, number=number, attempt=attempt, decides=decides, **facts)
+        facts = {"state": AssignmentState.FULFILLED, "base_model": "model", "envelope": b"", "created": NOW}
         for client in "abc":
-            assignment = Assignment(
-                assignment_id=f"{client}-{number}",
-                client_id=client,
-                state=AssignmentState.FULFILLED,
-                base_model="model",
-                envelope=b"",
-                created=NOW,
-            )
+            assignment = Assignment(assignment_id=f"{client}-{number}", client_id=client, **facts)
             phase.assignments.append(assignment)
             told = models.Reply(client_id=client, accepted=accepted, envelope=b"", envelope_digest="", receipt=b"")
             told.received, told.metrics = NOW, {} if client == "c" else {"train/loss": loss}
             assignment.replies.append(told)
         session.add(phase)
     session.flush()
-    told_after = Replies([reply("a", loss=1.0), reply("b", samples=1), reply("c", loss=1.0)])
+    told_after = Replies([measuring("a", loss=1.0), measuring("b", samples=1), measuring("c", loss=1.0)])
     assert scores.improved(session, current, told_after) == {"improved": 0.5}, "b's loss is no finite number"
-    told_after = Replies([reply("a", loss=2.5, samples=5), reply("b", samples=0)])
+    told_after = Replies([measuring("a", loss=2.5, samples=5), measuring("b", samples=0)])
     assert scores.improved(session, current, told_after) == {"improved": 0.0}, "b measured nothing"
-    assert scores.improved(session, current, Replies([reply("c", loss=1.0)])) == {}
+    assert scores.improved(session, current, Replies([measuring("c", loss=1.0)])) == {}
 
 
 def stopped(keys: str) -> RunFacts:

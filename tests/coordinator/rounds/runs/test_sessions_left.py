@@ -1,24 +1,21 @@
 """Private rounds that owners still allow: workers tell, operators see it, and a run that needs more is refused."""
 
-import json
 import re
 from fractions import Fraction
 
 import grpc
 import pytest
-from typer.testing import CliRunner
 
 from coordinator.aggregation.interface import TooFewUpdatesError
 from coordinator.aggregation.secure.covered import covered
-from federation.line.channels import refusal_from_rpc_error
 from federation.secure.bounds import BoundKind, Bounds
 from federation.secure.thresholds import Mode
 from federation.v1 import admin_pb2 as admin
-from federation.v1.federation_pb2 import AttendRequest, AttendResponse, SessionsLeft
-from fedpareto.cli.main import app
+from federation.v1.federation_pb2 import SessionsLeft
 from storage.models import Client
 from tests.coordinator.aggregation.test_covered import cohort
 from tests.harness import wait_for
+from tests.running import refused
 from tests.stage import Player, Stage, spec
 
 NAMES = ("ann", "ben", "cleo", "dora", "emil", "finn")
@@ -34,9 +31,7 @@ def players(stage: Stage) -> list[Player]:
 
 
 def tell(stage: Stage, player: Player, training: int, evaluation: int) -> None:
-    assert player.stream is not None
-    left = SessionsLeft(task="digits", training=training, evaluation=evaluation)
-    player.stream.say(AttendRequest(sessions_left=left))
+    player.say(sessions_left=SessionsLeft(task="digits", training=training, evaluation=evaluation))
     told = {"digits": {"training": min(training, 2**53), "evaluation": min(evaluation, 2**53)}}
     wait_for(lambda: stage.look(lambda session: session.get_one(Client, player.name).sessions_left) == told, "numbers")
 
@@ -58,12 +53,10 @@ def test_a_run_is_refused_when_too_few_members_allow_as_many_private_rounds(
     assert "missing" not in told
     tell(stage, players[0], 4, 4)
     tell(stage, players[1], 6, 0)
-    with pytest.raises(grpc.RpcError) as caught:
+    with refused("FAILED_PRECONDITION", "sessions-left") as messages:
         warnings(stage, run(7))
-    refusal = refusal_from_rpc_error(caught.value)
-    assert (refusal.status, refusal.reason) == ("FAILED_PRECONDITION", "sessions-left")
-    assert "missing are: ann (3 of training), ben (1 of training and 4 of evaluation)." in refusal.message
-    assert "A round needs 5 members, and 3 have enough" in refusal.message
+    assert "missing are: ann (3 of training), ben (1 of training and 4 of evaluation)." in messages[0]
+    assert "A round needs 5 members, and 3 have enough" in messages[0]
     shown = run(7, f'{PRIVATE}\nprivacy.disclose = ["evaluation"]')
     with pytest.raises(grpc.RpcError, match=re.escape("ben (1 of training). A round")):
         warnings(stage, shown)
@@ -81,25 +74,23 @@ def test_a_dry_run_says_how_many_members_a_private_round_needs(stage: Stage) -> 
     assert "needs 5 members, and 2 members could be asked: such rounds are skipped" in " ".join(outlook.warnings)
 
 
-@pytest.mark.parametrize(("large", "refused"), [(18, True), (17, False)])
-def test_a_run_is_refused_in_which_one_member_has_too_large_a_part(stage: Stage, large: int, refused: bool) -> None:
+@pytest.mark.parametrize(("large", "too_large"), [(18, True), (17, False)])
+def test_a_run_is_refused_in_which_one_member_has_too_large_a_part(stage: Stage, large: int, too_large: bool) -> None:
     """Of five members one may collude, and three of 10 samples are left: 3 * 10^2 is above 17^2 and below 18^2."""
     stage.cast("digits", *NAMES[:5], samples=[large, 10, 10, 10, 10])
     by_samples = run(1, f'{PRIVATE}\nalgorithm.prior = "samples"')
     W = cohort(5, 5, Mode.SUM, [large, 10, 10, 10, 10])
     rule = Bounds(kind=BoundKind.FIXED, prior="samples")
-    if not refused:
+    if not too_large:
         assert "experimental" in warnings(stage, by_samples)
         assert covered(rule, Fraction(2), W, W.replies.prior("samples")).share == 1
         return
-    with pytest.raises(grpc.RpcError) as caught:
+    with refused("INVALID_ARGUMENT", "spec") as messages:
         warnings(stage, by_samples)
-    refusal = refusal_from_rpc_error(caught.value)
-    assert (refusal.status, refusal.reason) == ("INVALID_ARGUMENT", "spec")
-    assert "ann has 0.310 of the coefficients, too large a part: 1 colluding members could subtract" in refusal.message
+    assert "ann has 0.310 of the coefficients, too large a part: 1 colluding members could subtract" in messages[0]
     with pytest.raises(TooFewUpdatesError) as skipped:  # as the round would be, if the run began
         covered(rule, Fraction(2), W, W.replies.prior("samples"))
-    assert str(skipped.value).replace("silo-000", "ann") in refusal.message
+    assert str(skipped.value).replace("silo-000", "ann") in messages[0]
     assert "experimental" in warnings(stage, by_samples.replace(b'"samples"', b'"uniform"'))
     left_out = by_samples + b'selection.exclude = ["ann"]'
     assert "experimental" in warnings(stage, left_out)
@@ -108,11 +99,8 @@ def test_a_run_is_refused_in_which_one_member_has_too_large_a_part(stage: Stage,
 def test_operators_see_what_members_have_told(stage: Stage, players: list[Player]) -> None:
     tell(stage, players[2], 0, 2**63)  # no more than a number of JSON can hold
     tell(stage, players[2], 990, 8)
-    runner = CliRunner(env={"COLUMNS": "200"})
-    command = ["admin", "--home", str(stage.served.home.admin_dir), "clients"]
-    shown_of_cleo = runner.invoke(app, [*command[:-1], "client", "cleo"]).stdout
-    assert "990 of training, 8 of evaluation" in shown_of_cleo
-    shown = {one["client_id"]: one for one in json.loads(runner.invoke(app, [*command, "--json"]).stdout)["clients"]}
+    assert "990 of training, 8 of evaluation" in stage.served.command("client", "cleo", columns=200)
+    shown = {one["client_id"]: one for one in stage.served.document("clients")["clients"]}
     (task,) = shown["cleo"]["tasks"]
     assert (int(task["training_sessions_left"]), int(task["evaluation_sessions_left"])) == (990, 8)
 
@@ -123,13 +111,9 @@ def test_a_hello_replaces_what_was_told_and_rounds_of_other_tasks_are_refused(
     player = players[4]
     player.attend(digits=10)
     assert stage.look(lambda session: session.get_one(Client, player.name).sessions_left) == {}
-    stream = player.stream
-    assert stream is not None
-    stream.say(AttendRequest(sessions_left=SessionsLeft(task="mnist", training=1)))
-    while isinstance(answer := stream.next(), AttendResponse):
-        pass
-    assert isinstance(answer, grpc.RpcError)
-    assert refusal_from_rpc_error(answer).reason == "limit:tasks"
+    player.say(sessions_left=SessionsLeft(task="mnist", training=1))
+    assert player.stream is not None
+    assert player.stream.end().reason == "limit:tasks"
 
 
 def test_a_run_is_taken_with_a_caution_when_enough_members_are_left(stage: Stage, players: list[Player]) -> None:

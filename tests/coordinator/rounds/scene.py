@@ -1,25 +1,91 @@
-"""A stage for runs over several objectives: clients that serve some of them, and what the record says of a round."""
+"""What tests of rounds share: runs over several objectives, made-up algorithms, and damage to blobs."""
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
-from federation.trust.envelope import unseal
-from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
-from federation.vectors import Layout, Tensor, read_vector, to_bytes, update_rows
+from coordinator.aggregation import registry
+from coordinator.aggregation.base import Algorithm
+from coordinator.aggregation.diagnostics import describe
+from coordinator.aggregation.interface import Combination, Rows
+from federation.vectors import Layout, Tensor, to_bytes, update_rows
 from tests.running import wait_for
 from tests.stage import Player, Stage, spec
 
 NAMES = ("left", "mid", "right")
-LAYOUT = Layout(
-    (Tensor("encoder.weight", (8, 5)), *(Tensor(f"heads.{name}.weight", (5,)) for name in NAMES)),
-)
+LAYOUT = Layout((Tensor("encoder.weight", (8, 5)), *(Tensor(f"heads.{name}.weight", (5,)) for name in NAMES)))
 MODEL = to_bytes(LAYOUT, np.linspace(-1, 1, LAYOUT.size, dtype=np.float32))
 SERVES = {"ann": ("left", "right"), "ben": ("left",), "cleo": ("mid", "right")}
 SAMPLES = {"ann": 10, "ben": 30, "cleo": 60}
 EXACT = 'algorithm.sketch = "exact"\nalgorithm.weights = "exact"\nalgorithm.bound = "none"'
-Rows = dict[str, dict[str, NDArray[np.float64]]]
+Sent = dict[str, dict[str, NDArray[np.float64]]]
+
+
+# --- the conductor of a run
+
+
+def conducting(run: str) -> bool:
+    return any(thread.name == f"run-{run}" for thread in threading.enumerate())
+
+
+def wait_rest(run: str) -> None:
+    wait_for(lambda: not conducting(run), f"the conductor of {run} to come to rest")
+
+
+# --- algorithms of tests
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaging(Algorithm):
+    """The step is the plain average of what its round gives it."""
+
+    def combine(self, rows: Rows) -> Combination:
+        """The plain average."""
+        return Combination(rows.prior, rows.prior, {}, describe(rows.gram, rows.prior, rows.prior))
+
+
+def register(monkeypatch: pytest.MonkeyPatch, *toys: type[Algorithm]) -> None:
+    """Lets runs name these algorithms, too."""
+    known = {**registry.ALGORITHMS, **{toy.name: toy for toy in toys}}
+    monkeypatch.setattr(registry, "ALGORITHMS", MappingProxyType(known))
+
+
+# --- damage
+
+
+Repair = Callable[[], object]
+
+
+def _altered(path: Path, altered: Callable[[bytes], bytes]) -> Repair:
+    good = path.read_bytes()
+    path.write_bytes(altered(good))
+    return lambda: path.write_bytes(good)
+
+
+def flip(path: Path) -> Repair:
+    """Alters one bit of the last byte; returns the repair."""
+    return _altered(path, lambda good: good[:-1] + bytes([good[-1] ^ 1]))
+
+
+def cut(path: Path) -> Repair:
+    """Leaves the first half of the file; returns the repair."""
+    return _altered(path, lambda good: good[: len(good) // 2])
+
+
+def lose(path: Path) -> Repair:
+    """Removes the file; returns the repair."""
+    repair = _altered(path, bytes)
+    path.unlink()
+    return repair
+
+
+# --- runs over several objectives
 
 
 def begin(
@@ -34,7 +100,7 @@ def begin(
 ) -> tuple[str, dict[str, Player]]:
     """A run of ann, ben and cleo, or of some of them; it is evaluated after its last round."""
     task = stage.task()
-    players = stage.cast(task, *names, samples=[SAMPLES[name] for name in names], serves=serves)
+    players = stage.cast(task, *names, samples=[SAMPLES.get(name, 10) for name in names], serves=serves)
     for player in players:
         player.losses = {name: 1.0 + at for at, name in enumerate(serves.get(player.name, NAMES))}
     lines = [f"objectives.names = {list(NAMES)}", "jacobian.deadline_seconds = 800", "evaluate.every = 0", more]
@@ -44,7 +110,7 @@ def begin(
     return stage.submit(text, model=MODEL), {player.name: player for player in players}
 
 
-def sent(stage: Stage, run: str, phase: int, number: int = 0) -> Rows:
+def sent(stage: Stage, run: str, phase: int, number: int = 0) -> Sent:
     """What each client's accepted reply holds, row by row, from the blob store."""
     return {
         client: {
@@ -54,25 +120,14 @@ def sent(stage: Stage, run: str, phase: int, number: int = 0) -> Rows:
     }
 
 
-def order_of(stage: Stage, run: str, client: str, phase: int, number: int = 0) -> AssignmentManifest:
-    envelope = stage.assignments(run, number, phase)[client].envelope
-    return AssignmentManifest.FromString(SignedEnvelope.FromString(envelope).manifest)
-
-
-def step_of(stage: Stage, run: str, number: int = 0) -> StepManifest:
-    envelope = SignedEnvelope.FromString(stage.rounds(run)[number].step or b"")
-    return unseal(envelope, StepManifest, stage.served.home.signing_key.public_key())
-
-
 def weights_of(stage: Stage, run: str, number: int = 0) -> dict[str, float]:
-    return {item.objective: item.weight for item in step_of(stage, run, number).weights}
+    return {item.objective: item.weight for item in stage.step(run, number).weights}
 
 
 def moved(stage: Stage, run: str, number: int = 0) -> NDArray[np.float64]:
     """w_t - w_{t+1}."""
     round_ = stage.rounds(run)[number]
-    base, made = (read_vector(stage.blobs.local(str(name)))[1] for name in (round_.base_model, round_.result_model))
-    return base.astype(np.float64) - made
+    return stage.parameters(round_.base_model).astype(np.float64) - stage.parameters(round_.result_model)
 
 
 def shares(prior: str) -> dict[str, dict[str, float]]:
@@ -96,13 +151,7 @@ def kinds(stage: Stage, run: str, number: int = 0) -> list[str]:
 def answer(players: Mapping[str, Player], *names: str) -> None:
     """These clients do the one thing that they are asked next."""
     for name in names:
-        players[name].reply(players[name].order())
-
-
-def gone(stage: Stage, player: Player) -> None:
-    player.leave()
-    supervisor = stage.served.coordinator._supervisor
-    wait_for(lambda: player.name not in supervisor._presence.attending(), f"{player.name} to be gone")
+        players[name].answer()
 
 
 # --- what clients send that they should not

@@ -1,0 +1,106 @@
+"""Administrators and members that a test plays by hand, and what the record says of them."""
+
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+import grpc
+import pytest
+from sqlalchemy import select
+
+from federation.line.channels import refusal_from_rpc_error
+from federation.trust.admin_files import load_admin_key
+from federation.trust.certificates import make_csr
+from federation.trust.envelope import key_id, seal
+from federation.trust.identity import Role
+from federation.trust.keys import new_tls_key
+from federation.trust.member_files import MemberFiles
+from federation.v1.admin_pb2_grpc import AdminStub
+from federation.v1.common_pb2 import LoginManifest, SignedEnvelope
+from federation.v1.enrollment_pb2 import LoginRequest
+from federation.v1.enrollment_pb2_grpc import EnrollmentStub
+from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Hello
+from federation.v1.federation_pb2_grpc import FederationStub
+from storage.models import Certificate, Client
+from tests.running import SECONDS, Running
+
+
+class Officer:
+    """An administrator with its keys in a directory: a security officer, unless it is given other roles."""
+
+    def __init__(
+        self, served: Running, directory: Path, name: str, *roles: Role, passphrase: bytes | None = None
+    ) -> None:
+        self.served, self.name, self.home = served, name, directory
+        given, now = roles or [Role.SECURITY_OFFICER], served.clock()
+        self.files = served.home.issue_admin(
+            served.database, name, given, directory, now=now, by="test", passphrase=passphrase
+        )
+        self.key = load_admin_key(directory, passphrase)
+
+    @property
+    def row(self) -> str:
+        """The key of its row."""
+        return key_id(self.key.public_key()).hex()
+
+    @cached_property
+    def channel(self) -> grpc.Channel:
+        return self.files.channel()
+
+    @cached_property
+    def stub(self) -> AdminStub:
+        return AdminStub(self.channel)
+
+    def close(self) -> None:
+        self.channel.close()
+
+    def asks_login(self, **changed: object) -> LoginManifest:
+        """What it would sign to log in."""
+        values = {"federation_id": "test", "name": self.name, "csr": make_csr(new_tls_key()), **changed}
+        manifest = LoginManifest(**values)  # type: ignore[arg-type]
+        manifest.created.FromDatetime(self.served.clock())
+        return manifest
+
+    def login(self, manifest: LoginManifest | None = None) -> bytes:
+        return login(self.served, seal(manifest or self.asks_login(), self.key))
+
+
+def login(served: Running, envelope: SignedEnvelope) -> bytes:
+    """The certificate that a signed request to log in gives."""
+    with served.newcomer() as channel:
+        return EnrollmentStub(channel).Login(LoginRequest(login=envelope), timeout=SECONDS).certificate
+
+
+def client(served: Running, name: str) -> Client:
+    return served.look(lambda session: session.get_one(Client, name))
+
+
+def certificates(served: Running, name: str) -> list[Certificate]:
+    """Those of a member, oldest first."""
+    rows = select(Certificate).where(Certificate.client_id == name).order_by(Certificate.not_before)
+    return served.look(lambda session: list(session.scalars(rows)))
+
+
+def attends(member: MemberFiles) -> None:
+    with member.channel() as channel:
+        call = FederationStub(channel).Attend(iter([AttendRequest(hello=Hello(software="test"))]))
+        assert next(call).WhichOneof("message") == "welcome"
+        call.cancel()
+
+
+def knock(channel: grpc.Channel) -> None:
+    """Anything that needs a valid certificate; there is nothing for this member."""
+    next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
+
+
+def knocks(member: MemberFiles) -> None:
+    with member.channel() as channel:
+        knock(channel)
+
+
+def end_of(call: Iterator[object]) -> str:
+    """The reason that a stream ends with."""
+    with pytest.raises(grpc.RpcError) as caught:
+        for _ in call:
+            pass
+    return refusal_from_rpc_error(caught.value).reason

@@ -1,0 +1,68 @@
+"""What tests of runs share: workers with options of their own, private runs, and simulations that were halted."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from simulation.simulate import Simulation, SimulationProgress
+from tests.harness import Federation, Process, federation
+
+PRIVATE = """\
+name = "private"
+task = "digits"
+rounds = 1
+algorithm.name = "fedavg-n"
+selection.minimum = 5
+train = { steps = 1, batch_size = 20 }
+evaluate.splits = ["test"]
+privacy.secure = "sum"
+simulation.clients = 5
+"""
+
+
+class Scene:
+    """Members of a federation, each with its part of the data."""
+
+    def __init__(self, fed: Federation, options: Mapping[str, Sequence[str]], task: str) -> None:
+        self.fed, self.options, self.task = fed, options, task
+        self.workers: dict[str, Process] = {}
+
+    def work(self, client: str, crash: str = "") -> Process:
+        self.workers[client] = self.fed.work(client, *self.options[client], task=self.task, crash=crash)
+        return self.workers[client]
+
+    def exported(self, client: str, run: str) -> tuple[str, bytes]:
+        """What the member's command shows of the personal parameters that it exports, and their file."""
+        path = self.fed.directory / f"{client}.safetensors"
+        home = str(self.fed.directory / client)
+        shown = self.fed.fedpareto("worker", "export", run, "--out", str(path), "--home", home, "--json")
+        return shown, path.read_bytes()
+
+    def admin(self, *arguments: str) -> str:
+        return self.fed.fedpareto("admin", "--home", str(self.fed.home / "admin"), *arguments)
+
+
+@contextmanager
+def serving(directory: Path, options: Mapping[str, Sequence[str]], task: str = "digits") -> Iterator[Scene]:
+    """A coordinator that these members have joined."""
+    with federation(directory) as fed:
+        fed.serve()
+        for client in options:
+            fed.join(client)
+        yield Scene(fed, options, task)
+
+
+def halted(document: bytes, home: Path) -> None:
+    """A simulation that is stopped after its second round."""
+    with Simulation(document, home, threads=1) as simulation:
+
+        def stop(progress: SimulationProgress) -> None:
+            if progress.done == 2:
+                simulation.stop()
+
+        simulation.run(stop)
+
+
+def kept_file(home: Path, client: str, number: int) -> Path:
+    """What a simulated client has kept of a round."""
+    return home / "kept" / client / f"{number}.safetensors"
