@@ -83,7 +83,8 @@ def listed(stub: AdminStub) -> dict[str, messages.Administrator]:
 
 def recorded(served: Running, action: str) -> list[AuditEntry]:
     with served.database.read() as session:
-        return list(session.scalars(select(AuditEntry).where(AuditEntry.action == action)))
+        entries = select(AuditEntry).where(AuditEntry.action == action).order_by(AuditEntry.entry_id)
+        return list(session.scalars(entries))
 
 
 def run_header(model: bytes) -> messages.RunHeader:
