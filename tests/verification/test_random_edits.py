@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from federation.record.bundle import LOG
+from federation.record.bundle import LOG, ROTATIONS
 from federation.text import escaped_lines
 from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.verify import verify_command
@@ -91,24 +91,31 @@ def listed(edit: Edit, *, signed: bool, bare: bool) -> bool:
     return by(edit, bare=bare).startswith((FREE, SIGNED) if signed else (FREE,))
 
 
-def _is_signed_again(edit: Edit) -> bool:
+def _is_signed_again(edit: Edit, recorded: Recorded) -> bool:
+    """True if an edit is undone, or harmless, when all is signed again.
+
+    The log is signed by its key. A holder whose key was replaced may sign with the newer key, too.
+    """
     value = edit.value.rpartition(" ")[2]
-    return value == "SignedEnvelope.signature" or (value == "SignedEnvelope.key_id" and edit.entry == LOG)
+    any_key = edit.entry == LOG or ROTATIONS in recorded.bundle.entries
+    return value == "SignedEnvelope.signature" or (value == "SignedEnvelope.key_id" and any_key)
 
 
-def must_be_refused_or_listed(changed: set[Edit], result: Read, honest: int, *, signed: bool, bare: bool) -> str:
+def must_be_refused_or_listed(
+    recorded: Recorded, changed: set[Edit], result: Read, honest: int, *, signed: bool
+) -> str:
     """The outcome of the edits of some values, in a word. Raises AssertionError."""
     if result.code == 1:
         return "refused"
     assert result.code in (honest, 3)
     if signed:  # what was signed again has a valid signature; the log, by its key
-        changed = {edit for edit in changed if not _is_signed_again(edit)}
+        changed = {edit for edit in changed if not _is_signed_again(edit, recorded)}
     if signed and not all(edit.field for edit in changed):
         return "another record"  # a specification or a blob, signed by all
     absent = {edit for edit in changed if edit.value.startswith("blobs/")}
     if result.code == 3:
         absent |= {edit for edit in changed if edit.field and by(edit).startswith(NAMED)}
-    free = {edit.name for edit in changed if edit not in absent and not listed(edit, signed=signed, bare=bare)}
+    free = {edit.name for edit in changed if edit not in absent and not listed(edit, signed=signed, bare=recorded.bare)}
     assert free == set()
     return "listed" if changed else "the same"
 
@@ -128,7 +135,7 @@ def search(recorded: Recorded, path: Path, seeds: range) -> Counter[str]:
                 try:
                     assert result.memory < MOST
                     must_be_printable(result.output)
-                    outcome = must_be_refused_or_listed(changed, result, honest, signed=signed, bare=recorded.bare)
+                    outcome = must_be_refused_or_listed(recorded, changed, result, honest, signed=signed)
                 except AssertionError as error:
                     error.add_note(f"seed {seed}, {'signed by all' if signed else 'without keys'}: {draft.words}")
                     raise
