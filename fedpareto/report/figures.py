@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from coordinator.aggregation.measures.metric_definitions import SCORED
+from federation.record.metric_definitions import SCORED
 from fedpareto.formatting import number, percent, whole
 from fedpareto.report import charts, metric_figures, objective_figures, traffic
 from fedpareto.report.charts import ACCURACY, COSINE, Axis, Series, general

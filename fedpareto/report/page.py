@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from importlib.resources import files
 
-from coordinator.aggregation.measures import metric_definitions
+from federation.record import metric_definitions
 from federation.text import counted
 from fedpareto.admin_messages import epsilon_of_clients, name_of
 from fedpareto.formatting import (

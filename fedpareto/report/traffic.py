@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC
 from itertools import accumulate
 
-from coordinator.aggregation.measures.metric_definitions import SCORED
+from federation.record.metric_definitions import SCORED
 from federation.v1.admin_pb2 import ExportRoundsResponse, PhaseProgress
 from federation.v1.common_pb2 import AssignmentState
 from fedpareto.admin_messages import duration, name_of

@@ -8,10 +8,10 @@ from functools import lru_cache
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.measures.metric_definitions import SCORED
 from coordinator.rounds.runs.disclosure import undisclosed
 from coordinator.rounds.transitions import EVALUATES, ROUND_ENDED, SIMULATOR
 from coordinator.services.views.conversion import like
+from federation.record.metric_definitions import SCORED
 from federation.spec.run_spec import RunSpec
 from federation.v1 import admin_pb2 as messages
 from storage import models
