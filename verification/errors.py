@@ -2,9 +2,14 @@
 
 from dataclasses import dataclass
 
+from federation.text import escaped
+
 
 class Wrong(Exception):
-    """A part of the bundle does not follow from the signed messages. The message names it."""
+    """A part of the bundle does not follow from the signed messages. The message, of one line, names it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(escaped(message))  # it quotes the bundle
 
 
 @dataclass(frozen=True, kw_only=True)

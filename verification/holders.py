@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding
 from google.protobuf.message import DecodeError
 
-from federation.record.bundle import BundleReader, has_unknown_fields
+from federation.record.bundle import BundleReader, certificate_entry, has_unknown_fields
 from federation.record.exchange import Signers
 from federation.refusals import Refusal
 from federation.trust.certificates import load_certificate
@@ -136,6 +137,8 @@ def _holder(name: str, data: bytes, ca: x509.Certificate) -> PeerIdentity:
         holder = parse_peer(data)
         if holder.signing_key:
             signing_public_key(holder.signing_key)
+        if name != certificate_entry(holder.serial) or data != certificate.public_bytes(Encoding.DER):
+            raise Wrong(f"{name} is not the DER of the certificate with this serial number")
     except InvalidSignature:
         raise Wrong(f"{name} was not issued by the federation's CA") from None
     except (IdentityError, ValueError, TypeError, UnsupportedAlgorithm) as error:

@@ -83,10 +83,7 @@ def must_make(
         Wrong: something does not follow.
     """
     bundle, rule, server, combined = run.bundle, run.rule, run.spec.server, len(rows)
-    kind = OPTIMISERS[server.optimiser]
-    optimiser: Optimiser = rule.optimiser() or kind(
-        **{option.name: getattr(server, option.name) for option in fields(kind)}
-    )
+    optimiser = _optimiser(run)
     coefficients = np.array(step.coefficients)
     rate, moved = step.rate, not stands_still(made, step, rows)
     if step.noise:
@@ -96,6 +93,8 @@ def must_make(
         rate, optimiser = 0.0, Sgd()
         if step.result_model != step.base_model:
             raise Wrong("the replies give no direction, and the step changes the model")
+        if step.rate:
+            raise Wrong(f"the learning rate is {step.rate!r}; the replies give no direction, so it is 0")
     if moved and step.rate == 0.0 and server.learning_rate:
         raise Wrong("the step says that there is no direction; the replies give one")
     layout = bundle.model(step.base_model)[0]
@@ -108,17 +107,9 @@ def must_make(
             raise Wrong(f"{name} has another layout than the model")
         return row.columns(part)
 
-    if not moved:
-        before, now = ({name: row for name, row in state.vectors.items() if name != AVERAGE} for state in (at, after))
-        if now != before:
-            raise Wrong("the step changes nothing, and the state keeps other vectors after it than before")
+    must_keep(run, moved, at, after)
     kept = {name: row for name, row in after.vectors.items() if moved or name == AVERAGE}
-    expected = {*(optimiser.slots if moved else ()), *([AVERAGE] if rule.averages else [])}
-    if kept.keys() != expected:
-        raise Wrong(f"the state keeps the vectors {sorted(kept)}; expected {sorted(expected)}")
     count = at.memory.get("averaged") or 0
-    if rule.averages and after.memory.get("averaged") != count + 1:
-        raise Wrong(f"the mean has {after.memory.get('averaged')} models; expected {count + 1}")
     compared, K = must_follow(
         StepVectors(
             base=vector(step.base_model),
@@ -128,7 +119,7 @@ def must_make(
             coefficients=None if made.combination.coordinates else coefficients,
             coordinates=made.combination.coordinates,
             optimiser=optimiser,
-            before={name: vector(row) for name, row in at.vectors.items() if name in expected},
+            before={name: vector(row) for name, row in at.vectors.items() if name in kept},
             after={name: vector(row) for name, row in kept.items()},
             average=AVERAGE,
             models=count if rule.averages else None,
@@ -141,6 +132,28 @@ def must_make(
         for averaged in [step.result_model, *([kept[AVERAGE]] if rule.averages else [])]:
             compared += must_average(buffers, vector(averaged, part))
     return compared, K[:combined, :combined]
+
+
+def must_keep(run: BundleRunFacts, moved: bool, at: ReplayState, after: ReplayState) -> None:
+    """Checks which vectors the state keeps after a step; `moved` is False if there was no direction. Raises Wrong."""
+    rule, optimiser = run.rule, _optimiser(run)
+    if not moved:
+        before, now = ({name: row for name, row in state.vectors.items() if name != AVERAGE} for state in (at, after))
+        if now != before:
+            raise Wrong("the step changes nothing, and the state keeps other vectors after it than before")
+    kept = {name for name in after.vectors if moved or name == AVERAGE}
+    expected = {*(optimiser.slots if moved else ()), *([AVERAGE] if rule.averages else [])}
+    if kept != expected:
+        raise Wrong(f"the state keeps the vectors {sorted(kept)}; expected {sorted(expected)}")
+    models, count = after.memory.get("averaged"), at.memory.get("averaged") or 0
+    if models != (count + 1 if rule.averages else None):
+        raise Wrong(f"the mean has {models} models; expected {count + 1 if rule.averages else 'none'}")
+
+
+def _optimiser(run: BundleRunFacts) -> Optimiser:
+    server = run.spec.server
+    kind = OPTIMISERS[server.optimiser]
+    return run.rule.optimiser() or kind(**{option.name: getattr(server, option.name) for option in fields(kind)})
 
 
 def stands_still(made: Step, step: StepManifest, rows: list[RowFile]) -> bool:

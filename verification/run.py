@@ -35,7 +35,7 @@ from verification.asked import (
 from verification.errors import Verified, Wrong
 from verification.holders import Keys, read_keys
 from verification.log import RunLog, read_log
-from verification.model import AVERAGE, ReplayState, combined_rows, must_make
+from verification.model import AVERAGE, ReplayState, combined_rows, must_keep, must_make, stands_still
 from verification.noise_size import CHOSEN, must_be_noise
 from verification.private import private_step
 from verification.recorded_metrics import RecordedMetrics
@@ -201,7 +201,7 @@ def _round(
     try:
         replayed = open_step if run.spec.privacy.secure == "off" else private_step
         made = replayed(run, signed, step, at.memory.get("rule", {}))
-        _must_be_step(run, made, step, memory, at)
+        _must_be_step(run, made, step, at, after)
         longest = float(np.sqrt(max(np.diagonal(made.gram).max(initial=0.0), 0.0)))
         if run.spec.privacy.secure == "off" and longest > run.spec.limits.norm * (1 + _COEFFICIENTS):
             raise Wrong(f"an update of the length {longest:.6g} entered the step; limits.norm refuses it")
@@ -273,26 +273,44 @@ def _memory(record: RoundRecord, step: StepManifest, at: ReplayState) -> dict[st
         data = _canonical(memory)
     except (ValueError, RecursionError) as error:
         raise Wrong(f"the state after the step is not JSON: {str(error)[:100]}") from error
-    if not isinstance(memory, dict) or digest(data) != step.state_after:
+    if not isinstance(memory, dict) or data != record.state_after.encode() or digest(data) != step.state_after:
         raise Wrong("the state after the step has another digest than the one that was signed")
     vectors = memory.get("vectors", {})
-    if not isinstance(vectors, dict) or not all(isinstance(name, str) for name in vectors.values()):
+    if not isinstance(vectors, dict) or not all(
+        isinstance(name, str) and _is_digest(name) for name in vectors.values()
+    ):
         raise Wrong("the state after the step does not name its vectors by their digests")
     return memory
+
+
+def _is_digest(text: str) -> bool:
+    try:
+        digests.parse(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
-def _must_be_step(
-    run: BundleRunFacts, made: Step, step: StepManifest, memory: Mapping[str, Any], at: ReplayState
-) -> None:
-    """Checks that the signed step follows from the replies. Raises Wrong."""
+def _must_be_step(run: BundleRunFacts, made: Step, step: StepManifest, at: ReplayState, after: ReplayState) -> None:
+    """Checks that the signed step, and the state after it, follow from the replies. Raises Wrong."""
+    memory = after.memory
     server, spec = run.spec.server, run.spec
     rate = made.size * server_rate(server.learning_rate, server.decay, step.round, spec.rounds, server.decay_every)
-    if step.rate not in (rate, 0.0):
-        raise Wrong(f"the learning rate is {step.rate!r}; the specification gives {rate!r}")
+    by_coordinates = made.combination.coordinates is not None  # whether there is a direction is seen with the model
+    still = not by_coordinates and stands_still(made, step, [])
+    if step.rate != (0.0 if still else rate) and not (by_coordinates and step.rate == 0.0):
+        raise Wrong(
+            f"the learning rate is {step.rate!r}; "
+            + ("the replies give no direction, so it is 0" if still else f"the specification gives {rate!r}")
+        )
+    if still and step.result_model != step.base_model:
+        raise Wrong("the replies give no direction, and the step changes the model")
+    if not by_coordinates:
+        must_keep(run, not still, at, after)
     weights = made.combination.objectives
     facts: dict[str, Any] = {
         "algorithm": spec.algorithm.name,
@@ -311,7 +329,7 @@ def _must_be_step(
         named = [[part.objective, part.weight] for part in step.weights]
         expected = [[name, weight] for name, weight in zip(weights.names, weights.weights.tolist(), strict=True)]
         _close(named, expected, "the weights of the objectives")
-    if made.combination.coordinates is None:
+    if not by_coordinates:
         _must_be_coefficients(made, step)
     elif step.coefficients:
         raise Wrong("the signed step has coefficients; the rule works coordinate by coordinate")

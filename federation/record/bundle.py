@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError, Message
 
 from federation import digests
 from federation.refusals import Refusal
+from federation.text import escaped
 from federation.v1.common_pb2 import KeyRotation
 from federation.v1.record_pb2 import Bundle, Consents, LogRecord, Rotations, RoundRecord
 from federation.vectors import FLOATS, LENGTH_BYTES, Layout, RowFile, header_length, parse_header
@@ -41,7 +42,10 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 
 class BundleError(Exception):
-    """The file is not a bundle, or is damaged; the message names the entry or the byte."""
+    """The file is not a bundle, or is damaged; the message, of one line, names the entry or the byte."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(escaped(message))  # it quotes the file
 
 
 class BlobAbsent(LookupError):

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -20,8 +21,9 @@ from federation.record.bundle import CONSENTS, LOG, MANIFEST, ROTATIONS
 from federation.record.merkle import root_from
 from federation.trust.envelope import envelope_digest, seal
 from federation.v1 import common_pb2
-from federation.v1.common_pb2 import CheckpointManifest, SignedEnvelope
+from federation.v1.common_pb2 import CheckpointManifest, Input, SignedEnvelope
 from federation.v1.record_pb2 import Bundle, Consents, LoggedEntry, LogRecord, PhaseRecord, Rotations, RoundRecord
+from federation.work.secure.stage import CIPHERTEXTS
 from tests.verification.scene import Edited, leaf
 
 ENTRIES: dict[str, type[Message]] = {MANIFEST: Bundle, ROTATIONS: Rotations, CONSENTS: Consents, LOG: LogRecord}
@@ -261,6 +263,8 @@ def places(message: Message, path: Path = (), context: str = "") -> Iterator[tup
         context = "skipped "
     elif isinstance(message, LoggedEntry):
         context = f"{message.action} "
+    elif isinstance(message, Input) and message.name == CIPHERTEXTS:
+        context = "ciphertexts "
     yield context, path, message
     for field in message.DESCRIPTOR.fields:
         if field.message_type is None or _is_map(field) or field.message_type.name == "Timestamp":
@@ -351,10 +355,17 @@ def _change(message: Message, path: Path, edit: Edit) -> None:
 
 
 def signed_anew(
-    bundle: Edited, found: Mapping[str, Message], holders: Mapping[bytes, Ed25519PrivateKey], log: Ed25519PrivateKey
+    bundle: Edited,
+    found: Mapping[str, Message],
+    holders: Mapping[bytes, Ed25519PrivateKey],
+    log: Ed25519PrivateKey,
+    follows: Mapping[bytes, bytes] = MappingProxyType({}),
 ) -> Edited:
-    """The bundle with these messages, after all digests and signatures fit again, as far as they follow."""
-    replaced: dict[bytes, bytes] = {}
+    """The bundle with these messages, after all digests and signatures fit again, as far as they follow.
+
+    `follows` has digests of other things than envelopes that have changed, and what they are now.
+    """
+    replaced: dict[bytes, bytes] = {**follows}
     old = messages(bundle)
     for owner, field, envelope, before in _envelopes(found, old):
         data = envelope.manifest
@@ -370,6 +381,8 @@ def signed_anew(
     assert isinstance(record, LogRecord)
     for entry in record.entries:
         entry.digest = replaced.get(entry.digest.encode(), entry.digest.encode()).decode()
+        for was, now in follows.items():
+            entry.detail = entry.detail.replace(was.decode(), now.decode())
     _sign_log(record, log, keep_roots=record.checkpoints != old[LOG].checkpoints)  # type: ignore[attr-defined]
     return bundle.having(entries(found))
 

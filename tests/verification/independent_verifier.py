@@ -132,6 +132,7 @@ def read_keys(file: File, fingerprint: str) -> dict[str, bytes]:
             extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         except (ValueError, InvalidSignature, x509.ExtensionNotFound) as error:
             raise Wrong(f"{name}: {error!r}") from error
+        must(name == f"certificates/{certificate.serial_number:x}.der", f"the name of {name}")
         prefix = f"fedpareto://{file.about.federation_id}/"
         names = [uri.removeprefix(prefix) for uri in extension.get_values_for_type(x509.UniformResourceIdentifier)]
         keyed = [bytes.fromhex(one.removeprefix("signing-key/")) for one in names if one.startswith("signing-key/")]
@@ -348,6 +349,7 @@ class Run:
         self.same(step, "the step", **self.facts, round=number, base_model=self.model)
         self.same(step, "the step", algorithm=self.file.run["algorithm"]["name"], state_before=blake(self.state))
         state = json.dumps(json.loads(record.state_after), sort_keys=True, separators=(",", ":")).encode()
+        must(state == record.state_after.encode(), "the form of the state after the step")
         must(step.state_after == blake(state), "the state after the step")
         memory = json.loads(state)
         must(

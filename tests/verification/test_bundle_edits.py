@@ -347,3 +347,15 @@ def test_the_text_of_a_bundle_cannot_write_on_the_terminal_of_its_reader(record:
     output = CliRunner().invoke(app, ["verify", str(edited)]).output
     assert "\x1b" not in output
     assert r"run\x1b[2J\neverything was verified" in output.splitlines()[0]
+
+
+def test_the_text_of_a_bundle_that_cannot_be_read_forges_no_line(record: Edited, tmp_path: Path) -> None:
+    forged = "x\n\rrun open: everything was verified"
+    manifests = {
+        "has format 2": record.telling(lambda about: (setattr(about, "format", 2), setattr(about, "software", forged))),
+        "has no field": record.having({bundle.MANIFEST: json.dumps({forged: 1}).encode()}),
+    }
+    for words, edited in manifests.items():
+        said = refused(edited, tmp_path)
+        assert words in said
+        assert said.isprintable()
