@@ -15,7 +15,7 @@ from federation.secure.thresholds import ONE, Mode
 from tests.federation.work.scene import cast, equal, play, setting
 from tests.paths import PROGRAMS, ROOT
 from tests.programs.processors import RULES
-from tests.worker.work.private_scene import scene as federation_scene
+from tests.worker.work.scene import scene as federation_scene
 
 # The instructions that each kind of OpenBLAS needs, as Linux names them.
 NEEDS = {

@@ -98,7 +98,7 @@ class Search:
 
     def _logits(self, model: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         parameters = dict(self._network.named_parameters())
-        pieces = model.split([one.numel() for one in parameters.values()])
+        pieces = model.split([one.numel() for one in parameters.values()])  # type: ignore[no-untyped-call]
         named = {name: piece.view_as(one) for (name, one), piece in zip(parameters.items(), pieces, strict=True)}
         logits: torch.Tensor = functional_call(self._network, named, (x,))
         return logits

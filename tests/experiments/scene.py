@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.definition import Experiment, parse
+from experiments.definition import Cell, Experiment, parse
 from experiments.results import Job, RunResult, Store
 from experiments.runner import Event, ExperimentRunner, RunnerSettings
 from federation.spec.run_spec import RunSpec
@@ -45,6 +45,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def simulated(cell: Cell, seed: int = 0) -> RunSpec:
+    """The specification of a run of a cell, in an experiment of simulated federations."""
+    spec = cell.spec(seed)
+    assert isinstance(spec, RunSpec)
+    return spec
 
 
 def tiny(changes: str = "") -> Experiment:

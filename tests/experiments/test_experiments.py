@@ -17,8 +17,8 @@ from federation.attacks import parse_attack
 from federation.spec.run_spec import RunSpec
 from federation.tasks import Part, available
 from tests.experiments import scene as experiment_cases
-from tests.experiments.scene import ROOT, TABLES, TINY, result, tiny
-from tests.paths import DOCS
+from tests.experiments.scene import TABLES, TINY, result, simulated, tiny
+from tests.paths import DOCS, ROOT
 
 one_thread = experiment_cases.one_thread  # fixtures
 
@@ -112,7 +112,7 @@ def test_a_condition_changes_what_a_method_has_and_a_method_may_leave_conditions
     experiment = load("fedmgda-adult-bias")
     cells = experiment.cells(["AFL gamma=0.1"], ["bias 1"])
     assert [cell.document["simulation"]["attack"] for cell in cells] == ["bias=1"]
-    assert cells[0].spec(3).simulation.clients == 2
+    assert simulated(cells[0], 3).simulation.clients == 2
     assert experiment.published_values(cells[0])["phd_acc"] == "74.25"
     assert experiment.cells(["AFL gamma=0.1"], ["bias 5000"]) == ()
 

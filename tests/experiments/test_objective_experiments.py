@@ -7,6 +7,7 @@ import torch
 
 from experiments.loading import load, names
 from federation.tasks import task
+from tests.experiments.scene import simulated
 
 
 def test_the_threshold_of_fmol_is_one_hundredth_of_a_loss_that_is_divided_by_the_batch_once_more() -> None:
@@ -14,7 +15,7 @@ def test_the_threshold_of_fmol_is_one_hundredth_of_a_loss_that_is_divided_by_the
     assert len(experiment.cells()) == 8
     targets = {target.measure: target.value for target in experiment.derived.targets}
     for cell in experiment.cells():
-        spec = cell.spec(seed=0)
+        spec = simulated(cell)
         assert spec.task == "multi-mnist-fmol"
         wanted = 0.01 * spec.train.batch_size
         assert targets == {"loss/train/left": wanted, "loss/train/right": wanted}
@@ -40,7 +41,7 @@ LABELS = {"count": "CountSketch", "svd": "one-way SVD", "svd-two-way": "two-way 
 def test_every_experiment_of_fedcmoo_has_rows_with_both_sketches_each_labelled_by_its_sketch(name: str) -> None:
     sketches: dict[str, set[str]] = {}
     for cell in load(name).cells():
-        algorithm = cell.spec(seed=0).algorithm
+        algorithm = simulated(cell).algorithm
         if algorithm.name.startswith("fedcmoo"):
             sketch = algorithm.model_dump().get("sketch", "count")
             assert LABELS[sketch] in cell.label
@@ -63,7 +64,7 @@ def test_in_table_2_of_fedcmoo_the_first_digit_has_the_norm_for_a_loss() -> None
 
 
 def test_river_flow_leaves_the_corrupt_row_out_and_compares_sums_with_means_of_thirty_gradients() -> None:
-    cells = {cell.label: cell.spec(seed=0) for cell in load("river-flow").cells()}
+    cells = {cell.label: simulated(cell) for cell in load("river-flow").cells()}
     assert {spec.task for spec in cells.values()} == {"river-flow"}
     plain, summed, mean = (cells[f"FSMGDA{which}"] for which in ("", ", K = 30, sum", ", K = 30, mean"))
     assert {spec.rounds * spec.train.steps for spec in (plain, summed, mean)} == {1500}
@@ -73,7 +74,7 @@ def test_river_flow_leaves_the_corrupt_row_out_and_compares_sums_with_means_of_t
 
 def test_clients_that_serve_different_objectives_are_compared_under_four_indicator_matrices() -> None:
     cells = load("objectives-served").cells()
-    conditions = {cell.condition.name: cell.spec(seed=0) for cell in cells}
+    conditions = {cell.condition.name: simulated(cell) for cell in cells}
     assert [spec.simulation.objectives for spec in conditions.values()] == ["all", "cycle:1", "all", "all"]
     for name, left, right in (
         ("four both, three left, three right", 3, 3),
@@ -81,4 +82,4 @@ def test_clients_that_serve_different_objectives_are_compared_under_four_indicat
     ):
         alone = list(conditions[name].objectives.serve.values())
         assert (alone.count(("left",)), alone.count(("right",)), len(alone)) == (left, right, left + right)
-    assert {cell.spec(seed=0).algorithm.name for cell in cells} == {"fsmgda", "fedcmoo", "scalarised", "fedavg"}
+    assert {simulated(cell).algorithm.name for cell in cells} == {"fsmgda", "fedcmoo", "scalarised", "fedavg"}

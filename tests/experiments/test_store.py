@@ -334,7 +334,12 @@ def test_children_whose_parent_is_killed_end_and_so_do_those_that_are_told_to(tm
     endless = Job(parse("tiny", TINY.replace("rounds = 3", "rounds = 1000000")).cells()[0], 1)
     runner = ExperimentRunner(Store(tmp_path), RunnerSettings())
     events: list[Event] = []
-    runner.run([endless], lambda event: (events.append(event), runner.stop()))
+
+    def stop(event: Event) -> None:
+        events.append(event)
+        runner.stop()
+
+    runner.run([endless], stop)
     assert [event.kind for event in events] == ["round", "stopped"]
 
 

@@ -51,7 +51,7 @@ from federation.work.train.work import Train
 from tests.federation.test_fuzz_texts import KEY, MEMBER
 from tests.fuzzing import CORPUS, Parser, corpus, fuzz, messages
 from tests.scripted import CLIENT, FEDERATION, ScriptedLog
-from tests.worker.work.test_limits import ALLOWED, LAYOUT
+from tests.worker.scene import ALLOWED, LAYOUT
 from worker.events import Events
 from worker.line.witness import Witness
 from worker.progress import StatementError
@@ -93,7 +93,7 @@ def submitted(data: bytes) -> SubmitRequest | Chunk:
     """A request with a piece of a payload, as protobuf reads it."""
     found, meant = read_submitted(data), SubmitRequest.FromString(data)
     chunk = (meant.chunk, meant.offset) if meant.WhichOneof("message") == "chunk" else None
-    assert chunk == ((found.data, found.offset) if isinstance(found, Chunk) else None)
+    assert chunk == ((bytes(found.data), found.offset) if isinstance(found, Chunk) else None)
     return found
 
 
@@ -151,7 +151,7 @@ def statement(data: bytes) -> Any:
 def reply(data: bytes) -> ReplyManifest:
     """A reply whose client has signed it: what the coordinator checks before it looks at the payload."""
     order = AssignmentManifest.FromString((CORPUS / "assignment" / "train").read_bytes())
-    manifest = message(ReplyManifest, data)
+    manifest: ReplyManifest = message(ReplyManifest, data)
     must_be_a_time(manifest.created)
     must_match(manifest, order)
     if (problem := content_problem(manifest, Train, SPEC.limits) or privacy_problem(manifest, order)) is not None:

@@ -19,6 +19,7 @@ from federation.work.base import Result
 from fedpareto.notebook import simulate
 from simulation import SimulationError
 from simulation.history import History
+from tests.experiments.scene import simulated
 from tests.trained import train
 from worker.work.attacker import Attacker
 
@@ -191,10 +192,10 @@ def test_an_attacker_that_is_named_attacks_in_every_round_of_a_simulation() -> N
 @pytest.mark.parametrize("name", ["fedmgda-scaling", "fashion-mnist-scaling"])
 def test_the_scaling_experiments_scale_losses_too_and_their_attacker_is_in_every_round(name: str) -> None:
     experiment = load(name)
-    attacks = {cell.condition.name: cell.spec(0).simulation.attack for cell in experiment.cells()}
+    attacks = {cell.condition.name: simulated(cell).simulation.attack for cell in experiment.cells()}
     assert attacks["loss x 10"] == "loss-scaling:factor=10"
     assert attacks["update x 10"] == "scale=10"
     for cell in experiment.cells():
-        spec = cell.spec(0)
+        spec = simulated(cell)
         attackers = [f"client-{number:03d}" for number in range(100)][100 - spec.simulation.attackers :]
         assert list(spec.selection.always) == attackers

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from collections.abc import Iterator
 from importlib import invalidate_caches
 from importlib.metadata import version
 from pathlib import Path
@@ -74,11 +75,11 @@ broken-experiment = own_experiments
 
 
 @pytest.fixture
-def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory on Python's path; what is imported from it is forgotten afterwards."""
     known = set(sys.modules)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path), str(EXAMPLES)])
-    yield tmp_path  # type: ignore[misc]
+    yield tmp_path
     for name in set(sys.modules) - known:
         if str(getattr(sys.modules[name], "__file__", "")).startswith((str(tmp_path), str(EXAMPLES))):
             del sys.modules[name]

@@ -266,7 +266,7 @@ def test_the_committed_results_tell_the_story() -> None:
     runs = the_tool().runs()
 
     def mean(name: str, hospitals: tuple[str, ...]) -> float:
-        return sum(runs[name]["accuracy"][hospital] for hospital in hospitals) / len(hospitals)
+        return float(sum(runs[name]["accuracy"][hospital] for hospital in hospitals) / len(hospitals))
 
     assert mean("fedmgda", TWO) > mean("fedavg", TWO) + 0.2
     assert mean("fedavg", EIGHT) > mean("fedmgda", EIGHT)  # what the eight pay

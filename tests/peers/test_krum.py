@@ -1,6 +1,7 @@
 """Our robust rules, value by value against those of the package krum, by an author of the paper."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ THEIRS: dict[str, Callable[[Round], Vector]] = {
 @pytest.mark.parametrize("name", THEIRS)
 def test_the_direction_is_theirs(name: str) -> None:
     for case in ALL:
-        keys = {} if name == "median" else {"byzantine": case.f}
+        keys: dict[str, Any] = {} if name == "median" else {"byzantine": case.f}
         assert case.differ(aggregate(name, case.updates, **keys).direction, THEIRS[name](case)) <= 1, case
 
 

@@ -119,7 +119,7 @@ def worker(point: str) -> None:
                     die()  # the header and some of the payload are on their way
                 first = False
 
-        submitter._requests = requests
+        submitter._requests = requests  # type: ignore[assignment]
 
     points: dict[str, Callable[[], None]] = {
         "training": during_training,

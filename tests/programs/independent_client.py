@@ -174,7 +174,7 @@ def attend(stub: Any, outbox: "queue.SimpleQueue[Any]", data: Line, nonce: bytes
 def fetch(stub: Any, digest: str, size: int) -> bytes:
     """A blob, in two calls: the second one goes on where the first one was broken off."""
     first = stub.FetchBlob(federation_pb2.FetchBlobRequest(digest=digest))
-    data = next(first).chunk[: size // 2]
+    data: bytes = next(first).chunk[: size // 2]
     first.cancel()
     rest = stub.FetchBlob(federation_pb2.FetchBlobRequest(digest=digest, offset=len(data)))
     data += b"".join(response.chunk for response in rest)
@@ -240,7 +240,8 @@ def hand_in(stub: Any, envelope: Any, payload: bytes) -> Any:
 
 def reason_of(error: grpc.RpcError) -> str:
     """The stable reason of a refusal."""
-    details = dict(error.trailing_metadata())["grpc-status-details-bin"]
+    trailers: Any = error.trailing_metadata()
+    details = dict(trailers)["grpc-status-details-bin"]
     for detail in status_pb2.Status.FromString(details).details:
         info = error_details_pb2.ErrorInfo()
         if detail.Unpack(info) and info.domain == "fedpareto":

@@ -17,6 +17,7 @@ import numpy as np
 
 from federation.secure.fields import F_P, F_Q, Field
 from federation.secure.sealing import TAG
+from federation.secure.thresholds import T_ROWS
 from federation.secure.wire import pack, unpack
 from federation.vectors import Array
 from federation.work.base import Result, WorkingClient
@@ -141,7 +142,7 @@ def install(file: Path) -> None:
             honest, more = (np.rint(block * size * np.ldexp(coefficient, -4)) for size in (1.0, factor("scaled")))
             yield words + (more - honest).astype(np.int64).astype(np.uint32)
 
-    masks.masked = scaled
+    masks.masked = scaled  # type: ignore[assignment]
 
     dealt = verified_mode.check_shares
 
@@ -155,7 +156,7 @@ def install(file: Path) -> None:
             if "no-polynomial" in chosen:
                 values[:] = F_Q.add(values, np.full(len(values), place**7, np.uint64))
             if "no-zero" in chosen:
-                values[verified_mode.T_ROWS] = F_Q.add(values[verified_mode.T_ROWS, None], np.ones(1, np.uint64))[0]
+                values[T_ROWS : T_ROWS + 1] = F_Q.add(values[T_ROWS : T_ROWS + 1], np.ones(1, np.uint64))
         return found
 
     verified_mode.check_shares = shared

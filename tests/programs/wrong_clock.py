@@ -23,7 +23,7 @@ class Ahead(datetime.datetime):
 
 
 # Timeouts are counted by gRPC's core and TLS, which have the true time.
-grpc._channel.time = SimpleNamespace(**vars(time))  # type: ignore[attr-defined]
+grpc._channel.time = SimpleNamespace(**vars(time))  # type: ignore[attr-defined, assignment]
 time.time = lambda: real_time() + AHEAD
-clock.datetime = Ahead  # type: ignore[misc]
+clock.datetime = Ahead  # type: ignore[attr-defined]
 main()

@@ -80,7 +80,7 @@ def test_without_a_merge_base_nothing_is_known_to_have_changed(changed_tests: An
     git(tree, "commit", "--quiet", "--allow-empty", "--message", "unrelated")
     for base in ("main", "origin/main"):
         assert changed_tests.changed_files(base, tree) is None
-    command = [sys.executable, ROOT / "tools/changed_tests.py", "--base", "no-such-branch"]
+    command = [sys.executable, str(ROOT / "tools/changed_tests.py"), "--base", "no-such-branch"]
     completed = subprocess.run(command, capture_output=True, text=True, check=True)
     assert completed.stdout == "HEAD and no-such-branch have no merge base here: no long tests run.\n"
 

@@ -73,7 +73,7 @@ def test_the_hooks_before_a_commit_are_the_linters_of_make_lint() -> None:
 
 def test_the_workflow_runs_continuous_integration_on_push_and_pull_request_and_make_test_full_each_night() -> None:
     workflow = document(".github/workflows/test.yml")
-    triggers = workflow[True]  # YAML 1.1 reads the key `on` as true
+    triggers = dict[Any, Any](workflow)[True]  # YAML 1.1 reads the key `on` as true
     assert {"push", "pull_request", "schedule"} <= set(triggers)
     jobs = {step["run"]: job["if"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step}
     assert set(jobs) == {".ci/run", "make test-full"}

@@ -91,7 +91,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 
 def test_a_module_of_commands_imports_at_its_top() -> None:
     """The table of commands loads a module when its command is called, so nothing in it has to wait."""
-    late = defaultdict(list)
+    late: dict[str, list[str]] = defaultdict(list)
     for file, tree in sources("fedpareto").items():
         if "cli" in file.parts:
             late[str(file)] += [

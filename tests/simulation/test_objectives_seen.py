@@ -13,7 +13,7 @@ from coordinator.home import CoordinatorHome
 from coordinator.services.checks.envelope_checks import EnvelopeChecks
 from coordinator.services.views import details, overview
 from federation.record.results import accepted
-from federation.v1.admin_pb2 import Participation
+from federation.v1.admin_pb2 import GetRoundResponse, Participation
 from federation.v1.common_pb2 import AssignmentState
 from fedpareto.notebook import simulate
 from fedpareto.report.page import page
@@ -62,7 +62,7 @@ class Seen:
         self.blobs = DirectoryStore(loaded.blobs_dir)
         self.database = Database.open(loaded.database_url, durable=False)
 
-    def detail(self, session: Session, number: int) -> overview.messages.GetRoundResponse:
+    def detail(self, session: Session, number: int) -> GetRoundResponse:
         found = session.scalars(select(models.Round).where(models.Round.number == number)).one()
         return details.round_detail(session, self.blobs, self.checks, found)
 

@@ -8,6 +8,7 @@ import torch
 from sqlalchemy import select
 
 from coordinator.rounds import conductor
+from coordinator.rounds.step import make_step
 from simulation.simulate import Simulation
 from storage.models import Assignment, Phase, Reply, Round
 from tests.few import few_of
@@ -48,7 +49,7 @@ def test_death_beside_the_making_of_a_step_changes_nothing(
     text = SPEC.format(more=more).encode()
     with Simulation(text, tmp_path / "whole") as simulation:
         whole = simulation.run()
-    make = conductor.make_step
+    make = make_step
 
     def die(fleet: Any, algorithm: Any, current: Round, *arguments: Any) -> object:
         if current.number == DIES_IN and before:

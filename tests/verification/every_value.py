@@ -42,7 +42,7 @@ SEALED = {
 """The message inside of each envelope."""
 UNKNOWN = "unknown-field"
 Path = tuple[str | int, ...]
-Operation = Callable[[Message, FieldDescriptor], None]
+Operation = Callable[[Message, Any], None]
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _of_key(key: str, factor: float) -> Operation:
 
 
 def _cleared(message: Message, field: FieldDescriptor) -> None:
-    message.ClearField(field.name)  # type: ignore[arg-type] # a field of this type
+    message.ClearField(field.name)  # a field of this type
 
 
 def _made(message: Message, field: FieldDescriptor) -> None:
@@ -196,7 +196,7 @@ def _next(value: Any) -> Any:
     return value + 1 if isinstance(value, int) else value[:-1] + bytes([value[-1] ^ 1])
 
 
-def operations(message: Message, field: FieldDescriptor) -> Iterator[str]:
+def operations(message: Message, field: Any) -> Iterator[str]:
     """The operations that change this field of a message."""
     value = getattr(message, field.name)
     if field.is_repeated:
@@ -216,8 +216,8 @@ def operations(message: Message, field: FieldDescriptor) -> Iterator[str]:
         if len(value) > 1 and value[0] != value[-1]:
             yield "two exchanged"
     elif field.message_type is not None:
-        yield "cleared" if message.HasField(field.name) else "made"  # type: ignore[arg-type] # a field of this type
-        if field.message_type.name == "Timestamp" and message.HasField(field.name):  # type: ignore[arg-type]
+        yield "cleared" if message.HasField(field.name) else "made"  # a field of this type
+        if field.message_type.name == "Timestamp" and message.HasField(field.name):
             yield from ("an hour earlier", "an hour later")
     else:
         yield "another"
@@ -231,7 +231,7 @@ def operations(message: Message, field: FieldDescriptor) -> Iterator[str]:
             yield "cleared"
 
 
-def _is_map(field: FieldDescriptor) -> bool:
+def _is_map(field: Any) -> bool:
     return field.message_type is not None and field.message_type.GetOptions().map_entry
 
 
@@ -252,7 +252,8 @@ def messages(bundle: Edited) -> dict[str, Message]:
 
 def opened(envelope: SignedEnvelope, owner: Message, field: str) -> Message:
     """The manifest inside of an envelope that is this field of a message."""
-    return getattr(common_pb2, SEALED[f"{owner.DESCRIPTOR.name}.{field}"]).FromString(envelope.manifest)
+    kind: type[Message] = getattr(common_pb2, SEALED[f"{owner.DESCRIPTOR.name}.{field}"])
+    return kind.FromString(envelope.manifest)
 
 
 def places(message: Message, path: Path = (), context: str = "") -> Iterator[tuple[str, Path, Message]]:
@@ -270,7 +271,7 @@ def places(message: Message, path: Path = (), context: str = "") -> Iterator[tup
         if field.message_type is None or _is_map(field) or field.message_type.name == "Timestamp":
             continue
         values = getattr(message, field.name)
-        if not field.is_repeated and not message.HasField(field.name):  # type: ignore[arg-type] # of this type
+        if not field.is_repeated and not message.HasField(field.name):  # of this type
             continue
         for place, one in enumerate(values if field.is_repeated else [values]):
             inside: Path = (*path, field.name, place) if field.is_repeated else (*path, field.name)
@@ -298,7 +299,8 @@ def edits(bundle: Edited) -> dict[str, Edit]:
 
 def values() -> set[str]:
     """All values that a bundle of this version can have, without contexts."""
-    todo, found = [*(kind.DESCRIPTOR for kind in (*ENTRIES.values(), RoundRecord))], set[str]()
+    kinds: list[type[Message]] = [*ENTRIES.values(), RoundRecord]
+    todo, found = [kind.DESCRIPTOR for kind in kinds], set[str]()
     while todo:
         kind = todo.pop()
         for field in kind.fields:

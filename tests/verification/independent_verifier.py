@@ -331,19 +331,19 @@ class Run:
             self.phase(record, phase)
             first = phase.decides and phase.attempt == record.attempt and not crowd
             crowd = len(self.asked) if first else crowd
-        place = f"{self.file.about.run_id}/{number}"
+        subject = f"{self.file.about.run_id}/{number}"
         if not record.HasField("step"):
             must(record.state in ("SKIPPED", "OPEN"), "a round without a step")
             must(not record.state_after, "a state without a step")
             must({*record.metrics} <= {"required/missing", "bytes/up", "bytes/refused", "bytes/down"}, "the metrics")
-            entry = self.log.entries[self.log.find("round.skipped", place, "", by="coordinator", place=True)]
+            entry = self.log.entries[self.log.find("round.skipped", subject, "", by="coordinator", place=True)]
             must(record.reason[:399] == entry.detail[:399], "why the round was skipped")
             return []
         selection = self.file.run.get("selection", {})
         if selection.get("method", "all") == "all" and len(self.file.objectives) == 1:
             must(crowd >= selection.get("minimum", 1), "the number of clients that were asked")
         step = opened(record.step, "StepManifest", self.keys["coordinator"], "the step")
-        stepped = self.log.find("round.stepped", place, name_of(record.step), by="coordinator")
+        stepped = self.log.find("round.stepped", subject, name_of(record.step), by="coordinator")
         self.file.named |= {step.base_model, step.result_model, step.gram, step.combined, step.noise}
         self.file.named |= {*json.loads(record.state_after).get("vectors", {}).values()}
         self.same(step, "the step", **self.facts, round=number, base_model=self.model)

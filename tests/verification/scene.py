@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf import json_format
@@ -70,8 +71,11 @@ class Edited:
         return [name for name in self.entries if name.startswith("blobs/")]
 
 
+Kind = TypeVar("Kind", bound=Message)
+
+
 def signed_again(
-    envelope: SignedEnvelope, kind: type[Message], key: Ed25519PrivateKey, change: Callable[[Message], object]
+    envelope: SignedEnvelope, kind: type[Kind], key: Ed25519PrivateKey, change: Callable[[Kind], object]
 ) -> None:
     """Changes a manifest inside its envelope, and signs it with the key."""
     manifest = kind.FromString(envelope.manifest)

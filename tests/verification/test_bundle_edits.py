@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from federation.v1.common_pb2 import (
     DeclineManifest,
     ReceiptManifest,
     ReplyManifest,
+    SignedEnvelope,
     StepManifest,
 )
 from federation.v1.record_pb2 import Answer, Exchange, RoundRecord
@@ -107,7 +109,7 @@ def test_the_record_itself_is_verified(record: Edited, tmp_path: Path) -> None:
         assert [one.missing for one in verify(reader)] == [(), ()]
 
 
-WHERE: dict[type[Message], Callable[[RoundRecord], Message]] = {
+WHERE: dict[type[Message], Callable[[RoundRecord], SignedEnvelope]] = {
     StepManifest: lambda record: record.step,
     AssignmentManifest: lambda record: exchange(record).assignment,
     ReceiptManifest: lambda record: answer(record).receipt,
@@ -155,14 +157,15 @@ def test_an_envelope_of_another_key_is_named(record: Edited, tmp_path: Path, kin
 
 def test_each_coefficient_counts(stage: Stage, record: Edited, tmp_path: Path) -> None:
     key = stage.served.home.signing_key
+
+    def scale(place: int, step: StepManifest) -> None:
+        step.coefficients[place] *= 1 + 1e-6
+
+    def edit(place: int, found: RoundRecord) -> None:
+        signed_again(found.step, StepManifest, key, partial(scale, place))
+
     for place in range(len(NAMES)):
-
-        def edit(step: Message, place: int = place) -> None:
-            assert isinstance(step, StepManifest)
-            step.coefficients[place] *= 1 + 1e-6
-
-        edited = record.with_round(LAST, lambda found, edit=edit: signed_again(found.step, StepManifest, key, edit))
-        assert "the rule gives" in refused(edited, tmp_path)
+        assert "the rule gives" in refused(record.with_round(LAST, partial(edit, place)), tmp_path)
 
 
 def test_two_clients_cannot_be_swapped(stage: Stage, record: Edited, tmp_path: Path) -> None:
@@ -245,6 +248,10 @@ def test_another_specification_or_state_is_named(record: Edited, tmp_path: Path)
     tuned = text.replace('algorithm.name = "fedmgda+"', 'algorithm.name = "fedmgda+"\nalgorithm.epsilon = 0.5')
     assert tuned != text
     assert "the spec" in refused(record.having({bundle.SPECIFICATION: tuned.encode()}), tmp_path)
+
+    def set_state(state: str, found: RoundRecord) -> None:
+        found.state_after = state
+
     broken = record.having({bundle.SPECIFICATION: b"rounds = "})
     assert refused(broken, tmp_path).startswith("the specification: ")
     for state, words in [
@@ -252,7 +259,7 @@ def test_another_specification_or_state_is_named(record: Edited, tmp_path: Path)
         ("[]", "another digest"),
         ("{", "is not JSON"),
     ]:
-        edited = record.with_round(LAST, lambda found, state=state: setattr(found, "state_after", state))
+        edited = record.with_round(LAST, partial(set_state, state))
         assert words in refused(edited, tmp_path)
     worse = record.with_round(LAST, lambda found: found.metrics.__setitem__("loss/test", 0.1))
     assert "the record says loss/test = 0.1" in refused(worse, tmp_path)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -162,7 +163,7 @@ def test_checkpoints_of_another_key_tree_or_federation_are_named(stage: Stage, r
             for name, value in fields.items():
                 setattr(found, name, value)
 
-        return lambda log: signed_again(log.checkpoints[-1], CheckpointManifest, key, change)  # type: ignore[arg-type]
+        return lambda log: signed_again(log.checkpoints[-1], CheckpointManifest, key, change)
 
     foreign = record.with_log(last(stranger))
     assert "may not sign this" in refused(foreign, tmp_path)
@@ -175,7 +176,7 @@ def test_checkpoints_of_another_key_tree_or_federation_are_named(stage: Stage, r
 
     def other_key(log: LogRecord) -> None:
         raw = stranger.public_key().public_bytes_raw()
-        signed_again(log.key, LogKeyManifest, home.signing_key, lambda found: setattr(found, "key", raw))  # type: ignore[attr-defined]
+        signed_again(log.key, LogKeyManifest, home.signing_key, lambda found: setattr(found, "key", raw))
         log_signed_again(log, stranger)
 
     assert "the key of the audit log: entry" in refused(record.with_log(other_key), tmp_path)
@@ -243,7 +244,7 @@ def test_what_the_coordinator_signs_again_without_its_log_is_named(
     """Fields from which nothing follows: times, for example."""
     key = stage.served.home.signing_key
 
-    def later(found: StepManifest | AssignmentManifest) -> None:
+    def later(found: Any) -> None:
         found.created.seconds += 1
 
     edits = {

@@ -63,7 +63,7 @@ class Forger:
             step.noise, step.result_model = digest(payload), digest(model)
 
         def of_round(record: RoundRecord) -> None:
-            signed_again(record.step, StepManifest, self.stage.served.home.signing_key, of_step)  # type: ignore[arg-type]
+            signed_again(record.step, StepManifest, self.stage.served.home.signing_key, of_step)
 
         edited = self.record.with_round(0, of_round).telling(lambda about: setattr(about, "model", digest(model)))
 

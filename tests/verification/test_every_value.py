@@ -31,7 +31,7 @@ from tests.verification.every_value import Edit, edited, edits, signed_anew, val
 from tests.verification.scene import Edited
 from tests.verification.test_bundle import exported
 from tests.verification.test_record_vectors import KEYS, vector
-from tests.worker.work.private_scene import scene
+from tests.worker.work.scene import scene
 from verification.errors import Wrong
 from verification.run import OpenedRun
 

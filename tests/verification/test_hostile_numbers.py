@@ -3,6 +3,7 @@
 import math
 import tracemalloc
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ WHOLE = (0, -1, 1_000_000_000, 2**31, 2**63 - 1, 2**64 - 1)
 REAL = (0.0, -1.0, 1e9, 1e308, math.inf, math.nan)
 MOST = 32 << 20  # bytes beyond what the honest bundle takes
 Place = tuple[str | int, ...]
-KINDS = {
+KINDS: dict[str, Any] = {
     "assignment": common_pb2.AssignmentManifest,
     "reply": common_pb2.ReplyManifest,
     "receipt": common_pb2.ReceiptManifest,
@@ -74,19 +75,19 @@ def envelopes(message: Message, path: Place = ()) -> Iterator[tuple[Place, Signe
 def edits(whole: Edited) -> Iterator[tuple[str, Callable[[], Edited]]]:
     """Bundles in which one number has a hostile value."""
     for path, name, value in numbers(whole.about):
-        yield f"{path} {name} {value}", lambda p=path, n=name, v=value: whole.telling(lambda x: put(x, p, n, v))
+        yield f"{path} {name} {value}", partial(whole.telling, partial(put, path=path, name=name, value=value))
     for path, name, value in numbers(whole.log):
 
         def logged(x: Any, p: Place = path, n: str = name, v: Any = value) -> None:
             put(x, p, n, v)
             log_signed_again(x, KEYS["log"])
 
-        yield f"log {path} {name} {value}", lambda f=logged: whole.with_log(f)
+        yield f"log {path} {name} {value}", partial(whole.with_log, logged)
     record = whole.round(0)
     for path, name, value in numbers(record):
         yield (
             f"round {path} {name} {value}",
-            lambda p=path, n=name, v=value: whole.with_round(0, lambda x: put(x, p, n, v)),
+            partial(whole.with_round, 0, partial(put, path=path, name=name, value=value)),
         )
     for place, envelope in envelopes(record):
         kind = KINDS[next(part for part in reversed(place) if isinstance(part, str) and part in KINDS)]
@@ -98,7 +99,7 @@ def edits(whole: Edited) -> Iterator[tuple[str, Callable[[], Edited]]]:
                 found = at(x, list(e))
                 signed_again(found, k, HOLDERS[found.key_id], lambda said: put(said, p, n, v))
 
-            yield f"{kind.__name__} {path} {name} {value}", lambda f=signed: whole.with_round(0, f)
+            yield f"{kind.__name__} {path} {name} {value}", partial(whole.with_round, 0, signed)
 
 
 @pytest.mark.full

@@ -84,7 +84,7 @@ def dropped_assignment(stage: Stage) -> Callable[[RoundRecord], object]:
 def other_assignment(stage: Stage) -> Callable[[RoundRecord], object]:
     def edit(record: RoundRecord) -> None:
         key = stage.served.home.signing_key
-        signed_again(of_ann(record).assignment, AssignmentManifest, key, lambda made: made.ClearField("created"))  # type: ignore[arg-type]
+        signed_again(of_ann(record).assignment, AssignmentManifest, key, lambda made: made.ClearField("created"))
 
     return edit
 
@@ -102,7 +102,7 @@ def other_receipt(stage: Stage) -> Callable[[RoundRecord], object]:
 def left_out(stage: Stage) -> Callable[[RoundRecord], object]:
     def edit(record: RoundRecord) -> None:
         name, key = envelope_digest(of_ann(record).answers[0].reply), stage.served.home.signing_key
-        signed_again(record.step, StepManifest, key, lambda made: made.replies.remove(name))  # type: ignore[attr-defined]
+        signed_again(record.step, StepManifest, key, lambda made: made.replies.remove(name))
 
     return edit
 

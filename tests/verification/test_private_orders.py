@@ -1,6 +1,7 @@
 """What members of private rounds should have refused is found on record, in voided attempts too."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from tests.federation.work.scene import Cast, cast, document, play
 
 VICTIM = "silo-03"
 Message = SecureMaskWork | SecureConfirmWork | SecureDealWork
-MESSAGES = {
+MESSAGES: dict[SessionStage, Any] = {
     SessionStage.MASK: SecureMaskWork,
     SessionStage.CONFIRM: SecureConfirmWork,
     SessionStage.DEAL: SecureDealWork,

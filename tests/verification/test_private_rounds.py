@@ -85,7 +85,7 @@ def reply_of(stage: SessionStage, opening: int = 0, session: int = 0, **fields: 
         one: PhaseReply = replies[place]
         if "rows" in fields:
             row = one.rows[0].copy()  # type: ignore[union-attr]
-            row[3] ^= 1  # type: ignore[index]
+            row[3] ^= 1
             replies[place] = replace(one, rows=(row,))
         elif "losses" in fields:
             replies[place] = replace(one, losses=fields["losses"])
@@ -363,7 +363,7 @@ def test_an_evaluation_is_verified_from_its_replies() -> None:
 
     def other_metrics(reply: PhaseReply) -> PhaseReply:
         row = reply.rows[0].copy()  # type: ignore[union-attr]
-        row[0] ^= 1  # type: ignore[index]
+        row[0] ^= 1
         return replace(reply, rows=(row,))
 
     masked = [reply.statement.stage is MASK for reply in replies]

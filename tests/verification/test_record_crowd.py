@@ -1,6 +1,7 @@
 """Rounds of too few clients, and members that were selected and revoked: what a record shows of who was asked."""
 
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -116,7 +117,11 @@ def test_a_run_that_its_measurements_have_stopped_is_complete(stage: Stage, tmp_
     stage.wait_state(run, RunState.COMPLETED)
     record = Edited.of(exported(stage, run, tmp_path / "run.fedpareto"))
     assert verified(record, tmp_path) == 1
+
+    def set_value(value: float, found: RoundRecord) -> None:
+        found.metrics["stop/value"] = value
+
     for value in (1e10, float("nan")):
-        other = record.with_round(0, lambda found, value=value: found.metrics.__setitem__("stop/value", value))
+        other = record.with_round(0, partial(set_value, value))
         with pytest.raises(Wrong, match=r"the run is COMPLETED after 1 of 3 rounds|the record says"):
             verified(other, tmp_path)

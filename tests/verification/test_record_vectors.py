@@ -75,7 +75,7 @@ def at(message: Any, path: list[str | int]) -> Any:
 def put(message: Message, values: dict[str, Any]) -> None:
     """Gives fields other values, in protobuf's JSON form; null clears a field."""
     for name, value in values.items():
-        message.ClearField(name)  # type: ignore[arg-type] # a field of this type
+        message.ClearField(name)  # a field of this type
         if value is not None:
             json_format.ParseDict({name: value}, message)
 

@@ -1,6 +1,7 @@
 """An edit by somebody who has the keys of all, and who signs again whatever follows: the digests and the audit log."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ FREE: dict[type[Message], set[str]] = {
     ReceiptManifest: {"created", "message"},
     StepManifest: {"created", "code"},
 }
-OF_EVALUATIONS = {ReplyManifest: {"samples"}}
+OF_EVALUATIONS: dict[type[Message], set[str]] = {ReplyManifest: {"samples"}}
 
 
 def envelopes(record: RoundRecord) -> Iterator[tuple[SignedEnvelope, type[Message]]]:
@@ -120,9 +121,7 @@ def test_each_field_counts_that_others_can_judge(
     accepted = {
         field
         for field in kind.DESCRIPTOR.fields_by_name
-        if not refusal(
-            signed_anew(record, kind, lambda said, field=field: other(said, field), evaluates=evaluates), tmp_path
-        )
+        if not refusal(signed_anew(record, kind, partial(other, field=field), evaluates=evaluates), tmp_path)
     }
     assert accepted == FREE[kind] | (OF_EVALUATIONS.get(kind, set()) if evaluates else set())
 

@@ -1,25 +1,311 @@
-"""A worker in this process, and a scripted coordinator that it serves."""
+"""Workers in threads of this process, and a scripted coordinator that asks them for work."""
 
+import io
+import json
+import random
+import resource
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from typer.testing import CliRunner
 
+from federation.digests import digest
+from federation.sketches import sketch
 from federation.spec.computation import LocalSgd
 from federation.spec.objective_names import Targets
 from federation.tasks import DataSource, Part, initial_model, task
 from federation.training.trainer import Trainer
-from federation.vectors import Layout, to_bytes
-from federation.work.base import Result
-from tests.scripted import CLIENT, ScriptedCoordinator, scripted
+from federation.trust.envelope import seal
+from federation.trust.key_chain import CoordinatorKeys
+from federation.trust.member_files import MemberFiles
+from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, JacobianWork, Row, SignedEnvelope, TrainWork
+from federation.vectors import Layout, Tensor, to_bytes
+from federation.work.base import Result, Shape
+from federation.work.site import Site
+from fedpareto.cli.main import app
+from tests.harness import wait_for
+from tests.scripted import CLIENT, FEDERATION, ScriptedCoordinator, files_in, opened, scripted
 from tests.trained import train
-from tests.worker.working import Running
-from worker.home import WorkerHome
-from worker.service import prepare_offers
+from tests.works import set_train, set_work
+from worker.events import Events
+from worker.home import MEMBER_FILE, WorkerHome
+from worker.line.attendance import AttendanceError
+from worker.service import Worker, prepare_offers
+from worker.site.asked_runs import AskedRun
+from worker.site.assignments import Declined, check_assignment
+from worker.site.policy import Policy, PolicyError, WorkLimits
+from worker.work.attacker import Attacker
 
 SOURCE = DataSource(part=Part(0, 8))
+DOCUMENT = b'name = "trial"\ntask = "digits"\nrounds = 2\nalgorithm.name = "fedavg"\n'
+"""The specification of a run that asks."""
+
+
+def asked_run(run: str = "run-1", **changes: Any) -> AskedRun:
+    """A run as a worker keeps it after it has asked."""
+    fields = {"spec": digest(DOCUMENT), "name": "trial", "task": "digits", "submitted_by": "alice"}
+    undecided = {"document": DOCUMENT, "asked": "2026-01-01T00:00:00+00:00", "owner": "", "words": "", "decided": ""}
+    return AskedRun(run=run, **(fields | undecided | changes))
+
+
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
+LAYOUT = Layout((Tensor("weight", (4,)),))
+
+
+class Trained:
+    shape, samples = Shape(LAYOUT, ("left", "right"), ("left", "right")), 50
+    buffers: frozenset[str] = frozenset()
+
+
+ALLOWED: Any = {"digits": Trained()}
+
+
+def training(**changes: Any) -> AssignmentManifest:
+    """An assignment to train a small model, with these fields of the work changed."""
+    made = AssignmentManifest(
+        federation_id=FEDERATION,
+        run_id="run-1",
+        round=3,
+        assignment_id="a",
+        client_id=CLIENT,
+        base_model=digest(b"model"),
+        base_model_bytes=LAYOUT.file_bytes,
+        task="digits",
+        rows=[Row(name="loss", dtype="F32", length=LAYOUT.size)],
+        max_payload_bytes=10_000,
+    )
+    set_work(made, TrainWork(steps=1, batch_size=10, learning_rate=0.1))
+    made.deadline.FromDatetime(datetime.now(UTC) + timedelta(hours=1))
+    set_train(made, **changes)
+    return made
+
+
+def reason(
+    asked: AssignmentManifest,
+    newest: int | None = None,
+    site: Site = Site(),  # noqa: B008 - frozen
+    **limits: Any,
+) -> str:
+    """Why an assignment is declined; empty when it is not."""
+
+    class Member:
+        federation_id, client_id = FEDERATION, CLIENT
+        coordinator = CoordinatorKeys(FEDERATION, KEY.public_key())
+
+    try:
+        check_assignment(
+            seal(asked, KEY),
+            member=Member(),  # type: ignore[arg-type]
+            offers=ALLOWED,
+            limits=WorkLimits(**limits),
+            site=site,
+            newest_round=lambda run: newest,
+            now=datetime.now(UTC),
+        )
+    except Declined as declined:
+        return declined.reason
+    return ""
+
+
+def gradients(batch_size: int) -> AssignmentManifest:
+    """An assignment to give the gradients of both objectives."""
+    asked = training()
+    del asked.rows[:]
+    set_work(asked, JacobianWork(batch_size=batch_size, objectives=("left", "right"), sketch="exact", budget=1))
+    rows = sketch("exact", d=LAYOUT.size, objectives=("left", "right")).rows(("left", "right"))
+    asked.rows.extend(Row(name=name, dtype="F32", length=length) for name, length in rows)
+    return asked
+
+
+def policy_refused(path: Path, text: str) -> str:
+    """Writes a policy that cannot be used; returns the message of its error."""
+    path.write_text(text)
+    with pytest.raises(PolicyError) as caught:
+        Policy.load(path)
+    return str(caught.value)
+
+
+def soon(*_: float) -> float:
+    """The pause before a worker tries again."""
+    return 0.01
+
+
+class Running:
+    """A worker in a thread."""
+
+    def __init__(
+        self,
+        home: WorkerHome,
+        member: MemberFiles,
+        offers: dict[str, Trainer],
+        attacker: Attacker | None = None,
+        policy: Policy | None = None,
+        uniform: Callable[[float, float], float] | None = None,
+        passphrase: bytes | None = None,
+    ) -> None:
+        home.directory.mkdir(exist_ok=True)
+        self.out = io.StringIO()
+        self.home = home
+        self.member = member
+        self.failure: Exception | None = None
+        self.worker = Worker(
+            home=home,
+            member=member,
+            offers=offers,
+            device="cpu",
+            events=Events(self.out),
+            uniform=uniform or random.Random(0).uniform,
+            attacker=attacker,
+            policy=policy or Policy.load(home.policy),
+            passphrase=passphrase,
+        )
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.worker.run()
+        except Exception as error:
+            self.failure = error
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in self.out.getvalue().splitlines(keepends=True) if line.endswith("\n")]
+        return [line for line in lines if line["event"] == name]
+
+    def wait_for(self, name: str, count: int = 1) -> list[dict[str, Any]]:
+        def there() -> list[dict[str, Any]] | None:
+            found = self.events(name)
+            return found if len(found) >= count else None
+
+        try:
+            return wait_for(there, f"event {name}", 60)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self.out.getvalue()} {self.failure!r}") from None
+
+    def ended(self) -> str:
+        """Waits until the worker has given up attending; returns its error."""
+        self.thread.join(60)
+        assert isinstance(self.failure, AttendanceError)
+        return str(self.failure)
+
+    def spooled(self) -> list[str]:
+        return files_in(self.home.spool)
+
+    def wait_spooled(self) -> None:
+        """Waits until no reply waits for its receipt."""
+        wait_for(lambda: not self.spooled(), "the spool to empty")
+
+    def stop(self) -> None:
+        self.worker.stop()
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+
+
+class Scene:
+    """A coordinator, and the workers of one member, all in one home."""
+
+    def __init__(
+        self,
+        coordinator: ScriptedCoordinator,
+        home: Path,
+        offers: dict[str, Trainer],
+        model: tuple[Layout, bytes],
+        task: str = "digits",
+    ) -> None:
+        self.task = task
+        self.coordinator = coordinator
+        self.member = coordinator.member()
+        self.home = WorkerHome(home)
+        self.offers = offers
+        self.model = model
+        self.started: list[Running] = []
+
+    # the workers
+
+    def start(self, **options: Any) -> Running:
+        """Starts a worker; the options are those of `Running`."""
+        given = {"home": self.home, "member": self.member, "offers": self.offers, "uniform": soon, **options}
+        self.started.append(Running(**given))
+        return self.started[-1]
+
+    def attending(self, **options: Any) -> Running:
+        """Starts a worker that attends."""
+        running = self.start(**options)
+        running.wait_for("attending")
+        return running
+
+    def joined(self) -> str:
+        """Saves the membership in the home, for commands; returns the path of the home."""
+        if not (self.home.directory / MEMBER_FILE).exists():
+            self.member.save(self.home.directory)
+        return str(self.home.directory)
+
+    def models(self) -> list[str]:
+        """The files of models that the worker has fetched."""
+        return [path.name for path in self.home.cache.rglob("*") if path.is_file()]
+
+    # what they are asked
+
+    def order(self, number: int = 0, **changes: Any) -> AssignmentManifest:
+        """An assignment to train for one step, with these fields changed."""
+        return self.coordinator.assignment(*self.model, number, **{"task": self.task, **changes})
+
+    def assign(self, number: int = 0, **changes: Any) -> SignedEnvelope:
+        return self.coordinator.assign(self.order(number, **changes))
+
+    def train(self, number: int = 0, run: str = "run-1", **fields: Any) -> AssignmentManifest:
+        """Assigns a training with these fields of the work changed."""
+        asked = self.order(number, run_id=run)
+        set_train(asked, **fields)
+        self.coordinator.assign(asked)
+        return asked
+
+    def evaluate(self, *splits: str, number: int = 0, **changes: Any) -> AssignmentManifest:
+        """Assigns an evaluation."""
+        asked = self.order(number, **{"max_payload_bytes": 0, **changes})
+        set_work(asked, EvaluateWork(splits=splits))
+        del asked.rows[:]
+        self.coordinator.assign(asked)
+        return asked
+
+    # what they answer
+
+    def declined(self, count: int = 1) -> tuple[str, str, str]:
+        """Waits for so many declines; returns assignment, reason and message of the last one."""
+        wait_for(lambda: len(self.coordinator.declines) >= count, "a decline", 60)
+        assert len(self.coordinator.declines) == count
+        last = self.coordinator.declines[-1]
+        return last.assignment_id, last.reason, last.message
+
+    def wait_submitted(self) -> None:
+        wait_for(lambda: bool(self.coordinator.submissions), "the upload")
+
+    def reply(self, number: int = 0) -> Any:
+        """The manifest of a reply that was handed in, verified with the member's key."""
+        return opened(self.coordinator.submissions[number], self.member)
+
+    def answers(self, count: int) -> list[tuple[str, str, str]]:
+        """Waits for so many answers to runs that asked; returns the run, the answer and the message of each."""
+        wait_for(lambda: len(self.coordinator.consents) >= count, f"{count} answers")
+        return [(said.run_id, said.answer, said.message) for said in self.coordinator.consents]
+
+
+Kind = TypeVar("Kind", bound=Scene)
+
+
+@contextmanager
+def serving(scene: Kind) -> Iterator[Kind]:
+    """The scene, whose workers end at last."""
+    yield scene
+    for running in scene.started:
+        running.stop()
 
 
 @pytest.fixture(scope="module")
@@ -39,35 +325,37 @@ def coordinator() -> Iterator[ScriptedCoordinator]:
         yield made
 
 
-Start = Callable[..., Running]
-
-
 @pytest.fixture
-def start(coordinator: ScriptedCoordinator, offers: dict[str, Trainer], tmp_path: Path) -> Iterator[Start]:
-    """Starts workers, all with one membership and one home."""
-    member = coordinator.member()
-    started: list[Running] = []
-
-    def run(**options: Any) -> Running:
-        made = Running(WorkerHome(tmp_path / "home"), options.pop("member", member), offers, **options)
-        started.append(made)
-        return made
-
-    yield run
-    for running in started:
-        running.stop()
+def scene(
+    coordinator: ScriptedCoordinator, offers: dict[str, Trainer], model: tuple[Layout, bytes], tmp_path: Path
+) -> Iterator[Scene]:
+    with serving(Scene(coordinator, tmp_path / "home", offers, model)) as made:
+        yield made
 
 
 def trained(
-    trainer: Trainer,
-    model: tuple[Layout, bytes],
-    *,
-    steps: int = 1,
-    round_: int = 0,
-    targets: Targets | None = None,
+    trainer: Trainer, model: tuple[Layout, bytes], *, steps: int = 1, round_: int = 0, targets: Targets | None = None
 ) -> Result:
     """What a worker's training on the scripted coordinator's assignment gives."""
     layout, data = model
     base = np.frombuffer(data[len(layout.header) :], dtype=np.float32)
     work = LocalSgd(steps=steps, batch_size=10, learning_rate=0.1)
     return train(trainer, base, work, seed=7, round=round_, client_id=CLIENT, targets=targets)
+
+
+def command(*arguments: str, code: int = 0) -> str:
+    """Runs `fedpareto worker`; returns what it prints, and its error."""
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["worker", *arguments])
+    assert done.exit_code == code, done.output + str(done.exception)
+    return done.output + str(done.exception or "")
+
+
+@contextmanager
+def files_of_at_most(count: int) -> Iterator[None]:
+    """No file of this process may grow beyond a number of bytes: the kernel refuses it as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -11,43 +11,18 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.digests import digest
-from federation.training.trainer import Trainer
 from federation.trust.envelope import seal
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
-from federation.vectors import Layout, update_layout
+from federation.vectors import update_layout
 from tests.harness import wait_for
-from tests.scripted import ScriptedCoordinator, files_in, opened
-from tests.worker import scene as worker_stage
-from tests.worker.working import Running, files_of_at_most
+from tests.scripted import files_in, opened
+from tests.worker.scene import Scene, files_of_at_most
 from tests.works import ask_bf16
 from worker.events import Events
 from worker.home import DiskFull, WorkerHome
 from worker.receipts import append, read_receipts
-from worker.site.policy import Policy
 from worker.work.kept import kept_state
 from worker.work.spool import Spool
-
-offers = worker_stage.offers
-model = worker_stage.model
-coordinator = worker_stage.coordinator
-
-
-Start = Callable[[Path], Running]
-
-
-@pytest.fixture
-def start(coordinator: ScriptedCoordinator, offers: dict[str, Trainer]) -> Iterator[Start]:
-    member = coordinator.member()
-    started: list[Running] = []
-
-    def run(directory: Path) -> Running:
-        started.append(Running(WorkerHome(directory), member, offers, policy=Policy(), uniform=lambda *_: 0.01))
-        started[-1].wait_for("attending")
-        return started[-1]
-
-    yield run
-    for running in started:
-        running.stop()
 
 
 @pytest.fixture
@@ -79,67 +54,63 @@ def no_traceback(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     assert all(record.exc_info is None for record in caplog.get_records("call"))
 
 
-def test_a_model_that_the_disk_does_not_take_is_declined(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], tmp_path: Path
-) -> None:
-    running = start(tmp_path / "home")
+def test_a_model_that_the_disk_does_not_take_is_declined(scene: Scene) -> None:
+    running = scene.attending()
     with files_of_at_most(5000):
-        coordinator.assign(coordinator.assignment(*model, 0))
+        scene.assign(0)
         declined = running.wait_for("declined")[0]
         assert declined["reason"] == "disk"
         assert "make room" in declined["message"]
-    coordinator.assign(coordinator.assignment(*model, 1))
+    scene.assign(1)
     running.wait_for("receipt")
 
 
 def test_an_update_that_the_disk_does_not_take_is_handed_in_from_memory_and_its_receipt_is_written_later(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], tmp_path: Path
+    scene: Scene, tmp_path: Path
 ) -> None:
-    running = start(tmp_path / "home")
-    coordinator.assign(coordinator.assignment(*model, 0))
+    running = scene.attending()
+    scene.assign(0)
     running.wait_for("receipt")
     with files_of_at_most(running.home.receipts.stat().st_size + 100):
-        coordinator.assign(coordinator.assignment(*model, 1))
+        scene.assign(1)
         running.wait_for("receipt", 2)
         told = " ".join(event["message"] for event in running.events("disk"))
         assert "the update for assignment assignment-1 is kept in memory" in told
         assert "the receipt for assignment assignment-1 is kept in memory" in told
         assert len(running.home.receipts.read_text().splitlines()) == 1
-    submission = coordinator.submissions[1]
+    submission = scene.coordinator.submissions[1]
     assert opened(submission, running.member).payload == digest(submission.payload)
-    coordinator.assign(coordinator.assignment(*model, 2))
+    scene.assign(2)
     running.wait_for("receipt", 3)
     receipts = read_receipts(running.home.receipts, running.member.coordinator.chain)
     assert [receipt.assignment_id for receipt in receipts] == [f"assignment-{number}" for number in range(3)]
 
 
-def test_few_updates_are_kept_in_memory_and_further_work_is_declined(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], tmp_path: Path
-) -> None:
-    running = start(tmp_path / "home")
-    coordinator.assign(coordinator.assignment(*model, 0))
+def test_few_updates_are_kept_in_memory_and_further_work_is_declined(scene: Scene) -> None:
+    running = scene.attending()
+    scene.assign(0)
     running.wait_for("receipt")
-    coordinator.hold_submissions = threading.Event()
+    scene.coordinator.hold_submissions = threading.Event()
     with files_of_at_most(5000):
         for number in range(1, 4):
-            coordinator.assign(coordinator.assignment(*model, number))
+            scene.assign(number)
         declined = running.wait_for("declined")[0]
-    coordinator.hold_submissions.set()
+    scene.coordinator.hold_submissions.set()
     running.wait_for("receipt", 3)
     assert (declined["assignment_id"], declined["reason"]) == ("assignment-3", "disk")
 
 
 def test_what_is_kept_of_a_run_waits_in_memory_with_its_reply_and_is_written_later(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], tmp_path: Path
+    scene: Scene, tmp_path: Path
 ) -> None:
-    running = start(tmp_path / "home")
-    coordinator.assign(ask_bf16(coordinator.assignment(*model, 0)))
+    running = scene.attending()
+    scene.coordinator.assign(ask_bf16(scene.order(0)))
     running.wait_for("receipt")
     kept = kept_state(running.home.kept, "run-1")
     with files_of_at_most(15_000):  # the update fits, and what its rounding left, twice as many bytes, does not
-        coordinator.assign(ask_bf16(coordinator.assignment(*model, 1)))
-        wait_for(lambda: len(coordinator.submissions) > 1, "the upload")
-        coordinator.assign(ask_bf16(coordinator.assignment(*model, 2)))  # it needs what the reply before has left
+        scene.coordinator.assign(ask_bf16(scene.order(1)))
+        wait_for(lambda: len(scene.coordinator.submissions) > 1, "the upload")
+        scene.coordinator.assign(ask_bf16(scene.order(2)))  # it needs what the reply before has left
         assert running.wait_for("declined")[0]["reason"] == "disk"
         assert kept.rounds() == [0]
         assert [Path(name).suffix for name in running.spooled()] == [".payload"]  # a restart hands in nothing
@@ -170,21 +141,18 @@ def test_of_a_reply_that_neither_disk_nor_memory_takes_nothing_is_left(tmp_path:
 
 
 def test_a_worker_goes_on_with_a_disk_that_is_really_full(
-    coordinator: ScriptedCoordinator,
-    start: Start,
-    model: tuple[Layout, bytes],
-    full_disk: tuple[Path, Callable[[], None]],
+    scene: Scene, full_disk: tuple[Path, Callable[[], None]]
 ) -> None:
     where, fill = full_disk
-    running = start(where / "home")
-    coordinator.assign(coordinator.assignment(*model, 0))
+    running = scene.attending(home=WorkerHome(where / "home"))
+    scene.assign(0)
     running.wait_for("receipt")
     fill()
-    coordinator.assign(coordinator.assignment(*model, 1))
+    scene.assign(1)
     running.wait_for("receipt", 2)
     assert any("kept in memory" in event["message"] for event in running.events("disk"))
     (where / "filler").unlink()
-    coordinator.assign(coordinator.assignment(*model, 2))
+    scene.assign(2)
     running.wait_for("receipt", 3)
     assert len(read_receipts(running.home.receipts, running.member.coordinator.chain)) == 3
 

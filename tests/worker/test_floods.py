@@ -8,126 +8,101 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from federation.digests import digest
 from federation.trust.envelope import seal
 from federation.v1.common_pb2 import ReceiptManifest, SignedEnvelope
-from federation.vectors import Layout
 from tests.harness import wait_for
-from tests.scripted import ScriptedCoordinator, Submission
-from tests.worker import scene as worker_stage
-from tests.worker.scene import Start
+from tests.scripted import Submission
+from tests.worker.scene import DOCUMENT, Scene, asked_run
 from worker import events
 from worker.events import Events
-from worker.site.asked_runs import MAX_UNDECIDED, MAX_UNDECIDED_BYTES, AskedRun, RunsFile
+from worker.site.asked_runs import MAX_UNDECIDED, MAX_UNDECIDED_BYTES, RunsFile
 from worker.site.policy import Policy, WorkLimits
 from worker.work.submitter import MAX_RECEIPT_BYTES
 
-offers = worker_stage.offers
-model = worker_stage.model
-coordinator = worker_stage.coordinator
-start = worker_stage.start
-
-SPEC = b'name = "trial"\ntask = "digits"\nrounds = 2\nalgorithm.name = "fedavg"\n'
 EACH_RUN = Policy(approve="each-run")
 
 
-def asked(run: str) -> AskedRun:
-    return AskedRun(
-        run=run, spec=digest(SPEC), name="trial", task="digits", submitted_by="alice", document=SPEC, asked="2026",
-        owner="", words="", decided="",
-    )  # fmt: skip
-
-
-def answers(coordinator: ScriptedCoordinator, count: int) -> Counter[tuple[str, str]]:
-    wait_for(lambda: len(coordinator.consents) >= count, f"{count} answers")
-    return Counter((said.answer, said.reason) for said in coordinator.consents)
+def decide(scene: Scene, run: str, answer: str) -> None:
+    """The owner decides about a run that has asked, beside the worker."""
+    with closing(RunsFile(scene.home.runs)) as file:
+        file.decide(file.runs(run)[0], answer, "", datetime.now(UTC))
 
 
 @pytest.mark.parametrize(
     ("size", "fit"),
     [
-        (len(SPEC), 20),
+        (len(DOCUMENT), 20),
         pytest.param(60_000, MAX_UNDECIDED_BYTES // 60_000, marks=pytest.mark.full),
-        pytest.param(len(SPEC), MAX_UNDECIDED, marks=pytest.mark.full),
+        pytest.param(len(DOCUMENT), MAX_UNDECIDED, marks=pytest.mark.full),
     ],
 )
 def test_runs_that_ask_without_end_are_refused_beyond_a_bound_and_an_approved_one_goes_on(
-    coordinator: ScriptedCoordinator,
-    start: Start,
-    model: tuple[Layout, bytes],
-    monkeypatch: pytest.MonkeyPatch,
-    size: int,
-    fit: int,
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, size: int, fit: int
 ) -> None:
     if fit == 20:
         monkeypatch.setattr("worker.site.asked_runs.MAX_UNDECIDED", fit)
-    running = start(policy=EACH_RUN)
-    running.wait_for("attending")
-    wanted = coordinator.ask(SPEC, "wanted")
+    running = scene.attending(policy=EACH_RUN)
+    wanted = scene.coordinator.ask(DOCUMENT, "wanted")
     running.wait_for("run-waits")
-    with closing(RunsFile(running.home.runs)) as file:
-        (run,) = file.runs()
-        file.decide(run, "approved", "", datetime.now(UTC))
-    answers(coordinator, 2)
-    coordinator.consents.clear()
-    document, more = (SPEC + b"# chapter\n" * 6000)[:size], 20
+    decide(scene, "wanted", "approved")
+    scene.answers(2)
+    scene.coordinator.consents.clear()
+    document, more = (DOCUMENT + b"# chapter\n" * 6000)[:size], 20
     for number in range(fit + more):
-        coordinator.ask(document, f"run-{number}")
-    assert answers(coordinator, fit + more) == {("waiting", "owner"): fit, ("refused", "limit:runs"): more}
+        scene.coordinator.ask(document, f"run-{number}")
+    scene.answers(fit + more)
+    answers = Counter((said.answer, said.reason) for said in scene.coordinator.consents)
+    assert answers == {("waiting", "owner"): fit, ("refused", "limit:runs"): more}
     (told,) = running.events("runs-crowded")
     assert "`fedpareto worker refuse` makes room" in told["message"]
     assert running.home.runs.stat().st_size < 2 * MAX_UNDECIDED_BYTES
-    coordinator.assign(coordinator.assignment(*model, run_id="wanted", spec=wanted.spec))
+    scene.assign(run_id="wanted", spec=wanted.spec)
     running.wait_for("receipt")
-    with closing(RunsFile(running.home.runs)) as file:
-        file.decide(file.runs("run-0")[0], "refused", "no", datetime.now(UTC))
-    wait_for(lambda: coordinator.consents[-1].reason == "owner", "the owner's refusal")
-    coordinator.ask(document, "another")
-    wait_for(lambda: coordinator.consents[-1].run_id == "another", "the next answer")
-    assert coordinator.consents[-1].answer == "waiting"
+    decide(scene, "run-0", "refused")
+    wait_for(lambda: scene.coordinator.consents[-1].reason == "owner", "the owner's refusal")
+    scene.coordinator.ask(document, "another")
+    wait_for(lambda: scene.coordinator.consents[-1].run_id == "another", "the next answer")
+    assert scene.coordinator.consents[-1].answer == "waiting"
     running.stop()
-    again = start(policy=EACH_RUN)
-    again.wait_for("attending")
-    coordinator.ask(document, "after the restart")
-    wait_for(lambda: coordinator.consents[-1].run_id == "after the restart", "its answer")
-    assert coordinator.consents[-1].answer == "waiting"  # runs that have not asked since made room
+    scene.attending(policy=EACH_RUN)
+    scene.coordinator.ask(document, "after the restart")
+    wait_for(lambda: scene.coordinator.consents[-1].run_id == "after the restart", "its answer")
+    assert scene.coordinator.consents[-1].answer == "waiting"  # runs that have not asked since made room
 
 
 def test_the_owners_decision_does_not_wait_for_specifications_that_never_come(
-    coordinator: ScriptedCoordinator, start: Start, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.site.consents.FETCH_SECONDS", 0.2)
-    running = start(policy=EACH_RUN)
-    running.wait_for("attending")
-    coordinator.ask(SPEC, "wanted")
-    answers(coordinator, 1)
+    scene.attending(policy=EACH_RUN)
+    scene.coordinator.ask(DOCUMENT, "wanted")
+    scene.answers(1)
     over = threading.Event()
 
     def never(blob: bytes, offset: int) -> Iterator[bytes]:
         over.wait(60)
         yield b""
 
-    coordinator.serve_blob = never
+    scene.coordinator.serve_blob = never
     for number in range(200):
-        coordinator.ask(SPEC, f"run-{number}")
-    wait_for(lambda: len(coordinator.fetches) > 2, "the first fetches")
-    with closing(RunsFile(running.home.runs)) as file:
-        file.decide(file.runs("wanted")[0], "refused", "no", datetime.now(UTC))
-    wait_for(lambda: coordinator.consents[-1].reason == "owner", "the owner's refusal")
-    assert len(coordinator.fetches) < 100
+        scene.coordinator.ask(DOCUMENT, f"run-{number}")
+    wait_for(lambda: len(scene.coordinator.fetches) > 2, "the first fetches")
+    decide(scene, "wanted", "refused")
+    wait_for(lambda: scene.coordinator.consents[-1].reason == "owner", "the owner's refusal")
+    assert len(scene.coordinator.fetches) < 100
     over.set()
 
 
-def test_a_run_that_asks_with_a_very_long_name_is_not_kept(coordinator: ScriptedCoordinator, start: Start) -> None:
-    running = start(policy=EACH_RUN)
-    running.wait_for("attending")
-    coordinator.ask(SPEC, "long", name="x" * 10_000)
-    coordinator.ask(SPEC, "short")
-    answers(coordinator, 1)
+def test_a_run_that_asks_with_a_very_long_name_is_not_kept(scene: Scene) -> None:
+    running = scene.attending(policy=EACH_RUN)
+    scene.coordinator.ask(DOCUMENT, "long", name="x" * 10_000)
+    scene.coordinator.ask(DOCUMENT, "short")
+    scene.answers(1)
     with closing(sqlite3.connect(running.home.runs)) as database:
         assert database.execute("SELECT run FROM runs").fetchall() == [("short",)]
     assert "at most 8192" in running.events("run-invalid")[0]["message"]
@@ -137,62 +112,59 @@ def test_runs_that_do_not_wait_for_the_owner_make_room_for_others(tmp_path: Path
     path = tmp_path / "runs.db"
     with closing(RunsFile(path)) as file:
         for number in range(MAX_UNDECIDED + 5):
-            assert file.make_room(len(SPEC), ())
-            file.add(asked(f"run-{number:04}"))
+            assert file.make_room(len(DOCUMENT), ())
+            file.add(asked_run(f"run-{number:04}"))
         assert [run.run for run in file.runs()] == [f"run-{number:04}" for number in range(5, MAX_UNDECIDED + 5)]
         assert not file.make_room(MAX_UNDECIDED_BYTES + 1, ())
         assert file.runs() == []
 
 
-def test_replies_without_receipts_count_as_assignments_that_wait(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
-) -> None:
-    coordinator.hold_submissions = threading.Event()
-    running = start(policy=Policy(limits=WorkLimits(waiting=2)))
-    running.wait_for("attending")
+def test_replies_without_receipts_count_as_assignments_that_wait(scene: Scene) -> None:
+    scene.coordinator.hold_submissions = threading.Event()
+    running = scene.attending(policy=Policy(limits=WorkLimits(waiting=2)))
+
+    def finished(count: int) -> bool:
+        return len(running.worker._runner.spool.entries()) >= count
+
     for number in range(2):
-        coordinator.assign(coordinator.assignment(*model, number))
+        scene.assign(number)
         running.wait_for("done", number + 1)
-        wait_for(lambda number=number: len(running.worker._runner.spool.entries()) > number, "the reply")
-    coordinator.assign(coordinator.assignment(*model, 2))
-    declined = wait_for(lambda: coordinator.declines, "the decline")[0]
-    assert (declined.assignment_id, declined.reason) == ("assignment-2", "limit:waiting")
-    assert "2 assignments, or finished replies without a receipt, wait here already" in declined.message
-    coordinator.hold_submissions.set()
+        wait_for(partial(finished, number + 1), "the reply")
+    scene.assign(2)
+    *declined, message = scene.declined()
+    assert declined == ["assignment-2", "limit:waiting"]
+    assert "2 assignments, or finished replies without a receipt, wait here already" in message
+    scene.coordinator.hold_submissions.set()
     running.wait_for("receipt", 2)
-    coordinator.assign(coordinator.assignment(*model, 3))
+    scene.assign(3)
     running.wait_for("receipt", 3)
 
 
 def test_a_worker_whose_files_take_more_than_its_policy_allows_takes_no_assignment(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], monkeypatch: pytest.MonkeyPatch
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.home.MEASURE_SECONDS", 0.0)
-    running = start(policy=Policy(limits=WorkLimits(home_bytes=1 << 20)))
-    running.wait_for("attending")
+    running = scene.attending(policy=Policy(limits=WorkLimits(home_bytes=1 << 20)))
     filled = running.home.directory / "receipts.jsonl"
     filled.write_bytes(bytes(1 << 20))
-    coordinator.assign(coordinator.assignment(*model))
-    declined = wait_for(lambda: coordinator.declines, "the decline")[0]
-    assert declined.reason == "limit:disk"
-    assert "its policy allows 1048576" in declined.message
+    scene.assign()
+    _, reason, message = scene.declined()
+    assert reason == "limit:disk"
+    assert "its policy allows 1048576" in message
     filled.unlink()
-    coordinator.assign(coordinator.assignment(*model, 1))
+    scene.assign(1)
     running.wait_for("receipt")
 
 
-def test_a_receipt_of_megabytes_is_not_kept(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
-) -> None:
+def test_a_receipt_of_megabytes_is_not_kept(scene: Scene) -> None:
     def long(submission: Submission, receipt: ReceiptManifest) -> SignedEnvelope:
-        coordinator.receipt = None
+        scene.coordinator.receipt = None
         receipt.message = "x" * MAX_RECEIPT_BYTES
-        return seal(receipt, coordinator.signing_key)
+        return seal(receipt, scene.coordinator.signing_key)
 
-    coordinator.receipt = long
-    running = start()
-    running.wait_for("attending")
-    coordinator.assign(coordinator.assignment(*model))
+    scene.coordinator.receipt = long
+    running = scene.attending()
+    scene.assign()
     assert f"at most {MAX_RECEIPT_BYTES}" in running.wait_for("receipt-invalid")[0]["message"]
     running.wait_for("receipt")
     assert running.home.receipts.stat().st_size < MAX_RECEIPT_BYTES

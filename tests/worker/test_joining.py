@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from federation.v1.common_pb2 import (
 )
 from federation.vectors import read_vector, update_layout
 from tests.harness import federation
-from tests.scripted import CLIENT, ScriptedCoordinator, files_in, scripted
-from tests.worker import scene as worker_stage
+from tests.scripted import CLIENT, files_in, scripted
+from tests.worker.scene import Scene
 from worker.events import Events
 from worker.home import WorkerHome
 from worker.line.backoff import Backoff
@@ -30,18 +30,12 @@ from worker.line.enroll import EnrollmentError, enroll
 from worker.work.cache import ModelCache, ModelMismatch
 from worker.work.spool import Spool, SpoolError
 
-# Fixtures
-coordinator = worker_stage.coordinator
-
-
 # Joining
 
 
-def test_joining_makes_a_private_directory_that_a_worker_can_run_from(
-    coordinator: ScriptedCoordinator, tmp_path: Path
-) -> None:
+def test_joining_makes_a_private_directory_that_a_worker_can_run_from(scene: Scene, tmp_path: Path) -> None:
     home = WorkerHome(tmp_path / "deep" / "member")
-    enrolled = enroll(home, coordinator.join(), passphrase=b"secret")
+    enrolled = enroll(home, scene.coordinator.join(), passphrase=b"secret")
     assert files_in(home.directory.parent) == ["member"]
     for name in ("tls.key", "signing.key"):
         path = home.directory / name
@@ -53,22 +47,22 @@ def test_joining_makes_a_private_directory_that_a_worker_can_run_from(
     with pytest.raises(IdentityError, match="passphrase"):
         MemberFiles.load(home.directory, b"wrong")
     with pytest.raises(EnrollmentError, match="holds a membership already"):
-        enroll(home, coordinator.join())
+        enroll(home, scene.coordinator.join())
 
 
 @pytest.mark.parametrize("reason", ["join-string-invalid", "join-string-expired", "join-string-used"])
 def test_a_refused_join_string_is_explained_and_leaves_nothing_behind(
-    coordinator: ScriptedCoordinator, tmp_path: Path, reason: str
+    scene: Scene, tmp_path: Path, reason: str
 ) -> None:
-    coordinator.enrollment_refusal = Refusal(reason, "no")
+    scene.coordinator.enrollment_refusal = Refusal(reason, "no")
     with pytest.raises(EnrollmentError, match=f"{reason}: .*new one"):
-        enroll(WorkerHome(tmp_path / "member"), coordinator.join())
+        enroll(WorkerHome(tmp_path / "member"), scene.coordinator.join())
     assert files_in(tmp_path) == []
 
 
-def test_a_coordinator_with_another_ca_never_sees_the_secret(coordinator: ScriptedCoordinator, tmp_path: Path) -> None:
+def test_a_coordinator_with_another_ca_never_sees_the_secret(scene: Scene, tmp_path: Path) -> None:
     with scripted() as impostor:
-        join = coordinator.join()
+        join = scene.coordinator.join()
         diverted = type(join)(impostor.join().address, join.ca_fingerprint, join.secret, join.client_id)
         impostor.enrollment_refusal = Refusal("join-string-invalid", "seen")
         with pytest.raises(EnrollmentError, match="fingerprint"):
@@ -80,27 +74,25 @@ def test_a_coordinator_with_another_ca_never_sees_the_secret(coordinator: Script
     ("field", "value"), [("client_id", "hospital-b"), ("federation_id", "another"), ("coordinator_key", b"short")]
 )
 def test_an_enrollment_that_is_not_what_was_promised_is_refused(
-    coordinator: ScriptedCoordinator, tmp_path: Path, field: str, value: Any
+    scene: Scene, tmp_path: Path, field: str, value: Any
 ) -> None:
-    coordinator.change_enrollment = lambda response: setattr(response, field, value)
+    scene.coordinator.change_enrollment = lambda response: setattr(response, field, value)
     with pytest.raises(EnrollmentError, match="not what the join string"):
-        enroll(WorkerHome(tmp_path / "member"), coordinator.join())
+        enroll(WorkerHome(tmp_path / "member"), scene.coordinator.join())
     assert files_in(tmp_path) == []
 
 
-def test_joining_does_not_touch_a_directory_that_holds_something_else(
-    coordinator: ScriptedCoordinator, tmp_path: Path
-) -> None:
+def test_joining_does_not_touch_a_directory_that_holds_something_else(scene: Scene, tmp_path: Path) -> None:
     (tmp_path / "diary.txt").write_text("mine")
     with pytest.raises(EnrollmentError, match="not empty"):
-        enroll(WorkerHome(tmp_path), coordinator.join())
+        enroll(WorkerHome(tmp_path), scene.coordinator.join())
     assert files_in(tmp_path) == ["diary.txt"]
 
 
-def test_nobody_at_the_address_is_said_so(coordinator: ScriptedCoordinator, tmp_path: Path) -> None:
-    coordinator.stop()
+def test_nobody_at_the_address_is_said_so(scene: Scene, tmp_path: Path) -> None:
+    scene.coordinator.stop()
     with pytest.raises(EnrollmentError, match="no coordinator answers at 127"):
-        enroll(WorkerHome(tmp_path / "member"), coordinator.join())
+        enroll(WorkerHome(tmp_path / "member"), scene.coordinator.join())
     assert files_in(tmp_path) == []
 
 
@@ -176,13 +168,17 @@ def test_delays_grow_to_a_ceiling_with_full_jitter_and_start_again_after_success
 def test_the_cache_keeps_the_last_models_and_checks_what_an_earlier_process_left(tmp_path: Path) -> None:
     models = [bytes([number]) * 100 for number in range(5)]
     cache = ModelCache(tmp_path, keep=2)
+
+    def served(data: bytes) -> Callable[[int], Iterator[bytes]]:
+        return lambda offset: iter([data[offset:]])
+
     for data in models:
-        assert cache.get(digest(data), 100, lambda offset, data=data: iter([data[offset:]])).read_bytes() == data
+        assert cache.get(digest(data), 100, served(data)).read_bytes() == data
     assert len(files_in(tmp_path)) == 2
     path = cache.get(digest(models[4]), 100, lambda offset: iter([]))
     path.write_bytes(b"rotten" * 20)
     fresh = ModelCache(tmp_path, keep=2)
-    assert fresh.get(digest(models[4]), 100, lambda offset: iter([models[4][offset:]])).read_bytes() == models[4]
+    assert fresh.get(digest(models[4]), 100, served(models[4])).read_bytes() == models[4]
 
 
 def test_the_cache_starts_over_when_the_rest_does_not_fit_and_bounds_what_it_takes(tmp_path: Path) -> None:

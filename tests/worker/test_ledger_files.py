@@ -20,7 +20,7 @@ from federation.work.site import SessionEntry
 from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.main import app
 from tests.paths import ROOT
-from tests.worker.working import files_of_at_most
+from tests.worker.scene import files_of_at_most
 from worker import ledger_file, rotation
 from worker.events import Events
 from worker.home import MEMBER_FILE, DiskFull, FileLocked, WorkerHome, WorkerHomeError, with_remedy

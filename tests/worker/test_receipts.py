@@ -19,7 +19,7 @@ KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 
 
 def line(client: str, number: int, model: str, step: str, key: Ed25519PrivateKey = KEY, **changes: Any) -> str:
-    fields = {
+    fields: dict[str, Any] = {
         "federation_id": FEDERATION,
         "run_id": "run-1",
         "round": number,
@@ -94,7 +94,7 @@ def test_a_line_says_in_clear_from_which_model_and_step_the_work_began() -> None
 
 
 def test_the_command_verifies_lists_and_compares(tmp_path: Path) -> None:
-    coordinator = ScriptedCoordinator()
+    coordinator = ScriptedCoordinator()  # type: ignore[abstract]
     home = tmp_path / "home"
     home.mkdir()
     coordinator.member().save(home)

@@ -20,7 +20,7 @@ from federation.v1.common_pb2 import SignedEnvelope
 from tests.harness import Federation, Process, federation, wait_for
 from tests.scripted import FEDERATION, scripted
 from tests.worker.line.test_running_renewal import events
-from tests.worker.working import Running
+from tests.worker.scene import Running
 from verification.run import verify
 from worker.home import WorkerHome
 from worker.site.roster import Card, Roster, changes

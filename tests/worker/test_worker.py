@@ -13,176 +13,115 @@ from federation.attacks import AttackError, parse_attack
 from federation.digests import digest
 from federation.tasks import task
 from federation.training.torch_trainer import TorchTrainer
-from federation.training.trainer import Trainer
-from federation.v1.common_pb2 import (
-    EvaluateWork,
-)
-from federation.vectors import Layout, parse_header, to_bytes, update_layout
+from federation.v1.common_pb2 import EvaluateWork
+from federation.vectors import parse_header, to_bytes, update_layout
 from tests.harness import wait_for
-from tests.scripted import CLIENT, ScriptedCoordinator, Submission, files_in, opened
-from tests.worker import scene as worker_stage
-from tests.worker.scene import SOURCE, Start, trained
-from tests.worker.working import Running
-from tests.works import set_train, set_work
-from worker.home import WorkerHome
+from tests.scripted import CLIENT, Submission, files_in
+from tests.worker.scene import SOURCE, Scene, trained
+from tests.works import set_work
 from worker.service import prepare_offers
 from worker.work.accomplices import Accomplices
 from worker.work.attacker import Attacker
 
-# Fixtures
-offers = worker_stage.offers
-model = worker_stage.model
-coordinator = worker_stage.coordinator
-start = worker_stage.start
-
-
 # Doing what is asked
 
 
-def test_an_assignment_is_trained_and_its_reply_is_bound_to_it_and_acknowledged(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], offers: dict[str, Trainer]
-) -> None:
-    layout, data = model
-    asked = coordinator.assignment(layout, data, 5)
-    running = start()
-    running.wait_for("attending")
-    coordinator.assign(asked)
+def test_an_assignment_is_trained_and_its_reply_is_bound_to_it_and_acknowledged(scene: Scene) -> None:
+    layout, _ = scene.model
+    asked = scene.order(5)
+    running = scene.attending()
+    scene.coordinator.assign(asked)
     running.wait_for("receipt")
 
-    [submission] = coordinator.submissions
-    reply = opened(submission, running.member)
-    for name in (
-        "federation_id",
-        "run_id",
-        "round",
-        "attempt",
-        "phase",
-        "assignment_id",
-        "client_id",
-        "base_model",
-        "spec",
-        "task",
-    ):
+    [submission] = scene.coordinator.submissions
+    reply = scene.reply()
+    bound = "federation_id run_id round attempt phase assignment_id client_id base_model spec task"
+    for name in bound.split():
         assert getattr(reply, name) == getattr(asked, name), name
     assert list(reply.rows) == list(asked.rows)
     assert (reply.payload, reply.payload_bytes) == (digest(submission.payload), len(submission.payload))
-    expected = trained(offers["digits"], model, round_=5)
+    expected = trained(scene.offers["digits"], scene.model, round_=5)
     assert submission.payload == to_bytes(update_layout([("loss", layout.size)]), expected.rows["loss"])
     assert dict(reply.losses) == dict(expected.losses)
     assert dict(reply.metrics) == dict(expected.metrics)
     assert reply.samples == expected.samples
-    wait_for(lambda: not running.spooled(), "the spool to empty")
+    running.wait_spooled()
     [line] = running.home.receipts.read_text().splitlines()
     assert json.loads(line)["accepted"] is True
-    hello = coordinator.hellos[0]
+    hello = scene.coordinator.hellos[0]
     assert [(offer.task, offer.samples) for offer in hello.tasks] == [("digits", expected.samples)]
 
 
-def test_an_evaluation_sends_measurements_of_the_splits_that_were_asked_and_no_payload(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
-) -> None:
-    asked = coordinator.assignment(*model)
-    set_work(asked, EvaluateWork(splits=["validation", "test"]))
-    del asked.rows[:]
-    asked.max_payload_bytes = 0
-    coordinator.assign(asked)
-    running = start()
-    running.wait_for("receipt")
-    [submission] = coordinator.submissions
+def test_an_evaluation_sends_measurements_of_the_splits_that_were_asked_and_no_payload(scene: Scene) -> None:
+    scene.evaluate("validation", "test")
+    scene.start().wait_for("receipt")
+    [submission] = scene.coordinator.submissions
     assert submission.payload == b""
     assert submission.manifest.payload == ""
     assert {name.partition("/")[0] for name in submission.manifest.metrics} == {"validation", "test"}
 
 
-def test_heartbeats_name_the_assignment_in_work(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
-) -> None:
-    asked = coordinator.assignment(*model)
-    set_train(asked, steps=1_000_000)
-    coordinator.assign(asked)
-    start()
-    wait_for(
-        lambda: any(beat.assignment_id == "assignment-0" and beat.progress > 0 for beat in coordinator.heartbeats), ""
-    )
+def test_heartbeats_name_the_assignment_in_work(scene: Scene) -> None:
+    scene.train(steps=1_000_000)
+    scene.start()
+    beats = scene.coordinator.heartbeats
+    wait_for(lambda: any(beat.assignment_id == "assignment-0" and beat.progress > 0 for beat in beats), "progress")
 
 
-def test_an_assignment_that_is_sent_twice_is_done_once(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
-) -> None:
-    running = start()
-    running.wait_for("attending")
-    envelope = coordinator.assign(coordinator.assignment(*model))
-    coordinator.give(envelope)
+def test_an_assignment_that_is_sent_twice_is_done_once(scene: Scene) -> None:
+    running = scene.attending()
+    envelope = scene.assign()
+    scene.coordinator.give(envelope)
     running.wait_for("receipt")
-    wait_for(lambda: not running.spooled(), "the spool to empty")
-    coordinator.give(envelope)
-    coordinator.assign(coordinator.assignment(*model, 1))  # done after the one before, if that were done again
+    running.wait_spooled()
+    scene.coordinator.give(envelope)
+    scene.assign(1)  # done after the one before, if that were done again
     running.wait_for("receipt", 3)
-    assert sorted(submission.manifest.round for submission in coordinator.submissions) == [0, 0, 1]
+    assert sorted(submission.manifest.round for submission in scene.coordinator.submissions) == [0, 0, 1]
     assert len(running.events("training")) == 2
 
 
-def test_a_model_that_is_known_is_not_fetched_again(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
-) -> None:
-    running = start()
+def test_a_model_that_is_known_is_not_fetched_again(scene: Scene) -> None:
+    running = scene.start()
     for number in range(3):
-        coordinator.assign(coordinator.assignment(*model, number))
+        scene.assign(number)
     running.wait_for("receipt", 3)
-    assert coordinator.fetches == [0]
+    assert scene.coordinator.fetches == [0]
 
 
-def test_a_cancelled_assignment_is_dropped_in_the_middle_of_its_training(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
-) -> None:
-    endless = coordinator.assignment(*model)
-    set_train(endless, steps=1_000_000)
-    coordinator.assign(endless)
-    running = start()
+def test_a_cancelled_assignment_is_dropped_in_the_middle_of_its_training(scene: Scene) -> None:
+    scene.train(steps=1_000_000)
+    running = scene.start()
     running.wait_for("training")
-    coordinator.cancel("assignment-0", key=Ed25519PrivateKey.generate())
-    coordinator.cancel("assignment-0", client_id="another")
-    coordinator.cancel("assignment-0", federation_id="another")
-    assert [event["reason"] for event in running.wait_for("cancel-refused", 3)] == [
-        "key-unknown",
-        "mismatch:client_id",
-        "mismatch:federation_id",
-    ]
+    scene.coordinator.cancel("assignment-0", key=Ed25519PrivateKey.generate())
+    reasons = ["key-unknown"]
+    for name in ("client_id", "federation_id"):
+        scene.coordinator.cancel("assignment-0", key=None, **{name: "another"})
+        reasons.append(f"mismatch:{name}")
+    assert [event["reason"] for event in running.wait_for("cancel-refused", 3)] == reasons
     assert not running.events("cancelled")
-    coordinator.cancel("assignment-0")
+    scene.coordinator.cancel("assignment-0")
     running.wait_for("cancelled")
-    coordinator.assign(coordinator.assignment(*model, 1))
+    scene.assign(1)
     running.wait_for("receipt")
-    assert [submission.manifest.round for submission in coordinator.submissions] == [1]
+    assert [submission.manifest.round for submission in scene.coordinator.submissions] == [1]
 
 
-def test_training_that_diverges_is_declined(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
-) -> None:
-    asked = coordinator.assignment(*model)
-    set_train(asked, learning_rate=1e30, steps=100)
-    coordinator.assign(asked)
-    start()
-    wait_for(lambda: bool(coordinator.declines), "a decline", 60)
-    assert [(said.assignment_id, said.reason) for said in coordinator.declines] == [
-        ("assignment-0", "training-diverged")
-    ]
-    assert coordinator.submissions == []
+def test_training_that_diverges_is_declined(scene: Scene) -> None:
+    scene.train(learning_rate=1e30, steps=100)
+    scene.start()
+    assert scene.declined()[:2] == ("assignment-0", "training-diverged")
+    assert scene.coordinator.submissions == []
 
 
-def test_a_rehearsed_attack_changes_the_update_and_the_reported_loss_alone(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], offers: dict[str, Trainer]
-) -> None:
-    layout, data = model
-    coordinator.assign(coordinator.assignment(layout, data))
-    running = start(attacker=Attacker(parse_attack("scale=100,bias=1000"), CLIENT))
+def test_a_rehearsed_attack_changes_the_update_and_the_reported_loss_alone(scene: Scene) -> None:
+    scene.assign()
+    running = scene.start(attacker=Attacker(parse_attack("scale=100,bias=1000"), CLIENT))
     running.wait_for("receipt")
     assert running.events("attack")
-    honest = trained(offers["digits"], model)
-    [submission] = coordinator.submissions
-    _, offset = parse_header(submission.payload)
-    sent = np.frombuffer(submission.payload[offset:], dtype=np.float32)
-    np.testing.assert_array_equal(sent, honest.rows["loss"] * np.float32(100))
+    honest = trained(scene.offers["digits"], scene.model)
+    [submission] = scene.coordinator.submissions
+    np.testing.assert_array_equal(_sent(submission), honest.rows["loss"] * np.float32(100))
     assert submission.manifest.losses["loss"] == 100 * honest.losses["loss"] + 1000
     assert submission.manifest.metrics["train/loss"] == honest.metrics["train/loss"]
 
@@ -192,57 +131,41 @@ def _sent(submission: Submission) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.frombuffer(submission.payload[offset:], dtype=np.float32)
 
 
-def test_a_worker_that_scales_its_loss_trains_on_the_scaled_loss(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], offers: dict[str, Trainer]
-) -> None:
-    layout, data = model
-    asked = coordinator.assignment(layout, data)
-    set_train(asked, steps=3)
-    coordinator.assign(asked)
-    running = start(attacker=Attacker(parse_attack("loss-scaling:factor=10"), CLIENT))
-    running.wait_for("receipt")
-    scaled = trained(offers["digits"], model, steps=3, targets={"loss": {"loss": 10.0}})
-    np.testing.assert_array_equal(_sent(coordinator.submissions[0]), scaled.rows["loss"])
-    assert coordinator.submissions[0].manifest.losses["loss"] == 10 * scaled.losses["loss"]
+def test_a_worker_that_scales_its_loss_trains_on_the_scaled_loss(scene: Scene) -> None:
+    scene.train(steps=3)
+    scene.start(attacker=Attacker(parse_attack("loss-scaling:factor=10"), CLIENT)).wait_for("receipt")
+    scaled = trained(scene.offers["digits"], scene.model, steps=3, targets={"loss": {"loss": 10.0}})
+    np.testing.assert_array_equal(_sent(scene.coordinator.submissions[0]), scaled.rows["loss"])
+    assert scene.coordinator.submissions[0].manifest.losses["loss"] == 10 * scaled.losses["loss"]
 
 
-def test_an_attack_on_the_data_is_honest_training_on_the_wrong_labels(
-    coordinator: ScriptedCoordinator, tmp_path: Path, model: tuple[Layout, bytes]
-) -> None:
-    layout, data = model
+def test_an_attack_on_the_data_is_honest_training_on_the_wrong_labels(scene: Scene) -> None:
     flip = parse_attack("label-flip")
     poisoned, _ = prepare_offers(["digits"], SOURCE, device="cpu", threads=1, attack=flip, client_id=CLIENT)
-    coordinator.assign(coordinator.assignment(layout, data))
-    running = Running(WorkerHome(tmp_path / "home"), coordinator.member(), poisoned, Attacker(flip, CLIENT))
-    try:
-        running.wait_for("receipt")
-    finally:
-        running.stop()
+    scene.assign()
+    scene.start(offers=poisoned, attacker=Attacker(flip, CLIENT)).wait_for("receipt")
     splits = task("digits").load(SOURCE)
     wrong = replace(splits, train=replace(splits.train, y=9 - splits.train.y))
-    expected = trained(TorchTrainer(task("digits"), wrong, "cpu", 1), model)
-    np.testing.assert_array_equal(_sent(coordinator.submissions[0]), expected.rows["loss"])
-    assert dict(coordinator.submissions[0].manifest.losses) == dict(expected.losses)
+    expected = trained(TorchTrainer(task("digits"), wrong, "cpu", 1), scene.model)
+    np.testing.assert_array_equal(_sent(scene.coordinator.submissions[0]), expected.rows["loss"])
+    assert dict(scene.coordinator.submissions[0].manifest.losses) == dict(expected.losses)
 
 
-def test_a_free_rider_sends_noise_as_long_as_the_last_change_of_the_model_and_its_measured_loss(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], offers: dict[str, Trainer]
-) -> None:
-    layout, data = model
+def test_a_free_rider_sends_noise_as_long_as_the_last_change_of_the_model_and_its_measured_loss(scene: Scene) -> None:
+    layout, data = scene.model
     first = np.frombuffer(data[len(layout.header) :], dtype=np.float32)
     second, third = first + np.float32(0.25), first + np.float32(0.75)
-    evaluate = coordinator.assignment(layout, to_bytes(layout, second), 1, max_payload_bytes=0)
+    evaluate = scene.coordinator.assignment(layout, to_bytes(layout, second), 1, max_payload_bytes=0)
     evaluate.ClearField("rows")
     set_work(evaluate, EvaluateWork(splits=["test"]))
-    coordinator.assign(coordinator.assignment(layout, data, 0))
-    coordinator.assign(evaluate)
-    coordinator.assign(coordinator.assignment(layout, to_bytes(layout, third), 2))
-    running = start(attacker=Attacker(parse_attack("free-rider"), CLIENT))
-    running.wait_for("receipt", 3)
-    sent = [_sent(coordinator.submissions[number]) for number in (0, 2)]
+    scene.assign(0)
+    scene.coordinator.assign(evaluate)
+    scene.coordinator.assign(scene.coordinator.assignment(layout, to_bytes(layout, third), 2))
+    scene.start(attacker=Attacker(parse_attack("free-rider"), CLIENT)).wait_for("receipt", 3)
+    sent = [_sent(scene.coordinator.submissions[number]) for number in (0, 2)]
     assert [float(row.std()) for row in sent] == pytest.approx([1e-3, 0.5], rel=0.05)
-    honest = offers["digits"].measure(third, ("train",))
-    assert coordinator.submissions[2].manifest.losses["loss"] == honest["train/loss"]
+    honest = scene.offers["digits"].measure(third, ("train",))
+    assert scene.coordinator.submissions[2].manifest.losses["loss"] == honest["train/loss"]
 
 
 def test_accomplices_wait_for_each_other_but_not_for_ever_and_leave_nothing(tmp_path: Path) -> None:

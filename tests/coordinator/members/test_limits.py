@@ -26,7 +26,7 @@ from federation.v1.federation_pb2_grpc import FederationStub
 from storage.models import AuditEntry, Certificate
 from tests.coordinator.members.scene import end_of, knock
 from tests.running import SECONDS, Applicant, Running, refused, wait_for
-from tests.worker import working
+from tests.worker.scene import Running as Worker
 from worker.home import WorkerHome
 from worker.line.enroll import enroll
 
@@ -225,7 +225,7 @@ def test_a_worker_waits_as_long_as_the_coordinator_asks(
     member = enroll(WorkerHome(tmp_path / "h"), served.join_string("hasty")).member
     with member.channel() as channel:
         next(FederationStub(channel).Attend(iter([AttendRequest(hello=Hello())]), timeout=SECONDS))
-    worker = working.Running(WorkerHome(tmp_path / "h"), member, {})
+    worker = Worker(WorkerHome(tmp_path / "h"), member, {})
     told = worker.wait_for("disconnected")[0]
     worker.stop()
     assert told["reason"] == "limit:rate"

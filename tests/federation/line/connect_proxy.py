@@ -66,7 +66,9 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, opt
 
 
 async def _main(options: Namespace) -> None:
-    server = await asyncio.start_server(lambda *ends: _serve(*ends, options), "127.0.0.1", options.port)
+    server = await asyncio.start_server(
+        lambda reader, writer: _serve(reader, writer, options), "127.0.0.1", options.port
+    )
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 

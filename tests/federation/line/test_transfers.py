@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from coordinator.home import CoordinatorHomeError
+from coordinator.ownership import CoordinatorHomeError
 from coordinator.services import transfers
 from coordinator.services.transfers import FIRST_WINDOW, HELD_UP_SECONDS, LARGEST_WINDOW, Transfer, Transfers
 from coordinator.settings import SMALLEST_WINDOW, Settings

@@ -104,7 +104,7 @@ class Bytes:
         while True:
             value = self.word(4) % 2 ** (2 * bound).bit_length()
             if value <= 2 * bound:
-                return value - bound
+                return int(value) - bound
 
 
 def packed(p: int, elements: list[int]) -> bytes:
@@ -316,8 +316,8 @@ def vectors() -> dict[str, Any]:
         elements += [(sum(r * v for r, v in zip(rho, row[:256], strict=True)) + row[257]) % Q for row in rows]
         elements += [(factor * row[256] + row[258]) % Q for row in rows]
         for row in rows:
-            for sign, y in zip(signs, row[259:], strict=True):
-                elements.append((sum(r * v for r, v in zip(sign, row[:256], strict=True)) + y) % Q)
+            for row_of_signs, sum_ in zip(signs, row[259:], strict=True):
+                elements.append((sum(r * v for r, v in zip(row_of_signs, row[:256], strict=True)) + sum_) % Q)
         scales = [COEFFICIENTS[IDS.index(other)] for other in V]
         elements += [sum(a * row[r] for a, row in zip(scales, rows, strict=True)) % Q for r in range(256)]
         payload = packed(Q, elements)

@@ -11,6 +11,7 @@ from experiments.definition import Cell, Experiment, parse
 from experiments.loading import load, names
 from experiments.results import Job, RunResult, Store
 from experiments.runner import Event, ExperimentRunner, RunnerSettings
+from tests.experiments.scene import simulated
 
 DECAYING = """
 title = "Decaying"
@@ -31,7 +32,7 @@ def periods(experiment: Experiment) -> list[object]:
 
 
 def rate(cell: Cell, t: int) -> float:
-    spec = cell.spec(0)
+    spec = simulated(cell)
     return server_rate(spec.server.learning_rate, spec.server.decay, t, spec.rounds, spec.server.decay_every)
 
 
@@ -57,7 +58,7 @@ def test_an_experiment_with_fewer_rounds_has_shorter_periods_in_proportion() -> 
 def test_no_experiment_names_a_decay_that_has_no_effect(name: str) -> None:
     for experiment in (load(name), load(name).in_quick_form()):
         for cell in experiment.cells():
-            spec = cell.spec(0)
+            spec = simulated(cell)
             if spec.server.decay:
                 assert rate(cell, spec.rounds - 1) < spec.server.learning_rate, cell.label
 

@@ -116,6 +116,6 @@ def test_the_reproductions_of_fedfv_take_the_softmax_twice(name: str, outputs: i
 
 def test_fedfvs_linear_model_starts_with_a_bias_of_zero_and_its_mnist_model_ends_with_relu() -> None:
     linear = cast(nn.Sequential, fedfv_linear())
-    assert not linear.out.bias.any()
-    assert linear.out.weight.any()
+    assert not linear.get_parameter("out.bias").any()
+    assert linear.get_parameter("out.weight").any()
     assert (fedfv_mnist_cnn()(torch.randint(0, 256, (5, 1, 28, 28), dtype=torch.uint8)) >= 0).all()

@@ -165,10 +165,10 @@ def test_the_published_flows_are_read_and_all_eight_are_learned() -> None:
     model = river.model()
     descent = torch.optim.SGD(model.parameters(), lr=0.05)
     for _ in range(8):
-        for batch in torch.randperm(len(data.train)).split(64):
+        for batch in torch.randperm(len(data.train)).split(64):  # type: ignore[no-untyped-call]
             descent.zero_grad()
             losses = river.losses(model(data.train.x[batch]), data.train.y[batch])
-            torch.stack(list(losses.values())).sum().backward()
+            torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
             descent.step()
     with torch.no_grad():
         held = river.losses(model(data.test.x), data.test.y)

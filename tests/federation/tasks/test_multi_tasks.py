@@ -3,6 +3,7 @@
 import gzip
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -329,7 +330,7 @@ def test_the_plain_lenet_of_fmol_has_no_dropout_and_one_linear_layer_for_each_ob
         model, x = task(name).model().train(), task(name).pool(made).x[:4]
         first, second = model(x), model(x)
         assert all(torch.equal(first[side], second[side]) for side in ("left", "right"))
-        assert [type(head) for head in model.heads.values()] == [torch.nn.Linear] * 2
+        assert [type(head) for head in model.get_submodule("heads").children()] == [torch.nn.Linear] * 2
         assert {layer.kernel_size for layer in model.modules() if isinstance(layer, torch.nn.Conv2d)} == {(5, 5)}
 
 
@@ -441,7 +442,7 @@ def test_photographs_are_turned_by_whole_degrees_and_a_minibatch_is_mirrored_as_
 @every_composed_task
 def test_what_is_drawn_comes_from_torchs_generator_alone(name: str) -> None:
     images = white(name, 8)
-    results = []
+    results: list[Any] = []
     for seed in (1, 1, 2):
         np.random.seed(seed + len(results))  # which plays no role
         with deterministic(CPU, seed):

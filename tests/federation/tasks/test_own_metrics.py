@@ -117,10 +117,12 @@ def test_a_private_evaluation_opens_the_mean_of_clipped_values() -> None:
     vectors, measured = zip(*(of_metrics(claim, asked, ("loss",)) for claim in claims), strict=True)
     assert common(measured) == b"\0\0\1\1", "one member computes no loss"
     total = np.sum(vectors, axis=0, dtype=np.float64)
-    means = metric_means(total, 2, common(measured), asked, ("loss",))
+    means = metric_means(np.asarray(total), 2, common(measured), asked, ("loss",))
     assert means == {"test/auc": 0.75, "test/error": 3.0}, "9 is clipped to 4"
     assert of_metrics({"test/auc/0": 1.0}, asked, ("loss",))[1] == bytes(4), "values by class are not summed"
-    assert metric_means(total - 2, 2, common(measured), asked, ("loss",))["test/auc"] == 0.0, "noise leaves no range"
+    assert metric_means(np.asarray(total - 2), 2, common(measured), asked, ("loss",))["test/auc"] == 0.0, (
+        "noise leaves no range"
+    )
     assert scores_of_means(means, 3, ("loss",), (AUC, ERROR)) == {
         "metric/auc/mean": 0.75,
         "metric/error/mean": 3.0,

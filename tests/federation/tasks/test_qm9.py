@@ -97,7 +97,7 @@ def test_the_features_are_those_of_the_published_code(tmp_path: Path) -> None:
     assert present.sum(dim=1).tolist() == [5, 3]
     assert edges[1, 0, 1, :4].tolist() == edges[1, 1, 0, :4].tolist() == [0, 0, 1, 0]
     assert edges[1, 1, 2, :4].tolist() == [0, 0, 0, 0]
-    apart = np.linalg.norm(np.subtract(*CYANIDE[1][1:]))
+    apart = np.linalg.norm(np.diff(CYANIDE[1][1:], axis=0))
     assert edges[1, 1, 2, 4].item() == pytest.approx(apart, rel=1e-5)
 
 
@@ -182,8 +182,8 @@ def test_eleven_properties_are_learned(tmp_path: Path) -> None:
         loss = torch.stack(list(losses.values())).mean()
         means.append(loss.item())
         descent.zero_grad()
-        loss.backward()
-        assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert all(x.grad is not None and x.grad.isfinite().all() for x in model.parameters())
         descent.step()
     assert means[-1] < means[0]
     assert qm9.correct(model(data.x), data.y) is None

@@ -1,6 +1,6 @@
 """Samples that are not in memory: the same results, only what is needed is read, and exact errors."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -180,10 +180,9 @@ def test_a_reading_process_that_ends_is_an_error_and_the_next_work_has_new_ones(
 
 def test_a_minibatch_of_the_whole_split_is_declined(base: Vector) -> None:
     trainer = made()
-    for work in (
-        lambda: train(trainer, base, LocalSgd(epochs=1, batch_size=0, learning_rate=0.1)),
-        lambda: jacobian(trainer, base, 0),
-    ):
+    whole = LocalSgd(epochs=1, batch_size=0, learning_rate=0.1)
+    works: list[Callable[[], object]] = [lambda: train(trainer, base, whole), lambda: jacobian(trainer, base, 0)]
+    for work in works:
         with pytest.raises(WorkError, match=r"whole train split \(batch_size = 0\), and this worker's") as caught:
             work()
         assert caught.value.reason == "whole-split"

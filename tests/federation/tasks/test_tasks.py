@@ -164,7 +164,7 @@ GOOD_X, GOOD_Y = np.zeros((4, 64)), np.zeros(4, dtype=int)
 def test_a_file_that_does_not_hold_digits_is_refused_with_its_path(
     tmp_path: Path, arrays: dict[str, np.ndarray]
 ) -> None:
-    np.savez(tmp_path / "digits.npz", **arrays)
+    np.savez(tmp_path / "digits.npz", allow_pickle=True, **arrays)
     with pytest.raises(DataError, match=r"digits\.npz"):
         task("digits").load(DataSource(tmp_path))
 

@@ -51,7 +51,7 @@ class Line(Task):
 
     def gradient(self, w: NDArray[np.float64], chosen: Any = slice(None)) -> NDArray[np.float64]:
         x = np.column_stack([self.x[chosen], np.ones(len(self.x[chosen]))]).astype(np.float64)
-        return 2 * x.T @ (x @ w - self.y[chosen]) / len(x)
+        return np.asarray(2 * x.T @ (x @ w - self.y[chosen]) / len(x))
 
 
 class Noisy(Task):

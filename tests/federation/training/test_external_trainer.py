@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,7 +107,8 @@ def declined(trainer: ExternalTrainer) -> str:
 
 def test_the_process_trains_and_evaluates_and_tells_its_progress(start: Start) -> None:
     halves = "say(type='progress', id=id, share=0.5); say(bytes(12), type='model', id=id)"
-    trainer, shares = start(halves), []
+    shares: list[float] = []
+    trainer = start(halves)
     result = train(trainer, BASE, SGD, progress=shares.append)
     np.testing.assert_array_equal(result.rows["loss"], BASE)
     assert (shares, result.samples, result.losses) == ([0.5], 10, {"loss": 1.0})
@@ -317,7 +319,7 @@ def test_an_attack_on_training_data_is_refused_where_the_data_is_in_another_proc
     program = (tmp_path / "child.py").read_text().replace("TRAIN", "pass")
     (tmp_path / "child.py").write_text(program.replace("SCORES", "say(type='scores', id=id, scores={'loss': 1.0})"))
     command = shlex.join([sys.executable, "-S", str(tmp_path / "child.py")])
-    asked = {"device": "cpu", "threads": 1, "trainers": {"digits": TrainerChoice(command=command)}}
+    asked: dict[str, Any] = {"device": "cpu", "threads": 1, "trainers": {"digits": TrainerChoice(command=command)}}
     with pytest.raises(AttackError, match="label-flip changes training data, and that of digits is in the trainer's"):
         prepare_offers(["digits"], DataSource(), attack=parse_attack("label-flip"), **asked)
     offers, device = prepare_offers(["digits"], DataSource(), attack=parse_attack("sign-flip"), **asked)
@@ -350,7 +352,8 @@ def test_the_example_in_plain_python_makes_the_steps_that_the_run_asks_for(
     x, y = generator.uniform(0.5, 2.0, (30, 30)), generator.integers(0, 2, 30)
     np.savetxt(tmp_path / "tumours.csv", np.c_[x, y], delimiter=",", header="measurements and label")
     command = shlex.join([sys.executable, "-S", str(EXAMPLES / "plain_trainer.py")])
-    trainer, shares = ExternalTrainer(Tumours(), DataSource(tmp_path), command=command), []
+    shares: list[float] = []
+    trainer = ExternalTrainer(Tumours(), DataSource(tmp_path), command=command)
     try:
         found = train(trainer, np.zeros(31, np.float32), sgd, progress=shares.append)
     finally:

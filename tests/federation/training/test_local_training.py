@@ -72,7 +72,7 @@ def test_training_agrees_with_torchs_own_sgd(device: str) -> None:
     data = made.load(DataSource()).train
     for _ in range(3):
         optimiser.zero_grad()
-        functional.cross_entropy(model(data.x.to(device)), data.y.to(device)).backward()
+        functional.cross_entropy(model(data.x.to(device)), data.y.to(device)).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
     np.testing.assert_allclose(
         _train(trainer, base, work).rows["loss"],

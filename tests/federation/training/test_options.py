@@ -87,7 +87,7 @@ def by_hand(
         moves.zero_grad()
         with torch.autocast(device, types.get(work.precision), enabled=work.precision in types):
             loss = functional.mse_loss(model(x)[:, 0], y)
-        scaler.scale(loss).backward()
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         if work.clip_norm:
             scaler.unscale_(moves)
             nn.utils.clip_grad_norm_(model.parameters(), work.clip_norm)
@@ -256,7 +256,7 @@ def test_an_option_travels_and_one_that_is_not_there_keeps_its_default() -> None
     assert wire.from_proto(bare, shape).sgd == sgd()
     for key, value in (("optimiser", "lamb"), ("precision", "int8"), ("step_schedule", "zigzag"), ("step_decay", 2.0)):
         with pytest.raises(WorkError, match=str(value) if isinstance(value, str) else "decay = 2"):
-            wire.from_proto(TrainWork(epochs=3, learning_rate=0.05, **{key: value}), shape)
+            wire.from_proto(TrainWork(epochs=3, learning_rate=0.05, **dict[str, Any]({key: value})), shape)
 
 
 def test_the_rate_of_a_round_follows_its_schedule_at_client_and_coordinator() -> None:

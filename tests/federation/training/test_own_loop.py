@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from federation.spec.computation import LocalSgd
-from federation.tasks import DataSource, Task, task
-from federation.tasks.partition import Part
+from federation.tasks import DataSource, Part, Task, task
 from federation.training.torch_trainer import TorchTrainer
 from federation.vectors import Vector, read_vector
 from federation.work.base import WorkError

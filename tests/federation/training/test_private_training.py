@@ -49,7 +49,8 @@ def digits() -> Task:
 
 @pytest.fixture(scope="module")
 def data(digits: Task) -> Dataset:
-    return digits.load(DataSource(part=Part(0, 40))).train
+    data: Dataset = digits.load(DataSource(part=Part(0, 40))).train
+    return data
 
 
 class Chosen(Noise):
@@ -77,8 +78,10 @@ def alone(of: Task, data: Dataset) -> list[NDArray[np.float64]]:
     model, found = flat.build(of).train(), []
     for x, y in zip(data.x, data.y, strict=True):
         model.zero_grad()
-        of.losses(model(x[None]), y[None])["loss"].backward()
-        found.append(torch.cat([part.grad.reshape(-1) for part in model.parameters()]).double().numpy())
+        of.losses(model(x[None]), y[None])["loss"].backward()  # type: ignore[no-untyped-call]
+        found.append(
+            torch.cat([part.grad.reshape(-1) for part in model.parameters() if part.grad is not None]).double().numpy()
+        )
     return found
 
 
@@ -96,7 +99,7 @@ def test_the_gradients_of_samples_are_those_of_opacus(digits: Task, data: Datase
     import opacus
 
     model = opacus.GradSampleModule(flat.build(digits).train(), loss_reduction="mean")
-    digits.losses(model(data.x.clone().requires_grad_()), data.y)["loss"].backward()  # Opacus warns otherwise
+    digits.losses(model(data.x.clone().requires_grad_()), data.y)["loss"].backward()  # type: ignore[no-untyped-call]  # Opacus warns otherwise
     rows = torch.cat([part.grad_sample.flatten(1) for part in model.parameters()], dim=1).double()
     rows *= (PRIVATE.clip / rows.norm(dim=1, keepdim=True)).clamp(max=1)
     np.testing.assert_allclose(gradient(digits, data), (rows.sum(dim=0) / 10).numpy(), rtol=0, atol=1e-6)

@@ -78,7 +78,7 @@ def test_an_update_is_the_base_model_minus_what_the_trainer_returns_and_its_loss
     shares: list[float] = []
     result = train(halving(), BASE, SGD, progress=shares.append)
     np.testing.assert_array_equal(result.rows["loss"], BASE / 2)
-    assert (result.rows["loss"].dtype, result.samples, shares) == (np.float32, 10, [0.5])
+    assert (result.rows["loss"].dtype, result.samples, shares) == (np.dtype(np.float32), 10, [0.5])
     assert result.losses == {"loss": 6.0}
     assert result.metrics == {"train/samples": 10.0, "train/loss": 6.0, "train/accuracy": 0.5}
 
@@ -284,7 +284,7 @@ def test_an_error_of_a_trainers_own_code_is_shown_with_its_line() -> None:
 def test_an_initial_model_without_pytorch_is_checked_and_is_float32() -> None:
     layout, vector = initial_model(Numbers(), 7)
     assert [tensor.shape for tensor in layout.tensors] == [(1, 2), ()]
-    assert (vector.dtype, vector.tolist()) == (np.float32, [7.0, 7.0, 0.0])
+    assert (vector.dtype, vector.tolist()) == (np.dtype(np.float32), [7.0, 7.0, 0.0])
 
     class Endless(Numbers):
         def initial(self, seed: int) -> dict[str, NDArray[np.float64]]:
@@ -342,7 +342,7 @@ def examples(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.full
 @pytest.mark.usefixtures("examples")
 def test_simulated_clients_are_trained_by_the_tasks_trainer_or_by_the_one_that_is_named(tmp_path: Path) -> None:
-    models = {}
+    models: dict[str, bytes] = {}
     for name in ("", "scikit:Newton", ""):
         history = simulate(SIMULATED, home=tmp_path / f"{len(models)}-{name}", trainer=name, progress=lambda _: None)
         found = history.model.tobytes()

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509 import Certificate
 
 from federation.trust.certificates import issue_certificate, make_ca
 from federation.trust.keys import new_tls_key
@@ -15,7 +16,9 @@ class Authority:
         self.key = new_tls_key()
         self.ca = make_ca(self.key, "fed", NOW)
 
-    def issue(self, uris: list[str], hosts: tuple[str, ...] = (), key: ec.EllipticCurvePrivateKey | None = None):
+    def issue(
+        self, uris: list[str], hosts: tuple[str, ...] = (), key: ec.EllipticCurvePrivateKey | None = None
+    ) -> Certificate:
         return issue_certificate(
             ca=self.ca,
             ca_key=self.key,

@@ -1,4 +1,5 @@
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -20,7 +21,7 @@ def authority() -> Authority:
 
 
 def test_certificates_may_be_used_for_what_they_are_and_nothing_else(authority: Authority) -> None:
-    def extension(certificate: x509.Certificate, kind):
+    def extension(certificate: x509.Certificate, kind: type[Any]) -> Any:
         return certificate.extensions.get_extension_for_class(kind)
 
     client, server = (

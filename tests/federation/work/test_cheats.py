@@ -18,6 +18,7 @@ from federation.secure.thresholds import Mode, Thresholds
 from federation.secure.wire import pack, unpack
 from federation.vectors import Array, payload_bytes
 from federation.work.base import Result, RowSchema, Work, payload_layout
+from federation.work.secure.sum import Mask
 from federation.work.secure.terms import SessionStage
 from tests.federation.work.scene import Cast, Member, cast, exact, names, play
 from tests.few import few_of
@@ -200,8 +201,8 @@ def test_members_that_were_told_different_coefficients_make_masks_that_do_not_ca
     half = set(names(range(4)))
 
     def split(stage: str, member: Member, work: Work, inputs: Mapping[str, bytes]) -> tuple[Work, Mapping[str, bytes]]:
-        if stage == SessionStage.MASK.value and member.name in half:
-            return replace(work, coefficients=tuple(a - 1 for a in work.coefficients)), inputs  # type: ignore[attr-defined]
+        if isinstance(work, Mask) and member.name in half:
+            return replace(work, coefficients=tuple(a - 1 for a in work.coefficients)), inputs
         return work, inputs
 
     with pytest.raises(TooFewUpdatesError, match="4 of 8 members have sent their masked vectors"):

@@ -66,10 +66,11 @@ LEAST, T, N_MIN = Fraction(2), Thresholds(8, Mode.SUM).t, Thresholds(8, Mode.SUM
 @cache
 def at_mask() -> tuple[Member, Mask]:
     """A member that has answered OPEN, and MASK, which it is asked next."""
-    scene, kept = cast(8, assumed=1), []
+    kept: list[tuple[Mask, dict[str, bytes], dict[Any, Any]]] = []
+    scene = cast(8, assumed=1)
 
     def change(stage: str, member: Member, work: Work, inputs: Inputs) -> tuple[Work, Inputs]:
-        if (stage, member.name) == (SessionStage.MASK, VICTIM):
+        if isinstance(work, Mask) and member.name == VICTIM:
             kept.append((work, dict(member.memory.values), dict(member.asked)))
         return work, inputs
 
@@ -83,7 +84,7 @@ def at_mask() -> tuple[Member, Mask]:
 def scaled(weights: Sequence[int]) -> tuple[int, ...]:
     """Coefficients with these proportions, truncated."""
     total = max(1, sum(map(abs, weights)))
-    return tuple(math.copysign(1, one) * (abs(one) * ONE // total) for one in weights)  # type: ignore[return-value]
+    return tuple(math.copysign(1, one) * (abs(one) * ONE // total) for one in weights)
 
 
 WEIGHT = st.one_of(st.integers(-9, 9), st.integers(0, 5), st.sampled_from([1, 100]))
@@ -151,7 +152,8 @@ def asked_with(
     algorithm: str, values: Mapping[str, Any], *tries: Sequence[int], samples: Sequence[int] = (100,) * 8
 ) -> list[str]:
     """What a member of a run of this algorithm says to MASK with other coefficients."""
-    scene, answers = cast(8, assumed=1), []
+    answers: list[Any] = []
+    scene = cast(8, assumed=1)
     for member, count in zip(scene.members.values(), samples, strict=True):
         member.samples = count
 
@@ -238,7 +240,7 @@ def ready_with(scene: Cast, specification: bytes, name: str = "", **changed: Any
 def test_terms_that_differ_from_the_specification_are_declined() -> None:
     scene, plain = cast(8, assumed=1), document(Mode.SUM)
     assert ready_with(scene, plain) == "answers"
-    same = {"work": Evaluate(splits=("test",)), "length": 2, "clip": clip(2, EVALUATION_NOISE)}
+    same: dict[str, Any] = {"work": Evaluate(splits=("test",)), "length": 2, "clip": clip(2, EVALUATION_NOISE)}
     assert ready_with(scene, plain, **same) == "answers"
     other: list[dict[str, Any]] = [
         {"mode": Mode.PRIVATE},

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from coordinator.aggregation.interface import TooFewUpdatesError
 from coordinator.aggregation.secure import evaluation as evaluations
 from coordinator.aggregation.secure.evaluation import Means, evaluation
+from coordinator.aggregation.secure.session import secure_sum
 from coordinator.aggregation.secure.settled import Sum
 from federation.secure.evaluation import clip, deviation, deviation_of_mean, noise
 from federation.secure.thresholds import EVALUATION_NOISE, Mode, Thresholds
@@ -48,7 +49,7 @@ def ten(sigma: float = EVALUATION_NOISE, metrics: Mapping[str, Mapping[str, floa
 def sums(monkeypatch: pytest.MonkeyPatch) -> list[Sum]:
     """The sums that the coordinator unmasks in evaluations."""
     seen: list[Sum] = []
-    original = evaluations.secure_sum
+    original = secure_sum
 
     def kept(*args: Any) -> Any:
         seen.append((yield from original(*args)))
@@ -127,7 +128,7 @@ def test_two_evaluations_that_differ_by_one_member_show_its_metrics_with_noise_o
             evaluated(ten(sigma, metrics), SIXTEEN, without)
         bound = clip(2 + len(OWN), sigma)
         whole, less = (total.vector(bound * len(total.weights)).astype(float)[2:] for total in sums[-2:])
-        return whole - less - values[4]
+        return np.asarray(whole - less - values[4])
 
     assert np.abs(errors(0.0)).max() < 1e-6, "without noise, the difference is the member's metrics"
     nine = Thresholds(9, Mode.SUM)

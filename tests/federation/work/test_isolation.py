@@ -44,7 +44,11 @@ def told(scene: Cast, lines: str = "", **changed: Any) -> Setting:
     """What a member is told, from a specification with these lines; `changed` are fields of the terms."""
     document = b"\n".join([setting(scene, Mode.SUM).specification, lines.encode()])
     spec = RunSpec.parse(document)
-    fields = {"spec": digest(document), "work": Train.of(spec, 0, joint_target(("loss",))), "seed": spec.seed}
+    fields: dict[str, Any] = {
+        "spec": digest(document),
+        "work": Train.of(spec, 0, joint_target(("loss",))),
+        "seed": spec.seed,
+    }
     agreed = replace(setting(scene, Mode.SUM).agreed, **fields | changed)
     return replace(setting(scene, Mode.SUM), agreed=agreed, terms_bytes=terms_bytes(agreed), specification=document)
 
@@ -88,7 +92,7 @@ def test_a_member_makes_its_vector_of_the_work_in_the_terms_alone() -> None:
     victim, made = scene.members[VICTIM], setting(scene, Mode.SUM)
     assert [field.name for field in SecureReadyWork.DESCRIPTOR.fields] == ["terms"]
     for name, value in (("seed", 1), ("unshared", UNSHARED)):
-        victim.origin = replace(scene.origin, **{name: value})
+        victim.origin = replace(scene.origin, **dict[str, Any]({name: value}))
         with pytest.raises(WorkError, match=f"the terms are for another {name} than the work") as declined:
             victim.do(ready(made), {SPECIFICATION: made.specification})
         assert declined.value.reason == "terms"

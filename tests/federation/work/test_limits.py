@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def limited(m: int = 6, **policy: object) -> Cast:
     return scene
 
 
-def evaluate(scene: Cast, nonce: bytes, without: str = "", **terms: object) -> Sum:
+def evaluate(scene: Cast, nonce: bytes, without: str = "", **terms: Any) -> Sum:
     """A session that sums the metrics of all members but one."""
     ids = next(iter(scene.members.values())).members.key_ids()
     invited = invitation({name: ids[name] for name in scene.members if name != without})

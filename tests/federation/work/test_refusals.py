@@ -16,6 +16,7 @@ from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
 from federation.v1.secure_pb2 import SecureStatement
 from federation.work.base import Work, WorkError
 from federation.work.secure.ready import Ready
+from federation.work.secure.sum import Unmask
 from federation.work.secure.terms import Invited, SessionStage
 from federation.work.secure.wire import terms_bytes
 from federation.work.site import SecurePolicy, SessionEntry
@@ -346,6 +347,7 @@ def test_a_stage_that_is_asked_again_gets_the_same_bytes_and_another_question_no
         expected = "answers" if name.startswith("secure-unmask") else "stage"
         assert tried(member, question) == expected, name
     mask, inputs = first["secure-unmask/0"][0]
+    assert isinstance(mask, Unmask)
     assert tried(member, (replace(mask, tau2=bytes(32)), inputs)) == "answered"
 
 
@@ -416,7 +418,7 @@ def test_a_member_killed_at_any_write_gives_the_same_bytes_or_drops_out(mode: Mo
     play(undisturbed, mode)
     writes = undisturbed.members[VICTIM].memory.writes
     expected = {
-        (stage, opening, reply.client_id): (reply.statement, [row.tobytes() for row in reply.rows])
+        (stage, opening, reply.client_id): (reply.statement, [np.asarray(row).tobytes() for row in reply.rows])
         for (stage, opening), replies in undisturbed.sent.items()
         for reply in replies
     }
@@ -439,7 +441,7 @@ def test_a_member_killed_at_any_write_gives_the_same_bytes_or_drops_out(mode: Mo
         if VICTIM in total.record.survivors:
             for (stage, opening), replies in scene.sent.items():
                 for reply in replies:
-                    same = (reply.statement, [row.tobytes() for row in reply.rows])
+                    same = (reply.statement, [np.asarray(row).tobytes() for row in reply.rows])
                     assert same == expected[stage, opening, reply.client_id], (place, stage)
         else:
             assert scene.declined

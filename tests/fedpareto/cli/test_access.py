@@ -31,7 +31,7 @@ from federation.trust.keys import new_tls_key, private_key_pem
 from federation.v1 import admin_pb2, enrollment_pb2, federation_pb2
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
-from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Hello
+from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Hello, SubmitRequest
 from federation.v1.federation_pb2_grpc import FederationStub
 from fedpareto.processes.forked import Forked, completed
 from storage.models import Client
@@ -60,7 +60,8 @@ class Stream:
 
     def ended(self) -> grpc.RpcError:
         """Waits for the coordinator to end the stream; the error that it ended with."""
-        error = self.call.exception(timeout=SECONDS)
+        call: Any = self.call
+        error: grpc.RpcError | None = call.exception(timeout=SECONDS)
         self._over.set()
         assert error is not None
         return error
@@ -70,8 +71,14 @@ class Stream:
         self.call.cancel()
 
 
-def listens(port: int) -> tuple[str, int]:
-    return ("127.0.0.1", port)
+def fetch(channel: grpc.Channel, digest: str = "") -> object:
+    """A call that a member may make."""
+    return next(FederationStub(channel).FetchBlob(FetchBlobRequest(digest=digest), timeout=SECONDS))
+
+
+def greet(channel: grpc.Channel) -> object:
+    """A call that anybody may make, with a join string that nobody has made."""
+    return EnrollmentStub(channel).Enroll(Applicant().request(b"x"), timeout=SECONDS)
 
 
 def handshake(port: int, version: ssl.TLSVersion, member: Path) -> str | None:
@@ -82,7 +89,7 @@ def handshake(port: int, version: ssl.TLSVersion, member: Path) -> str | None:
     context.set_alpn_protocols(["h2"])
     context.minimum_version = context.maximum_version = version
     with (
-        socket.create_connection(listens(port), timeout=SECONDS) as plain,
+        socket.create_connection(("127.0.0.1", port), timeout=SECONDS) as plain,
         context.wrap_socket(plain, server_hostname="localhost") as connection,
     ):
         assert connection.recv(1)  # the server's settings frame: it has accepted the certificate too
@@ -90,7 +97,7 @@ def handshake(port: int, version: ssl.TLSVersion, member: Path) -> str | None:
 
 
 def methods() -> dict[str, MethodDescriptor]:
-    found = {}
+    found: dict[str, MethodDescriptor] = {}
     for module in (admin_pb2, enrollment_pb2, federation_pb2):
         for service in module.DESCRIPTOR.services_by_name.values():
             found |= {f"/{service.full_name}/{method.name}": method for method in service.methods}
@@ -145,14 +152,14 @@ def test_tls_1_3_and_nothing_older(served: Running, port: str) -> None:
 def test_without_a_certificate_the_federation_port_does_not_shake_hands(served: Running) -> None:
     with server_verified_channel(served.address, pem(served.home.ca)) as channel:
         with refused("UNAVAILABLE", "unreachable") as messages:
-            next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
+            fetch(channel)
         assert "did not accept your certificate" in messages[0]
 
 
 def test_without_a_certificate_the_enrollment_port_serves_no_members(served: Running) -> None:
     with served.newcomer() as channel:
         with refused("UNAUTHENTICATED", "certificate-unknown"):
-            next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
+            fetch(channel)
         with refused("UNAUTHENTICATED", "certificate-unknown"):
             AdminStub(channel).ListClients(admin_pb2.ListClientsRequest(), timeout=SECONDS)
         with refused("UNAUTHENTICATED", "certificate-unknown"):
@@ -182,20 +189,14 @@ def foreign(served: Running, *, ca: bytes) -> grpc.Channel:
 
 
 def test_a_certificate_of_another_ca_does_not_shake_hands(served: Running) -> None:
-    with (
-        foreign(served, ca=pem(served.home.ca)) as channel,
-        refused("UNAVAILABLE", "unreachable") as messages,
-    ):
-        next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
+    with foreign(served, ca=pem(served.home.ca)) as channel, refused("UNAVAILABLE", "unreachable") as messages:
+        fetch(channel)
     assert "another federation's CA" in messages[0]
 
 
 def test_a_member_of_another_federation_does_not_trust_this_coordinator(served: Running) -> None:
-    with (
-        foreign(served, ca=b"") as channel,
-        refused("UNAVAILABLE", "unreachable") as messages,
-    ):
-        next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
+    with foreign(served, ca=b"") as channel, refused("UNAVAILABLE", "unreachable") as messages:
+        fetch(channel)
     assert "did not prove that it is this federation's coordinator" in messages[0]
 
 
@@ -206,7 +207,7 @@ def test_nobody_at_the_address_is_said_so(served: Running) -> None:
         server_verified_channel(f"127.0.0.1:{port}", pem(served.home.ca)) as channel,
         refused("UNAVAILABLE", "unreachable") as messages,
     ):
-        EnrollmentStub(channel).Enroll(Applicant().request(b"x"), timeout=SECONDS)
+        greet(channel)
     assert "no coordinator answers there" in messages[0]
 
 
@@ -215,7 +216,7 @@ def test_an_expired_certificate_does_not_shake_hands_and_its_owner_is_told_why(s
         served.certified("stale", known=True, lifetime=timedelta(seconds=-1)) as channel,
         pytest.raises(grpc.RpcError) as caught,
     ):
-        next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
+        fetch(channel)
     expired = served.clock() - timedelta(seconds=1)
     found = refusal_from_rpc_error(caught.value, not_after=expired)
     assert (found.status, found.reason) == ("UNAVAILABLE", "unreachable")
@@ -224,19 +225,18 @@ def test_an_expired_certificate_does_not_shake_hands_and_its_owner_is_told_why(s
 
 def test_a_certificate_that_is_not_on_record_is_unknown(served: Running) -> None:
     with served.certified("ghost", known=False) as channel, refused("UNAUTHENTICATED", "certificate-unknown"):
-        next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
+        fetch(channel)
     assert served.refusals("FetchBlob")[-1].actor == "fedpareto://test/client/ghost"
 
 
 def test_a_certificate_that_has_expired_since_the_handshake_is_refused(served: Running) -> None:
     with served.member("ageing") as channel:
-        stub = FederationStub(channel)
         with refused("PERMISSION_DENIED", "blob-not-offered"):
-            next(stub.FetchBlob(FetchBlobRequest(digest="blake3:" + "0" * 64), timeout=SECONDS))
+            fetch(channel, "blake3:" + "0" * 64)
         served.clock.ahead = timedelta(days=91)
         try:
             with refused("UNAUTHENTICATED", "certificate-expired"):
-                next(stub.FetchBlob(FetchBlobRequest(digest="blake3:" + "0" * 64), timeout=SECONDS))
+                fetch(channel, "blake3:" + "0" * 64)
         finally:
             served.clock.ahead = timedelta()
 
@@ -265,7 +265,7 @@ def test_a_revoked_client_is_out_with_its_live_streams_and_its_next_call(served:
         with refused("UNAUTHENTICATED", "certificate-revoked"):
             raise stream.ended()
         with refused("UNAUTHENTICATED", "certificate-revoked"):
-            next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
+            fetch(channel)
         assert served.refusals("Attend")[-1].outcome == "certificate-revoked"
         assert bystander.call.is_active()
         bystander.close()
@@ -320,9 +320,10 @@ def test_a_role_opens_its_own_doors_and_no_other(served: Running, role: Role) ->
 
 def test_nobody_may_call_what_has_no_rule(served: Running) -> None:
     with served.administrator(*Role) as channel:
+        sudo: Any = channel.unary_unary("/federation.v1.Admin/Sudo")
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary("/federation.v1.Admin/Sudo")(b"", timeout=SECONDS)
-        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED  # type: ignore[attr-defined]
+            sudo(b"", timeout=SECONDS)
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_health_and_reflection_answer_on_both_ports(served: Running) -> None:
@@ -340,7 +341,7 @@ def test_health_and_reflection_answer_on_both_ports(served: Running) -> None:
 
 def test_an_rpc_that_takes_one_request_takes_no_second_one(served: Running) -> None:
     with served.member("talkative") as channel:
-        call = channel.stream_stream("/federation.v1.Federation/FetchBlob")
+        call: Any = channel.stream_stream("/federation.v1.Federation/FetchBlob")
         for count in (0, 2):
             with refused("INVALID_ARGUMENT", "argument"):
                 list(call(iter([FetchBlobRequest().SerializeToString()] * count), timeout=SECONDS))
@@ -351,7 +352,7 @@ def test_one_caller_has_so_many_calls_under_way_and_no_more(served: Running) -> 
     with served.member("greedy") as channel:
         over = threading.Event()
 
-        def silent() -> Iterator[AttendRequest]:
+        def silent() -> Iterator[SubmitRequest]:
             over.wait(SECONDS)
             yield from ()
 
@@ -361,7 +362,7 @@ def test_one_caller_has_so_many_calls_under_way_and_no_more(served: Running) -> 
             lambda: len(served_calls.get("fedpareto://test/client/greedy", ())) == MAX_CONCURRENT_CALLS, "the calls"
         )
         with refused("RESOURCE_EXHAUSTED", "limit:calls"):
-            next(stub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
+            fetch(channel)
         for call in calls:
             call.cancel()
         over.set()
@@ -375,9 +376,9 @@ def test_a_message_over_the_limit_is_refused_also_when_it_arrives_compressed(ser
         for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip):
             with pytest.raises(grpc.RpcError) as caught:
                 EnrollmentStub(channel).Enroll(request, timeout=SECONDS, compression=compression)
-            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         with refused("UNAUTHENTICATED", "join-string-invalid"):
-            EnrollmentStub(channel).Enroll(Applicant().request(b"still served"), timeout=SECONDS)
+            greet(channel)
 
 
 def test_what_nobody_foresaw_is_internal_and_tells_a_stranger_nothing(
@@ -388,9 +389,9 @@ def test_what_nobody_foresaw_is_internal_and_tells_a_stranger_nothing(
 
     monkeypatch.setattr("coordinator.services.enrollment.enroll", fails)
     with served.newcomer() as channel, pytest.raises(grpc.RpcError) as caught:
-        EnrollmentStub(channel).Enroll(Applicant().request(b"x"), timeout=SECONDS)
-    assert caught.value.code() is grpc.StatusCode.INTERNAL  # type: ignore[attr-defined]
-    details = caught.value.details()  # type: ignore[attr-defined]
+        greet(channel)
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    details = caught.value.details() or ""
     assert "secret" not in details
     incident = details.split()[-1]
     assert f"incident {incident}" in caplog.text
@@ -418,10 +419,10 @@ def test_refusals_of_one_caller_are_counted_not_heaped_up(served: Running) -> No
 def test_raw_bytes_at_the_door_leave_the_coordinator_serving(served: Running) -> None:
     for port in (served.coordinator.federation_port, served.coordinator.enrollment_port):
         for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" + struct.pack(">H", 0xFFFF), bytes(64), b""):
-            with socket.create_connection(listens(port), timeout=SECONDS) as plain:
+            with socket.create_connection(("127.0.0.1", port), timeout=SECONDS) as plain:
                 plain.sendall(data)
     with served.newcomer() as channel, refused("UNAUTHENTICATED", "join-string-invalid"):
-        EnrollmentStub(channel).Enroll(Applicant().request(b"x"), timeout=SECONDS)
+        greet(channel)
 
 
 def test_when_the_coordinator_stops_its_streams_are_told(tmp_path: Path) -> None:
@@ -454,7 +455,7 @@ def test_a_second_coordinator_on_the_same_database_is_refused_and_the_first_serv
     assert "Traceback" not in done.stderr
     assert served.home.ports_file.exists()
     with served.newcomer() as channel, refused("UNAUTHENTICATED", "join-string-invalid"):
-        EnrollmentStub(channel).Enroll(Applicant().request(b"x"), timeout=SECONDS)
+        greet(channel)
 
 
 def test_the_command_makes_serves_and_stops_a_federation_with_encrypted_keys(tmp_path: Path) -> None:

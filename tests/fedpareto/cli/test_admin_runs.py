@@ -7,7 +7,6 @@ import threading
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -40,15 +39,19 @@ from federation.v1.common_pb2 import RunState
 from storage import models, states
 from storage.blob_directory import DirectoryStore
 from storage.database import Database, DatabaseTooOld
-from tests.fedpareto.cli import admin_stage
-from tests.fedpareto.cli.admin_stage import LAYOUT, SPEC, command, enroll, good_model, play, requests, submit
+from tests.fedpareto.cli.scene import (
+    LAYOUT,
+    SPEC,
+    Finished,
+    attending,
+    close,
+    command,
+    good_model,
+    play,
+    requests,
+    submit,
+)
 from tests.harness import Federation, Member, Process, federation, refused, wait_for
-
-# Fixtures
-centre = admin_stage.centre
-stub = admin_stage.stub
-finished = admin_stage.finished
-
 
 # --- runs
 
@@ -71,10 +74,8 @@ def test_a_run_is_held_and_stopped_and_refuses_what_does_not_fit_its_state(centr
 
 
 def test_watching_begins_with_the_present_and_ends_with_the_run(centre: Federation, stub: AdminStub) -> None:
-    members = [enroll(centre, stub, name) for name in ("watched-a", "watched-b", "watched-c")]
-    streams = {member: member.attend(digits=10) for member in members}
+    streams = attending(centre, stub, "watched-a", "watched-b", "watched-c")
     run_id = submit(centre, "watched", SPEC, "--paused")
-    seen: list[Any] = []
     call = stub.WatchRun(WatchRunRequest(run=run_id))
     first = next(call)
     assert first.run.state == RunState.RUN_STATE_PAUSED
@@ -88,8 +89,7 @@ def test_watching_begins_with_the_present_and_ends_with_the_run(centre: Federati
     (only,) = map(json.loads, command(centre, "watch", run_id, "--json").stdout.splitlines())
     assert (only["run"]["state"], only["run"]["rounds_done"]) == ("COMPLETED", 2)
     assert [member["last_outcome"] for member in only["run"]["members"]] == ["REPLIED"] * 3
-    for stream in streams.values():
-        stream.close()
+    close(streams)
 
 
 def rounds_in(text: str) -> list[int]:
@@ -99,8 +99,7 @@ def rounds_in(text: str) -> list[int]:
 
 @pytest.mark.full
 def test_watching_shows_the_rounds_so_far_and_then_each_one_once(centre: Federation, stub: AdminStub) -> None:
-    members = [enroll(centre, stub, name) for name in ("joined-a", "joined-b", "joined-c")]
-    streams = {member: member.attend(digits=10) for member in members}
+    streams = attending(centre, stub, "joined-a", "joined-b", "joined-c")
     run_id = submit(centre, "joined")
     play(streams, 2)
     wait_for(lambda: centre.run_state(run_id)["rounds_done"] == 1, "the first round to end")
@@ -112,13 +111,12 @@ def test_watching_shows_the_rounds_so_far_and_then_each_one_once(centre: Federat
     assert watching.popen.wait(120) == 0
     assert rounds_in(log.read_text()) == [0, 1]
     assert "joined  COMPLETED  2/2 rounds" in log.read_text()
-    for stream in streams.values():
-        stream.close()
+    close(streams)
 
 
 @pytest.mark.full
 def test_watching_a_run_that_has_ended_shows_its_rounds_and_how_it_ended(
-    centre: Federation, finished: tuple[str, tuple[str, ...]]
+    centre: Federation, finished: Finished
 ) -> None:
     run_id, _ = finished
     done = command(centre, "watch", run_id)
@@ -224,9 +222,8 @@ def test_a_viewer_sees_and_cannot_touch(centre: Federation) -> None:
     from federation.trust.admin_files import AdminFiles
 
     out = centre.directory / "viewer"
-    centre.fedpareto(
-        "coordinator", "admin", "watcher", "--role", "viewer", "--out", str(out), "--home", str(centre.home)
-    )
+    made = ("coordinator", "admin", "watcher", "--role", "viewer")
+    centre.fedpareto(*made, "--out", str(out), "--home", str(centre.home))
     with AdminFiles.load(out).channel() as channel:
         viewer = AdminStub(channel)
         viewer.ListRuns(ListRunsRequest())
@@ -243,19 +240,10 @@ def test_a_viewer_sees_and_cannot_touch(centre: Federation) -> None:
 # --- the record, when nobody serves it
 
 
-SHOWING = (
-    ("runs",),
-    ("run", "open"),
-    ("rounds", "open"),
-    ("round", "open", "0"),
-    ("replies", "open"),
-    ("clients",),
-    ("join-strings",),
-    ("admins",),
-    ("requests",),
-    ("disk",),
-    ("audit",),
-)
+SHOWING = [
+    *("runs", "run open", "rounds open", "round open 0", "replies open", "clients", "join-strings", "admins"),
+    *("requests", "disk", "audit"),
+]
 
 
 def test_while_no_coordinator_runs_commands_that_show_read_its_directory_and_others_say_how_to_start_it(
@@ -278,13 +266,13 @@ def test_while_no_coordinator_runs_commands_that_show_read_its_directory_and_oth
         for key in made.home.glob("*.key"):
             key.rename(key.with_suffix(".away"))  # none is needed, so no passphrase either
         before = database.read_bytes()
-        for arguments in SHOWING:
-            done = command(made, *arguments)
+        for shown in SHOWING:
+            done = command(made, *shown.split())
             assert done.returncode == 0, done.stderr
             assert done.stdout
         assert database.read_bytes() == before
-        for arguments in (("pause", "open"), ("watch", "open"), ("login",), ("export", "open", "--out", "model")):
-            refusing = command(made, *arguments)
+        for refusal in (("pause", "open"), ("watch", "open"), ("login",), ("export", "open", "--out", "model")):
+            refusing = command(made, *refusal)
             assert refusing.returncode == 1
             start = f"fedpareto coordinator serve --home {made.home}"
             assert f"no coordinator serves {made.home}" in refusing.stderr.replace("\n", " ")

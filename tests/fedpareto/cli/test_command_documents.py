@@ -9,7 +9,7 @@ import pytest
 
 from tests.command_documents import FILE, must_suit
 from tests.command_lines import command_paths, fedpareto_command
-from tests.fedpareto.cli.admin_stage import submit
+from tests.fedpareto.cli.scene import submit
 from tests.harness import Federation, federation
 from tests.paths import ROOT
 

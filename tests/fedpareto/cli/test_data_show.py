@@ -151,7 +151,7 @@ def test_a_task_without_classes_is_counted_without_them() -> None:
 
 def test_heterogeneity_is_the_mean_total_variation_from_everybody_together() -> None:
     counts = np.array([[4, 0], [1, 3]])  # together 5/8 and 3/8
-    assert Census(np.zeros((2, 3)), np.arange(2), counts).heterogeneity == pytest.approx((3 / 8 + 3 / 8) / 2)
+    assert Census(np.zeros((2, 3), np.int64), np.arange(2), counts).heterogeneity == pytest.approx((3 / 8 + 3 / 8) / 2)
 
 
 @pytest.mark.parametrize("classes", [1, 7, 13, 62, 500])

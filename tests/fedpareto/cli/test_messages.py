@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.home import CoordinatorHome, CoordinatorHomeError
+from coordinator.home import CoordinatorHome
+from coordinator.ownership import CoordinatorHomeError
 from coordinator.server import serve
 from coordinator.settings import Settings
 from federation.spec.run_spec import RunSpec, SpecError

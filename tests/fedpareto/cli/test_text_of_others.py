@@ -61,7 +61,7 @@ numbers = {
 }
 
 
-def value(draw: st.DrawFn, field: FieldDescriptor) -> Any:
+def value(draw: st.DrawFn, field: Any) -> Any:
     if field.type == FieldDescriptor.TYPE_STRING:
         return draw(text)
     if field.type == FieldDescriptor.TYPE_BYTES:
@@ -166,10 +166,10 @@ def test_a_page_of_hostile_text_is_html_without_a_control_character(data: st.Dat
     client = data.draw(any_message(admin_pb2.Client))
     assert isinstance(run, admin_pb2.Run)
     assert isinstance(client, admin_pb2.Client)
-    for number, item in enumerate(rounds):
-        assert isinstance(item, admin_pb2.ExportRoundsResponse)
+    items = [item for item in rounds if isinstance(item, admin_pb2.ExportRoundsResponse)]
+    for number, item in enumerate(items):
         item.summary.round = number
-    found = page(RunData(run, rounds, {client.client_id: client}))
+    found = page(RunData(run, items, {client.client_id: client}))
     must_be_safe(found.replace("\t", ""))
     assert "<script" not in found
 
@@ -216,7 +216,7 @@ def test_every_call_through_the_channel_of_the_command_line_is_escaped() -> None
     with ThreadPoolExecutor(1) as threads:
         server = grpc.server(threads)
         port = server.add_insecure_port("127.0.0.1:0")
-        admin_pb2_grpc.add_AdminServicer_to_server(Talker(), server)
+        admin_pb2_grpc.add_AdminServicer_to_server(Talker(), server)  # type: ignore[abstract]
         server.start()
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = escaping_stub(lambda kind, method, **made: getattr(channel, kind)(method, **made))

@@ -14,7 +14,16 @@ from coordinator.aggregation.base import Algorithm
 from coordinator.aggregation.diagnostics import describe
 from coordinator.aggregation.interface import Combination, Rows
 from coordinator.aggregation.phase_kinds import TrainingPhase
-from coordinator.aggregation.phases import AlgorithmPhase, Asked, Closing, Replies, RoundContext, RoundGenerator, Step
+from coordinator.aggregation.phases import (
+    AlgorithmPhase,
+    Asked,
+    Closing,
+    PhaseReply,
+    Replies,
+    RoundContext,
+    RoundGenerator,
+    Step,
+)
 from federation.vectors import RowFile
 from federation.work.base import Lane, Result, RowSchema, Shape, Terms, Work, WorkError, WorkingClient
 from federation.work.registry import Kind
@@ -131,7 +140,7 @@ class Lottery(Algorithm):
         return Step(replies, self.combine(replies.rows(context)), consulted=(*squares, *kept))
 
 
-def read(reply: object, name: str) -> np.ndarray:
+def read(reply: PhaseReply, name: str) -> np.ndarray:
     """A row of a reply."""
     row = reply.rows[reply.names.index(name)]
     return row.read() if isinstance(row, RowFile) else row

@@ -57,6 +57,7 @@ def test_transfers_go_on_after_each_break_and_after_the_death_of_both_sides(tmp_
         with slow_line(port, rate=2e6, cut_after=700_000) as line:
             run = begin(fed, line, home, port)
             worker = fed.processes[-1]
+            assert isinstance(worker, Process)
             worker.wait_for_text('"event": "resuming"')
             coordinator.kill()
             worker.kill()

@@ -4,38 +4,23 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import pytest
 from typer.testing import CliRunner
 
 from federation.refusals import Refusal
-from federation.tasks import DataSource, Part, initial_model, task
 from federation.training.trainer import Trainer
 from federation.trust.envelope import seal
-from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import KeptRun, RestoreManifest, SignedEnvelope
-from federation.vectors import Layout, to_bytes
+from federation.vectors import Layout
 from fedpareto.cli.main import app
 from storage.states import RoundState, RunState
 from tests.harness import wait_for
-from tests.scripted import FEDERATION, ScriptedCoordinator, files_in, scripted
+from tests.scripted import FEDERATION, ScriptedCoordinator, files_in
 from tests.stage import Stage, spec, stage
-from tests.worker.working import Running
+from tests.worker.scene import Running, Scene, command, soon
 from worker.home import WorkerHome
-from worker.service import prepare_offers
 from worker.site.policy import Policy
-
-
-@pytest.fixture(scope="module")
-def offers() -> dict[str, Trainer]:
-    return prepare_offers(["digits"], DataSource(part=Part(0, 8)), device="cpu", threads=1)[0]
-
-
-@pytest.fixture(scope="module")
-def model() -> tuple[Layout, bytes]:
-    layout, vector = initial_model(task("digits"), 3)
-    return layout, to_bytes(layout, vector)
 
 
 @pytest.fixture
@@ -78,17 +63,17 @@ def test_after_a_restored_backup_what_is_asked_for_again_is_sent_again_and_the_r
     made.wait_round(run, 0, RoundState.OPEN)
     player.leave()
     back_up(made, tmp_path / "backup")
-    running = Running(WorkerHome(tmp_path / "worker"), player.member.files, offers, uniform=lambda *_: 0.01)
+    running = Running(WorkerHome(tmp_path / "worker"), player.member.files, offers, uniform=soon)
     try:
         other.attend(digits=10)
         made.play(run, other, until=lambda: len(made.rounds(run)) > 2)
-        command = ["coordinator", "restored", "--home", str(made.served.home.directory), "--json"]
-        assert CliRunner().invoke(app, command).exit_code == 1, "a coordinator that serves is not being restored"
+        restored = ["coordinator", "restored", "--home", str(made.served.home.directory), "--json"]
+        assert CliRunner().invoke(app, restored).exit_code == 1, "a coordinator that serves is not being restored"
         made.stop()
         put_back(made, tmp_path / "backup")
         unstated = CliRunner().invoke(app, ["coordinator", "serve", "--home", str(made.served.home.directory)])
         assert "entries were removed. If a backup was restored, run `fedpareto coordinator r" in str(unstated.exception)
-        assert json.loads(CliRunner().invoke(app, command).output)["runs"] == {run: 0}
+        assert json.loads(CliRunner().invoke(app, restored).output)["runs"] == {run: 0}
         made.start()
         other._seen.clear()
         other.attend(digits=10)
@@ -106,86 +91,55 @@ def test_after_a_restored_backup_what_is_asked_for_again_is_sent_again_and_the_r
 # --- a scripted coordinator
 
 
-@pytest.fixture
-def coordinator() -> Iterator[ScriptedCoordinator]:
-    with scripted() as made:
-        yield made
-
-
-@pytest.fixture
-def home(coordinator: ScriptedCoordinator, tmp_path: Path) -> WorkerHome:
-    """With the membership of a worker."""
-    made = WorkerHome(tmp_path / "home")
-    made.directory.mkdir()
-    coordinator.member().save(made.directory)
-    return made
-
-
-def started(home: WorkerHome, offers: dict[str, Trainer], restore: Literal["accept", "ask"] = "accept") -> Running:
-    member = MemberFiles.load(home.directory)
-    return Running(home, member, offers, policy=Policy(restore=restore), uniform=lambda *_: 0.01)
-
-
 def restored(coordinator: ScriptedCoordinator, next_round: int) -> SignedEnvelope:
     manifest = RestoreManifest(federation_id=FEDERATION, runs=[KeptRun(run_id="run-1", next_round=next_round)])
     manifest.restored.FromDatetime(coordinator.now())
     return seal(manifest, coordinator.signing_key)
 
 
-def test_an_assignment_that_comes_again_after_its_receipt_gets_the_same_signed_reply(
-    coordinator: ScriptedCoordinator, home: WorkerHome, offers: dict[str, Trainer], model: tuple[Layout, bytes]
-) -> None:
-    running = started(home, offers)
-    try:
-        envelope = coordinator.assign(coordinator.assignment(*model, 1))
-        running.wait_for("receipt")
-        wait_for(lambda: not running.spooled(), "the spool to empty")
-        coordinator.give(envelope)
-        running.wait_for("receipt", 2)
-        assert coordinator.submissions[0] == coordinator.submissions[1]
-        assert len(running.events("training")) == 1
-        for number in (2, 3):
-            coordinator.assign(coordinator.assignment(*model, number))
-            running.wait_for("receipt", 1 + number)
-        wait_for(lambda: not running.spooled(), "the spool to empty")
-        wait_for(lambda: len(files_in(home.handed_in)) == 2, "the payloads of the last two replies alone to stay")
-    finally:
-        running.stop()
-    coordinator.submissions.clear()
-    again = started(home, offers)
-    try:
-        coordinator.assign(coordinator.assignment(*model, 3))
-        again.wait_for("receipt")
-        assert len(again.events("training")) == 1, "after a restart it is done again"
-        assert len(coordinator.submissions) == 1
-    finally:
-        again.stop()
+def test_an_assignment_that_comes_again_after_its_receipt_gets_the_same_signed_reply(scene: Scene) -> None:
+    running = scene.start()
+    envelope = scene.assign(1)
+    running.wait_for("receipt")
+    running.wait_spooled()
+    scene.coordinator.give(envelope)
+    running.wait_for("receipt", 2)
+    assert scene.coordinator.submissions[0] == scene.coordinator.submissions[1]
+    assert len(running.events("training")) == 1
+    for number in (2, 3):
+        scene.assign(number)
+        running.wait_for("receipt", 1 + number)
+    running.wait_spooled()
+    wait_for(lambda: len(files_in(scene.home.handed_in)) == 2, "the payloads of the last two replies alone to stay")
+    running.stop()
+    scene.coordinator.submissions.clear()
+    again = scene.start()
+    scene.assign(3)
+    again.wait_for("receipt")
+    assert len(again.events("training")) == 1, "after a restart it is done again"
+    assert len(scene.coordinator.submissions) == 1
 
 
 def test_a_worker_whose_owner_wants_to_be_asked_holds_the_runs_that_go_back_until_the_owner_accepts(
-    coordinator: ScriptedCoordinator, home: WorkerHome, offers: dict[str, Trainer], model: tuple[Layout, bytes]
+    scene: Scene,
 ) -> None:
-    running = started(home, offers, "ask")
-    try:
-        coordinator.assign(coordinator.assignment(*model, 7))
-        running.wait_for("receipt")
-        coordinator.assign(coordinator.assignment(*model, 6))
-        assert running.wait_for("declined")[0]["reason"] == "round"
-        coordinator.open.clear()
-        coordinator.restored = restored(coordinator, 3)
-        coordinator.end_stream(Refusal("stopping", "restored"))
-        running.wait_for("restore-pending")
-        coordinator.assign(coordinator.assignment(*model, 3))
-        coordinator.assign(coordinator.assignment(*model, 0, run_id="run-2"))
-        running.wait_for("receipt", 2)
-        assert [event["run_id"] for event in running.events("training")] == ["run-1", "run-2"]
-        arguments = ["worker", "restored", "--home", str(home.directory)]
-        shown = CliRunner().invoke(app, arguments)
-        assert "run run-1 goes back from round 7 to round 3" in shown.output
-        assert not running.events("restored")
-        assert CliRunner().invoke(app, [*arguments, "--accept"]).exit_code == 0
-        running.wait_for("receipt", 3)
-        assert running.events("training")[-1]["round"] == 3
-        assert "no restore waits" in CliRunner().invoke(app, arguments).output
-    finally:
-        running.stop()
+    running = scene.start(policy=Policy(restore="ask"))
+    scene.assign(7)
+    running.wait_for("receipt")
+    scene.assign(6)
+    assert running.wait_for("declined")[0]["reason"] == "round"
+    scene.coordinator.open.clear()
+    scene.coordinator.restored = restored(scene.coordinator, 3)
+    scene.coordinator.end_stream(Refusal("stopping", "restored"))
+    running.wait_for("restore-pending")
+    scene.assign(3)
+    scene.assign(0, run_id="run-2")
+    running.wait_for("receipt", 2)
+    assert [event["run_id"] for event in running.events("training")] == ["run-1", "run-2"]
+    place = ("--home", scene.joined())
+    assert "run run-1 goes back from round 7 to round 3" in command("restored", *place)
+    assert not running.events("restored")
+    command("restored", *place, "--accept")
+    running.wait_for("receipt", 3)
+    assert running.events("training")[-1]["round"] == 3
+    assert "no restore waits" in command("restored", *place)

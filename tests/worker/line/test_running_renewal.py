@@ -19,7 +19,7 @@ from tests import running
 from tests.coordinator.members.scene import certificates
 from tests.coordinator.members.test_renewal import AGE
 from tests.harness import Federation, Process, federation, wait_for
-from tests.worker.working import Running as Worker
+from tests.worker.scene import Running as Worker
 from worker.home import WorkerHome
 
 SPEC = """

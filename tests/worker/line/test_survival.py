@@ -13,92 +13,74 @@ from typing import Any
 import pytest
 
 from federation.refusals import Refusal
-from federation.training.trainer import Trainer
 from federation.trust.envelope import seal
-from federation.vectors import Layout, narrow, payload_bytes, to_bytes, update_layout
+from federation.vectors import narrow, payload_bytes, to_bytes, update_layout
 from fedpareto.processes.forked import completed
 from tests.harness import Process, wait_for
 from tests.scripted import FEDERATION, HungUp, ScriptedCoordinator, files_in
-from tests.worker import scene as worker_stage
-from tests.worker.scene import Start, trained
-from tests.works import ask_bf16, set_train
+from tests.worker.scene import Scene, trained
+from tests.works import ask_bf16
 from worker.home import WorkerHome, WorkerHomeError
-from worker.line.attendance import AttendanceError
-
-# Fixtures
-offers = worker_stage.offers
-model = worker_stage.model
-coordinator = worker_stage.coordinator
-start = worker_stage.start
-
 
 # Surviving
 
 
-def test_a_broken_download_goes_on_where_it_broke(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
-) -> None:
+def test_a_broken_download_goes_on_where_it_broke(scene: Scene) -> None:
     def serve(blob: bytes, offset: int) -> Iterator[bytes]:
         yield blob[offset : offset + 4000]
-        if len(coordinator.fetches) < 3:
+        if len(scene.coordinator.fetches) < 3:
             raise HungUp
         yield blob[offset + 4000 :]
 
-    coordinator.serve_blob = serve
-    coordinator.assign(coordinator.assignment(*model))
-    running = start()
+    scene.coordinator.serve_blob = serve
+    scene.assign()
+    running = scene.start()
     running.wait_for("receipt")
-    assert coordinator.fetches == [0, 4000, 8000]
+    assert scene.coordinator.fetches == [0, 4000, 8000]
 
 
-def test_the_same_signed_reply_is_sent_until_it_is_acknowledged(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
-) -> None:
+def test_the_same_signed_reply_is_sent_until_it_is_acknowledged(scene: Scene) -> None:
     damaged = Refusal("payload-digest", "damaged on the way")
-    coordinator.submit_refusals = [HungUp(), damaged, Refusal("stopping", "later"), damaged, HungUp()]
-    coordinator.window_bytes = 1000
+    scene.coordinator.submit_refusals = [HungUp(), damaged, Refusal("stopping", "later"), damaged, HungUp()]
+    scene.coordinator.window_bytes = 1000
     ceilings = []
 
     def at_once(_: float, ceiling: float) -> float:
         ceilings.append(ceiling)
         return 0.0
 
-    coordinator.assign(coordinator.assignment(*model))
-    running = start(uniform=at_once)
+    scene.assign()
+    running = scene.start(uniform=at_once)
     running.wait_for("receipt")
-    assert len(coordinator.submissions) == 6
-    assert all(submission == coordinator.submissions[0] for submission in coordinator.submissions)
+    assert len(scene.coordinator.submissions) == 6
+    assert all(submission == scene.coordinator.submissions[0] for submission in scene.coordinator.submissions)
     assert len(running.events("training")) == 1
     assert ceilings == [0.2, 0.4, 0.8, 1.6, 3.2]  # the pauses grow although each attempt sends everything anew
 
 
-def test_a_reply_that_was_damaged_in_the_spool_is_dropped(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
-) -> None:
-    coordinator.hold_submissions = threading.Event()
-    coordinator.submit_refusals = [Refusal("payload-digest", "no")]
-    coordinator.assign(coordinator.assignment(*model))
-    running = start()
-    wait_for(lambda: bool(coordinator.submissions), "the upload")
+def test_a_reply_that_was_damaged_in_the_spool_is_dropped(scene: Scene) -> None:
+    scene.coordinator.hold_submissions = threading.Event()
+    scene.coordinator.submit_refusals = [Refusal("payload-digest", "no")]
+    scene.assign()
+    running = scene.start()
+    scene.wait_submitted()
     [payload] = running.home.spool.glob("*.payload")
     payload.write_bytes(bytes(payload.stat().st_size))
-    coordinator.hold_submissions.set()
+    scene.coordinator.hold_submissions.set()
     assert running.wait_for("dropped")[0]["reason"] == "payload-digest"
-    wait_for(lambda: not running.spooled() and coordinator.declines, "the spool to empty")
-    assert [said.reason for said in coordinator.declines] == ["payload-digest"]
-    assert len(coordinator.submissions) == 1
+    wait_for(lambda: not running.spooled() and scene.coordinator.declines, "the spool to empty")
+    assert [said.reason for said in scene.coordinator.declines] == ["payload-digest"]
+    assert len(scene.coordinator.submissions) == 1
 
 
-def test_no_byte_goes_out_before_a_window_allows_it(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
-) -> None:
-    coordinator.window_bytes = 1000
-    coordinator.assign(coordinator.assignment(*model))
-    running = start()
+def test_no_byte_goes_out_before_a_window_allows_it(scene: Scene) -> None:
+    scene.coordinator.window_bytes = 1000
+    scene.assign()
+    running = scene.start()
     running.wait_for("receipt")
-    size = len(coordinator.submissions[0].payload)
+    size = len(scene.coordinator.submissions[0].payload)
     assert size > 2000
-    assert coordinator.chunks == [(place, min(1000, size - place)) for place in range(0, size, 1000)]
+    assert scene.coordinator.chunks == [(place, min(1000, size - place)) for place in range(0, size, 1000)]
 
 
 @pytest.mark.parametrize(
@@ -112,103 +94,86 @@ def test_no_byte_goes_out_before_a_window_allows_it(
         ("limit:payload", ["limit:payload"]),
     ],
 )
-def test_a_reply_that_is_refused_for_good_is_dropped(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], reason: str, declined: list[str]
-) -> None:
-    coordinator.submit_refusals = [Refusal(reason, "no")]
-    coordinator.assign(coordinator.assignment(*model))
-    running = start()
+def test_a_reply_that_is_refused_for_good_is_dropped(scene: Scene, reason: str, declined: list[str]) -> None:
+    scene.coordinator.submit_refusals = [Refusal(reason, "no")]
+    scene.assign()
+    running = scene.start()
     assert running.wait_for("dropped")[0]["reason"] == reason
-    coordinator.assign(coordinator.assignment(*model, 1))
+    scene.assign(1)
     running.wait_for("receipt")
-    wait_for(lambda: not running.spooled(), "the spool to empty")
-    assert [submission.manifest.round for submission in coordinator.submissions] == [0, 1]
-    assert [said.reason for said in coordinator.declines] == declined
+    running.wait_spooled()
+    assert [submission.manifest.round for submission in scene.coordinator.submissions] == [0, 1]
+    assert [said.reason for said in scene.coordinator.declines] == declined
 
 
 def test_a_signed_receipt_that_comes_with_a_refusal_ends_the_matter_and_nothing_is_kept_of_the_reply(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], offers: dict[str, Trainer]
+    scene: Scene,
 ) -> None:
     class Refusing(list[Any]):
         def pop(self, index: Any = 0) -> Refusal:
             super().pop(index)
-            receipt = coordinator.honest_receipt(coordinator.submissions[-1])
+            receipt = scene.coordinator.honest_receipt(scene.coordinator.submissions[-1])
             receipt.accepted, receipt.reason = False, "non-finite"
-            return Refusal("non-finite", "NaN", signed=seal(receipt, coordinator.signing_key).SerializeToString())
+            return Refusal("non-finite", "NaN", signed=seal(receipt, scene.coordinator.signing_key).SerializeToString())
 
-    coordinator.submit_refusals = Refusing([None])
-    coordinator.assign(ask_bf16(coordinator.assignment(*model)))
-    running = start()
+    scene.coordinator.submit_refusals = Refusing([None])
+    scene.coordinator.assign(ask_bf16(scene.order()))
+    running = scene.start()
     [event] = running.wait_for("receipt")
     assert (event["accepted"], event["reason"]) == (False, "non-finite")
-    wait_for(lambda: not running.spooled(), "the spool to empty")
+    running.wait_spooled()
     assert json.loads(running.home.receipts.read_text())["reason"] == "non-finite"
     assert files_in(running.home.kept) == []
-    coordinator.assign(ask_bf16(coordinator.assignment(*model, 1)))
+    scene.coordinator.assign(ask_bf16(scene.order(1)))
     assert running.wait_for("receipt", 2)[1]["accepted"]
     [run] = running.home.kept.iterdir()
     assert files_in(run) == ["1.safetensors"]
     # Nothing is left of the refused reply.
-    rows = {"loss": narrow(trained(offers["digits"], model, round_=1).rows["loss"])[0]}
-    layout = update_layout([("loss", model[0].size, "BF16")])
-    assert coordinator.submissions[-1].payload == b"".join(payload_bytes(layout, rows))
+    rows = {"loss": narrow(trained(scene.offers["digits"], scene.model, round_=1).rows["loss"])[0]}
+    layout = update_layout([("loss", scene.model[0].size, "BF16")])
+    assert scene.coordinator.submissions[-1].payload == b"".join(payload_bytes(layout, rows))
 
 
-def test_a_worker_comes_back_by_itself_and_hands_in_what_it_finished_meanwhile(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
-) -> None:
-    coordinator.hold_submissions = threading.Event()
-    coordinator.assign(coordinator.assignment(*model))
-    running = start()
+def test_a_worker_comes_back_by_itself_and_hands_in_what_it_finished_meanwhile(scene: Scene) -> None:
+    scene.coordinator.hold_submissions = threading.Event()
+    scene.assign()
+    running = scene.start()
     running.wait_for("submitting")
-    wait_for(lambda: bool(coordinator.submissions), "the upload")
-    coordinator.stop()
+    scene.wait_submitted()
+    scene.coordinator.stop()
     running.wait_for("disconnected")
-    coordinator.hold_submissions.set()
-    coordinator.start()
+    scene.coordinator.hold_submissions.set()
+    scene.coordinator.start()
     running.wait_for("attending", 2)
     running.wait_for("receipt")
     assert len(running.events("training")) == 1
-    assert all(submission == coordinator.submissions[0] for submission in coordinator.submissions)
+    assert all(submission == scene.coordinator.submissions[0] for submission in scene.coordinator.submissions)
 
 
-def test_a_certificate_that_the_coordinator_calls_expired_ends_the_worker(
-    coordinator: ScriptedCoordinator, start: Start
-) -> None:
-    coordinator.attend_refusals = [Refusal("stopping", "not yet"), Refusal("certificate-expired", "no")]
-    running = start()
-    running.thread.join(60)
-    assert isinstance(running.failure, AttendanceError)
-    assert "certificate-expired" in str(running.failure)
-    assert len(coordinator.hellos) == 2
+def test_a_certificate_that_the_coordinator_calls_expired_ends_the_worker(scene: Scene) -> None:
+    scene.coordinator.attend_refusals = [Refusal("stopping", "not yet"), Refusal("certificate-expired", "no")]
+    running = scene.start()
+    assert "certificate-expired" in running.ended()
+    assert len(scene.coordinator.hellos) == 2
 
 
-def test_a_worker_whose_place_is_taken_ends(coordinator: ScriptedCoordinator, start: Start) -> None:
-    running = start()
-    running.wait_for("attending")
-    coordinator.end_stream(Refusal("superseded", "another stream took over"))
-    running.thread.join(60)
-    assert isinstance(running.failure, AttendanceError)
-    assert "another worker with this client's identity" in str(running.failure)
+def test_a_worker_whose_place_is_taken_ends(scene: Scene) -> None:
+    running = scene.attending()
+    scene.coordinator.end_stream(Refusal("superseded", "another stream took over"))
+    assert "another worker with this client's identity" in running.ended()
 
 
-def test_an_expired_certificate_ends_the_worker_before_it_knocks(
-    coordinator: ScriptedCoordinator, start: Start
-) -> None:
-    running = start(member=coordinator.member(lifetime=timedelta(seconds=-1)))
-    running.thread.join(60)
-    assert isinstance(running.failure, AttendanceError)
-    assert "expired" in str(running.failure)
-    assert coordinator.hellos == []
+def test_an_expired_certificate_ends_the_worker_before_it_knocks(scene: Scene) -> None:
+    running = scene.start(member=scene.coordinator.member(lifetime=timedelta(seconds=-1)))
+    assert "expired" in running.ended()
+    assert scene.coordinator.hellos == []
 
 
-def test_a_worker_does_nothing_for_the_coordinator_of_another_federation(
-    coordinator: ScriptedCoordinator, start: Start
-) -> None:
-    coordinator.federation_id = "another"
-    running = start()
+def test_a_worker_does_nothing_for_the_coordinator_of_another_federation(scene: Scene) -> None:
+    scene.coordinator.federation_id = "another"
+    running = scene.start()
     assert "'another'" in running.wait_for("refused")[0]["message"]
-    coordinator.federation_id = FEDERATION
+    scene.coordinator.federation_id = FEDERATION
     running.wait_for("attending")
 
 
@@ -216,20 +181,8 @@ def test_a_worker_does_nothing_for_the_coordinator_of_another_federation(
 
 
 def _arguments(home: Path) -> list[str]:
-    return [
-        "-m",
-        "fedpareto",
-        "worker",
-        "run",
-        "--home",
-        str(home),
-        "--task",
-        "digits",
-        "--part",
-        "1/8",
-        "--threads",
-        "1",
-    ]
+    command = "-m fedpareto worker run --task digits --part 1/8 --threads 1 --home"
+    return [*command.split(), str(home)]
 
 
 @contextmanager
@@ -249,47 +202,41 @@ def member_home(coordinator: ScriptedCoordinator, tmp_path: Path) -> Path:
 
 
 def test_work_that_waits_for_its_receipt_survives_sigkill_and_is_not_done_again(
-    coordinator: ScriptedCoordinator, member_home: Path, model: tuple[Layout, bytes]
+    scene: Scene, member_home: Path
 ) -> None:
-    coordinator.hold_submissions = threading.Event()
-    coordinator.assign(coordinator.assignment(*model))
+    scene.coordinator.hold_submissions = threading.Event()
+    scene.assign()
     with _process(member_home) as process:
-        wait_for(lambda: bool(coordinator.submissions), "the upload")
+        scene.wait_submitted()
         process.kill()
-    coordinator.hold_submissions.set()
-    coordinator.open = coordinator.open or [seal(coordinator.assignment(*model), coordinator.signing_key)]
+    scene.coordinator.hold_submissions.set()
+    scene.coordinator.open = scene.coordinator.open or [seal(scene.order(), scene.coordinator.signing_key)]
     with _process(member_home) as process:
         process.wait_for_text("receipt accepted")
         assert process.text.count(": training\n") == 1
-        assert all(submission == coordinator.submissions[0] for submission in coordinator.submissions)
+        assert all(submission == scene.coordinator.submissions[0] for submission in scene.coordinator.submissions)
         assert process.stop() == 0
 
 
-def test_training_that_sigkill_cut_short_is_done_again_to_the_same_bytes(
-    coordinator: ScriptedCoordinator, member_home: Path, model: tuple[Layout, bytes], offers: dict[str, Trainer]
-) -> None:
-    layout, data = model
-    asked = coordinator.assignment(layout, data)
-    set_train(asked, steps=3000)
-    coordinator.assign(asked)
+def test_training_that_sigkill_cut_short_is_done_again_to_the_same_bytes(scene: Scene, member_home: Path) -> None:
+    layout, _ = scene.model
+    scene.train(steps=3000)
     with _process(member_home) as process:
         process.wait_for_text(": training\n")
         process.kill()
     assert files_in(member_home / "spool") == []
     with _process(member_home) as process:
         process.wait_for_text("receipt accepted")
-    expected = trained(offers["digits"], model, steps=3000).rows["loss"]
-    [submission] = coordinator.submissions
+    expected = trained(scene.offers["digits"], scene.model, steps=3000).rows["loss"]
+    [submission] = scene.coordinator.submissions
     assert submission.payload == to_bytes(update_layout([("loss", layout.size)]), expected)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_signal_ends_the_worker_cleanly_in_the_middle_of_its_training(
-    coordinator: ScriptedCoordinator, member_home: Path, model: tuple[Layout, bytes], number: int
+    scene: Scene, member_home: Path, number: int
 ) -> None:
-    endless = coordinator.assignment(*model)
-    set_train(endless, steps=1_000_000)
-    coordinator.assign(endless)
+    scene.train(steps=1_000_000)
     with _process(member_home, "--json") as process:
         process.wait_for_text('"event": "training"')
         os.kill(process.popen.pid, number)
@@ -297,7 +244,7 @@ def test_a_stop_signal_ends_the_worker_cleanly_in_the_middle_of_its_training(
         assert "Traceback" not in process.text
 
 
-def test_a_second_worker_on_one_home_refuses_to_start(coordinator: ScriptedCoordinator, member_home: Path) -> None:
+def test_a_second_worker_on_one_home_refuses_to_start(scene: Scene, member_home: Path) -> None:
     with _process(member_home) as process:
         process.wait_for_text("attending")
         second = completed(_arguments(member_home))

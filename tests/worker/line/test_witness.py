@@ -18,7 +18,7 @@ from federation.v1.common_pb2 import CheckpointManifest, KeptLog, LogHead, LogKe
 from federation.vectors import to_bytes
 from tests.harness import wait_for
 from tests.scripted import FEDERATION, ScriptedCoordinator, ScriptedLog, scripted
-from tests.worker.working import Running
+from tests.worker.scene import Running
 from worker.events import Events
 from worker.home import WorkerHome, WorkerHomeError
 from worker.line.witness import MAX_KEPT, LogForked, Witness

@@ -10,29 +10,19 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from federation.digests import digest
-from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.v1.record_pb2 import RoundRecord
-from federation.vectors import Layout
-from fedpareto.cli.main import app
 from tests.harness import Federation, federation, wait_for
-from tests.scripted import ScriptedCoordinator
 from tests.verification.scene import Edited
-from tests.worker import scene as worker_stage
-from tests.worker.working import Running, files_of_at_most
+from tests.worker.scene import DOCUMENT, Scene, asked_run, command, files_of_at_most, policy_refused
 from tests.works import set_train
-from worker.home import WorkerHome, WorkerHomeError
+from worker.home import WorkerHome
 from worker.site.asked_runs import AskedRun, RunsFile, Verdict
-from worker.site.policy import OpenHours, Policy, PolicyError
+from worker.site.policy import OpenHours, Policy
 
-SPEC = b'name = "trial"\ntask = "digits"\nrounds = 2\nalgorithm.name = "fedavg"\n'
-ASKED = AskedRun(
-    run="run-1", spec=digest(SPEC), name="trial", task="digits", submitted_by="alice", document=SPEC,
-    asked="2026-01-01T00:00:00+00:00", owner="", words="", decided="",
-)  # fmt: skip
+ASKED = asked_run()
 WAITING = Verdict("waiting", "owner", "the owner approves each run, and has not decided about this one")
 
 # --- what a site answers
@@ -78,9 +68,6 @@ def test_decisions_are_about_a_specification_and_another_process_sees_them(tmp_p
     assert (tmp_path / "runs.db").stat().st_mode & 0o777 == 0o600
     for file in (worker, owner):
         file.close()
-    (tmp_path / "runs.db").write_bytes(b"no database" * 1000)
-    with pytest.raises(WorkerHomeError, match=r"runs.db is damaged .* move it away"):
-        RunsFile(tmp_path / "runs.db")
 
 
 # --- the hours of a site
@@ -130,180 +117,135 @@ def test_a_site_is_open_in_its_hours_and_says_when_it_opens_next(hours: OpenHour
     ],
 )
 def test_hours_that_cannot_be_used_are_refused_with_the_key(tmp_path: Path, text: str, words: str) -> None:
-    (tmp_path / "policy.toml").write_text(text)
-    with pytest.raises(PolicyError) as caught:
-        Policy.load(tmp_path / "policy.toml")
-    assert words in str(caught.value)
+    assert words in policy_refused(tmp_path / "policy.toml", text)
 
 
 # --- a worker
 
 
-offers = worker_stage.offers
-model = worker_stage.model
-coordinator = worker_stage.coordinator
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> WorkerHome:
-    made = WorkerHome(tmp_path / "home")
-    made.directory.mkdir()
-    (made.directory / "member.toml").touch()  # for the commands, which look for a membership
-    return made
-
-
-def command(*arguments: str, code: int = 0) -> str:
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["worker", *arguments])
-    assert done.exit_code == code, done.output + str(done.exception)
-    return done.output + str(done.exception or "")
-
-
-def models_in(home: WorkerHome) -> list[str]:
-    return [path.name for path in home.cache.rglob("*") if path.is_file()]
-
-
-def answers(coordinator: ScriptedCoordinator, count: int) -> list[tuple[str, str, str]]:
-    wait_for(lambda: len(coordinator.consents) >= count, f"{count} answers")
-    return [(said.run_id, said.answer, said.message) for said in coordinator.consents]
-
-
-def test_nothing_is_done_for_a_run_before_its_owner_has_approved_this_specification(
-    coordinator: ScriptedCoordinator, offers: dict[str, Trainer], model: tuple[Layout, bytes], home: WorkerHome
-) -> None:
-    running = Running(home, coordinator.member(), offers, policy=Policy(approve="each-run"))
-    home.policy.write_text('approve = "each-run"')
+def test_nothing_is_done_for_a_run_before_its_owner_has_approved_this_specification(scene: Scene) -> None:
+    running = scene.start(policy=Policy(approve="each-run"))
+    scene.home.policy.write_text('approve = "each-run"')
     running.wait_for("attending")
-    assert coordinator.hellos[0].consents
-    coordinator.assign(coordinator.assignment(*model, 0, spec=digest(SPEC)))
+    assert scene.coordinator.hellos[0].consents
+    scene.assign(0, spec=digest(DOCUMENT))
     running.wait_for("declined")
     with files_of_at_most(100):
-        coordinator.ask(SPEC)
+        scene.coordinator.ask(DOCUMENT)
         told = running.wait_for("disk")[0]["message"]
         assert "no run is answered" in told
         assert "runs.db cannot be written" in told
         assert "make room on this worker's disk" in told
-        assert coordinator.consents == []
-    assert answers(coordinator, 1) == [("run-1", "waiting", WAITING.message)]
-    coordinator.assign(coordinator.assignment(*model, 1, spec=digest(SPEC)))
-    wait_for(lambda: len(coordinator.declines) == 2, "the declines")
-    assert [said.reason for said in coordinator.declines] == ["consent", "consent"]
-    assert models_in(home) == []
-    place = ("--home", str(home.directory))
+        assert scene.coordinator.consents == []
+    assert scene.answers(1) == [("run-1", "waiting", WAITING.message)]
+    scene.assign(1, spec=digest(DOCUMENT))
+    wait_for(lambda: len(scene.coordinator.declines) == 2, "the declines")
+    assert [said.reason for said in scene.coordinator.declines] == ["consent", "consent"]
+    assert scene.models() == []
+    place = ("--home", scene.joined())
     shown = command("runs", "run-1", *place)
     assert "waiting, owner" in shown
-    assert digest(SPEC) in shown
+    assert digest(DOCUMENT) in shown
     assert 'algorithm.name = "fedavg"' in shown
     assert '"answer": "waiting"' in command("runs", *place, "--json")
     assert "no run 'run-2' has asked" in command("approve", "run-2", *place, code=1)
     began = time.monotonic()
-    assert digest(SPEC) in command("approve", "run-1", *place)
-    assert answers(coordinator, 2)[-1] == ("run-1", "accepted", "")
+    assert digest(DOCUMENT) in command("approve", "run-1", *place)
+    assert scene.answers(2)[-1] == ("run-1", "accepted", "")
     assert time.monotonic() - began < 30
-    coordinator.assign(coordinator.assignment(*model, 2, spec=digest(SPEC)))
+    scene.assign(2, spec=digest(DOCUMENT))
     running.wait_for("receipt")
-    other = SPEC.replace(b"rounds = 2", b"rounds = 3")
-    coordinator.ask(other)
-    assert answers(coordinator, 3)[-1] == ("run-1", "waiting", WAITING.message)
-    coordinator.assign(coordinator.assignment(*model, 3, spec=digest(other)))
+    other = DOCUMENT.replace(b"rounds = 2", b"rounds = 3")
+    scene.coordinator.ask(other)
+    assert scene.answers(3)[-1] == ("run-1", "waiting", WAITING.message)
+    scene.assign(3, spec=digest(other))
     running.wait_for("declined", 3)
     running.stop()
     assert len(running.events("training")) == 1
 
 
-def test_what_the_policy_refuses_the_owner_cannot_approve_and_a_refusal_outlives_the_policy(
-    coordinator: ScriptedCoordinator, offers: dict[str, Trainer], model: tuple[Layout, bytes], home: WorkerHome
-) -> None:
-    file, place = RunsFile(home.runs), ("--home", str(home.directory))
+def test_what_the_policy_refuses_the_owner_cannot_approve_and_a_refusal_outlives_the_policy(scene: Scene) -> None:
+    place = ("--home", scene.joined())
+    file = RunsFile(scene.home.runs)
     file.add(ASKED)
-    home.policy.write_text('algorithms = ["fedmgda+"]')
-    assert "policy.toml refuses this run: the owner does not allow fedavg" in command(
-        "approve", "trial", *place, code=1
-    )
+    scene.home.policy.write_text('algorithms = ["fedmgda+"]')
+    refused = command("approve", "trial", *place, code=1)
+    assert "policy.toml refuses this run: the owner does not allow fedavg" in refused
     assert file.runs() == [ASKED]
-    home.policy.write_text("")
+    scene.home.policy.write_text("")
     command("refuse", "trial", "--reason", "no", *place)
     file.close()
-    running = Running(home, coordinator.member(), offers)
-    running.wait_for("attending")
-    coordinator.assign(coordinator.assignment(*model, spec=digest(SPEC)))
-    assert wait_for(lambda: coordinator.declines, "the decline")[0].reason == "owner"
-    running.stop()
+    scene.attending()
+    scene.assign(spec=digest(DOCUMENT))
+    assert scene.declined()[1] == "owner"
 
 
-def test_a_run_that_its_owner_refuses_later_is_dropped_and_the_answer_survives_a_restart(
-    coordinator: ScriptedCoordinator, offers: dict[str, Trainer], model: tuple[Layout, bytes], home: WorkerHome
-) -> None:
-    policy, member = Policy(approve="each-run"), coordinator.member()
-    running = Running(home, member, offers, policy=policy)
-    running.wait_for("attending")
-    coordinator.ask(SPEC)
+def test_a_run_that_its_owner_refuses_later_is_dropped_and_the_answer_survives_a_restart(scene: Scene) -> None:
+    policy = Policy(approve="each-run")
+    running = scene.attending(policy=policy)
+    scene.coordinator.ask(DOCUMENT)
     running.wait_for("run-waits")
-    command("approve", "trial", "--home", str(home.directory))
-    assert answers(coordinator, 2)[-1][1] == "accepted"
-    long = coordinator.assignment(*model, spec=digest(SPEC))
+    command("approve", "trial", "--home", scene.joined())
+    assert scene.answers(2)[-1][1] == "accepted"
+    long = scene.order(spec=digest(DOCUMENT))
     set_train(long, steps=1_000_000)
-    coordinator.assign(long)
+    scene.coordinator.assign(long)
     running.wait_for("training")
-    command("refuse", "trial", "--reason", "the ethics board said no", "--home", str(home.directory))
-    assert answers(coordinator, 3)[-1] == ("run-1", "refused", "the ethics board said no")
-    told = wait_for(lambda: coordinator.declines, "the decline")[-1]
-    assert (told.assignment_id, told.reason, told.message) == ("assignment-0", "owner", "the ethics board said no")
+    command("refuse", "trial", "--reason", "the ethics board said no", "--home", scene.joined())
+    assert scene.answers(3)[-1] == ("run-1", "refused", "the ethics board said no")
+    assert scene.declined() == ("assignment-0", "owner", "the ethics board said no")
     running.stop()
-    coordinator.open.clear()
-    again = Running(home, member, offers, policy=policy)
-    again.wait_for("attending")
-    coordinator.ask(SPEC)
-    assert answers(coordinator, 4)[-1] == ("run-1", "refused", "the ethics board said no")
-    again.stop()
+    scene.coordinator.open.clear()
+    scene.attending(policy=policy)
+    scene.coordinator.ask(DOCUMENT)
+    assert scene.answers(4)[-1] == ("run-1", "refused", "the ethics board said no")
 
 
 def test_a_run_of_another_federation_or_without_a_signature_or_its_specification_is_not_asked_about(
-    coordinator: ScriptedCoordinator, offers: dict[str, Trainer], home: WorkerHome
+    scene: Scene,
 ) -> None:
-    running = Running(home, coordinator.member(), offers, policy=Policy(algorithms=("fedmgda+",)))
-    running.wait_for("attending")
-    coordinator.ask(SPEC, "foreign", federation_id="other")
-    coordinator.ask(SPEC, "other-task", task="mnist")
-    honest, coordinator.signing_key = coordinator.signing_key, coordinator.member().signing_key
-    coordinator.ask(SPEC, "forged")
-    coordinator.signing_key = honest
-    swapped = coordinator.ask(b"name = 'swapped'", "swapped")
-    coordinator.blobs[swapped.spec] = SPEC
-    coordinator.ask(SPEC)
-    assert answers(coordinator, 1) == [("run-1", "refused", "the owner does not allow fedavg")]
+    running = scene.attending(policy=Policy(algorithms=("fedmgda+",)))
+    scene.coordinator.ask(DOCUMENT, "foreign", federation_id="other")
+    scene.coordinator.ask(DOCUMENT, "other-task", task="mnist")
+    honest, scene.coordinator.signing_key = scene.coordinator.signing_key, scene.coordinator.member().signing_key
+    scene.coordinator.ask(DOCUMENT, "forged")
+    scene.coordinator.signing_key = honest
+    swapped = scene.coordinator.ask(b"name = 'swapped'", "swapped")
+    scene.coordinator.blobs[swapped.spec] = DOCUMENT
+    scene.coordinator.ask(DOCUMENT)
+    assert scene.answers(1) == [("run-1", "refused", "the owner does not allow fedavg")]
     assert len(running.events("run-invalid")) == 1
     running.stop()
-    with closing(sqlite3.connect(home.runs)) as database:
+    with closing(sqlite3.connect(scene.home.runs)) as database:
         assert database.execute("SELECT run FROM runs").fetchall() == [("run-1",)]
 
 
-def test_a_closed_site_says_when_it_opens_and_begins_no_work_before(
-    coordinator: ScriptedCoordinator, offers: dict[str, Trainer], model: tuple[Layout, bytes], home: WorkerHome
-) -> None:
+def test_a_closed_site_says_when_it_opens_and_begins_no_work_before(scene: Scene) -> None:
     now = datetime.now(UTC)
     begin, end = (f"{now + timedelta(hours=hours):%H:%M}" for hours in (2, 4))
-    running = Running(home, coordinator.member(), offers, policy=Policy(open=OpenHours(begin=begin, end=end)))
-    running.wait_for("attending")
-    opens = coordinator.hellos[0].closed_until.ToDatetime(tzinfo=UTC)
+    running = scene.attending(policy=Policy(open=OpenHours(begin=begin, end=end)))
+    opens = scene.coordinator.hellos[0].closed_until.ToDatetime(tzinfo=UTC)
     assert f"{opens:%H:%M}" == begin
     assert timedelta(0) < opens - now <= timedelta(hours=2)
 
     def assignment(number: int, hours: int) -> AssignmentManifest:
-        asked = coordinator.assignment(*model, number)
+        asked = scene.order(number)
         asked.deadline.FromDatetime(now + timedelta(hours=hours))
         return asked
 
-    coordinator.assign(assignment(0, 5))
-    coordinator.assign(assignment(1, 1))
-    wait_for(lambda: coordinator.declines, "the decline")
-    assert [(said.assignment_id, said.reason) for said in coordinator.declines] == [("assignment-1", "closed")]
-    assert f"closed until {opens:%Y-%m-%d %H:%M} UTC" in coordinator.declines[0].message
-    wait_for(lambda: coordinator.heartbeats and coordinator.heartbeats[-1].HasField("closed_until"), "a heartbeat")
+    scene.coordinator.assign(assignment(0, 5))
+    scene.coordinator.assign(assignment(1, 1))
+    *declined, message = scene.declined()
+    assert declined == ["assignment-1", "closed"]
+    assert f"closed until {opens:%Y-%m-%d %H:%M} UTC" in message
+    wait_for(
+        lambda: scene.coordinator.heartbeats and scene.coordinator.heartbeats[-1].HasField("closed_until"),
+        "a heartbeat",
+    )
     assert not running.events("training")
     running.worker.clock = lambda: datetime.now(UTC) + timedelta(hours=3)
     running.wait_for("receipt")
-    wait_for(lambda: not coordinator.heartbeats[-1].HasField("closed_until"), "the site to be open")
-    running.stop()
+    wait_for(lambda: not scene.coordinator.heartbeats[-1].HasField("closed_until"), "the site to be open")
 
 
 # --- a federation
@@ -337,7 +279,7 @@ def test_a_run_waits_for_the_owner_of_a_member_and_goes_on_seconds_after_the_app
     expected = "1 of 2 are ready for digits; hospital-a waits for the approval of its owner"
     wait_for(lambda: expected in fed.query("select reason from runs where run_id = :run", run=run)[0][0], expected)
     home = fed.directory / "hospital-a"
-    assert models_in(WorkerHome(home)) == []
+    assert [path for path in WorkerHome(home).cache.rglob("*") if path.is_file()] == []
     [waiting] = [one for one in fed.admin("clients")["clients"] if one["client_id"] == "hospital-a"]
     assert waiting["undecided"] == ["waits"]
     [consent] = fed.run_state(run)["consents"]

@@ -2,7 +2,6 @@
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -19,18 +18,16 @@ from federation.training.trainer import Trainer
 from federation.trust.keys import replace_private
 from federation.v1.admin_pb2 import GetRoundRequest, GetRunRequest
 from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, JacobianWork, SamplePrivacy
-from federation.vectors import Layout
 from federation.work.base import WorkError
 from fedpareto.cli.main import app
 from fedpareto.cli.show import round_tables, tables
 from tests.harness import wait_for
-from tests.scripted import ScriptedCoordinator, opened
+from tests.scripted import opened
 from tests.stage import Stage, spec
-from tests.worker import scene as worker_stage
-from tests.worker.working import Running
-from tests.works import set_train, set_work
-from worker.home import MEMBER_FILE, WorkerHome, WorkerHomeError
-from worker.site.policy import Policy, PolicyError, SamplePolicy
+from tests.worker.scene import Running, Scene, policy_refused
+from tests.works import set_work
+from worker.home import MEMBER_FILE, WorkerHome
+from worker.site.policy import Policy, SamplePolicy
 from worker.site.privacy import Ledger, PrivacyEntry, SitePrivacy, read_ledger
 
 pytestmark = pytest.mark.skipif(
@@ -41,27 +38,11 @@ BATCH = 10
 RULE = SamplePolicy(noise=4.0, clip=0.5, epsilon=8.0)
 
 
-offers = worker_stage.offers
-model = worker_stage.model
-coordinator = worker_stage.coordinator
-
-
-Start = Callable[..., Running]
-
-
-@pytest.fixture
-def start(coordinator: ScriptedCoordinator, offers: dict[str, Trainer], tmp_path: Path) -> Iterator[Start]:
-    """Starts workers, one after the other, with one membership and one home."""
-    member, started = coordinator.member(), list[Running]()
-
-    def run(**rules: SamplePolicy) -> Running:
-        if started:
-            started[-1].stop()
-        started.append(Running(WorkerHome(tmp_path / "home"), member, offers, policy=Policy(privacy=rules)))
-        return started[-1]
-
-    yield run
-    started[-1].stop()
+def start(scene: Scene, rule: SamplePolicy = RULE) -> Running:
+    """Starts a worker whose owner has this rule for digits; it ends the one before."""
+    for running in scene.started:
+        running.stop()
+    return scene.start(policy=Policy(privacy={"digits": rule}))
 
 
 def entries(home: WorkerHome) -> list[tuple[Any, ...]]:
@@ -69,15 +50,11 @@ def entries(home: WorkerHome) -> list[tuple[Any, ...]]:
         return connection.execute("SELECT data_set, task, run, round, noise, clip, rate, steps FROM spent").fetchall()
 
 
-def test_the_owners_floor_holds_although_the_coordinator_asks_for_no_noise(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], offers: dict[str, Trainer]
-) -> None:
-    running, rate = start(digits=RULE), BATCH / offers["digits"].samples
-    asked = coordinator.assignment(*model, 5)
-    set_train(asked, steps=4)
-    coordinator.assign(asked)
+def test_the_owners_floor_holds_although_the_coordinator_asks_for_no_noise(scene: Scene) -> None:
+    running, rate = start(scene), BATCH / scene.offers["digits"].samples
+    scene.train(5, steps=4)
     running.wait_for("receipt")
-    reply = opened(coordinator.submissions[0], running.member)
+    reply = scene.reply()
     stated, found = reply.privacy, epsilon([Mechanism(4.0, rate, 4)], DELTA)
     assert (stated.noise, stated.clip, stated.rate, stated.steps, stated.delta) == (4.0, 0.5, rate, 4, DELTA)
     assert (stated.epsilon, stated.bound) == pytest.approx((found.value, found.bound))
@@ -86,39 +63,29 @@ def test_the_owners_floor_holds_although_the_coordinator_asks_for_no_noise(
     assert entries(running.home) == [("digits", "digits", "run-1", 5, 4.0, 0.5, rate, 4)]
 
 
-def test_the_stricter_of_owner_and_coordinator_counts(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
-) -> None:
-    running = start(digits=RULE)
+def test_the_stricter_of_owner_and_coordinator_counts(scene: Scene) -> None:
+    running = start(scene)
     for number, (noise, clip) in enumerate([(8.0, 0.1), (0.5, 3.0)]):
-        asked = coordinator.assignment(*model, number)
-        set_train(asked, sample_noise=noise, sample_clip=clip)
-        coordinator.assign(asked)
+        scene.train(number, sample_noise=noise, sample_clip=clip)
     running.wait_for("receipt", 2)
-    stated = [opened(one, running.member).privacy for one in coordinator.submissions]
+    stated = [opened(one, scene.member).privacy for one in scene.coordinator.submissions]
     assert [(one.noise, one.clip) for one in stated] == [(8.0, 0.1), (4.0, 0.5)]
 
 
-def test_a_training_that_would_overspend_is_declined_after_a_restart_too_and_others_go_on(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], offers: dict[str, Trainer]
-) -> None:
-    rate = BATCH / offers["digits"].samples
+def test_a_training_that_would_overspend_is_declined_after_a_restart_too_and_others_go_on(scene: Scene) -> None:
+    rate = BATCH / scene.offers["digits"].samples
     budget = (epsilon([Mechanism(4.0, rate, 6)], DELTA).value + epsilon([Mechanism(4.0, rate, 5)], DELTA).value) / 2
     rule = RULE.model_copy(update={"epsilon": budget})
-    running = start(digits=rule)
+    running = start(scene, rule)
     for number in (1, 2):  # of two runs: the budget is for all
-        asked = coordinator.assignment(*model, number, run_id=f"run-{number}")
-        set_train(asked, steps=3)
-        coordinator.assign(asked)
+        scene.train(number, run=f"run-{number}", steps=3)
     running.wait_for("receipt")
     running.wait_for("declined")
-    running = start(digits=rule)
+    running = start(scene, rule)
     running.wait_for("declined")
-    asked = coordinator.assignment(*model, 3)
-    set_train(asked, steps=2)
-    coordinator.assign(asked)
+    scene.train(3, steps=2)
     running.wait_for("receipt")
-    told = wait_for(lambda: coordinator.declines, "a decline")[-1]
+    told = wait_for(lambda: scene.coordinator.declines, "a decline")[-1]
     spent = epsilon([Mechanism(4.0, rate, 3)], DELTA).value
     assert told.assignment_id == "assignment-2"
     assert told.reason == "dp-budget"
@@ -127,31 +94,27 @@ def test_a_training_that_would_overspend_is_declined_after_a_restart_too_and_oth
     assert [row[-1] for row in entries(running.home)] == [3, 2]  # nothing was drawn for the one that was declined
 
 
-def test_work_that_shows_samples_without_noise_is_not_done(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], offers: dict[str, Trainer]
-) -> None:
-    running = start(digits=RULE)
-    asked = coordinator.assignment(*model, 1)
+def test_work_that_shows_samples_without_noise_is_not_done(scene: Scene) -> None:
+    running = start(scene)
+    asked = scene.order(1)
     asked.rows[0].name = "jacobian"
     set_work(asked, JacobianWork(batch_size=BATCH, objectives=["loss"], sketch="exact", budget=1.0))
-    coordinator.assign(asked)
-    assert wait_for(lambda: coordinator.declines, "a decline")[0].reason == "dp-work"
-    asked = coordinator.assignment(*model, 1)
-    set_train(asked, precision="bf16")
-    coordinator.assign(asked)
-    told = wait_for(lambda: coordinator.declines[1:], "a decline")[0]
+    scene.coordinator.assign(asked)
+    assert wait_for(lambda: scene.coordinator.declines, "a decline")[0].reason == "dp-work"
+    scene.train(1, precision="bf16")
+    told = wait_for(lambda: scene.coordinator.declines[1:], "a decline")[0]
     assert told.reason == "dp-work"
     assert told.message == (
         'this site trains with noise. train.precision = "bf16": gradients that get noise are made in "float32"'
     )
     for number, rule in ((2, RULE), (3, RULE.model_copy(update={"evaluate": True}))):
-        running = start(digits=rule)
-        asked = coordinator.assignment(*model, number, max_payload_bytes=0)
+        running = start(scene, rule)
+        asked = scene.order(number, max_payload_bytes=0)
         del asked.rows[:]
         set_work(asked, EvaluateWork(splits=["train", "test"]))
-        coordinator.assign(asked)
+        scene.coordinator.assign(asked)
         running.wait_for("receipt")
-    first, second = (opened(one, running.member) for one in coordinator.submissions)
+    first, second = (opened(one, scene.member) for one in scene.coordinator.submissions)
     assert not first.metrics
     assert set(second.metrics) == {"test/samples", "test/loss", "test/accuracy"}
     assert not entries(running.home)
@@ -227,10 +190,7 @@ def test_a_training_is_on_the_disk_before_it_begins_and_does_not_begin_if_it_can
     ],
 )
 def test_a_policy_on_privacy_that_cannot_be_used_is_refused(tmp_path: Path, text: str, words: str) -> None:
-    (tmp_path / "policy.toml").write_text(text)
-    with pytest.raises(PolicyError) as refused:
-        Policy.load(tmp_path / "policy.toml")
-    assert words in str(refused.value)
+    assert words in policy_refused(tmp_path / "policy.toml", text)
 
 
 def test_the_command_shows_what_is_spent_and_left(tmp_path: Path) -> None:
@@ -252,12 +212,6 @@ def test_the_command_shows_what_is_spent_and_left(tmp_path: Path) -> None:
     assert (account["epsilon"], account["bound"], account["budget"]) == pytest.approx((found.value, found.bound, 8.0))
     assert [entry["round"] for entry in account["entries"]] == [0, 1]
     ledger.close()
-
-
-def test_a_damaged_ledger_stops_the_worker_and_is_not_made_anew(tmp_path: Path) -> None:
-    (tmp_path / "privacy.db").write_bytes(b"no database" * 1000)
-    with pytest.raises(WorkerHomeError, match="put back a copy of the file"):
-        Ledger(tmp_path / "privacy.db")
 
 
 # --- the coordinator's side
@@ -299,7 +253,7 @@ def test_a_reply_with_less_noise_than_the_run_asks_for_is_refused(stage: Stage, 
     for field, value in changes.items():
         setattr(stated, field, value)
     with pytest.raises(grpc.RpcError):
-        alice.submit(alice.order(), **({"privacy": stated} if changes else {}))
+        alice.submit(alice.order(), **dict[str, Any]({"privacy": stated} if changes else {}))
     assert stage.outcomes(run)["alice"] == ("REFUSED", "privacy")
     for other in others:
         other.reply(other.order(), privacy=STATED)

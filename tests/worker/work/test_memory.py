@@ -17,15 +17,13 @@ from federation.tasks import DataSource, initial_model, task
 from federation.training.plans import TrainingPlan
 from federation.training.torch_trainer import TorchTrainer
 from federation.v1.common_pb2 import AssignmentManifest, Input, Row, SignedEnvelope, UnsharedParameters
-from federation.vectors import Array, Layout, Vector, to_bytes, update_rows
+from federation.vectors import Array, Vector, update_rows
 from federation.work.base import Shape, Work
 from federation.work.registry import decode
 from tests.harness import wait_for
 from tests.paths import OWNERS_CODE
-from tests.scripted import ScriptedCoordinator, scripted
-from tests.worker.working import Running, files_of_at_most
-from tests.works import set_train
-from worker.home import DiskFull, WorkerHome, WorkerHomeError
+from tests.worker.scene import Scene, files_of_at_most
+from worker.home import DiskFull, WorkerHomeError
 from worker.site.assignments import Declined, Order
 from worker.work.memory import WorkerMemory
 
@@ -89,7 +87,7 @@ def test_only_durable_values_survive_a_restart_and_they_are_encrypted(tmp_path: 
 
 @pytest.mark.parametrize("later", [{"round_": 1}, {"attempt": 1}])
 def test_values_are_erased_when_a_later_attempt_or_round_begins(
-    memory: WorkerMemory, tmp_path: Path, later: dict[str, int]
+    memory: WorkerMemory, tmp_path: Path, later: dict[str, Any]
 ) -> None:
     earlier = memory.begin(order())
     earlier.put("kept", b"value", durable=True)
@@ -239,13 +237,6 @@ def test_a_value_of_another_key_or_place_is_not_read(tmp_path: Path) -> None:
         second.close()
 
 
-def test_a_damaged_database_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "memory.db"
-    path.write_bytes(b"no database" * 100)
-    with pytest.raises(WorkerHomeError, match=r"memory\.db is damaged"):
-        WorkerMemory(path, KEY)
-
-
 def test_a_database_that_is_damaged_later_is_named(memory: WorkerMemory, tmp_path: Path) -> None:
     memory.answer(order(7))
     (tmp_path / "memory.db").write_bytes(b"no database" * 1000)
@@ -266,7 +257,12 @@ def test_a_question_is_answered_once_in_an_attempt_also_after_a_restart(tmp_path
     second = WorkerMemory(path, KEY)
     second.answer(order(7))
     frozen = UnsharedParameters(frozen=["head.*"])
-    changed = [{"base_model": digest(b"another")}, {"inputs": [Input(name="note")]}, {"seed": 1}, {"unshared": frozen}]
+    changed: list[dict[str, Any]] = [
+        {"base_model": digest(b"another")},
+        {"inputs": [Input(name="note")]},
+        {"seed": 1},
+        {"unshared": frozen},
+    ]
     for other in (order(8), *(order(7, **change) for change in changed)):
         with pytest.raises(Declined) as declined:
             second.answer(other)
@@ -280,18 +276,12 @@ def test_a_question_is_answered_once_in_an_attempt_also_after_a_restart(tmp_path
 # --- lanes
 
 
-@pytest.fixture
-def coordinator() -> Iterator[ScriptedCoordinator]:
-    with scripted() as coordinator:
-        yield coordinator
-
-
-def ticket(coordinator: ScriptedCoordinator, layout: Layout, model: bytes, number: int) -> AssignmentManifest:
-    asked = coordinator.assignment(layout, model, number, kind="ticket")
+def ask_ticket(scene: Scene, number: int) -> None:
+    asked = scene.order(number, kind="ticket")
     asked.work = UInt64Value(value=12).SerializeToString()
     del asked.rows[:]
     asked.rows.append(Row(name="answer", dtype="U32", length=1))
-    return asked
+    scene.coordinator.assign(asked)
 
 
 class Patient(TorchTrainer):
@@ -307,51 +297,38 @@ class Patient(TorchTrainer):
         return super().train(model, plan)
 
 
-def test_a_message_of_a_protocol_is_answered_while_a_training_goes_on(
-    coordinator: ScriptedCoordinator, tmp_path: Path
-) -> None:
-    layout, vector = initial_model(task("digits"), seed=0)
-    model = to_bytes(layout, vector)
-    training = coordinator.assignment(layout, model)
-    set_train(training, steps=1)
-    coordinator.assign(training)
+def test_a_message_of_a_protocol_is_answered_while_a_training_goes_on(scene: Scene, tmp_path: Path) -> None:
+    scene.train(steps=1)
     trainer = Patient(task("digits"), task("digits").load(DataSource()), threads=1)
-    running = Running(WorkerHome(tmp_path / "worker"), coordinator.member(), {"digits": trainer})
+    running = scene.start(offers={"digits": trainer})
     try:
         wait_for(trainer.began.is_set, "the training to begin")
-        coordinator.assign(ticket(coordinator, layout, model, 1))
-        wait_for(lambda: len(coordinator.submissions) == 1, "the answer to the ticket")
-        (submission,) = coordinator.submissions
+        ask_ticket(scene, 1)
+        wait_for(lambda: len(scene.coordinator.submissions) == 1, "the answer to the ticket")
+        (submission,) = scene.coordinator.submissions
         assert submission.manifest.assignment_id == "assignment-1"
         path = tmp_path / "payload"
         path.write_bytes(submission.payload)
         assert update_rows(path)["answer"].read().tolist() == [144]
         assert [event["kind"] for event in running.events("done")] == ["ticket"]
         trainer.may_go_on.set()
-        wait_for(lambda: len(coordinator.submissions) == 2, "the update")
+        wait_for(lambda: len(scene.coordinator.submissions) == 2, "the update")
         assert [event["kind"] for event in running.events("done")] == ["ticket", "train"]
     finally:
         trainer.may_go_on.set()
         running.stop()
 
 
-def test_work_whose_memory_the_disk_does_not_take_is_declined(
-    coordinator: ScriptedCoordinator, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    layout, vector = initial_model(task("digits"), seed=0)
-    model = to_bytes(layout, vector)
+def test_work_whose_memory_the_disk_does_not_take_is_declined(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     trainer = TorchTrainer(task("digits"), task("digits").load(DataSource()), threads=1)
-    running = Running(WorkerHome(tmp_path / "worker"), coordinator.member(), {"digits": trainer})
-    try:
-        running.wait_for("attending")
-        with files_of_at_most(running.home.memory.stat().st_size + 4096):
-            coordinator.assign(ticket(coordinator, layout, model, 1))
-            declined = running.wait_for("declined")[0]
-        assert declined["reason"] == "disk"
-        assert "make room on this worker's disk" in declined["message"]
-        assert "memory.db cannot be written: disk I/O error" in declined["message"]
-        coordinator.assign(ticket(coordinator, layout, model, 2))
-        running.wait_for("receipt")
-    finally:
-        running.stop()
+    running = scene.attending(offers={"digits": trainer})
+    with files_of_at_most(running.home.memory.stat().st_size + 4096):
+        ask_ticket(scene, 1)
+        declined = running.wait_for("declined")[0]
+    assert declined["reason"] == "disk"
+    assert "make room on this worker's disk" in declined["message"]
+    assert "memory.db cannot be written: disk I/O error" in declined["message"]
+    ask_ticket(scene, 2)
+    running.wait_for("receipt")
+    running.stop()
     assert all(record.exc_info is None for record in caplog.records)

@@ -20,11 +20,8 @@ from federation.vectors import Layout, to_bytes, update_layout
 from tests import trained
 from tests.harness import wait_for
 from tests.scripted import ScriptedCoordinator, Submission
-from tests.worker import scene as worker_stage
-from tests.worker.scene import Start
-from tests.worker.working import Running
+from tests.worker.scene import Scene, serving
 from tests.works import set_train, set_work
-from worker.home import WorkerHome
 from worker.service import prepare_offers
 
 SOURCE = DataSource(part=Part(0, 20))
@@ -48,41 +45,28 @@ def model() -> tuple[Layout, bytes]:
     return layout, to_bytes(layout, vector)
 
 
-coordinator = worker_stage.coordinator
-
-
 @pytest.fixture
-def start(coordinator: ScriptedCoordinator, offers: Prepared, tmp_path: Path) -> Iterator[Start]:
-    running: list[Running] = []
-
-    def begin(serves: tuple[str, ...] = BOTH, home: str = "worker") -> Running:
-        running.append(Running(WorkerHome(tmp_path / home), coordinator.member(), offers[serves]))
-        return running[-1]
-
-    yield begin
-    for one in running:
-        one.stop()
+def scene(
+    coordinator: ScriptedCoordinator, offers: Prepared, model: tuple[Layout, bytes], tmp_path: Path
+) -> Iterator[Scene]:
+    with serving(Scene(coordinator, tmp_path / "home", offers[BOTH], model, task="two-digits")) as made:
+        yield made
 
 
-def jacobian(name: str = "count", objectives: tuple[str, ...] = BOTH, **changes: object) -> JacobianWork:
-    asked = {"batch_size": 10, "sketch": name, "budget": 0.5, "measure": True, **changes}
+def jacobian(name: str = "count", objectives: tuple[str, ...] = BOTH, **changes: Any) -> JacobianWork:
+    asked: dict[str, Any] = {"batch_size": 10, "sketch": name, "budget": 0.5, "measure": True, **changes}
     return JacobianWork(objectives=objectives, **asked)
 
 
 def asking(
-    coordinator: ScriptedCoordinator,
-    model: tuple[Layout, bytes],
-    work: JacobianWork | ResidualWork,
-    number: int = 0,
-    inputs: Sequence[Input] = (),
+    scene: Scene, work: JacobianWork | ResidualWork, number: int = 0, inputs: Sequence[Input] = ()
 ) -> AssignmentManifest:
     """An assignment with the rows, and as many bytes, as this work gives; the reference is offered as a blob."""
-    layout = model[0]
     asked = work.jacobian if isinstance(work, ResidualWork) else work
     name = asked.sketch if asked.sketch in ("svd", "svd-two-way", "exact", "count") else "count"
     budget = asked.budget if 0 < asked.budget < 10 else 0.5
-    made = sketch(name, d=layout.size, objectives=BOTH, budget=budget)
-    manifest = coordinator.assignment(*model, number, task="two-digits")
+    made = sketch(name, d=scene.model[0].size, objectives=BOTH, budget=budget)
+    manifest = scene.order(number)
     del manifest.rows[:]
     set_work(manifest, work)
     manifest.inputs.extend(inputs)
@@ -95,35 +79,31 @@ def asking(
     return manifest
 
 
-def reference(coordinator: ScriptedCoordinator, layout: Layout, *, seed: int = 0) -> tuple[TwoWaySvd, str, int]:
-    """A well-formed reference in the coordinator's store: its sketch, digest and size."""
-    made = sketch("svd-two-way", d=layout.size, objectives=BOTH, budget=0.5)
+def second_leg(scene: Scene) -> list[Input]:
+    """The input of a residual: a well-formed reference in the coordinator's store."""
+    made = sketch("svd-two-way", d=scene.model[0].size, objectives=BOTH, budget=0.5)
     assert isinstance(made, TwoWaySvd)
-    own = update_layout(made.reference_layout(2))
-    blob = to_bytes(own, np.random.default_rng(seed).standard_normal(own.size).astype(np.float32))
-    coordinator.blobs[digest(blob)] = blob
-    return made, digest(blob), len(blob)
+    layout = update_layout(made.reference_layout(2))
+    blob = to_bytes(layout, np.random.default_rng(0).standard_normal(layout.size).astype(np.float32))
+    scene.coordinator.blobs[digest(blob)] = blob
+    return [Input(name="reference", digest=digest(blob), size=len(blob))]
 
 
-def residual() -> ResidualWork:
-    return ResidualWork(jacobian=jacobian("svd-two-way"), objectives=BOTH)
+RESIDUAL = ResidualWork(jacobian=jacobian("svd-two-way"), objectives=BOTH)
 
 
-def second_leg(coordinator: ScriptedCoordinator, layout: Layout) -> list[Input]:
-    """The input of a residual: a reference in the coordinator's store."""
-    _, name, size = reference(coordinator, layout)
-    return [Input(name="reference", digest=name, size=size)]
+def submitted(scene: Scene, count: int = 1) -> list[Submission]:
+    wait_for(lambda: len(scene.coordinator.submissions) >= count, f"{count} replies", 60)
+    return scene.coordinator.submissions
 
 
-def submitted(coordinator: ScriptedCoordinator, count: int = 1) -> list[Submission]:
-    wait_for(lambda: len(coordinator.submissions) >= count, f"{count} replies", 60)
-    return coordinator.submissions
-
-
-def declined(coordinator: ScriptedCoordinator) -> tuple[str, str]:
-    wait_for(lambda: bool(coordinator.declines), "a decline", 60)
-    (said,) = coordinator.declines
-    return said.reason, said.message
+def must_decline(scene: Scene, asked: AssignmentManifest, reason: str, words: str) -> None:
+    """The worker declines, with words in its message, before it has fetched anything."""
+    scene.coordinator.assign(asked)
+    scene.start()
+    _, told, message = scene.declined()
+    assert (told, words in message) == (reason, True), message
+    assert scene.coordinator.fetches == []
 
 
 # --- what it declines
@@ -143,29 +123,14 @@ def declined(coordinator: ScriptedCoordinator) -> tuple[str, str]:
         ({"objectives": ()}, "gradients of [] are asked for"),
     ],
 )
-def test_gradients_that_make_no_sense_are_declined(
-    coordinator: ScriptedCoordinator,
-    start: Start,
-    model: tuple[Layout, bytes],
-    changes: dict[str, object],
-    words: str,
-) -> None:
-    coordinator.assign(asking(coordinator, model, jacobian(**changes)))  # type: ignore[arg-type]
-    start()
-    reason, message = declined(coordinator)
-    assert (reason, words in message) == ("work", True), message
-    assert coordinator.fetches == []
+def test_gradients_that_make_no_sense_are_declined(scene: Scene, changes: dict[str, Any], words: str) -> None:
+    must_decline(scene, asking(scene, jacobian(**changes)), "work", words)
 
 
-def test_gradients_of_an_objective_that_is_not_served_are_declined(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
-) -> None:
-    coordinator.assign(asking(coordinator, model, jacobian()))
-    start(("left",))
-    assert declined(coordinator) == (
-        "work",
-        "gradients of ['left', 'right'] are asked for; this client serves ['left']",
-    )
+def test_gradients_of_an_objective_that_is_not_served_are_declined(scene: Scene, offers: Prepared) -> None:
+    scene.offers = offers[("left",)]
+    words = "gradients of ['left', 'right'] are asked for; this client serves ['left']"
+    must_decline(scene, asking(scene, jacobian()), "work", words)
 
 
 def target(row: str, **weights: float) -> Target:
@@ -186,29 +151,16 @@ def target(row: str, **weights: float) -> Target:
         ),
     ],
 )
-def test_targets_that_make_no_sense_are_declined(
-    coordinator: ScriptedCoordinator,
-    start: Start,
-    model: tuple[Layout, bytes],
-    targets: list[Target],
-    words: str,
-) -> None:
-    asked = coordinator.assignment(*model, task="two-digits")
+def test_targets_that_make_no_sense_are_declined(scene: Scene, targets: list[Target], words: str) -> None:
+    asked = scene.order()
     set_train(asked, targets=targets)
-    coordinator.assign(asked)
-    start()
-    reason, message = declined(coordinator)
-    assert (reason, words in message) == ("work", True), message
+    must_decline(scene, asked, "work", words)
 
 
-def test_rows_that_are_not_those_of_the_targets_are_declined(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
-) -> None:
-    asked = coordinator.assignment(*model, task="two-digits")  # one row, "loss"
+def test_rows_that_are_not_those_of_the_targets_are_declined(scene: Scene) -> None:
+    asked = scene.order()  # one row, "loss"
     set_train(asked, targets=[target("left", left=1.0), target("right", right=1.0)])
-    coordinator.assign(asked)
-    start()
-    assert declined(coordinator)[0] == "rows"
+    must_decline(scene, asked, "rows", "")
 
 
 @pytest.mark.parametrize(
@@ -221,18 +173,11 @@ def test_rows_that_are_not_those_of_the_targets_are_declined(
     ],
 )
 def test_a_second_leg_that_makes_no_sense_is_declined_before_anything_is_fetched(
-    coordinator: ScriptedCoordinator,
-    start: Start,
-    model: tuple[Layout, bytes],
-    changes: dict[str, object],
-    words: str,
+    scene: Scene, changes: dict[str, Any], words: str
 ) -> None:
-    work = ResidualWork(**({"jacobian": jacobian("svd-two-way"), "objectives": BOTH} | changes))
-    coordinator.assign(asking(coordinator, model, work, inputs=second_leg(coordinator, model[0])))
-    start()
-    reason, message = declined(coordinator)
-    assert (reason, words in message) == ("work", True), message
-    assert coordinator.fetches == []
+    fields: dict[str, Any] = {"jacobian": jacobian("svd-two-way"), "objectives": BOTH}
+    work = ResidualWork(**(fields | changes))
+    must_decline(scene, asking(scene, work, inputs=second_leg(scene)), "work", words)
 
 
 @pytest.mark.parametrize(
@@ -246,55 +191,42 @@ def test_a_second_leg_that_makes_no_sense_is_declined_before_anything_is_fetched
     ],
 )
 def test_inputs_other_than_those_that_the_work_needs_are_declined_before_anything_is_fetched(
-    coordinator: ScriptedCoordinator,
-    start: Start,
-    model: tuple[Layout, bytes],
-    changes: dict[str, Any] | None,
-    words: str,
+    scene: Scene, changes: dict[str, Any] | None, words: str
 ) -> None:
-    inputs = second_leg(coordinator, model[0])
+    inputs = second_leg(scene)
     for name, value in (changes or {}).items():
         setattr(inputs[0], name, value)
-    coordinator.assign(asking(coordinator, model, residual(), inputs=[] if changes is None else inputs))
-    start()
-    reason, message = declined(coordinator)
-    assert (reason, words in message) == ("inputs", True), message
-    assert coordinator.fetches == []
+    asked = asking(scene, RESIDUAL, inputs=[] if changes is None else inputs)
+    must_decline(scene, asked, "inputs", words)
 
 
-def test_a_reference_other_than_the_promised_one_is_declined(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
-) -> None:
-    inputs = second_leg(coordinator, model[0])
-    coordinator.blobs[inputs[0].digest] = bytes(inputs[0].size)
-    coordinator.assign(asking(coordinator, model, residual(), inputs=inputs))
-    start()
-    assert declined(coordinator)[0] == "base-model"
+def test_a_reference_other_than_the_promised_one_is_declined(scene: Scene) -> None:
+    inputs = second_leg(scene)
+    scene.coordinator.blobs[inputs[0].digest] = bytes(inputs[0].size)
+    scene.coordinator.assign(asking(scene, RESIDUAL, inputs=inputs))
+    scene.start()
+    assert scene.declined()[1] == "base-model"
 
 
-def test_a_reference_that_is_no_sketch_is_declined(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
-) -> None:
-    inputs = second_leg(coordinator, model[0])
+def test_a_reference_that_is_no_sketch_is_declined(scene: Scene) -> None:
+    inputs = second_leg(scene)
     other = bytes(inputs[0].size)
-    coordinator.blobs[digest(other)] = other
+    scene.coordinator.blobs[digest(other)] = other
     inputs[0].digest = digest(other)
-    coordinator.assign(asking(coordinator, model, residual(), inputs=inputs))
-    start()
-    reason, message = declined(coordinator)
+    scene.coordinator.assign(asking(scene, RESIDUAL, inputs=inputs))
+    scene.start()
+    _, reason, message = scene.declined()
     assert (reason, "the reference: " in message) == ("failed", True), message
 
 
 # --- what it does
 
 
-def test_a_client_gives_the_gradients_of_those_of_its_objectives_that_are_asked_for(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
-) -> None:
-    layout, blob = model
-    coordinator.assign(asking(coordinator, model, jacobian("exact", ("right",))))
-    start()
-    (reply,) = submitted(coordinator)
+def test_a_client_gives_the_gradients_of_those_of_its_objectives_that_are_asked_for(scene: Scene) -> None:
+    layout, blob = scene.model
+    scene.coordinator.assign(asking(scene, jacobian("exact", ("right",))))
+    scene.start()
+    (reply,) = submitted(scene)
     base = np.frombuffer(blob[-4 * layout.size :], np.float32)
     digits = task("two-digits")
     trainer = TorchTrainer(digits, digits.load(SOURCE), threads=1)
@@ -305,37 +237,32 @@ def test_a_client_gives_the_gradients_of_those_of_its_objectives_that_are_asked_
 
 
 @pytest.mark.parametrize("kind", ["jacobian", "residual", "train"])
-def test_a_worker_that_was_restarted_between_the_phases_sends_the_very_same_bytes(
-    coordinator: ScriptedCoordinator, offers: Prepared, start: Start, model: tuple[Layout, bytes], kind: str
-) -> None:
-    layout = model[0]
-
+def test_a_worker_that_was_restarted_between_the_phases_sends_the_very_same_bytes(scene: Scene, kind: str) -> None:
     def order(number: int) -> AssignmentManifest:
         """The first is of a Jacobian; the second, of the same round, builds on its gradients."""
         if number == 0 or kind == "jacobian":
-            asked = asking(coordinator, model, jacobian("svd-two-way"), number)
+            asked = asking(scene, jacobian("svd-two-way"), number)
         elif kind == "residual":
-            asked = asking(coordinator, model, residual(), number, second_leg(coordinator, layout))
+            asked = asking(scene, RESIDUAL, number, second_leg(scene))
         else:
-            asked = coordinator.assignment(*model, number, task="two-digits")
+            asked = scene.order(number)
             set_train(asked, targets=[target("loss", left=0.3, right=0.7)], from_jacobian=True, steps=3)
         asked.round, asked.phase = 0, number
         return asked
 
-    running = start()
-    coordinator.assign(order(0))
-    submitted(coordinator, 1)
-    coordinator.assign(order(1))
-    submitted(coordinator, 2)
+    running = scene.start()
+    scene.coordinator.assign(order(0))
+    submitted(scene, 1)
+    scene.coordinator.assign(order(1))
+    submitted(scene, 2)
     running.stop()
     # another process, as it were: nothing is known but what is on its disk
-    fresh = prepare_offers(["two-digits"], SOURCE, device="cpu", threads=1)[0]
-    offers[BOTH] = fresh
+    scene.offers = prepare_offers(["two-digits"], SOURCE, device="cpu", threads=1)[0]
     again = order(1)
     again.assignment_id = f"again-{random.Random(kind).random()}"
-    coordinator.assign(again)
-    start()
-    first, second, third = submitted(coordinator, 3)
+    scene.coordinator.assign(again)
+    scene.start()
+    first, second, third = submitted(scene, 3)
     assert second.payload == third.payload
     assert (second.payload == first.payload) == (kind == "jacobian")
     assert dict(second.manifest.losses) == dict(third.manifest.losses)

@@ -8,7 +8,7 @@ import tomli_w
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from federation.v1.secure_pb2 import SecureMaskWork
 from tests.harness import wait_for
-from tests.worker.work.private_scene import POLICY, TASK, Scene, scene
+from tests.worker.work.scene import POLICY, TASK, Members, scene
 
 VICTIM = "m0"
 MODEL_SUMS = POLICY.replace("sums_per_model = 1000", "sums_per_model = 1")
@@ -41,7 +41,7 @@ main()
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Members]:
     directory = tmp_path_factory.mktemp("lies")
     with scene(directory, 5, program=LIES.format(path=str(directory / "lie")), policy=MODEL_SUMS) as found:
         yield found
@@ -64,18 +64,18 @@ def specification(seed: int) -> str:
     )
 
 
-def ended(made: Scene, run: str, state: str) -> None:
+def ended(made: Members, run: str, state: str) -> None:
     def reached() -> bool:
         return bool(made.fed.query("select state from runs where run_id = :run", run=run)[0][0] == state)
 
     wait_for(reached, f"run {run} to be {state}")
 
 
-def lies(made: Scene, what: str) -> None:
+def lies(made: Members, what: str) -> None:
     (made.fed.directory / "lie").write_text(what)
 
 
-def test_five_workers_refuse_a_sum_of_one_and_their_owners_are_alerted(made: Scene) -> None:
+def test_five_workers_refuse_a_sum_of_one_and_their_owners_are_alerted(made: Members) -> None:
     lies(made, "alone")
     run = made.fed.submit("alone", specification(1))
     ended(made, run, "FAILED")
@@ -96,7 +96,7 @@ def test_five_workers_refuse_a_sum_of_one_and_their_owners_are_alerted(made: Sce
 
 
 @pytest.mark.full
-def test_after_an_attempt_that_was_voided_with_its_sum_the_run_waits_for_the_owners(made: Scene) -> None:
+def test_after_an_attempt_that_was_voided_with_its_sum_the_run_waits_for_the_owners(made: Members) -> None:
     lies(made, "void")
     run = made.fed.submit("void", specification(2))
     ended(made, run, "PAUSED")

@@ -24,7 +24,7 @@ from storage.blob_directory import DirectoryStore
 from tests.few import few_of
 from tests.harness import wait_for
 from tests.trained import train
-from tests.worker.work.private_scene import STAGES, TASK, Scene, scene
+from tests.worker.work.scene import STAGES, TASK, Members, scene
 
 Vector = NDArray[np.float64]
 MEMBERS = 10
@@ -36,7 +36,7 @@ HUNDRED_STEPS = LocalSgd(steps=100, batch_size=0, learning_rate=0.5)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Members]:
     with scene(tmp_path_factory.mktemp("members"), MEMBERS, cheats=(CHEAT, OTHER)) as found:
         yield found
 
@@ -164,7 +164,7 @@ def updates(sgd: LocalSgd = ONE_STEP) -> Vector:
     return np.stack(rows)
 
 
-def moved(made: Scene, run: str) -> Vector:
+def moved(made: Members, run: str) -> Vector:
     """The base model of a run less its model, (d,)."""
     blobs = DirectoryStore(made.fed.home / "blobs")
     ((base, model),) = made.fed.query("select base_model, result_model from rounds where run_id = :run", run=run)
@@ -178,7 +178,7 @@ def error(found: Vector, expected: Vector) -> float:
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
-def check_record(made: Scene, run: str, case: Case) -> SecureSession:
+def check_record(made: Members, run: str, case: Case) -> SecureSession:
     """What the record shows of an honest round; returns what the signed step says."""
     record, step = made.round(run), made.settled(run)
     opened = [] if case.mode is Mode.SUM else ["secure-open"]
@@ -204,7 +204,7 @@ def check_sum(step: SecureSession, case: Case, delta: Vector) -> None:
 
 
 @pytest.mark.parametrize("name", few_of(RULES))
-def test_a_mode_sums_what_the_coefficients_say(made: Scene, name: str) -> None:
+def test_a_mode_sums_what_the_coefficients_say(made: Members, name: str) -> None:
     case = RULES[name]
     run = made.fed.submit(re.sub("[^a-z0-9]+", "-", name), specification(case.algorithm, private(case.mode)))
     made.fed.wait_completed(run)
@@ -222,7 +222,7 @@ def test_a_mode_sums_what_the_coefficients_say(made: Scene, name: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", [*RULES, *MORE])
-def test_each_rule_makes_the_step_of_an_open_round(made: Scene, name: str) -> None:
+def test_each_rule_makes_the_step_of_an_open_round(made: Members, name: str) -> None:
     case = (RULES | MORE)[name]
     label = re.sub("[^a-z0-9]+", "-", name)
     secret = private(case.mode, case.disclose, case.clip)
@@ -241,7 +241,7 @@ def test_each_rule_makes_the_step_of_an_open_round(made: Scene, name: str) -> No
 
 
 @pytest.mark.full
-def test_a_rule_of_eight_members_survives_kills_of_the_coordinator_and_of_a_member_at_each_stage(made: Scene) -> None:
+def test_a_rule_of_eight_members_survives_kills_of_the_coordinator_and_of_a_member_at_each_stage(made: Members) -> None:
     fed, case, victim = made.fed, RULES["fedmgda+, verified"], made.clients[0]
     assert fed.coordinator is not None
     fed.coordinator.stop()
@@ -265,7 +265,7 @@ def test_a_rule_of_eight_members_survives_kills_of_the_coordinator_and_of_a_memb
 
 
 @pytest.mark.full
-def test_a_rule_that_would_give_one_member_too_large_a_share_is_moved_towards_averaging(made: Scene) -> None:
+def test_a_rule_that_would_give_one_member_too_large_a_share_is_moved_towards_averaging(made: Members) -> None:
     """AdaFed of updates that are much alike: in an open round, one member has a quarter of all coefficients."""
     run = made.fed.submit("adafed-one-step", specification({"name": "adafed"}, private(PRIVATE, ("loss",))))
     made.fed.wait_completed(run)
@@ -372,7 +372,7 @@ def seed_that_leaves_out(member: str, mode: Mode) -> int:
     raise AssertionError(member)
 
 
-def named_by(made: Scene, run: str) -> list[tuple[str, str]]:
+def named_by(made: Members, run: str) -> list[tuple[str, str]]:
     """The audit log: which members a run has named, each with where and why."""
     rows = made.fed.query("select subject, detail from audit_log where action = 'member.named' order by entry_id")
     return [(subject, detail) for subject, detail in rows if f"run {run} " in detail]
@@ -383,7 +383,7 @@ def named_by(made: Scene, run: str) -> list[tuple[str, str]]:
     few_of([*CHEATS, *MORE_CHEATS]),
     ids=lambda cheat: f"{cheat.mode}: {cheat.words}",
 )
-def test_a_member_that_cheats(made: Scene, cheat: Cheat) -> None:
+def test_a_member_that_cheats(made: Members, cheat: Cheat) -> None:
     label = re.sub("[^a-z0-9]+", "-", f"{cheat.mode}-{cheat.words}")
     text = specification({"name": "fedavg-n"}, private(cheat.mode), seed=seed_that_leaves_out(CHEAT, cheat.mode))
     with made.cheating(**{CHEAT: cheat.words}):
@@ -417,7 +417,7 @@ def test_a_member_that_cheats(made: Scene, cheat: Cheat) -> None:
 
 
 @pytest.mark.full
-def test_two_members_that_lie_about_norms_are_both_named_and_eight_are_too_few(made: Scene) -> None:
+def test_two_members_that_lie_about_norms_are_both_named_and_eight_are_too_few(made: Members) -> None:
     """They are named in a round that makes its step, and are not asked in the next one."""
     text = specification({"name": "fedavg-n"}, private(VERIFIED)).replace("rounds = 1", "rounds = 2")
     with made.cheating(**{CHEAT: "lower-norms", OTHER: "lower-norms"}):
@@ -431,7 +431,7 @@ def test_two_members_that_lie_about_norms_are_both_named_and_eight_are_too_few(m
 
 
 @pytest.mark.full
-def test_one_bad_share_of_the_second_sketch_costs_the_answer_of_its_receiver(made: Scene) -> None:
+def test_one_bad_share_of_the_second_sketch_costs_the_answer_of_its_receiver(made: Members) -> None:
     text = specification({"name": "fedavg-n"}, private(VERIFIED))
     with made.cheating(**{CHEAT: "bad-shares:1"}):
         run = made.fed.submit("bad-share", text)
@@ -445,7 +445,7 @@ def test_one_bad_share_of_the_second_sketch_costs_the_answer_of_its_receiver(mad
 
 
 @pytest.mark.full
-def test_a_member_that_signs_two_statements_leaves_both_on_record(made: Scene) -> None:
+def test_a_member_that_signs_two_statements_leaves_both_on_record(made: Members) -> None:
     text = specification({"name": "fedavg-n"}, private(VERIFIED))
     with made.cheating(**{CHEAT: "two-statements"}):
         run = made.fed.submit("two-statements", text)
@@ -461,7 +461,7 @@ def test_a_member_that_signs_two_statements_leaves_both_on_record(made: Scene) -
 
 
 @pytest.mark.full
-def test_a_member_that_is_revoked_during_a_session_voids_it_and_the_next_attempt_is_without_it(made: Scene) -> None:
+def test_a_member_that_is_revoked_during_a_session_voids_it_and_the_next_attempt_is_without_it(made: Members) -> None:
     """It is revoked while the others wait for another member's masked vector, and after its own was accepted."""
     text = specification({"name": "fedavg-n"}, private(VERIFIED))
     replied = (
@@ -482,7 +482,7 @@ def test_a_member_that_is_revoked_during_a_session_voids_it_and_the_next_attempt
     must_verify(made, run)
 
 
-def must_verify(made: Scene, run: str) -> None:
+def must_verify(made: Members, run: str) -> None:
     """An outsider verifies the record of a run with a voided attempt; without payloads it names what it lacks."""
     path = made.fed.directory / "revoked.fedpareto"
     made.fed.admin("bundle", run, "--payloads", "--yes", "--out", str(path))

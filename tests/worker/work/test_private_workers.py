@@ -259,8 +259,7 @@ def test_a_worker_that_dies_at_each_stage_gives_the_same_bytes_or_drops_out(scen
     fed, victim = scene.fed, CLIENTS[0]
     for number in range(1, len(MODES[mode]) + 1):
         scene.workers[victim].stop()
-        fed.work(victim, "--part", "1/5", crash=f"reply-{number}")
-        dying = fed.processes[-1]
+        dying = fed.work(victim, "--part", "1/5", crash=f"reply-{number}")
         run = fed.submit(f"killed-{mode}-{number}", in_mode(mode, number))
         dying.wait_killed()
         scene.work(victim)
@@ -301,8 +300,7 @@ def test_a_worker_that_dies_at_each_stage_of_an_evaluation_gives_the_same_bytes(
     fed, victim = scene.fed, CLIENTS[0]
     for number in range(len(STAGES) + 1, 2 * len(STAGES) + 1):
         scene.workers[victim].stop()
-        fed.work(victim, "--part", "1/5", crash=f"reply-{number}")
-        dying = fed.processes[-1]
+        dying = fed.work(victim, "--part", "1/5", crash=f"reply-{number}")
         run = fed.submit(f"evaluated-{number}", in_mode("sum", 200 + number))
         dying.wait_killed()
         scene.work(victim)

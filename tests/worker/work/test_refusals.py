@@ -10,25 +10,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.digests import digest
 from federation.trust.envelope import CONTEXTS, seal
-from federation.v1.common_pb2 import (
-    AssignmentManifest,
-    EvaluateWork,
-    ReceiptManifest,
-    Row,
-    SignedEnvelope,
-)
+from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, ReceiptManifest, Row, SignedEnvelope
 from federation.vectors import Layout, Tensor, to_bytes
-from tests.harness import wait_for
 from tests.scripted import ScriptedCoordinator, Submission
-from tests.worker import scene as worker_stage
-from tests.worker.scene import Start
+from tests.worker.scene import Scene
 from tests.works import set_train, set_work
-
-# Fixtures
-offers = worker_stage.offers
-model = worker_stage.model
-coordinator = worker_stage.coordinator
-start = worker_stage.start
 
 
 def _changed(**changes: Any) -> Callable[[AssignmentManifest], None]:
@@ -70,20 +56,15 @@ def _other_splits(manifest: AssignmentManifest) -> None:
     ],
 )
 def test_an_assignment_that_the_coordinator_signed_is_declined_when_it_is_not_for_us_to_do(
-    coordinator: ScriptedCoordinator,
-    start: Start,
-    model: tuple[Layout, bytes],
-    change: Callable[[AssignmentManifest], None],
-    reason: str,
+    scene: Scene, change: Callable[[AssignmentManifest], None], reason: str
 ) -> None:
-    asked = coordinator.assignment(*model)
+    asked = scene.order()
     change(asked)
-    coordinator.assign(asked)
-    running = start()
-    wait_for(lambda: bool(coordinator.declines), "a decline", 60)
-    assert [(said.assignment_id, said.reason) for said in coordinator.declines] == [("assignment-0", reason)]
-    assert coordinator.fetches == []
-    assert coordinator.submissions == []
+    scene.coordinator.assign(asked)
+    running = scene.start()
+    assert scene.declined()[:2] == ("assignment-0", reason)
+    assert scene.coordinator.fetches == []
+    assert scene.coordinator.submissions == []
     assert not running.events("training")
 
 
@@ -116,68 +97,53 @@ def _another_context(coordinator: ScriptedCoordinator, manifest: AssignmentManif
 
 @pytest.mark.parametrize("forge", [_tampered, _other_key, _claimed_key, _unsigned, _another_context])
 def test_an_assignment_that_the_coordinator_did_not_sign_is_refused(
-    coordinator: ScriptedCoordinator,
-    start: Start,
-    model: tuple[Layout, bytes],
-    forge: Callable[[ScriptedCoordinator, AssignmentManifest], SignedEnvelope],
+    scene: Scene, forge: Callable[[ScriptedCoordinator, AssignmentManifest], SignedEnvelope]
 ) -> None:
-    coordinator.give(forge(coordinator, coordinator.assignment(*model)))
-    running = start()
-    wait_for(lambda: bool(coordinator.declines), "a decline", 60)
-    assert [said.reason for said in coordinator.declines] == ["signature"]
-    assert coordinator.fetches == []
+    scene.coordinator.give(forge(scene.coordinator, scene.order()))
+    running = scene.start()
+    assert scene.declined()[1] == "signature"
+    assert scene.coordinator.fetches == []
     assert not running.events("training")
 
 
-def test_a_model_other_than_the_promised_one_is_refused_and_leaves_no_trace(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
-) -> None:
-    layout, data = model
+def test_a_model_other_than_the_promised_one_is_refused_and_leaves_no_trace(scene: Scene) -> None:
+    _, data = scene.model
     other = data[:-1] + bytes([data[-1] ^ 1])
-    coordinator.serve_blob = lambda blob, offset: iter([other[offset:]])
-    coordinator.assign(coordinator.assignment(layout, data))
-    running = start()
-    wait_for(lambda: bool(coordinator.declines), "a decline", 60)
-    assert [said.reason for said in coordinator.declines] == ["base-model"]
-    assert [path for path in running.home.cache.rglob("*") if path.is_file()] == []
+    scene.coordinator.serve_blob = lambda blob, offset: iter([other[offset:]])
+    scene.assign()
+    running = scene.start()
+    assert scene.declined()[1] == "base-model"
+    assert scene.models() == []
     assert not running.events("training")
 
 
-def test_a_model_of_another_layout_is_refused_even_when_its_size_is_right(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
-) -> None:
-    layout, _ = model
-    names = [tensor.name for tensor in layout.tensors]
-    renamed = Layout(
-        tuple(Tensor(name[::-1], tensor.shape) for name, tensor in zip(names, layout.tensors, strict=True))
-    )
+def test_a_model_of_another_layout_is_refused_even_when_its_size_is_right(scene: Scene) -> None:
+    layout, _ = scene.model
+    renamed = Layout(tuple(Tensor(tensor.name[::-1], tensor.shape) for tensor in layout.tensors))
     data = to_bytes(renamed, np.zeros(layout.size, dtype=np.float32))
-    coordinator.assign(coordinator.assignment(layout, data))
-    start()
-    wait_for(lambda: bool(coordinator.declines), "a decline", 60)
-    assert [said.reason for said in coordinator.declines] == ["layout"]
+    scene.coordinator.assign(scene.coordinator.assignment(layout, data))
+    scene.start()
+    assert scene.declined()[1] == "layout"
 
 
 @pytest.mark.parametrize("lie", ["key", "signature", "envelope", "payload", "assignment_id", "run_id", "round"])
-def test_a_receipt_that_proves_nothing_leaves_the_work_in_the_spool(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], lie: str
-) -> None:
+def test_a_receipt_that_proves_nothing_leaves_the_work_in_the_spool(scene: Scene, lie: str) -> None:
     def receipt(submission: Submission, honest: ReceiptManifest) -> SignedEnvelope:
-        if len(coordinator.submissions) > 1:
-            return seal(honest, coordinator.signing_key)
+        if len(scene.coordinator.submissions) > 1:
+            return seal(honest, scene.coordinator.signing_key)
         if lie == "key":
             return seal(honest, Ed25519PrivateKey.generate())
         if lie == "signature":
-            sealed = seal(honest, coordinator.signing_key)
+            sealed = seal(honest, scene.coordinator.signing_key)
             return SignedEnvelope(manifest=sealed.manifest, key_id=sealed.key_id, signature=bytes(64))
         setattr(honest, lie, 77 if lie == "round" else digest(b"another"))
-        return seal(honest, coordinator.signing_key)
+        return seal(honest, scene.coordinator.signing_key)
 
-    coordinator.receipt = receipt
-    coordinator.assign(coordinator.assignment(*model))
-    running = start()
+    scene.coordinator.receipt = receipt
+    scene.assign()
+    running = scene.start()
     running.wait_for("receipt-invalid")
     running.wait_for("receipt")
-    first, second = coordinator.submissions
+    first, second = scene.coordinator.submissions
     assert first == second
     assert len(running.home.receipts.read_text().splitlines()) == 1

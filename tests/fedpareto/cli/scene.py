@@ -2,23 +2,19 @@
 
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from federation.digests import digest
-from federation.v1.admin_pb2 import (
-    ApproveClientRequest,
-    RunHeader,
-    SubmitRunRequest,
-)
+from federation.v1.admin_pb2 import ApproveClientRequest, RunHeader, SubmitRunRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.vectors import Layout, Tensor, to_bytes
 from fedpareto.processes.forked import completed
 from tests.harness import Attending, Federation, Member, federation
 
 LAYOUT = Layout((Tensor("a", (3, 4)), Tensor("b", (5,))))
+Finished = tuple[str, tuple[str, ...]]  # the id of a run, and its clients
 SPEC = 'task = "digits"\nrounds = 2\n[algorithm]\nname = "fedmgda+"\n[selection]\nminimum = 3\n'
 
 
@@ -42,14 +38,10 @@ def enroll(centre: Federation, stub: AdminStub, client_id: str) -> Member:
     return member
 
 
-def model_file(path: Path) -> Path:
-    vector = np.random.default_rng(0).standard_normal(LAYOUT.size).astype(np.float32)
-    path.write_bytes(to_bytes(LAYOUT, vector))
-    return path
-
-
 def submit(centre: Federation, name: str, spec: str = SPEC, *options: str) -> str:
-    model = model_file(centre.directory / "model.safetensors")
+    model = centre.directory / "model.safetensors"
+    vector = np.random.default_rng(0).standard_normal(LAYOUT.size).astype(np.float32)
+    model.write_bytes(to_bytes(LAYOUT, vector))
     return centre.submit(name, spec, "--model", str(model), *options)
 
 
@@ -65,21 +57,30 @@ def play(streams: dict[Member, Attending], assignments: int) -> None:
             member.answer(stream.assignment(), seed=hash(member.files.client_id) % 1000)
 
 
-def conduct(centre: Federation, stub: AdminStub, name: str, clients: tuple[str, ...]) -> str:
-    """A whole run of two rounds, with members played by hand; returns its id."""
-    members = {client: enroll(centre, stub, client) for client in clients}
-    streams = {member: member.attend(digits=10) for member in members.values()}
-    run_id = submit(centre, name)
-    play(streams, 4)  # train and evaluate, twice
-    centre.wait_completed(run_id)
+def attending(centre: Federation, stub: AdminStub, *clients: str) -> dict[Member, Attending]:
+    """Members that were approved, with their streams."""
+    members = [enroll(centre, stub, client) for client in clients]
+    return {member: member.attend(digits=10) for member in members}
+
+
+def close(streams: dict[Member, Attending]) -> None:
     for member, stream in streams.items():
         stream.close()
         member.channel.close()
+
+
+def conduct(centre: Federation, stub: AdminStub, name: str, clients: tuple[str, ...]) -> str:
+    """A whole run of two rounds, with members played by hand; returns its id."""
+    streams = attending(centre, stub, *clients)
+    run_id = submit(centre, name)
+    play(streams, 4)  # train and evaluate, twice
+    centre.wait_completed(run_id)
+    close(streams)
     return run_id
 
 
 @pytest.fixture(scope="module")
-def finished(centre: Federation) -> tuple[str, tuple[str, ...]]:
+def finished(centre: Federation) -> Finished:
     clients = ("alpha", "beta", "gamma")
     with centre.administrator() as channel:
         return conduct(centre, AdminStub(channel), "finished", clients), clients

@@ -1,16 +1,34 @@
-"""A federation of real workers whose owners have pinned a roster; some of them cheat when a test says so."""
+"""Private rounds: a federation of real workers whose owners have pinned a roster, and sessions as a coordinator asks.
+
+Some of the workers cheat when a test says so.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from federation.digests import digest
+from federation.secure.thresholds import Mode
+from federation.spec.objective_names import joint_target
+from federation.spec.run_spec import RunSpec
+from federation.trust.envelope import key_id
 from federation.trust.join_string import JoinStringFields
+from federation.trust.member_files import MemberFiles
 from federation.v1.admin_pb2 import CreateJoinStringRequest
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.common_pb2 import SecureSession, SignedEnvelope, StepManifest
+from federation.v1.common_pb2 import AssignmentManifest, SecureSession, SignedEnvelope, StepManifest
+from federation.v1.secure_pb2 import SecureReadyWork
+from federation.work.secure.ready import SPECIFICATION
+from federation.work.secure.terms import Invited, SessionTerms
+from federation.work.secure.wire import terms_bytes
+from federation.work.train.work import Train
 from tests.harness import SECONDS, Federation, Process, federation
 from tests.paths import PROGRAMS
+from tests.scripted import CLIENT, FEDERATION
+from tests.works import offer_input
 from worker.home import WorkerHome
 from worker.line.enroll import enroll
 from worker.site.roster import Card, Roster
@@ -26,7 +44,58 @@ STAGES = ["secure-ready", "secure-deal", "secure-open", "secure-mask", "secure-c
 """The stages of the mode `sum`; the others open the Gram matrix after the third."""
 
 
-class Scene:
+DOCUMENT = b"""
+name = "run"
+task = "digits"
+rounds = 1
+seed = 7
+algorithm.name = "fedavg-n"
+privacy.secure = "sum"
+train.steps = 1
+"""
+"""The specification of a private run."""
+OTHERS = [f"hospital-{name}" for name in "bcde"]
+
+
+def keys_of_five(member: MemberFiles) -> dict[str, Ed25519PrivateKey]:
+    """The signing keys of a member and of four others."""
+    return {CLIENT: member.signing_key} | {name: Ed25519PrivateKey.generate() for name in OTHERS}
+
+
+def pin(home: WorkerHome, member: MemberFiles, keys: dict[str, Ed25519PrivateKey]) -> None:
+    """Makes the home of a member, who has pinned the roster of these keys."""
+    home.directory.mkdir()
+    cards = [Card(FEDERATION, name, key.public_key().public_bytes_raw()) for name, key in keys.items()]
+    Roster.parse("".join(card.text() for card in cards), member).pin(home.roster)
+
+
+def invited(keys: dict[str, Ed25519PrivateKey]) -> tuple[Invited, ...]:
+    """The members with the ids of their keys, sorted."""
+    return tuple(Invited(name, key_id(key.public_key())) for name, key in sorted(keys.items()))
+
+
+def session_terms(
+    asked: AssignmentManifest, keys: dict[str, Ed25519PrivateKey], document: bytes = DOCUMENT, **changes: Any
+) -> SessionTerms:
+    """What the members agree on for a session of an assignment, in round 0 of the run `run`."""
+    fields: dict[str, Any] = {
+        "federation_id": FEDERATION, "run_id": "run", "round": 0, "mode": Mode.SUM, "base_model": asked.base_model,
+        "spec": digest(document), "task": "digits", "length": asked.rows[0].length, "clip": 0.0, "disclose": (),
+        "invited": invited(keys), "seed": asked.seed, "unshared": b"",
+        "work": Train.of(RunSpec.parse(document), 0, joint_target(("loss",))),
+    }  # fmt: skip
+    return SessionTerms(**{**fields, **changes})
+
+
+def to_be_ready(asked: AssignmentManifest, terms: SessionTerms, document: bytes = DOCUMENT) -> AssignmentManifest:
+    """The assignment, to become ready for a session of a run with this specification."""
+    del asked.rows[:]
+    asked.kind, asked.work = "secure-ready", SecureReadyWork(terms=terms_bytes(terms)).SerializeToString()
+    offer_input(asked, SPECIFICATION, document)
+    return asked
+
+
+class Members:
     """Members with equal parts of one data set, all of whom have pinned the same roster.
 
     `workers` are their processes, by client. A client of `cheats` has a file that names what its worker does wrong.
@@ -88,14 +157,14 @@ class Scene:
 @contextmanager
 def scene(
     directory: Path, members: int, *, cheats: Sequence[str] = (), program: str = "", policy: str = POLICY
-) -> Iterator[Scene]:
+) -> Iterator[Members]:
     """A federation with this many members, m0 to m9 at most, whose workers attend and whose owners have this policy.
 
     `program` is a Python program that runs the coordinator, in place of it.
     """
     with federation(directory) as fed:
         fed.serve(program=program)
-        made = Scene(fed, [f"m{number}" for number in range(members)], cheats)
+        made = Members(fed, [f"m{number}" for number in range(members)], cheats)
         made.enrol(policy)
         for client in made.clients:
             made.work(client)
