@@ -21,7 +21,7 @@ def figure(title: str, chart: Html, caption: str, numbers: Html | None = None, *
     parts = [tag("h3", title), chart, tag("figcaption", caption)]
     if more or numbers is not None:
         names = [*(["How to read it"] if more else []), *(["the numbers"] if numbers is not None else [])]
-        summary = " and ".join(names)
+        summary = ", and ".join(names)
         folded = [
             tag("summary", summary[:1].upper() + summary[1:]),
             *([tag("p", more, class_="small")] if more else []),
