@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from coordinator.aggregation.measures.metric_definitions import SCORED
+from federation.record.metric_definitions import SCORED
 from fedpareto.formatting import number, percent, whole
 from fedpareto.pages import heat
 from fedpareto.pages.charts import ACCURACY, COSINE, Series

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from coordinator.aggregation.measures.metric_definitions import definition
+from federation.record.metric_definitions import definition
 from fedpareto.formatting import NOT_DISCLOSED, UNKNOWN, format_of
 from fedpareto.pages import charts
 from fedpareto.pages.charts import Series

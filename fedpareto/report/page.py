@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from coordinator.aggregation.measures import metric_definitions
+from federation.record import metric_definitions
 from federation.text import counted
 from federation.v1.admin_pb2 import AlertKind
 from federation.v1.common_pb2 import RunState

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC
 from itertools import accumulate
 
-from coordinator.aggregation.measures.metric_definitions import SCORED
+from federation.record.metric_definitions import SCORED
 from federation.v1.admin_pb2 import ExportRoundsResponse, PhaseProgress
 from federation.v1.common_pb2 import AssignmentState
 from fedpareto.admin_messages import duration, name_of
@@ -76,7 +76,8 @@ def _bytes(data: RunData) -> Html:
     up, _, down = (values for _, values, _ in columns)
     no_round = "No round of this run has ended."
     total_up, total_down = math.fsum(known(up)), math.fsum(known(down))
-    caption = f"Update files that came up and model files that went down: {size(total_up)} and {size(total_down)} in all.{_share(data)}"
+    sums = f"{size(total_up)} and {size(total_down)} in all"
+    caption = f"Update files that came up and model files that went down: {sums}.{_share(data)}"
     more = (
         "One model is counted for every client that answered and did not have it yet: workers keep the last ones. "
         "Envelopes (about 1 kB each) and TLS come on top. Bytes that were refused are in the table."
