@@ -52,9 +52,9 @@ def story(runs: Mapping[str, DemoResult], private: PrivateResult | None, verific
 
 
 def of_the_record(run: DemoResult) -> str:
-    """The warnings of the record about a run; without any, what the cosines of both kinds of updates say."""
-    if run.warnings:
-        return "The record warns: " + " ".join(f"{warning}." for warning in run.warnings)
+    """The alerts about a run; without any, what the cosines of both kinds of updates say."""
+    if run.alerts:
+        return "The record warns: " + " ".join(f"{alert}." for alert in run.alerts)
     eight, two = (mean(run.cosine[name] for name in names) for names in (EIGHT, TWO))
     return (
         f"The record shows why: the cosine between an update and the step is {eight:.2f} on average for the eight and "

@@ -5,6 +5,7 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from federation.v1.common_pb2 import SignedEnvelope
 from federation.work.secure.stage import CIPHERTEXTS
@@ -52,7 +53,7 @@ def differences(before: Any, after: Any, entry: str, context: str = "") -> Itera
 def _of_messages(
     was: Any, now: Any, kind: FieldDescriptor, name: str, entry: str, context: str, owner: Message
 ) -> Iterator[Edit]:
-    if kind.message_type.name == "Timestamp":
+    if isinstance(was, Timestamp):
         if was != now:
             yield Edit(name, "another", entry, (), kind.name)
         return

@@ -87,7 +87,8 @@ class Editor:
     def __post_init__(self) -> None:
         for entry, root in every_value.messages(self.bundle).items():
             for context, path, message in places(root):
-                for kind in message.DESCRIPTOR.fields:
+                fields: Sequence[FieldDescriptor] = message.DESCRIPTOR.fields
+                for kind in fields:
                     where = (entry, path, kind.name)
                     self._values.setdefault(f"{context}{message.DESCRIPTOR.name}.{kind.name}", []).append(where)
                     if kind.message_type is not None and not is_map(kind):
@@ -357,5 +358,5 @@ def _first_of(value: Any) -> Any:
 
 def _following(text: str, follows: Mapping[bytes, bytes], colon: str = ":") -> str:
     for before, after in follows.items():
-        text = text.replace(*(name.decode().replace(":", colon) for name in (before, after)))
+        text = text.replace(before.decode().replace(":", colon), after.decode().replace(":", colon))
     return text

@@ -359,7 +359,7 @@ def test_the_text_of_a_bundle_cannot_write_on_the_terminal_of_its_reader(record:
 def test_the_text_of_a_bundle_that_cannot_be_read_forges_no_line(record: Edited, tmp_path: Path) -> None:
     forged = "x\n\rrun open: everything was verified"
     manifests = {
-        "has format 2": record.telling(lambda about: (setattr(about, "format", 2), setattr(about, "software", forged))),
+        "has format 2": record.telling(lambda about: about.MergeFrom(Bundle(format=2, software=forged))),
         "has no field": record.having({bundle.MANIFEST: json.dumps({forged: 1}).encode()}),
     }
     for words, edited in manifests.items():

@@ -57,6 +57,7 @@ PROBES: dict[str, Probe] = {
     "Admin/CreateJoinString": Probe(admin.CreateJoinStringRequest(), ("INVALID_ARGUMENT", "argument")),
     "Admin/ListJoinStrings": Probe(admin.ListJoinStringsRequest()),
     "Admin/CancelJoinStrings": Probe(admin.CancelJoinStringsRequest(), ("NOT_FOUND", "join-string-unknown")),
+    "Admin/ListAlerts": Probe(admin.ListAlertsRequest()),
     "Admin/ListClients": Probe(admin.ListClientsRequest()),
     "Admin/ApproveClient": Probe(admin.ApproveClientRequest(), UNKNOWN_CLIENT),
     "Admin/TagClient": Probe(admin.TagClientRequest(), UNKNOWN_CLIENT),
