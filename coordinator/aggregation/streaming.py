@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]  # it has no stubs
+from threadpoolctl import ThreadpoolController
 
 from coordinator.aggregation.interface import Matrix
 from federation.vectors import DTYPES, FLOATS, File, RowFile, widen

@@ -22,7 +22,7 @@ from federation.v1.common_pb2 import (
     SignedEnvelope,
     StepManifest,
 )
-from federation.v1.record_pb2 import Answer, Exchange, RoundRecord
+from federation.v1.record_pb2 import Answer, Bundle, Exchange, RoundRecord
 from fedpareto.cli.main import app
 from storage.states import RunState
 from tests.stage import Stage, spec
