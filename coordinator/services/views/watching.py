@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from coordinator.rounds.fleets.presence import AttendanceStream
 from coordinator.rounds.runs.participation import Participation, read_rounds
 from coordinator.rounds.transitions import ROUND_ENDED, RUN_ENDED
-from coordinator.services.views import overview
+from coordinator.services.views import details, overview
 from coordinator.services.views.conversion import like
 from coordinator.services.views.summaries import ended_rounds, phases_of, rounds_from, summaries
 from federation.v1 import admin_pb2 as messages
@@ -27,17 +27,22 @@ def run_with_members(session: Session, item: models.Run, *, spec: bool = False) 
     return run
 
 
-def runs_from(session: Session, start: int, count: int) -> list[messages.Run]:
-    """Runs, newest first: at most `count` of them, after the first `start`."""
+def runs_from(session: Session, start: int, count: int, *, brief: bool) -> list[messages.Run]:
+    """Runs, newest first: at most `count` of them, after the first `start`; without their members if `brief`."""
     query = select(models.Run).order_by(models.Run.created.desc(), models.Run.run_id).offset(start).limit(count)
-    return [run_with_members(session, item) for item in session.scalars(query)]
+    shown = overview.run if brief else run_with_members
+    return [shown(session, item) for item in session.scalars(query)]
 
 
 class Watching:
-    """One watcher of one run; it remembers what the watcher has been sent."""
+    """One watcher of one run; it remembers what the watcher has been sent.
 
-    def __init__(self, run_id: str) -> None:
+    With `parts`, rounds that end come with every client's part.
+    """
+
+    def __init__(self, run_id: str, *, parts: bool) -> None:
         self._run_id = run_id
+        self._parts = parts
         self._participation = Participation()
         self._since: int | None = None
         self.over = False
@@ -59,6 +64,9 @@ class Watching:
         if first or ended or self.over:
             _add_members(run, self._participation)
         responses = [messages.WatchRunResponse(run=run, ended=summary) for summary in summaries(session, ended)]
+        if self._parts:
+            for response, parts in zip(responses, details.rounds_with_parts(session, ended), strict=True):
+                response.parts.CopyFrom(parts)
         responses = responses or [messages.WatchRunResponse(run=run)]
         phase = _open_phase(session, self._run_id, attending)
         if phase is not None:
