@@ -3,12 +3,15 @@
 import math
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import numpy as np
 from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
 from federation.digests import digest
+from federation.record.log_entries import SUBMITTED
+from storage import audit
 from storage.database import Database
 from storage.models import (
     Assignment,
@@ -34,9 +37,10 @@ def member_names(members: int) -> list[str]:
 
 
 def add_members(database: Database, members: int) -> None:
+    """Adds members; the database must have its entry key, since the log tells of each member and run."""
     with database.begin() as session:
         note_model(session, MODEL, size=1000, parameters=100, created=BEGUN)
-        rows = [
+        rows: list[dict[str, Any]] = [
             {
                 "client_id": name,
                 "state": ClientState.ACTIVE,
@@ -51,6 +55,9 @@ def add_members(database: Database, members: int) -> None:
             for name in member_names(members)
         ]
         session.execute(insert(Client), rows)
+        for row in rows:
+            key = digest(row["signing_key"])
+            audit.record(session, at=BEGUN, actor="test", action=audit.ENROLLED, subject=row["client_id"], digest=key)
 
 
 def add_run(
@@ -67,6 +74,8 @@ def add_run(
                 model=MODEL, submitted_by="test", created=BEGUN, started=BEGUN, ended=ended,
             )
         )  # fmt: skip
+        logged = {"subject": run_id, "digest": digest(document)}
+        audit.record(session, at=BEGUN, actor="test", action=SUBMITTED, **logged)
     for first in range(0, done, _AT_A_TIME):
         add_rounds(database, run_id, first, min(first + _AT_A_TIME, done), members)
     return run_id

@@ -1,0 +1,25 @@
+"""Where the console's data comes from: the calls of an administrator, to a coordinator or to the record of a stopped one."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from federation.v1.admin_pb2_grpc import AdminStub
+
+
+class CoordinatorAway(Exception):
+    """The coordinator cannot be reached, or does not let this administrator in; the text says why, for people."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The calls of an administrator, which any thread may make.
+
+    `live` is False for the record of a stopped coordinator, which has no calls that follow.
+    """
+
+    stub: AdminStub
+    live: bool
+
+
+Source = Callable[[], AbstractContextManager[Opened]]  # entering raises CoordinatorAway
