@@ -15,6 +15,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from coordinator.alerts.maker import AlertMaker, Limits
 from coordinator.audit.checkpoints import LogError
 from coordinator.audit.sequencer import Sequencer
 from coordinator.clock import utc_now
@@ -142,6 +143,7 @@ class Coordinator:
         self._health = HealthService()
         self._server: grpc.aio.Server | None = None
         self._supervisor: Supervisor | None = None
+        self._alerts: AlertMaker | None = None
         self._monitor: Monitor | None = None
         self._monitoring: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -203,6 +205,18 @@ class Coordinator:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection([*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
         supervisor.start(conduct=self._conduct)
+        if self._conduct:
+            self._alerts = AlertMaker(
+                database=database,
+                blobs=blobs,
+                presence=presence,
+                supervisor=supervisor,
+                condition=self._condition,
+                certificates=(home.ca, home.server),
+                limits=Limits.of(settings),
+                clock=self._clock,
+            )
+            self._alerts.start()
         await server.start()
         await self._front.start()
         if await asyncio.to_thread(_serves_tls12, settings.bind, self.enrollment_port, newcomers):
@@ -240,6 +254,8 @@ class Coordinator:
             await self._server.stop(grace)
         await self._front.stop()
         await self._access.finish()
+        if self._alerts is not None:
+            await asyncio.to_thread(self._alerts.stop)
         if self._supervisor is not None:
             await asyncio.to_thread(self._supervisor.stop)
         await asyncio.to_thread(self._sequencer.stop)

@@ -61,6 +61,12 @@ class Settings(Section):
         86_400, ge=60, le=30 * 86_400, description="How long a request of one officer waits for another one's consent."
     )
     heartbeat_seconds: float = Field(5.0, ge=0.1, le=300, description="How often a worker gives a sign of life.")
+    silent_seconds: int = Field(
+        3600, ge=0, description="How long a member may not attend before there is an alert; 0 is no alert."
+    )
+    backup_seconds: int = Field(
+        7 * 86_400, ge=0, description="How old the last backup may be before there is an alert; 0 is no alert."
+    )
     max_model_bytes: int = Field(
         8 << 30, ge=1 << 10, description="The largest model that is taken; an update is bounded by its run's model."
     )

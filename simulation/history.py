@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
-from coordinator.rounds.runs.participation import MemberSummary, Participation, RoundOutcome, read_rounds
+from coordinator.alerts.round_facts import read_facts
+from coordinator.rounds.runs.participation import MemberSummary, RoundOutcome
 from coordinator.services.views.details import export_rounds
 from federation.record.results import accepted
 from federation.spec.run_spec import RunSpec
@@ -44,7 +45,8 @@ class History:
         attackers: the clients that attacked.
         seconds: duration of the rounds of this call.
         round_records: see `rounds`; the other records likewise.
-        warnings: members that fail or work against the step, and rounds in which nobody improves, in words.
+        warnings: the alerts that last after the last round, in words: members that fail, or whose updates are far
+            longer than the others', rounds in which nobody improves, and so on.
     """
 
     run_id: str
@@ -134,9 +136,8 @@ def read_history(
     session: Session, blobs: BlobStore, run: Run, *, attackers: tuple[str, ...], seconds: float
 ) -> History:
     """Reads a run's record, as the Admin service exports it."""
-    participation = Participation()
-    for finished in read_rounds(session, run.run_id):
-        participation.add(finished)
+    facts = read_facts(session, run)
+    participation = facts.participation
     tables: dict[str, list[Record]] = {"round": [], "client": [], "reply": [], "objective": []}
     while exported := export_rounds(session, run.run_id, len(tables["round"]), _ROUNDS_AT_A_TIME):
         for item in exported:
@@ -153,7 +154,7 @@ def read_history(
         attackers=attackers,
         seconds=seconds,
         member_records=tuple(map(_member_record, participation.members)),
-        warnings=tuple(warning.message for warning in participation.warnings),
+        warnings=tuple(f"{fact.message}; {fact.remedy}" for fact in facts.open),
         **{f"{name}_records": tuple(records) for name, records in tables.items()},
     )
 

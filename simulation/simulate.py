@@ -11,6 +11,7 @@ import torch
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
+from coordinator.alerts.recording import record_run
 from coordinator.clock import utc_now
 from coordinator.home import CoordinatorHome
 from coordinator.rounds.conductor import Conductor
@@ -200,6 +201,7 @@ class Simulation(AbstractContextManager["Simulation"]):
                 self._pause()
             raise
         self._collect()
+        record_run(self._database, self.run_id, None, utc_now())
         with self._database.read() as session:
             run = session.get_one(Run, self.run_id)
             return read_history(

@@ -14,10 +14,21 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, rela
 from federation.spec.task_metrics import MetricKind
 from storage.columns import Numbers, Prose, Real, Records, UtcDateTime
 from storage.records import VoidRecord
-from storage.states import Answer, AssignmentState, ClientState, PhaseState, RequestState, RoundState, RunState
+from storage.states import (
+    AlertKind,
+    AlertSeverity,
+    Answer,
+    AssignmentState,
+    ClientState,
+    PhaseState,
+    RequestState,
+    RoundState,
+    RunState,
+)
 
 DIGEST = sa.String(71)  # "blake3:" and 64 hexadecimal characters
 NAME = sa.String(63)
+ALERT_MESSAGE, ALERT_REMEDY = 600, 400  # characters
 NAMES = {  # of constraints and indexes
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
     "uq": "uq_%(table_name)s_%(column_0_N_name)s",
@@ -76,6 +87,7 @@ class Client(Base):
         default=dict
     )  # task -> the abilities of its trainer, likewise
     tags: Mapped[list[str]] = mapped_column(default=list)  # given by an operator
+    contact: Mapped[str] = mapped_column(Prose(200), default="")  # whom operators reach there, likewise
     consents: Mapped[bool] = mapped_column(default=False)  # True if it answers each run before it works for it
     device: Mapped[str] = mapped_column(Prose(200), default="")
     software: Mapped[str] = mapped_column(Prose(200), default="")
@@ -354,6 +366,28 @@ class Evaluation(Base):
     accuracy: Mapped[float | None]
     others: Mapped[dict[str, float]] = mapped_column(default=dict)  # "loss/<objective>", the task's own "<metric>", ...
     samples: Mapped[int] = mapped_column(sa.BigInteger)
+
+
+class Alert(Base):
+    """Something that an operator should look at, from when it began until it ended.
+
+    Rows follow from the record: `coordinator.alerts` makes those again that a crash prevented.
+    """
+
+    __tablename__ = "alerts"
+    __table_args__ = (sa.UniqueConstraint("kind", "run_id", "client_id", "began"),)
+
+    alert_id: Mapped[int] = mapped_column(primary_key=True)
+    kind: Mapped[AlertKind]
+    severity: Mapped[AlertSeverity]
+    run_id: Mapped[str] = mapped_column(sa.String(32), default="", index=True)  # empty for an alert about no run
+    client_id: Mapped[str] = mapped_column(NAME, default="", index=True)  # empty for an alert about no member
+    message: Mapped[str] = mapped_column(Prose(ALERT_MESSAGE))  # the case, in a sentence with the numbers
+    remedy: Mapped[str] = mapped_column(Prose(ALERT_REMEDY))  # what to do, in a sentence
+    first_round: Mapped[int | None]  # with which it began
+    last_round: Mapped[int | None]  # the last one that it is about
+    began: Mapped[datetime]
+    ended: Mapped[datetime | None] = mapped_column(index=True)  # None while it lasts
 
 
 class AuditEntry(Base):

@@ -64,3 +64,30 @@ class RequestState(StrEnum):
     DONE = "DONE"
     REFUSED = "REFUSED"
     WITHDRAWN = "WITHDRAWN"
+
+
+class AlertKind(StrEnum):
+    """The kinds of alerts."""
+
+    RUN_STALLED = "RUN_STALLED"
+    RUN_PAUSED = "RUN_PAUSED"
+    RUN_ENDED = "RUN_ENDED"
+    MEMBER_SILENT = "MEMBER_SILENT"
+    MEMBER_FAILS = "MEMBER_FAILS"
+    MEMBER_OPPOSES = "MEMBER_OPPOSES"
+    NORM_OUTLIER = "NORM_OUTLIER"
+    LOSS_OUTLIER = "LOSS_OUTLIER"
+    WEIGHT_AT_CAP = "WEIGHT_AT_CAP"
+    NOBODY_IMPROVES = "NOBODY_IMPROVES"
+    STEP_TOO_LONG = "STEP_TOO_LONG"
+    DISK_LOW = "DISK_LOW"
+    BACKUP_OLD = "BACKUP_OLD"
+    CERTIFICATE_ENDS = "CERTIFICATE_ENDS"
+
+
+class AlertSeverity(StrEnum):
+    """How much an alert matters."""
+
+    NOTICE = "NOTICE"
+    WARNING = "WARNING"
+    CRITICAL = "CRITICAL"

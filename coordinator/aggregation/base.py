@@ -91,6 +91,13 @@ class Algorithm(Options, ABC):
         """
         return None
 
+    def largest_weights(self, prior: Vector) -> Vector | None:
+        """The largest weight that each row of an open round can get, shape (m,); None where nothing but 1 bounds it.
+
+        `prior` is lambda0, shape (m,).
+        """
+        return None
+
     @property
     def keeps_updates(self) -> bool:
         """True if later rounds may recall updates, which must then be stored."""

@@ -19,6 +19,7 @@ from storage.models import Certificate, Client
 from storage.states import ClientState
 
 MAX_TAGS = 32
+MAX_CONTACT = 200  # characters
 REVOKED = "your certificate has been revoked; ask an administrator why"
 
 
@@ -38,22 +39,39 @@ def approve(session: Session, client_id: str, *, by: str, now: datetime, consent
     audit.record(session, at=now, actor=by, action=APPROVED, subject=client_id, digest=consent)
 
 
-def tag(session: Session, client_id: str, tags: Sequence[str], *, by: str, now: datetime) -> None:
-    """Replaces the tags of a client.
+def describe(
+    session: Session, client_id: str, tags: Sequence[str] | None, contact: str | None, *, by: str, now: datetime
+) -> None:
+    """Replaces the tags of a client, and its contact; None leaves them as they are.
+
+    The contact is not in the audit log, whose entries leave the federation with the record of a run.
 
     Raises:
-        Refusal: `client-unknown`; `argument`: something cannot be a tag, or they are too many.
+        Refusal: `client-unknown`; `argument`: something cannot be a tag, they are too many, or the contact is too long.
     """
     client = _get(session, client_id)
-    if len(tags) > MAX_TAGS:
-        raise Refusal("argument", f"{len(tags)} tags; a client has at most {MAX_TAGS}")
-    for name in tags:
+    if tags is not None:
+        client.tags = _tags(tags)
+        named = ", ".join(client.tags)
+        audit.record(session, at=now, actor=by, action="client.tagged", subject=client_id, detail=named)
+    if contact is not None:
+        if len(contact) > MAX_CONTACT:
+            raise Refusal("argument", f"a contact of {len(contact)} characters; at most {MAX_CONTACT}")
+        client.contact = contact.strip()
+        audit.record(session, at=now, actor=by, action="client.contact", subject=client_id)
+        session.flush()
+        session.refresh(client)  # the column replaces characters that cannot be printed
+
+
+def _tags(names: Sequence[str]) -> list[str]:
+    if len(names) > MAX_TAGS:
+        raise Refusal("argument", f"{len(names)} tags; a client has at most {MAX_TAGS}")
+    for name in names:
         if re.fullmatch(IDENTIFIER, name) is None:
             raise Refusal(
                 "argument", f"{name[:80]!r} cannot be a tag: use lower-case letters, digits, dots and hyphens"
             )
-    client.tags = sorted(set(tags))
-    audit.record(session, at=now, actor=by, action="client.tagged", subject=client_id, detail=", ".join(client.tags))
+    return sorted(set(names))
 
 
 def revoke(session: Session, client_id: str, reason: str, *, by: str, now: datetime, consent: str = "") -> Client:

@@ -22,7 +22,6 @@ from coordinator.rounds.conversation import hold
 from coordinator.rounds.finish import finish_round, skip_round
 from coordinator.rounds.fleets.base import Fleet, Held, RevokedMeanwhile, Skipped
 from coordinator.rounds.opening import open_round
-from coordinator.rounds.runs.participation import WarningLog
 from coordinator.rounds.runs.private import record_named, since_pause
 from coordinator.rounds.signed_results import record_step
 from coordinator.rounds.step import make_step
@@ -43,7 +42,6 @@ class Conductor:
         self._run = fleet.run
         self._around = fleet.around
         self._algorithm = algorithm(fleet.run.spec.algorithm.name, fleet.run.spec.algorithm.hyperparameters)
-        self._warnings = WarningLog(fleet.around.database, fleet.run.run_id)
 
     def conduct(self) -> None:
         """Round after round until the run has ended.
@@ -66,7 +64,6 @@ class Conductor:
                 finish_round(self._fleet, self._algorithm, current.round_id)
             except Skipped as skipped:
                 skip_round(self._fleet, current, skipped)
-            self._warnings.round_ended()  # no mutant: coordinator/rounds/runs/test_participation.py reads the log
             self._around.changed()
 
     def _step(self, current: Round) -> None:

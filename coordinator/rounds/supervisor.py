@@ -247,14 +247,15 @@ class Supervisor:
     def notify(self, run_id: str) -> None:
         """Tells the run's conductor and its watchers that something changed. Callable from any thread."""
         self._bell(run_id).ring()
-        self._tell_watchers(run_id)
+        self.tell_watchers(run_id)
 
     def count_reply(self, run_id: str) -> None:
         """Tells the conductor and the watchers that a reply was recorded. Callable from any thread."""
         self._bell(run_id).count_reply()
-        self._tell_watchers(run_id)
+        self.tell_watchers(run_id)
 
-    def _tell_watchers(self, run_id: str) -> None:
+    def tell_watchers(self, run_id: str) -> None:
+        """Tells the watchers alone, from any thread: what the conductor does depends on nothing that changed."""
         with self._lock:
             watchers = list(self._watchers)
         for watcher in watchers:
@@ -382,7 +383,7 @@ class Supervisor:
             device=self._device,
             clock=self._clock,
             wait=wait,
-            changed=lambda: self._tell_watchers(run_id),  # without its own bell: a conductor would wake itself
+            changed=lambda: self.tell_watchers(run_id),  # without its own bell: a conductor would wake itself
             signatures=self.signatures,
         )
 

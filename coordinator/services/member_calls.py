@@ -78,8 +78,10 @@ class MemberCalls(Service):
         await self._read(self._offers.tell, [attending[client_id]] if client_id in attending else [])
 
     async def TagClient(self, request: messages.TagClientRequest, context: Context) -> messages.TagClientResponse:
-        """Gives a client its tags."""
-        await self._act(membership.tag, request.client_id, list(request.tags))
+        """Gives a client its tags, and notes its contact."""
+        tags = list(request.tags.tags) if request.HasField("tags") else None
+        contact = request.contact if request.HasField("contact") else None
+        await self._act(membership.describe, request.client_id, tags, contact)
         return messages.TagClientResponse(client=await self._changed(request.client_id))
 
     @to_the_end

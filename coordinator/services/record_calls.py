@@ -10,11 +10,12 @@ from datetime import UTC
 
 from sqlalchemy.orm import Session
 
+from coordinator.alerts import rows
 from coordinator.disk import usage
-from coordinator.lookup import find_round, find_run
+from coordinator.lookup import find_round, find_run, must_be_client
 from coordinator.members import administrators, join_strings, requests
 from coordinator.members.access.rpc_messages import Context
-from coordinator.services.views import details, member_views, overview, system
+from coordinator.services.views import alerts, details, member_views, overview, system
 from coordinator.services.views.conversion import like
 from coordinator.services.views.paging import Page, size_of_page
 from coordinator.services.views.reader import RecordViews
@@ -24,6 +25,7 @@ from federation.refusals import Refusal
 from federation.v1 import admin_pb2 as messages
 from storage import audit
 
+ALERTS_AT_A_TIME = 200  # of a list
 RUNS_AT_A_TIME = 100  # of a list
 SUMMARIES_AT_A_TIME = 500  # of a list of rounds
 ROUNDS_AT_A_TIME = 20  # of an export: the memory that it takes
@@ -68,6 +70,25 @@ class RecordCalls(RecordViews):
         run = run_with_members(session, item, spec=True)
         run.consents.extend(overview.consents(session, self._checks, item))
         return run
+
+    async def ListAlerts(self, request: messages.ListAlertsRequest, context: Context) -> messages.ListAlertsResponse:
+        """Lists alerts."""
+        page = Page.of(request, ALERTS_AT_A_TIME)
+
+        def read(session: Session) -> messages.ListAlertsResponse:
+            run_id = find_run(session, request.run).run_id if request.run else None
+            if request.client_id:
+                must_be_client(session, request.client_id)
+            of = request.client_id
+            found = rows.listed(
+                session, every=request.all, run_id=run_id, client_id=of, start=page.start, count=page.size + 1
+            )
+            shown = [alerts.alert(row, name) for row, name in found[: page.size]]
+            return messages.ListAlertsResponse(alerts=shown, next_page_token=page.next_token(found))
+
+        response = await self._read(read)
+        response.now.FromDatetime(self._clock())
+        return response
 
     # --- rounds
 

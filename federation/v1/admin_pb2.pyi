@@ -127,37 +127,105 @@ MEMBER_OUTCOME_NOT_NEEDED: MemberOutcome.ValueType  # 5
 """The round had enough replies without it, or the run ended: not a failure."""
 Global___MemberOutcome: _TypeAlias = MemberOutcome  # noqa: Y015
 
-class _WarningKind:
+class _AlertSeverity:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _WarningKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WarningKind.ValueType], _builtins.type):
+class _AlertSeverityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AlertSeverity.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    WARNING_KIND_UNSPECIFIED: _WarningKind.ValueType  # 0
+    ALERT_SEVERITY_UNSPECIFIED: _AlertSeverity.ValueType  # 0
     """Unset."""
-    WARNING_KIND_MEMBER_FAILS: _WarningKind.ValueType  # 1
-    """A member failed in three or more rounds in a row."""
-    WARNING_KIND_NOBODY_IMPROVES: _WarningKind.ValueType  # 2
-    """In three or more evaluated rounds in a row, every participant's training loss rose."""
-    WARNING_KIND_MEMBER_OPPOSES: _WarningKind.ValueType  # 3
-    """In three or more steps in a row, a member's update had a cosine below -0.5 with the step."""
-    WARNING_KIND_STEP_TOO_LONG: _WarningKind.ValueType  # 4
-    """In two or more of the last evaluated rounds the loss rose, with steps much longer than the median of the updates."""
+    ALERT_SEVERITY_NOTICE: _AlertSeverity.ValueType  # 1
+    """Good to know; nothing is wrong."""
+    ALERT_SEVERITY_WARNING: _AlertSeverity.ValueType  # 2
+    """Somebody should look at it."""
+    ALERT_SEVERITY_CRITICAL: _AlertSeverity.ValueType  # 3
+    """Something does not work until somebody acts."""
 
-class WarningKind(_WarningKind, metaclass=_WarningKindEnumTypeWrapper):
-    """The kinds of warnings."""
+class AlertSeverity(_AlertSeverity, metaclass=_AlertSeverityEnumTypeWrapper):
+    """How much an alert matters."""
 
-WARNING_KIND_UNSPECIFIED: WarningKind.ValueType  # 0
+ALERT_SEVERITY_UNSPECIFIED: AlertSeverity.ValueType  # 0
 """Unset."""
-WARNING_KIND_MEMBER_FAILS: WarningKind.ValueType  # 1
+ALERT_SEVERITY_NOTICE: AlertSeverity.ValueType  # 1
+"""Good to know; nothing is wrong."""
+ALERT_SEVERITY_WARNING: AlertSeverity.ValueType  # 2
+"""Somebody should look at it."""
+ALERT_SEVERITY_CRITICAL: AlertSeverity.ValueType  # 3
+"""Something does not work until somebody acts."""
+Global___AlertSeverity: _TypeAlias = AlertSeverity  # noqa: Y015
+
+class _AlertKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AlertKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AlertKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ALERT_KIND_UNSPECIFIED: _AlertKind.ValueType  # 0
+    """Unset."""
+    ALERT_KIND_RUN_STALLED: _AlertKind.ValueType  # 1
+    """Nothing has happened in a running run for three times its median round."""
+    ALERT_KIND_RUN_PAUSED: _AlertKind.ValueType  # 2
+    """The coordinator has paused a run, because of an error or a full disk."""
+    ALERT_KIND_RUN_ENDED: _AlertKind.ValueType  # 3
+    """A run has ended."""
+    ALERT_KIND_MEMBER_SILENT: _AlertKind.ValueType  # 4
+    """A member does not attend."""
+    ALERT_KIND_MEMBER_FAILS: _AlertKind.ValueType  # 5
+    """A member failed in three or more rounds in a row."""
+    ALERT_KIND_MEMBER_OPPOSES: _AlertKind.ValueType  # 6
+    """In three or more steps in a row, a member's update had a cosine below -0.5 with the step."""
+    ALERT_KIND_NORM_OUTLIER: _AlertKind.ValueType  # 7
+    """A member's update was more than ten times as long as the median."""
+    ALERT_KIND_LOSS_OUTLIER: _AlertKind.ValueType  # 8
+    """A member reported more than ten times the median loss."""
+    ALERT_KIND_WEIGHT_AT_CAP: _AlertKind.ValueType  # 9
+    """A member's weight was as large as the algorithm allows in ten or more steps in a row."""
+    ALERT_KIND_NOBODY_IMPROVES: _AlertKind.ValueType  # 10
+    """In three or more evaluated rounds in a row, every participant's training loss rose."""
+    ALERT_KIND_STEP_TOO_LONG: _AlertKind.ValueType  # 11
+    """In two or more of the last evaluated rounds the loss rose, with steps much longer than the median of the updates."""
+    ALERT_KIND_DISK_LOW: _AlertKind.ValueType  # 12
+    """The disk is full, or has less space than the runs that have not ended will still take."""
+    ALERT_KIND_BACKUP_OLD: _AlertKind.ValueType  # 13
+    """The last backup is too old, or there is none."""
+    ALERT_KIND_CERTIFICATE_ENDS: _AlertKind.ValueType  # 14
+    """A certificate ends soon, or has ended."""
+
+class AlertKind(_AlertKind, metaclass=_AlertKindEnumTypeWrapper):
+    """The kinds of alerts. docs/operate/alerts.md says when each begins and ends."""
+
+ALERT_KIND_UNSPECIFIED: AlertKind.ValueType  # 0
+"""Unset."""
+ALERT_KIND_RUN_STALLED: AlertKind.ValueType  # 1
+"""Nothing has happened in a running run for three times its median round."""
+ALERT_KIND_RUN_PAUSED: AlertKind.ValueType  # 2
+"""The coordinator has paused a run, because of an error or a full disk."""
+ALERT_KIND_RUN_ENDED: AlertKind.ValueType  # 3
+"""A run has ended."""
+ALERT_KIND_MEMBER_SILENT: AlertKind.ValueType  # 4
+"""A member does not attend."""
+ALERT_KIND_MEMBER_FAILS: AlertKind.ValueType  # 5
 """A member failed in three or more rounds in a row."""
-WARNING_KIND_NOBODY_IMPROVES: WarningKind.ValueType  # 2
-"""In three or more evaluated rounds in a row, every participant's training loss rose."""
-WARNING_KIND_MEMBER_OPPOSES: WarningKind.ValueType  # 3
+ALERT_KIND_MEMBER_OPPOSES: AlertKind.ValueType  # 6
 """In three or more steps in a row, a member's update had a cosine below -0.5 with the step."""
-WARNING_KIND_STEP_TOO_LONG: WarningKind.ValueType  # 4
+ALERT_KIND_NORM_OUTLIER: AlertKind.ValueType  # 7
+"""A member's update was more than ten times as long as the median."""
+ALERT_KIND_LOSS_OUTLIER: AlertKind.ValueType  # 8
+"""A member reported more than ten times the median loss."""
+ALERT_KIND_WEIGHT_AT_CAP: AlertKind.ValueType  # 9
+"""A member's weight was as large as the algorithm allows in ten or more steps in a row."""
+ALERT_KIND_NOBODY_IMPROVES: AlertKind.ValueType  # 10
+"""In three or more evaluated rounds in a row, every participant's training loss rose."""
+ALERT_KIND_STEP_TOO_LONG: AlertKind.ValueType  # 11
 """In two or more of the last evaluated rounds the loss rose, with steps much longer than the median of the updates."""
-Global___WarningKind: _TypeAlias = WarningKind  # noqa: Y015
+ALERT_KIND_DISK_LOW: AlertKind.ValueType  # 12
+"""The disk is full, or has less space than the runs that have not ended will still take."""
+ALERT_KIND_BACKUP_OLD: AlertKind.ValueType  # 13
+"""The last backup is too old, or there is none."""
+ALERT_KIND_CERTIFICATE_ENDS: AlertKind.ValueType  # 14
+"""A certificate ends soon, or has ended."""
+Global___AlertKind: _TypeAlias = AlertKind  # noqa: Y015
 
 @_typing.final
 class CreateJoinStringRequest(_message.Message):
@@ -748,6 +816,7 @@ class Client(_message.Message):
     CLOSED_UNTIL_FIELD_NUMBER: _builtins.int
     UNDECIDED_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
+    CONTACT_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """Its name."""
     state: _common_pb2.ClientState.ValueType
@@ -760,6 +829,8 @@ class Client(_message.Message):
     """The worker software and its version."""
     key_id: _builtins.str
     """The id of its signing key, hexadecimal."""
+    contact: _builtins.str
+    """Whom operators reach there, in their own words; empty where nobody has noted it."""
     @_builtins.property
     def last_seen(self) -> _timestamp_pb2.Timestamp:
         """The last sign of life; unset when it never attended."""
@@ -809,10 +880,11 @@ class Client(_message.Message):
         closed_until: _timestamp_pb2.Timestamp | None = ...,
         undecided: _abc.Iterable[_builtins.str] | None = ...,
         tags: _abc.Iterable[_builtins.str] | None = ...,
+        contact: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_expires", b"certificate_expires", "closed_until", b"closed_until", "enrolled", b"enrolled", "forgotten", b"forgotten", "last_seen", b"last_seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attending", b"attending", "certificate_expires", b"certificate_expires", "client_id", b"client_id", "closed_until", b"closed_until", "device", b"device", "enrolled", b"enrolled", "forgotten", b"forgotten", "key_id", b"key_id", "last_seen", b"last_seen", "software", b"software", "state", b"state", "tags", b"tags", "tasks", b"tasks", "undecided", b"undecided"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attending", b"attending", "certificate_expires", b"certificate_expires", "client_id", b"client_id", "closed_until", b"closed_until", "contact", b"contact", "device", b"device", "enrolled", b"enrolled", "forgotten", b"forgotten", "key_id", b"key_id", "last_seen", b"last_seen", "software", b"software", "state", b"state", "tags", b"tags", "tasks", b"tasks", "undecided", b"undecided"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -926,30 +998,60 @@ class ListClientsResponse(_message.Message):
 Global___ListClientsResponse: _TypeAlias = ListClientsResponse  # noqa: Y015
 
 @_typing.final
+class Tags(_message.Message):
+    """Tags of a client."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TAGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Each once."""
+
+    def __init__(
+        self,
+        *,
+        tags: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tags", b"tags"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tags: _TypeAlias = Tags  # noqa: Y015
+
+@_typing.final
 class TagClientRequest(_message.Message):
-    """Which client, and all its tags from now on."""
+    """Which client, and its tags or its contact from now on."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
+    CONTACT_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """The client."""
+    contact: _builtins.str
+    """Whom operators reach there, at most 200 characters; empty takes it away. Unset leaves it as it is."""
     @_builtins.property
-    def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The tags, in place of those that it has; none takes all of them away."""
+    def tags(self) -> Global___Tags:
+        """The tags, in place of those that it has; no tags take all of them away. Unset leaves them as they are."""
 
     def __init__(
         self,
         *,
         client_id: _builtins.str = ...,
-        tags: _abc.Iterable[_builtins.str] | None = ...,
+        tags: Global___Tags | None = ...,
+        contact: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_contact", b"_contact", "contact", b"contact", "tags", b"tags"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "tags", b"tags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_contact", b"_contact", "client_id", b"client_id", "contact", b"contact", "tags", b"tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__contact: _TypeAlias = _typing.Literal["contact"]  # noqa: Y015
+    _WhichOneofArgType__contact: _TypeAlias = _typing.Literal["_contact", b"_contact"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__contact) -> _WhichOneofReturnType__contact | None: ...
 
 Global___TagClientRequest: _TypeAlias = TagClientRequest  # noqa: Y015
 
@@ -1497,7 +1599,7 @@ class Run(_message.Message):
     OBJECTIVES_FIELD_NUMBER: _builtins.int
     SERVING_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
-    WARNINGS_FIELD_NUMBER: _builtins.int
+    ALERTS_FIELD_NUMBER: _builtins.int
     CLIENT_PRIVACY_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     MEASURED_FIELD_NUMBER: _builtins.int
@@ -1559,8 +1661,10 @@ class Run(_message.Message):
         """
 
     @_builtins.property
-    def warnings(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunWarning]:
-        """What the operator should look at, in the same calls."""
+    def alerts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Alert]:
+        """What the operator should look at: the alerts about it that last, and those that lasted when it ended, newest first.
+        In GetRun, ListRuns and each message of WatchRun; at most 100.
+        """
 
     @_builtins.property
     def client_privacy(self) -> Global___ClientPrivacy:
@@ -1597,7 +1701,7 @@ class Run(_message.Message):
         objectives: _abc.Iterable[_builtins.str] | None = ...,
         serving: _abc.Iterable[Global___Serving] | None = ...,
         members: _abc.Iterable[Global___MemberSummary] | None = ...,
-        warnings: _abc.Iterable[Global___RunWarning] | None = ...,
+        alerts: _abc.Iterable[Global___Alert] | None = ...,
         client_privacy: Global___ClientPrivacy | None = ...,
         metrics: _abc.Iterable[_common_pb2.Metric] | None = ...,
         measured: _builtins.str = ...,
@@ -1605,7 +1709,7 @@ class Run(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["client_privacy", b"client_privacy", "created", b"created", "ended", b"ended", "latest", b"latest", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "client_privacy", b"client_privacy", "consents", b"consents", "created", b"created", "ended", b"ended", "latest", b"latest", "measured", b"measured", "members", b"members", "metrics", b"metrics", "model", b"model", "name", b"name", "objectives", b"objectives", "parameters", b"parameters", "reason", b"reason", "rounds_done", b"rounds_done", "rounds_total", b"rounds_total", "run_id", b"run_id", "serving", b"serving", "spec", b"spec", "started", b"started", "state", b"state", "task", b"task", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alerts", b"alerts", "algorithm", b"algorithm", "client_privacy", b"client_privacy", "consents", b"consents", "created", b"created", "ended", b"ended", "latest", b"latest", "measured", b"measured", "members", b"members", "metrics", b"metrics", "model", b"model", "name", b"name", "objectives", b"objectives", "parameters", b"parameters", "reason", b"reason", "rounds_done", b"rounds_done", "rounds_total", b"rounds_total", "run_id", b"run_id", "serving", b"serving", "spec", b"spec", "started", b"started", "state", b"state", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1771,42 +1875,153 @@ class MemberSummary(_message.Message):
 Global___MemberSummary: _TypeAlias = MemberSummary  # noqa: Y015
 
 @_typing.final
-class RunWarning(_message.Message):
-    """Something in a run that the operator should look at, and that still holds after the last round that ended."""
+class Alert(_message.Message):
+    """Something that an operator should look at, from when it began until it ended."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    ALERT_ID_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
+    SEVERITY_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    RUN_NAME_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
-    ROUNDS_FIELD_NUMBER: _builtins.int
-    LAST_ROUND_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
-    kind: Global___WarningKind.ValueType
+    REMEDY_FIELD_NUMBER: _builtins.int
+    FIRST_ROUND_FIELD_NUMBER: _builtins.int
+    LAST_ROUND_FIELD_NUMBER: _builtins.int
+    BEGAN_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    alert_id: _builtins.int
+    """Its number."""
+    kind: Global___AlertKind.ValueType
     """What it is."""
+    severity: Global___AlertSeverity.ValueType
+    """How much it matters."""
+    run_id: _builtins.str
+    """The run; empty where it is about none."""
+    run_name: _builtins.str
+    """The name of that run."""
     client_id: _builtins.str
-    """The member; empty where the warning is about all of them."""
-    rounds: _builtins.int
-    """How many rounds in a row."""
-    last_round: _builtins.int
-    """The last of these rounds."""
+    """The member; empty where it is about none."""
     message: _builtins.str
-    """In words, with the numbers, and what to do."""
+    """What is the case: a sentence, with the numbers."""
+    remedy: _builtins.str
+    """What to do: a sentence."""
+    first_round: _builtins.int
+    """The round with which it began; absent where it is about no round."""
+    last_round: _builtins.int
+    """The last round that it is about; absent likewise."""
+    @_builtins.property
+    def began(self) -> _timestamp_pb2.Timestamp:
+        """When it began."""
+
+    @_builtins.property
+    def ended(self) -> _timestamp_pb2.Timestamp:
+        """When it ended; unset while it lasts."""
+
     def __init__(
         self,
         *,
-        kind: Global___WarningKind.ValueType = ...,
+        alert_id: _builtins.int = ...,
+        kind: Global___AlertKind.ValueType = ...,
+        severity: Global___AlertSeverity.ValueType = ...,
+        run_id: _builtins.str = ...,
+        run_name: _builtins.str = ...,
         client_id: _builtins.str = ...,
-        rounds: _builtins.int = ...,
-        last_round: _builtins.int = ...,
         message: _builtins.str = ...,
+        remedy: _builtins.str = ...,
+        first_round: _builtins.int | None = ...,
+        last_round: _builtins.int | None = ...,
+        began: _timestamp_pb2.Timestamp | None = ...,
+        ended: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_first_round", b"_first_round", "_last_round", b"_last_round", "began", b"began", "ended", b"ended", "first_round", b"first_round", "last_round", b"last_round"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_round", b"_first_round", "_last_round", b"_last_round", "alert_id", b"alert_id", "began", b"began", "client_id", b"client_id", "ended", b"ended", "first_round", b"first_round", "kind", b"kind", "last_round", b"last_round", "message", b"message", "remedy", b"remedy", "run_id", b"run_id", "run_name", b"run_name", "severity", b"severity"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__first_round: _TypeAlias = _typing.Literal["first_round"]  # noqa: Y015
+    _WhichOneofArgType__first_round: _TypeAlias = _typing.Literal["_first_round", b"_first_round"]  # noqa: Y015
+    _WhichOneofReturnType__last_round: _TypeAlias = _typing.Literal["last_round"]  # noqa: Y015
+    _WhichOneofArgType__last_round: _TypeAlias = _typing.Literal["_last_round", b"_last_round"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_round) -> _WhichOneofReturnType__first_round | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_round) -> _WhichOneofReturnType__last_round | None: ...
+
+Global___Alert: _TypeAlias = Alert  # noqa: Y015
+
+@_typing.final
+class ListAlertsRequest(_message.Message):
+    """Which alerts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ALL_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    all: _builtins.bool
+    """True for those that have ended, too."""
+    run: _builtins.str
+    """Only those about this run: its id, an unambiguous beginning of it, or its name; empty for all."""
+    client_id: _builtins.str
+    """Only those about this member; empty for all."""
+    page_size: _builtins.int
+    """At most this many; 0 is the coordinator's own bound, which no answer exceeds."""
+    page_token: _builtins.str
+    """`next_page_token` of the answer before; empty for the first page."""
+    def __init__(
+        self,
+        *,
+        all: _builtins.bool = ...,
+        run: _builtins.str = ...,
+        client_id: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "kind", b"kind", "last_round", b"last_round", "message", b"message", "rounds", b"rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "client_id", b"client_id", "page_size", b"page_size", "page_token", b"page_token", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RunWarning: _TypeAlias = RunWarning  # noqa: Y015
+Global___ListAlertsRequest: _TypeAlias = ListAlertsRequest  # noqa: Y015
+
+@_typing.final
+class ListAlertsResponse(_message.Message):
+    """Alerts, newest first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ALERTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    NOW_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """For the next page; empty when there is none."""
+    @_builtins.property
+    def alerts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Alert]:
+        """The alerts."""
+
+    @_builtins.property
+    def now(self) -> _timestamp_pb2.Timestamp:
+        """The coordinator's time when it sent this, to compare with times in the alerts."""
+
+    def __init__(
+        self,
+        *,
+        alerts: _abc.Iterable[Global___Alert] | None = ...,
+        next_page_token: _builtins.str = ...,
+        now: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["now", b"now"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alerts", b"alerts", "next_page_token", b"next_page_token", "now", b"now"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAlertsResponse: _TypeAlias = ListAlertsResponse  # noqa: Y015
 
 @_typing.final
 class Serving(_message.Message):

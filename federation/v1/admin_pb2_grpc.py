@@ -146,6 +146,11 @@ class AdminStub:
                 request_serializer=federation_dot_v1_dot_admin__pb2.WatchRunRequest.SerializeToString,
                 response_deserializer=federation_dot_v1_dot_admin__pb2.WatchRunResponse.FromString,
                 _registered_method=True)
+        self.ListAlerts = channel.unary_unary(
+                '/federation.v1.Admin/ListAlerts',
+                request_serializer=federation_dot_v1_dot_admin__pb2.ListAlertsRequest.SerializeToString,
+                response_deserializer=federation_dot_v1_dot_admin__pb2.ListAlertsResponse.FromString,
+                _registered_method=True)
         self.ListRounds = channel.unary_unary(
                 '/federation.v1.Admin/ListRounds',
                 request_serializer=federation_dot_v1_dot_admin__pb2.ListRoundsRequest.SerializeToString,
@@ -230,7 +235,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def TagClient(self, request, context):
-        """Gives a client its tags, by which runs select (operator).
+        """Gives a client its tags, by which runs select, and notes its contact (operator).
         Errors: NOT_FOUND client-unknown; INVALID_ARGUMENT argument.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -350,6 +355,14 @@ class AdminServicer:
 
     def WatchRun(self, request, context):
         """Streams what happens in a run until it ends (viewer). Begins with the present state; sends at least every five seconds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAlerts(self, request, context):
+        """Lists what an operator should look at, newest first (viewer).
+        Errors: NOT_FOUND run-unknown, client-unknown; INVALID_ARGUMENT argument.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -523,6 +536,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.WatchRun,
                     request_deserializer=federation_dot_v1_dot_admin__pb2.WatchRunRequest.FromString,
                     response_serializer=federation_dot_v1_dot_admin__pb2.WatchRunResponse.SerializeToString,
+            ),
+            'ListAlerts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAlerts,
+                    request_deserializer=federation_dot_v1_dot_admin__pb2.ListAlertsRequest.FromString,
+                    response_serializer=federation_dot_v1_dot_admin__pb2.ListAlertsResponse.SerializeToString,
             ),
             'ListRounds': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRounds,
@@ -1161,6 +1179,33 @@ class Admin:
             '/federation.v1.Admin/WatchRun',
             federation_dot_v1_dot_admin__pb2.WatchRunRequest.SerializeToString,
             federation_dot_v1_dot_admin__pb2.WatchRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAlerts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/federation.v1.Admin/ListAlerts',
+            federation_dot_v1_dot_admin__pb2.ListAlertsRequest.SerializeToString,
+            federation_dot_v1_dot_admin__pb2.ListAlertsResponse.FromString,
             options,
             channel_credentials,
             insecure,

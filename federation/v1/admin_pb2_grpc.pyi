@@ -50,7 +50,7 @@ class AdminStub:
     ApproveClient: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ApproveClientRequest, _admin_pb2.ApproveClientResponse]
     """Lets a pending client work (security-officer). Errors: FAILED_PRECONDITION client-state, two-officers."""
     TagClient: _grpc.UnaryUnaryMultiCallable[_admin_pb2.TagClientRequest, _admin_pb2.TagClientResponse]
-    """Gives a client its tags, by which runs select (operator).
+    """Gives a client its tags, by which runs select, and notes its contact (operator).
     Errors: NOT_FOUND client-unknown; INVALID_ARGUMENT argument.
     """
     RevokeClient: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RevokeClientRequest, _admin_pb2.RevokeClientResponse]
@@ -96,6 +96,10 @@ class AdminStub:
     """Ends a run (operator). Errors: FAILED_PRECONDITION run-state."""
     WatchRun: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchRunRequest, _admin_pb2.WatchRunResponse]
     """Streams what happens in a run until it ends (viewer). Begins with the present state; sends at least every five seconds."""
+    ListAlerts: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAlertsRequest, _admin_pb2.ListAlertsResponse]
+    """Lists what an operator should look at, newest first (viewer).
+    Errors: NOT_FOUND run-unknown, client-unknown; INVALID_ARGUMENT argument.
+    """
     ListRounds: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListRoundsRequest, _admin_pb2.ListRoundsResponse]
     """Lists the rounds of a run (viewer)."""
     GetRound: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetRoundRequest, _admin_pb2.GetRoundResponse]
@@ -133,7 +137,7 @@ class AdminAsyncStub(AdminStub):
     ApproveClient: _aio.UnaryUnaryMultiCallable[_admin_pb2.ApproveClientRequest, _admin_pb2.ApproveClientResponse]  # type: ignore[assignment]
     """Lets a pending client work (security-officer). Errors: FAILED_PRECONDITION client-state, two-officers."""
     TagClient: _aio.UnaryUnaryMultiCallable[_admin_pb2.TagClientRequest, _admin_pb2.TagClientResponse]  # type: ignore[assignment]
-    """Gives a client its tags, by which runs select (operator).
+    """Gives a client its tags, by which runs select, and notes its contact (operator).
     Errors: NOT_FOUND client-unknown; INVALID_ARGUMENT argument.
     """
     RevokeClient: _aio.UnaryUnaryMultiCallable[_admin_pb2.RevokeClientRequest, _admin_pb2.RevokeClientResponse]  # type: ignore[assignment]
@@ -179,6 +183,10 @@ class AdminAsyncStub(AdminStub):
     """Ends a run (operator). Errors: FAILED_PRECONDITION run-state."""
     WatchRun: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchRunRequest, _admin_pb2.WatchRunResponse]  # type: ignore[assignment]
     """Streams what happens in a run until it ends (viewer). Begins with the present state; sends at least every five seconds."""
+    ListAlerts: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAlertsRequest, _admin_pb2.ListAlertsResponse]  # type: ignore[assignment]
+    """Lists what an operator should look at, newest first (viewer).
+    Errors: NOT_FOUND run-unknown, client-unknown; INVALID_ARGUMENT argument.
+    """
     ListRounds: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListRoundsRequest, _admin_pb2.ListRoundsResponse]  # type: ignore[assignment]
     """Lists the rounds of a run (viewer)."""
     GetRound: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetRoundRequest, _admin_pb2.GetRoundResponse]  # type: ignore[assignment]
@@ -249,7 +257,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.TagClientRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.TagClientResponse, _abc.Awaitable[_admin_pb2.TagClientResponse]]:
-        """Gives a client its tags, by which runs select (operator).
+        """Gives a client its tags, by which runs select, and notes its contact (operator).
         Errors: NOT_FOUND client-unknown; INVALID_ARGUMENT argument.
         """
 
@@ -391,6 +399,16 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.WatchRunResponse], _abc.AsyncIterator[_admin_pb2.WatchRunResponse]]:
         """Streams what happens in a run until it ends (viewer). Begins with the present state; sends at least every five seconds."""
+
+    @_abc_1.abstractmethod
+    def ListAlerts(
+        self,
+        request: _admin_pb2.ListAlertsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListAlertsResponse, _abc.Awaitable[_admin_pb2.ListAlertsResponse]]:
+        """Lists what an operator should look at, newest first (viewer).
+        Errors: NOT_FOUND run-unknown, client-unknown; INVALID_ARGUMENT argument.
+        """
 
     @_abc_1.abstractmethod
     def ListRounds(

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from federation.v1.admin_pb2 import Run
+from federation.v1.admin_pb2 import AlertSeverity, Run
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.admin_messages import name_of
 from fedpareto.demo.hospitals import EIGHT, HOSPITALS, TWO
@@ -35,14 +35,14 @@ class DemoResult(Ended):
         seconds: from its first round to its last.
         accuracy: of each hospital on its own test images after the last evaluated round, in [0, 1].
         cosine: of each hospital's update with the step, averaged over the rounds.
-        warnings: of the record about the run.
+        alerts: about the run, without notices.
     """
 
     attacked: bool
     seconds: float
     accuracy: Mapping[str, float]
     cosine: Mapping[str, float]
-    warnings: Sequence[str]
+    alerts: Sequence[str]
 
     @property
     def eight(self) -> float:
@@ -97,7 +97,7 @@ def outcome(stub: AdminStub, run_id: str, *, attacked: bool) -> DemoResult:
         seconds=(run.ended.ToNanoseconds() - run.started.ToNanoseconds()) / 1e9 if over else math.nan,
         accuracy=final.values if final is not None and final.measure == "accuracy" else {},
         cosine={name: mean(part.cosine for part in data.parts.get(name, ())) for name in HOSPITALS},
-        warnings=[warning.message for warning in run.warnings],
+        alerts=[alert.message for alert in run.alerts if alert.severity != AlertSeverity.ALERT_SEVERITY_NOTICE],
     )
 
 

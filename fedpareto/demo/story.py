@@ -51,9 +51,9 @@ def story(runs: Mapping[str, DemoResult], private: PrivateResult | None, verific
 
 
 def of_the_record(run: DemoResult) -> str:
-    """The warnings of the record about a run; without any, the cosines of both kinds of updates with the step."""
-    if run.warnings:
-        return "The record warns: " + " ".join(f"{warning}." for warning in run.warnings)
+    """The alerts about a run; without any, the cosines of both kinds of updates with the step."""
+    if run.alerts:
+        return "The record warns: " + " ".join(f"{alert}." for alert in run.alerts)
     eight, two = (mean(run.cosine[name] for name in names) for names in (EIGHT, TWO))
     return (
         f"The record shows why: over the rounds, the cosine of an update with the step is {eight:.2f} for the eight "

@@ -38,7 +38,7 @@ def page(data: RunData, beside: Sequence[RunData] = ()) -> Html:
         tag("h1", run.name),
         tag("p", f"{run.algorithm} on {run.task}, run {run.run_id}: {_state(data)}{_beside(beside)}", class_="soft"),
         _cards(data),
-        *(tag("p", f"Warning: {warning.message}.", class_="warning") for warning in run.warnings),
+        *(tag("p", f"Warning: {warning.message}.", class_="warning") for warning in run.alerts),
         tag("p", *_contents(sections)),
         "" if data.rounds else tag("p", "This run has no rounds yet.", class_="absent"),
         *(join([tag("h2", title, id=anchor), *figures]) for anchor, title, figures in sections),

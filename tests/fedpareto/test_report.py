@@ -294,7 +294,7 @@ def test_a_report_names_who_did_not_reply_and_warns() -> None:
     data.run.members.add(
         client_id="client0", asked=7, replied=3, refused=4, last_reason="zero: dull", last_reason_round=6
     )
-    data.run.warnings.add(client_id="client0", message="client0 failed in 4 rounds in a row")
+    data.run.alerts.add(client_id="client0", message="client0 failed in 4 rounds in a row")
     words = Page(page(data)).words
     assert "Warning: client0 failed in 4 rounds in a row." in words
     assert "zero: dull" in words

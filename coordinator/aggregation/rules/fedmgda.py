@@ -43,6 +43,9 @@ class FedMGDA(Rule):
     def cautions(self) -> tuple[str, ...]:
         return (*super().cautions(), standstill(self.name)) if self.epsilon == 1 else super().cautions()
 
+    def largest_weights(self, prior: Vector) -> Vector | None:
+        return None if self.epsilon == 1 else box(prior, self.epsilon)[1]
+
     def combine(self, rows: Rows) -> Combination:
         solution = solve(rows.gram, rows.prior, epsilon=self.epsilon, drop_zero=self.drop_zero, cap=rows.cap)
         # With all weight on an update of almost no length nothing cancels, and still the model hardly moves.
@@ -87,6 +90,10 @@ class FedMGDAPlus(Rule):
             return None
         epsilon = 1.0 / updates if self.epsilon == "auto" else self.epsilon
         return 2.0 * min(1.0, 1.0 / updates + epsilon) + 2.0 * math.sqrt(2.0 * RESIDUAL_TOLERANCE)
+
+    def largest_weights(self, prior: Vector) -> Vector | None:
+        epsilon = 1.0 / len(prior) if self.epsilon == "auto" else self.epsilon
+        return None if epsilon >= 1 else box(prior, epsilon)[1]
 
     def combine(self, rows: Rows) -> Combination:
         width = 1.0 if rows.cap is None else 0.5

@@ -1,9 +1,12 @@
 """The numbers of a round that the privacy of its run keeps from everybody who reads the record."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from coordinator.aggregation.measures.metric_definitions import OWN, SUMMARIES
+from coordinator.rounds.transitions import SIMULATOR
 from federation.spec.run_spec import RunSpec
+from storage.models import Run
 
 MEMBERS = ("samples", "loss_before", "update_norm", "cosine")  # fields of `Participation`, of each accepted update
 EVALUATION = "evaluation"  # the field with what each member measured
@@ -46,3 +49,17 @@ def undisclosed(spec: RunSpec, metrics: Mapping[str, float], *, stepped: bool, c
             names += [f"{name}/{of}" for name in own for of in SUMMARIES]
         names += ["improved"] if "train" in spec.evaluated else []
     return tuple(name for name in names if name not in metrics)
+
+
+def concealed(run: Run) -> bool:
+    """True if the replies of a run are hidden from operators, since noise protects the clients.
+
+    Simulated clients need no protection from the researcher who simulates them.
+    """
+    return parsed_spec(run.spec).privacy.client_noise > 0 and run.submitted_by != SIMULATOR
+
+
+@lru_cache(maxsize=64)
+def parsed_spec(document: bytes) -> RunSpec:
+    """The specification of a run that was accepted."""
+    return RunSpec.parse(document)

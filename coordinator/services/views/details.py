@@ -12,11 +12,12 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session, contains_eager, defer, selectinload
 
 from coordinator.rounds.export import parsed
+from coordinator.rounds.runs.disclosure import concealed
 from coordinator.rounds.transitions import EVALUATES
 from coordinator.services.checks.envelope_checks import EnvelopeChecks
 from coordinator.services.views import overview
 from coordinator.services.views.conversion import like
-from coordinator.services.views.summaries import ANSWERED, concealed, phases_of, rounds_from, summaries
+from coordinator.services.views.summaries import ANSWERED, phases_of, rounds_from, summaries
 from federation.spec.accounting import SamplePrivacy
 from federation.spec.objective_names import JOINT
 from federation.spec.sharing import BUFFERS

@@ -16,10 +16,11 @@ from coordinator.rounds.export import parsed
 from coordinator.rounds.fleets.presence import AttendanceStream
 from coordinator.rounds.fleets.remote import serves
 from coordinator.rounds.runs.client_noise import noisy_steps, spent
+from coordinator.rounds.runs.disclosure import concealed
 from coordinator.rounds.transitions import ROUND_ENDED, RUN_ENDED
 from coordinator.services.checks.envelope_checks import EnvelopeChecks
 from coordinator.services.views.conversion import like
-from coordinator.services.views.summaries import concealed, summaries
+from coordinator.services.views.summaries import summaries
 from federation.spec.run_sections import PrivacySpec
 from federation.spec.run_spec import RunSpec
 from federation.v1 import admin_pb2 as messages

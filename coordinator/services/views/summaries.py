@@ -3,33 +3,17 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from functools import lru_cache
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.measures.metric_definitions import SCORED
-from coordinator.rounds.runs.disclosure import undisclosed
-from coordinator.rounds.transitions import EVALUATES, ROUND_ENDED, SIMULATOR
+from coordinator.rounds.runs.disclosure import concealed, parsed_spec, undisclosed
+from coordinator.rounds.transitions import EVALUATES, ROUND_ENDED
 from coordinator.services.views.conversion import like
-from federation.spec.run_spec import RunSpec
 from federation.v1 import admin_pb2 as messages
 from storage import models
 from storage.states import AssignmentState
-
-
-def concealed(item: models.Run) -> bool:
-    """True if the replies of a run are hidden from operators, since noise protects the clients.
-
-    Simulated clients need no protection from the researcher who simulates them.
-    """
-    return _parsed(item.spec).privacy.client_noise > 0 and item.submitted_by != SIMULATOR
-
-
-@lru_cache(maxsize=64)
-def _parsed(document: bytes) -> RunSpec:
-    return RunSpec.parse(document)
-
 
 ANSWERED = (AssignmentState.FULFILLED, AssignmentState.REFUSED)
 
@@ -59,7 +43,7 @@ def summaries(session: Session, items: Sequence[models.Round]) -> list[messages.
             seconds=(ended - item.started).total_seconds() if ended else math.nan,
             worst_client=worst.get(item.round_id, ""),
             undisclosed=undisclosed(
-                _parsed(item.run.spec),
+                parsed_spec(item.run.spec),
                 item.metrics,
                 stepped=item.result_model is not None,
                 conceals=concealed(item.run),

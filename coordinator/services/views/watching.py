@@ -6,24 +6,28 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from coordinator.alerts import rows
 from coordinator.rounds.fleets.presence import AttendanceStream
 from coordinator.rounds.runs.participation import Participation, read_rounds
 from coordinator.rounds.transitions import ROUND_ENDED, RUN_ENDED
-from coordinator.services.views import details, overview
+from coordinator.services.views import alerts, details, overview
 from coordinator.services.views.conversion import like
 from coordinator.services.views.summaries import ended_rounds, phases_of, rounds_from, summaries
 from federation.v1 import admin_pb2 as messages
 from storage import models
 from storage.states import AssignmentState, PhaseState
 
+MOST_LOOKS_AFTER_END = 3  # while the alerts of a run that has ended are not complete
+
 
 def run_with_members(session: Session, item: models.Run, *, spec: bool = False) -> messages.Run:
-    """A run with what each member did in it, and warnings; with its specification if `spec`."""
+    """A run with what each member did in it, and its alerts; with its specification if `spec`."""
     participation = Participation()
     for round_ in read_rounds(session, item.run_id):
         participation.add(round_)
     run = overview.run(session, item, spec=spec)
     _add_members(run, participation)
+    run.alerts.extend(alerts.of_run(session, item))
     return run
 
 
@@ -45,6 +49,7 @@ class Watching:
         self._parts = parts
         self._participation = Participation()
         self._since: int | None = None
+        self._looks_after_end = 0
         self.over = False
 
     def look(
@@ -59,8 +64,11 @@ class Watching:
         if first or ended:
             for round_ in read_rounds(session, self._run_id, self._participation.next_round):
                 self._participation.add(round_)
-        self.over = item.state in RUN_ENDED
+        if item.state in RUN_ENDED:  # its alerts follow in a moment
+            self._looks_after_end += 1
+            self.over = rows.complete(session, self._run_id) or self._looks_after_end > MOST_LOOKS_AFTER_END
         run = overview.run(session, item)
+        run.alerts.extend(alerts.of_run(session, item))
         if first or ended or self.over:
             _add_members(run, self._participation)
         responses = [messages.WatchRunResponse(run=run, ended=summary) for summary in summaries(session, ended)]
@@ -109,4 +117,3 @@ def _add_members(run: messages.Run, participation: Participation) -> None:
     for member in participation.members:
         outcomes = {outcome.lower(): count for outcome, count in member.outcomes.items()}
         run.members.append(like(messages.MemberSummary, member, **outcomes))
-    run.warnings.extend(like(messages.RunWarning, warning) for warning in participation.warnings)

@@ -16,7 +16,7 @@ from fedpareto.cli.admin.app import Answer, ClientName, Home, command, connected
 from fedpareto.cli.failure import USAGE, CommandFailure, answer, failing, not_served
 from fedpareto.cli.secret_input import passphrase_for
 from fedpareto.cli.shared_options import JsonOption
-from fedpareto.cli.show import member_tables
+from fedpareto.cli.show import alert_lines, member_tables
 
 
 def login(context: typer.Context, home: Home = None, as_json: JsonOption = False) -> None:
@@ -116,15 +116,46 @@ def show_client(stub: AdminStub, client: ClientName) -> Answer:
 def tag(
     stub: AdminStub,
     client: ClientName,
-    tags: Annotated[list[str] | None, typer.Argument(help="All its tags; without any, its tags are removed.")] = None,
+    tags: Annotated[
+        list[str] | None,
+        typer.Argument(help="All its tags; without any, and without --contact, its tags are removed."),
+    ] = None,
+    contact: Annotated[
+        str | None,
+        typer.Option(help="Whom you reach there, such as a name and a number; '' removes it.", show_default=False),
+    ] = None,
 ) -> Answer:
-    """Set the tags of a member.
+    """Set the tags of a member, and note its contact.
 
-    Runs select members by tags (selection.tags). The tags replace the present ones, from the next round on.
+    Runs select members by tags (selection.tags). The tags replace the present ones, from the next round on. The contact
+    is shown by `fedpareto admin client`, and in alerts about the member.
     """
-    response = stub.TagClient(v1.TagClientRequest(client_id=client, tags=tags or ()))
+    given = v1.Tags(tags=tags) if tags or contact is None else None
+    response = stub.TagClient(v1.TagClientRequest(client_id=client, tags=given, contact=contact))
     names = ", ".join(response.client.tags)
-    return response, f"{client} has the tags {names}" if names else f"{client} has no tags"
+    told = [f"{client} has the tags {names}" if names else f"{client} has no tags"] if given is not None else []
+    if contact is not None:
+        now = response.client.contact
+        told.append(f"the contact of {client} is {now}" if now else f"{client} has no contact")
+    return response, "; ".join(told)
+
+
+@command
+def alerts(
+    stub: AdminStub,
+    every: Annotated[bool, typer.Option("--all", help="Also list alerts that have ended.")] = False,
+    run: Annotated[
+        str, typer.Option(metavar="RUN", help="Only those about a run: its id or its name.", show_default=False)
+    ] = "",
+    client: Annotated[str, typer.Option(metavar="CLIENT", help="Only those about a member.", show_default=False)] = "",
+) -> Answer:
+    """List what needs attention, with what to do, newest first.
+
+    Alerts are about runs, members, the disk, backups and certificates; each lasts until its cause is gone.
+    """
+    request = v1.ListAlertsRequest(all=every, run=run, client_id=client)
+    response = admin_messages.whole(stub.ListAlerts, request)
+    return response, lambda: alert_lines.alerts(response.alerts, datetime.now(UTC), every=every)
 
 
 @command

@@ -1,7 +1,7 @@
 """Follows a run: its rounds as they end, and the open phase with the members that it waits for."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
 import grpc
@@ -12,6 +12,7 @@ from rich.text import Text
 from federation.line.channels import refusal_from_rpc_error
 from federation.text import escaped
 from federation.v1.admin_pb2 import (
+    Alert,
     ListRoundsRequest,
     MemberSummary,
     Outstanding,
@@ -25,7 +26,7 @@ from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import RoundState, RunState
 from fedpareto import formatting
 from fedpareto.admin_messages import name_of, whole
-from fedpareto.cli.show import participation_table, round_lines, tables
+from fedpareto.cli.show import alert_lines, participation_table, round_lines, tables
 
 _METRICS = ("accuracy/mean", "accuracy/worst5", "improved")
 HEADER = round_lines.heading(_METRICS, "replies", "time")
@@ -92,7 +93,7 @@ def messages(stub: AdminStub, run: str, tell: Callable[[str], None]) -> Iterator
     Raises:
         grpc.RpcError: the coordinator refuses, or it did not answer the first call.
     """
-    begun, lost, pause = False, False, _FIRST_PAUSE
+    begun, lost, pause, over = False, False, _FIRST_PAUSE, False
     while True:
         reason = "the coordinator ended the call"
         call = stub.WatchRun(WatchRunRequest(run=run))
@@ -102,9 +103,8 @@ def messages(stub: AdminStub, run: str, tell: Callable[[str], None]) -> Iterator
                     tell("the coordinator answers again")
                 begun, lost, pause = True, False, _FIRST_PAUSE
                 run = message.run.run_id
+                over = message.run.state in _ENDED_RUNS  # a further message may bring its last alerts
                 yield message
-                if message.run.state in _ENDED_RUNS:
-                    return
         except grpc.RpcError as error:
             refusal = refusal_from_rpc_error(error)
             expired = refusal.reason == "certificate-expired"  # the next call begins with a login
@@ -113,6 +113,8 @@ def messages(stub: AdminStub, run: str, tell: Callable[[str], None]) -> Iterator
             reason = refusal.message
         finally:
             call.cancel()
+        if over:
+            return
         if not lost:
             tell(f"lost the coordinator, trying again until it answers (Ctrl-C ends this): {escaped(reason)}")
             lost = True
@@ -130,8 +132,7 @@ def changes(messages: Iterable[WatchRunResponse]) -> Iterator[WatchRunResponse]:
         for member in compared.phase.outstanding if compared.HasField("phase") else ():
             if member.attending:
                 member.ClearField("last_seen")  # changes with every message of the member
-        # Members and warnings come with the end of a round only.
-        del compared.run.members[:], compared.run.warnings[:]
+        del compared.run.members[:]  # they come with the end of a round only
         if compared != before:
             before = compared
             yield message
@@ -144,7 +145,7 @@ class _Screen:
         self._stub = stub
         self._console = console
         self._shown = -1  # the last round that has a line
-        self._warned: set[tuple[int, str]] = set()
+        self._alerted: set[int] = set()
         self._last_failures: dict[str, str] = {}  # the last failure of each member
         self._complete = False  # True once all rounds that ended before the next message were listed
 
@@ -157,7 +158,7 @@ class _Screen:
         self._complete = False
 
     def show(self, message: WatchRunResponse) -> bool:
-        """Prints the rounds that have ended, with failures and new warnings. True if it printed a round."""
+        """Prints the rounds that have ended, with failures, and new alerts. True if it printed a round."""
         run, before = message.run, self._shown
         rounds = [message.ended] if message.HasField("ended") else []
         if not self._complete:  # listed once the stream has begun, so that no round is missed
@@ -169,9 +170,8 @@ class _Screen:
             if summary.round > self._shown:
                 self.print(row(summary))
                 self._shown = summary.round
-        if run.members or run.warnings:
-            self._failures(run.members)
-            self._warnings(run)
+        self._failures(run.members)
+        self._alerts(run.alerts)
         return self._shown > before
 
     def _failures(self, summaries: Iterable[MemberSummary]) -> None:
@@ -183,12 +183,11 @@ class _Screen:
             if member.last_round == self._shown:
                 self._last_failures[member.client_id] = text
 
-    def _warnings(self, run: Run) -> None:
-        kinds = [(warning.kind, warning.client_id) for warning in run.warnings]
-        for kind, line in zip(kinds, tables.warnings(run), strict=True):
-            if kind not in self._warned:
-                self.print(line)
-        self._warned = set(kinds)
+    def _alerts(self, alerts: Sequence[Alert]) -> None:
+        fresh = [alert for alert in alerts if alert.alert_id not in self._alerted]
+        for line in alert_lines.lines(fresh):
+            self.print(line)
+        self._alerted |= {alert.alert_id for alert in fresh}
 
 
 def show(stub: AdminStub, run_id: str, console: Console, *, quiet_seconds: float = QUIET_SECONDS) -> Run:

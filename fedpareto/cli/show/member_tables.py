@@ -81,6 +81,7 @@ def client(item: Client, now: datetime) -> RenderableType:
     for line in _wrong(item, now):
         grid.add_row("", Text(line, style="yellow"))
     grid.add_row("tags", ", ".join(item.tags) or UNKNOWN)
+    grid.add_row("contact", item.contact or UNKNOWN)
     grid.add_row("last seen", when(item, "last_seen"))
     grid.add_row("enrolled", when(item, "enrolled"))
     grid.add_row("certificate ends", when(item, "certificate_expires"))

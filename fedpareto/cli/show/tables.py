@@ -10,16 +10,17 @@ from coordinator.aggregation.measures.metric_definitions import DEFINITIONS, of_
 from coordinator.aggregation.registry import ALGORITHMS
 from federation.text import counted
 from federation.v1.admin_pb2 import (
+    AlertKind,
+    AlertSeverity,
     Consent,
     GetDiskResponse,
     MemberSummary,
     RoundSummary,
     Run,
     Serving,
-    WarningKind,
 )
 from fedpareto.admin_messages import epsilon_of_clients, name_of
-from fedpareto.cli.show import participation_table
+from fedpareto.cli.show import alert_lines, participation_table
 from fedpareto.formatting import (
     DIGITS,
     NOT_DISCLOSED,
@@ -38,6 +39,7 @@ from fedpareto.series import metric
 WIDTH = 100  # columns
 NAME_WIDTH = 24  # columns; a longer name ends in an ellipsis
 _NAMES = frozenset({"run", "name", "state", "algorithm", "client", "worst client", "task"})  # columns that hold no text
+_NOTICE = AlertSeverity.ALERT_SEVERITY_NOTICE
 LISTED = 5  # members with failures that a list of runs names for each run
 MATRIX_ROWS = 24  # of the indicator matrix; more clients are grouped by the objectives that they serve
 
@@ -121,16 +123,16 @@ def _of_latest(run: Run, name: str) -> str:
 
 
 def _notes(items: Iterable[Run]) -> Iterator[Text]:
-    """Lines with the reasons why runs do not go on, their warnings, and their members with failures."""
+    """Lines with the reasons why runs do not go on, their alerts, and their members with failures."""
     for run in items:
         failing = sorted(
             filter(participation_table.failures, run.members), key=participation_table.failures, reverse=True
         )
         lines = [Text(f"{run.name}: {name_of(run, 'state')} {run.reason}")] if run.reason else []
         lines += [
-            Text(f"{run.name}: {warning.message}", style="yellow")
-            for warning in run.warnings
-            if warning.kind != WarningKind.WARNING_KIND_MEMBER_FAILS
+            Text(f"{run.name}: {alert.message}", style="yellow")
+            for alert in run.alerts
+            if alert.kind != AlertKind.ALERT_KIND_MEMBER_FAILS and alert.severity != _NOTICE
         ]
         lines += [
             Text(f"{run.name}: {participation_table.tally(member)}", style="yellow") for member in failing[:LISTED]
@@ -162,12 +164,6 @@ def members(summaries: Sequence[MemberSummary]) -> RenderableType:
     return table
 
 
-def warnings(run: Run) -> Iterator[Text]:
-    """The warnings of a run, in lines."""
-    for warning in run.warnings:
-        yield Text(f"warning: {warning.message}", style="yellow")
-
-
 def run(item: Run, own: Sequence[RenderableType] = ()) -> RenderableType:
     """One run; `own` are the tables of what its members measured last in the task's own metrics."""
     grid = Table.grid(padding=(0, 2))
@@ -190,7 +186,7 @@ def run(item: Run, own: Sequence[RenderableType] = ()) -> RenderableType:
     parts: list[RenderableType] = [grid]
     if item.members:
         parts += [Text("\nmembers in the rounds that have ended", style="bold"), members(item.members)]
-        parts += warnings(item)
+    parts += alert_lines.lines(item.alerts)
     if item.consents:
         parts += [Text("\nmembers that decide on each run", style="bold"), _consents(item.consents)]
     if own:

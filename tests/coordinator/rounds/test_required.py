@@ -16,7 +16,9 @@ from tests.stage import LONG, Stage, spec
 
 
 def tag(stage: Stage, client: str, *tags: str) -> list[str]:
-    response = stage._admin.TagClient(admin.TagClientRequest(client_id=client, tags=tags), timeout=SECONDS)
+    response = stage._admin.TagClient(
+        admin.TagClientRequest(client_id=client, tags=admin.Tags(tags=tags)), timeout=SECONDS
+    )
     return list(response.client.tags)
 
 

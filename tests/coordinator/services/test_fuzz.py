@@ -312,7 +312,7 @@ def admin_calls(scene: Scene) -> dict[str, Say]:
         "ListClients": single(admin.ListClientsRequest()),
         "ApproveClient": single(admin.ApproveClientRequest(client_id=nobody)),
         "ForgetClient": single(admin.ForgetClientRequest(client_id=nobody, reason="none")),
-        "TagClient": single(admin.TagClientRequest(client_id=nobody, tags=["north"])),
+        "TagClient": single(admin.TagClientRequest(client_id=nobody, tags=admin.Tags(tags=["north"]))),
         "RevokeClient": single(admin.RevokeClientRequest(client_id=nobody, reason="none")),
         "ListJoinStrings": single(admin.ListJoinStringsRequest(all=True, page_size=3, page_token="1")),
         "CancelJoinStrings": single(admin.CancelJoinStringsRequest(client_id=nobody)),

@@ -1,0 +1,124 @@
+"""The facts about members and about the coordinator's machine, at a time."""
+
+from collections.abc import Collection, Mapping
+from datetime import datetime, timedelta
+
+from cryptography import x509
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from coordinator.alerts.facts import Fact
+from coordinator.disk import open_runs_bytes
+from storage.faults import StorageFault
+from storage.models import AuditEntry, Certificate, Client, Federation
+from storage.states import AlertKind, AlertSeverity, ClientState
+
+BACKUP_MADE = "backup.made"
+MEMBER_CERTIFICATE = timedelta(days=14)  # workers renew theirs 30 days before the end
+SERVER_CERTIFICATE = timedelta(days=30)
+CA_CERTIFICATE = timedelta(days=180)
+
+
+def silent(
+    session: Session, attending: Collection[str], *, after: timedelta, since: datetime, now: datetime
+) -> list[Fact]:
+    """The active members that have not attended for a time; none is expected to have attended before `since`."""
+    facts = []
+    for client in session.scalars(select(Client).where(Client.state == ClientState.ACTIVE)):
+        last = max(client.last_seen or client.enrolled, since)
+        if client.client_id in attending or now < last + after:
+            continue
+        name, seen = client.client_id, client.last_seen
+        was = "has never attended" if seen is None else f"has not attended since {seen:%Y-%m-%d %H:%M} UTC"
+        reach = f"reach {client.contact}: " if client.contact else ""
+        facts.append(
+            Fact(
+                kind=AlertKind.MEMBER_SILENT,
+                severity=AlertSeverity.WARNING,
+                client_id=name,
+                message=f"{name} {was}",
+                remedy=f"{reach}`fedpareto worker doctor` on its machine says what is wrong; revoke a member that has "
+                f"left for good: `fedpareto admin revoke {name}`",
+                began=last + after,
+            )
+        )
+    return facts
+
+
+def member_certificates(session: Session, now: datetime) -> list[Fact]:
+    """The active members whose newest certificate ends soon, or has ended."""
+    newest = (
+        select(Certificate.client_id, func.max(Certificate.not_after))
+        .join(Client, Client.client_id == Certificate.client_id)
+        .where(Certificate.revoked.is_(None), Client.state == ClientState.ACTIVE)
+        .group_by(Certificate.client_id)
+        .having(func.max(Certificate.not_after) < now + MEMBER_CERTIFICATE)
+    )
+    facts = []
+    for name, end in session.execute(newest):
+        over = end <= now
+        remedy = (
+            f"it joins again: `fedpareto admin join-string {name} --again`"
+            if over
+            else "a running worker renews it by itself: see that it runs, or use `fedpareto worker renew` there"
+        )
+        facts.append(_certificate(f"the certificate of {name}", end, now, MEMBER_CERTIFICATE, remedy, name or ""))
+    return facts
+
+
+def own_certificates(ca: x509.Certificate, server: x509.Certificate, now: datetime) -> list[Fact]:
+    """The first of the coordinator's certificates that ends soon, or has ended."""
+    if (end := ca.not_valid_after_utc) < now + CA_CERTIFICATE:
+        remedy = "it cannot be replaced: make a new federation, which members join, before it ends"
+        return [_certificate("the CA's certificate", end, now, CA_CERTIFICATE, remedy)]
+    if (end := server.not_valid_after_utc) < now + SERVER_CERTIFICATE:
+        remedy = "start the coordinator again: it issues itself the next one"
+        return [_certificate("the coordinator's certificate", end, now, SERVER_CERTIFICATE, remedy)]
+    return []
+
+
+def _certificate(what: str, end: datetime, now: datetime, soon: timedelta, remedy: str, name: str = "") -> Fact:
+    over = end <= now
+    return Fact(
+        kind=AlertKind.CERTIFICATE_ENDS,
+        severity=AlertSeverity.CRITICAL if over else AlertSeverity.WARNING,
+        client_id=name,
+        message=f"{what} {'ended' if over else 'ends'} on {end:%Y-%m-%d %H:%M} UTC",
+        remedy=remedy,
+        began=end - soon,
+    )
+
+
+def disk(session: Session, free: int, faults: Mapping[StorageFault, str], now: datetime) -> list[Fact]:
+    """The fact that the disk is full, or has less than `free` bytes for the runs that have not ended."""
+    remedy = "free some space, or set keep_rounds; `fedpareto admin disk` shows what takes it"
+    if (cause := faults.get(StorageFault.DISK)) is not None:
+        message = f"the coordinator's disk is full or fails ({cause}): runs are paused until there is space"
+        severity = AlertSeverity.CRITICAL
+    elif (needed := open_runs_bytes(session)) > free:
+        severity = AlertSeverity.WARNING
+        message = (
+            f"the runs that have not ended will take about {needed / 1e9:.1f} GB on the coordinator's disk, where "
+            f"{max(free, 0) / 1e9:.1f} GB are free"
+        )
+    else:
+        return []
+    return [Fact(kind=AlertKind.DISK_LOW, severity=severity, message=message, remedy=remedy, began=now)]
+
+
+def last_backup(session: Session, after: datetime | None) -> datetime | None:
+    """The time of the newest backup; of those not before `after`, if it is given."""
+    query = select(func.max(AuditEntry.at)).where(AuditEntry.action == BACKUP_MADE)
+    return session.scalar(query if after is None else query.where(AuditEntry.at >= after))
+
+
+def backup(session: Session, last: datetime | None, *, after: timedelta, now: datetime) -> list[Fact]:
+    """The fact that the last backup is older than `after`, or that a federation of that age has none."""
+    created = session.scalar(select(func.min(Federation.created)))
+    since = last or created
+    if since is None or now < since + after:
+        return []
+    message = f"the last backup was made on {last:%Y-%m-%d %H:%M} UTC" if last else "no backup has been made"
+    remedy = "`fedpareto coordinator backup DIRECTORY` makes one, also while the coordinator serves"
+    severity = AlertSeverity.WARNING
+    return [Fact(kind=AlertKind.BACKUP_OLD, severity=severity, message=message, remedy=remedy, began=since + after)]

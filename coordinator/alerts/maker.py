@@ -1,0 +1,240 @@
+"""The maker of alerts: a thread that reads the record after a commit, and writes the rows. No round waits for it.
+
+Alerts about rounds follow from the record alone. The maker reads the rounds that have ended since its last look; at its
+start all rounds of the runs whose alerts are not complete, so a crash between a commit and its alert loses none.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cryptography import x509
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator.alerts import federation_facts, rows, run_facts
+from coordinator.alerts.facts import Fact
+from coordinator.alerts.recording import record_run
+from coordinator.alerts.round_facts import RoundFacts
+from coordinator.condition import Condition
+from coordinator.rounds.fleets.presence import Presence
+from coordinator.rounds.supervisor import Supervisor
+from coordinator.settings import Settings
+from federation.text import escaped
+from storage.blobs import BlobStore
+from storage.database import Database
+from storage.models import Alert, Run
+from storage.states import AlertKind, AlertSeverity
+
+log = logging.getLogger(__name__)
+
+PAUSE_SECONDS = 0.2  # between two looks at the runs: several changes are one look
+LOOK_SECONDS = 20.0  # between two looks at members and runs that stand still
+SLOW_LOOK_SECONDS = 300.0  # between two looks at certificates, backup and disk space
+GRACE = timedelta(minutes=1)  # after a start, in which members come back
+_SLOW = (AlertKind.DISK_LOW, AlertKind.BACKUP_OLD, AlertKind.CERTIFICATE_ENDS)
+_LEVELS = {
+    AlertSeverity.NOTICE: logging.INFO,
+    AlertSeverity.WARNING: logging.WARNING,
+    AlertSeverity.CRITICAL: logging.ERROR,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The limits of a federation; None where there is no alert."""
+
+    silent: timedelta | None  # since a member attended
+    backup: timedelta | None  # since the last backup
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Limits":
+        """Those of the settings, where 0 is no limit."""
+        seconds = settings.silent_seconds, settings.backup_seconds
+        silent, backup = (timedelta(seconds=count) if count else None for count in seconds)
+        return cls(silent=silent, backup=backup)
+
+
+class AlertMaker:
+    """Makes the alerts of one coordinator; the methods that look may be called from one thread at a time.
+
+    Args:
+        database: the record.
+        blobs: knows the space on its disk.
+        presence: the members that attend.
+        supervisor: tells of changes of runs, and is told of changes of their alerts.
+        condition: has the faults of the machine, and notes those that occur here.
+        certificates: the CA's and the coordinator's own.
+        limits: of the federation.
+        clock: the time, aware.
+        monotonic: seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        blobs: BlobStore,
+        presence: Presence,
+        supervisor: Supervisor,
+        condition: Condition,
+        certificates: tuple[x509.Certificate, x509.Certificate],
+        limits: Limits,
+        clock: Callable[[], datetime],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database = database
+        self._blobs = blobs
+        self._presence = presence
+        self._supervisor = supervisor
+        self._condition = condition
+        self._certificates = certificates
+        self._limits = limits
+        self._clock = clock
+        self._monotonic = monotonic
+        self._runs: dict[str, RoundFacts] = {}
+        self._lock = threading.Lock()
+        self._pending = set[str]()
+        self._wake, self._stopping = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="alerts", daemon=True)
+        self._unwatch: Callable[[], None] = lambda: None
+        self._since = clock() + GRACE
+        self._backup: datetime | None = None
+        self._backup_looked: datetime | None = None
+        self._next_look = self._next_slow_look = -float("inf")
+
+    def start(self) -> None:
+        """Starts the thread; it first looks at the runs whose alerts are not complete."""
+        self._unwatch = self._supervisor.watch(self.changed)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread. The next start goes on from the record."""
+        self._unwatch()
+        self._stopping.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def changed(self, run_id: str) -> None:
+        """Notes that a run has changed. Callable from any thread; it does not wait."""
+        if threading.current_thread() is self._thread:
+            return  # it told of its own alerts
+        with self._lock:
+            self._pending.add(run_id)
+        self._wake.set()
+
+    def _run(self) -> None:
+        try_all = True
+        while not self._stopping.is_set():
+            try:
+                if try_all:
+                    self.look_at_incomplete()
+                    try_all = False
+                self.look_at_changed()
+                self.look_at_time()
+            except Exception as error:
+                try_all = True
+                if self._condition.note(error) is None:
+                    log.exception("no alerts could be made; the next look makes them")
+            self._wake.wait(LOOK_SECONDS)
+            self._stopping.wait(PAUSE_SECONDS)
+            self._wake.clear()
+
+    # --- runs
+
+    def look_at_incomplete(self) -> None:
+        """Looks at every run whose alerts are not complete."""
+        complete = select(Alert.run_id).where(Alert.kind == AlertKind.RUN_ENDED)
+        with self._database.read() as session:
+            incomplete = session.scalars(select(Run.run_id).where(Run.run_id.not_in(complete))).all()
+        for run_id in incomplete:
+            self._look_at_run(run_id)
+
+    def look_at_changed(self) -> None:
+        """Looks at the runs that have changed since the last look."""
+        with self._lock:
+            changed, self._pending = self._pending, set()
+        for run_id in sorted(changed):
+            self._look_at_run(run_id)
+
+    def _look_at_run(self, run_id: str) -> None:
+        before = self._runs.pop(run_id, None)  # after an error all its rounds are read again
+        recorded = record_run(self._database, run_id, before, self._clock())
+        if recorded.facts is not None:
+            self._runs[run_id] = recorded.facts
+        self._tell(recorded.new)
+        if recorded.changed:
+            self._supervisor.tell_watchers(run_id)
+
+    # --- members, and the machine
+
+    def look_at_time(self) -> None:
+        """Looks at what depends on the time: runs that stand still, silent members, certificates, backup, disk."""
+        if (at := self._monotonic()) < self._next_look:
+            return
+        self._next_look = at + LOOK_SECONDS
+        now = self._clock()
+        with self._database.read() as session:
+            stalled = self._stalled(session, now) if now >= self._since else []
+            silent = self._silent(session, now) if now >= self._since else []
+        self._record([AlertKind.RUN_STALLED], stalled, now)
+        self._record([AlertKind.MEMBER_SILENT], silent, now)
+        if at >= self._next_slow_look or self._condition.faults:
+            self._next_slow_look = at + SLOW_LOOK_SECONDS
+            with self._database.read() as session:
+                slow = self._slow(session, now)
+            self._record(_SLOW, slow, now)
+            self._end_failed(now)
+
+    def _stalled(self, session: Session, now: datetime) -> list[Fact]:
+        facts = []
+        for run_id, of_rounds in self._runs.items():
+            run = session.get_one(Run, run_id)
+            facts += run_facts.stalled(session, run, of_rounds.seconds, since=self._since, now=now)
+        return facts
+
+    def _silent(self, session: Session, now: datetime) -> list[Fact]:
+        if self._limits.silent is None:
+            return []
+        attending = self._presence.attending()
+        return federation_facts.silent(session, attending, after=self._limits.silent, since=self._since, now=now)
+
+    def _slow(self, session: Session, now: datetime) -> list[Fact]:
+        facts = federation_facts.disk(session, self._blobs.free_bytes(), self._condition.faults, now)
+        facts += federation_facts.member_certificates(session, now)
+        facts += federation_facts.own_certificates(*self._certificates, now)
+        if self._limits.backup is not None:
+            newest = federation_facts.last_backup(session, self._backup_looked)
+            self._backup, self._backup_looked = newest or self._backup, now - timedelta(hours=1)
+            facts += federation_facts.backup(session, self._backup, after=self._limits.backup, now=now)
+        return facts
+
+    def _record(self, kinds: Iterable[AlertKind], facts: list[Fact], now: datetime) -> None:
+        with self._database.read() as session:
+            if not rows.differ(session, None, kinds, facts):
+                return
+        with self._database.begin() as session:
+            new = rows.reconcile(session, None, kinds, facts, now)
+        self._tell(new)
+        for run_id in {fact.run_id for fact in facts if fact.run_id}:
+            self._supervisor.tell_watchers(run_id)
+
+    def _end_failed(self, now: datetime) -> None:
+        """A run that failed a week ago needs nobody any more."""
+        old = Alert.began < now - run_facts.FAILED_SHOWN
+        query = select(Alert).where(Alert.kind == AlertKind.RUN_ENDED, Alert.ended.is_(None), old)
+        with self._database.read() as session:
+            if session.scalar(query.limit(1)) is None:
+                return
+        with self._database.begin() as session:
+            for row in session.scalars(query):
+                row.ended = row.began + run_facts.FAILED_SHOWN
+
+    def _tell(self, new: Sequence[Alert]) -> None:
+        for alert in new:
+            about = f"run {alert.run_id}: " if alert.run_id else ""
+            log.log(_LEVELS[alert.severity], "alert: %s%s", about, escaped(alert.message))
