@@ -2169,7 +2169,7 @@ class ListRunsRequest(_message.Message):
     page_token: _builtins.str
     """`next_page_token` of the answer before; empty for the first page."""
     brief: _builtins.bool
-    """True to leave out members and warnings, for which every round is read."""
+    """True to leave out members, for which every round is read."""
     def __init__(
         self,
         *,
@@ -2412,7 +2412,7 @@ class WatchRunRequest(_message.Message):
     run: _builtins.str
     """The id, an unambiguous beginning of it, or the name."""
     parts: _builtins.bool
-    """True for rounds that end with every client's part."""
+    """True for rounds that end with every client's part; the run's `members` are left out."""
     def __init__(
         self,
         *,

@@ -3,10 +3,8 @@
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from importlib.resources import files
-from time import monotonic
-from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from starlette.applications import Starlette
@@ -15,14 +13,14 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Match, Route
 
 from federation.text import escaped
 from fedpareto.console import compare_page, events, federation_page, log_page, member_page, round_page, run_page
 from fedpareto.console import system_page
 from fedpareto.console.reader import PageError, Reader
-from fedpareto.console.render import Renderer
+from fedpareto.console.render import SCRIPTS, STYLES, Renderer, Site
 from fedpareto.console.security import Guard, Keys
 from fedpareto.console.view import Asked, Screen
 from fedpareto.pages.skeleton import STYLE
@@ -36,22 +34,20 @@ SCREENS: Mapping[str, Screen] = {
     "/log": log_page.SCREEN,
     "/system": system_page.SCREEN,
 }
-SCRIPTS = ("htmx.min.js", "sse.min.js", "uPlot.iife.min.js", "console.js")
-_STYLES = ("uPlot.min.css", "console.css")
 _LONGEST_QUERY = 4000
 
 
 class Console:
     """The pages of one federation, for the browsers of one operator."""
 
-    def __init__(self, reader: Reader, bell: events.Bell, keys: Keys) -> None:
+    def __init__(self, site: Site, reader: Reader, bell: events.Bell, keys: Keys) -> None:
         self.reader = reader
         self.keys = keys
         self._bell = bell
         self._shared = events.Shared()
         self._files = _static_files()
         version = hashlib.blake2b(b"".join(body for body, _ in self._files.values()), digest_size=4).hexdigest()
-        self._renderer = Renderer(version)
+        self._renderer = Renderer(site, version)
         pages = [Route(path, self._page, methods=["GET"]) for path in SCREENS]
         self._routes = dict(zip(pages, SCREENS.values(), strict=True))
         routes = [
@@ -171,5 +167,6 @@ def _static_files() -> dict[str, tuple[bytes, str]]:
     """The scripts and style sheets, by name, with their media types."""
     place = files("fedpareto.console").joinpath("static")
     found = {name: (place.joinpath(name).read_bytes(), "text/javascript; charset=utf-8") for name in SCRIPTS}
-    found |= {name: (place.joinpath(name).read_bytes(), "text/css; charset=utf-8") for name in _STYLES}
-    return found | {"style.css": (STYLE.encode(), "text/css; charset=utf-8")}
+    sheets = {name: place.joinpath(name).read_bytes() for name in STYLES if name != "style.css"}
+    sheets["style.css"] = STYLE.encode()
+    return found | {name: (body, "text/css; charset=utf-8") for name, body in sheets.items()}

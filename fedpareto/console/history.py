@@ -254,6 +254,11 @@ class History:
                 first[name], last[name] = float(known[0]), float(known[-1])
         return first, last
 
+    @property
+    def evaluated(self) -> int:
+        """The number of rounds after which a member was evaluated."""
+        return int(np.isfinite(self.values(Measure.SCORE)).any(axis=0).sum())
+
     def newest(self, measure: Measure, client: str) -> float:
         """A member's last known number."""
         row = self.row(measure, client)

@@ -324,14 +324,22 @@ class Reader:
             refusal = refusal_from_rpc_error(error)
             raise PageError(_STATUSES.get(refusal.status, 502), escaped(refusal.message)) from None
 
+    def known(self, name: str) -> HeldRun | None:
+        """A run that is in memory, by its id or its name, the newest of that name."""
+        with self._lock:
+            if name in self.held:
+                return self.held[name]
+            listed = self.lists.runs if self.lists is not None else ()
+            found = next((run.run_id for run in listed if run.name == name), "")
+            return self.held.get(found)
+
     def run(self, name: str, *, seconds: float = 3.0) -> HeldRun:
         """A run by its id, a beginning of it or its name, with its rounds as far as they are read after `seconds`.
 
         Raises:
             PageError: 404: there is none; as of `call`.
         """
-        with self._lock:
-            held = self.held.get(name)
+        held = self.known(name)
         if held is None:
             listed = self.lists.runs if self.lists is not None else ()
             found = next((run for run in listed if run.run_id == name), None) or next(

@@ -34,14 +34,21 @@ def run_with_members(session: Session, item: models.Run, *, spec: bool = False) 
 def runs_from(session: Session, start: int, count: int, *, brief: bool) -> list[messages.Run]:
     """Runs, newest first: at most `count` of them, after the first `start`; without their members if `brief`."""
     query = select(models.Run).order_by(models.Run.created.desc(), models.Run.run_id).offset(start).limit(count)
-    shown = overview.run if brief else run_with_members
+    shown = _brief if brief else run_with_members
     return [shown(session, item) for item in session.scalars(query)]
+
+
+def _brief(session: Session, item: models.Run) -> messages.Run:
+    run = overview.run(session, item)
+    run.alerts.extend(alerts.of_run(session, item))
+    return run
 
 
 class Watching:
     """One watcher of one run; it remembers what the watcher has been sent.
 
-    With `parts`, rounds that end come with every client's part.
+    With `parts`, rounds that end come with every client's part, in place of the sums over all rounds: for these every
+    round of the run is read.
     """
 
     def __init__(self, run_id: str, *, parts: bool) -> None:
@@ -61,7 +68,7 @@ class Watching:
         item = session.get_one(models.Run, self._run_id)
         ended = [row for row in rounds_from(session, self._run_id, since) if row.state in ROUND_ENDED]
         self._since = ended[-1].number + 1 if ended else since
-        if first or ended:
+        if (first or ended) and not self._parts:
             for round_ in read_rounds(session, self._run_id, self._participation.next_round):
                 self._participation.add(round_)
         if item.state in RUN_ENDED:  # its alerts follow in a moment
