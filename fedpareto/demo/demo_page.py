@@ -1,24 +1,22 @@
 """The page of the demo: one HTML document that needs nothing else."""
 
 from collections.abc import Sequence
-from importlib.resources import files
 
 from fedpareto.demo.dumbbells import figure, panels
 from fedpareto.demo.hospitals import HOSPITALS, TWO
 from fedpareto.demo.private_act import PrivateResult
 from fedpareto.demo.story import Story
 from fedpareto.formatting import percent
-from fedpareto.report.html import Html, join, table, tag
+from fedpareto.pages.html import Html, join, table, tag
+from fedpareto.pages.skeleton import Page, in_one_file
 
-# The browser loads nothing and runs no script.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-_STYLE = files("fedpareto.report").joinpath("style.css").read_text("utf-8")
 _MORE = """
-.panels { display: flex; flex-wrap: wrap; gap: 1rem 2rem; } .panels svg { flex: 1 1 20rem; max-width: 27rem; }
-.panels svg text { font-size: 12px; } .panels .title { font-weight: 600; } .panels .hollow { stroke-width: 2; }
-.bell { stroke-width: 3; } .told li { margin: .5rem 0; } .stored { display: flex; flex-wrap: wrap; gap: .8rem; }
-.stored figure { margin: 0; width: 5.6rem; } .stored figcaption { font-size: .75rem; } .ink { fill: var(--ink); }
-.wide { overflow-x: auto; }
+.panels { display: flex; flex-wrap: wrap; gap: 1rem 2rem; margin: 1.4rem 0; }
+.panels svg { flex: 1 1 20rem; max-width: 27rem; }
+.panels .hollow { stroke-width: 2; fill: var(--paper); } .panels .title { font-weight: 600; }
+.told { max-width: 46rem; padding-left: 1.2rem; } .told li { margin: .5rem 0; }
+.stored { display: flex; flex-wrap: wrap; gap: .8rem; } .stored figure { padding: .4rem; width: 6.4rem; }
+.stored figcaption { font-size: .75rem; } .ink { fill: var(--ink); }
 """
 _SHOWN = (HOSPITALS[1], *TWO)  # hospitals with pictures: an upright one and both turned ones
 _SIDE = 8
@@ -27,7 +25,8 @@ _SIDE = 8
 def page(story: Story, private: PrivateResult | None, remarks: tuple[str, str], commands: Sequence[str]) -> Html:
     """The document, without the acts that were not played. The remarks are about FedAvg and about private rounds."""
     body = [
-        tag("h1", "Ten hospitals, two with another scanner"),
+        tag("h1", "fedpareto demo"),
+        tag("p", "Ten hospitals, two with another scanner", class_="verdict"),
         tag(
             "p",
             "Ten hospitals train one model that reads handwritten digits. Hospitals 9 and 10, marked *, have a scanner "
@@ -40,7 +39,7 @@ def page(story: Story, private: PrivateResult | None, remarks: tuple[str, str], 
     body.append(tag("ul", *(tag("li", sentence) for sentence in story.sentences), class_="told"))
     of_average, of_private = remarks
     if of_average:
-        body.append(tag("p", of_average, class_="warning"))
+        body.append(tag("p", of_average, class_="alert warning"))
     if private is not None:
         body += _pictures(private, of_private)
     if story.columns:
@@ -49,17 +48,10 @@ def page(story: Story, private: PrivateResult | None, remarks: tuple[str, str], 
             for name in HOSPITALS
         ]
         body.append(tag("h2", "The numbers"))
-        body.append(tag("div", table(["", *(column.title for column in story.columns)], rows), class_="wide"))
+        titles = ["hospital", *(column.title for column in story.columns)]
+        body.append(tag("div", table(titles, rows), class_="card"))
     body += [tag("h2", "Type next"), tag("pre", "\n".join(commands))]
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", "fedpareto demo"),
-        Html(f"<style>\n{_STYLE}{_MORE}</style>"),
-    )
-    return Html("<!doctype html>\n" + tag("html", head, tag("body", *body), lang="en") + "\n")
+    return in_one_file(Page(title="fedpareto demo", body=body), more_style=_MORE)
 
 
 def _pictures(private: PrivateResult, remark: str) -> list[Html]:
@@ -89,4 +81,4 @@ def _pixels(values: Sequence[float], title: str) -> Html:
         )
         for at, value in enumerate(values)
     ]
-    return tag("svg", tag("title", title), join(cells), viewBox=f"0 0 {_SIDE} {_SIDE}", role="img")
+    return tag("svg", join(cells), viewBox=f"0 0 {_SIDE} {_SIDE}", role="img", aria_label=title)

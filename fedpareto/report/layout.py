@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 from coordinator.aggregation.measures.metric_definitions import definition
 from fedpareto.formatting import NOT_DISCLOSED, UNKNOWN, format_of
-from fedpareto.report import charts
-from fedpareto.report.charts import Axis, Format, Series
-from fedpareto.report.html import Html, table, tag
+from fedpareto.pages import charts
+from fedpareto.pages.charts import Series
+from fedpareto.pages.html import Html, table, tag
+from fedpareto.pages.scales import Axis, Format
 from fedpareto.report.report_data import RunData
 from fedpareto.series import known
 
@@ -15,11 +16,17 @@ NO_DISCLOSURE = "Not disclosed: the privacy of this run hides it."
 Column = tuple[str, Sequence[float], Format]  # of a table: its name, its numbers, and how they are written
 
 
-def figure(title: str, chart: Html, caption: str, numbers: Html | None = None) -> Html:
-    """A figure, with its numbers folded up below it."""
+def figure(title: str, chart: Html, caption: str, numbers: Html | None = None, *, more: str = "") -> Html:
+    """A figure: its title, the drawing, what it shows, and folded up how to read it (`more`) and its numbers."""
     parts = [tag("h3", title), chart, tag("figcaption", caption)]
-    if numbers is not None:
-        parts.append(tag("details", tag("summary", "The numbers"), tag("div", numbers, class_="scroll")))
+    if more or numbers is not None:
+        names = [*(["How to read it"] if more else []), *(["the numbers"] if numbers is not None else [])]
+        summary = " and ".join(names)
+        folded = [
+            tag("summary", summary[:1].upper() + summary[1:]),
+            *([tag("p", more, class_="small")] if more else []),
+        ]
+        parts.append(tag("details", *folded, *([numbers] if numbers is not None else [])))
     return tag("figure", *parts)
 
 
@@ -38,6 +45,7 @@ def line_figure(
     columns: Sequence[Column],
     *,
     band: tuple[Series, Series] | None = None,
+    more: str = "",
 ) -> Html:
     """Lines over the rounds, or the reason `why` if no value is known; `band` is as for `charts.lines`."""
     hidden = [name for name, _, format_ in columns if format_ is not_disclosed]
@@ -46,7 +54,8 @@ def line_figure(
         return absent(title, NO_DISCLOSURE if hidden else why)
     if hidden:
         caption += f" {NOT_DISCLOSED.capitalize()} in this run: {', '.join(hidden)}."
-    return figure(title, charts.lines(data.numbers, lines, axis, band=band), caption, over_rounds(data, columns))
+    chart = charts.lines(data.numbers, lines, axis, alt=title, band=band)
+    return figure(title, chart, caption, over_rounds(data, columns), more=more)
 
 
 def absence(data: RunData, why: str, *names: str) -> str:
@@ -80,7 +89,7 @@ def over_rounds(data: RunData, columns: Sequence[Column]) -> Html:
                 for value, format_ in values
             )
             rows.append([str(round_), *cells])
-    return table(["round", *(name for name, _, _ in columns)], rows, words=0)
+    return table(["round", *(name for name, _, _ in columns)], rows)
 
 
 def same(a: Sequence[float], b: Sequence[float]) -> bool:

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 from coordinator.aggregation.measures.metric_definitions import OWN, SUMMARIES
 from fedpareto.formatting import UNKNOWN, number
-from fedpareto.report.charts import Axis, Series, general
-from fedpareto.report.html import Html, table
+from fedpareto.pages.charts import Series
+from fedpareto.pages.html import Html, table
+from fedpareto.pages.scales import Axis, general
 from fedpareto.report.layout import figure, line_figure, recorded
 from fedpareto.report.report_data import RunData
 

@@ -9,12 +9,14 @@ from coordinator.aggregation.measures.metric_definitions import SCORED
 from coordinator.aggregation.measures.metrics import delta_m
 from federation.text import counted
 from fedpareto.formatting import number, percent
-from fedpareto.report import charts
-from fedpareto.report.charts import ACCURACY, COLOURS, COSINE, Axis, Format, Series, general
-from fedpareto.report.html import Html, join, table, tag
+from fedpareto.pages import heat
+from fedpareto.pages.charts import ACCURACY, COSINE, Series
+from fedpareto.pages.html import Html, join, table, tag
+from fedpareto.pages.marks import COLOURS
+from fedpareto.pages.plane import Guide, Path, plane
+from fedpareto.pages.radar import radar
+from fedpareto.pages.scales import Axis, Format, general
 from fedpareto.report.layout import absence, absent, figure, line_figure, over_rounds, recorded
-from fedpareto.report.plane import Guide, Path, plane
-from fedpareto.report.radar import radar
 from fedpareto.report.report_data import RunData
 from fedpareto.series import first, known, last, mean
 
@@ -74,13 +76,15 @@ def _front(runs: Sequence[RunData], alone: Sequence[RunData]) -> Html:
     ends = "; ".join(
         f"{path.name} from {_point(path.known[0])} to {_point(path.known[-1])}" for path in paths if path.known
     )
-    alt = f"Plane of the {split} losses in {across} and {up}: {ends}."
+    words = f"The {split} losses in {across} and {up}: {ends}."
     columns: list[tuple[str, Sequence[float], Format]] = [
         (name, values, number) for name, values in runs[0].losses(split).items()
     ]
     if known(runs[0].metric("preference/divergence")):
         columns += recorded(runs[0], "preference/divergence")
-    return figure(title, plane(paths, *axes, guides=guides, alt=alt), caption, over_rounds(runs[0], columns))
+    return figure(
+        title, plane(paths, *axes, guides=guides, alt=title, words=words), caption, over_rounds(runs[0], columns)
+    )
 
 
 def _point(point: tuple[float, float, str]) -> str:
@@ -109,9 +113,9 @@ def _radar(runs: Sequence[RunData]) -> Html:
         "one is better in everything; where they cross, each is better in something."
     )
     means = "; ".join(f"{line.name} {percent(mean(line.values))}" for line in series)
-    alt = f"Radar chart of the {split} losses in {len(names)} objectives, on average of the largest: {means}."
+    words = f"The {split} losses in {len(names)} objectives, on average of the largest: {means}."
     rows = [(name, *(number(values[k]) for _, values in named_values)) for k, name in enumerate(names)]
-    chart = radar(names, series, largest, alt=alt)
+    chart = radar(names, series, largest, alt=title, words=words)
     return figure(title, chart, caption, table(["objective", *(name for name, _ in named_values)], rows))
 
 
@@ -139,8 +143,7 @@ def _ends(runs: Sequence[RunData], alone: Sequence[RunData]) -> Html:
             "it takes one of those for every objective."
         )
     columns = ["run", "algorithm", *names, "mean", *(["Δ_M"] if alone else [])]
-    numbers = tag("div", table(columns, rows, words=2), class_="scroll")
-    return tag("figure", tag("h3", "At the end"), numbers, tag("figcaption", caption))
+    return tag("figure", tag("h3", "At the end"), table(columns, rows, words=2), tag("figcaption", caption))
 
 
 # --- over the rounds
@@ -151,7 +154,7 @@ def _per_objective(
 ) -> Html:
     columns = [(name, line, text_of) for name, line in values.items()]
     if len(values) > LINES:
-        chart = charts.heat(data.numbers, list(values), list(values.values()), axis.format)
+        chart = heat.heat(data.numbers, list(values), list(values.values()), axis.format, alt=title)
         return figure(title, chart, caption, over_rounds(data, columns))
     series = [
         Series(name, line, index % COLOURS, dashed=index >= COLOURS)
@@ -179,7 +182,12 @@ def _weights(data: RunData) -> Html:
     chart = _per_objective(data, title, weights, Axis("weight", general, low=0.0, high=1.0), caption)
     if not notes:
         return chart
-    return join([chart, tag("div", table(["round", "note on the weights"], notes, words=2), class_="scroll")])
+    return join([chart, _notes(notes)])
+
+
+def _notes(notes: Sequence[tuple[str, str]]) -> Html:
+    """The notes of the algorithm on its weights."""
+    return tag("figure", tag("h3", "Notes on the weights"), table(["round", "note"], notes, words=2))
 
 
 def _losses(data: RunData) -> Html:

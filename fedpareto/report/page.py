@@ -1,165 +1,113 @@
-"""The page of a report: the run, the figures, the clients, and the definitions of the numbers."""
+"""The page of a report: the verdict, the alerts, each member's result, and then why."""
 
 import math
 from collections.abc import Sequence
-from importlib.resources import files
 
 from coordinator.aggregation.measures import metric_definitions
 from federation.text import counted
+from federation.v1.admin_pb2 import AlertKind
+from federation.v1.common_pb2 import RunState
 from fedpareto.admin_messages import epsilon_of_clients, name_of
-from fedpareto.formatting import (
-    NOT_DISCLOSED,
-    PERSONALISED,
-    UNKNOWN,
-    number,
-    of_member,
-    percent,
-    recorded,
-    short,
-    size,
-    when,
-)
-from fedpareto.report.figures import all_figures
-from fedpareto.report.html import Html, join, table, tag
+from fedpareto.formatting import NOT_DISCLOSED, PERSONALISED, number, percent, recorded, short, size, when
+from fedpareto.pages.alert_list import alert_list, line_of, with_code
+from fedpareto.pages.html import Html, facts, join, table, tag
+from fedpareto.pages.skeleton import Link, Page, in_one_file
+from fedpareto.pages.verdict import verdict
+from fedpareto.report import members
+from fedpareto.report.figures import Section, sections
 from fedpareto.report.report_data import RunData
-from fedpareto.series import known, mean
+from fedpareto.series import known, last, mean
 
-# The browser loads nothing and runs no script, even if a member's text contains markup.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-
-_STYLE = files("fedpareto.report").joinpath("style.css").read_text("utf-8")
+_ENDED = (RunState.RUN_STATE_COMPLETED, RunState.RUN_STATE_FAILED, RunState.RUN_STATE_STOPPED)
+_STATES = {"COMPLETED": "good", "FAILED": "critical", "RUNNING": "notice", "PAUSED": "warning"}
 
 
 def page(data: RunData, beside: Sequence[RunData] = ()) -> Html:
     """A run as one HTML document that needs nothing else; other runs of its task are drawn beside it."""
-    run = data.run
-    sections = list(all_figures(data, beside)) if data.rounds else []
+    why = list(sections(data, beside)) if data.rounds else []
+    parts = [
+        *([("members", "Members", _members(data))] if data.rounds else []),
+        *((section.anchor, section.title, _figures(section)) for section in why),
+        ("clients", "Who took part", [tag("div", members.took_part(data), class_="card")]),
+        ("run", "The run", _run(data)),
+        ("definitions", "What the numbers mean", _definitions()),
+    ]
     body = [
-        tag("h1", run.name),
-        tag("p", f"{run.algorithm} on {run.task}, run {run.run_id}: {_state(data)}{_beside(beside)}", class_="soft"),
+        _head(data, beside),
         _cards(data),
-        *(tag("p", f"Warning: {warning.message}.", class_="warning") for warning in run.alerts),
-        tag("p", *_contents(sections)),
+        *_alerts(data),
         "" if data.rounds else tag("p", "This run has no rounds yet.", class_="absent"),
-        *(join([tag("h2", title, id=anchor), *figures]) for anchor, title, figures in sections),
-        tag("h2", "Who took part", id="clients"),
-        _clients(data),
-        tag("h2", "The run", id="run"),
-        _facts(data),
-        *_remarks(data),
-        tag("h3", "Specification"),
-        tag("pre", run.spec.rstrip()),
-        tag("h2", "What the numbers mean", id="definitions"),
-        tag("p", "Accuracies, losses and samples are the clients' own words; the rest follows from signed updates."),
-        _definitions(),
+        *(tag("section", tag("h2", title, id=anchor), *elements) for anchor, title, elements in parts),
     ]
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", f"{run.name}: federated run"),
-        Html(f"<style>\n{_STYLE}</style>"),
+    links = [Link("Alerts", "#alerts"), *(Link(title, f"#{anchor}") for anchor, title, _ in parts)]
+    return in_one_file(Page(title=f"{data.run.name}: federated run", body=body, nav=links))
+
+
+def _head(data: RunData, beside: Sequence[RunData]) -> Html:
+    run, state = data.run, name_of(data.run, "state")
+    others = ", ".join(f"{other.run.name} ({other.run.algorithm})" for other in beside)
+    rounds = f"{run.rounds_done} of {counted(run.rounds_total, 'round')}"
+    words = f"{run.algorithm} on {run.task}, {rounds}, run {run.run_id}" + (f"; beside {others}" if others else "")
+    accuracy = last(data.metric("accuracy/mean"))
+    sentence = verdict(data.standing, over=run.state in _ENDED, accuracy=accuracy)
+    return join(
+        [
+            tag("h1", f"{run.name} ", tag("span", state.lower(), class_=f"state {_STATES.get(state, 'notice')}")),
+            tag("p", f"{sentence}.", class_="verdict"),
+            tag("p", words, class_="soft"),
+            *([tag("p", run.reason, class_="soft")] if run.reason else []),
+        ]
     )
-    return Html("<!doctype html>\n" + tag("html", head, tag("body", *body), lang="en") + "\n")
 
 
-def _definitions() -> Html:
-    rows = [
-        (name, definition.meaning, definition.source) for name, definition in metric_definitions.DEFINITIONS.items()
+def _alerts(data: RunData) -> list[Html]:
+    lines = [line_of(alert) for alert in data.run.alerts if alert.kind != AlertKind.ALERT_KIND_RUN_ENDED]
+    content = alert_list(lines) if lines else tag("p", "Nothing needs attention.", class_="soft")
+    return [tag("section", tag("h2", "Alerts", id="alerts"), content)]
+
+
+def _members(data: RunData) -> list[Html]:
+    return [
+        tag("div", members.results(data), class_="figures one"),
+        tag("div", tag("h3", "Every member"), members.members_table(data), class_="card"),
     ]
-    return table(["name", "definition", "source"], rows, words=3)
 
 
-def _state(data: RunData) -> str:
-    run = data.run
-    reason = f" ({run.reason})" if run.reason else ""
-    return f"{name_of(run, 'state').lower()}{reason}, {run.rounds_done} of {counted(run.rounds_total, 'round')}"
-
-
-def _beside(runs: Sequence[RunData]) -> str:
-    names = ", ".join(f"{data.run.name} ({data.run.algorithm})" for data in runs)
-    return f"; beside {names}" if names else ""
-
-
-def _contents(sections: list[tuple[str, str, list[Html]]]) -> list[Html]:
-    entries = [(anchor, title) for anchor, title, _ in sections]
-    entries += [("clients", "Who took part"), ("run", "The run"), ("definitions", "What the numbers mean")]
-    links = [tag("a", title, href=f"#{anchor}") for anchor, title in entries]
-    return [join([" · " if i else "", link]) for i, link in enumerate(links)]
+def _figures(section: Section) -> list[Html]:
+    return [tag("div", *section.figures, class_="figures one" if section.wide else "figures")]
 
 
 def _cards(data: RunData) -> Html:
     """The run in a few numbers: those of the last evaluated round, and totals."""
-    latest, facts = data.run.latest, []
+    latest, shown = data.run.latest, []
     if "accuracy/mean" in latest.metrics:
         labels = {"mean": "mean accuracy", "worst5": "worst 5 %", "std": "standard deviation"}
-        labels["worst"] = f"worst client, {latest.worst_client}" if latest.worst_client else "worst client"
-        facts += [
+        labels["worst"] = f"worst member, {latest.worst_client}" if latest.worst_client else "worst member"
+        shown += [
             (recorded(f"accuracy/{name}", latest.metrics, latest.undisclosed), label) for name, label in labels.items()
         ]
     elif "loss/worst" in latest.metrics:
-        facts.append((number(latest.metrics["loss/worst"]), f"highest loss, {latest.worst_client}"))
+        shown.append((number(latest.metrics["loss/worst"]), f"highest loss, {latest.worst_client}"))
     elif data.undisclosed & {"accuracy/mean", "loss/worst"}:
-        facts.append((NOT_DISCLOSED, "mean accuracy" if "accuracy/mean" in data.undisclosed else "highest loss"))
+        shown.append((NOT_DISCLOSED, "mean accuracy" if "accuracy/mean" in data.undisclosed else "highest loss"))
     if known(data.metric("improved")):
-        facts.append((percent(mean(data.metric("improved"))), "improved, on average"))
+        shown.append((percent(mean(data.metric("improved"))), "improved, on average"))
     elif "improved" in data.undisclosed:
-        facts.append((NOT_DISCLOSED, "improved, on average"))
+        shown.append((NOT_DISCLOSED, "improved, on average"))
     total = math.fsum(known(data.metric("bytes/up") + data.metric("bytes/down")))
-    facts += [(str(len(data.clients)), "clients"), (size(total), "up and down")]
-    cards = [tag("div", tag("b", value), tag("span", name), class_="card") for value, name in facts]
-    return tag("div", *cards, class_="cards")
+    shown += [(str(len(data.clients)), "members took part"), (size(total), "up and down")]
+    return tag("ul", *(tag("li", tag("b", value), tag("span", name)) for value, name in shown), class_="cards")
 
 
-def _clients(data: RunData) -> Html:
-    summaries = {member.client_id: member for member in data.run.members}
-    outcomes = ("asked", "replied", "declined", "refused", "missing")
-    private = any(member.HasField("epsilon") for member in summaries.values())
-    score_text = percent if data.final and data.final.measure == "accuracy" else number
-    rows = []
-    for client in data.clients:
-        parts, summary, member = data.parts[client], summaries.get(client), data.members.get(client)
-        hidden = data.undisclosed if client in data.samples else frozenset[str]()  # it has an update that counted
-        score = data.final.values.get(client, math.nan) if data.final else math.nan
-        rows.append(
-            (
-                client,
-                f"{member.device or UNKNOWN}, {member.software or UNKNOWN}" if member else UNKNOWN,
-                *(str(getattr(summary, outcome, UNKNOWN)) for outcome in outcomes),
-                of_member(str(data.samples.get(client) or UNKNOWN), "samples", hidden),
-                of_member(number(mean(part.update_norm for part in parts)), "update_norm", hidden),
-                of_member(number(mean(part.weight for part in parts)), "weight", hidden),
-                of_member(score_text(score), "evaluation", hidden),
-                *([number(summary.epsilon) if summary and summary.HasField("epsilon") else UNKNOWN] if private else []),
-            )
-        )
-    measure = f"{data.final.split} {data.final.measure}" if data.final else "score"
-    columns = ["client", "device, software", *outcomes, "samples", "mean norm", "mean λ", measure]
-    columns += ["epsilon"] if private else []
-    caption = tag(
-        "p",
-        "Asked, replied, declined, refused and missing count rounds that have ended; a reply is refused for its "
-        "content. Samples, device and software are the client's own words.",
-        class_="soft",
-    )
-    elements = [caption, tag("div", table(columns, rows, words=2), class_="scroll")]
-    reasons = [
-        (member.client_id, str(member.last_reason_round), member.last_reason)
-        for member in data.run.members
-        if member.last_reason
-    ]
-    if reasons:
-        elements.append(tag("h3", "Why a reply last did not come, or did not count"))
-        elements.append(tag("div", table(["client", "round", "reason"], reasons, words=3), class_="scroll"))
-    return join(elements)
-
-
-def _facts(data: RunData) -> Html:
+def _run(data: RunData) -> list[Html]:
     run = data.run
+    reason = f" ({run.reason})" if run.reason else ""
     rows = [
         ("run", run.run_id),
-        ("state", _state(data)),
+        (
+            "state",
+            f"{name_of(run, 'state').lower()}{reason}, {run.rounds_done} of {counted(run.rounds_total, 'round')}",
+        ),
         ("algorithm", run.algorithm),
         ("task", run.task),
         *((("objectives", ", ".join(run.objectives)),) if data.objectives else ()),
@@ -169,7 +117,8 @@ def _facts(data: RunData) -> Html:
         *((("metrics", PERSONALISED),) if run.measured == "personalised" else ()),
         *((("privacy", words),) if (words := epsilon_of_clients(run)) else ()),
     ]
-    return table(["", ""], rows, words=2)
+    specification = tag("details", tag("summary", "Specification"), tag("pre", run.spec.rstrip()))
+    return [tag("div", facts(rows), *_remarks(data), specification, class_="card")]
 
 
 def _remarks(data: RunData) -> list[Html]:
@@ -181,5 +130,14 @@ def _remarks(data: RunData) -> list[Html]:
     ]
     if not rows:
         return []
-    remarks = table(["round", "state", "remark"], rows, words=3)
-    return [tag("h3", "Rounds with a remark"), tag("div", remarks, class_="scroll")]
+    return [tag("h3", "Rounds with a remark"), table(["round", "state", "remark"], rows, words=3)]
+
+
+def _definitions() -> list[Html]:
+    terms = [
+        join([tag("dt", name), tag("dd", with_code(definition.meaning), tag("span", f" ({definition.source})"))])
+        for name, definition in metric_definitions.DEFINITIONS.items()
+    ]
+    said = "Accuracies, losses and samples are the members' own words; the rest follows from signed updates."
+    summary = tag("summary", f"{len(terms)} numbers, each with its definition and its source")
+    return [tag("p", said, class_="soft"), tag("details", summary, tag("dl", *terms, class_="terms"))]

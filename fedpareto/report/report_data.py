@@ -22,6 +22,7 @@ from federation.v1.admin_pb2 import (
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.admin_messages import whole
 from fedpareto.formatting import natural
+from fedpareto.pages.verdict import Standing
 from fedpareto.series import known, last, metric, own_names, own_values
 
 
@@ -126,6 +127,27 @@ class RunData:
                     if values:
                         return Final(item.summary.round, split, measure, values)
         return None
+
+    @property
+    def final_split(self) -> str:
+        """The split of the last scores; empty without any."""
+        return self.final.split if self.final else ""
+
+    @cached_property
+    def standing(self) -> Standing | None:
+        """Each member's first and last value of the measure of `final`; None if no member's score is known."""
+        if self.final is None:
+            return None
+        name = f"{self.final.split}/{self.final.measure}"
+        evaluated = [{s.client_id: s.scores[name] for s in item.scores if name in s.scores} for item in self.rounds]
+        evaluated = [values for values in evaluated if values]
+        firsts: dict[str, float] = {}
+        lasts: dict[str, float] = {}
+        for values in evaluated:
+            firsts = {**values, **firsts}
+            lasts |= values
+        higher = self.final.measure == "accuracy"
+        return Standing(measure=self.final.measure, first=firsts, last=lasts, higher=higher, rounds=len(evaluated))
 
     @cached_property
     def own_metrics(self) -> list[str]:

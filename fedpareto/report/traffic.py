@@ -10,22 +10,25 @@ from federation.v1.admin_pb2 import ExportRoundsResponse, PhaseProgress
 from federation.v1.common_pb2 import AssignmentState
 from fedpareto.admin_messages import duration, name_of
 from fedpareto.formatting import UNKNOWN, number, percent, size, whole
-from fedpareto.report import charts
-from fedpareto.report.charts import COLOURS, Axis, Format, Series
-from fedpareto.report.html import Html, join, table
+from fedpareto.pages import charts
+from fedpareto.pages.charts import Series
+from fedpareto.pages.html import Html, join, table, tag
+from fedpareto.pages.marks import COLOURS
+from fedpareto.pages.plane import Path, plane
+from fedpareto.pages.scales import Axis, Format
+from fedpareto.pages.timeline import Lane, Span, timeline
 from fedpareto.report.layout import absence, absent, figure, line_figure, over_rounds, recorded, some
-from fedpareto.report.plane import Path, plane
 from fedpareto.report.report_data import RunData
-from fedpareto.report.timeline import Bar, timeline
 from fedpareto.series import known, mean
 
 _SHOWN = 24  # rounds of the timeline
+_WORDS = 2  # phases of a round whose replies stand beside it
 _LOOKS = {
-    "TRAIN": (0, 0),
-    "EVALUATE": (2, 1),
-    "JACOBIAN": (4, 2),
-    "RESIDUAL": (1, 3),
-    "SEARCH": (3, 2),
+    "train": (0, 0),
+    "evaluate": (2, 1),
+    "jacobian": (4, 2),
+    "residual": (1, 3),
+    "search": (3, 2),
 }  # colour and fill
 
 
@@ -55,16 +58,16 @@ def _replies(data: RunData) -> Html:
     ordered = sorted(clients_by_reason.items(), key=lambda item: -len(item[1]))
     rows = [(*key, some(sorted(set(clients))), str(len(clients))) for key, clients in ordered]
     caption = (
-        "The clients that were asked to train, and those that failed before. A refused reply was signed by its client, "
-        "has wrong content, and stays in the record. Missing are clients that declined, were late or were not needed. "
-        + ("Every update counted." if not rows else "The reasons are in the table; the page of reasons explains each.")
+        "Every update counted." if not rows else "The reasons are in the table; the page of reasons explains each."
     )
-    chart = charts.stacked(data.numbers, layers, Axis("clients", whole, low=0.0))
+    more = (
+        "The clients that were asked to train, and those that failed before. A refused reply was signed by its client, "
+        "has wrong content, and stays in the record. Missing are clients that declined, were late or were not needed."
+    )
+    chart = charts.stacked(data.numbers, layers, Axis("clients", whole, low=0.0), alt=title)
     columns = [(layer.name, layer.values, whole) for layer in layers]
-    section = figure(title, chart, caption, over_rounds(data, columns))
-    if rows:
-        section = join([section, table(["what", "reason", "clients", "times"], rows, words=3)])
-    return section
+    reasons = [table(["what", "reason", "clients", "times"], rows, words=3)] if rows else []
+    return figure(title, join([chart, *reasons]), caption, over_rounds(data, columns), more=more)
 
 
 def _bytes(data: RunData) -> Html:
@@ -74,12 +77,15 @@ def _bytes(data: RunData) -> Html:
     no_round = "No round of this run has ended."
     total_up, total_down = math.fsum(known(up)), math.fsum(known(down))
     caption = (
-        f"Update files that came up and model files that went down, {size(total_up)} and {size(total_down)} in all. "
+        f"Update files that came up and model files that went down: {size(total_up)} and {size(total_down)} in all."
+    )
+    more = (
         "One model is counted for every client that answered and did not have it yet: workers keep the last ones. "
         "Envelopes (about 1 kB each) and TLS come on top. Bytes that were refused are in the table."
     )
     series = [Series("up", up, 0), Series("down", down, 2)]
-    return line_figure(data, title, no_round, series, Axis("bytes per round", size, low=0.0), caption, columns)
+    axis = Axis("bytes per round", size, low=0.0)
+    return line_figure(data, title, no_round, series, axis, caption, columns, more=more)
 
 
 def _for_each_client(runs: Sequence[RunData]) -> Html:
@@ -87,25 +93,20 @@ def _for_each_client(runs: Sequence[RunData]) -> Html:
     if not known(runs[0].up):
         return absent(title, absence(runs[0], "No round of this run has ended.", "weight"))
     rows: list[tuple[str, ...]] = []
-    bars: list[tuple[str, float, float]] = []
     for run in runs:
         up, down = mean(run.up), mean(run.down)
         model = 4.0 * run.run.parameters
         models = [f"{count / model:.2f}" if model and math.isfinite(count) else UNKNOWN for count in (up, down)]
-        bars.append((run.run.name, up, down))
         total = size(math.fsum(known(run.metric("bytes/up"))))
         rows.append((run.run.name, run.run.algorithm, size(up), models[0], size(down), models[1], total))
-    caption = (
-        "What a client sends and fetches in a round in which it takes part, on average over the rounds; in the table "
-        "also in models, of 4 bytes for each parameter. Training on one weighted sum of the objectives sends one "
-        "model, whatever the number of objectives, and a sketch of the gradients if the algorithm asks for one; "
-        "training for each objective sends as many models as the client serves."
-    )
-    chart = charts.pairs(
-        bars, ("up", "down"), size, alt="; ".join(f"{n}: {size(u)} up, {size(d)} down" for n, u, d in bars)
+    caption = "What a client sends and fetches in a round in which it takes part, on average over the rounds."
+    more = (
+        "In the table also in models, of 4 bytes for each parameter. Training on one weighted sum of the objectives "
+        "sends one model, whatever the number of objectives, and a sketch of the gradients if the algorithm asks for "
+        "one; training for each objective sends as many models as the client serves."
     )
     columns = ["run", "algorithm", "up", "in models", "down", "in models", "up, all rounds and clients"]
-    return figure(title, chart, caption, table(columns, rows, words=2))
+    return tag("figure", tag("h3", title), table(columns, rows, words=2), tag("figcaption", f"{caption} {more}"))
 
 
 def _against_bytes(runs: Sequence[RunData]) -> Html:
@@ -138,7 +139,7 @@ def _against_bytes(runs: Sequence[RunData]) -> Html:
         "added up. A curve above (accuracy) or below (loss) another one makes more of the same upload, "
         f"however many rounds that takes. At the end: {ends}."
     )
-    return figure(title, plane(paths, *axes, alt=f"{label} against uploaded bytes: {ends}."), caption)
+    return figure(title, plane(paths, *axes, alt=title, words=f"{label} against uploaded bytes: {ends}."), caption)
 
 
 # --- time
@@ -146,16 +147,19 @@ def _against_bytes(runs: Sequence[RunData]) -> Html:
 
 def _phases(data: RunData) -> Html:
     title = "The phases of the rounds"
-    rounds = [(item.summary.round, item.summary.seconds, _bars(item)) for item in data.rounds if item.phases]
+    rounds = [_lane(item) for item in data.rounds if item.phases]
     if not rounds:
         return absent(title, "No phase of this run is on record.")
     shown = rounds[-_SHOWN:]
     span = "every round" if len(shown) == len(rounds) else f"the last {len(shown)} rounds"
     caption = (
-        f"A row for {span}, from its beginning: when each question was put to the clients and when it was closed, "
-        "and on the right how many replied of how many were asked, phase by phase. What lies between two phases is "
-        "the coordinator's own work; the round ends at the upright line. In a simulation, phases are the times of "
-        "its own process, and evaluations are not on record as phases."
+        f"{span[0].upper()}{span[1:]}, from its beginning; on the right how many replied of how many were asked, phase "
+        "by phase."
+    )
+    more = (
+        "When each question was put to the clients and when it was closed. What lies between two phases is the "
+        "coordinator's own work; the round ends at the upright line. In a simulation, phases are the times of its own "
+        "process, and evaluations are not on record as phases."
     )
     kinds: dict[str, list[PhaseProgress]] = {}
     for item in data.rounds:
@@ -170,12 +174,12 @@ def _phases(data: RunData) -> Html:
         longest = number(max(lasted, default=math.nan))
         rows.append((kind, str(len(phases)), share, number(mean(lasted)), longest, size(sent)))
     columns = ["phase", "times", "replied", "mean seconds", "longest", "bytes up"]
-    alt = "; ".join(f"{row[0]}: {row[1]} times, {row[2]} replied, {row[3]} s on average" for row in rows)
-    return figure(title, timeline(shown, alt=f"Timeline of {span}. {alt}."), caption, table(columns, rows))
+    words = "; ".join(f"{row[0]}: {row[1]} times, {row[2]} replied, {row[3]} s on average" for row in rows)
+    return figure(title, timeline(shown, alt=title, words=f"{words}."), caption, table(columns, rows), more=more)
 
 
-def _bars(item: ExportRoundsResponse) -> list[Bar]:
-    bars = []
+def _lane(item: ExportRoundsResponse) -> Lane:
+    spans, words = [], []
     start = item.summary.started.ToDatetime(UTC)
     for phase in item.phases:
         began = (phase.started.ToDatetime(UTC) - start).total_seconds()
@@ -185,5 +189,7 @@ def _bars(item: ExportRoundsResponse) -> list[Bar]:
         took = f"{lasted:.2f} s" if math.isfinite(lasted) else "open"
         phase_name = f"round {phase.round}, phase {phase.phase}, {phase.kind}"
         title = f"{phase_name}: {replies} replied, {took}, {size(phase.bytes_up)} up"
-        bars.append(Bar(phase.kind, replies, title, began, ended, *_LOOKS.get(phase.kind, (3, 0))))
-    return bars
+        words.append(replies)
+        spans.append(Span(phase.kind, title, began, ended, *_LOOKS.get(phase.kind.lower(), (3, 0))))
+    text = " ".join(words[:_WORDS]) + (" …" if len(words) > _WORDS else "")
+    return Lane(f"round {item.summary.round}", text, spans, item.summary.seconds)

@@ -2,21 +2,11 @@
 
 import math
 
-from fedpareto.report.html import Html, join, points, tag
+from fedpareto.pages.html import Html, tag
 
 GLYPHS = "●■▲◆▼★"  # the shapes in the order of the colours
 HOLLOW = "○□△◇▽☆"  # the same for dashed lines
-
-
-def mark(shape: int, x: float, y: float, size: float, title: str, *, hollow: bool = False) -> Html:
-    """The shape number `shape` of `GLYPHS` around (x, y), in the colour of that number, with a tooltip.
-
-    `size` is the radius of the circle; the other shapes have about the same area.
-    """
-    look = f"hollow s{shape}" if hollow else f"f{shape}"
-    if shape == 0:
-        return tag("circle", tag("title", title), cx=x, cy=y, r=size, class_=look)
-    return tag("polygon", tag("title", title), points=points(outline(shape, x, y, size)), class_=look)
+COLOURS = len(GLYPHS)
 
 
 def outline(shape: int, x: float, y: float, size: float) -> list[tuple[float, float]]:
@@ -36,7 +26,7 @@ def outline(shape: int, x: float, y: float, size: float) -> list[tuple[float, fl
 def line_key(name: str, colour: int, *, dashed: bool) -> Html:
     """An entry of the legend of a chart of lines."""
     sample = f"┄{HOLLOW[colour]}┄" if dashed else f"─{GLYPHS[colour]}─"
-    return join([tag("span", sample, class_=f"glyph g{colour}"), f" {name} "])
+    return tag("span", tag("span", sample, class_=f"g{colour}", aria_hidden="true"), f" {name}", class_="key-name")
 
 
 def fill(colour: int, way: int) -> str:
@@ -46,4 +36,4 @@ def fill(colour: int, way: int) -> str:
 
 def fill_key(name: str, colour: int, way: int) -> Html:
     """An entry of the legend of a chart of bars."""
-    return join([tag("i", class_=f"key b{colour} g{colour} q{way}"), f" {name} "])
+    return tag("span", tag("i", class_=f"key b{colour} g{colour} q{way}"), f" {name}", class_="key-name")
