@@ -166,5 +166,3 @@ def _assignments(
                 "created": phase.started,
                 "ended": phase.ended,
             }
-
-

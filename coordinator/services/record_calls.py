@@ -20,7 +20,7 @@ from coordinator.services.views.conversion import like
 from coordinator.services.views.paging import Page, size_of_page
 from coordinator.services.views.reader import RecordViews
 from coordinator.services.views.summaries import rounds_from, summaries
-from coordinator.services.views.watching import run_with_members, runs_from
+from coordinator.services.views.watching import run_alone, run_with_members, runs_from
 from federation.refusals import Refusal
 from federation.v1 import admin_pb2 as messages
 from storage import audit
@@ -63,11 +63,11 @@ class RecordCalls(RecordViews):
 
     async def GetRun(self, request: messages.GetRunRequest, context: Context) -> messages.GetRunResponse:
         """Shows one run."""
-        return messages.GetRunResponse(run=await self._read(self._whole_run, request.run))
+        return messages.GetRunResponse(run=await self._read(self._whole_run, request.run, request.brief))
 
-    def _whole_run(self, session: Session, text: str) -> messages.Run:
+    def _whole_run(self, session: Session, text: str, brief: bool) -> messages.Run:
         item = find_run(session, text)
-        run = run_with_members(session, item, spec=True)
+        run = run_alone(session, item, spec=True) if brief else run_with_members(session, item, spec=True)
         run.consents.extend(overview.consents(session, self._checks, item))
         return run
 

@@ -17,8 +17,16 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Match, Route
 
 from federation.text import escaped
-from fedpareto.console import compare_page, events, federation_page, log_page, member_page, round_page, run_page
-from fedpareto.console import system_page
+from fedpareto.console import (
+    compare_page,
+    events,
+    federation_page,
+    log_page,
+    member_page,
+    round_page,
+    run_page,
+    system_page,
+)
 from fedpareto.console.reader import PageError, Reader
 from fedpareto.console.render import SCRIPTS, STYLES, Renderer, Site
 from fedpareto.console.security import Guard, Keys
@@ -49,7 +57,7 @@ class Console:
         version = hashlib.blake2b(b"".join(body for body, _ in self._files.values()), digest_size=4).hexdigest()
         self._renderer = Renderer(site, version)
         pages = [Route(path, self._page, methods=["GET"]) for path in SCREENS]
-        self._routes = dict(zip(pages, SCREENS.values(), strict=True))
+        self._screens = list(zip(pages, SCREENS.values(), strict=True))
         routes = [
             *pages,
             Route("/runs/{run}/series", self._series, methods=["GET"]),
@@ -66,7 +74,11 @@ class Console:
     def guarded(self, port: int) -> Guard:
         """The application inside its guard, for a server on a port."""
         return Guard(
-            self._app, self.keys, port, lambda status, text: self._renderer.problem(status, text).encode(), ("/static/",)
+            self._app,
+            self.keys,
+            port,
+            lambda status, text: self._renderer.problem(status, text).encode(),
+            ("/static/",),
         )
 
     # --- pages
@@ -78,6 +90,7 @@ class Console:
         return HTMLResponse(page)
 
     def _made(self, screen: Screen, asked: Asked) -> str:
+        self.reader.wait_for_lists()
         view = screen.view(self.reader, asked)
         parts = self._renderer.parts(view, self.reader)
         of = asked.path + (f"?{urlencode(list(asked.query.multi_items()))}" if asked.query else "")
@@ -92,7 +105,7 @@ class Console:
         """
         if len(query) > _LONGEST_QUERY:
             raise PageError(400, f"What follows the question mark is longer than {_LONGEST_QUERY} characters.")
-        for route, screen in self._routes.items():
+        for route, screen in self._screens:
             match, scope = route.matches({"type": "http", "path": path, "method": "GET"})
             if match is Match.FULL:
                 values = {name: str(value) for name, value in scope["path_params"].items()}

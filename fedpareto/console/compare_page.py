@@ -22,7 +22,14 @@ _NEAR = 0.005  # of a share: no difference that a sentence tells
 def _view(reader: Reader, asked: Asked) -> View:
     names = list(dict.fromkeys(asked.query.getlist("run")))
     lists = reader.lists
-    values = {"runs": lists.runs if lists else (), "chosen": names, "held": [], "figures": [], "sentences": [], "table": []}
+    values = {
+        "runs": lists.runs if lists else (),
+        "chosen": names,
+        "held": [],
+        "figures": [],
+        "sentences": [],
+        "table": [],
+    }
     if not names:
         return View("Compare runs", "compare.html", values)
     if not LEAST <= len(names) <= MOST:

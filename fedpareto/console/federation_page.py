@@ -133,7 +133,9 @@ def _members(reader: Reader, lists: Lists) -> list[_Member]:
             state, look, since = "connected", "good", ""
         else:
             state, look, since = "not connected", "warning", wording.since(client)
-        shown.append(_Member(client, state, look, since, _strip(client.client_id, _outcomes(reader, lists, client.client_id))))
+        shown.append(
+            _Member(client, state, look, since, _strip(client.client_id, _outcomes(reader, lists, client.client_id)))
+        )
     return shown
 
 

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from federation.v1.common_pb2 import AssignmentState, RoundState
 from fedpareto.formatting import natural
 
 Array = NDArray[np.float32]
+S = TypeVar("S", bound=np.generic)
 
 
 class Measure(StrEnum):
@@ -204,7 +206,7 @@ class History:
         return sorted(self.members, key=natural)
 
     def missing(self, stop: int) -> Iterator[tuple[int, int]]:
-        """The spans of rounds below `stop` that were not read with every client's part: first and one after the last."""
+        """The spans of rounds below `stop` that lack every client's part: the first, and one after the last."""
         first = None
         for number in range(stop + 1):
             absent = number < stop and not self._read(number)
@@ -266,8 +268,8 @@ class History:
         return float(known[-1]) if known.size else math.nan
 
 
-def _grown(array: NDArray[np.generic], rows: int, columns: int, fill: float) -> NDArray[np.generic]:
-    larger = np.full((rows, columns), fill, dtype=array.dtype)
+def _grown(array: NDArray[S], rows: int, columns: int, fill: float) -> NDArray[S]:
+    larger: NDArray[S] = np.full((rows, columns), fill, dtype=array.dtype)
     larger[: array.shape[0], : array.shape[1]] = array
     return larger
 

@@ -33,7 +33,7 @@ PAUSES = (0.5, 5.0)  # the first and the longest pause between two attempts to r
 FOLLOWED = 32  # open runs, the newest, that are followed
 HELD = 12  # runs that have ended, whose numbers stay in memory after their page was open
 FIRST_ROUNDS = 40  # the newest rounds are read before the others, for the first screen
-RUNS = 200  # of the list, the newest
+FIRST_SECONDS = 8.0  # that the first page waits for the lists
 
 ENDED = (RunState.RUN_STATE_COMPLETED, RunState.RUN_STATE_FAILED, RunState.RUN_STATE_STOPPED)
 
@@ -105,6 +105,7 @@ class Reader:
         self._opened: Opened | None = None
         self._stopping = threading.Event()
         self._hurry = threading.Event()
+        self._begun = threading.Event()  # set once the lists were read, or the coordinator was found away
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="console-load")
         self._loads: dict[str, Future[None]] = {}
         self._followers: dict[str, threading.Thread] = {}
@@ -133,7 +134,12 @@ class Reader:
         """Reads the lists soon: a page has been opened."""
         self._hurry.set()
 
+    def wait_for_lists(self) -> None:
+        """Waits for the first reading, at most some seconds."""
+        self._begun.wait(FIRST_SECONDS)
+
     def _changed(self) -> None:
+        self._begun.set()
         with self._lock:
             self.version += 1
         self._tell()
@@ -266,7 +272,7 @@ class Reader:
             return
         with suppress(grpc.RpcError, CoordinatorAway):
             if not held.spec:
-                held.spec = opened.stub.GetRun(v1.GetRunRequest(run=run_id)).run.spec
+                held.spec = opened.stub.GetRun(v1.GetRunRequest(run=run_id, brief=True)).run.spec
                 held.history.preferred = _stop_metric(held.spec)
             stop = held.run.rounds_done
             if stop > 2 * FIRST_ROUNDS and not held.history.lines:
@@ -346,7 +352,7 @@ class Reader:
                 (run for run in listed if run.name == name), None
             )
             if found is None:
-                found = self.call(lambda stub: stub.GetRun(v1.GetRunRequest(run=name)).run)
+                found = self.call(lambda stub: stub.GetRun(v1.GetRunRequest(run=name, brief=True)).run)
             held = self._hold(found)
         held.used = time.monotonic()
         if not held.complete and not (held.followed and held.history.lines):

@@ -21,10 +21,6 @@ SCRIPTS = ("htmx.min.js", "sse.min.js", "uPlot.iife.min.js", "console.js")
 STYLES = ("style.css", "uPlot.min.css", "console.css")
 _LAYOUT = "layout"
 _NAVIGATION = {"/": "Federation", "/compare": "Compare", "/log": "Log", "/system": "System"}
-_CONFIGURATION = (  # htmx runs no text as code, loads nothing from other hosts, and adds no style of its own
-    '{"allowEval":false,"allowScriptTags":false,"selfRequestsOnly":true,"includeIndicatorStyles":false,'
-    '"historyEnabled":false}'
-)
 
 
 def clock(message: Message, field: str) -> str:
@@ -83,9 +79,7 @@ class Renderer:
         """The parts that every page has."""
         return {"connection": self._block("common.html", "connection", {"connection": reader.connection})}
 
-    def page(
-        self, view: View, parts: Mapping[str, str], reader: Reader, *, nav: str, stream: str, token: str
-    ) -> str:
+    def page(self, view: View, parts: Mapping[str, str], reader: Reader, *, nav: str, stream: str, token: str) -> str:
         """A whole page, whose `parts` are kept up to date by a stream."""
         shown = {name: Html(part) for name, part in parts.items()}
         body = self._block(view.template, _LAYOUT, {**view.values, "parts": shown, "token": token})
@@ -104,7 +98,6 @@ class Renderer:
             styles=self._addresses(STYLES),
             scripts=self._addresses(SCRIPTS),
             attributes={"hx-ext": "sse", "sse-connect": stream},
-            configuration=_CONFIGURATION,
         )
 
     def _addresses(self, names: Sequence[str]) -> list[str]:

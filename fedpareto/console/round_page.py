@@ -10,7 +10,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from federation.record.results import accepted
 from federation.text import counted, escaped
 from federation.v1 import admin_pb2 as v1
-from federation.v1.common_pb2 import AssignmentState, ReplyManifest, SecureTerms, StepManifest
+from federation.v1.common_pb2 import AssignmentState, ReplyManifest, StepManifest
+from federation.v1.secure_pb2 import SecureTerms
 from fedpareto import formatting
 from fedpareto.admin_messages import duration, name_of
 from fedpareto.console.reader import Reader

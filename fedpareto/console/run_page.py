@@ -20,13 +20,12 @@ from fedpareto.console.reader import ENDED, HeldRun, Reader
 from fedpareto.console.view import Asked, Screen, View
 from fedpareto.pages.alert_list import alert_list, lines_of
 from fedpareto.pages.dumbbells import Dumbbell, dumbbells
-from fedpareto.pages.heat import column, heat
+from fedpareto.pages.heat import COLUMNS, column, heat
 from fedpareto.pages.html import Html
 from fedpareto.pages.scales import ACCURACY, Axis
 
 ROUNDS = 50  # of the list, on a page
 POINTS = 200  # of a line; of more rounds, several are averaged
-COLUMNS = 360  # of a heat map, likewise
 _OUTLIER = 10.0  # times the median
 
 HEATS: Mapping[str, str] = MappingProxyType(
@@ -115,7 +114,7 @@ class Bins:
         part = values[:, first * self.together : self.count * self.together].astype(np.float64)
         missing = (self.count - first) * self.together - part.shape[1]
         padded = np.pad(part, ((0, 0), (0, missing)), constant_values=np.nan)
-        grouped = padded.reshape(len(part), -1, self.together)
+        grouped = padded.reshape(len(part), self.count - first, self.together)
         finite = np.isfinite(grouped)
         counts = finite.sum(axis=2)
         sums = np.where(finite, grouped, 0.0).sum(axis=2)
@@ -244,13 +243,13 @@ def _left_behind(held: HeldRun, kind: wording.Scored) -> Html:
     middle = math.fsum(last.values()) / len(last)
     marked = set(names[: max(1, len(names) // 20)]) if len(names) > 1 else set()
     rows = [Dumbbell(name, first[name], last[name], marked=name in marked) for name in names]
-    axis = Axis(kind.title, ACCURACY.format, low=0.0, high=1.0, bounded=True) if kind.share else Axis(
-        kind.title, formatting.number
+    axis = (
+        Axis(kind.title, ACCURACY.format, low=0.0, high=1.0, bounded=True)
+        if kind.share
+        else Axis(kind.title, formatting.number)
     )
     alt = f"First and last {kind.title} of each member, the worst first"
-    return dumbbells(
-        rows, axis, names=("first", "last"), alt=alt, line=(f"mean {kind.text(middle)}", middle)
-    )
+    return dumbbells(rows, axis, names=("first", "last"), alt=alt, line=(f"mean {kind.text(middle)}", middle))
 
 
 @dataclass(frozen=True)
@@ -276,7 +275,9 @@ def _rows(held: HeldRun, kind: wording.Scored) -> list[_Row]:
     for at in history.order:
         name = history.members[at]
         asked = int((codes[at] > 0).sum())
-        counts = [int((codes[at] == OUTCOMES.index(o)).sum()) for o in (Outcome.DECLINED, Outcome.REFUSED, Outcome.MISSING)]
+        counts = [
+            int((codes[at] == OUTCOMES.index(o)).sum()) for o in (Outcome.DECLINED, Outcome.REFUSED, Outcome.MISSING)
+        ]
         remarks = [
             f"{what} {ratio[at]:.0f} times the median"
             for what, ratio in (("norm", norms), ("loss", losses))

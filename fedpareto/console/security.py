@@ -162,7 +162,7 @@ class Guard:
             if not scope["path"].startswith(self._open_paths):
                 if session is None:
                     raise Problem(401, "This browser has no session of this console, or its session has ended.")
-                scope |= {"session": session, "token": self._keys.token(session)}
+                scope["session"], scope["token"] = session, self._keys.token(session)
             body = await _body(headers, receive)
             if scope["method"] not in ("GET", "HEAD"):
                 self._must_hold_token(session, body)

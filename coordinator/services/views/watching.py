@@ -34,12 +34,13 @@ def run_with_members(session: Session, item: models.Run, *, spec: bool = False) 
 def runs_from(session: Session, start: int, count: int, *, brief: bool) -> list[messages.Run]:
     """Runs, newest first: at most `count` of them, after the first `start`; without their members if `brief`."""
     query = select(models.Run).order_by(models.Run.created.desc(), models.Run.run_id).offset(start).limit(count)
-    shown = _brief if brief else run_with_members
+    shown = run_alone if brief else run_with_members
     return [shown(session, item) for item in session.scalars(query)]
 
 
-def _brief(session: Session, item: models.Run) -> messages.Run:
-    run = overview.run(session, item)
+def run_alone(session: Session, item: models.Run, *, spec: bool = False) -> messages.Run:
+    """A run with its alerts and without its members; with its specification if `spec`."""
+    run = overview.run(session, item, spec=spec)
     run.alerts.extend(alerts.of_run(session, item))
     return run
 

@@ -2,6 +2,11 @@
 // It makes no HTML of texts: what it inserts as HTML comes from the server, which has escaped it.
 "use strict";
 
+// htmx runs no text as code, loads nothing from other hosts, and adds no style of its own. It reads this when it starts.
+Object.assign(htmx.config, {
+  allowEval: false, allowScriptTags: false, selfRequestsOnly: true, includeIndicatorStyles: false, historyEnabled: false,
+});
+
 (() => {
   const MOST_LIVE_COLUMNS = 60; // of a heat map; with more of them the whole map is loaded again
 
