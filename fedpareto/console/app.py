@@ -63,6 +63,7 @@ class Console:
             Route("/runs/{run}/series", self._series, methods=["GET"]),
             Route("/events", self._events, methods=["GET"]),
             Route("/leave", self._leave, methods=["POST"]),
+            Route("/favicon.ico", self._icon, methods=["GET"]),
             Route("/static/{name}", self._file, methods=["GET"]),
         ]
         self._app = Starlette(
@@ -164,6 +165,9 @@ class Console:
             raise PageError(404, "There is no such file.")
         return Response(body, media_type=kind)
 
+    async def _icon(self, request: Request) -> Response:
+        return Response(self._files["icon.svg"][0], media_type="image/svg+xml")
+
     async def _problem(self, request: Request, error: Exception) -> Response:
         status, text = 500, "The console failed; its terminal says more."
         if isinstance(error, PageError):
@@ -180,6 +184,7 @@ def _static_files() -> dict[str, tuple[bytes, str]]:
     """The scripts and style sheets, by name, with their media types."""
     place = files("fedpareto.console").joinpath("static")
     found = {name: (place.joinpath(name).read_bytes(), "text/javascript; charset=utf-8") for name in SCRIPTS}
+    found["icon.svg"] = place.joinpath("icon.svg").read_bytes(), "image/svg+xml"
     sheets = {name: place.joinpath(name).read_bytes() for name in STYLES if name != "style.css"}
     sheets["style.css"] = STYLE.encode()
     return found | {name: (body, "text/css; charset=utf-8") for name, body in sheets.items()}

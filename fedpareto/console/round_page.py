@@ -33,6 +33,7 @@ _REMEDIES = {
     "training": "The training failed at the member: its log says why.",
     "task": "The member does not offer the task: ask its owner to install it.",
 }
+_OUTCOMES = {"EXPIRED": "did not reply", "FULFILLED": "not used", "CANCELLED": "cancelled"}
 _MOST_COSINES = 60  # members whose cosines are drawn
 
 
@@ -155,9 +156,9 @@ def _refusals(item: v1.GetRoundResponse) -> Iterator[_Refusal]:
     for part in sorted(item.participations, key=lambda part: natural(part.client_id)):
         if accepted(item.phases, part) or part.state == AssignmentState.ASSIGNMENT_STATE_OPEN:
             continue
-        outcome = name_of(part, "state").lower()
+        outcome = _OUTCOMES.get(name_of(part, "state"), name_of(part, "state").lower())
         stem = part.reason.partition(":")[0].strip()
-        fallback = _REMEDIES["deadline"] if outcome == "expired" else ""
+        fallback = _REMEDIES["deadline"] if outcome == "did not reply" else ""
         yield _Refusal(part.client_id, outcome, part.reason, _REMEDIES.get(stem, fallback))
     for absent in item.not_asked:
         yield _Refusal(absent.client_id, "not asked", absent.reason, "")

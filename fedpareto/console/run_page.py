@@ -25,6 +25,7 @@ from fedpareto.pages.html import Html
 from fedpareto.pages.scales import ACCURACY, Axis
 
 ROUNDS = 50  # of the list, on a page
+SHOWN = 20  # members; the others are unfolded by the reader
 POINTS = 200  # of a line; of more rounds, several are averaged
 _OUTLIER = 10.0  # times the median
 
@@ -69,6 +70,7 @@ def _view(reader: Reader, asked: Asked) -> View:
             "heat_figure": lambda: _heat(held, measure),
             "left_behind": _left_behind(held, kind),
             "rows": _rows(held, kind),
+            "shown": SHOWN,
             **_feed(held, asked),
             "privacy": epsilon_of_clients(run),
             "spec": held.spec,
@@ -235,21 +237,27 @@ def _heat(held: HeldRun, measure: str) -> Html:
 # --- the members
 
 
-def _left_behind(held: HeldRun, kind: wording.Scored) -> Html:
+def _left_behind(held: HeldRun, kind: wording.Scored) -> list[Html]:
+    """The worst off, and the others: a dumbbell for each member, from its first score to its last."""
     first, last = held.history.first_and_last()
     if not last:
-        return Html("")
+        return []
     names = sorted(last, key=lambda name: (last[name] if kind.higher else -last[name], formatting.natural(name)))
     middle = math.fsum(last.values()) / len(last)
     marked = set(names[: max(1, len(names) // 20)]) if len(names) > 1 else set()
-    rows = [Dumbbell(name, first[name], last[name], marked=name in marked) for name in names]
-    axis = (
-        Axis(kind.title, ACCURACY.format, low=0.0, high=1.0, bounded=True)
-        if kind.share
-        else Axis(kind.title, formatting.number)
-    )
-    alt = f"First and last {kind.title} of each member, the worst first"
-    return dumbbells(rows, axis, names=("first", "last"), alt=alt, line=(f"mean {kind.text(middle)}", middle))
+    bounded = Axis(kind.title, ACCURACY.format, low=0.0, high=1.0, bounded=True)
+    axis = bounded if kind.share else Axis(kind.title, formatting.number)
+    parts = [names] if len(names) <= 3 * SHOWN // 2 else [names[:SHOWN], names[SHOWN:]]
+    return [
+        dumbbells(
+            [Dumbbell(name, first[name], last[name], marked=name in marked) for name in part],
+            axis,
+            names=("first", "last"),
+            alt=f"First and last {kind.title} of {len(part)} members, the worst first",
+            line=(f"mean {kind.text(middle)}", middle),
+        )
+        for part in parts
+    ]
 
 
 @dataclass(frozen=True)

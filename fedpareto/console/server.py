@@ -80,8 +80,8 @@ def browsing(url: str, browse: Callable[[str], object] = webbrowser.open) -> Ite
             remove.cancel()
 
 
-async def serve(app: App, listening: socket.socket) -> None:
-    """Serves the pages until a signal (SIGINT, SIGTERM)."""
+def server_of(app: App) -> uvicorn.Server:
+    """The server of the pages, which a signal ends (SIGINT, SIGTERM)."""
     settings = uvicorn.Config(
         app,
         lifespan="off",
@@ -97,10 +97,10 @@ async def serve(app: App, listening: socket.socket) -> None:
         timeout_graceful_shutdown=_GRACE_SECONDS,
         timeout_keep_alive=30,
     )
-    await uvicorn.Server(settings).serve(sockets=[listening])
+    return uvicorn.Server(settings)
 
 
 def run(app: App, listening: socket.socket) -> None:
     """Serves the pages on an event loop of its own until a signal."""
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(serve(app, listening))
+        asyncio.run(server_of(app).serve(sockets=[listening]))

@@ -22,6 +22,15 @@ Object.assign(htmx.config, {
     navigator.clipboard ? navigator.clipboard.writeText(text).then(done, select) : select();
   });
 
+  // What a reader has unfolded stays unfolded when its part of the page is replaced.
+  const unfolded = new Set();
+  document.addEventListener("toggle", (event) => {
+    if (event.target.id && event.target.isConnected) unfolded[event.target.open ? "add" : "delete"](event.target.id);
+  }, true);
+  document.addEventListener("htmx:sseMessage", (event) => {
+    event.target.querySelectorAll("details[id]").forEach((item) => { item.open = unfolded.has(item.id); });
+  });
+
   // While the console itself does not answer, the page says so. Its stream is opened again without end.
   document.addEventListener("htmx:sseError", () => document.body.classList.add("lost"));
   document.addEventListener("htmx:sseOpen", () => document.body.classList.remove("lost"));
@@ -139,7 +148,7 @@ Object.assign(htmx.config, {
       if (fresh) document.getElementById("heat-figure").replaceWith(fresh);
     }
 
-    document.addEventListener("htmx:afterSwap", (event) => { if (event.target.id === "tail") follow(); });
+    document.addEventListener("htmx:sseMessage", (event) => { if (event.target.id === "tail") follow(); });
     host.addEventListener("dblclick", () => { zoomed = false; load(); });
     new ResizeObserver(() => { if (chart) chart.setSize({ width: host.clientWidth, height: 300 }); }).observe(host);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (data && !zoomed) draw(data); });
