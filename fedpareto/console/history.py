@@ -89,6 +89,7 @@ class History:
         self.preferred = preferred  # the metric that stops the run, such as "auc"; empty for accuracy, else loss
         self.members: list[str] = []
         self.lines: dict[int, RoundLine] = {}
+        self.whole: set[int] = set()  # the rounds that were read with every client's part
         self.scored: tuple[str, str] | None = None
         self.undisclosed: set[str] = set()
         self.samples: dict[str, int] = {}
@@ -124,6 +125,7 @@ class History:
                 self._arrays[measure][at, number] = value
         self._add_scores(item, number)
         self.lines[number] = self._line(summary, failed)
+        self.whole.add(number)
         self.stop = max(self.stop, number + 1)
         self.version += 1
 
@@ -209,18 +211,12 @@ class History:
         """The spans of rounds below `stop` that lack every client's part: the first, and one after the last."""
         first = None
         for number in range(stop + 1):
-            absent = number < stop and not self._read(number)
+            absent = number < stop and number not in self.whole
             if absent and first is None:
                 first = number
             elif not absent and first is not None:
                 yield first, number
                 first = None
-
-    def _read(self, number: int) -> bool:
-        line = self.lines.get(number)
-        if line is None or number >= self._outcomes.shape[1]:
-            return False
-        return line.asked == 0 or bool(self._outcomes[:, number].any())
 
     def values(self, measure: Measure) -> Array:
         """The numbers of all members in all rounds, (members, rounds), in the order of `members`; NaN if unknown."""

@@ -61,16 +61,20 @@ class Lists:
 
 @dataclass
 class HeldRun:
-    """A run in memory. `complete` is False until all its rounds were read; `late` is when the message arrived."""
+    """A run in memory; `used` is when a page last asked for it."""
 
     run: v1.Run
     history: History
     phase: v1.PhaseProgress | None = None
     ahead: float = 0.0  # seconds of the coordinator's clock before ours
-    complete: bool = False
     followed: bool = False
     used: float = 0.0
     spec: str = ""
+
+    @property
+    def complete(self) -> bool:
+        """True once all rounds that have ended were read."""
+        return len(self.history.whole) >= self.run.rounds_done
 
     @property
     def over(self) -> bool:
@@ -282,7 +286,6 @@ class Reader:
                 self._changed()
             for first, end in list(held.history.missing(stop)):
                 self._load_rounds(opened.stub, held, first, end)
-            held.complete = not any(held.history.missing(stop))
             self._changed()
 
     def _load_rounds(self, stub: AdminStub, held: HeldRun, first: int, stop: int) -> None:
