@@ -95,6 +95,7 @@ DOCUMENTS: dict[str, Any] = {
         "members": [Open(client=str, asked=int, replied=int)],
         "objectives": [Open(round=int, objective=str)], "home": str,
     },
+    "console": {"url": str, "address": str, "federation": str},
     "report": {"file": str, "run": str, "rounds": int, "clients": int, "beside": [str]},
     "aggregate": Either((
         {
@@ -156,6 +157,7 @@ DOCUMENTS: dict[str, Any] = {
     "admin clients": v1.ListClientsResponse,
     "admin client": v1.Client,
     "admin tag": v1.TagClientResponse,
+    "admin alerts": v1.ListAlertsResponse,
     "admin admins": v1.ListAdministratorsResponse,
     "admin approve": Either((v1.ApproveClientResponse, TWO_OFFICERS)),
     "admin revoke": Either((v1.RevokeClientResponse, TWO_OFFICERS)),

@@ -94,7 +94,7 @@ def console_command(
         if not no_browser and not as_json and sys.stdout.isatty():
             stack.enter_context(server.browsing(url, webbrowser.open))
         _offer_keys(lambda: server.entrance(base, keys, page))
-        server.run(console.guarded(listening.getsockname()[1]), listening)
+        server.run(console.guarded(listening.getsockname()[1]), listening, bell.stop)
 
 
 def _page(names: list[str]) -> str:

@@ -31,6 +31,7 @@ class Bell:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: set[asyncio.Event] = set()
+        self.stopped = False
 
     def ring(self) -> None:
         """Wakes every stream."""
@@ -41,6 +42,11 @@ class Bell:
     def _wake(self) -> None:
         for event in self._waiting:
             event.set()
+
+    def stop(self) -> None:
+        """Ends every stream; called on the event loop."""
+        self.stopped = True
+        self._wake()
 
     def listen(self) -> asyncio.Event:
         """An event that is set at each change, until `leave`; called on the event loop."""
@@ -88,7 +94,7 @@ async def stream(
     changed = bell.listen()
     sent: dict[str, str] | None = None
     try:
-        while True:
+        while not bell.stopped:
             changed.clear()
             begun = time.monotonic()
             made = await asyncio.to_thread(parts)

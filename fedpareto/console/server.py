@@ -80,8 +80,21 @@ def browsing(url: str, browse: Callable[[str], object] = webbrowser.open) -> Ite
             remove.cancel()
 
 
-def server_of(app: App) -> uvicorn.Server:
-    """The server of the pages, which a signal ends (SIGINT, SIGTERM)."""
+class _Server(uvicorn.Server):
+    """A server that ends its streams before it waits for the other answers."""
+
+    def __init__(self, settings: uvicorn.Config, stopping: Callable[[], None]) -> None:
+        super().__init__(settings)
+        self._stopping = stopping
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends the streams, then the server."""
+        self._stopping()
+        await super().shutdown(sockets)
+
+
+def server_of(app: App, stopping: Callable[[], None]) -> uvicorn.Server:
+    """The server of the pages, which a signal ends (SIGINT, SIGTERM); `stopping` ends the streams of events."""
     settings = uvicorn.Config(
         app,
         lifespan="off",
@@ -97,10 +110,10 @@ def server_of(app: App) -> uvicorn.Server:
         timeout_graceful_shutdown=_GRACE_SECONDS,
         timeout_keep_alive=30,
     )
-    return uvicorn.Server(settings)
+    return _Server(settings, stopping)
 
 
-def run(app: App, listening: socket.socket) -> None:
+def run(app: App, listening: socket.socket, stopping: Callable[[], None]) -> None:
     """Serves the pages on an event loop of its own until a signal."""
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(server_of(app).serve(sockets=[listening]))
+        asyncio.run(server_of(app, stopping).serve(sockets=[listening]))

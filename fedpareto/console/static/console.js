@@ -39,7 +39,7 @@ Object.assign(htmx.config, {
   if (host) start(host);
 
   function start(host) {
-    let chart = null, data = null, zoomed = false, loading = false;
+    let chart = null, data = null, zoomed = false, loading = false, looks = 3;
 
     const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
     const tail = () => JSON.parse(document.querySelector("#tail [data-tail]").dataset.tail);
@@ -123,7 +123,11 @@ Object.assign(htmx.config, {
     // The last column of the heat map lies over what the map shows there.
     function shade(now) {
       const map = document.querySelector("#heat-figure .plot > svg");
-      if (!map || now.column === undefined) return;
+      if (now.column === undefined) return;
+      if (!map) {  // there was no round when the page was made, or the run's privacy hides the numbers
+        if (looks > 0) { looks -= 1; reload(); }
+        return;
+      }
       const known = Number(map.dataset.column ?? now.column);
       const live = map.querySelectorAll("g.live");
       if (now.column > known + 1 || live.length > MOST_LIVE_COLUMNS) { reload(); return; }

@@ -111,7 +111,7 @@ def served(home: Path) -> Iterator[Served]:
     console = Console(Site("test", "admin"), reader, bell, keys)
     listening = server.listen("127.0.0.1", 0)
     port = listening.getsockname()[1]
-    serving = server.server_of(console.guarded(port))
+    serving = server.server_of(console.guarded(port), bell.stop)
     thread = threading.Thread(target=lambda: asyncio.run(serving.serve(sockets=[listening])), daemon=True)
     reader.start()
     thread.start()
