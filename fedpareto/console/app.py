@@ -46,12 +46,15 @@ _LONGEST_QUERY = 4000
 
 
 class Console:
-    """The pages of one federation, for the browsers of one operator."""
+    """The pages of one federation, for the browsers of one operator; `pause` is as for `events.stream`."""
 
-    def __init__(self, site: Site, reader: Reader, bell: events.Bell, keys: Keys) -> None:
+    def __init__(
+        self, site: Site, reader: Reader, bell: events.Bell, keys: Keys, *, pause: float = events.PAUSE_SECONDS
+    ) -> None:
         self.reader = reader
         self.keys = keys
         self._bell = bell
+        self._pause = pause
         self._shared = events.Shared()
         self._files = _static_files()
         version = hashlib.blake2b(b"".join(body for body, _ in self._files.values()), digest_size=4).hexdigest()
@@ -130,7 +133,7 @@ class Console:
             version = screen.version(self.reader, asked), self.reader.connection
             return self._shared.parts(f"{address.path}?{address.query}", version, lambda: self._parts(screen, asked))
 
-        source = self._watched(events.stream(self._bell, have, parts), request.scope["session"])
+        source = self._watched(events.stream(self._bell, have, parts, pause=self._pause), request.scope["session"])
         headers = {"X-Accel-Buffering": "no"}
         if "gzip" in request.headers.get("accept-encoding", ""):
             source, headers["Content-Encoding"] = events.compressed(source), "gzip"

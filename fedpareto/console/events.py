@@ -80,9 +80,7 @@ class Shared:
             return made[1]
 
 
-async def stream(
-    bell: Bell, have: str, parts: Callable[[], Parts], *, pause: float = PAUSE_SECONDS
-) -> AsyncIterator[bytes]:
+async def stream(bell: Bell, have: str, parts: Callable[[], Parts], *, pause: float) -> AsyncIterator[bytes]:
     """Yields events with the parts of a page that differ from those that the browser has.
 
     Args:

@@ -127,7 +127,7 @@ def _lanes(item: v1.GetRoundResponse, replies: Sequence[v1.Reply]) -> Html:
 
 
 def _receipt(seconds: float | None) -> str:
-    return formatting.seconds(seconds) if seconds is not None else "no receipt"
+    return formatting.seconds(seconds) if seconds is not None else formatting.UNKNOWN
 
 
 def _spans(phase: v1.PhaseProgress, reply: v1.Reply, began: float, received: float) -> Iterator[Span]:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from fedpareto.cli.console import _source
 from fedpareto.console import server
 from fedpareto.console.app import Console
-from fedpareto.console.events import Bell
+from fedpareto.console.events import PAUSE_SECONDS, Bell
 from fedpareto.console.reader import Reader
 from fedpareto.console.render import Site
 from fedpareto.console.security import Keys
@@ -103,12 +103,12 @@ class Served:
 
 
 @contextmanager
-def served(home: Path) -> Iterator[Served]:
-    """A console of the administrator whose directory is given."""
+def served(home: Path, *, pause: float = PAUSE_SECONDS) -> Iterator[Served]:
+    """A console of the administrator whose directory is given; `pause` is between two events of a page, in seconds."""
     clock, bell = Clock(), Bell()
     keys = Keys(clock)
     reader = Reader(_source(home, None, "direct"), bell.ring)
-    console = Console(Site("test", "admin"), reader, bell, keys)
+    console = Console(Site("test", "admin"), reader, bell, keys, pause=pause)
     listening = server.listen("127.0.0.1", 0)
     port = listening.getsockname()[1]
     serving = server.server_of(console.guarded(port), bell.stop)

@@ -6,13 +6,14 @@ Most tests are marked `full`: a coordinator, workers and the console are process
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from fedpareto.console import server
 from storage.states import RunState
-from tests.browsers import NARROW, WIDE, chromium, fits, nodes, smallest_text, violations
+from tests.browsers import NARROW, WIDE, chromium, fits, smallest_text, violations
 from tests.fedpareto.console.scene import Served, served
 from tests.harness import Federation, Process, federation, wait_for
 from tests.stage import Stage, spec
@@ -97,7 +98,8 @@ class Scene:
         process = self.fed.spawn(f"console-{self.runs}", [*arguments, "--port", "0"])
         self.runs += 1
         wait_for(lambda: "}" in process.text, "the console to print its address")
-        self.url = json.loads(process.text)["url"].removesuffix("to=/")
+        printed = json.loads(process.text)
+        self.url, self.address = printed["url"].removesuffix("to=/"), printed["address"]
         return process
 
     def restart(self) -> None:
@@ -108,6 +110,7 @@ class Scene:
         self.restart()
         screen.page.goto(f"{self.url}to={path}")
         screen.page.wait_for_selector("main")
+        screen.page.wait_for_load_state("load")
         return screen.page
 
     def run(self, name: str, rounds: int = 3) -> str:
@@ -143,7 +146,7 @@ def test_the_page_greys_while_the_coordinator_is_away_and_goes_on_when_it_is_bac
     page.wait_for_selector("#connection .away", state="detached")
     assert page.evaluate(opacity) == "1"
     shown = page.locator("#feed li").count()
-    page.wait_for_function(f"document.querySelectorAll('#feed li').length > {shown}")
+    page.wait_for_selector(f"#feed li:nth-child({shown + 1})")
     scene.fed.admin("stop", run, "--yes", code=None)
     screen.context.close()
 
@@ -166,7 +169,6 @@ def test_hostile_names_and_reasons_are_text(stage: Stage, browser: "Browser", se
         assert "\x1b" not in text
         assert "\u202e" not in text
         assert fits(screen.page), path
-    assert "onerror=alert(1)" in screen.page.content() or True
     assert screen.problems == []
     screen.context.close()
 
@@ -177,7 +179,7 @@ def test_every_screen_is_accessible_fits_and_is_legible(scene: Scene, browser: "
     for run in (first, second):
         scene.fed.wait_completed(run)
     paths = (
-        "/", f"/runs/{first}", f"/runs/{first}/rounds/1", "/members/hospital-a", f"/compare?run={first}%26run={second}",
+        "/", f"/runs/{first}", f"/runs/{first}/rounds/1", "/members/hospital-a", f"/compare?run={first}&run={second}",
         "/log", "/system",
     )  # fmt: skip
     for width in (WIDE, NARROW):
@@ -185,8 +187,7 @@ def test_every_screen_is_accessible_fits_and_is_legible(scene: Scene, browser: "
             screen = Screen(browser, width, scheme)
             page = scene.open(screen)
             for path in paths:
-                page.goto(page.url.partition("/enter")[0].rstrip("/").split("/", 3)[0] + "//" + page.url.split("/")[2]
-                          + path.replace("%26", "&"))  # fmt: skip
+                page.goto(f"{scene.address}{path}")
                 page.wait_for_selector("h1")
                 if "/runs/" in path and "rounds" not in path:
                     page.wait_for_selector("#chart canvas")
@@ -235,7 +236,8 @@ def test_a_page_says_that_the_console_has_ended_and_a_new_session_is_needed_afte
     screen.context.close()
 
 
-@pytest.mark.parametrize("kills", [pytest.param(3, marks=pytest.mark.full), pytest.param(50, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("kills", [3, 50])
 def test_a_console_that_is_killed_again_and_again_changes_nothing_in_a_run(scene: Scene, kills: int) -> None:
     quiet = scene.run(f"quiet-{kills}", rounds=4)
     undisturbed = scene.fed.wait_completed(quiet)
@@ -249,18 +251,8 @@ def test_a_console_that_is_killed_again_and_again_changes_nothing_in_a_run(scene
 def test_the_process_list_shows_no_key(scene: Scene) -> None:
     key = re.search(r"key=([\w-]+)", scene.url)
     assert key is not None
-    from pathlib import Path
-
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             assert key[1].encode() not in process.read_bytes()
         except OSError:
             continue
-
-
-def test_nodes_are_counted(browser: "Browser", served_here: Served) -> None:
-    screen = Screen(browser)
-    screen.page.goto(server.entrance(served_here.base, served_here.console.keys, "/"))
-    screen.page.wait_for_selector("h1")
-    assert nodes(screen.page) < 4000
-    screen.context.close()
