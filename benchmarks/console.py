@@ -127,7 +127,7 @@ class Scene:
         return {"name": name, "value": value, "url": self.console.base}
 
     def add_round(self, page: Any, number: int) -> None:
-        """Adds a round, and waits until the page shows it. To resume or pause the run wakes its watchers; nobody attends."""
+        """Adds a round, and waits until the page shows it. Resuming or pausing wakes watchers; nobody attends."""
         add_rounds(self.database, self.run, number, number + 1, self.members)
         if self.paused:
             self.admin.ResumeRun(v1.ResumeRunRequest(run=self.run))

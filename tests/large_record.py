@@ -1,4 +1,4 @@
-"""Makes a large record in a coordinator's database: rounds with members that replied, declined, were refused or late."""
+"""Makes a large record in a coordinator's database: rounds whose members replied, declined, were refused or late."""
 
 import math
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ def add_members(database: Database, members: int) -> None:
 def add_run(
     database: Database, name: str, *, rounds: int, done: int, members: int, state: RunState = RunState.PAUSED
 ) -> str:
-    """A run of which `done` rounds have ended; returns its id. A paused run stays as it is while a coordinator serves."""
+    """A run of which `done` rounds have ended; returns its id. A paused run stays as it is."""
     run_id = digest(name.encode())[7:39]
     document = f'name = "{name}"\ntask = "digits"\nrounds = {rounds}\nalgorithm.name = "fedmgda+"\n'.encode()
     ended = BEGUN + done * ROUND if state in (RunState.COMPLETED, RunState.STOPPED) else None
@@ -138,8 +138,8 @@ def _add_round(session: Session, run_id: str, number: int, members: int) -> None
     session.execute(insert(Reply), replies)
     scores = [
         {
-            "round_id": round_.round_id, "client_id": name, "model": MODEL, "split": "test", "samples": 20, "others": {},
-            "loss": float(2.3 * (1 - accuracy[at])), "accuracy": float(accuracy[at]),
+            "round_id": round_.round_id, "client_id": name, "model": MODEL, "split": "test", "samples": 20,
+            "others": {}, "loss": float(2.3 * (1 - accuracy[at])), "accuracy": float(accuracy[at]),
         }
         for at, name in enumerate(names) if not failed[at]
     ]  # fmt: skip

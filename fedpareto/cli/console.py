@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -57,8 +58,8 @@ def console_command(
     """Show the federation in a browser, live and read-only.
 
     The console runs on your machine, with your administrator's certificate and no more rights than your role. Its pages
-    change nothing: where something has to be done, they show the command to copy. It may end at any time; the federation
-    does not notice.
+    change nothing: where something has to be done, they show the command to copy. It may end at any time, and the
+    federation does not notice.
 
     Only this machine reaches the pages. The address that is printed works once, within a minute; Enter prints another
     one. From another machine: ssh -L 8446:127.0.0.1:8446 THIS-MACHINE.
@@ -71,8 +72,6 @@ def console_command(
         account = Account.load(directory)
     with failing(ValueError, OSError, code=USAGE, what=f"cannot listen on {host}"):
         listening = server.listen(host, port)
-    import time
-
     bell, keys = Bell(), Keys(time.monotonic)
     reader = Reader(_source(home, passphrase_file, proxy), bell.ring)
     console = Console(_site(account, home), reader, bell, keys)

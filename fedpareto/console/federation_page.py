@@ -49,7 +49,8 @@ def _view(reader: Reader, asked: Asked) -> View:
         "federation.html",
         {
             "sentence": f"{counted(count, 'thing needs you', 'things need you')}." if count else "All well.",
-            "counts": f"{connected} of {counted(len(members), 'member')} connected, {counted(len(open_runs), 'open run')}",
+            "counts": f"{connected} of {counted(len(members), 'member')} connected, "
+            f"{counted(len(open_runs), 'open run')}",
             "alerts": alert_list(lines_of(alerts)) if alerts else Html(""),
             "notices": alert_list(lines_of(notices[:5])) if notices else Html(""),
             "needs": needs,

@@ -38,8 +38,8 @@ def moment(time: Timestamp | datetime) -> str:
 class Site:
     """What the pages say about where they are.
 
-    `command` begins the commands to copy, such as "fedpareto admin --home DIR"; `home` ends those of other groups, such as
-    " --home DIR", empty for the usual directory.
+    `command` begins the commands to copy, such as "fedpareto admin --home DIR"; `home` ends those of other groups, such
+    as " --home DIR", empty for the usual directory.
     """
 
     federation: str

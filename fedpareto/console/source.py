@@ -1,4 +1,4 @@
-"""Where the console's data comes from: the calls of an administrator, to a coordinator or to the record of a stopped one."""
+"""Where the console's data comes from: calls of an administrator, to a coordinator or to what a stopped one left."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
