@@ -15,6 +15,7 @@ from fedpareto.pages.scales import ACCURACY, Axis
 from fedpareto.series import mean
 
 LEAST, MOST = 2, 6
+SHOWN = 20  # members; the others are unfolded by the reader
 _METRICS = ("accuracy/mean", "accuracy/worst5", "accuracy/std", "loss/train", "improved", "bytes/up", "bytes/down")
 _NEAR = 0.005  # of a share: no difference that a sentence tells
 
@@ -62,13 +63,15 @@ def _sentences(runs: Sequence[HeldRun]) -> list[str]:
             continue
         gains = {name: (last[name] - first[name]) * (1 if kind.higher else -1) for name in both}
         best, worst = max(both, key=lambda name: gains[name]), min(both, key=lambda name: gains[name])
-        told = f"{held.run.name} against {base.run.name}: mean {kind.text(mean(last.values()))} "
-        told += f"instead of {kind.text(mean(first.values()))}"
+        told = []
         if gains[best] > _NEAR:
-            told += f"; {best} gains most, {_by(kind, first[best], last[best])}"
+            told.append(f"{best} gains most, {_by(kind, first[best], last[best])}")
         if gains[worst] < -_NEAR:
-            told += f"; {worst} loses most, {_by(kind, first[worst], last[worst])}"
-        sentences.append(f"{told}.")
+            told.append(f"{worst} loses most, {_by(kind, first[worst], last[worst])}")
+        if gains[best] < -gains[worst]:
+            told.reverse()
+        told.append(f"the mean is {kind.text(mean(last.values()))} instead of {kind.text(mean(first.values()))}")
+        sentences.append(f"{held.run.name} against {base.run.name}: {'; '.join(told)}.")
     return sentences
 
 
@@ -76,8 +79,8 @@ def _by(kind: wording.Scored, before: float, after: float) -> str:
     return f"from {kind.text(before)} to {kind.text(after)}"
 
 
-def _figures(runs: Sequence[HeldRun]) -> list[tuple[str, Html]]:
-    """A dumbbell for each member: the first run and another one."""
+def _figures(runs: Sequence[HeldRun]) -> list[tuple[str, Html, Html]]:
+    """A dumbbell for each member, the largest difference first: title, the first members, and the others."""
     first, *others = _lasts(runs)
     base = runs[0]
     kind = wording.scored(base.run, base.history)
@@ -86,14 +89,26 @@ def _figures(runs: Sequence[HeldRun]) -> list[tuple[str, Html]]:
         if kind.share
         else Axis(kind.title, formatting.number)
     )
-    figures = []
+    figures: list[tuple[str, Html, Html]] = []
     for held, last in zip(runs[1:], others, strict=True):
+        both = set(first) & set(last)
         names = sorted(set(first) | set(last), key=natural)
+        names.sort(key=lambda name: -abs(last[name] - first[name]) if name in both else 0.0)
         rows = [Dumbbell(name, first.get(name, math.nan), last.get(name, math.nan)) for name in names]
-        title = f"{base.run.name} and {held.run.name}"
+        shown = len(rows) if len(rows) <= 3 * SHOWN // 2 else SHOWN
+        parts = [
+            dumbbells(
+                part,
+                axis,
+                names=(base.run.name, held.run.name),
+                alt=f"{kind.title} of {len(part)} members after {base.run.name} and after {held.run.name}",
+            )
+            if part
+            else Html("")
+            for part in (rows[:shown], rows[shown:])
+        ]
         if rows:
-            alt = f"{kind.title} of each member after {base.run.name} and after {held.run.name}"
-            figures.append((title, dumbbells(rows, axis, names=(base.run.name, held.run.name), alt=alt)))
+            figures.append((f"{base.run.name} and {held.run.name}", parts[0], parts[1]))
     return figures
 
 

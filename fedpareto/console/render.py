@@ -34,6 +34,11 @@ def moment(time: Timestamp | datetime) -> str:
     return at.strftime("%H:%M" if at.date() == datetime.now(UTC).astimezone().date() else "%Y-%m-%d %H:%M")
 
 
+def _nobreak(text: str) -> str:
+    """A sentence in which no line begins with a percent sign."""
+    return text.replace(" %", "\u00a0%")
+
+
 @dataclass(frozen=True)
 class Site:
     """What the pages say about where they are.
@@ -60,6 +65,7 @@ class Renderer:
         names = ("number", "percent", "size", "seconds", "span", "short", "local", "when", "whole", "UNKNOWN")
         self._environment.globals |= {name: getattr(formatting, name) for name in names}
         self._environment.globals |= {"clock": clock, "moment": moment, "name_of": name_of, "site": site}
+        self._environment.filters["nobreak"] = _nobreak
         self._environment.globals["recorded"] = formatting.recorded
         self._environment.globals["ui"] = self._environment.get_template("macros.html").module
         self._version = version
