@@ -46,14 +46,24 @@ def measure(rounds: int, members: int, updates: int, measured: int, tabs: int, s
         return {"problem": "chromium is not installed"}
     with temporary_federation() as fed, record(fed, rounds, members, updates) as (database, run):
         coordinator = lone_coordinator(fed)
+        progress("waiting until the coordinator rests")
+        wait_for(lambda: load(coordinator.popen.pid) < 0.1, "the coordinator to rest", 600)
         with served(fed.home / "admin", pause=0.02) as console, sync_playwright() as driver:
             browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            wait_for(lambda: console.reader.lists is not None, "the console to read the lists", 600)
             scene = Scene(fed, console, browser, database, run, members, coordinator.popen.pid)
             document = scene.first_screens()
             document |= scene.new_rounds(rounds, updates, measured)
             document |= scene.many_tabs(rounds + updates, tabs, seconds)
             browser.close()
     return document
+
+
+def load(pid: int) -> float:
+    """The share of a processor that a process takes in the next second."""
+    before = cpu_seconds(pid)
+    time.sleep(1.0)
+    return cpu_seconds(pid) - before
 
 
 @contextmanager

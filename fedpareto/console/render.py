@@ -12,8 +12,8 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 
 from fedpareto import formatting
 from fedpareto.admin_messages import name_of
-from fedpareto.console.reader import Reader
-from fedpareto.console.view import View
+from fedpareto.console.federation_reader import Reader
+from fedpareto.console.view import PageView
 from fedpareto.pages.html import Html
 from fedpareto.pages.skeleton import Link, Page, served
 
@@ -40,7 +40,7 @@ def _nobreak(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Site:
+class ConsoleSite:
     """What the pages say about where they are.
 
     `command` begins the commands to copy, such as "fedpareto admin --home DIR"; `home` ends those of other groups, such
@@ -56,7 +56,7 @@ class Site:
 class Renderer:
     """Makes HTML; `version` is of the scripts and style sheets, and part of their addresses."""
 
-    def __init__(self, site: Site, version: str) -> None:
+    def __init__(self, site: ConsoleSite, version: str) -> None:
         place = files("fedpareto.console").joinpath("templates")
         texts = {item.name: item.read_text("utf-8") for item in place.iterdir() if item.name.endswith(".html")}
         self._environment = Environment(
@@ -70,7 +70,7 @@ class Renderer:
         self._environment.globals["ui"] = self._environment.get_template("macros.html").module
         self._version = version
 
-    def parts(self, view: View, reader: Reader) -> dict[str, str]:
+    def parts(self, view: PageView, reader: Reader) -> dict[str, str]:
         """The parts of a page that are kept up to date, by the id of their element."""
         template = self._environment.get_template(view.template)
         values = {"connection": reader.connection, **view.values}
@@ -85,7 +85,9 @@ class Renderer:
         """The parts that every page has."""
         return {"connection": self._block("common.html", "connection", {"connection": reader.connection})}
 
-    def page(self, view: View, parts: Mapping[str, str], reader: Reader, *, nav: str, stream: str, token: str) -> str:
+    def page(
+        self, view: PageView, parts: Mapping[str, str], reader: Reader, *, nav: str, stream: str, token: str
+    ) -> str:
         """A whole page, whose `parts` are kept up to date by a stream."""
         shown = {name: Html(part) for name, part in parts.items()}
         body = self._block(view.template, _LAYOUT, {**view.values, "parts": shown, "token": token})

@@ -45,7 +45,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 ErrorPage = Callable[[int, str], bytes]  # an HTML document that says in words what was wrong, and what to do
 
 
-class Problem(Exception):
+class RefusedRequest(Exception):
     """A request that is refused with a status and a reason."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -70,7 +70,7 @@ def must_be_loopback(host: str, port: int) -> None:
 
 
 @dataclass
-class Keys:
+class EntranceKeys:
     """One-time keys and the sessions that they began, in memory: when the process ends, all sessions end.
 
     `clock` gives seconds that only grow.
@@ -93,13 +93,13 @@ class Keys:
         """Uses a key up and begins a session, whose secret is returned.
 
         Raises:
-            Problem: 401: the key is unknown, was used, or has expired.
+            RefusedRequest: 401: the key is unknown, was used, or has expired.
         """
         with self._lock:
             expires = self._keys.pop(_digest(key), None)
             now = self.clock()
             if expires is None or now > expires:
-                raise Problem(401, "This address has been used before, or is more than a minute old.")
+                raise RefusedRequest(401, "This address has been used before, or is more than a minute old.")
             self._sessions = {name: end for name, end in self._sessions.items() if end > now}
             while len(self._sessions) >= MAX_SESSIONS:
                 self._sessions.pop(next(iter(self._sessions)))
@@ -137,7 +137,9 @@ class Guard:
         open_paths: begin the paths that need no session: style sheets, which the page of errors loads, too.
     """
 
-    def __init__(self, app: App, keys: Keys, port: int, error_page: ErrorPage, open_paths: tuple[str, ...]) -> None:
+    def __init__(
+        self, app: App, keys: EntranceKeys, port: int, error_page: ErrorPage, open_paths: tuple[str, ...]
+    ) -> None:
         self._app = app
         self._keys = keys
         self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")}
@@ -161,27 +163,27 @@ class Guard:
             session = self._session(headers)
             if not scope["path"].startswith(self._open_paths):
                 if session is None:
-                    raise Problem(401, "This browser has no session of this console, or its session has ended.")
+                    raise RefusedRequest(401, "This browser has no session of this console, or its session has ended.")
                 scope["session"], scope["token"] = session, self._keys.token(session)
             body = await _body(headers, receive)
             if scope["method"] not in ("GET", "HEAD"):
                 self._must_hold_token(session, body)
             await self._limited(scope, _once(body, receive), send)
-        except Problem as problem:
+        except RefusedRequest as problem:
             await _answer(send, problem.status, self._error_page(problem.status, problem.message))
 
     def _must_come_from_here(self, scope: Scope, headers: Mapping[str, str]) -> None:
         host = headers.get("host", "")
         if host.lower() not in self._hosts:
-            raise Problem(403, "This server answers only under its own address on this machine.")
+            raise RefusedRequest(403, "This server answers only under its own address on this machine.")
         origin = headers.get("origin")
         if (origin is not None or scope["method"] not in ("GET", "HEAD")) and origin != f"http://{host}":
-            raise Problem(403, "The request comes from another page.")
+            raise RefusedRequest(403, "The request comes from another page.")
         # Pages of other ports of this machine count as the same site, so that browsers send the cookie with what they
         # load; only a reader who follows a link may come from there.
         elsewhere = headers.get("sec-fetch-site", "none") in ("cross-site", "same-site")
         if elsewhere and headers.get("sec-fetch-mode") != "navigate":
-            raise Problem(403, "The request comes from another page.")
+            raise RefusedRequest(403, "The request comes from another page.")
 
     def _session(self, headers: Mapping[str, str]) -> str | None:
         try:
@@ -193,7 +195,7 @@ class Guard:
     async def _enter(self, scope: Scope, send: Send) -> None:
         """Begins a session; the answer is a page that goes on, because a redirect from another site has no cookie."""
         if scope["method"] != "GET":
-            raise Problem(405, "This address takes only GET.")
+            raise RefusedRequest(405, "This address takes only GET.")
         query = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=8)
         session = self._keys.enter(query.get("key", [""])[0])
         to = query.get("to", ["/"])[0]
@@ -211,7 +213,7 @@ class Guard:
     def _must_hold_token(self, session: str | None, body: bytes) -> None:
         given = parse_qs(body.decode("latin-1"), max_num_fields=32).get(TOKEN, [""])[0] if body else ""
         if session is None or not hmac.compare_digest(given.encode(), self._keys.token(session).encode()):
-            raise Problem(403, "The form is not one of this session: load the page again.")
+            raise RefusedRequest(403, "The form is not one of this session: load the page again.")
 
     async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves; a stream of events takes one of `MAX_STREAMS` places."""
@@ -219,7 +221,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         if self._streams >= MAX_STREAMS:
-            raise Problem(429, f"{MAX_STREAMS} pages are open already: close some.")
+            raise RefusedRequest(429, f"{MAX_STREAMS} pages are open already: close some.")
         self._streams += 1
         try:
             await self._app(scope, receive, send)
@@ -231,20 +233,20 @@ async def _body(headers: Mapping[str, str], receive: Receive) -> bytes:
     """The body of a request.
 
     Raises:
-        Problem: 413: it is larger than `MAX_BODY_BYTES`; 400: its length is no number.
+        RefusedRequest: 413: it is larger than `MAX_BODY_BYTES`; 400: its length is no number.
     """
     length = headers.get("content-length", "0")
     if not length.isascii() or not length.isdigit():
-        raise Problem(400, "The length of the request is no number.")
+        raise RefusedRequest(400, "The length of the request is no number.")
     body, more = b"", int(length) > 0 or "transfer-encoding" in headers
     if int(length) > MAX_BODY_BYTES:
-        raise Problem(413, f"The request is larger than {MAX_BODY_BYTES} bytes.")
+        raise RefusedRequest(413, f"The request is larger than {MAX_BODY_BYTES} bytes.")
     while more:
         message = await receive()
         body += message.get("body", b"")
         more = message.get("more_body", False)
         if len(body) > MAX_BODY_BYTES:
-            raise Problem(413, f"The request is larger than {MAX_BODY_BYTES} bytes.")
+            raise RefusedRequest(413, f"The request is larger than {MAX_BODY_BYTES} bytes.")
     return body
 
 

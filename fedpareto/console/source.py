@@ -12,7 +12,7 @@ class CoordinatorAway(Exception):
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedCalls:
     """The calls of an administrator, which any thread may make.
 
     `live` is False for the record of a stopped coordinator, which has no calls that follow.
@@ -22,4 +22,4 @@ class Opened:
     live: bool
 
 
-Source = Callable[[], AbstractContextManager[Opened]]  # entering raises CoordinatorAway
+Source = Callable[[], AbstractContextManager[OpenedCalls]]  # entering raises CoordinatorAway

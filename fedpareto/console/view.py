@@ -6,11 +6,11 @@ from typing import Any
 
 from starlette.datastructures import QueryParams
 
-from fedpareto.console.reader import PageError, Reader
+from fedpareto.console.federation_reader import PageError, Reader
 
 
 @dataclass(frozen=True)
-class Asked:
+class PageRequest:
     """What a browser asked for: the path's parameters, and those after the question mark."""
 
     path: str
@@ -45,7 +45,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class View:
+class PageView:
     """A page: `template` is the name of its file; each block of it, but "layout", is a part that is kept up to date."""
 
     title: str
@@ -57,6 +57,6 @@ class View:
 class Screen:
     """How a page is made. `version` gives a value that changes when the page has to be made again."""
 
-    view: Callable[[Reader, Asked], View]
-    version: Callable[[Reader, Asked], object]
+    view: Callable[[Reader, PageRequest], PageView]
+    version: Callable[[Reader, PageRequest], object]
     nav: str  # the entry of the navigation that it belongs to

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fedpareto.cli.console import _source
-from fedpareto.console import server
-from fedpareto.console.app import Console
-from fedpareto.console.events import PAUSE_SECONDS, Bell
-from fedpareto.console.reader import Reader
-from fedpareto.console.render import Site
-from fedpareto.console.security import Keys
+from fedpareto.cli.admin.console import _source
+from fedpareto.console import web_server
+from fedpareto.console.application import Console
+from fedpareto.console.federation_reader import Reader
+from fedpareto.console.page_events import PAUSE_SECONDS, ChangeBell
+from fedpareto.console.render import ConsoleSite
+from fedpareto.console.security import EntranceKeys
 from tests.running import SECONDS, wait_for
 
 
@@ -86,7 +86,7 @@ class Served:
 
     def enter(self) -> None:
         """Begins the browser's session."""
-        address = urlsplit(server.entrance(self.base, self.console.keys, "/"))
+        address = urlsplit(web_server.entrance(self.base, self.console.keys, "/"))
         answer = self.ask(f"{address.path}?{address.query}")
         assert answer.status == 200
         self.cookie = answer.headers["set-cookie"].partition(";")[0]
@@ -105,24 +105,24 @@ class Served:
 @contextmanager
 def served(home: Path, *, pause: float = PAUSE_SECONDS) -> Iterator[Served]:
     """A console of the administrator whose directory is given; `pause` is between two events of a page, in seconds."""
-    clock, bell = Clock(), Bell()
-    keys = Keys(clock)
+    clock, bell = Clock(), ChangeBell()
+    keys = EntranceKeys(clock)
     reader = Reader(_source(home, None, "direct"), bell.ring)
-    console = Console(Site("test", "admin"), reader, bell, keys, pause=pause)
-    listening = server.listen("127.0.0.1", 0)
+    console = Console(ConsoleSite("test", "admin"), reader, bell, keys, pause=pause)
+    listening = web_server.listen("127.0.0.1", 0)
     port = listening.getsockname()[1]
-    serving = server.server_of(console.guarded(port), bell.stop)
-    thread = threading.Thread(target=lambda: asyncio.run(serving.serve(sockets=[listening])), daemon=True)
+    uvicorn_server = web_server.server_of(console.guarded(port), bell.stop)
+    thread = threading.Thread(target=lambda: asyncio.run(uvicorn_server.serve(sockets=[listening])), daemon=True)
     reader.start()
     thread.start()
     try:
-        wait_for(lambda: serving.started, "the console to serve")
+        wait_for(lambda: uvicorn_server.started, "the console to serve")
         made = Served(console, port, clock)
         made.enter()
         yield made
     finally:
         reader.stop()
-        serving.should_exit = True
+        uvicorn_server.should_exit = True
         thread.join(SECONDS)
         listening.close()
 

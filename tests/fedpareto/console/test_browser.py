@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fedpareto.console import server
+from fedpareto.console import web_server
 from storage.states import RunState
 from tests.browsers import NARROW, WIDE, chromium, fits, smallest_text, violations
 from tests.fedpareto.console.scene import Served, served
@@ -63,7 +63,7 @@ def test_a_browser_follows_a_run_under_the_policy_without_a_complaint(
     run = stage.submit(spec("followed", task, 3, more="selection.minimum = 2"))
     screen = Screen(browser)
     page, console = screen.page, served_here
-    page.goto(server.entrance(console.base, console.console.keys, f"/runs/{run}"))
+    page.goto(web_server.entrance(console.base, console.console.keys, f"/runs/{run}"))
     page.wait_for_url(f"**/runs/{run}")
     for number in range(3):
         stage.play(run, *players, until=lambda n=number: len(stage.rounds(run)) > n and stage.rounds(run)[n].ended)
@@ -162,7 +162,7 @@ def test_hostile_names_and_reasons_are_text(stage: Stage, browser: "Browser", se
     stage.play(run, ann, ben)
     screen = Screen(browser, NARROW)
     for path in (f"/runs/{run}", f"/runs/{run}/rounds/0", "/members/ben", "/log", "/"):
-        screen.page.goto(server.entrance(served_here.base, served_here.console.keys, path))
+        screen.page.goto(web_server.entrance(served_here.base, served_here.console.keys, path))
         screen.page.wait_for_selector("h1")
         assert screen.page.locator("img").count() == 0
         text = screen.page.inner_text("body")

@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import select
 
 from fedpareto.cli.failure import CommandFailure
-from fedpareto.console import security, server
-from fedpareto.console.app import SCREENS
+from fedpareto.console import security, web_server
+from fedpareto.console.application import SCREENS
 from storage.models import AuditEntry
 from storage.states import RunState
 from tests.fedpareto.console.scene import Served, event, served
@@ -209,7 +209,7 @@ def test_without_a_session_nothing_is_shown_and_the_page_says_how_to_get_one(con
 
 
 def test_a_key_works_once_and_for_a_minute(console: Served) -> None:
-    path = server.entrance("", console.console.keys, "/runs/x?heat=loss")
+    path = web_server.entrance("", console.console.keys, "/runs/x?heat=loss")
     answer = console.ask(path, Cookie="")
     assert answer.status == 200
     assert "url=/runs/x?heat=loss" in answer.text
@@ -219,10 +219,10 @@ def test_a_key_works_once_and_for_a_minute(console: Served) -> None:
     assert console.ask("/log", Cookie=cookie.partition(";")[0]).status == 200
     again = console.ask(path, Cookie="")
     assert (again.status, "set-cookie" in again.headers) == (401, False)
-    late = server.entrance("", console.console.keys, "/")
+    late = web_server.entrance("", console.console.keys, "/")
     console.clock.ahead += security.KEY_SECONDS + 1
     assert console.ask(late, Cookie="").status == 401
-    first, second = (server.entrance("", console.console.keys, "/") for _ in range(2))
+    first, second = (web_server.entrance("", console.console.keys, "/") for _ in range(2))
     assert console.ask(first, Cookie="").status == 401  # another one was asked for since
     assert console.ask(second, Cookie="").status == 200
 
@@ -365,7 +365,7 @@ def test_a_thirty_third_stream_is_refused(console: Served) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::", "example.org"])
 def test_another_address_is_refused_with_the_way_to_reach_the_pages(host: str) -> None:
     with pytest.raises(ValueError, match=r"ssh -L 9000:127\.0\.0\.1:9000"):
-        server.listen(host, 9000)
+        web_server.listen(host, 9000)
 
 
 def test_the_browser_is_opened_through_a_file_that_only_the_user_can_read() -> None:
@@ -377,7 +377,7 @@ def test_the_browser_is_opened_through_a_file_that_only_the_user_can_read() -> N
             (path, stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(path.parent.stat().st_mode), path.read_text())
         )
 
-    with server.browsing("http://127.0.0.1:1/enter?key=secret&to=/", browse):
+    with web_server.browsing("http://127.0.0.1:1/enter?key=secret&to=/", browse):
         pass
     [(path, mode, above, text)] = opened
     assert (mode, above) == (0o600, 0o700)
@@ -387,6 +387,6 @@ def test_the_browser_is_opened_through_a_file_that_only_the_user_can_read() -> N
 
 
 def test_more_runs_than_can_be_compared_are_refused(stage: Stage) -> None:
-    command = import_module("fedpareto.cli.console").console_command
+    command = import_module("fedpareto.cli.admin.console").console_command
     with pytest.raises(CommandFailure, match="at most 6"):
         command(runs=list("abcdefg"), home=stage.served.home.directory / "admin")

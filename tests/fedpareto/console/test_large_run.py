@@ -13,13 +13,14 @@ from starlette.datastructures import QueryParams
 
 from federation.v1 import admin_pb2 as v1
 from federation.v1.common_pb2 import RoundState, RunState
-from fedpareto.console import events, run_page
-from fedpareto.console.app import Console
-from fedpareto.console.history import OUTCOMES, History, Measure, Outcome
-from fedpareto.console.reader import HeldRun, Lists, Reader
-from fedpareto.console.render import Site
-from fedpareto.console.security import Keys
-from fedpareto.console.view import Asked
+from fedpareto.console import page_events
+from fedpareto.console.application import Console
+from fedpareto.console.federation_reader import HeldRun, Lists, Reader
+from fedpareto.console.render import ConsoleSite
+from fedpareto.console.run_history import OUTCOMES, MemberNumber, Outcome, RunHistory
+from fedpareto.console.screens import run_page
+from fedpareto.console.security import EntranceKeys
+from fedpareto.console.view import PageRequest
 from storage import audit
 from tests.running import refused, wait_for
 from tests.stage import Stage, spec
@@ -58,9 +59,9 @@ def a_round(number: int, members: int, rng: np.random.Generator) -> v1.ExportRou
 def held() -> HeldRun:
     """The run in memory; all rounds but one are written into its arrays directly, which is faster."""
     rng = np.random.default_rng(3)
-    history = History()
+    history = RunHistory()
     history.add(a_round(ROUNDS - 1, MEMBERS, rng))
-    for measure in Measure:
+    for measure in MemberNumber:
         history.values(measure)[:, : ROUNDS - 1] = rng.uniform(0.0, 1.0, (MEMBERS, ROUNDS - 1))
     history.outcomes()[:, : ROUNDS - 1] = OUTCOMES.index(Outcome.REPLIED)
     line = history.lines[ROUNDS - 1]
@@ -79,11 +80,11 @@ def console(held: HeldRun) -> Console:
     reader.held[RUN] = held
     reader.lists = Lists(at=held.run.created.ToDatetime(), runs=(held.run,))
     reader._begun.set()
-    return Console(Site("test", "admin"), reader, events.Bell(), Keys(lambda: 0.0))
+    return Console(ConsoleSite("test", "admin"), reader, page_events.ChangeBell(), EntranceKeys(lambda: 0.0))
 
 
-def asked(query: str = "") -> Asked:
-    return Asked(f"/runs/{RUN}", {"run": RUN}, QueryParams(query))
+def asked(query: str = "") -> PageRequest:
+    return PageRequest(f"/runs/{RUN}", {"run": RUN}, QueryParams(query))
 
 
 @pytest.mark.parametrize("measure", run_page.HEATS)
@@ -100,8 +101,8 @@ def test_a_new_round_sends_less_than_20_kb(console: Console, held: HeldRun) -> N
 
     async def sent() -> list[int]:
         packer, sizes = zlib.compressobj(6, zlib.DEFLATED, 31), []
-        bell = events.Bell()
-        stream = events.stream(bell, "", lambda: console._parts(run_page.SCREEN, asked()), pause=0.0)
+        bell = page_events.ChangeBell()
+        stream = page_events.stream(bell, "", lambda: console._parts(run_page.SCREEN, asked()), pause=0.0)
         async for news in stream:
             sizes.append(len(packer.compress(news) + packer.flush(zlib.Z_SYNC_FLUSH)))
             if len(sizes) > 3:

@@ -21,8 +21,8 @@ from federation.v1 import admin_pb2 as v1
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import RunState
 from fedpareto.admin_messages import whole
-from fedpareto.console.history import History
-from fedpareto.console.source import CoordinatorAway, Opened, Source
+from fedpareto.console.run_history import RunHistory
+from fedpareto.console.source import CoordinatorAway, OpenedCalls, Source
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class HeldRun:
     """A run in memory; `used` is when a page last asked for it."""
 
     run: v1.Run
-    history: History
+    history: RunHistory
     phase: v1.PhaseProgress | None = None
     ahead: float = 0.0  # seconds of the coordinator's clock before ours
     followed: bool = False
@@ -83,7 +83,7 @@ class HeldRun:
 
 
 @dataclass(frozen=True)
-class Connection:
+class ConnectionState:
     """The connection to the coordinator: `away` is since when it is lost, None while it stands.
 
     `live` is False while the record of a stopped coordinator is read. `why` says in words why it was lost.
@@ -106,7 +106,7 @@ class Reader:
         self._source = source
         self._tell = changed
         self._lock = threading.Lock()
-        self._opened: Opened | None = None
+        self._opened: OpenedCalls | None = None
         self._stopping = threading.Event()
         self._hurry = threading.Event()
         self._begun = threading.Event()  # set once the lists were read, or the coordinator was found away
@@ -117,7 +117,7 @@ class Reader:
         self._slow_at = -SLOW_SECONDS
         self.held: dict[str, HeldRun] = {}
         self.lists: Lists | None = None
-        self.connection = Connection()
+        self.connection = ConnectionState()
         self.version = 0
         self.watched = 0  # pages that are open
 
@@ -163,14 +163,14 @@ class Reader:
             self._stopping.wait(pause)
             pause = min(2 * pause, PAUSES[1])
 
-    def _readings(self, opened: Opened) -> Iterator[None]:
+    def _readings(self, opened: OpenedCalls) -> Iterator[None]:
         """Reads the lists until the connection is lost, and yields after each time."""
         while not self._stopping.is_set():
             self._hurry.clear()
             lists = self._read_lists(opened.stub)
             self._opened = opened
             was_away = self.connection.away
-            self.connection = Connection(opened.live, None if opened.live else was_away, "")
+            self.connection = ConnectionState(opened.live, None if opened.live else was_away, "")
             self.lists = lists
             self._take(lists.runs)
             if opened.live:
@@ -186,7 +186,7 @@ class Reader:
         stopped = self.lists is not None and not self.connection.live and self.connection.away is None
         if stopped:
             return  # the record of a coordinator that did not run when the console started
-        self.connection = Connection(False, self.connection.away or datetime.now(UTC), why)
+        self.connection = ConnectionState(False, self.connection.away or datetime.now(UTC), why)
         self._changed()
 
     def _read_lists(self, stub: AdminStub) -> Lists:
@@ -230,7 +230,7 @@ class Reader:
         with self._lock:
             held = self.held.get(run.run_id)
             if held is None:
-                held = HeldRun(run, History(_stop_metric(run.spec)))
+                held = HeldRun(run, RunHistory(_stop_metric(run.spec)))
                 self.held[run.run_id] = held
             held.used = time.monotonic()
             idle = [item for item in self.held.values() if item.over and not item.followed]

@@ -14,10 +14,10 @@ from federation.v1 import admin_pb2 as v1
 from federation.v1.common_pb2 import RunState
 from fedpareto import formatting
 from fedpareto.admin_messages import epsilon_of_clients
-from fedpareto.console import wording
-from fedpareto.console.history import OUTCOMES, History, Measure, Outcome
-from fedpareto.console.reader import ENDED, HeldRun, Reader
-from fedpareto.console.view import Asked, Screen, View
+from fedpareto.console.federation_reader import ENDED, HeldRun, Reader
+from fedpareto.console.run_history import OUTCOMES, MemberNumber, Outcome, RunHistory
+from fedpareto.console.screens import wording
+from fedpareto.console.view import PageRequest, PageView, Screen
 from fedpareto.pages.alert_list import alert_list, lines_of
 from fedpareto.pages.dumbbells import Dumbbell, dumbbells
 from fedpareto.pages.heat import COLUMNS, column, heat
@@ -42,13 +42,13 @@ _HEAT_WORDS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def _view(reader: Reader, asked: Asked) -> View:
+def _view(reader: Reader, asked: PageRequest) -> PageView:
     held = reader.run(asked.parameters["run"])
     run, history = held.run, held.history
     measure = asked.choice("heat", HEATS)
     kind = wording.scored(run, history)
     bins = Bins.of(run.rounds_total, history.stop, POINTS)
-    return View(
+    return PageView(
         run.name,
         "run.html",
         {
@@ -79,7 +79,7 @@ def _view(reader: Reader, asked: Asked) -> View:
     )
 
 
-def _version(reader: Reader, asked: Asked) -> object:
+def _version(reader: Reader, asked: PageRequest) -> object:
     held = reader.known(asked.parameters["run"])
     return reader.version if held is None or not held.over or not held.complete else held.history.version
 
@@ -128,7 +128,7 @@ class Bins:
         return [(at + 1) * self.together - 1 for at in range(first, self.count)]
 
 
-def series(reader: Reader, asked: Asked) -> dict[str, Any]:
+def series(reader: Reader, asked: PageRequest) -> dict[str, Any]:
     """The lines of the chart, for the script of the page: of each member, the mean and the worst."""
     held = reader.run(asked.parameters["run"])
     history = held.history
@@ -149,7 +149,7 @@ def _part(held: HeldRun, first: int, stop: int) -> dict[str, Any]:
 
 def _lines(held: HeldRun, bins: Bins, first: int, offset: int = 0) -> dict[str, Any]:
     history = held.history
-    scores = history.values(Measure.SCORE)[history.order][:, offset:]
+    scores = history.values(MemberNumber.SCORE)[history.order][:, offset:]
     means = np.array(
         [[_of_line(history, n, "mean") for n in range(offset, history.stop)],
          [_of_line(history, n, "worst") for n in range(offset, history.stop)]]
@@ -164,7 +164,7 @@ def _lines(held: HeldRun, bins: Bins, first: int, offset: int = 0) -> dict[str, 
     }
 
 
-def _of_line(history: History, number: int, name: str) -> float:
+def _of_line(history: RunHistory, number: int, name: str) -> float:
     line = history.lines.get(number)
     return math.nan if line is None else getattr(line, name)
 
@@ -195,14 +195,14 @@ def _tail(held: HeldRun, bins: Bins, measure: str) -> dict[str, Any]:
 # --- the heat map
 
 
-def _heat_values(history: History, measure: str) -> NDArray[np.floating[Any]]:
+def _heat_values(history: RunHistory, measure: str) -> NDArray[np.floating[Any]]:
     """(members, rounds), in the order of the members' names; NaN is blank."""
     order = history.order
     if measure == "status":
         codes = history.outcomes()[order]
         failed = np.isin(codes, [OUTCOMES.index(o) for o in (Outcome.DECLINED, Outcome.REFUSED, Outcome.MISSING)])
         return np.where(codes == 0, np.nan, failed.astype(np.float64))
-    values = history.values(Measure(measure))[order].astype(np.float64)
+    values = history.values(MemberNumber(measure))[order].astype(np.float64)
     return 1.0 - values if measure == "cosine" else values
 
 
@@ -276,7 +276,7 @@ class _Row:
 
 def _rows(held: HeldRun, kind: wording.Scored) -> list[_Row]:
     history = held.history
-    norms, losses = _over_median(history, Measure.NORM), _over_median(history, Measure.LOSS)
+    norms, losses = _over_median(history, MemberNumber.NORM), _over_median(history, MemberNumber.LOSS)
     pulls = _pulls(history)
     codes = history.outcomes()
     rows = []
@@ -292,14 +292,15 @@ def _rows(held: HeldRun, kind: wording.Scored) -> list[_Row]:
             if ratio[at] > _OUTLIER
         ]
         shown = {
-            measure: formatting.number(history.newest(measure, name)) for measure in (Measure.WEIGHT, Measure.COSINE)
+            measure: formatting.number(history.newest(measure, name))
+            for measure in (MemberNumber.WEIGHT, MemberNumber.COSINE)
         }
         texts = {
-            "score": kind.text(history.newest(Measure.SCORE, name)),
-            "weight": shown[Measure.WEIGHT],
+            "score": kind.text(history.newest(MemberNumber.SCORE, name)),
+            "weight": shown[MemberNumber.WEIGHT],
             "pull": formatting.percent(float(pulls[at])),
             "update_norm": f"{norms[at]:.2f}" if math.isfinite(norms[at]) else formatting.UNKNOWN,
-            "cosine": shown[Measure.COSINE],
+            "cosine": shown[MemberNumber.COSINE],
         }
         hidden = {key: formatting.of_member(text, key, history.undisclosed) for key, text in texts.items()}
         rows.append(
@@ -311,7 +312,7 @@ def _rows(held: HeldRun, kind: wording.Scored) -> list[_Row]:
     return rows
 
 
-def _over_median(history: History, measure: Measure) -> NDArray[np.float64]:
+def _over_median(history: RunHistory, measure: MemberNumber) -> NDArray[np.float64]:
     """Each member's last number over the median of its round's, (members,); NaN if unknown."""
     values = history.values(measure).astype(np.float64)
     ratios = np.full(len(history.members), np.nan)
@@ -324,9 +325,9 @@ def _over_median(history: History, measure: Measure) -> NDArray[np.float64]:
     return ratios
 
 
-def _pulls(history: History) -> NDArray[np.float64]:
+def _pulls(history: RunHistory) -> NDArray[np.float64]:
     """Each member's share of the last step: its coefficient times its norm, over the sum of all; NaN if unknown."""
-    lengths = np.abs(history.values(Measure.COEFFICIENT).astype(np.float64) * history.values(Measure.NORM))
+    lengths = np.abs(history.values(MemberNumber.COEFFICIENT).astype(np.float64) * history.values(MemberNumber.NORM))
     places = np.flatnonzero(np.isfinite(lengths).any(axis=0))
     none: NDArray[np.float64] = np.full(len(history.members), np.nan)
     if not places.size:
@@ -340,7 +341,7 @@ def _pulls(history: History) -> NDArray[np.float64]:
 # --- the rounds
 
 
-def _feed(held: HeldRun, asked: Asked) -> dict[str, Any]:
+def _feed(held: HeldRun, asked: PageRequest) -> dict[str, Any]:
     history = held.history
     failed = asked.choice("rounds", {"all": "", "failed": ""}) == "failed"
     before = asked.number("before", default=0)

@@ -8,10 +8,10 @@ import numpy as np
 from federation.v1 import admin_pb2 as v1
 from fedpareto import formatting
 from fedpareto.admin_messages import name_of
-from fedpareto.console import wording
-from fedpareto.console.history import Measure, Outcome
-from fedpareto.console.reader import HeldRun, PageError, Reader
-from fedpareto.console.view import Asked, Screen, View
+from fedpareto.console.federation_reader import HeldRun, PageError, Reader
+from fedpareto.console.run_history import MemberNumber, Outcome
+from fedpareto.console.screens import wording
+from fedpareto.console.view import PageRequest, PageView, Screen
 from fedpareto.pages.alert_list import alert_list, lines_of
 from fedpareto.pages.charts import Series
 from fedpareto.pages.html import Html
@@ -48,7 +48,7 @@ class _Failure:
     reason: str
 
 
-def _view(reader: Reader, asked: Asked) -> View:
+def _view(reader: Reader, asked: PageRequest) -> PageView:
     name = asked.parameters["client"]
     lists = reader.lists
     client = next((item for item in lists.clients if item.client_id == name), None) if lists else None
@@ -59,7 +59,7 @@ def _view(reader: Reader, asked: Asked) -> View:
     request = v1.ListAuditRequest(newest=_ENTRIES, text=name)
     entries = [entry for page in reader.call(lambda stub: list(stub.ListAudit(request))) for entry in page.entries]
     alerts = [alert for alert in (lists.alerts if lists else ()) if alert.client_id == name]
-    return View(
+    return PageView(
         name,
         "member.html",
         {
@@ -80,7 +80,7 @@ def _part(held: HeldRun, name: str) -> _Part | None:
     if name not in history.members:
         return None
     kind = wording.scored(held.run, history)
-    scores, norms = history.row(Measure.SCORE, name), history.row(Measure.NORM, name)
+    scores, norms = history.row(MemberNumber.SCORE, name), history.row(MemberNumber.NORM, name)
     known = scores[np.isfinite(scores)]
     outcomes = history.outcomes_of(name, 10**9)
     failures = sum(outcome in (Outcome.DECLINED, Outcome.REFUSED, Outcome.MISSING) for _, outcome in outcomes)
@@ -93,7 +93,7 @@ def _part(held: HeldRun, name: str) -> _Part | None:
         kind.text(float(known[-1])) if known.size else formatting.UNKNOWN,
         _line(scores.tolist(), axis, f"{kind.title} of {name} in {held.run.name}", 0),
         _line(norms.tolist(), Axis("norm", formatting.number, low=0.0), f"Norms of {name} in {held.run.name}", 4),
-        formatting.number(history.newest(Measure.NORM, name)),
+        formatting.number(history.newest(MemberNumber.NORM, name)),
         strip(last, alt=f"The last {len(last)} rounds of {name} in {held.run.name}; {failures} failed"),
         f"{failures} of {len(outcomes)}",
     )
@@ -115,7 +115,7 @@ def _failures(runs: list[HeldRun], name: str) -> list[_Failure]:
     return failures[:_FAILURES]
 
 
-def _version(reader: Reader, asked: Asked) -> object:
+def _version(reader: Reader, asked: PageRequest) -> object:
     """The page reads the log, so it is made again only when the member comes, goes or fails."""
     name, lists = asked.parameters["client"], reader.lists
     if lists is None:

@@ -8,11 +8,11 @@ from federation.text import counted
 from federation.v1 import admin_pb2 as v1
 from federation.v1.common_pb2 import ClientState
 from fedpareto.admin_messages import name_of
-from fedpareto.console import wording
-from fedpareto.console.history import Outcome
-from fedpareto.console.reader import ENDED, HeldRun, Lists, Reader
+from fedpareto.console.federation_reader import ENDED, HeldRun, Lists, PageError, Reader
 from fedpareto.console.render import moment
-from fedpareto.console.view import Asked, Screen, View
+from fedpareto.console.run_history import Outcome
+from fedpareto.console.screens import wording
+from fedpareto.console.view import PageRequest, PageView, Screen
 from fedpareto.formatting import natural
 from fedpareto.pages.alert_list import alert_list, lines_of
 from fedpareto.pages.charts import Series
@@ -33,10 +33,10 @@ class Need:
     command: str
 
 
-def _view(reader: Reader, asked: Asked) -> View:
+def _view(reader: Reader, asked: PageRequest) -> PageView:
     lists = reader.lists
     if lists is None:
-        return View("Federation", "starting.html")
+        raise PageError(503, "The console has not read the federation yet.")
     open_runs = [run for run in lists.runs if run.state not in ENDED]
     alerts = [alert for alert in lists.alerts if alert.severity != v1.AlertSeverity.ALERT_SEVERITY_NOTICE]
     notices = [alert for alert in lists.alerts if alert.severity == v1.AlertSeverity.ALERT_SEVERITY_NOTICE]
@@ -44,7 +44,7 @@ def _view(reader: Reader, asked: Asked) -> View:
     count = len(alerts) + len(needs)
     members = [client for client in lists.clients if client.state != ClientState.CLIENT_STATE_REVOKED]
     connected = sum(client.attending for client in members)
-    return View(
+    return PageView(
         "Federation",
         "federation.html",
         {
@@ -160,7 +160,7 @@ def _outcomes(reader: Reader, lists: Lists, client: str) -> list[Outcome]:
     return list(last)
 
 
-def _version(reader: Reader, asked: Asked) -> object:
+def _version(reader: Reader, asked: PageRequest) -> object:
     return reader.version
 
 

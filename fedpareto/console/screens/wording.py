@@ -12,9 +12,9 @@ from federation.v1 import admin_pb2 as v1
 from federation.v1.common_pb2 import RunState
 from fedpareto import formatting
 from fedpareto.admin_messages import name_of
-from fedpareto.console.history import History, Outcome, RoundLine
-from fedpareto.console.reader import HeldRun
+from fedpareto.console.federation_reader import HeldRun
 from fedpareto.console.render import moment
+from fedpareto.console.run_history import Outcome, RoundLine, RunHistory
 from fedpareto.pages.verdict import Standing, verdict
 
 NAMED = 3  # members that a sentence names
@@ -93,7 +93,7 @@ class Scored:
         return formatting.percent(value) if self.share else formatting.number(value)
 
 
-def scored(run: v1.Run, history: History) -> Scored:
+def scored(run: v1.Run, history: RunHistory) -> Scored:
     """What the scores of a run are."""
     split, measure = history.scored or ("", "accuracy")
     metric = next((item for item in run.metrics if item.name == measure.partition("/")[0]), None)
@@ -102,7 +102,7 @@ def scored(run: v1.Run, history: History) -> Scored:
     return Scored(f"{split} {measure}".strip(), higher, share)
 
 
-def standing(run: v1.Run, history: History) -> Standing | None:
+def standing(run: v1.Run, history: RunHistory) -> Standing | None:
     """Each member's first and last score; None if no member has one, or they are hidden."""
     first, last = history.first_and_last()
     if not last:

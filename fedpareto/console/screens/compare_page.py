@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from federation.text import counted
 from fedpareto import formatting
-from fedpareto.console import wording
-from fedpareto.console.reader import HeldRun, PageError, Reader
-from fedpareto.console.view import Asked, Screen, View
+from fedpareto.console.federation_reader import HeldRun, PageError, Reader
+from fedpareto.console.screens import wording
+from fedpareto.console.view import PageRequest, PageView, Screen
 from fedpareto.formatting import natural, recorded
 from fedpareto.pages.dumbbells import Dumbbell, dumbbells
 from fedpareto.pages.html import Html
@@ -20,7 +20,7 @@ _METRICS = ("accuracy/mean", "accuracy/worst5", "accuracy/std", "loss/train", "i
 _NEAR = 0.005  # of a share: no difference that a sentence tells
 
 
-def _view(reader: Reader, asked: Asked) -> View:
+def _view(reader: Reader, asked: PageRequest) -> PageView:
     names = list(dict.fromkeys(asked.query.getlist("run")))
     lists = reader.lists
     values = {
@@ -32,7 +32,7 @@ def _view(reader: Reader, asked: Asked) -> View:
         "table": [],
     }
     if not names:
-        return View("Compare runs", "compare.html", values)
+        return PageView("Compare runs", "compare.html", values)
     if not LEAST <= len(names) <= MOST:
         raise PageError(400, f"Choose {LEAST} to {MOST} runs to compare; {counted(len(names), 'run')} is chosen.")
     runs = [reader.run(name) for name in names]
@@ -43,7 +43,7 @@ def _view(reader: Reader, asked: Asked) -> View:
         "figures": _figures(runs),
         "table": _table(runs),
     }
-    return View(f"Compare {wording.some([held.run.name for held in runs])}", "compare.html", values)
+    return PageView(f"Compare {wording.some([held.run.name for held in runs])}", "compare.html", values)
 
 
 def _lasts(runs: Sequence[HeldRun]) -> list[dict[str, float]]:
@@ -145,7 +145,7 @@ def _time(held: HeldRun) -> str:
     return formatting.span((end.ToNanoseconds() - run.started.ToNanoseconds()) / 1e9) if end else "goes on"
 
 
-def _version(reader: Reader, asked: Asked) -> object:
+def _version(reader: Reader, asked: PageRequest) -> object:
     runs = [reader.known(name) for name in asked.query.getlist("run")]
     return tuple((held.history.version, held.run.state) if held else None for held in runs)
 

@@ -25,7 +25,7 @@ def marks(parts: Parts) -> str:
     return ".".join(mark(part) for part in parts.values())
 
 
-class Bell:
+class ChangeBell:
     """Wakes every stream when the state has changed; `ring` may be called from any thread."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Shared:
             return made[1]
 
 
-async def stream(bell: Bell, have: str, parts: Callable[[], Parts], *, pause: float) -> AsyncIterator[bytes]:
+async def stream(bell: ChangeBell, have: str, parts: Callable[[], Parts], *, pause: float) -> AsyncIterator[bytes]:
     """Yields events with the parts of a page that differ from those that the browser has.
 
     Args:

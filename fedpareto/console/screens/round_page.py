@@ -14,8 +14,8 @@ from federation.v1.common_pb2 import AssignmentState, ReplyManifest, StepManifes
 from federation.v1.secure_pb2 import SecureTerms
 from fedpareto import formatting
 from fedpareto.admin_messages import duration, name_of
-from fedpareto.console.reader import Reader
-from fedpareto.console.view import Asked, Screen, View
+from fedpareto.console.federation_reader import Reader
+from fedpareto.console.view import PageRequest, PageView, Screen
 from fedpareto.formatting import natural
 from fedpareto.pages.heat import heat
 from fedpareto.pages.html import Html
@@ -47,14 +47,14 @@ class _Refusal:
     remedy: str
 
 
-def _view(reader: Reader, asked: Asked) -> View:
+def _view(reader: Reader, asked: PageRequest) -> PageView:
     number = asked.number("number", default=-1, least=-(2**31), most=2**31)
     run_name = asked.parameters["run"]
     item = reader.call(lambda stub: stub.GetRound(v1.GetRoundRequest(run=run_name, round=number)))
     number = item.summary.round
     pages = reader.call(lambda stub: list(stub.ListReplies(v1.ListRepliesRequest(run=item.run.run_id, round=number))))
     replies = [reply for page in pages for reply in page.replies]
-    return View(
+    return PageView(
         f"{item.run.name}, round {number}",
         "round.html",
         {
@@ -236,7 +236,7 @@ def _private(item: v1.GetRoundResponse) -> Iterator[tuple[str, str]]:
         yield f"attempt {void.attempt}", f"{'paused' if void.paused else 'voided'}: {void.reason}. {named}".strip()
 
 
-def _version(reader: Reader, asked: Asked) -> object:
+def _version(reader: Reader, asked: PageRequest) -> object:
     """The page is made again while its round goes on: its envelopes are verified each time."""
     held = reader.known(asked.parameters["run"])
     if held is None or held.phase is None or str(held.phase.round) != asked.parameters["number"]:

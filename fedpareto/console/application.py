@@ -17,9 +17,11 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Match, Route
 
 from federation.text import escaped
-from fedpareto.console import (
+from fedpareto.console import page_events
+from fedpareto.console.federation_reader import PageError, Reader
+from fedpareto.console.render import SCRIPTS, STYLES, ConsoleSite, Renderer
+from fedpareto.console.screens import (
     compare_page,
-    events,
     federation_page,
     log_page,
     member_page,
@@ -27,10 +29,8 @@ from fedpareto.console import (
     run_page,
     system_page,
 )
-from fedpareto.console.reader import PageError, Reader
-from fedpareto.console.render import SCRIPTS, STYLES, Renderer, Site
-from fedpareto.console.security import Guard, Keys
-from fedpareto.console.view import Asked, Screen
+from fedpareto.console.security import EntranceKeys, Guard
+from fedpareto.console.view import PageRequest, PageView, Screen
 from fedpareto.pages.skeleton import STYLE
 
 SCREENS: Mapping[str, Screen] = {
@@ -42,20 +42,28 @@ SCREENS: Mapping[str, Screen] = {
     "/log": log_page.SCREEN,
     "/system": system_page.SCREEN,
 }
+STARTING = Screen(lambda reader, asked: PageView("Federation", "starting.html"), lambda reader, asked: None, "/")
+_STARTING_SECONDS = 2
 _LONGEST_QUERY = 4000
 
 
 class Console:
-    """The pages of one federation, for the browsers of one operator; `pause` is as for `events.stream`."""
+    """The pages of one federation, for the browsers of one operator; `pause` is as for `page_events.stream`."""
 
     def __init__(
-        self, site: Site, reader: Reader, bell: events.Bell, keys: Keys, *, pause: float = events.PAUSE_SECONDS
+        self,
+        site: ConsoleSite,
+        reader: Reader,
+        bell: page_events.ChangeBell,
+        keys: EntranceKeys,
+        *,
+        pause: float = page_events.PAUSE_SECONDS,
     ) -> None:
         self.reader = reader
         self.keys = keys
         self._bell = bell
         self._pause = pause
-        self._shared = events.Shared()
+        self._shared = page_events.Shared()
         self._files = _static_files()
         version = hashlib.blake2b(b"".join(body for body, _ in self._files.values()), digest_size=4).hexdigest()
         self._renderer = Renderer(site, version)
@@ -90,18 +98,20 @@ class Console:
     async def _page(self, request: Request) -> Response:
         screen, asked = self._asked(request.url.path, request.url.query, request.scope["token"])
         self.reader.hurry()
-        page = await asyncio.to_thread(self._made, screen, asked)
-        return HTMLResponse(page)
+        await asyncio.to_thread(self.reader.wait_for_lists)
+        if self.reader.lists is None:
+            page = await asyncio.to_thread(self._made, STARTING, asked)
+            return HTMLResponse(page, headers={"Refresh": str(_STARTING_SECONDS)})
+        return HTMLResponse(await asyncio.to_thread(self._made, screen, asked))
 
-    def _made(self, screen: Screen, asked: Asked) -> str:
-        self.reader.wait_for_lists()
+    def _made(self, screen: Screen, asked: PageRequest) -> str:
         view = screen.view(self.reader, asked)
         parts = self._renderer.parts(view, self.reader)
         of = asked.path + (f"?{urlencode(list(asked.query.multi_items()))}" if asked.query else "")
-        stream = f"/events?of={quote(of, safe='')}&have={events.marks(parts)}"
+        stream = f"/events?of={quote(of, safe='')}&have={page_events.marks(parts)}"
         return self._renderer.page(view, parts, self.reader, nav=screen.nav, stream=stream, token=asked.token)
 
-    def _asked(self, path: str, query: str, token: str = "") -> tuple[Screen, Asked]:
+    def _asked(self, path: str, query: str, token: str = "") -> tuple[Screen, PageRequest]:
         """The screen of an address.
 
         Raises:
@@ -114,11 +124,11 @@ class Console:
             if match is Match.FULL:
                 values = {name: str(value) for name, value in scope["path_params"].items()}
                 fields = QueryParams(parse_qsl(query, keep_blank_values=True, max_num_fields=64))
-                return screen, Asked(path, values, fields, token)
+                return screen, PageRequest(path, values, fields, token)
         raise PageError(404, "There is no such page.")
 
     async def _series(self, request: Request) -> Response:
-        asked = Asked(request.url.path, dict(request.path_params), request.query_params)
+        asked = PageRequest(request.url.path, dict(request.path_params), request.query_params)
         document = await asyncio.to_thread(run_page.series, self.reader, asked)
         return Response(json.dumps(document, separators=(",", ":")), media_type="application/json")
 
@@ -129,17 +139,17 @@ class Console:
         screen, asked = self._asked(address.path, address.query)
         have = request.query_params.get("have", "")
 
-        def parts() -> events.Parts:
+        def parts() -> page_events.Parts:
             version = screen.version(self.reader, asked), self.reader.connection
             return self._shared.parts(f"{address.path}?{address.query}", version, lambda: self._parts(screen, asked))
 
-        source = self._watched(events.stream(self._bell, have, parts, pause=self._pause), request.scope["session"])
+        source = self._watched(page_events.stream(self._bell, have, parts, pause=self._pause), request.scope["session"])
         headers = {"X-Accel-Buffering": "no"}
         if "gzip" in request.headers.get("accept-encoding", ""):
-            source, headers["Content-Encoding"] = events.compressed(source), "gzip"
+            source, headers["Content-Encoding"] = page_events.compressed(source), "gzip"
         return StreamingResponse(source, media_type="text/event-stream", headers=headers)
 
-    def _parts(self, screen: Screen, asked: Asked) -> events.Parts:
+    def _parts(self, screen: Screen, asked: PageRequest) -> page_events.Parts:
         try:
             return self._renderer.parts(screen.view(self.reader, asked), self.reader)
         except PageError:

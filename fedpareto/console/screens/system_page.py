@@ -4,16 +4,16 @@ from datetime import UTC, datetime
 
 from federation.v1 import admin_pb2 as v1
 from fedpareto import __version__
-from fedpareto.console import wording
-from fedpareto.console.reader import Reader
-from fedpareto.console.view import Asked, Screen, View
+from fedpareto.console.federation_reader import Reader
+from fedpareto.console.screens import wording
+from fedpareto.console.view import PageRequest, PageView, Screen
 from fedpareto.pages.alert_list import alert_list, lines_of
 from fedpareto.pages.html import Html
 
 _KINDS = ("DISK_LOW", "BACKUP_OLD", "CERTIFICATE_ENDS")
 
 
-def _view(reader: Reader, asked: Asked) -> View:
+def _view(reader: Reader, asked: PageRequest) -> PageView:
     system = reader.call(lambda stub: stub.GetSystem(v1.GetSystemRequest()))
     disk = reader.call(lambda stub: stub.GetDisk(v1.GetDiskRequest()))
     lists = reader.lists
@@ -23,7 +23,7 @@ def _view(reader: Reader, asked: Asked) -> View:
     if system.HasField("backed_up"):
         days = -wording.days_left(system.backed_up.ToDatetime(UTC), datetime.now(UTC)) - 1
         age = "today" if days < 1 else f"{days} days ago"
-    return View(
+    return PageView(
         "System",
         "system.html",
         {

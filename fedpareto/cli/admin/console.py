@@ -25,14 +25,14 @@ from fedpareto.cli.shared_options import (
     JsonOption,
     ProxyOption,
 )
-from fedpareto.console import server
-from fedpareto.console.app import Console
-from fedpareto.console.compare_page import MOST
-from fedpareto.console.events import Bell
-from fedpareto.console.reader import Reader
-from fedpareto.console.render import Site
-from fedpareto.console.security import Keys
-from fedpareto.console.source import CoordinatorAway, Opened
+from fedpareto.console import web_server
+from fedpareto.console.application import Console
+from fedpareto.console.federation_reader import Reader
+from fedpareto.console.page_events import ChangeBell
+from fedpareto.console.render import ConsoleSite
+from fedpareto.console.screens.compare_page import MOST
+from fedpareto.console.security import EntranceKeys
+from fedpareto.console.source import CoordinatorAway, OpenedCalls
 
 
 def console_command(
@@ -48,7 +48,7 @@ def console_command(
     host: Annotated[str, typer.Option(help="The address to listen on, of this machine alone.")] = "127.0.0.1",
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help=f"The port. Default: {server.DEFAULT_PORT}, or any if that is taken."),
+        typer.Option(min=0, max=65535, help=f"The port. Default: {web_server.DEFAULT_PORT}, or any if that is taken."),
     ] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Do not open a browser.")] = False,
     passphrase_file: AdminPassphraseOption = None,
@@ -71,16 +71,16 @@ def console_command(
     with failing(IdentityError, code=USAGE):
         account = Account.load(directory)
     with failing(ValueError, OSError, code=USAGE, what=f"cannot listen on {host}"):
-        listening = server.listen(host, port)
-    bell, keys = Bell(), Keys(time.monotonic)
+        listening = web_server.listen(host, port)
+    bell, keys = ChangeBell(), EntranceKeys(time.monotonic)
     reader = Reader(_source(home, passphrase_file, proxy), bell.ring)
     console = Console(_site(account, home), reader, bell, keys)
-    base, page = server.address(listening), _page(names)
+    base, page = web_server.address(listening), _page(names)
     with ExitStack() as stack:
         stack.callback(listening.close)
         stack.callback(reader.stop)
         reader.start()
-        url = server.entrance(base, keys, page)
+        url = web_server.entrance(base, keys, page)
         if as_json:
             typer.echo(dumps({"url": url, "address": base, "federation": account.federation_id}))
         else:
@@ -91,9 +91,9 @@ def console_command(
             typer.echo("Enter prints another one; Ctrl-C ends the console.")
         sys.stdout.flush()
         if not no_browser and not as_json and sys.stdout.isatty():
-            stack.enter_context(server.browsing(url, webbrowser.open))
-        _offer_keys(lambda: server.entrance(base, keys, page))
-        server.run(console.guarded(listening.getsockname()[1]), listening, bell.stop)
+            stack.enter_context(web_server.browsing(url, webbrowser.open))
+        _offer_keys(lambda: web_server.entrance(base, keys, page))
+        web_server.run(console.guarded(listening.getsockname()[1]), listening, bell.stop)
 
 
 def _page(names: list[str]) -> str:
@@ -102,11 +102,11 @@ def _page(names: list[str]) -> str:
     return f"/runs/{quote(names[0])}" if len(names) == 1 else f"/compare?{urlencode([('run', name) for name in names])}"
 
 
-def _site(account: Account, home: Path) -> Site:
+def _site(account: Account, home: Path) -> ConsoleSite:
     if home == DEFAULT_ADMIN_HOME:
-        return Site(account.federation_id, account.name)
+        return ConsoleSite(account.federation_id, account.name)
     where = f" --home {quote(str(home))}"
-    return Site(account.federation_id, account.name, f"fedpareto admin{where}", where)
+    return ConsoleSite(account.federation_id, account.name, f"fedpareto admin{where}", where)
 
 
 def _offer_keys(new_url: Callable[[], str]) -> None:
@@ -125,11 +125,11 @@ def _source(home: Path, passphrase_file: Path | None, proxy: str | None) -> Call
     """Opens the calls of the administrator, with errors as the console knows them."""
 
     @contextmanager
-    def opened() -> Iterator[Opened]:
+    def opened() -> Iterator[OpenedCalls]:
         try:
             route = route_to(home, passphrase_file=passphrase_file, proxy=proxy)
             with connect(home, passphrase_file=passphrase_file, proxy=proxy) as stub:
-                yield Opened(stub, live=not route.stopped)
+                yield OpenedCalls(stub, live=not route.stopped)
         except CommandFailure as failure:
             raise CoordinatorAway(failure.message) from None
 

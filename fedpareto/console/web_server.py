@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import uvicorn
 
-from fedpareto.console.security import ENTER, KEY_SECONDS, App, Keys, must_be_loopback
+from fedpareto.console.security import ENTER, KEY_SECONDS, App, EntranceKeys, must_be_loopback
 
 DEFAULT_PORT = 8446
 _GRACE_SECONDS = 1
@@ -50,7 +50,7 @@ def address(listening: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def entrance(base: str, keys: Keys, to: str) -> str:
+def entrance(base: str, keys: EntranceKeys, to: str) -> str:
     """An address whose key works once, and leads to the page `to`."""
     return f"{base}{ENTER}?key={keys.new_key()}&to={quote(to, safe='/')}"
 

@@ -20,7 +20,7 @@ Array = NDArray[np.float32]
 S = TypeVar("S", bound=np.generic)
 
 
-class Measure(StrEnum):
+class MemberNumber(StrEnum):
     """A number of a member in a round; `LOSS` is that of the model before the round, as the member reports it."""
 
     SCORE = "score"
@@ -78,7 +78,7 @@ class RoundLine:
         return self.state == "SKIPPED" or bool(self.failed)
 
 
-class History:
+class RunHistory:
     """The rounds of a run that have ended and were read, with the numbers of each member in arrays.
 
     Rounds may be read in any order. `scored` names what the members' scores are: a split and "accuracy" or "loss", of
@@ -94,7 +94,7 @@ class History:
         self.undisclosed: set[str] = set()
         self.samples: dict[str, int] = {}
         self._index: dict[str, int] = {}
-        self._arrays = {measure: np.full((0, 0), np.nan, dtype=np.float32) for measure in Measure}
+        self._arrays = {measure: np.full((0, 0), np.nan, dtype=np.float32) for measure in MemberNumber}
         self._outcomes: NDArray[np.uint8] = np.zeros((0, 0), dtype=np.uint8)
         self.stop = 0  # one more than the largest round that was read
         self.version = 0
@@ -152,7 +152,7 @@ class History:
         name = "/".join(self.scored)
         for client, values in scores.items():
             at = self._index[client]
-            self._arrays[Measure.SCORE][at, number] = values.get(name, math.nan)
+            self._arrays[MemberNumber.SCORE][at, number] = values.get(name, math.nan)
 
     def _measured(self, scores: Mapping[str, Mapping[str, float]]) -> tuple[str, str] | None:
         for measure in filter(None, (self.preferred, "accuracy", "loss")):
@@ -218,7 +218,7 @@ class History:
                 yield first, number
                 first = None
 
-    def values(self, measure: Measure) -> Array:
+    def values(self, measure: MemberNumber) -> Array:
         """The numbers of all members in all rounds, (members, rounds), in the order of `members`; NaN if unknown."""
         array: Array = self._arrays[measure][: len(self.members), : self.stop]
         return array
@@ -236,7 +236,7 @@ class History:
         asked = np.flatnonzero(row)[-most:]
         return [(int(number), OUTCOMES[row[number]]) for number in asked]
 
-    def row(self, measure: Measure, client: str) -> Array:
+    def row(self, measure: MemberNumber, client: str) -> Array:
         """A member's numbers over the rounds; empty if it took no part."""
         at = self._index.get(client)
         none: Array = np.zeros(0, dtype=np.float32)
@@ -245,7 +245,7 @@ class History:
     def first_and_last(self) -> tuple[dict[str, float], dict[str, float]]:
         """Each member's first and its last known score."""
         first, last = dict[str, float](), dict[str, float]()
-        scores = self.values(Measure.SCORE)
+        scores = self.values(MemberNumber.SCORE)
         for name, row in zip(self.members, scores, strict=True):
             known = row[np.isfinite(row)]
             if known.size:
@@ -255,9 +255,9 @@ class History:
     @property
     def evaluated(self) -> int:
         """The number of rounds after which a member was evaluated."""
-        return int(np.isfinite(self.values(Measure.SCORE)).any(axis=0).sum())
+        return int(np.isfinite(self.values(MemberNumber.SCORE)).any(axis=0).sum())
 
-    def newest(self, measure: Measure, client: str) -> float:
+    def newest(self, measure: MemberNumber, client: str) -> float:
         """A member's last known number."""
         row = self.row(measure, client)
         known = row[np.isfinite(row)]
@@ -276,10 +276,10 @@ def _outcome(part: Participation) -> Outcome:
     return _STATES.get(part.state, Outcome.NONE)
 
 
-def _numbers(part: Participation) -> Iterator[tuple[Measure, float]]:
-    yield Measure.LOSS, part.loss_before
+def _numbers(part: Participation) -> Iterator[tuple[MemberNumber, float]]:
+    yield MemberNumber.LOSS, part.loss_before
     if part.weight or part.update_norm:
-        yield Measure.WEIGHT, part.weight
-        yield Measure.COSINE, part.cosine
-        yield Measure.NORM, part.update_norm
-        yield Measure.COEFFICIENT, part.coefficient
+        yield MemberNumber.WEIGHT, part.weight
+        yield MemberNumber.COSINE, part.cosine
+        yield MemberNumber.NORM, part.update_norm
+        yield MemberNumber.COEFFICIENT, part.coefficient

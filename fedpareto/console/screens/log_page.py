@@ -1,14 +1,14 @@
 """The audit log: search, and a hundred entries on a page, the newest first."""
 
 from federation.v1 import admin_pb2 as v1
-from fedpareto.console.reader import PageError, Reader
-from fedpareto.console.view import Asked, Screen, View
+from fedpareto.console.federation_reader import PageError, Reader
+from fedpareto.console.view import PageRequest, PageView, Screen
 
 ENTRIES = 100
 _LONGEST = 200
 
 
-def _view(reader: Reader, asked: Asked) -> View:
+def _view(reader: Reader, asked: PageRequest) -> PageView:
     text, actor = asked.query.get("text", "").strip(), asked.query.get("actor", "").strip()
     if max(len(text), len(actor)) > _LONGEST:
         raise PageError(400, f"Search for at most {_LONGEST} characters.")
@@ -18,7 +18,7 @@ def _view(reader: Reader, asked: Asked) -> View:
         request.before = before
     entries = [entry for page in reader.call(lambda stub: list(stub.ListAudit(request))) for entry in page.entries]
     shown = entries[:ENTRIES]
-    return View(
+    return PageView(
         "Audit log",
         "log.html",
         {
