@@ -69,7 +69,7 @@ sbom: $(VENV)/.dev  ## a software bill of materials (CycloneDX) of what .venv ha
 	@mkdir -p build
 	@$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-file build/fedpareto.cdx.json $(ARGS) $(BIN)/python
 
-release-check: $(VENV)/.dev  ## the release checklist of docs/releasing.md, without publishing anything
+release-check: $(VENV)/.dev  ## the release checklist of CONTRIBUTING.md, without publishing anything
 	@$(BIN)/python tools/release_check.py $(ARGS)
 
 clean:  ## remove .venv, .venv-peers, .venv-mutants, caches and build output (./fedpareto-demo stays)

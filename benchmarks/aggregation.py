@@ -156,7 +156,7 @@ def rows_of(K: Matrix) -> Rows:
 
 
 def by_algorithm(name: str, rows: list[Row], K: Matrix, gram_ms: float, repeats: int) -> dict[str, float]:
-    # FedMGDA+ without bounds on the weights, as in docs/benchmarks.md.
+    # FedMGDA+ without bounds on the weights, as in docs/operate/benchmarks.md.
     rule, rows_seen = algorithm(name, {"epsilon": 1.0} if name == "fedmgda+" else {}), rows_of(K)
     assert isinstance(rule, Rule)
     decision = rule.decide(rows_seen)

@@ -6,7 +6,7 @@
     python benchmarks/bench.py all --quick --json     one JSON document of everything
 
 Long scenarios tell on standard error what they do. Ctrl-C and SIGTERM end every process that was started.
-docs/benchmarks.md has the figures that decisions rest on.
+docs/operate/benchmarks.md has the figures that decisions rest on.
 """
 
 import argparse

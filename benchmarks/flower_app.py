@@ -1,4 +1,4 @@
-"""Runs a case of `simulate.py` with Flower's simulation, in the environment that docs/benchmarks.md describes.
+"""Runs a case of `simulate.py` with Flower's simulation, in the environment that docs/operate/benchmarks.md describes.
 
 python flower_app.py CASE RESULT CORES
 """

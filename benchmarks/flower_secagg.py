@@ -1,4 +1,4 @@
-"""One round of Flower's SecAgg+ for `private.py`, in the environment that docs/benchmarks.md describes.
+"""One round of Flower's SecAgg+ for `private.py`, in the environment that docs/operate/benchmarks.md describes.
 
     python flower_secagg.py M D LOST
 

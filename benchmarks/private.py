@@ -7,7 +7,7 @@ the member that sends or computes most; `up_ratio` is of an open round. With `lo
 at MASK. Unit updates agree in part: cosines of about 0.2 between pairs.
 
 Flower's SecAgg+ is measured beside it by `--flower`, the Python of an environment that has Flower (see
-docs/benchmarks.md); with `lost`, both of its clients are lost before they send their masked vectors.
+docs/operate/benchmarks.md); with `lost`, both of its clients are lost before they send their masked vectors.
 """
 
 import gc

@@ -5,7 +5,7 @@ client in every round. The last models must agree. Each contender runs in its ow
 best of `--repeats` runs counts. The rate leaves out the first round, which includes the start, and the last round, in
 which fedpareto evaluates. `--threads` of torch train the large model; 0 is one for each core. `--rounds` are those of
 the small and of the large model; 0 leaves the latter out. `--flower` is the Python of an environment with Flower (see
-docs/benchmarks.md). `--apart 0` runs PyTorch and fedpareto's loop only, with two clients, in this process.
+docs/operate/benchmarks.md). `--apart 0` runs PyTorch and fedpareto's loop only, with two clients, in this process.
 """
 
 import multiprocessing

@@ -2,7 +2,7 @@
 
 A cell of an experiment is one method under one condition; it is run once for every seed. Its run specification is the
 experiment's `spec` with the changes of the method, and then those of the condition. The classes are the sections of the
-file; docs/experiments.md describes their keys.
+file; docs/research/experiments.md describes their keys.
 """
 
 import re
@@ -163,7 +163,7 @@ class Cell:
         try:
             return _SPECIFICATIONS[self.kind].model_validate(self.given(seed))
         except ValidationError as error:
-            page = "docs/run-spec.md" if self.kind == "simulation" else "docs/experiments.md"
+            page = "docs/reference/run-spec.md" if self.kind == "simulation" else "docs/research/experiments.md"
             problems = "\n".join(explain(problem, f"see {page}") for problem in error.errors())
             raise ExperimentError(f"{self.experiment}, {self.label}: {problems}") from error
 
@@ -298,7 +298,9 @@ def parse(name: str, text: str, place: Traversable = CATALOGUE) -> Experiment:
     try:
         return Experiment.model_validate({**tomllib.loads(text), "name": name}, context={"place": place})
     except ValidationError as error:
-        problems = "\n".join(explain(problem, "docs/experiments.md lists the keys") for problem in error.errors())
+        problems = "\n".join(
+            explain(problem, "docs/research/experiments.md lists the keys") for problem in error.errors()
+        )
         raise ExperimentError(f"{name}: {problems}") from error
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, an endless number
         raise ExperimentError(f"{name}: not a TOML document: {error}") from error

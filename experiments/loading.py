@@ -1,4 +1,4 @@
-"""Finds experiments: in the catalogue of this package, in other packages (docs/plugins.md), and in files."""
+"""Finds experiments: in the catalogue of this package, in other packages (docs/research/plugins.md), and in files."""
 
 from importlib.resources import files
 from importlib.resources.abc import Traversable

@@ -1,6 +1,6 @@
 """Refusals: the exception that rejects a request, with an exact status, a stable reason and the remedy.
 
-Every reason is listed in docs/reasons.md, which a test compares with `REASONS`.
+Every reason is listed in docs/reference/reasons.md, which a test compares with `REASONS`.
 """
 
 from typing import Literal
@@ -105,7 +105,7 @@ class Refusal(Exception):
     """A request is rejected for a reason that the caller can act on.
 
     Attributes:
-        reason: the stable reason, as in docs/reasons.md; a stem may carry a suffix ("mismatch:round").
+        reason: the stable reason, as in docs/reference/reasons.md; a stem may carry a suffix ("mismatch:round").
         status: the gRPC status that goes with the reason.
         message: the error, with the value, and the remedy; no secret, and no data of another client.
         signed: a receipt or a revocation that the coordinator signed, to travel in the status details: a serialized

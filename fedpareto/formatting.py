@@ -8,7 +8,7 @@ from datetime import UTC
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from coordinator.aggregation.measures.metric_definitions import Unit, definition
+from federation.record.metric_definitions import Unit, definition
 
 DIGITS = 12  # of a digest
 UNKNOWN = "–"

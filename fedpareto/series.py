@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from coordinator.aggregation.measures.metric_definitions import OWN, SCORED
+from federation.record.metric_definitions import OWN, SCORED
 from federation.spec.task_metrics import RESERVED
 from federation.v1.admin_pb2 import RoundSummary
 

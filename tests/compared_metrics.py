@@ -7,9 +7,9 @@ import pytest
 from sqlalchemy import select
 
 from coordinator.aggregation.measures.expected_metrics import Expected
-from coordinator.aggregation.measures.metric_definitions import DEFINITIONS
 from coordinator.services.checks.envelope_checks import EnvelopeChecks
 from coordinator.services.checks.metrics_check import MetricsCheck
+from federation.record.metric_definitions import DEFINITIONS
 from storage.models import Round
 from tests.stage import Stage
 

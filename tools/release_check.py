@@ -1,4 +1,4 @@
-"""Runs the release checklist of docs/releasing.md without publishing anything; `make release-check` starts it.
+"""Runs the release checklist of CONTRIBUTING.md without publishing anything; see `make release-check`.
 
     python tools/release_check.py [--only STEP ...]
 

@@ -19,6 +19,7 @@ from coordinator.alerts.facts import Fact, Key
 from coordinator.rounds.runs.participation import EndedRound, MemberRound, Participation, read_rounds
 from coordinator.rounds.runs.specification import parse_run
 from federation.spec.run_spec import SpecError
+from federation.text import counted
 from storage.models import Run
 from storage.states import AlertKind, AlertSeverity
 
@@ -240,8 +241,8 @@ class RoundFacts:
                 yield _Case(
                     AlertKind.WEIGHT_AT_CAP,
                     AlertSeverity.NOTICE,
-                    f"{name} had the largest weight that the algorithm allows in {streak.count} steps in a row, in "
-                    f"round {streak.last} {streak.value:.3g} of at most {self._caps[name]:.3g}",
+                    f"{name} had the largest weight that the algorithm allows, {self._caps[name]:.3g}, in "
+                    f"{streak.count} steps in a row, last in round {streak.last}",
                     "the model serves it least, because its data differ from the others' or because it steers: compare "
                     "its result with the others', and its cosines in `fedpareto admin round`",
                     streak.first,
@@ -256,8 +257,8 @@ class RoundFacts:
             yield _Case(
                 AlertKind.NORM_OUTLIER,
                 AlertSeverity.WARNING,
-                f"the updates of {name} were up to {norm.worst:.3g} times as long as the median of the members', in "
-                f"{norm.rounds.count} rounds, last in round {norm.rounds.last}",
+                f"the updates of {name} were up to {_times(norm.worst)} times as long as the median of the members', "
+                f"in {counted(norm.rounds.count, 'round')}, last in round {norm.rounds.last}",
                 "it attacks, or trains at another rate or on wrong data; a rule that normalises updates, such as "
                 "fedmgda+, gives a long update no more influence",
                 norm.rounds.first,
@@ -268,8 +269,8 @@ class RoundFacts:
             yield _Case(
                 AlertKind.LOSS_OUTLIER,
                 AlertSeverity.WARNING,
-                f"{name} reported up to {loss.worst:.3g} times the median loss of the members, in {loss.rounds.count} "
-                f"rounds, last in round {loss.rounds.last}",
+                f"{name} reported up to {_times(loss.worst)} times the median loss of the members, in "
+                f"{counted(loss.rounds.count, 'round')}, last in round {loss.rounds.last}",
                 "its data differ from the others', or it reports a false loss to gain influence: a rule that reads no "
                 "losses, such as fedmgda+, is safe from that",
                 loss.rounds.first,
@@ -327,6 +328,11 @@ def _count(streak: _Streak, counts: bool, number: int, value: float) -> None:
         streak.add(number, value)
     else:
         streak.end()
+
+
+def _times(ratio: float) -> str:
+    """A ratio as text: in two digits, or as a whole number."""
+    return "infinitely many" if math.isinf(ratio) else f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.2g}"
 
 
 def _median(values: Iterator[float]) -> float:

@@ -78,6 +78,7 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
         )
         free = self._blobs.free_bytes() - open_runs_bytes(session)
         warnings = [*submission.warnings, *submission.unoffered(session), *submission.unable(session, members)]
+        warnings += submission.too_few(session)
         if caution := submission.sessions_caution(session):
             warnings.append(caution)
         if needed > free:
@@ -90,7 +91,7 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
             warnings=warnings,
             members=members,
             asked=submission.asked(len(members)),
-            minimum=submission.spec.selection.minimum,
+            minimum=submission.least(session),
             disk_needed=needed,
             disk_free=free,
         )

@@ -33,7 +33,7 @@ class LocalTraining(BaseModel):
 
 
 class LeakageSpecification(BaseModel):
-    """One run. docs/experiments.md describes the keys.
+    """One run. docs/research/experiments.md describes the keys.
 
     Attributes:
         rounds: rounds of training before the attack on a trained model.

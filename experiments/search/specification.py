@@ -9,7 +9,7 @@ from federation.secure.thresholds import Mode
 
 
 class SearchSpecification(BaseModel):
-    """One run. docs/experiments.md describes the keys.
+    """One run. docs/research/experiments.md describes the keys.
 
     Attributes:
         algorithm: whose bounds members enforce: an algorithm of a run, "evaluation", or a name with a colon for a

@@ -1,1 +1,1 @@
-"""The signed record of a run: the bindings between messages, bundles, and the tree of the audit log."""
+"""The signed record of a run: bindings between messages, bundles, the tree of the audit log, definitions of metrics."""

@@ -25,7 +25,7 @@ class Provenance:
         federation: its name.
         run: the id of the run.
         round: the number of the round that made the model; empty for the model that the run began with.
-        record: the digest of the run's record, see `docs/verify.md`; empty if there is none.
+        record: the digest of the run's record, see `docs/reference/verify.md`; empty if there is none.
         entries: the number of entries of the audit log that this digest covers.
     """
 

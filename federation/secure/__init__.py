@@ -3,7 +3,7 @@
 In a private round, the coordinator learns the Gram matrix of sketches of unit updates and one weighted sum of the
 updates, and nothing else of them. The stages of a session are READY, DEAL, OPEN (openings 0 to 2), MASK, CONFIRM and
 UNMASK. The modules hold pure functions and frozen dataclasses, without messages, network and storage. Sections are
-those of docs/private-protocol.md.
+those of docs/reference/private-protocol.md.
 
 The primitives are those of `cryptography`, and BLAKE3. No random generator is used: all randomness is derived from a
 member's secret (`derivation`). Python and NumPy do not compute in constant time: integers of Python take a time that

@@ -1,4 +1,4 @@
-"""A trainer that runs as a process of its own, which any program may be; docs/external-trainer.md has the protocol."""
+"""A trainer that runs as a process of its own, in any language; docs/start/your-own-trainer.md has the protocol."""
 
 import os
 import queue

@@ -1,4 +1,4 @@
-"""Messages between a worker and the process of an external trainer; docs/external-trainer.md describes them.
+"""Messages between a worker and the process of an external trainer; docs/start/your-own-trainer.md describes them.
 
 A message is a line of JSON, an object with a "type". If it has "bytes", that number of bytes follow: vectors of
 float32, little-endian. `Messages` reads and writes them on both sides.

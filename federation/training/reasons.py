@@ -1,4 +1,4 @@
-"""The stable reasons of failed work, for which a client declines; docs/reasons.md explains them."""
+"""The stable reasons of failed work, for which a client declines; docs/reference/reasons.md explains them."""
 
 from federation.tasks import DataError
 from federation.training import TrainingDiverged

@@ -1,4 +1,4 @@
-"""The federation's certificates: P-256, issued by its own CA, with the holder in a URI (docs/keys.md)."""
+"""The federation's certificates: P-256, issued by its own CA, with the holder in a URI (docs/operate/operations.md)."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""Signed envelopes: sign bytes, never a re-encoding (docs/protocol.md).
+"""Signed envelopes: sign bytes, never a re-encoding (docs/reference/protocol.md).
 
 The sender serialises a manifest once, signs `context || 0x00 || manifest` with Ed25519 and sends both; the receiver
 verifies the bytes that it received and parses them afterwards.

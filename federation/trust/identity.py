@@ -1,4 +1,4 @@
-"""The names of a federation's members, and their form in certificates (docs/keys.md).
+"""The names of a federation's members, and their form in certificates (docs/operate/operations.md).
 
 TLS uses P-256 certificates from the federation's own CA. URI names of a certificate identify its holder:
 `fedpareto://<federation>/client/<id>`; `fedpareto://<federation>/admin/<name>`, with one

@@ -1,4 +1,4 @@
-"""The signing keys of one holder over time: each new one is signed by the one that it replaces (docs/keys.md).
+"""The signing keys of one holder over time: the old key signs each new one (docs/operate/operations.md).
 
 An envelope counts if its key belonged to the holder when the envelope was made. For the coordinator, the manifest has
 that time. A client may use a former key for some time, for replies to assignments from before its replacement; the

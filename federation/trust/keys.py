@@ -1,4 +1,4 @@
-"""Private keys as files: PKCS#8, mode 0600, optionally under a passphrase (docs/keys.md)."""
+"""Private keys as files: PKCS#8, mode 0600, optionally under a passphrase (docs/operate/operations.md)."""
 
 import json
 import os

@@ -1333,7 +1333,7 @@ class SubmitRunResponse(_message.Message):
     asked: _builtins.int
     """How many of them a round asks."""
     minimum: _builtins.int
-    """How many of them the run waits for before it begins."""
+    """How many of them a round needs: selection.minimum, or the more that a private round needs."""
     disk_needed: _builtins.int
     """An estimate of the disk that the run will take, in bytes."""
     disk_free: _builtins.int
@@ -1604,6 +1604,7 @@ class Run(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     MEASURED_FIELD_NUMBER: _builtins.int
     CONSENTS_FIELD_NUMBER: _builtins.int
+    AVERAGED_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Its id, unique in the federation."""
     name: _builtins.str
@@ -1630,6 +1631,8 @@ class Run(_message.Message):
     """Whose model the metrics are of: "shared", or "personalised" where each member measures the shared parameters with
     its own.
     """
+    averaged: _builtins.bool
+    """Whether `model` is the mean of the models of all rounds."""
     @_builtins.property
     def created(self) -> _timestamp_pb2.Timestamp:
         """When it was submitted."""
@@ -1706,10 +1709,11 @@ class Run(_message.Message):
         metrics: _abc.Iterable[_common_pb2.Metric] | None = ...,
         measured: _builtins.str = ...,
         consents: _abc.Iterable[Global___Consent] | None = ...,
+        averaged: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["client_privacy", b"client_privacy", "created", b"created", "ended", b"ended", "latest", b"latest", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alerts", b"alerts", "algorithm", b"algorithm", "client_privacy", b"client_privacy", "consents", b"consents", "created", b"created", "ended", b"ended", "latest", b"latest", "measured", b"measured", "members", b"members", "metrics", b"metrics", "model", b"model", "name", b"name", "objectives", b"objectives", "parameters", b"parameters", "reason", b"reason", "rounds_done", b"rounds_done", "rounds_total", b"rounds_total", "run_id", b"run_id", "serving", b"serving", "spec", b"spec", "started", b"started", "state", b"state", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alerts", b"alerts", "algorithm", b"algorithm", "averaged", b"averaged", "client_privacy", b"client_privacy", "consents", b"consents", "created", b"created", "ended", b"ended", "latest", b"latest", "measured", b"measured", "members", b"members", "metrics", b"metrics", "model", b"model", "name", b"name", "objectives", b"objectives", "parameters", b"parameters", "reason", b"reason", "rounds_done", b"rounds_done", "rounds_total", b"rounds_total", "run_id", b"run_id", "serving", b"serving", "spec", b"spec", "started", b"started", "state", b"state", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2116,7 +2120,7 @@ class RoundSummary(_message.Message):
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Numbers by name: "accuracy/mean", "accuracy/worst5", "improved", "direction_norm", "bytes/up", ...;
-        docs/metrics.md defines each of them.
+        docs/reference/metrics.md defines each of them.
         """
 
     @_builtins.property
@@ -3643,7 +3647,7 @@ Global___ListAuditResponse: _TypeAlias = ListAuditResponse  # noqa: Y015
 
 @_typing.final
 class AuditEntry(_message.Message):
-    """An entry of the audit log. docs/audit-log.md says how its leaf is made."""
+    """An entry of the audit log. docs/operate/audit-log.md says how its leaf is made."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

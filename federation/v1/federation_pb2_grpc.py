@@ -87,7 +87,7 @@ class FederationServicer:
         """Hands in the reply to an assignment: the header first, then the payload in chunks, as far as the coordinator's
         windows allow; the receipt comes last. Safe to repeat: the same envelope gets the same receipt, and an upload that
         broke off goes on where it broke. A reply whose content is refused for good gets a signed receipt that says so.
-        Errors: see docs/reasons.md.
+        Errors: see docs/reference/reasons.md.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

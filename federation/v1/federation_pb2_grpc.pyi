@@ -46,7 +46,7 @@ class FederationStub:
     """Hands in the reply to an assignment: the header first, then the payload in chunks, as far as the coordinator's
     windows allow; the receipt comes last. Safe to repeat: the same envelope gets the same receipt, and an upload that
     broke off goes on where it broke. A reply whose content is refused for good gets a signed receipt that says so.
-    Errors: see docs/reasons.md.
+    Errors: see docs/reference/reasons.md.
     """
     Renew: _grpc.UnaryUnaryMultiCallable[_federation_pb2.RenewRequest, _federation_pb2.RenewResponse]
     """Issues the caller's next certificate, for a new key. The present one holds until it expires, or until the client
@@ -78,7 +78,7 @@ class FederationAsyncStub(FederationStub):
     """Hands in the reply to an assignment: the header first, then the payload in chunks, as far as the coordinator's
     windows allow; the receipt comes last. Safe to repeat: the same envelope gets the same receipt, and an upload that
     broke off goes on where it broke. A reply whose content is refused for good gets a signed receipt that says so.
-    Errors: see docs/reasons.md.
+    Errors: see docs/reference/reasons.md.
     """
     Renew: _aio.UnaryUnaryMultiCallable[_federation_pb2.RenewRequest, _federation_pb2.RenewResponse]  # type: ignore[assignment]
     """Issues the caller's next certificate, for a new key. The present one holds until it expires, or until the client
@@ -125,7 +125,7 @@ class FederationServicer(metaclass=_abc_1.ABCMeta):
         """Hands in the reply to an assignment: the header first, then the payload in chunks, as far as the coordinator's
         windows allow; the receipt comes last. Safe to repeat: the same envelope gets the same receipt, and an upload that
         broke off goes on where it broke. A reply whose content is refused for good gets a signed receipt that says so.
-        Errors: see docs/reasons.md.
+        Errors: see docs/reference/reasons.md.
         """
 
     @_abc_1.abstractmethod

@@ -91,7 +91,7 @@ TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "compare": ("admin.runs:compare", "Show runs beside each other."),
         "round": ("admin.runs:show_round", "Show a round."),
         "replies": ("admin.runs:replies", "List the received replies, including refused ones."),
-        "export": ("admin.runs:export", "Write a model of a run to a file."),
+        "export": ("admin.download:export", "Write a model of a run to a file."),
         "bundle": ("admin.bundle:bundle_command", "Write the record of a run to one file."),
         "replay": ("admin.bundle:replay_command", "Show what another algorithm would have done."),
         "audit": ("admin.audit:audit", "Show the audit log; `audit verify` verifies it."),

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.measures.metric_definitions import SCORED
+from federation.record.metric_definitions import SCORED
 from federation.record.results import accepted
 from federation.v1.admin_pb2 import ExportRoundsResponse, Participation, RoundSummary
 from federation.v1.common_pb2 import AssignmentState, RoundState

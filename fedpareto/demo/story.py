@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from federation.text import counted
 from fedpareto.demo.demo_results import DemoResult
 from fedpareto.demo.hospitals import ATTACKER, EIGHT, TWO
 from fedpareto.demo.outsider import Verification
@@ -51,13 +52,15 @@ def story(runs: Mapping[str, DemoResult], private: PrivateResult | None, verific
 
 
 def of_the_record(run: DemoResult) -> str:
-    """The alerts about a run; without any, the cosines of both kinds of updates with the step."""
+    """The alerts about a run; without any, what the cosines of both kinds of updates say."""
     if run.alerts:
         return "The record warns: " + " ".join(f"{alert}." for alert in run.alerts)
     eight, two = (mean(run.cosine[name] for name in names) for names in (EIGHT, TWO))
     return (
-        f"The record shows why: over the rounds, the cosine of an update with the step is {eight:.2f} for the eight "
-        f"and {two:.2f} for the two."
+        f"The record shows why: the cosine between an update and the step is {eight:.2f} on average for the eight and "
+        f"{two:.2f} for the two. At 1 a step goes where a hospital pulls, at 0 it gains the hospital nothing. The "
+        "coordinator warns of members that work against the step (well below 0). The two do not: the average hardly "
+        "serves them, and nothing warns of that."
     )
 
 
@@ -81,10 +84,11 @@ def _attack(fair: DemoResult, average_attacked: DemoResult, fair_attacked: DemoR
     end = f"{abs(difference):.1f} points {'above' if difference > 0 else 'below'} its end"
     if abs(difference) < _SAME:
         end = "exactly where it ended"
+    rounds = counted(average_attacked.rounds_done, "round")
     return (
-        f"{ATTACKER} multiplied its update by 100 and added 1000 to its loss: in {average_attacked.rounds_done} rounds "
-        f"FedAvg fell to {percent(average_attacked.mean)} on average{chance}. FedMGDA+ ended at "
-        f"{percent(fair_attacked.mean)}, {end} without the attack."
+        f"{ATTACKER} multiplied its update by 100 and added 1000 to its loss: in {rounds} FedAvg fell to "
+        f"{percent(average_attacked.mean)} on average{chance}. FedMGDA+ ended at {percent(fair_attacked.mean)}, {end} "
+        "without the attack."
     )
 
 
@@ -102,7 +106,8 @@ def _verified(run: Verification) -> str:
     if not run.verified:
         return f"An outsider could not verify everything in {run.file}."
     where = f" ({run.wrong})" if run.wrong else ", but was not noticed: this is an error of fedpareto"
+    rounds = counted(run.rounds, "round")
     return (
-        f"An outsider verified every signature, weight and model of the {run.rounds} rounds of FedMGDA+ from one file. "
-        f"With one byte changed the file was refused{where}."
+        f"An outsider verified every signature, weight and model of {rounds} of FedMGDA+ from one file. With one byte "
+        f"changed the file was refused{where}."
     )

@@ -58,7 +58,7 @@ def alert_list(alerts: Sequence[AlertLine]) -> Html:
 def _item(alert: AlertLine) -> Html:
     about = [tag("span", alert.severity, class_=f"state {alert.severity}")]
     about += [tag("span", text) for text in (alert.about, alert.time) if text]
-    look = f"alert {alert.severity}" + (" ended" if alert.over else "")
+    look = f"alert {alert.severity}"
     parts = [tag("div", *about, class_="about"), tag("p", with_code(alert.message), class_="case")]
     if alert.remedy:
         parts.append(tag("p", with_code(alert.remedy), class_="soft"))

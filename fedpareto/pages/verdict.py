@@ -86,7 +86,7 @@ def verdict(standing: Standing | None, *, over: bool, accuracy: float = math.nan
     """
     if standing is None or not standing.worst_first:
         if math.isfinite(accuracy):
-            return f"The mean accuracy is {100 * accuracy:.0f} %; what single members have is not disclosed"
+            return f"The mean accuracy is {100 * accuracy:.0f} %; the members' own results are not disclosed"
         return "No member's result is known" + ("" if over else " yet")
     worst, members = standing.worst_first[0], len(standing.worst_first)
     if over:
@@ -119,7 +119,7 @@ def _gained(standing: Standing) -> str:
     if len(lost) == members:
         return f"All {counted_members(members)} lost" if members > 1 else f"{lost[0]} lost"
     gained = members - len(lost)
-    named = ", ".join(lost) if len(lost) <= 2 else counted_members(len(lost))
+    named = " and ".join(lost) if len(lost) <= 2 else counted_members(len(lost))
     return (
         f"{_sentence(counted_members(gained).removesuffix(' members').removesuffix(' member'))} of "
         f"{counted_members(members)} gained, {named} lost"

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from coordinator.aggregation.measures.metric_definitions import SCORED
+from federation.record.metric_definitions import SCORED
 from fedpareto.formatting import number, percent, whole
 from fedpareto.pages import heat
 from fedpareto.pages.charts import ACCURACY, COSINE, Series
@@ -21,24 +21,22 @@ _NO_STEP = "No round of this run has made a step."
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a report; a wide one has one figure in a row."""
+    """A section of a report."""
 
     anchor: str
     title: str
     figures: Sequence[Html]
-    wide: bool = False
 
 
 def sections(data: RunData, beside: Sequence[RunData]) -> Iterator[Section]:
     """The sections that say why, the most telling ones first."""
     if data.objectives:
         yield Section("objectives", "The objectives", list(objective_figures.figures(data, beside)))
-    yield Section("rounds", "Round by round", [_accuracy(data), _losses(data)])
+    yield Section("rounds", "Round by round", [_accuracy(data), _losses(data), _spread(data), _improved(data)])
     if data.own_metrics:
         yield Section("metrics", "The task's own metrics", list(metric_figures.figures(data)))
     yield Section("weights", "Who decided", [_weights(data), _entropy(data)])
-    yield Section("conflicts", "Whether a step served everybody", [_cosines(data), _improved(data), _conflicts(data)])
-    yield Section("spread", "How far along", [_spread(data), _norms(data)])
+    yield Section("conflicts", "Whether a step served everybody", [_cosines(data), _norms(data), _conflicts(data)])
     yield Section("traffic", "Replies, bytes and time", list(traffic.figures(data, beside)))
 
 

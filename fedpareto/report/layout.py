@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from coordinator.aggregation.measures.metric_definitions import definition
+from federation.record.metric_definitions import definition
 from fedpareto.formatting import NOT_DISCLOSED, UNKNOWN, format_of
 from fedpareto.pages import charts
 from fedpareto.pages.charts import Series
@@ -21,7 +21,7 @@ def figure(title: str, chart: Html, caption: str, numbers: Html | None = None, *
     parts = [tag("h3", title), chart, tag("figcaption", caption)]
     if more or numbers is not None:
         names = [*(["How to read it"] if more else []), *(["the numbers"] if numbers is not None else [])]
-        summary = " and ".join(names)
+        summary = ", and ".join(names)
         folded = [
             tag("summary", summary[:1].upper() + summary[1:]),
             *([tag("p", more, class_="small")] if more else []),

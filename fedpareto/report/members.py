@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from fedpareto.formatting import UNKNOWN, natural, number, of_member, percent
+from coordinator.alerts.round_facts import OUTLIER
+from fedpareto.formatting import NOT_DISCLOSED, UNKNOWN, natural, number, of_member, percent
 from fedpareto.pages.charts import ACCURACY
 from fedpareto.pages.dumbbells import Dumbbell, dumbbells
 from fedpareto.pages.html import Html, join, table, tag
@@ -77,9 +78,9 @@ def members_table(data: RunData) -> Html:
             (
                 client,
                 of_member(score_text(score), "evaluation", hidden),
-                of_member(number(mean(part.weight for part in parts)), "weight", hidden),
-                of_member(number(mean(part.cosine for part in parts)), "cosine", hidden),
-                of_member(f"{ratio:.3g} ×" if math.isfinite(ratio) else UNKNOWN, "update_norm", hidden),
+                of_member(_decimals(mean(part.weight for part in parts), 3), "weight", hidden),
+                of_member(_decimals(mean(part.cosine for part in parts), 2), "cosine", hidden),
+                of_member(_times(ratio), "update_norm", hidden),
                 of_member(str(data.samples.get(client) or UNKNOWN), "samples", hidden),
                 f"{summary.replied} of {summary.asked}" if summary else UNKNOWN,
                 *([number(summary.epsilon) if summary and summary.HasField("epsilon") else UNKNOWN] if private else []),
@@ -91,7 +92,29 @@ def members_table(data: RunData) -> Html:
         f"{counted_members(len(rows)).capitalize()}. The longest update is against the median of its round; the cosine "
         "is between update and step. Scores and samples are the members' own words."
     )
-    return table([*columns, *(["epsilon"] if private else [])], rows, caption=caption)
+    return _disclosed([*columns, *(["epsilon"] if private else [])], rows, caption)
+
+
+def _disclosed(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> Html:
+    """A table without the columns that privacy hides, which the caption names."""
+    cells = [set(values) for values in zip(*rows, strict=True)]
+    hidden = [i for i, values in enumerate(cells) if NOT_DISCLOSED in values and values <= {NOT_DISCLOSED, UNKNOWN}]
+    if hidden:
+        caption += f" {NOT_DISCLOSED.capitalize()} in this run: {', '.join(columns[i] for i in hidden)}."
+    shown = [i for i in range(len(columns)) if i not in hidden]
+    return table([columns[i] for i in shown], [[row[i] for i in shown] for row in rows], caption=caption)
+
+
+def _decimals(value: float, digits: int) -> str:
+    return f"{value:.{digits}f}" if math.isfinite(value) else UNKNOWN
+
+
+def _times(ratio: float) -> str:
+    """How many times the median; a ratio that is an alert stands out."""
+    if not math.isfinite(ratio):
+        return UNKNOWN
+    written = f"{ratio:,.0f} ×" if ratio >= 100 else f"{ratio:.1f} ×"
+    return tag("span", written, class_="bad") if ratio > OUTLIER else written
 
 
 def _ordered(clients: Sequence[str], standing: Standing | None) -> list[str]:
@@ -126,7 +149,8 @@ def took_part(data: RunData) -> Html:
         "The counts are of rounds that have ended; a reply is refused for its content. Device and software are the "
         "member's own words."
     )
-    elements = [table(["member", "device, software", *outcomes], rows, words=2, caption=caption)]
+    listed = table(["member", "device, software", *outcomes], rows, words=2, caption=caption)
+    elements: list[Html] = [tag("details", tag("summary", "Devices, software and replies, member by member"), listed)]
     reasons = [
         (member.client_id, str(member.last_reason_round), member.last_reason)
         for member in data.run.members

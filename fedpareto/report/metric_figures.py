@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from coordinator.aggregation.measures.metric_definitions import OWN, SUMMARIES
+from federation.record.metric_definitions import OWN, SUMMARIES
 from fedpareto.formatting import UNKNOWN, number
 from fedpareto.pages.charts import Series
 from fedpareto.pages.html import Html, table

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from coordinator.aggregation.measures import metric_definitions
+from federation.record import metric_definitions
 from federation.text import counted
 from federation.v1.admin_pb2 import AlertKind
 from federation.v1.common_pb2 import RunState
@@ -28,7 +28,7 @@ def page(data: RunData, beside: Sequence[RunData] = ()) -> Html:
     parts = [
         *([("members", "Members", _members(data))] if data.rounds else []),
         *((section.anchor, section.title, _figures(section)) for section in why),
-        ("clients", "Who took part", [tag("div", members.took_part(data), class_="card")]),
+        ("replies", "Who took part", [tag("div", members.took_part(data), class_="card")]),
         ("run", "The run", _run(data)),
         ("definitions", "What the numbers mean", _definitions()),
     ]
@@ -39,7 +39,7 @@ def page(data: RunData, beside: Sequence[RunData] = ()) -> Html:
         "" if data.rounds else tag("p", "This run has no rounds yet.", class_="absent"),
         *(tag("section", tag("h2", title, id=anchor), *elements) for anchor, title, elements in parts),
     ]
-    links = [Link("Alerts", "#alerts"), *(Link(title, f"#{anchor}") for anchor, title, _ in parts)]
+    links = [Link(anchor.capitalize(), f"#{anchor}") for anchor in ("alerts", *(anchor for anchor, _, _ in parts))]
     return in_one_file(Page(title=f"{data.run.name}: federated run", body=body, nav=links))
 
 
@@ -61,7 +61,7 @@ def _head(data: RunData, beside: Sequence[RunData]) -> Html:
 
 
 def _alerts(data: RunData) -> list[Html]:
-    lines = [line_of(alert) for alert in data.run.alerts if alert.kind != AlertKind.ALERT_KIND_RUN_ENDED]
+    lines = [line_of(alert) for alert in reversed(data.run.alerts) if alert.kind != AlertKind.ALERT_KIND_RUN_ENDED]
     content = alert_list(lines) if lines else tag("p", "Nothing needs attention.", class_="soft")
     return [tag("section", tag("h2", "Alerts", id="alerts"), content)]
 
@@ -74,14 +74,16 @@ def _members(data: RunData) -> list[Html]:
 
 
 def _figures(section: Section) -> list[Html]:
-    return [tag("div", *section.figures, class_="figures one" if section.wide else "figures")]
+    return [tag("div", *section.figures, class_="figures")]
 
 
 def _cards(data: RunData) -> Html:
     """The run in a few numbers: those of the last evaluated round, and totals."""
     latest, shown = data.run.latest, []
     if "accuracy/mean" in latest.metrics:
-        labels = {"mean": "mean accuracy", "worst5": "worst 5 %", "std": "standard deviation"}
+        labels = {"mean": "mean accuracy", "std": "standard deviation"}
+        if latest.metrics.get("accuracy/worst5") != latest.metrics.get("accuracy/worst"):
+            labels["worst5"] = "worst 5 %"
         labels["worst"] = f"worst member, {latest.worst_client}" if latest.worst_client else "worst member"
         shown += [
             (recorded(f"accuracy/{name}", latest.metrics, latest.undisclosed), label) for name, label in labels.items()
@@ -94,6 +96,10 @@ def _cards(data: RunData) -> Html:
         shown.append((percent(mean(data.metric("improved"))), "improved, on average"))
     elif "improved" in data.undisclosed:
         shown.append((NOT_DISCLOSED, "improved, on average"))
+    hidden = [name for value, name in shown if value == NOT_DISCLOSED]
+    shown = [card for card in shown if card[0] != NOT_DISCLOSED]
+    if hidden:
+        shown.append((NOT_DISCLOSED, ", ".join(hidden)))
     total = math.fsum(known(data.metric("bytes/up") + data.metric("bytes/down")))
     shown += [(str(len(data.clients)), "members took part"), (size(total), "up and down")]
     return tag("ul", *(tag("li", tag("b", value), tag("span", name)) for value, name in shown), class_="cards")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from coordinator.aggregation.measures.metric_definitions import SCORED
+from federation.record.metric_definitions import SCORED
 from federation.record.results import accepted
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.v1.admin_pb2 import (

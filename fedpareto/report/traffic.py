@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC
 from itertools import accumulate
 
-from coordinator.aggregation.measures.metric_definitions import SCORED
+from federation.record.metric_definitions import SCORED
 from federation.v1.admin_pb2 import ExportRoundsResponse, PhaseProgress
 from federation.v1.common_pb2 import AssignmentState
 from fedpareto.admin_messages import duration, name_of
@@ -37,8 +37,8 @@ def figures(data: RunData, beside: Sequence[RunData]) -> Iterator[Html]:
     runs = [data, *(run for run in beside if not run.alone)]
     yield _replies(data)
     yield _bytes(data)
-    yield _for_each_client(runs)
     if beside:
+        yield _for_each_client(runs)
         yield _against_bytes(runs)
     yield _phases(data)
 
@@ -76,9 +76,8 @@ def _bytes(data: RunData) -> Html:
     up, _, down = (values for _, values, _ in columns)
     no_round = "No round of this run has ended."
     total_up, total_down = math.fsum(known(up)), math.fsum(known(down))
-    caption = (
-        f"Update files that came up and model files that went down: {size(total_up)} and {size(total_down)} in all."
-    )
+    sums = f"{size(total_up)} and {size(total_down)} in all"
+    caption = f"Update files that came up and model files that went down: {sums}.{_share(data)}"
     more = (
         "One model is counted for every client that answered and did not have it yet: workers keep the last ones. "
         "Envelopes (about 1 kB each) and TLS come on top. Bytes that were refused are in the table."
@@ -86,6 +85,15 @@ def _bytes(data: RunData) -> Html:
     series = [Series("up", up, 0), Series("down", down, 2)]
     axis = Axis("bytes per round", size, low=0.0)
     return line_figure(data, title, no_round, series, axis, caption, columns, more=more)
+
+
+def _share(data: RunData) -> str:
+    """A sentence about what one client sends and fetches in a round; empty if that is not known."""
+    up, down, model = mean(data.up), mean(data.down), 4.0 * data.run.parameters
+    if not (math.isfinite(up) and math.isfinite(down)):
+        return ""
+    in_models = f" ({up / model:.2f} and {down / model:.2f} models)" if model else ""
+    return f" In a round, a client sends {size(up)} and fetches {size(down)}{in_models}."
 
 
 def _for_each_client(runs: Sequence[RunData]) -> Html:
@@ -106,7 +114,8 @@ def _for_each_client(runs: Sequence[RunData]) -> Html:
         "one; training for each objective sends as many models as the client serves."
     )
     columns = ["run", "algorithm", "up", "in models", "down", "in models", "up, all rounds and clients"]
-    return tag("figure", tag("h3", title), table(columns, rows, words=2), tag("figcaption", f"{caption} {more}"))
+    caption = tag("figcaption", f"{caption} {more}")
+    return tag("figure", tag("h3", title), table(columns, rows, words=2), caption, class_="wide")
 
 
 def _against_bytes(runs: Sequence[RunData]) -> Html:

@@ -97,5 +97,5 @@ def test_a_run_that_is_larger_than_the_disk_is_warned_of(stage: Stage, capsys: p
     assert caught.value.code == 1
     assert "1 (a); a round asks 1" in capsys.readouterr().out
     nobody = ask(stage, spec("lonely", stage.task()))
-    with pytest.raises(CommandFailure, match="0 members could be asked, and selection"):
+    with pytest.raises(CommandFailure, match="0 members could be asked, and a round needs 1"):
         upload.show_prospects(nobody, as_json=False)

@@ -64,7 +64,7 @@ def test_no_two_runs_of_an_experiment_share_a_specification(name: str) -> None:
 
 
 def test_the_page_of_experiments_lists_each_with_its_size() -> None:
-    text = (DOCS / "experiments.md").read_text()
+    text = (DOCS / "research/experiments.md").read_text()
     for name in names():
         experiment, quick = load(name), load(name).in_quick_form()
         sizes = f"{len(experiment.cells())} × {len(experiment.seeds)} | {experiment.spec['rounds']}"

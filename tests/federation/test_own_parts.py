@@ -12,8 +12,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from coordinator.aggregation.measures import metric_definitions
-from coordinator.aggregation.measures.metric_definitions import Definition, Unit
+from federation.record import metric_definitions
+from federation.record.metric_definitions import Definition, Unit
 from federation.v1.admin_pb2 import GetRoundResponse
 from fedpareto import Attack, Combination, DataSource, Metric, Pool, Rows, Rule, Task, conclude, option, simulate
 from fedpareto.cli.show import round_lines, round_tables

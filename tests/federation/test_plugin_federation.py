@@ -15,7 +15,7 @@ from fedpareto.processes.forked import completed
 from tests.harness import Federation, federation
 from tests.paths import DOCS, EXAMPLES
 
-PAGE = (DOCS / "plugins.md").read_text()
+PAGE = (DOCS / "research/plugins.md").read_text()
 SKETCH = "random_signs:RandomSigns"
 
 

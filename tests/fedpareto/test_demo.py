@@ -77,7 +77,13 @@ def test_the_demo_plays_its_acts_and_says_what_each_of_them_showed(played: tuple
     assert average_attacked != pytest.approx(average, abs=0.02)
     assert len(document["sentences"]) == 4
     lines = " ".join(printed.split())
-    for words in (*document["sentences"], *(f"Act {act}: " for act in range(6)), "round 1 of 1", "Type next:"):
+    for words in (
+        *document["sentences"],
+        "The record shows why:",
+        *(f"Act {act}: " for act in range(6)),
+        "round 1 of 1",
+        "Type next:",
+    ):
         assert " ".join(words.split()) in lines
 
 

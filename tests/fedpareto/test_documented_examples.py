@@ -30,14 +30,17 @@ clients = 4
 
 def test_the_run_specification_of_the_first_federation_comes_without_a_warning() -> None:
     texts = re.findall(
-        r"^```toml\n(# run\.toml\n.*?)^```$", (DOCS / "first-federation.md").read_text(), re.MULTILINE | re.DOTALL
+        r"^```toml\n(# run\.toml\n.*?)^```$", (DOCS / "start/first-federation.md").read_text(), re.MULTILINE | re.DOTALL
     )
     assert len(texts) == 1
     assert cautions(*parse_run(texts[0].encode())) == ()
 
 
 def test_the_examples_in_the_pages_are_the_files() -> None:
-    for page, name in (("use-the-model.md", "use_the_model.py"), ("experiments.md", "my-experiment.toml")):
+    for page, name in (
+        ("start/first-federation.md", "use_the_model.py"),
+        ("research/experiments.md", "my-experiment.toml"),
+    ):
         source = (EXAMPLES / name).read_text()
         assert (
             source.removeprefix(source.partition("import sys")[0] if name.endswith("py") else "")

@@ -14,9 +14,9 @@ from federation.tasks.parameters import build
 from federation.training.own import run_model
 from fedpareto import simulate
 from simulation.history import History
-from tests.paths import EXAMPLES
+from tests.paths import DOCS, EXAMPLES
 
-PAGES = EXAMPLES.parent
+PAGE = (DOCS / "start/adapters-and-segmentation.md").read_text()
 
 needs_peft = pytest.mark.skipif(
     find_spec("peft") is None or find_spec("transformers") is None, reason="needs fedpareto[examples]"
@@ -28,23 +28,22 @@ def examples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
 
 
-def run_of(page: str) -> str:
-    """The run specification of a page."""
-    (text,) = re.findall(r"^```toml\n(.*?)^```$", (PAGES / page).read_text(), re.MULTILINE | re.DOTALL)
+def run_of(example: str) -> str:
+    """The run specification of an example on the page."""
+    (text,) = (
+        text for text in re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL) if f'"{example}:' in text
+    )
     return str(text)
 
 
-def trained(page: str) -> History:
-    return simulate(run_of(page), threads=1)
+def trained(example: str) -> History:
+    return simulate(run_of(example), threads=1)
 
 
-@pytest.mark.parametrize(
-    ("page", "name", "begin"),
-    [("adapters.md", "adapters.py", "import torch"), ("segmentation.md", "segment.py", "def dice")],
-)
-def test_the_examples_on_the_pages_are_the_files(page: str, name: str, begin: str) -> None:
+@pytest.mark.parametrize(("name", "begin"), [("adapters.py", "import torch"), ("segment.py", "def dice")])
+def test_the_examples_on_the_page_are_the_files(name: str, begin: str) -> None:
     source = (EXAMPLES / name).read_text()
-    assert f"```python\n{source[source.index(begin) :]}```" in (PAGES / page).read_text()
+    assert f"```python\n{source[source.index(begin) :]}```" in PAGE
 
 
 @needs_peft
@@ -59,9 +58,8 @@ def test_only_the_adapters_of_the_language_model_travel() -> None:
         f"adapted.base_model.model.classifier.modules_to_save.default.{part}" for part in ("weight", "bias")
     }
     assert all(tensor.shape in {(4, 32), (32, 4), (2, 32), (2,)} for tensor in layout.tensors)
-    page = (PAGES / "adapters.md").read_text()
     whole = sum(parameter.numel() for parameter in build(notes).parameters())
-    assert f"The model has {whole:,} parameters, of which {len(vector):,} are sent" in page
+    assert f"The model has {whole:,} parameters, of which {len(vector):,} are sent" in PAGE
     assert notes.buffers() == ()
 
 
@@ -75,7 +73,7 @@ def test_the_frozen_part_is_the_same_at_every_member() -> None:
 @needs_peft
 @pytest.mark.full
 def test_a_personal_classifier_stays_and_the_adapters_of_a_run_are_put_into_the_model() -> None:
-    document = run_of("adapters.md").replace("rounds = 6", "rounds = 1") + 'parameters.personal = ["*classifier*"]\n'
+    document = run_of("adapters").replace("rounds = 6", "rounds = 1") + 'parameters.personal = ["*classifier*"]\n'
     notes, history = task("adapters:Notes"), simulate(document, threads=1)
     layout, _ = run_model(notes, 0, ParametersSpec(personal=("*classifier*",)))
     assert len(layout.tensors) == 2 * 2 * 2
@@ -92,13 +90,13 @@ def test_a_personal_classifier_stays_and_the_adapters_of_a_run_are_put_into_the_
 @needs_peft
 @pytest.mark.full
 def test_adapters_learn_what_the_frozen_model_does_not_know() -> None:
-    accuracy = trained("adapters.md").rounds["accuracy/mean"].tolist()
+    accuracy = trained("adapters").rounds["accuracy/mean"].tolist()
     assert accuracy[-1] > 0.95
 
 
 @pytest.mark.full
 def test_the_u_net_finds_discs_and_the_run_is_measured_by_dice() -> None:
-    history = trained("segmentation.md")
+    history = trained("segment")
     dice = history.rounds["metric/dice/mean"].tolist()
     assert dice[0] < 0.2
     assert max(dice) > 0.8

@@ -1,4 +1,4 @@
-"""The first tutorial, docs/three-terminals.md: its commands, run from its text by real processes."""
+"""The first tutorial, docs/start/three-terminals.md: its commands, run from its text by real processes."""
 
 import re
 import shlex
@@ -15,7 +15,7 @@ from fedpareto.processes.process_federation import Process
 from tests.harness import SECONDS, wait_for
 from tests.paths import DOCS
 
-PAGE = (DOCS / "three-terminals.md").read_text()
+PAGE = (DOCS / "start/three-terminals.md").read_text()
 BLOCK = re.compile(r"^```(?:console|python|toml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE_NAME = re.compile(r"# (\S+\.(?:py|toml))\n")
 # What is installed and made before; tests/fedpareto/test_demo.py plays the demo.

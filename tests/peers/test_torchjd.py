@@ -122,7 +122,10 @@ def test_nash_mtl_agrees_where_theirs_solves_the_equation() -> None:
 
 
 def test_nash_mtl_of_theirs_stops_early_where_norms_differ() -> None:
-    """torchjd:nashmtl is refused because of such cases. When theirs solves this one, revise docs/algorithms.md."""
+    """torchjd:nashmtl is refused because of such cases.
+
+    When theirs solves this one, revise docs/research/algorithms.md.
+    """
     rng = np.random.default_rng(7)
     U = rng.standard_normal((10, 20))
     U *= 10.0 ** rng.uniform(-1, 1, (10, 1)) / np.linalg.norm(U, axis=1, keepdims=True)

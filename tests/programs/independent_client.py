@@ -1,4 +1,4 @@
-"""A client that was written from docs/protocol.md alone: gRPC, `cryptography`, BLAKE3, and stubs made from proto/.
+"""A client written from docs/reference/protocol.md alone: gRPC, `cryptography`, BLAKE3, and stubs made from proto/.
 
 It imports nothing of fedpareto. It joins, renews its certificate, attends, fits a line to its own data by gradient
 descent, and hands in updates and evaluations until it has done the rounds that it is asked to. It prints one JSON

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from coordinator.aggregation.measures.metric_definitions import DEFINITIONS, Basis, basis
 from coordinator.aggregation.registry import algorithm
 from coordinator.settings import Settings
+from federation.record.metric_definitions import DEFINITIONS, Basis, basis
 from federation.refusals import REASONS
 from federation.spec.run_spec import RunSpec
 from tests.command_lines import problem
@@ -22,7 +22,10 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 PROSE = {path: path.read_text() for path in DOCUMENTS}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 REQUIRED = object()
-LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+FOLDERS = ("start", "operate", "member", "research", "reference")
+PAGES = [path for path in DOCUMENTS if path.parent.parent == DOCS and path.parent.name in FOLDERS]
 
 every_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 
@@ -32,17 +35,19 @@ def blocks(text: str, *languages: str) -> Iterator[str]:
 
 
 def test_the_page_of_reasons_lists_exactly_the_reasons_with_their_status() -> None:
-    rows = re.findall(r"^\| `([a-z-]+)` \| `([A-Z_]+)` \| .+ \| .+ \|$", PROSE[DOCS / "reasons.md"], re.MULTILINE)
+    rows = re.findall(
+        r"^\| `([a-z-]+)` \| `([A-Z_]+)` \| .+ \| .+ \|$", PROSE[DOCS / "reference/reasons.md"], re.MULTILINE
+    )
     assert rows == [(reason, status) for reason, status in REASONS.items()]
 
 
 def test_the_page_of_metrics_is_the_table_of_definitions() -> None:
-    rows = re.findall(r"^\| `([a-z0-9_/<>]+)` \| (.+) \| (.+) \|$", PROSE[DOCS / "metrics.md"], re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z0-9_/<>]+)` \| (.+) \| (.+) \|$", PROSE[DOCS / "reference/metrics.md"], re.MULTILINE)
     assert rows == [(name, known.meaning, known.source) for name, known in DEFINITIONS.items()]
 
 
 def test_the_page_on_verification_says_of_each_metric_whether_it_is_verified() -> None:
-    rows = re.findall(r"^\| (`[^|]+) \| [^|]+ \| (yes|no) \|$", PROSE[DOCS / "verify.md"], re.MULTILINE)
+    rows = re.findall(r"^\| (`[^|]+) \| [^|]+ \| (yes|no) \|$", PROSE[DOCS / "reference/verify.md"], re.MULTILINE)
     names = [
         (re.escape(name).replace(r"\.\.\.", ".+"), told) for row, told in rows for name in re.findall("`(.+?)`", row)
     ]
@@ -66,18 +71,18 @@ def keys_in(page: str) -> list[tuple[str, object]]:
 
 
 def test_the_page_of_the_run_specification_lists_every_key_with_its_default() -> None:
-    assert keys_in("docs/run-spec.md") == list(keys(RunSpec))
+    assert keys_in("docs/reference/run-spec.md") == list(keys(RunSpec))
 
 
 def test_the_page_of_the_policy_lists_every_key_with_its_default_and_its_example_is_accepted(tmp_path: Path) -> None:
-    assert keys_in("docs/site-policy.md") == list(keys(Policy))
+    assert keys_in("docs/member/your-site.md") == list(keys(Policy))
     path = tmp_path / "policy.toml"
-    path.write_text(next(blocks(PROSE[DOCS / "site-policy.md"], "toml")))
+    path.write_text(next(blocks(PROSE[DOCS / "member/your-site.md"], "toml")))
     assert Policy.load(path).restore == "ask"
 
 
 def test_the_page_of_operations_lists_every_setting_with_its_default() -> None:
-    assert keys_in("docs/operations.md") == list(keys(Settings))
+    assert keys_in("docs/operate/operations.md") == list(keys(Settings))
 
 
 @every_document
@@ -116,25 +121,25 @@ def defined_in(path: Path) -> set[str]:
 
 
 def test_every_threat_names_tests_that_exist() -> None:
-    text = PROSE[DOCS / "security.md"]
+    text = PROSE[DOCS / "reference/security.md"]
     _, threats = text.split("\n## Threats\n")
     rows = [line for line in threats.partition("\n## ")[0].splitlines() if line.startswith("| ")]
     rows = [row for row in rows if not row.startswith("| Threat |")]
     assert len(rows) > 50
     for row in rows:
-        named = re.findall(r"`(tests/\w+\.py)::(\w+)`", row)
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
         assert named, row
         for path, test in named:
             assert test in defined_in(ROOT / path), (path, test)
 
 
 def test_every_value_that_a_party_may_choose_names_a_test_that_exists_or_a_decision() -> None:
-    text = PROSE[DOCS / "private-protocol.md"]
+    text = PROSE[DOCS / "reference/private-protocol.md"]
     rows = [line for line in text.partition("\n## 7. ")[2].splitlines() if line.startswith("| ")]
     rows = [row for row in rows if not row.startswith("| Value |")]
     assert len(rows) > 30
     for row in rows:
-        named = re.findall(r"`(test_\w+\.py)(?:::(\w+))?`", row)
+        named = re.findall(r"`((?:\w+/)*test_\w+\.py)(?:::(\w+))?`", row)
         assert named or "*decision*" in row.lower(), row
         for path, test in named:
             assert not test or test in defined_in(ROOT / "tests" / path), (path, test)
@@ -145,6 +150,22 @@ def test_every_reason_to_refuse_is_expected_by_a_test() -> None:
     sources = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__))
     unexpected = [reason for reason in REASONS if not re.search(rf"[\"']{reason}(?![\w-])", sources)]
     assert not unexpected
+
+
+def test_the_index_has_one_line_for_each_page_in_the_order_of_the_folders() -> None:
+    rows = re.findall(r"^\| \[.+\]\((\w+)/([\w-]+\.md)\) \| .+ \|$", PROSE[DOCS / "README.md"], re.MULTILINE)
+    assert sorted(rows) == [(path.parent.name, path.name) for path in PAGES]
+    assert list(dict.fromkeys(folder for folder, _ in rows)) == list(FOLDERS)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_the_first_sentence_of_a_page_says_for_whom_it_is_and_what_they_can_do_after_it(path: Path) -> None:
+    first = " ".join(PROSE[path].split("\n\n")[1].split())
+    assert re.match(r"This page is for [^.]+; after it you can ", first)
+
+
+def test_the_page_of_benchmarks_is_short() -> None:
+    assert len(PROSE[DOCS / "operate/benchmarks.md"].split()) <= 2500
 
 
 def anchors(text: str) -> set[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.paths import DOCS
 
-OPERATIONS = DOCS / "operations.md"
+OPERATIONS = DOCS / "operate/operations.md"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A verifier that was written from docs/verify.md: NumPy, `cryptography`, BLAKE3, and stubs made from proto/.
+"""A verifier that was written from docs/reference/verify.md: NumPy, `cryptography`, BLAKE3, and stubs made from proto/.
 
 It imports nothing else of fedpareto. It knows the algorithm `fedavg`, the optimiser `sgd` and open rounds; of other
 runs it says what it did not verify.

@@ -1,4 +1,4 @@
-"""Each value in a bundle is edited: `verify` refuses the edit, or docs/verify.md says that the value is not bound.
+"""Each value in a bundle is edited: `verify` refuses it, or docs/reference/verify.md says that the value is not bound.
 
 An edit is made by somebody who has no key, and by somebody who has all keys and signs again whatever follows.
 """
@@ -35,7 +35,7 @@ from tests.worker.work.private_scene import scene
 from verification.errors import Wrong
 from verification.run import OpenedRun
 
-PAGE = DOCS / "verify.md"
+PAGE = DOCS / "reference/verify.md"
 FREE, SIGNED, NAMED = "Nothing", "Only signed", "Named"
 """How the third column of the page begins for values that are not bound, or by their signature alone."""
 OF_FACTS = re.compile(r"(assignment|reply|round|run|consent)\.")

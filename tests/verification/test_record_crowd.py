@@ -92,7 +92,7 @@ def test_a_coordinator_that_is_content_with_fewer_clients_is_named(
 
 
 def test_everybody_can_hide_a_message_that_nothing_else_names(tmp_path: Path) -> None:
-    """As docs/verify.md says under "What it cannot show"."""
+    """As docs/reference/verify.md says under "What it cannot show"."""
 
     def without_declines(record: RoundRecord) -> None:
         for exchange in record.phases[0].exchanges:

@@ -12,11 +12,11 @@ from google.protobuf.message import Message
 from typer.testing import CliRunner
 
 from coordinator.aggregation.measures.expected_metrics import RunMetrics, StepFacts
-from coordinator.aggregation.measures.metric_definitions import Basis, basis
 from coordinator.aggregation.measures.model_metrics import scores
 from coordinator.aggregation.phases import PhaseReply, Replies
 from coordinator.aggregation.registry import algorithm
 from federation.record.bundle import BundleReader
+from federation.record.metric_definitions import Basis, basis
 from federation.spec.run_spec import RunSpec
 from federation.trust.envelope import envelope_digest
 from federation.v1.common_pb2 import ReceiptManifest, ReplyManifest, SamplePrivacy

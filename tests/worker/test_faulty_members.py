@@ -15,7 +15,7 @@ from tests.paths import DOCS, OWNERS_CODE, PROGRAMS
 
 pytestmark = pytest.mark.full
 CLIENTS = ("behind", "nan", "memory", "slow", "disk", "ahead")
-PAGE = DOCS / "operations.md"
+PAGE = DOCS / "member/your-site.md"
 HOUR = timedelta(hours=1)
 CLOCKS = {"behind": -HOUR, "ahead": HOUR}
 CLOCK = "this machine's clock and the coordinator's differ by {:.0f} s"

@@ -1,4 +1,4 @@
-"""A client that was written from docs/protocol.md and proto/ alone works for a real coordinator."""
+"""A client that was written from docs/reference/protocol.md and proto/ alone works for a real coordinator."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from grpc_tools import protoc
 from federation.v1.admin_pb2 import CreateJoinStringRequest
 from federation.vectors import Layout, Tensor, to_bytes
 from storage.states import RunState
-from tests.paths import ROOT
+from tests.paths import PROGRAMS, ROOT
 from tests.stage import Stage
 from tests.stage import stage as make_stage
 from tests.storage.scene import blob_file
@@ -48,7 +48,7 @@ def stubs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _client(stage: Stage, stubs: Path, name: str, seed: int) -> "subprocess.Popen[str]":
     join = stage._admin.CreateJoinString(CreateJoinStringRequest(client_id=name)).join_string
-    program = str(ROOT / "tests" / "independent_client.py")
+    program = str(PROGRAMS / "independent_client.py")
     client = subprocess.Popen(
         [sys.executable, "-P", program, str(stubs), str(ROUNDS), str(seed)],
         stdin=subprocess.PIPE,

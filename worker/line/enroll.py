@@ -1,4 +1,4 @@
-"""Joining a federation, and joining it again with the signing key (docs/keys.md)."""
+"""Joining a federation, and joining it again with the signing key (docs/operate/operations.md)."""
 
 import contextlib
 import secrets

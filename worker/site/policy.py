@@ -26,7 +26,7 @@ from federation.work.site import SecurePolicy
 _TIME = r"^(([01][0-9]|2[0-3]):[0-5][0-9]|24:00)$"
 _Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 _DAYS: tuple[_Day, ...] = get_args(_Day)
-_KEYS = "docs/site-policy.md lists the keys that exist"
+_KEYS = "docs/member/your-site.md lists the keys that exist"
 
 
 class PolicyError(ValueError):

@@ -13,12 +13,12 @@ import numpy as np
 from coordinator.aggregation.base import Algorithm
 from coordinator.aggregation.diagnostics import describe
 from coordinator.aggregation.interface import Matrix, Objectives, Vector
-from coordinator.aggregation.measures.metric_definitions import Basis, basis
 from coordinator.aggregation.measures.model_metrics import Measurements, improved, scores, scores_of_means, watched
 from coordinator.aggregation.measures.step_metrics import agreement, of_objectives
 from coordinator.aggregation.phases import Replies, Step
 from coordinator.aggregation.registry import server_rate
 from coordinator.aggregation.secure.evaluation import Means
+from federation.record.metric_definitions import Basis, basis
 from federation.spec.accounting import gaussian_epsilon
 from federation.spec.run_spec import RunSpec
 from federation.spec.task_metrics import MetricKind, kind_of

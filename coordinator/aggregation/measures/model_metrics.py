@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from coordinator.aggregation.measures import metrics
-from coordinator.aggregation.measures.metric_definitions import OWN, SCORED, SUMMARIES
 from coordinator.aggregation.phases import PhaseReply, Replies
+from federation.record.metric_definitions import OWN, SCORED, SUMMARIES
 from federation.spec.run_sections import StopSpec
 from federation.spec.task_metrics import MOST_VALUES, MetricKind
 

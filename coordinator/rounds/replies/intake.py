@@ -1,4 +1,4 @@
-"""The intake: the checks of a reply before it counts, cheapest first (docs/protocol.md, the order of checks).
+"""The intake: the checks of a reply before it counts, cheapest first (docs/reference/protocol.md, the order of checks).
 
 A reply that is refused for its transport or its envelope leaves its assignment open: another party may have caused it,
 and the client may try again. A reply with a valid signature and wrong content is recorded, the assignment is closed,

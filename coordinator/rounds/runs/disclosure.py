@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 from functools import lru_cache
 
-from coordinator.aggregation.measures.metric_definitions import OWN, SUMMARIES
 from coordinator.rounds.transitions import SIMULATOR
+from federation.record.metric_definitions import EVALUATION, OWN, SUMMARIES
 from federation.spec.run_spec import RunSpec
 from storage.models import Run
 
 MEMBERS = ("samples", "loss_before", "update_norm", "cosine")  # fields of `Participation`, of each accepted update
-EVALUATION = "evaluation"  # the field with what each member measured
 _PAIRS = (
     *("stationarity", "stationarity/relative", "descent_min", "descent_share"),
     *("conflicts", "conflict_depth", "conflict_mean"),

@@ -8,7 +8,6 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.measures import model_metrics
-from coordinator.aggregation.measures.metric_definitions import OWN, SCORED
 from coordinator.aggregation.measures.model_metrics import (
     Measurements,
     claimed_accuracy,
@@ -18,6 +17,7 @@ from coordinator.aggregation.measures.model_metrics import (
 )
 from coordinator.aggregation.phases import Replies
 from coordinator.rounds.fleets.base import RunFacts
+from federation.record.metric_definitions import OWN, SCORED
 from federation.refusals import Refusal
 from federation.spec.run_spec import RunSpec
 from federation.spec.task_metrics import BUILT_IN, kind_of

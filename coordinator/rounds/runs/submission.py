@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.base import Algorithm
@@ -35,6 +35,7 @@ from federation.secure.thresholds import (
 from federation.spec.computation import CANNOT
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.spec.task_metrics import MetricKind
+from federation.text import counted
 from federation.work.secure.allowed import least_cover, run_bounds
 from storage.models import Client, Run
 from storage.states import ClientState, RunState
@@ -137,12 +138,7 @@ class Submission:
                 short[client.client_id] = " and ".join(missing)
         if not short:
             return ""
-        mode = Mode(self.spec.privacy.secure)
-        least = max(
-            self.spec.selection.minimum,
-            smallest_cohort(mode, assumed(len(active))),
-            SMALLEST_MGDA if self.rule.private != "sum" else SMALLEST,
-        )
+        least = self.least(session)
         names = ", ".join(f"{name} ({missing})" for name, missing in sorted(short.items()))
         caution = f"the owners of these members allow too few private rounds for the whole run; missing are: {names}"
         if (able := len(known) - len(short)) < least:
@@ -152,6 +148,24 @@ class Submission:
                 "secure.sessions and secure.evaluations in policy.toml; or ask for fewer rounds or evaluations",
             )
         return f"{caution}. They drop out on the way; {able} members have enough"
+
+    def least(self, session: Session) -> int:
+        """The number of members below which a round does not begin, or, if it is private, is skipped."""
+        minimum = self.spec.selection.minimum
+        if self.spec.privacy.secure == "off":
+            return minimum
+        active = session.scalar(select(func.count()).where(Client.state == ClientState.ACTIVE)) or 0
+        cohort = smallest_cohort(Mode(self.spec.privacy.secure), assumed(active))
+        return max(minimum, cohort, SMALLEST_MGDA if self.rule.private != "sum" else SMALLEST)
+
+    def too_few(self, session: Session) -> Iterator[str]:
+        """A warning if the members that offer the task are too few for a private round."""
+        known, least = len(known_clients(session, self.spec, self.objectives)), self.least(session)
+        if self.spec.privacy.secure != "off" and known < least:
+            yield (
+                f"a private round of this run needs {least} members, and {counted(known, 'member')} could be asked: "
+                f"such rounds are skipped. With selection.minimum = {least} the run waits for more members"
+            )
 
     def members(self, session: Session, attending: Collection[str]) -> list[str]:
         """The members that a round could ask now, by name; `attending` are those that attend."""

@@ -117,7 +117,7 @@ def run(session: Session, item: models.Run, *, spec: bool = False) -> messages.R
         .order_by(models.Round.number.desc())
         .limit(1)
     )
-    model = session.get_one(models.Model, item.model)
+    model, memory = session.get_one(models.Model, item.model), RunMemory.decode(item.state_data)
     return like(
         messages.Run,
         item,
@@ -125,7 +125,8 @@ def run(session: Session, item: models.Run, *, spec: bool = False) -> messages.R
         task=parsed.task,
         rounds_done=done or 0,
         rounds_total=parsed.rounds,
-        model=RunMemory.decode(item.state_data).deployed(item.model),
+        model=memory.deployed(item.model),
+        averaged=memory.averaged is not None,
         parameters=model.parameters,
         latest=None if evaluated is None else summaries(session, [evaluated])[0],
         spec=item.spec.decode() if spec else "",

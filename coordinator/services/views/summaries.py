@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.measures.metric_definitions import SCORED
 from coordinator.rounds.runs.disclosure import concealed, parsed_spec, undisclosed
 from coordinator.rounds.transitions import EVALUATES, ROUND_ENDED
 from coordinator.services.views.conversion import like
+from federation.record.metric_definitions import SCORED
 from federation.v1 import admin_pb2 as messages
 from storage import models
 from storage.states import AssignmentState

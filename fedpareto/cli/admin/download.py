@@ -1,16 +1,20 @@
-"""Writes a model that the coordinator sends to a file: the whole model with the right digest, or nothing."""
+"""`fedpareto admin export`: writes a model to a file, the whole model with the right digest, or nothing."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Annotated, Any, BinaryIO
+
+import typer
 
 from federation import digests
 from federation.record.provenance import Provenance, with_provenance
 from federation.refusals import Refusal
-from federation.v1.admin_pb2 import BestModel, ExportModelResponse, ModelOrigin
+from federation.v1.admin_pb2 import BestBy, BestModel, ExportModelRequest, ExportModelResponse, ModelOrigin
 from federation.vectors import LENGTH_BYTES, header_length
-from fedpareto.cli.failure import CommandFailure, failing
+from fedpareto.cli.admin.app import Home, RunName, connected, show
+from fedpareto.cli.failure import USAGE, CommandFailure, failing
+from fedpareto.cli.shared_options import ForceOption, JsonOption
 from fedpareto.cli.whole_file import whole_file
 
 
@@ -29,6 +33,46 @@ class Saved:
     size: int
     best: BestModel | None
     initial: bool
+
+
+def export(
+    context: typer.Context,
+    run: RunName,
+    out: Annotated[Path, typer.Option(help="The file to write, safetensors.")],
+    number: Annotated[
+        int | None, typer.Option("--round", min=0, help="The model after this round. Default: the newest.")
+    ] = None,
+    best: Annotated[
+        str, typer.Option("--best", metavar="METRIC", help="The best model by accuracy, loss or a metric of the task.")
+    ] = "",
+    of: Annotated[str, typer.Option(help="With --best: mean, weighted or worst of the members, or a member.")] = "mean",
+    split: Annotated[str, typer.Option(help="With --best: train, validation or test.")] = "validation",
+    force: ForceOption = False,
+    home: Home = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a model of a run to a file.
+
+    Its newest model, the model after one round, or with --best the best one: `--best auc --of worst` is the model
+    whose worst member is best off. Choose by the validation split, so that the test split stays an honest measure.
+    Before the first step, the newest model is the one that the run began with, and the command says so.
+    """
+    if best and number is not None:
+        raise CommandFailure("give --round or --best, not both", code=USAGE)
+    if out.exists() and not force:
+        raise CommandFailure(f"{out} exists: give --force to overwrite it", code=USAGE)
+    with connected(context, home) as stub:
+        by = BestBy(metric=best, of=of, split=split) if best else None
+        saved = save(stub.ExportModel(ExportModelRequest(run=run, round=number, best=by)), out)
+    saved_document: dict[str, Any] = {"file": str(out), "digest": saved.digest, "size": saved.size}
+    saved_document["initial"] = saved.initial
+    message = f"{out}: {saved.size:,} bytes, {saved.digest}"
+    if saved.initial:
+        message += "; this is the model that the run began with, since no round up to here has made a step"
+    if saved.best is not None:
+        saved_document |= {"round": saved.best.round, "value": saved.best.value}
+        message += f"; round {saved.best.round}, {split} {best} ({of}) = {saved.best.value:.6g}"
+    show(as_json, saved_document, message)
 
 
 def save(pieces: Iterable[ExportModelResponse], path: Path) -> Saved:

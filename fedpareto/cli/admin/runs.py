@@ -1,8 +1,7 @@
 """`fedpareto admin ...`: runs, rounds and disk space. Most commands are one call of the Admin service."""
 
 import math
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -12,11 +11,10 @@ from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import RunState
 from fedpareto import admin_messages
 from fedpareto.cli import document
-from fedpareto.cli.admin import download
 from fedpareto.cli.admin import watch as watching
-from fedpareto.cli.admin.app import Answer, Home, Reason, RunName, Yes, command, confirm, connected, show
+from fedpareto.cli.admin.app import Answer, Home, Reason, RunName, Yes, command, confirm, connected
 from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure
-from fedpareto.cli.shared_options import ForceOption, JsonOption
+from fedpareto.cli.shared_options import JsonOption
 from fedpareto.cli.show import envelope_lines, metric_tables, participation_table, round_tables, tables
 
 
@@ -184,43 +182,3 @@ def replies(
     for page in stub.ListReplies(v1.ListRepliesRequest(run=run, round=number, client_id=client)):
         collected.MergeFrom(page)
     return collected, lambda: envelope_lines.replies(collected.replies)
-
-
-def export(
-    context: typer.Context,
-    run: RunName,
-    out: Annotated[Path, typer.Option(help="The file to write, safetensors.")],
-    number: Annotated[
-        int | None, typer.Option("--round", min=0, help="The model after this round. Default: the newest.")
-    ] = None,
-    best: Annotated[
-        str, typer.Option("--best", metavar="METRIC", help="The best model by accuracy, loss or a metric of the task.")
-    ] = "",
-    of: Annotated[str, typer.Option(help="With --best: mean, weighted or worst of the members, or a member.")] = "mean",
-    split: Annotated[str, typer.Option(help="With --best: train, validation or test.")] = "validation",
-    force: ForceOption = False,
-    home: Home = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Write a model of a run to a file.
-
-    Its newest model, the model after one round, or with --best the best one. Before the first step this is the model
-    that the run began with, and the command says so: `--best auc --of worst` is the model
-    whose worst member is best off. Choose by the validation split, so that the test split stays an honest measure.
-    """
-    if best and number is not None:
-        raise CommandFailure("give --round or --best, not both", code=USAGE)
-    if out.exists() and not force:
-        raise CommandFailure(f"{out} exists: give --force to overwrite it", code=USAGE)
-    with connected(context, home) as stub:
-        by = v1.BestBy(metric=best, of=of, split=split) if best else None
-        saved = download.save(stub.ExportModel(v1.ExportModelRequest(run=run, round=number, best=by)), out)
-    saved_document: dict[str, Any] = {"file": str(out), "digest": saved.digest, "size": saved.size}
-    saved_document["initial"] = saved.initial
-    message = f"{out}: {saved.size:,} bytes, {saved.digest}"
-    if saved.initial:
-        message += "; this is the model that the run began with, since no round up to here has made a step"
-    if saved.best is not None:
-        saved_document |= {"round": saved.best.round, "value": saved.best.value}
-        message += f"; round {saved.best.round}, {split} {best} ({of}) = {saved.best.value:.6g}"
-    show(as_json, saved_document, message)

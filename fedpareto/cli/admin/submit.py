@@ -45,8 +45,8 @@ def submit(
 ) -> None:
     """Submit a run.
 
-    With --dry-run the exit code is 0 when the run could begin now; 1 when the coordinator would refuse it, or it would
-    wait for members or for space on the disk; 2 when the specification is wrong.
+    With --dry-run the exit code is 0 when the run could begin now; 1 when the coordinator would refuse it, or members
+    or space on the disk are missing; 2 when the specification is wrong.
 
     With --watch the exit code is 0 when the run completed and every member that its last round asked replied;
     otherwise 1.

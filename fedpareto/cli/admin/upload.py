@@ -177,7 +177,7 @@ def show_prospects(response: SubmitRunResponse, as_json: bool) -> None:
         typer.echo(f"disk: about {size(response.disk_needed)} for all rounds; {free} are free for it")
     if len(response.members) < response.minimum:
         raise CommandFailure(
-            f"the run would wait: {counted(len(response.members), 'member')} could be asked, and selection.minimum is "
+            f"the run could not begin: {counted(len(response.members), 'member')} could be asked, and a round needs "
             f"{response.minimum}"
         )
     if response.disk_needed > response.disk_free:

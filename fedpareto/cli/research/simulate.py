@@ -31,7 +31,9 @@ _METRICS = ("accuracy/mean", "accuracy/worst5", "improved", "loss/train")
 
 
 def simulate_command(
-    spec: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="A run specification; see docs/run-spec.md.")],
+    spec: Annotated[
+        Path, typer.Argument(metavar="SPEC.toml", help="A run specification (docs/reference/run-spec.md).")
+    ],
     data: DataOption = None,
     code: CodeOption = None,
     home: Annotated[

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from coordinator.aggregation.measures.metric_definitions import OWN, SUMMARIES
+from federation.record.metric_definitions import OWN, SUMMARIES
 from federation.v1.admin_pb2 import GetRoundRequest, Participation, RoundSummary, Run
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.admin_messages import name_of

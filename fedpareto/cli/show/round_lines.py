@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Mapping, Sequence
 
-from coordinator.aggregation.measures.metric_definitions import definition
+from federation.record.metric_definitions import definition
 from fedpareto.formatting import NOT_DISCLOSED, recorded
 
 # Columns of the number of a round, of each recorded number, and at least of what follows.

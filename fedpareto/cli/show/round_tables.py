@@ -8,8 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.aggregation.measures.metric_definitions import DEFINITIONS, SCORED, definition, in_groups, pattern
-from coordinator.rounds.runs.disclosure import EVALUATION
+from federation.record.metric_definitions import DEFINITIONS, EVALUATION, SCORED, definition, in_groups, pattern
 from federation.record.results import accepted
 from federation.text import escaped
 from federation.v1.admin_pb2 import GetRoundResponse, ObjectiveResult, PhaseProgress, RoundSummary

@@ -6,8 +6,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.aggregation.measures.metric_definitions import DEFINITIONS, of_objective
-from coordinator.aggregation.registry import ALGORITHMS
+from federation.record.metric_definitions import DEFINITIONS, of_objective
 from federation.text import counted
 from federation.v1.admin_pb2 import (
     AlertKind,
@@ -173,8 +172,7 @@ def run(item: Run, own: Sequence[RenderableType] = ()) -> RenderableType:
     grid.add_row("algorithm", item.algorithm)
     grid.add_row("task", item.task)
     grid.add_row("rounds", f"{item.rounds_done} of {item.rounds_total}")
-    kind = ALGORITHMS.get(item.algorithm)
-    mean = ", the mean of the models of all rounds" if kind is not None and kind.averages else ""
+    mean = ", the mean of the models of all rounds" if item.averaged else ""
     grid.add_row("model", f"{short(item.model)}  ({item.parameters:,} parameters{mean})")
     for field in ("created", "started", "ended"):
         grid.add_row(field, when(item, field))

@@ -14,7 +14,7 @@ SETTING = re.compile(r"`(\w+) = ([^`]+)`")
 
 def tables() -> list[dict[str, dict[str, Any]]]:
     """Of each table: its rows' names, with their hyper-parameters and defaults."""
-    parts = re.split(r"^## ", (DOCS / "algorithms.md").read_text(), flags=re.MULTILINE)
+    parts = re.split(r"^## ", (DOCS / "research/algorithms.md").read_text(), flags=re.MULTILINE)
     return [
         {name: {key: json.loads(value) for key, value in SETTING.findall(cell)} for name, cell in ROW.findall(part)}
         for part in parts
@@ -50,4 +50,4 @@ def test_every_algorithm_says_in_one_line_what_it_does() -> None:
 
 
 def test_the_readme_leads_to_the_page() -> None:
-    assert "(docs/algorithms.md)" in (ROOT / "README.md").read_text()
+    assert "(docs/research/algorithms.md)" in (ROOT / "README.md").read_text()

@@ -17,11 +17,14 @@ from coordinator.aggregation.registry import ALGORITHMS
 from tests.coordinator.aggregation.adversary import excess, known_attacks, rule, rule_over_objectives, search
 from tests.paths import DOCS
 
-PAGE = DOCS / "algorithms.md"
+PAGE = DOCS / "research/algorithms.md"
 
 
 def of_krum(n: int, f: int) -> float:
-    """With n - f - 2 neighbours; the published 6 (n - f) / (n - 2 f) is for n - f of them. See docs/algorithms.md."""
+    """With n - f - 2 neighbours; the published 6 (n - f) / (n - 2 f) is for n - f of them.
+
+    See docs/research/algorithms.md.
+    """
     return (n - f) / (n - 2 * f - 1) * (1 + math.sqrt(2 * (n - f - 2) / (n - f - 1))) ** 2
 
 
@@ -45,7 +48,10 @@ def mixed(kappa: float, n: int, f: int) -> float:
 
 
 def clipped(kappa: float, n: int, f: int) -> float:
-    """Of a rule, or of stages and a rule, with that kappa behind adaptive robust clipping. See docs/algorithms.md."""
+    """Of a rule, or of stages and a rule, with that kappa behind adaptive robust clipping.
+
+    See docs/research/algorithms.md.
+    """
     return kappa + 2 * f / (n - 2 * f)
 
 

@@ -95,9 +95,10 @@ class Fronted:
 
     def replace(self) -> None:
         """Kills the process, and waits for the next one."""
-        first = self.process
+        first, started = self.process, self.front._started
         os.kill(first, signal.SIGKILL)
-        wait_for(lambda: self.process != first, "another process")
+        wait_for(lambda: self.front._started > started, "another process")
+        self.run(asyncio.sleep(0))  # the loop has finished the start
 
     def pass_time(self, seconds: float) -> None:
         """Sets the clock of the coordinator's event loop forward, and lets the loop run."""

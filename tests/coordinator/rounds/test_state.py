@@ -140,7 +140,7 @@ def test_the_mean_of_all_models_is_what_is_evaluated_and_deployed(stage: Stage) 
     with stage.served.database.read() as session:
         assert session.get_one(Model, asked).parameters == LAYOUT.size
     told = stage._admin.GetRun(admin.GetRunRequest(run=run), timeout=SECONDS).run
-    assert told.model == asked
+    assert (told.model, told.averaged) == (asked, True)
     assert exported(stage, run) == asked
     collected(stage)
     assert stage.blobs.exists(asked)

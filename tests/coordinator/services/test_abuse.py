@@ -1,6 +1,6 @@
 """Attacks of a member with a valid certificate and its own keys: the exact answer, the record, and the others' round.
 
-docs/security.md says which test mounts which attack; here are those that have no file of their own.
+docs/reference/security.md says which test mounts which attack; here are those that have no file of their own.
 """
 
 import socket

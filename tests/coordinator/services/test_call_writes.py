@@ -1,4 +1,4 @@
-"""What each call writes: the table in docs/operations.md has every call, and what it says is so."""
+"""What each call writes: the table in docs/operate/operations.md has every call, and what it says is so."""
 
 import re
 from typing import NamedTuple
@@ -35,7 +35,7 @@ class Row(NamedTuple):
 
 def stated() -> dict[str, Row]:
     """The rows of the table, by call."""
-    page = (DOCS / "operations.md").read_text()
+    page = (DOCS / "operate/operations.md").read_text()
     found = {}
     for line in page.partition("#### What each call writes")[2].partition("\n#")[0].splitlines():
         if not line.startswith("| ") or line.startswith("| Call |"):
@@ -62,7 +62,7 @@ def test_calls_that_write_have_a_rate_of_their_own() -> None:
             assert (row.limit, row.test) == ("", ""), call
             assert call not in RECORDED
             continue
-        path, name = re.fullmatch(r"`(tests/\w+\.py)::(\w+)`", row.test).groups()  # type: ignore[union-attr]
+        path, name = re.fullmatch(r"`(tests/[\w/]+\.py)::(\w+)`", row.test).groups()  # type: ignore[union-attr]
         assert f"def {name}(" in (ROOT / path).read_text(), row.test
         assert row.limit, call
         if call in admin.DESCRIPTOR.services_by_name["Admin"].methods_by_name:

@@ -25,7 +25,7 @@ from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, RenewR
 from tests.paths import DOCS
 from tests.running import SECONDS, Running, running
 
-PAGE = DOCS / "administrators.md"
+PAGE = DOCS / "operate/administrators.md"
 COLUMNS = ("no certificate", "client", "viewer", "operator", "security-officer")
 OK = ("OK", "")
 

@@ -60,7 +60,7 @@ def test_every_built_in_task_loads_and_bears_the_name_it_was_asked_by() -> None:
 
 
 def test_the_page_of_tasks_and_the_package_name_the_built_in_tasks() -> None:
-    listed = re.findall(r"^\| `([a-z0-9-]+)` \|", (DOCS / "tasks.md").read_text(), re.MULTILINE)
+    listed = re.findall(r"^\| `([a-z0-9-]+)` \|", (DOCS / "research/tasks.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(BUILT_IN)
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["fedpareto.tasks"]
     assert points == {offer.name: offer.origin for offer in available() if offer.package == "fedpareto"}
@@ -300,7 +300,7 @@ def test_the_documented_example_reads_a_clinics_own_file(tmp_path: Path, monkeyp
 
 def test_the_documented_example_is_the_one_that_runs() -> None:
     source = (EXAMPLES / "clinic.py").read_text()
-    assert source[source.index("import numpy") :] in (DOCS / "your-own-task.md").read_text()
+    assert source[source.index("import numpy") :] in (DOCS / "start/your-own-task.md").read_text()
 
 
 @pytest.mark.full

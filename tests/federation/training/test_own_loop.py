@@ -22,7 +22,7 @@ from tests.owners_code.normed_task import Normed
 from tests.paths import DOCS, EXAMPLES
 from tests.trained import train
 
-PAGE = (DOCS / "your-own-loop.md").read_text()
+PAGE = (DOCS / "start/your-own-trainer.md").read_text().partition("\n## My own PyTorch loop\n")[2].partition("\n## ")[0]
 SGD = LocalSgd(epochs=1, batch_size=32, learning_rate=0.003)
 
 
@@ -60,6 +60,28 @@ def test_the_loop_of_the_page_trains_in_a_simulation_and_its_buffers_are_average
     assert {*arrays} == set(network.state_dict())
     assert float(arrays["norm.num_batches_tracked"]) > 2  # the mean over members of the minibatches of two rounds
     assert np.all(arrays["norm.running_var"] != 1.0)
+
+
+@pytest.mark.full
+def test_with_two_members_the_default_step_of_fedmgda_zigzags_and_the_warning_names_a_rate_that_does_not(
+    tmp_path: Path, example: Task
+) -> None:
+    """The small form is in `coordinator/rounds/runs/test_participation.py`: the warning, from numbers of rounds."""
+
+    def trained(rate: float) -> tuple[list[float], str]:
+        text = specification(rounds=8).replace('"fedavg"', '"fedmgda+"').replace("0.003", "0.001")
+        two = text.replace("clients = 4", "clients = 2").replace('"dirichlet:0.5"', '"iid"')
+        home = tmp_path / f"home-{rate}"
+        history = simulate(f"{two}[server]\nlearning_rate = {rate}\n", home=home, threads=1)
+        return list(history.rounds["accuracy/mean"]), " ".join(history.warnings)
+
+    accuracies, warning = trained(1.0)
+    assert max(accuracies) > 0.9
+    assert min(accuracies[4:]) < 0.75
+    (rate,) = re.findall(r"Set server.learning_rate to about ([\d.]+) \(it is 1\)", warning)
+    shorter, warning = trained(float(rate))
+    assert min(shorter[4:]) > 0.9
+    assert warning == ""
 
 
 def test_the_loop_of_the_page_gives_the_same_bytes_for_the_same_plan(example: Task) -> None:

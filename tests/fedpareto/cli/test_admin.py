@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from coordinator.aggregation.measures.metric_definitions import DEFINITIONS
 from coordinator.rounds.replies.uploads import Upload
 from federation.digests import digest
 from federation.line.channels import refusal_from_rpc_error
 from federation.line.payload_check import PayloadCheck
+from federation.record.metric_definitions import DEFINITIONS
 from federation.record.provenance import read_exported
 from federation.trust.certificates import der, load_certificate_file
 from federation.v1.admin_pb2 import (

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from coordinator.aggregation.measures.metric_definitions import DEFINITIONS, definition, in_groups
+from federation.record.metric_definitions import DEFINITIONS, definition, in_groups
 from federation.spec.run_spec import RunSpec
 from federation.v1.admin_pb2 import ExportModelResponse, GetRoundResponse, Participation, RoundSummary, Run, Serving
 from federation.v1.common_pb2 import AssignmentState, RoundState, RunState, StepManifest

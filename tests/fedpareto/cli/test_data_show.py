@@ -40,7 +40,7 @@ def test_the_table_counts_what_rehearsing_workers_load() -> None:
 
 
 def test_the_documented_table_is_the_one_that_is_printed() -> None:
-    page = (DOCS / "partitions.md").read_text()
+    page = (DOCS / "research/simulation.md").read_text()
     block = page.split("```console\n$ fedpareto data show ")[1].split("```")[0]
     command, _, table = block.partition("\n")
     assert [line.rstrip() for line in show(*command.split()).splitlines()] == table.splitlines()

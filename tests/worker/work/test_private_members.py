@@ -274,7 +274,7 @@ def test_a_rule_that_would_give_one_member_too_large_a_share_is_moved_towards_av
     assert 0 < json.loads(metrics)["private/rule_share"] < 1
 
 
-# --- members that cheat (docs/private-protocol.md, section 4)
+# --- members that cheat (docs/reference/private-protocol.md, section 4)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,12 @@ from tests.stage import LAYOUT, Stage, spec
 from worker.work.attacker import Attacker
 
 
+@pytest.fixture(autouse=True)
+def owners_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulations of this process find the task of RUN, which an owner would name with --code."""
+    monkeypatch.syspath_prepend(str(OWNERS_CODE))
+
+
 class Normed(Small):
     """As `Small`, with BatchNorm between body and head."""
 

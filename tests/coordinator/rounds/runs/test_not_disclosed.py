@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from coordinator.aggregation.measures.metric_definitions import DEFINITIONS
 from coordinator.rounds.runs.disclosure import undisclosed
 from experiments import measures
 from experiments.tables import NOT_DISCLOSED, Spread
+from federation.record.metric_definitions import DEFINITIONS
 from federation.spec.run_spec import RunSpec
 from federation.v1.admin_pb2 import Participation, RoundSummary
 from fedpareto import simulate

@@ -72,6 +72,15 @@ def test_a_run_is_refused_when_too_few_members_allow_as_many_private_rounds(
     assert "missing" not in warnings(stage, run(7, "evaluate.every = 2")), "an open run needs none"
 
 
+def test_a_dry_run_says_how_many_members_a_private_round_needs(stage: Stage) -> None:
+    stage.cast("digits", *NAMES[:2])
+    two = run(1, f'{PRIVATE}\nselection.members = ["ann", "ben"]')
+    header = admin.RunHeader(spec=two, dry_run=True)
+    outlook = stage._admin.SubmitRun(iter([admin.SubmitRunRequest(header=header)]))
+    assert (list(outlook.members), outlook.minimum) == (["ann", "ben"], 5)
+    assert "needs 5 members, and 2 members could be asked: such rounds are skipped" in " ".join(outlook.warnings)
+
+
 @pytest.mark.parametrize(("large", "refused"), [(18, True), (17, False)])
 def test_a_run_is_refused_in_which_one_member_has_too_large_a_part(stage: Stage, large: int, refused: bool) -> None:
     """Of five members one may collude, and three of 10 samples are left: 3 * 10^2 is above 17^2 and below 18^2."""
