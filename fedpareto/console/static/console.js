@@ -7,6 +7,47 @@ Object.assign(htmx.config, {
   allowEval: false, allowScriptTags: false, selfRequestsOnly: true, includeIndicatorStyles: false, historyEnabled: false,
 });
 
+// Browsers open six connections to a server. So a page that nobody sees gives its stream back, and opens another one when
+// it is seen again, which begins with what has changed meanwhile.
+htmx.createEventSource = (url) => {
+  const listeners = [];
+  let real = null, over = false;
+  const source = {
+    onopen: null, onerror: null,
+    get readyState() { return real ? real.readyState : over ? EventSource.CLOSED : EventSource.OPEN; },
+    addEventListener(type, listener) {
+      listeners.push([type, listener]);
+      if (real) real.addEventListener(type, listener);
+    },
+    removeEventListener(type, listener) {
+      const at = listeners.findIndex((item) => item[0] === type && item[1] === listener);
+      if (at >= 0) listeners.splice(at, 1);
+      if (real) real.removeEventListener(type, listener);
+    },
+    close() { over = true; leave(); },
+  };
+  function leave() {
+    if (real) real.close();
+    real = null;
+  }
+  function enter() {
+    real = new EventSource(url, { withCredentials: true });
+    real.onopen = (event) => { if (source.onopen) source.onopen(event); };
+    real.onerror = (event) => {
+      over = over || real.readyState === EventSource.CLOSED; // then htmx makes another source
+      if (source.onerror) source.onerror(event);
+    };
+    listeners.forEach(([type, listener]) => real.addEventListener(type, listener));
+  }
+  document.addEventListener("visibilitychange", () => {
+    if (over) return;
+    leave();
+    if (!document.hidden) enter();
+  });
+  if (!document.hidden) enter();
+  return source;
+};
+
 (() => {
   const MOST_LIVE_COLUMNS = 60; // of a heat map; with more of them the whole map is loaded again
 

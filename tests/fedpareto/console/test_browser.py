@@ -65,15 +65,29 @@ def test_a_browser_follows_a_run_under_the_policy_without_a_complaint(
     page, console = screen.page, served_here
     page.goto(web_server.entrance(console.base, console.console.keys, f"/runs/{run}"))
     page.wait_for_url(f"**/runs/{run}")
+    wait_for(lambda: console.reader.watched == 1, "the page to open its stream")
     for number in range(3):
+        seen(page, number != 1)  # the second round ends while nobody sees the page, which then holds no connection
+        wait_for(lambda n=number: console.reader.watched == (n != 1), "the stream to be as the page is seen")
         stage.play(run, *players, until=lambda n=number: len(stage.rounds(run)) > n and stage.rounds(run)[n].ended)
-        page.wait_for_selector(f"#round-{number}")
+        if number != 1:
+            page.wait_for_selector("#round-1" if number == 2 else "#round-0")
+            page.wait_for_selector(f"#round-{number}")
     stage.wait_state(run, RunState.COMPLETED)
     page.wait_for_selector("#head .state.good >> text=completed")
     page.wait_for_selector("#chart[data-points='3'] canvas")
-    page.wait_for_selector("#heat-figure .live path", state="attached")
+    page.wait_for_selector("#heat-figure .cells path", state="attached")
     assert screen.problems == []
     screen.context.close()
+
+
+def seen(page: "Page", visible: bool) -> None:
+    """Has the page act as if its tab were in the foreground, or in the background."""
+    page.evaluate(
+        "(hidden) => { Object.defineProperty(document, 'hidden', { get: () => hidden, configurable: true });"
+        "document.dispatchEvent(new Event('visibilitychange')); }",
+        not visible,
+    )
 
 
 @pytest.fixture(scope="module")
