@@ -159,19 +159,20 @@ class Scene:
                 costs.append(self.received - before)
             if at == measured:
                 tasks = page.evaluate("longTasks")
-            if at in (updates // 10, updates - 1):
+            if at % max(1, updates // 10) == 0 or at == updates - 1:
                 memory.append(self._memory(page))
             if at % 50 == 0:
                 progress(f"update {at} of {updates}")
         tasks = tasks if updates > measured else page.evaluate("longTasks")
         page.close()
-        (browser_first, console_first), (browser_last, console_last) = memory[0], memory[-1]
+        (browser_first, console_first), (browser_last, console_last) = memory[min(1, len(memory) - 1)], memory[-1]
         return {
             "a new round: median (bytes)": statistics.median(costs),
             "a new round: most (bytes)": max(costs),
             "tasks of the browser over 50 ms": len(tasks),
             "longest of them (ms)": max(tasks, default=0.0),
             "updates": updates,
+            "browser's heap over the updates (MB)": [{"heap": heap / 1e6} for heap, _ in memory],
             "browser's heap after a tenth of them (MB)": browser_first / 1e6,
             "browser's heap after all (MB)": browser_last / 1e6,
             "console's memory after a tenth (MB)": console_first / 1e6,

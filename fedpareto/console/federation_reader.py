@@ -15,6 +15,7 @@ from typing import TypeVar
 import grpc
 
 from federation.line.channels import refusal_from_rpc_error
+from federation.refusals import Refusal
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.text import escaped
 from federation.v1 import admin_pb2 as v1
@@ -178,8 +179,9 @@ class Reader:
             self._changed()
             yield
             if not opened.live:
-                self._stopping.wait(LIST_SECONDS)
-                raise CoordinatorAway("it is stopped")  # and is looked for again
+                while not self._stopping.wait(LIST_SECONDS):
+                    if opened.outdated():
+                        raise CoordinatorAway("it serves again")
             self._hurry.wait(LIST_SECONDS if self.watched else QUIET_SECONDS)
 
     def _lost(self, why: str) -> None:
@@ -327,8 +329,10 @@ class Reader:
             raise PageError(503, "The coordinator is away, so that this page cannot be read.")
         try:
             return ask(opened.stub)
-        except CoordinatorAway as error:
+        except (CoordinatorAway, RuntimeError) as error:
             raise PageError(503, f"The coordinator is away: {error}") from None
+        except Refusal as refused:  # of the record of a stopped coordinator
+            raise PageError(_STATUSES.get(refused.status, 502), escaped(refused.message)) from None
         except grpc.RpcError as error:
             refusal = refusal_from_rpc_error(error)
             raise PageError(_STATUSES.get(refusal.status, 502), escaped(refusal.message)) from None

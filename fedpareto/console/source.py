@@ -15,11 +15,13 @@ class CoordinatorAway(Exception):
 class OpenedCalls:
     """The calls of an administrator, which any thread may make.
 
-    `live` is False for the record of a stopped coordinator, which has no calls that follow.
+    `live` is False for the record of a stopped coordinator, which has no calls that follow; `outdated` then says
+    whether a coordinator serves again.
     """
 
     stub: AdminStub
     live: bool
+    outdated: Callable[[], bool]
 
 
 Source = Callable[[], AbstractContextManager[OpenedCalls]]  # entering raises CoordinatorAway

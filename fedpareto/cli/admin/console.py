@@ -129,7 +129,7 @@ def _source(home: Path, passphrase_file: Path | None, proxy: str | None) -> Call
         try:
             route = route_to(home, passphrase_file=passphrase_file, proxy=proxy)
             with connect(home, passphrase_file=passphrase_file, proxy=proxy) as stub:
-                yield OpenedCalls(stub, live=not route.stopped)
+                yield OpenedCalls(stub, live=not route.stopped, outdated=lambda: not route_to(home).stopped)
         except CommandFailure as failure:
             raise CoordinatorAway(failure.message) from None
 
