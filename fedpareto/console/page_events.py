@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 
 PAUSE_SECONDS = 1.0  # at least, between two events of one page: rounds may be shorter
+PART_SECONDS = 0.03  # between two parts
 SIGN_OF_LIFE_SECONDS = 15.0
 _KEPT = 64  # pages, made for streams, that are kept while nothing changes
 
@@ -101,7 +102,9 @@ async def stream(bell: ChangeBell, have: str, parts: Callable[[], Parts], *, pau
             fresh = {name: part for name, part in made.items() if sent.get(name) != mark(part)}
             if fresh:
                 sent |= {name: mark(part) for name, part in fresh.items()}
-                yield b"".join(_event(name, part) for name, part in fresh.items())
+                for name, part in fresh.items():
+                    yield _event(name, part)
+                    await asyncio.sleep(PART_SECONDS)  # the browser draws each part in a task of its own
             await asyncio.sleep(max(0.0, pause - (time.monotonic() - begun)))
             while not changed.is_set():
                 try:

@@ -147,7 +147,7 @@ htmx.createEventSource = (url) => {
     function follow() {
       const now = tail();
       if (now.first === undefined) return;
-      shade(now);
+      setTimeout(shade, 0, now);
       const fits = data && now.together === data.together && now.values.length === data.names.length
         && now.first <= data.rounds.length && now.first >= data.rounds.length - 1;
       if (!fits) { load(); return; }
@@ -193,7 +193,7 @@ htmx.createEventSource = (url) => {
       if (fresh) document.getElementById("heat-figure").replaceWith(fresh);
     }
 
-    document.addEventListener("htmx:sseMessage", (event) => { if (event.target.id === "tail") follow(); });
+    document.addEventListener("htmx:sseMessage", (event) => { if (event.target.id === "tail") setTimeout(follow); });
     host.addEventListener("dblclick", () => { zoomed = false; load(); });
     new ResizeObserver(() => { if (chart) chart.setSize({ width: host.clientWidth, height: 300 }); }).observe(host);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (data && !zoomed) draw(data); });
