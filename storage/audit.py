@@ -11,7 +11,7 @@ row that anybody else has inserted or changed in the database has no valid tag.
 import hmac
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -36,6 +36,7 @@ _NONCE_BYTES = 16
 _MICROSECOND = timedelta(microseconds=1)
 _INSERT = insert(AuditEntry)
 _PROSE = {column.name: column.type.length for column in AuditEntry.__table__.columns if isinstance(column.type, Prose)}
+_SEARCHED = (AuditEntry.actor, AuditEntry.action, AuditEntry.subject, AuditEntry.outcome, AuditEntry.detail)
 _COLUMNS = (
     AuditEntry.entry_id,
     AuditEntry.at,
@@ -182,22 +183,46 @@ def chained(
         since: leaves out earlier entries.
         actor: leaves out the entries of others; a name stands for the member or administrator with this name.
     """
-    conditions = [AuditEntry.number >= start]
+    return chained_where(session, AuditEntry.number >= start, *_of(since, actor), limit=limit)
+
+
+def newest(
+    session: Session, limit: int, before: int | None, *, since: datetime | None = None, actor: str = "", text: str = ""
+) -> Sequence[ChainedEntry]:
+    """The newest entries, the newest first, at most `limit`; `since` and `actor` as for `chained`.
+
+    Args:
+        session: reads.
+        limit: the largest number of entries.
+        before: leaves out the entry of this number and later ones; None for none.
+        since: leaves out earlier entries.
+        actor: leaves out the entries of others.
+        text: leaves out entries that have it in none of their texts, in any case.
+    """
+    conditions = [*_of(since, actor)]
+    if before is not None:
+        conditions.append(AuditEntry.number < before)
+    if text:
+        conditions.append(or_(*(column.icontains(text, autoescape=True) for column in _SEARCHED)))
+    return chained_where(session, *conditions, limit=limit, newest_first=True)
+
+
+def _of(since: datetime | None, actor: str) -> Iterator[ColumnElement[bool]]:
     if since is not None:
-        conditions.append(AuditEntry.at >= since)
+        yield AuditEntry.at >= since
     if actor:
-        conditions.append(or_(AuditEntry.actor == actor, AuditEntry.actor.endswith(f"/{actor}", autoescape=True)))
-    return chained_where(session, *conditions, limit=limit)
+        yield or_(AuditEntry.actor == actor, AuditEntry.actor.endswith(f"/{actor}", autoescape=True))
 
 
 def chained_where(
-    session: Session, *conditions: ColumnElement[bool], limit: int | None = None
+    session: Session, *conditions: ColumnElement[bool], limit: int | None = None, newest_first: bool = False
 ) -> Sequence[ChainedEntry]:
     """The entries with a place in the log that meet the conditions, in order, at most `limit`."""
     columns = (*_COLUMNS, AuditEntry.number, AuditEntry.leaf, AuditEntry.tag)
     rows = select(*columns).where(AuditEntry.number.is_not(None), *conditions)
+    order = AuditEntry.number.desc() if newest_first else AuditEntry.number
     entries = []
-    for row in session.execute(rows.order_by(AuditEntry.number).limit(limit)).mappings():
+    for row in session.execute(rows.order_by(order).limit(limit)).mappings():
         values = dict(row)
         leaf, tag = values.pop("leaf") or b"", values.pop("tag") or b""
         entries.append(ChainedEntry(LogEntry(**values), leaf, tag))

@@ -95,6 +95,7 @@ DOCUMENTS: dict[str, Any] = {
         "members": [Open(client=str, asked=int, replied=int)],
         "objectives": [Open(round=int, objective=str)], "home": str,
     },
+    "console": {"url": str, "address": str, "federation": str},
     "report": {"file": str, "run": str, "rounds": int, "clients": int, "beside": [str]},
     "aggregate": Either((
         {

@@ -159,9 +159,11 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
             if changed_run == run_id and not loop.is_closed():
                 loop.call_soon_threadsafe(changed.set)
 
+        if request.parts:
+            await self._note_export("rounds.exported", run_id)
         unwatch = self._supervisor.watch(wake)
         try:
-            watcher = Watching(run_id)
+            watcher = Watching(run_id, parts=request.parts)
             while True:
                 changed.clear()
                 for message in await self._read(watcher.look, self._presence.attending(), self._clock()):

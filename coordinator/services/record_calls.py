@@ -15,12 +15,12 @@ from coordinator.disk import usage
 from coordinator.lookup import find_round, find_run, must_be_client
 from coordinator.members import administrators, join_strings, requests
 from coordinator.members.access.rpc_messages import Context
-from coordinator.services.views import alerts, details, member_views, overview
+from coordinator.services.views import alerts, details, member_views, overview, system
 from coordinator.services.views.conversion import like
 from coordinator.services.views.paging import Page, size_of_page
 from coordinator.services.views.reader import RecordViews
 from coordinator.services.views.summaries import rounds_from, summaries
-from coordinator.services.views.watching import run_with_members, runs_from
+from coordinator.services.views.watching import run_alone, run_with_members, runs_from
 from federation.refusals import Refusal
 from federation.v1 import admin_pb2 as messages
 from storage import audit
@@ -51,19 +51,23 @@ class RecordCalls(RecordViews):
         runs = [like(messages.RunDisk, run) for run in use.runs]
         return like(messages.GetDiskResponse, use, keep_rounds=self._settings.keep_rounds, runs=runs)
 
+    async def GetSystem(self, request: messages.GetSystemRequest, context: Context) -> messages.GetSystemResponse:
+        """Shows the coordinator's software, its newest backup, and the limits that were hit."""
+        return await self._read(system.system, self._clock())
+
     async def ListRuns(self, request: messages.ListRunsRequest, context: Context) -> messages.ListRunsResponse:
         """Lists the runs."""
         page = Page.of(request, RUNS_AT_A_TIME)
-        runs = await self._read(runs_from, page.start, page.size + 1)
+        runs = await self._read(runs_from, page.start, page.size + 1, brief=request.brief)
         return messages.ListRunsResponse(runs=runs[: page.size], next_page_token=page.next_token(runs))
 
     async def GetRun(self, request: messages.GetRunRequest, context: Context) -> messages.GetRunResponse:
         """Shows one run."""
-        return messages.GetRunResponse(run=await self._read(self._whole_run, request.run))
+        return messages.GetRunResponse(run=await self._read(self._whole_run, request.run, request.brief))
 
-    def _whole_run(self, session: Session, text: str) -> messages.Run:
+    def _whole_run(self, session: Session, text: str, brief: bool) -> messages.Run:
         item = find_run(session, text)
-        run = run_with_members(session, item, spec=True)
+        run = run_alone(session, item, spec=True) if brief else run_with_members(session, item, spec=True)
         run.consents.extend(overview.consents(session, self._checks, item))
         return run
 
@@ -117,7 +121,7 @@ class RecordCalls(RecordViews):
         """Streams the rounds of a run with every client's part and scores."""
         run_id = await self._read(lambda session: find_run(session, request.run).run_id)
         await self._note_export("rounds.exported", run_id)
-        start = 0
+        start = request.first
         while rounds := await self._read(details.export_rounds, run_id, start, ROUNDS_AT_A_TIME):
             for message in rounds:
                 yield message
@@ -202,14 +206,29 @@ class RecordCalls(RecordViews):
                 since = request.since.ToDatetime(tzinfo=UTC)
             except (ValueError, OverflowError) as error:
                 raise Refusal("argument", f"since: {error}") from None
+        if request.newest:
+            if request.follow or request.newest > ENTRIES_AT_A_TIME:
+                raise Refusal("argument", f"newest: at most {ENTRIES_AT_A_TIME} entries, and not with follow")
+            before = request.before if request.HasField("before") else None
+            entries = await self._read(
+                audit.newest, request.newest, before, since=since, actor=request.actor, text=request.text
+            )
+            if entries:
+                yield messages.ListAuditResponse(entries=map(_shown_entry, entries))
+            return
+        if request.HasField("before") or request.text:
+            raise Refusal("argument", "before and text go with newest")
         start = 0
         while True:
             entries = await self._read(audit.chained, start, ENTRIES_AT_A_TIME, since=since, actor=request.actor)
             if entries:
                 start = entries[-1].entry.number + 1
-                shown = [like(messages.AuditEntry, entry.entry, leaf=entry.leaf) for entry in entries]
-                yield messages.ListAuditResponse(entries=shown)
+                yield messages.ListAuditResponse(entries=map(_shown_entry, entries))
             elif not request.follow:
                 return
             else:
                 await asyncio.sleep(FOLLOW_SECONDS)
+
+
+def _shown_entry(entry: audit.ChainedEntry) -> messages.AuditEntry:
+    return like(messages.AuditEntry, entry.entry, leaf=entry.leaf)

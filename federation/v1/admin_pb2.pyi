@@ -1439,6 +1439,101 @@ class GetDiskResponse(_message.Message):
 Global___GetDiskResponse: _TypeAlias = GetDiskResponse  # noqa: Y015
 
 @_typing.final
+class GetSystemRequest(_message.Message):
+    """Asks about the coordinator's software and limits."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSystemRequest: _TypeAlias = GetSystemRequest  # noqa: Y015
+
+@_typing.final
+class GetSystemResponse(_message.Message):
+    """The coordinator's software, its newest backup, and the refusals for limits in the last seven days."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    DATABASE_FIELD_NUMBER: _builtins.int
+    BACKED_UP_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    """The version of fedpareto that serves."""
+    database: _builtins.str
+    """The database: "SQLite" or "PostgreSQL", with its version."""
+    entries: _builtins.int
+    """How many entries the audit log has."""
+    @_builtins.property
+    def backed_up(self) -> _timestamp_pb2.Timestamp:
+        """When the newest backup was made; unset when there is none."""
+
+    @_builtins.property
+    def limits(self) -> _containers.RepeatedCompositeFieldContainer[Global___LimitHit]:
+        """The most frequent refusals for a limit, most frequent first; at most 50."""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.str = ...,
+        database: _builtins.str = ...,
+        backed_up: _timestamp_pb2.Timestamp | None = ...,
+        limits: _abc.Iterable[Global___LimitHit] | None = ...,
+        entries: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["backed_up", b"backed_up"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backed_up", b"backed_up", "database", b"database", "entries", b"entries", "limits", b"limits", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSystemResponse: _TypeAlias = GetSystemResponse  # noqa: Y015
+
+@_typing.final
+class LimitHit(_message.Message):
+    """Refusals of one caller for one limit."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    ACTOR_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """The reason, such as "limit:calls"."""
+    actor: _builtins.str
+    """The caller, as the audit log has it."""
+    times: _builtins.int
+    """How often."""
+    @_builtins.property
+    def last(self) -> _timestamp_pb2.Timestamp:
+        """When it last happened."""
+
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        actor: _builtins.str = ...,
+        times: _builtins.int = ...,
+        last: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last", b"last"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "last", b"last", "reason", b"reason", "times", b"times"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LimitHit: _TypeAlias = LimitHit  # noqa: Y015
+
+@_typing.final
 class RunDisk(_message.Message):
     """What one run takes, in bytes."""
 
@@ -2072,19 +2167,23 @@ class ListRunsRequest(_message.Message):
 
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    BRIEF_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
     """At most this many; 0 is the coordinator's own bound, which no answer exceeds."""
     page_token: _builtins.str
     """`next_page_token` of the answer before; empty for the first page."""
+    brief: _builtins.bool
+    """True to leave out members, for which every round is read."""
     def __init__(
         self,
         *,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        brief: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brief", b"brief", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2125,16 +2224,20 @@ class GetRunRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
+    BRIEF_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """The id, an unambiguous beginning of it, or the name."""
+    brief: _builtins.bool
+    """True to leave out members, for which every round is read."""
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
+        brief: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brief", b"brief", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2313,16 +2416,20 @@ class WatchRunRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """The id, an unambiguous beginning of it, or the name."""
+    parts: _builtins.bool
+    """True for rounds that end with every client's part; the run's `members` are left out."""
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
+        parts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2338,6 +2445,7 @@ class WatchRunResponse(_message.Message):
     ENDED_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     NOW_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def run(self) -> Global___Run:
         """The run as it is now."""
@@ -2354,6 +2462,10 @@ class WatchRunResponse(_message.Message):
     def now(self) -> _timestamp_pb2.Timestamp:
         """The coordinator's time when it sent this, to compare with times in the message."""
 
+    @_builtins.property
+    def parts(self) -> Global___ExportRoundsResponse:
+        """The round of `ended` with every client's part in it. Only if the request asks for it."""
+
     def __init__(
         self,
         *,
@@ -2361,10 +2473,11 @@ class WatchRunResponse(_message.Message):
         ended: Global___RoundSummary | None = ...,
         phase: Global___PhaseProgress | None = ...,
         now: _timestamp_pb2.Timestamp | None = ...,
+        parts: Global___ExportRoundsResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "now", b"now", "phase", b"phase", "run", b"run"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "now", b"now", "parts", b"parts", "phase", b"phase", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "now", b"now", "phase", b"phase", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "now", b"now", "parts", b"parts", "phase", b"phase", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2991,16 +3104,20 @@ class ExportRoundsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """The id, an unambiguous beginning of it, or the name."""
+    first: _builtins.int
+    """Not the rounds before this one."""
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
+        first: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3465,10 +3582,21 @@ class ListAuditRequest(_message.Message):
     SINCE_FIELD_NUMBER: _builtins.int
     ACTOR_FIELD_NUMBER: _builtins.int
     FOLLOW_FIELD_NUMBER: _builtins.int
+    NEWEST_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
     actor: _builtins.str
     """Only those of this actor: as the log has it, or the name of a member or administrator; empty for all."""
     follow: _builtins.bool
     """Whether the list goes on with entries that come later, until the caller ends it."""
+    newest: _builtins.int
+    """Only the newest ones, at most this many and at most 500, the newest first; 0 for all in their order. Not with
+    `follow`.
+    """
+    before: _builtins.int
+    """Not this entry and those after it."""
+    text: _builtins.str
+    """Only those with this text in their actor, action, subject, outcome or detail, in any case; empty for all."""
     @_builtins.property
     def since(self) -> _timestamp_pb2.Timestamp:
         """Not those before this time; unset for all."""
@@ -3479,12 +3607,17 @@ class ListAuditRequest(_message.Message):
         since: _timestamp_pb2.Timestamp | None = ...,
         actor: _builtins.str = ...,
         follow: _builtins.bool = ...,
+        newest: _builtins.int = ...,
+        before: _builtins.int | None = ...,
+        text: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_before", b"_before", "before", b"before", "since", b"since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "follow", b"follow", "since", b"since"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_before", b"_before", "actor", b"actor", "before", b"before", "follow", b"follow", "newest", b"newest", "since", b"since", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__before: _TypeAlias = _typing.Literal["before"]  # noqa: Y015
+    _WhichOneofArgType__before: _TypeAlias = _typing.Literal["_before", b"_before"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__before) -> _WhichOneofReturnType__before | None: ...
 
 Global___ListAuditRequest: _TypeAlias = ListAuditRequest  # noqa: Y015
 

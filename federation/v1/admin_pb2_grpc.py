@@ -111,6 +111,11 @@ class AdminStub:
                 request_serializer=federation_dot_v1_dot_admin__pb2.GetDiskRequest.SerializeToString,
                 response_deserializer=federation_dot_v1_dot_admin__pb2.GetDiskResponse.FromString,
                 _registered_method=True)
+        self.GetSystem = channel.unary_unary(
+                '/federation.v1.Admin/GetSystem',
+                request_serializer=federation_dot_v1_dot_admin__pb2.GetSystemRequest.SerializeToString,
+                response_deserializer=federation_dot_v1_dot_admin__pb2.GetSystemResponse.FromString,
+                _registered_method=True)
         self.ListRuns = channel.unary_unary(
                 '/federation.v1.Admin/ListRuns',
                 request_serializer=federation_dot_v1_dot_admin__pb2.ListRunsRequest.SerializeToString,
@@ -306,6 +311,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetSystem(self, request, context):
+        """Says which software serves, and which limits it has applied (viewer).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListRuns(self, request, context):
         """Lists the runs (viewer).
         """
@@ -489,6 +501,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.GetDisk,
                     request_deserializer=federation_dot_v1_dot_admin__pb2.GetDiskRequest.FromString,
                     response_serializer=federation_dot_v1_dot_admin__pb2.GetDiskResponse.SerializeToString,
+            ),
+            'GetSystem': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSystem,
+                    request_deserializer=federation_dot_v1_dot_admin__pb2.GetSystemRequest.FromString,
+                    response_serializer=federation_dot_v1_dot_admin__pb2.GetSystemResponse.SerializeToString,
             ),
             'ListRuns': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRuns,
@@ -973,6 +990,33 @@ class Admin:
             '/federation.v1.Admin/GetDisk',
             federation_dot_v1_dot_admin__pb2.GetDiskRequest.SerializeToString,
             federation_dot_v1_dot_admin__pb2.GetDiskResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSystem(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/federation.v1.Admin/GetSystem',
+            federation_dot_v1_dot_admin__pb2.GetSystemRequest.SerializeToString,
+            federation_dot_v1_dot_admin__pb2.GetSystemResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -82,6 +82,8 @@ class AdminStub:
     """
     GetDisk: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetDiskRequest, _admin_pb2.GetDiskResponse]
     """Says what the record takes on the disk, and what the runs that have not ended will still take (viewer)."""
+    GetSystem: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetSystemRequest, _admin_pb2.GetSystemResponse]
+    """Says which software serves, and which limits it has applied (viewer)."""
     ListRuns: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListRunsRequest, _admin_pb2.ListRunsResponse]
     """Lists the runs (viewer)."""
     GetRun: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetRunRequest, _admin_pb2.GetRunResponse]
@@ -167,6 +169,8 @@ class AdminAsyncStub(AdminStub):
     """
     GetDisk: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetDiskRequest, _admin_pb2.GetDiskResponse]  # type: ignore[assignment]
     """Says what the record takes on the disk, and what the runs that have not ended will still take (viewer)."""
+    GetSystem: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetSystemRequest, _admin_pb2.GetSystemResponse]  # type: ignore[assignment]
+    """Says which software serves, and which limits it has applied (viewer)."""
     ListRuns: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListRunsRequest, _admin_pb2.ListRunsResponse]  # type: ignore[assignment]
     """Lists the runs (viewer)."""
     GetRun: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetRunRequest, _admin_pb2.GetRunResponse]  # type: ignore[assignment]
@@ -339,6 +343,14 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetDiskResponse, _abc.Awaitable[_admin_pb2.GetDiskResponse]]:
         """Says what the record takes on the disk, and what the runs that have not ended will still take (viewer)."""
+
+    @_abc_1.abstractmethod
+    def GetSystem(
+        self,
+        request: _admin_pb2.GetSystemRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetSystemResponse, _abc.Awaitable[_admin_pb2.GetSystemResponse]]:
+        """Says which software serves, and which limits it has applied (viewer)."""
 
     @_abc_1.abstractmethod
     def ListRuns(

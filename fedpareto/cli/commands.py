@@ -18,6 +18,7 @@ TABLE: dict[str, dict[str, tuple[str, str]]] = {
     "fedpareto": {
         "demo": ("demo:demo_command", "Run a federation of ten hospitals on this machine."),
         "simulate": ("research.simulate:simulate_command", "Run a specification on simulated clients."),
+        "console": ("admin.console:console_command", "Show the federation in a browser, live and read-only."),
         "report": ("report:report_command", "Write a report of a run as one HTML page."),
         "aggregate": ("research.aggregate:aggregate_command", "Combine the updates in a file into one direction."),
         "verify": ("verify:verify_command", "Verify the record of a run: signatures, rules, models."),
@@ -109,6 +110,9 @@ TABLE: dict[str, dict[str, tuple[str, str]]] = {
 }
 # By function: checks that the extras are installed which its module imports.
 NEEDS = {
+    "admin.console:console_command": partial(
+        require, "the console is served with", "starlette", "uvicorn", "jinja2", extra="console"
+    ),
     "research.data:show": partial(require, "a task's data is read with", "torch"),
     "research.experiment_run:run_command": partial(
         require, "experiments need", "torch", "matplotlib", extra="torch,experiments"

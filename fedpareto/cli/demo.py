@@ -6,6 +6,7 @@ import sys
 import time
 import webbrowser
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -323,11 +324,14 @@ def _report(console: Console, directory: Path, results: _Results, *, keep: bool,
 
 
 def _commands(directory: Path, results: _Results) -> list[str]:
-    """Three commands to type next."""
+    """Three commands to type next; the last one opens the console, if it is installed."""
     admin = f"{_command()} admin"
     home = "" if directory == DEFAULT_DIRECTORY else f" --home {directory / 'coordinator' / 'admin'}"
     names = [run.name for run in results.ended()]
     commands = [f"{admin}{home} runs", f"{admin}{home} run {names[0]}"]
+    if all(map(find_spec, ("starlette", "uvicorn", "jinja2"))):
+        compared = [run.name for run in (*results.runs.values(), *results.objectives)] or names
+        return [*commands, f"{_command()} console {' '.join(compared)}{home}"]
     return [*commands, f"{admin}{home} round {names[-1]} -1"]
 
 

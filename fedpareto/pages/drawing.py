@@ -65,10 +65,13 @@ def grid(scale: Scale, axis: Axis) -> Html:
 
 def round_axis(rounds: Sequence[int], places: Sequence[float], foot: float) -> Html:
     """The numbers of some rounds below a drawing, the last one included."""
-    ticks = [
-        tag("text", str(rounds[i]), x=share(places[i]), y=foot + 18, text_anchor="middle") for i in few(len(rounds))
-    ]
-    return join([*ticks, tag("text", "round", x="50%", y=foot + 36, text_anchor="middle", class_="axis")])
+    return bottom_axis(list(map(str, rounds)), places, foot, "round")
+
+
+def bottom_axis(names: Sequence[str], places: Sequence[float], foot: float, title: str) -> Html:
+    """Some of the names of places below a drawing, the last one included, and the title of the axis."""
+    ticks = [tag("text", names[i], x=share(places[i]), y=foot + 18, text_anchor="middle") for i in few(len(names))]
+    return join([*ticks, tag("text", title, x="50%", y=foot + 36, text_anchor="middle", class_="axis")])
 
 
 def round_places(rounds: Sequence[int]) -> list[float]:

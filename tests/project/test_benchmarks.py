@@ -20,7 +20,17 @@ from tests.paths import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
 BENCH = str(BENCHMARKS / "bench.py")
-LONG = {"connections", "large", "private", "round", "simulate", "start", "verify", "wan"}  # more than 3 CPU-s, or 10 s
+LONG = {
+    "connections",
+    "console",
+    "large",
+    "private",
+    "round",
+    "simulate",
+    "start",
+    "verify",
+    "wan",
+}  # more than 3 CPU-s, or 10 s
 
 
 @pytest.fixture(autouse=True)

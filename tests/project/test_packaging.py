@@ -1,6 +1,7 @@
 """What is shipped: the wheel, the constraints, the container files, the make targets."""
 
 import ast
+import hashlib
 import json
 import os
 import re
@@ -162,6 +163,25 @@ def test_the_wheel_holds_every_module_stub_and_migration(wheel: Path) -> None:
     assert any(name.startswith("storage/migrations/versions/0002") for name in there)
     assert "federation/v1/federation_pb2_grpc.pyi" in there
     assert not [name for name in there if name.startswith(("tests/", "benchmarks/", "docs/"))]
+
+
+def test_the_wheel_holds_the_pages_scripts_and_styles_of_the_console(wheel: Path) -> None:
+    files = [path for path in (ROOT / "fedpareto" / "console").rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    assert len(files) > 20
+    assert not {str(path.relative_to(ROOT)) for path in files} - set(zipfile.ZipFile(wheel).namelist())
+
+
+@pytest.mark.parametrize("folder", ["fedpareto/console/static", "tests/vendored"])
+def test_each_script_of_others_is_as_it_was_published_with_version_and_licence(folder: str) -> None:
+    place = ROOT / folder
+    listed = tomllib.loads((place / "vendored.toml").read_text())
+    others = {path.name for path in place.iterdir() if ".min." in path.name}
+    assert others == listed.keys()
+    for name, entry in listed.items():
+        assert entry.keys() == {"package", "version", "path", "licence", "sha256"}
+        assert re.fullmatch(r"\d+\.\d+\.\d+", entry["version"])
+        assert hashlib.sha256((place / name).read_bytes()).hexdigest() == entry["sha256"], name
+        assert list(place.glob(f"{name.partition('.')[0]}-LICENSE.txt")), name
 
 
 def test_the_wheel_has_the_command_the_tasks_and_the_licence(wheel: Path) -> None:

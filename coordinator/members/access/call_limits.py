@@ -27,7 +27,7 @@ class Rate:
 RECORDED = (
     *("CreateJoinString", "CancelJoinStrings", "ApproveClient", "TagClient", "RevokeClient", "ForgetClient"),
     *("RevokeAdministrator", "RequestAction", "DecideRequest", "SubmitRun", "PauseRun", "ResumeRun", "StopRun"),
-    *("ListReplies", "ExportRounds", "ExportModel", "ExportBundle"),
+    *("ListReplies", "ExportRounds", "ExportModel", "ExportBundle", "WatchRun"),
 )
 
 # A member that works in 50 rounds a second, each with a model, an update and an evaluation, stays below every rate.

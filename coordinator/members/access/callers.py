@@ -19,7 +19,7 @@ class CallerRule:
 _ADMIN: Mapping[Role, tuple[str, ...]] = {
     Role.VIEWER: (
         *("ListJoinStrings", "ListClients", "ListAdministrators", "ListRuns", "ListRounds", "ListReplies"),
-        *("GetDisk", "GetRun", "GetRound", "WatchRun", "ExportRounds", "ExportModel"),
+        *("GetDisk", "GetSystem", "GetRun", "GetRound", "WatchRun", "ExportRounds", "ExportModel"),
         *("ListAudit", "VerifyAudit", "ListRequests", "ListAlerts"),
     ),
     Role.OPERATOR: ("SubmitRun", "PauseRun", "ResumeRun", "StopRun", "TagClient"),

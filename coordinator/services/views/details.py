@@ -33,7 +33,11 @@ _MAX_GRAM_BYTES = 64 << 20  # 2800 rows
 
 def export_rounds(session: Session, run_id: str, start: int, count: int) -> list[messages.ExportRoundsResponse]:
     """Rounds `start` to `start + count - 1` of a run with every client's part; signatures are not verified."""
-    items = rounds_from(session, run_id, start, count)
+    return rounds_with_parts(session, rounds_from(session, run_id, start, count))
+
+
+def rounds_with_parts(session: Session, items: Sequence[models.Round]) -> list[messages.ExportRoundsResponse]:
+    """Rounds of one run with every client's part; signatures are not verified."""
     scores = _scores(session, [item.round_id for item in items if not concealed(item.run)])
     responses = [messages.ExportRoundsResponse(**fields) for fields in _fields(session, items, scores)]
     for item, response in zip(items, responses, strict=True):

@@ -10,7 +10,7 @@ from coordinator.alerts import rows
 from coordinator.rounds.fleets.presence import AttendanceStream
 from coordinator.rounds.runs.participation import Participation, read_rounds
 from coordinator.rounds.transitions import ROUND_ENDED, RUN_ENDED
-from coordinator.services.views import alerts, overview
+from coordinator.services.views import alerts, details, overview
 from coordinator.services.views.conversion import like
 from coordinator.services.views.summaries import ended_rounds, phases_of, rounds_from, summaries
 from federation.v1 import admin_pb2 as messages
@@ -31,17 +31,30 @@ def run_with_members(session: Session, item: models.Run, *, spec: bool = False) 
     return run
 
 
-def runs_from(session: Session, start: int, count: int) -> list[messages.Run]:
-    """Runs, newest first: at most `count` of them, after the first `start`."""
+def runs_from(session: Session, start: int, count: int, *, brief: bool) -> list[messages.Run]:
+    """Runs, newest first: at most `count` of them, after the first `start`; without their members if `brief`."""
     query = select(models.Run).order_by(models.Run.created.desc(), models.Run.run_id).offset(start).limit(count)
-    return [run_with_members(session, item) for item in session.scalars(query)]
+    shown = run_alone if brief else run_with_members
+    return [shown(session, item) for item in session.scalars(query)]
+
+
+def run_alone(session: Session, item: models.Run, *, spec: bool = False) -> messages.Run:
+    """A run with its alerts and without its members; with its specification if `spec`."""
+    run = overview.run(session, item, spec=spec)
+    run.alerts.extend(alerts.of_run(session, item))
+    return run
 
 
 class Watching:
-    """One watcher of one run; it remembers what the watcher has been sent."""
+    """One watcher of one run; it remembers what the watcher has been sent.
 
-    def __init__(self, run_id: str) -> None:
+    With `parts`, rounds that end come with every client's part, in place of the sums over all rounds: for these every
+    round of the run is read.
+    """
+
+    def __init__(self, run_id: str, *, parts: bool) -> None:
         self._run_id = run_id
+        self._parts = parts
         self._participation = Participation()
         self._since: int | None = None
         self._looks_after_end = 0
@@ -56,7 +69,7 @@ class Watching:
         item = session.get_one(models.Run, self._run_id)
         ended = [row for row in rounds_from(session, self._run_id, since) if row.state in ROUND_ENDED]
         self._since = ended[-1].number + 1 if ended else since
-        if first or ended:
+        if (first or ended) and not self._parts:
             for round_ in read_rounds(session, self._run_id, self._participation.next_round):
                 self._participation.add(round_)
         if item.state in RUN_ENDED:  # its alerts follow in a moment
@@ -67,6 +80,9 @@ class Watching:
         if first or ended or self.over:
             _add_members(run, self._participation)
         responses = [messages.WatchRunResponse(run=run, ended=summary) for summary in summaries(session, ended)]
+        if self._parts:
+            for response, parts in zip(responses, details.rounds_with_parts(session, ended), strict=True):
+                response.parts.CopyFrom(parts)
         responses = responses or [messages.WatchRunResponse(run=run)]
         phase = _open_phase(session, self._run_id, attending)
         if phase is not None:

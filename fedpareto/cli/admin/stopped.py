@@ -1,7 +1,8 @@
 """Commands that only show the record, while the coordinator of this machine does not run: they read its directory."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,7 +35,11 @@ def reading(centre: Path) -> Iterator[Callable[..., Any]]:
             stopped_record(centre, clock=lambda: datetime.now(UTC)) as record,
             asyncio.Runner() as runner,
         ):
-            yield _Calls(centre, record, runner).call
+            calls = _Calls(centre, record, runner)
+            try:
+                yield calls.call
+            finally:
+                calls.close()
     except (ElsewhereError, DatabaseTooOld) as error:
         raise not_served(centre, str(error)) from None
     except Refusal as refusal:
@@ -44,12 +49,26 @@ def reading(centre: Path) -> Iterator[Callable[..., Any]]:
 
 
 class _Calls:
-    """The calls of a record. All other calls need a coordinator that serves."""
+    """The calls of a record, from any thread. All other calls need a coordinator that serves."""
 
     def __init__(self, centre: Path, record: RecordCalls, runner: asyncio.Runner) -> None:
         self._centre = centre
         self._record = record
         self._runner = runner
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def close(self) -> None:
+        """Lets a call end, and no other begin."""
+        with self._lock:
+            self._closed = True
+
+    def _run(self, answer: Coroutine[Any, Any, Any]) -> Any:
+        with self._lock:
+            if self._closed:
+                answer.close()
+                raise RuntimeError("the record is not read any more")
+            return self._runner.run(answer)
 
     def call(self, kind: str, method: str, *, response_deserializer: Callable[[bytes], Any], **_: Any) -> Any:
         """A function that makes a call; arguments as of `AdminSession.call`."""
@@ -60,13 +79,13 @@ class _Calls:
             if answer is None:
                 raise not_served(self._centre)
             if kind == "unary_unary":
-                return response_deserializer(self._runner.run(answer(request, None)).SerializeToString())
+                return response_deserializer(self._run(answer(request, None)).SerializeToString())
             return map(response_deserializer, self._stream(answer(request, None)))
 
         return call
 
     def _stream(self, messages: AsyncIterator[Any]) -> Iterator[bytes]:
-        while (message := self._runner.run(_next_of(messages))) is not None:
+        while (message := self._run(_next_of(messages))) is not None:
             yield message.SerializeToString()
 
 

@@ -70,6 +70,7 @@ PROBES: dict[str, Probe] = {
     "Admin/DecideRequest": Probe(admin.DecideRequestRequest(), ("UNAUTHENTICATED", "key-unknown")),
     "Admin/SubmitRun": Probe(admin.SubmitRunRequest(), ("INVALID_ARGUMENT", "argument")),
     "Admin/GetDisk": Probe(admin.GetDiskRequest()),
+    "Admin/GetSystem": Probe(admin.GetSystemRequest()),
     "Admin/ListRuns": Probe(admin.ListRunsRequest()),
     "Admin/GetRun": Probe(admin.GetRunRequest(), UNKNOWN_RUN),
     "Admin/PauseRun": Probe(admin.PauseRunRequest(), UNKNOWN_RUN),

@@ -310,6 +310,7 @@ def admin_calls(scene: Scene) -> dict[str, Say]:
         "DecideRequest": single(admin.DecideRequestRequest(decision=signed[1])),
         "SubmitRun": stream_of(submission("another")),
         "GetDisk": single(admin.GetDiskRequest()),
+        "GetSystem": single(admin.GetSystemRequest()),
         "ListRuns": single(admin.ListRunsRequest()),
         "GetRun": single(admin.GetRunRequest(run=run)),
         "PauseRun": single(admin.PauseRunRequest(run=run)),

@@ -392,9 +392,9 @@ def test_a_run_is_found_by_id_by_its_beginning_or_by_its_name(database: Database
         for nothing in ("", "%", "zzz", "abc1\0"):
             with pytest.raises(Refusal, match="run-unknown"):
                 lookup.find_run(session, nothing)
-        assert [run.run_id for run in watching.runs_from(session, 0, 10)] == ["abd3", "abc2", "abc1"]
+        assert [run.run_id for run in watching.runs_from(session, 0, 10, brief=False)] == ["abd3", "abc2", "abc1"]
         assert summaries.rounds_from(session, "abc1", 0, 10) == []
-        watcher = watching.Watching("abc1")
+        watcher = watching.Watching("abc1", parts=False)
         assert len(watcher.look(session, {}, now)) == 1
         assert watcher.over
         with pytest.raises(Refusal, match=r"round-unknown.*it has none yet"):

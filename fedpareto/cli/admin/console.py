@@ -1,0 +1,136 @@
+"""`fedpareto console`: the operators' console, in a browser on this machine."""
+
+import sys
+import threading
+import time
+import webbrowser
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from shlex import quote
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+import typer
+
+from federation.trust.admin_files import Account
+from federation.trust.keys import IdentityError
+from fedpareto.cli.admin.client import connect, find_home, route_to
+from fedpareto.cli.document import dumps
+from fedpareto.cli.failure import USAGE, CommandFailure, failing
+from fedpareto.cli.shared_options import (
+    DEFAULT_ADMIN_HOME,
+    AdminHome,
+    AdminPassphraseOption,
+    JsonOption,
+    ProxyOption,
+)
+from fedpareto.console import web_server
+from fedpareto.console.application import Console
+from fedpareto.console.federation_reader import Reader
+from fedpareto.console.page_events import ChangeBell
+from fedpareto.console.render import ConsoleSite
+from fedpareto.console.screens.compare_page import MOST
+from fedpareto.console.security import EntranceKeys
+from fedpareto.console.source import CoordinatorAway, OpenedCalls
+
+
+def console_command(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...",
+            help="The page to open: of one run, or the comparison of two to six. Default: the federation.",
+            show_default=False,
+        ),
+    ] = None,
+    home: AdminHome = DEFAULT_ADMIN_HOME,
+    host: Annotated[str, typer.Option(help="The address to listen on, of this machine alone.")] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help=f"The port. Default: {web_server.DEFAULT_PORT}, or any if that is taken."),
+    ] = None,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Do not open a browser.")] = False,
+    passphrase_file: AdminPassphraseOption = None,
+    proxy: ProxyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the federation in a browser, live and read-only.
+
+    The console runs on your machine, with your administrator's certificate and no more rights than your role. Its pages
+    change nothing: where something has to be done, they show the command to copy. It may end at any time, and the
+    federation does not notice.
+
+    Only this machine reaches the pages. The address that is printed works once, within a minute; Enter prints another
+    one. From another machine: ssh -L 8446:127.0.0.1:8446 THIS-MACHINE.
+    """
+    names = runs or []
+    if len(names) > MOST:
+        raise CommandFailure(f"{len(names)} runs: the console compares at most {MOST}", code=USAGE)
+    directory = find_home(home)
+    with failing(IdentityError, code=USAGE):
+        account = Account.load(directory)
+    with failing(ValueError, OSError, code=USAGE, what=f"cannot listen on {host}"):
+        listening = web_server.listen(host, port)
+    bell, keys = ChangeBell(), EntranceKeys(time.monotonic)
+    reader = Reader(_source(home, passphrase_file, proxy), bell.ring)
+    console = Console(_site(account, home), reader, bell, keys)
+    base, page = web_server.address(listening), _page(names)
+    with ExitStack() as stack:
+        stack.callback(listening.close)
+        stack.callback(reader.stop)
+        reader.start()
+        url = web_server.entrance(base, keys, page)
+        if as_json:
+            typer.echo(dumps({"url": url, "address": base, "federation": account.federation_id}))
+        else:
+            typer.echo(
+                f"The console of {account.federation_id} is at {base}. This address works once, within a minute:"
+            )
+            typer.echo(f"    {url}")
+            typer.echo("Enter prints another one; Ctrl-C ends the console.")
+        sys.stdout.flush()
+        if not no_browser and not as_json and sys.stdout.isatty():
+            stack.enter_context(web_server.browsing(url, webbrowser.open))
+        _offer_keys(lambda: web_server.entrance(base, keys, page))
+        web_server.run(console.guarded(listening.getsockname()[1]), listening, bell.stop)
+
+
+def _page(names: list[str]) -> str:
+    if not names:
+        return "/"
+    return f"/runs/{quote(names[0])}" if len(names) == 1 else f"/compare?{urlencode([('run', name) for name in names])}"
+
+
+def _site(account: Account, home: Path) -> ConsoleSite:
+    if home == DEFAULT_ADMIN_HOME:
+        return ConsoleSite(account.federation_id, account.name)
+    where = f" --home {quote(str(home))}"
+    return ConsoleSite(account.federation_id, account.name, f"fedpareto admin{where}", where)
+
+
+def _offer_keys(new_url: Callable[[], str]) -> None:
+    """Prints another address for each line on a terminal's standard input."""
+    if not sys.stdin.isatty():
+        return
+
+    def read() -> None:
+        for _ in sys.stdin:
+            typer.echo(f"    {new_url()}")
+
+    threading.Thread(target=read, name="console-keys", daemon=True).start()
+
+
+def _source(home: Path, passphrase_file: Path | None, proxy: str | None) -> Callable[[], Any]:
+    """Opens the calls of the administrator, with errors as the console knows them."""
+
+    @contextmanager
+    def opened() -> Iterator[OpenedCalls]:
+        try:
+            route = route_to(home, passphrase_file=passphrase_file, proxy=proxy)
+            with connect(home, passphrase_file=passphrase_file, proxy=proxy) as stub:
+                yield OpenedCalls(stub, live=not route.stopped, outdated=lambda: not route_to(home).stopped)
+        except CommandFailure as failure:
+            raise CoordinatorAway(failure.message) from None
+
+    return opened

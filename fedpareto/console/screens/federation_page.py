@@ -1,0 +1,167 @@
+"""The first page: is all well, what needs the operator, what runs, who is connected."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from federation.text import counted
+from federation.v1 import admin_pb2 as v1
+from federation.v1.common_pb2 import ClientState
+from fedpareto.admin_messages import name_of
+from fedpareto.console.federation_reader import ENDED, HeldRun, Lists, PageError, Reader
+from fedpareto.console.render import moment
+from fedpareto.console.run_history import Outcome
+from fedpareto.console.screens import wording
+from fedpareto.console.view import PageRequest, PageView, Screen
+from fedpareto.formatting import natural
+from fedpareto.pages.alert_list import alert_list, lines_of
+from fedpareto.pages.charts import Series
+from fedpareto.pages.html import Html
+from fedpareto.pages.scales import ACCURACY, Axis
+from fedpareto.pages.small import sparkline, strip
+
+_STRIP = 30  # rounds
+_POINTS = 120  # of a sparkline
+_RECENT = 12  # runs that have ended
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something that waits for the operator, other than an alert: a sentence and the command."""
+
+    sentence: str
+    command: str
+
+
+def _view(reader: Reader, asked: PageRequest) -> PageView:
+    lists = reader.lists
+    if lists is None:
+        raise PageError(503, "The console has not read the federation yet.")
+    open_runs = [run for run in lists.runs if run.state not in ENDED]
+    alerts = [alert for alert in lists.alerts if alert.severity != v1.AlertSeverity.ALERT_SEVERITY_NOTICE]
+    notices = [alert for alert in lists.alerts if alert.severity == v1.AlertSeverity.ALERT_SEVERITY_NOTICE]
+    needs = _needs(lists)
+    count = len(alerts) + len(needs)
+    members = [client for client in lists.clients if client.state != ClientState.CLIENT_STATE_REVOKED]
+    connected = sum(client.attending for client in members)
+    return PageView(
+        "Federation",
+        "federation.html",
+        {
+            "sentence": f"{counted(count, 'thing needs you', 'things need you')}." if count else "All well.",
+            "counts": f"{connected} of {counted(len(members), 'member')} connected, "
+            f"{counted(len(open_runs), 'open run')}",
+            "alerts": alert_list(lines_of(alerts)) if alerts else Html(""),
+            "notices": alert_list(lines_of(notices[:5])) if notices else Html(""),
+            "needs": needs,
+            "open_runs": [_running(reader, run) for run in open_runs],
+            "members": _members(reader, lists),
+            "ended": [run for run in lists.runs if run.state in ENDED][:_RECENT],
+            "runs": lists.runs,
+            "state_look": wording.state_look,
+        },
+    )
+
+
+def _needs(lists: Lists) -> list[Need]:
+    needs = [
+        Need(f"{client.client_id} waits for approval", f"approve {client.client_id}")
+        for client in lists.clients
+        if client.state == ClientState.CLIENT_STATE_PENDING
+    ]
+    return needs + [
+        Need(f"An officer's request {request.request_id[-8:]} waits for a second officer", "requests")
+        for request in lists.requests
+        if request.state == v1.RequestState.REQUEST_STATE_OPEN
+    ]
+
+
+@dataclass(frozen=True)
+class _Running:
+    run: v1.Run
+    progress: str
+    left: str
+    waits: str
+    verdict: str
+    spark: Html
+
+
+def _running(reader: Reader, run: v1.Run) -> _Running:
+    held = reader.held.get(run.run_id)
+    if held is None:
+        return _Running(run, wording.rounds_done(run), "", run.reason, "", Html(""))
+    return _Running(
+        held.run,
+        wording.rounds_done(held.run),
+        wording.time_left(held),
+        wording.waiting(held),
+        wording.verdict_of(held) if held.run.rounds_done else "",
+        _spark(held),
+    )
+
+
+def _spark(held: HeldRun) -> Html:
+    lines = [held.history.lines[number] for number in sorted(held.history.lines)][-_POINTS:]
+    if len(lines) < 2:
+        return Html("")
+    kind = wording.scored(held.run, held.history)
+    series = [Series("mean", [line.mean for line in lines], 0), Series("worst", [line.worst for line in lines], 1)]
+    newest = lines[-1]
+    alt = f"Mean {kind.text(newest.mean)} and worst member {kind.text(newest.worst)} after round {newest.number}"
+    return sparkline(series, ACCURACY if kind.share else Axis(kind.title, kind.text), alt=alt)
+
+
+@dataclass(frozen=True)
+class _Member:
+    client: v1.Client
+    state: str
+    look: str
+    since: str
+    strip: Html
+
+
+def _members(reader: Reader, lists: Lists) -> list[_Member]:
+    members = [client for client in lists.clients if client.state != ClientState.CLIENT_STATE_REVOKED]
+    members.sort(key=lambda client: natural(client.client_id))
+    shown = []
+    for client in members:
+        name = name_of(client, "state")
+        if name == "PENDING":
+            state, look, since = "pending", "warning", "waits for approval"
+        elif client.HasField("closed_until"):
+            state, look, since = "closed", "notice", f"until {moment(client.closed_until)}"
+        elif client.attending:
+            state, look, since = "connected", "good", ""
+        else:
+            state, look, since = "not connected", "warning", wording.since(client)
+        shown.append(
+            _Member(client, state, look, since, _strip(client.client_id, _outcomes(reader, lists, client.client_id)))
+        )
+    return shown
+
+
+_FINE = (Outcome.REPLIED, Outcome.NOT_NEEDED)
+
+
+def _strip(name: str, last: Sequence[Outcome]) -> Html:
+    if not last:
+        return Html("")
+    failed = sum(outcome not in _FINE for outcome in last)
+    return strip(last, alt=f"Of the last {counted(len(last), 'round')}, {name} failed in {failed}", most=_STRIP)
+
+
+def _outcomes(reader: Reader, lists: Lists, client: str) -> list[Outcome]:
+    """A member's last rounds over the runs that are held, the newest runs last, in order."""
+    last: deque[Outcome] = deque(maxlen=_STRIP)
+    for run in reversed(lists.runs):
+        held = reader.held.get(run.run_id)
+        if held is not None:
+            last.extend(outcome for _, outcome in held.history.outcomes_of(client, _STRIP))
+    return list(last)
+
+
+def _version(reader: Reader, asked: PageRequest) -> object:
+    return reader.version
+
+
+SCREEN = Screen(_view, _version, "/")

@@ -1,0 +1,34 @@
+"""The audit log: search, and a hundred entries on a page, the newest first."""
+
+from federation.v1 import admin_pb2 as v1
+from fedpareto.console.federation_reader import PageError, Reader
+from fedpareto.console.view import PageRequest, PageView, Screen
+
+ENTRIES = 100
+_LONGEST = 200
+
+
+def _view(reader: Reader, asked: PageRequest) -> PageView:
+    text, actor = asked.query.get("text", "").strip(), asked.query.get("actor", "").strip()
+    if max(len(text), len(actor)) > _LONGEST:
+        raise PageError(400, f"Search for at most {_LONGEST} characters.")
+    before = asked.number("before", default=-1)
+    request = v1.ListAuditRequest(newest=ENTRIES + 1, text=text, actor=actor)
+    if before >= 0:
+        request.before = before
+    entries = [entry for page in reader.call(lambda stub: list(stub.ListAudit(request))) for entry in page.entries]
+    shown = entries[:ENTRIES]
+    return PageView(
+        "Audit log",
+        "log.html",
+        {
+            "entries": shown,
+            "text": text,
+            "actor": actor,
+            "older": shown[-1].number if len(entries) > ENTRIES else None,
+            "newest": before < 0,
+        },
+    )
+
+
+SCREEN = Screen(_view, lambda reader, asked: None, "/log")

@@ -1,0 +1,281 @@
+"""Who may read the pages: only a browser on this machine that was given the key, and only the pages themselves.
+
+The guard is the outermost layer of the server, and imports nothing of it. Each request passes these checks, in order:
+the name of the host (a page of another host cannot reach the server under its own name), the origin of the request, the
+session, the size of its body and, for a POST, the token that only our own pages hold.
+"""
+
+import hmac
+import ipaddress
+import secrets
+import threading
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qs
+
+KEY_SECONDS = 60.0  # from the start, or from the request for another one
+SESSION_SECONDS = 12 * 3600.0
+MAX_BODY_BYTES = 16 << 10
+MAX_STREAMS = 32
+MAX_SESSIONS = 32
+ENTER = "/enter"
+TOKEN = "token"  # noqa: S105 - the name of the field that carries it
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+ErrorPage = Callable[[int, str], bytes]  # an HTML document that says in words what was wrong, and what to do
+
+
+class RefusedRequest(Exception):
+    """A request that is refused with a status and a reason."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+def must_be_loopback(host: str, port: int) -> None:
+    """Raises ValueError, with the way to reach the pages from elsewhere, if an address is not this machine's own."""
+    try:
+        local = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        local = False
+    if not local:
+        number = port or 8446
+        raise ValueError(
+            f"{host} is not an address of this machine alone, and the pages have no passwords: leave --host away, and "
+            f"from another machine forward the port with `ssh -L {number}:127.0.0.1:{number} THIS-MACHINE`, where "
+            f"http://127.0.0.1:{number} then shows them"
+        )
+
+
+@dataclass
+class EntranceKeys:
+    """One-time keys and the sessions that they began, in memory: when the process ends, all sessions end.
+
+    `clock` gives seconds that only grow.
+    """
+
+    clock: Callable[[], float]
+    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    _keys: dict[str, float] = field(default_factory=dict)  # digest of a key -> when it expires
+    _sessions: dict[str, float] = field(default_factory=dict)  # digest of a session -> when it ends
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def new_key(self) -> str:
+        """A key that begins one session within `KEY_SECONDS`; an older key is void."""
+        key = secrets.token_urlsafe(32)
+        with self._lock:
+            self._keys = {_digest(key): self.clock() + KEY_SECONDS}
+        return key
+
+    def enter(self, key: str) -> str:
+        """Uses a key up and begins a session, whose secret is returned.
+
+        Raises:
+            RefusedRequest: 401: the key is unknown, was used, or has expired.
+        """
+        with self._lock:
+            expires = self._keys.pop(_digest(key), None)
+            now = self.clock()
+            if expires is None or now > expires:
+                raise RefusedRequest(401, "This address has been used before, or is more than a minute old.")
+            self._sessions = {name: end for name, end in self._sessions.items() if end > now}
+            while len(self._sessions) >= MAX_SESSIONS:
+                self._sessions.pop(next(iter(self._sessions)))
+            session = secrets.token_urlsafe(32)
+            self._sessions[_digest(session)] = now + SESSION_SECONDS
+            return session
+
+    def holds(self, session: str) -> bool:
+        """True if a session goes on."""
+        with self._lock:
+            return self._sessions.get(_digest(session), 0.0) > self.clock()
+
+    def end(self, session: str) -> None:
+        """Ends a session."""
+        with self._lock:
+            self._sessions.pop(_digest(session), None)
+
+    def token(self, session: str) -> str:
+        """The token that a page sends with each POST of a session."""
+        return hmac.new(self.secret, session.encode(), sha256).hexdigest()
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()
+
+
+class Guard:
+    """The outermost layer: checks each request, and adds the headers of safety to each answer.
+
+    Args:
+        app: the pages; in the scope of their requests, "session" is the secret of the session and "token" its token.
+        keys: of this process.
+        port: on which the server listens; part of its names and of the cookie's.
+        error_page: makes a document of a status and words.
+        open_paths: begin the paths that need no session: style sheets, which the page of errors loads, too.
+    """
+
+    def __init__(
+        self, app: App, keys: EntranceKeys, port: int, error_page: ErrorPage, open_paths: tuple[str, ...]
+    ) -> None:
+        self._app = app
+        self._keys = keys
+        self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")}
+        self._cookie = f"fedpareto-console-{port}"
+        self._error_page = error_page
+        self._open_paths = open_paths
+        self._streams = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)  # lifespan; a WebSocket is refused by the router
+            return
+        send = _with_headers(send)
+        try:
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+            self._must_come_from_here(scope, headers)
+            if scope["path"] == ENTER:
+                await self._enter(scope, send)
+                return
+            session = self._session(headers)
+            if not scope["path"].startswith(self._open_paths):
+                if session is None:
+                    raise RefusedRequest(401, "This browser has no session of this console, or its session has ended.")
+                scope["session"], scope["token"] = session, self._keys.token(session)
+            body = await _body(headers, receive)
+            if scope["method"] not in ("GET", "HEAD"):
+                self._must_hold_token(session, body)
+            await self._limited(scope, _once(body, receive), send)
+        except RefusedRequest as problem:
+            await _answer(send, problem.status, self._error_page(problem.status, problem.message))
+
+    def _must_come_from_here(self, scope: Scope, headers: Mapping[str, str]) -> None:
+        host = headers.get("host", "")
+        if host.lower() not in self._hosts:
+            raise RefusedRequest(403, "This server answers only under its own address on this machine.")
+        origin = headers.get("origin")
+        if (origin is not None or scope["method"] not in ("GET", "HEAD")) and origin != f"http://{host}":
+            raise RefusedRequest(403, "The request comes from another page.")
+        # Pages of other ports of this machine count as the same site, so that browsers send the cookie with what they
+        # load; only a reader who follows a link may come from there.
+        elsewhere = headers.get("sec-fetch-site", "none") in ("cross-site", "same-site")
+        if elsewhere and headers.get("sec-fetch-mode") != "navigate":
+            raise RefusedRequest(403, "The request comes from another page.")
+
+    def _session(self, headers: Mapping[str, str]) -> str | None:
+        try:
+            cookie = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
+        except CookieError:
+            return None
+        return cookie.value if cookie is not None and self._keys.holds(cookie.value) else None
+
+    async def _enter(self, scope: Scope, send: Send) -> None:
+        """Begins a session; the answer is a page that goes on, because a redirect from another site has no cookie."""
+        if scope["method"] != "GET":
+            raise RefusedRequest(405, "This address takes only GET.")
+        query = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=8)
+        session = self._keys.enter(query.get("key", [""])[0])
+        to = query.get("to", ["/"])[0]
+        if not to.startswith("/") or to.startswith(("//", "/\\")) or not to.isprintable():
+            to = "/"
+        target = to.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+        page = (
+            f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>fedpareto</title>'
+            f'<meta http-equiv="refresh" content="0;url={target}"></head>'
+            f'<body><p><a href="{target}">Go on to the console</a></p></body></html>'
+        )
+        cookie = f"{self._cookie}={session}; HttpOnly; SameSite=Strict; Path=/; Max-Age={int(SESSION_SECONDS)}"
+        await _answer(send, 200, page.encode(), {"Set-Cookie": cookie})
+
+    def _must_hold_token(self, session: str | None, body: bytes) -> None:
+        given = parse_qs(body.decode("latin-1"), max_num_fields=32).get(TOKEN, [""])[0] if body else ""
+        if session is None or not hmac.compare_digest(given.encode(), self._keys.token(session).encode()):
+            raise RefusedRequest(403, "The form is not one of this session: load the page again.")
+
+    async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves; a stream of events takes one of `MAX_STREAMS` places."""
+        if scope["path"] != "/events":
+            await self._app(scope, receive, send)
+            return
+        if self._streams >= MAX_STREAMS:
+            raise RefusedRequest(429, f"{MAX_STREAMS} pages are open already: close some.")
+        self._streams += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._streams -= 1
+
+
+async def _body(headers: Mapping[str, str], receive: Receive) -> bytes:
+    """The body of a request.
+
+    Raises:
+        RefusedRequest: 413: it is larger than `MAX_BODY_BYTES`; 400: its length is no number.
+    """
+    length = headers.get("content-length", "0")
+    if not length.isascii() or not length.isdigit():
+        raise RefusedRequest(400, "The length of the request is no number.")
+    body, more = b"", int(length) > 0 or "transfer-encoding" in headers
+    if int(length) > MAX_BODY_BYTES:
+        raise RefusedRequest(413, f"The request is larger than {MAX_BODY_BYTES} bytes.")
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) > MAX_BODY_BYTES:
+            raise RefusedRequest(413, f"The request is larger than {MAX_BODY_BYTES} bytes.")
+    return body
+
+
+def _once(body: bytes, receive: Receive) -> Receive:
+    """The body as one message, and then what comes: the end of the connection."""
+    given = False
+
+    async def next_message() -> Message:
+        nonlocal given
+        if not given:
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+        return await receive()
+
+    return next_message
+
+
+def _with_headers(send: Send) -> Send:
+    async def with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            given = [(name, value) for name, value in message.get("headers", []) if name.lower() != b"cache-control"]
+            message["headers"] = [*given, *((name.encode(), value.encode()) for name, value in HEADERS.items())]
+        await send(message)
+
+    return with_headers
+
+
+async def _answer(send: Send, status: int, page: bytes, headers: Mapping[str, str] | None = None) -> None:
+    lines = {"Content-Type": "text/html; charset=utf-8", "Content-Length": str(len(page)), **(headers or {})}
+    pairs = [(name.encode(), value.encode()) for name, value in lines.items()]
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
+    await send({"type": "http.response.body", "body": page})
