@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # obstore has its types in stubs alone
     from obstore.store import S3Config
 
 PIECE = 8 << 20  # bytes of a download that are requested, and in memory, at once
-PART = 16 << 20  # bytes of a part of an upload; S3 takes 10,000 parts of one object
+PART = 8 << 20  # bytes of a part of an upload; S3 takes 10,000 parts of one object
 PARTS = 4  # of one upload that are sent at once
 
 _ERROR = re.compile(r"<Code>([^<]*)</Code>.*?<Message>([^<]*)</Message>", re.DOTALL)
@@ -31,14 +31,14 @@ class Patience:
 
     Attributes:
         connect: seconds until there is a connection.
-        silence: seconds without any byte.
-        request: seconds of one request, which carries up to `PART` bytes.
+        silence: seconds until the answer begins, in which up to `PART` bytes are sent, or without a byte of it.
+        request: seconds of a whole request.
         retries: the largest number of repetitions.
         total: seconds after which no repetition begins.
     """
 
     connect: float = 5.0
-    silence: float = 15.0
+    silence: float = 30.0
     request: float = 120.0
     retries: int = 4
     total: float = 30.0
@@ -98,7 +98,7 @@ class Bucket:
 
     def head(self, key: str) -> Object | None:
         """The facts about an object; None if there is none."""
-        with self._explained(f"tell of {key}"):
+        with self._explained(f"look up {key}"):
             try:
                 meta = obstore.head(self._store, key)
             except FileNotFoundError:
