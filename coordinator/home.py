@@ -372,14 +372,14 @@ def open_blobs(directory: Path, settings: Settings, ca: x509.Certificate, *, dur
         return DirectoryStore(place, durable=durable)
     try:
         # Only where it is set: the extra `objects` is not installed everywhere.
-        from storage.objects.bucket import Bucket  # noqa: PLC0415
+        from storage.objects.bucket import ObjectBucket  # noqa: PLC0415
         from storage.objects.store import ObjectStore  # noqa: PLC0415
     except ImportError as error:
         raise CoordinatorHomeError(
             f"blobs is {settings.blobs}, and the package for buckets is missing ({error}): pip install "
             "'fedpareto[objects]'"
         ) from None
-    bucket = Bucket(settings.blobs, endpoint=settings.blobs_endpoint)
+    bucket = ObjectBucket(settings.blobs, endpoint=settings.blobs_endpoint)
     return ObjectStore(bucket, place, limit=settings.blob_cache_bytes, federation=fingerprint(ca))
 
 

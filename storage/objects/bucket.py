@@ -27,7 +27,9 @@ _STATUS = re.compile(r"status code: (\d{3})")
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a request may take. A request is repeated if it times out, its connection breaks, or the answer is 5xx.
+    """How long a request may take. It is repeated if it times out, its connection breaks, or the answer is 5xx.
+
+    Between repetitions is a pause, of 0.1 s at first, which doubles.
 
     Attributes:
         connect: seconds until there is a connection.
@@ -40,7 +42,7 @@ class Patience:
     connect: float = 5.0
     silence: float = 30.0
     request: float = 120.0
-    retries: int = 4
+    retries: int = 8
     total: float = 30.0
 
 
@@ -61,7 +63,7 @@ class Object:
     version: str | None
 
 
-class Bucket:
+class ObjectBucket:
     """A bucket, or what is below a prefix in it. Its methods may be called from several threads and processes.
 
     The library reads credentials and the region from the environment, such as AWS_ACCESS_KEY_ID and AWS_REGION, or asks

@@ -41,7 +41,7 @@ from storage.blobs import (
     NamedWriter,
     PartialUpload,
 )
-from storage.objects.bucket import Bucket, Object
+from storage.objects.bucket import Object, ObjectBucket
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class ObjectStore(BlobStore):
         federation: identifies the federation; a bucket of another one is refused by `probe`.
     """
 
-    def __init__(self, bucket: Bucket, cache: Path, *, limit: int, federation: str) -> None:
+    def __init__(self, bucket: ObjectBucket, cache: Path, *, limit: int, federation: str) -> None:
         self._bucket = bucket
         self._cache = DirectoryStore(cache, durable=False)  # a copy that a loss of power damages is fetched again
         self._ages = cache / "ages"

@@ -104,7 +104,7 @@ def test_a_module_of_commands_imports_at_its_top() -> None:
     assert {file: imports for file, imports in late.items() if imports} == {}
 
 
-@pytest.mark.parametrize("room", ["fedpareto/console", "worker/console", "coordinator/alerts", "storage/objects",
+@pytest.mark.parametrize("room", ["fedpareto/console", "worker/console", "coordinator/alerts",
                                   "fedpareto/sinks", "tests/simulated"])  # fmt: skip
 def test_a_planned_room_has_its_place_on_the_architecture_page(room: str) -> None:
     page = (DOCS / "reference/architecture.md").read_text()

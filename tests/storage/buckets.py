@@ -16,7 +16,7 @@ from socket import create_connection, socket
 
 import pytest
 
-from storage.objects.bucket import Bucket, Patience
+from storage.objects.bucket import ObjectBucket, Patience
 from storage.objects.store import ObjectStore
 from tests.paths import ROOT
 
@@ -42,10 +42,12 @@ class Storage:
         """The variables with which a coordinator is let in."""
         return {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "us-east-1"}
 
-    def bucket(self, prefix: str, *, name: str = BUCKET, patience: Patience = BRIEF, secret: str = SECRET) -> Bucket:
+    def bucket(
+        self, prefix: str, *, name: str = BUCKET, patience: Patience = BRIEF, secret: str = SECRET
+    ) -> ObjectBucket:
         changed = {**self.environment, "AWS_SECRET_ACCESS_KEY": secret}
         with environment(changed):
-            return Bucket(f"s3://{name}/{prefix}", endpoint=self.endpoint, patience=patience)
+            return ObjectBucket(f"s3://{name}/{prefix}", endpoint=self.endpoint, patience=patience)
 
     def store(self, cache: Path, prefix: str, *, limit: int = 1 << 30, patience: Patience = BRIEF) -> ObjectStore:
         """A store of its own below the prefix, which is marked as the federation's."""
