@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from federation.text import counted
 from fedpareto.demo.demo_results import DemoResult
 from fedpareto.demo.hospitals import ATTACKER, EIGHT, TWO
 from fedpareto.demo.outsider import Verification
@@ -83,10 +84,11 @@ def _attack(fair: DemoResult, average_attacked: DemoResult, fair_attacked: DemoR
     end = f"{abs(difference):.1f} points {'above' if difference > 0 else 'below'} its end"
     if abs(difference) < _SAME:
         end = "exactly where it ended"
+    rounds = counted(average_attacked.rounds_done, "round")
     return (
-        f"{ATTACKER} multiplied its update by 100 and added 1000 to its loss: in {average_attacked.rounds_done} rounds "
-        f"FedAvg fell to {percent(average_attacked.mean)} on average{chance}. FedMGDA+ ended at "
-        f"{percent(fair_attacked.mean)}, {end} without the attack."
+        f"{ATTACKER} multiplied its update by 100 and added 1000 to its loss: in {rounds} FedAvg fell to "
+        f"{percent(average_attacked.mean)} on average{chance}. FedMGDA+ ended at {percent(fair_attacked.mean)}, {end} "
+        "without the attack."
     )
 
 
@@ -104,7 +106,8 @@ def _verified(run: Verification) -> str:
     if not run.verified:
         return f"An outsider could not verify everything in {run.file}."
     where = f" ({run.wrong})" if run.wrong else ", but was not noticed: this is an error of fedpareto"
+    rounds = counted(run.rounds, "round")
     return (
-        f"An outsider verified every signature, weight and model of the {run.rounds} rounds of FedMGDA+ from one file. "
-        f"With one byte changed the file was refused{where}."
+        f"An outsider verified every signature, weight and model of {rounds} of FedMGDA+ from one file. With one byte "
+        f"changed the file was refused{where}."
     )

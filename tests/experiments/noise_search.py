@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from federation.spec.noise_rows import largest_magnitude, mean_square_tolerance
+from federation.tasks.digits import bundled
 from federation.tasks.networks import digits_mlp
 
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # of a model on images and their digits
@@ -43,7 +43,7 @@ class Search:
 
     def __init__(self, clients: int, multiple: float) -> None:
         """With this many clients, and this `privacy.client_noise`."""
-        x, y = load_digits(return_X_y=True)
+        x, y = bundled()
         self._x, self._y = torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y)
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
         self._tested, self._trained = order[:_TESTED], order[_TESTED:]

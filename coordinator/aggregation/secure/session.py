@@ -120,7 +120,7 @@ class _Session:
         self.ids = tuple(sorted(ready_replies))
         self.points = {name: point for point, name in enumerate(self.ids, 1)}
         self.view1 = hashing.view1(self.digest, keys)
-        self.consulted += [ready_replies[name] for name in self.ids]
+        self.consulted += replies
 
     def deal(self) -> Conversation:
         replies = yield DealPhase(
@@ -136,7 +136,7 @@ class _Session:
         self.W = tuple(reply.client_id for reply in dealt)
         self._enough(len(self.W), "have shared their secrets")
         self.dealt = dealt
-        self.consulted += dealt
+        self.consulted += replies
 
     # --- OPEN
 
@@ -149,7 +149,7 @@ class _Session:
             replies = yield OpenPhase(session=self.digest, opening=opening, members=self.W, clients=self.W)
             view = hashing.view_open(self.view1, opening, self.W)
             answers = self._unpacked(self._agreeing(replies, view))
-            self.consulted += [reply for reply in replies if reply.client_id in answers]
+            self.consulted += replies
             if len(answers) == len(self.W):
                 self.gram = openings.gram(answers.values(), len(self.W))
                 self._check(checks.failures_of_gram(self.gram, self.W, self.cohort.k))
@@ -186,7 +186,7 @@ class _Session:
             self._alarm(name, f"it accuses {other}; both are left out")
         self.W = left.W
         self._enough(len(self.W), "have accepted their shares")
-        self.consulted += agreeing
+        self.consulted += replies
 
     def _unpacked(self, replies: Sequence[PhaseReply]) -> dict[str, Elements]:
         elements = {}
@@ -243,6 +243,7 @@ class _Session:
         )
         self.view_mask = hashing.view_mask(self.view1, self.W, self.coefficients)
         self.masked = self._agreeing(replies, self.view_mask)
+        self.consulted += [reply for reply in replies if reply.statement.view != self.view_mask]
         self.V = tuple(reply.client_id for reply in self.masked)
         self._enough(len(self.V), "have sent their masked vectors")
         by_member = dict(zip(self.W, self.coefficients, strict=True))
@@ -275,7 +276,7 @@ class _Session:
             raise TooFewUpdatesError(
                 f"{len(self.confirmed)} members have confirmed the same lists; {self.cohort.t_mask} are needed"
             )
-        self.consulted += self.confirmed
+        self.consulted += replies
 
     # --- UNMASK
 
@@ -301,7 +302,7 @@ class _Session:
             except Malformed as error:
                 self._alarm(reply.client_id, str(error))
         self._enough(len(answers), "have sent their shares")
-        self.consulted += [reply for reply in replies if reply.client_id in answers]
+        self.consulted += replies
         self._unmask(answers)
         self._check_sum(answers)
 

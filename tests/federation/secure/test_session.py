@@ -8,9 +8,11 @@ import pytest
 from coordinator.aggregation.interface import TooFewUpdatesError
 from coordinator.aggregation.phases import Voided
 from coordinator.aggregation.registry import ALGORITHMS, algorithm
+from federation.secure import hashing
 from federation.secure.thresholds import Mode, Thresholds
+from federation.work.base import Result, Work
 from federation.work.secure.terms import SessionStage
-from tests.federation.work.scene import STAGES, cast, context, document, exact, held, names, play, round_of
+from tests.federation.work.scene import STAGES, Member, cast, context, document, exact, held, names, play, round_of
 from tests.few import few_of
 
 MODES = list(Mode)
@@ -55,6 +57,24 @@ def test_a_member_that_is_lost_at_a_stage_costs_nothing_but_its_update(
     unused = (mode is Mode.SUM and opening > 0) or (stage, opening) == (SessionStage.OPEN, 2)
     counts = unused or stage in (SessionStage.CONFIRM, SessionStage.UNMASK)
     assert (gone[0] in total.record.survivors) == counts
+
+
+@pytest.mark.parametrize(("stage", "opening"), [asked for asked in STAGES if asked[0] is not SessionStage.READY])
+def test_the_sum_names_every_accepted_reply_also_one_with_another_view(stage: SessionStage, opening: int) -> None:
+    """A step that left an accepted reply out would not verify."""
+
+    def lie(asked: str, member: Member, work: Work, result: Result) -> Result:
+        if (asked, getattr(work, "opening", 0), member.name) != (stage.value, opening, names([2])[0]):
+            return result
+        assert result.statement is not None
+        return replace(result, statement=replace(result.statement, view=bytes(hashing.DIGEST)))
+
+    scene = cast(8, assumed=1)
+    scene.lie = lie
+    total = play(scene, Mode.PRIVATE)
+    accepted = {reply.envelope for replies in scene.sent.values() for reply in replies}
+    assert {reply.envelope for reply in (*total.consulted, *total.survivors)} == accepted
+    assert len(total.record.alarms) == (opening < 2)  # nobody was lost before, so there was no second opening
 
 
 @pytest.mark.parametrize("mode", few_of(MODES, Mode.SUM))

@@ -1,7 +1,12 @@
-"""The built-in trainer in two processes that torchrun starts: the same result, and what happens when one ends."""
+"""The built-in trainer in two processes: the same result as in one, and what happens when one ends.
+
+`make test` forks the two; torchrun, which imports PyTorch three times, starts them in `make test-full` as well.
+"""
 
 import os
+import shlex
 import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +27,11 @@ from federation.vectors import Vector
 from federation.work.base import WorkError
 from fedpareto.cli.member.by_task import torchrun
 from tests.harness import federation, wait_for
-from tests.paths import OWNERS_CODE
+from tests.paths import OWNERS_CODE, ROOT
 from tests.trained import jacobian, train
 
 SOURCE = DataSource(part=Part(0, 8))
+FORKS = shlex.join([sys.executable, str(ROOT / "tests" / "programs" / "two_ranks.py")])
 WORK = LocalSgd(epochs=2, batch_size=25, learning_rate=0.1, momentum=0.5)  # the second process has 12 of 25 samples
 
 
@@ -44,18 +50,19 @@ def alone(digits: Task) -> Trainer:
     return TorchTrainer(digits, digits.load(SOURCE), "cpu", 1)
 
 
-@pytest.fixture(scope="module")
-def two(digits: Task) -> Iterator[ExternalTrainer]:
-    started = ExternalTrainer(digits, SOURCE, "cpu", 1, command=torchrun(2, "", ()))
+@pytest.fixture(scope="module", params=["forks", pytest.param("torchrun", marks=pytest.mark.full)])
+def two(request: pytest.FixtureRequest, digits: Task) -> Iterator[ExternalTrainer]:
+    command = FORKS if request.param == "forks" else torchrun(2, "", ())
+    started = ExternalTrainer(digits, SOURCE, "cpu", 1, command=command)
     yield started
     started.close()
 
 
 def ranks(trainer: ExternalTrainer) -> list[psutil.Process]:
-    """The processes that train, in the order of their ranks."""
+    """The processes that train, in the order of their ranks: they are started in this order."""
     assert trainer._process is not None
     found = psutil.Process(trainer._process.popen.pid).children(recursive=True)
-    return sorted(found, key=lambda process: int(process.environ()["RANK"]))
+    return sorted(found, key=lambda process: (process.create_time(), process.pid))
 
 
 def same(found: Vector, expected: Vector, close: float = 1e-6) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sklearn.datasets import load_breast_cancer
 
 from coordinator.rounds.runs.specification import needed_abilities, parse_run
 from federation.plugins import PluginError
@@ -380,6 +379,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
             paths = ["--code", str(EXAMPLES), "--code", str(code)]
             made.work(name, "--task", "scikit:Tumours", "--part", f"{at + 1}/4", *paths, *own)
         made.join("dan")
+        from sklearn.datasets import load_breast_cancer  # takes two seconds, and not in each process of the tests
+
         x, y = load_breast_cancer(return_X_y=True)
         header = ",".join(map(str, range(31)))
         np.savetxt(directory / "tumours.csv", np.c_[x, y][::4], delimiter=",", header=header, comments="")
