@@ -1,6 +1,7 @@
 # One image for both: the command says what a container is.
 #
 #   docker build --tag fedpareto:0.1.0 .                                     coordinator, administration
+#   docker build --tag fedpareto:0.1.0 --build-arg EXTRAS=objects .          coordinator whose blobs are in a bucket
 #   docker build --tag fedpareto:0.1.0-torch --build-arg EXTRAS=torch .      workers, and hosts that submit runs
 #
 # Without PyTorch the image stays small; a worker needs it, and so does the making of an initial model.

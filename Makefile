@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
 MUTANTS := .venv-mutants
+MOTO := .venv-moto
 BASE ?= origin/main
 ARGS ?=
 JOBS ?= 2
@@ -28,7 +29,7 @@ test: $(VENV)/.dev  ## the tests, lint and types among them: make test ARGS="tes
 test-changed: $(VENV)/.dev  ## tests marked `full` that concern what changed since BASE: make test-changed BASE=main
 	@$(BIN)/python tools/changed_tests.py --base "$(BASE)" -- $(PYTEST) $(ARGS)
 
-test-full: $(VENV)/.full  ## all tests, those that take long included
+test-full: $(VENV)/.full $(MOTO)/.installed  ## all tests, those that take long included
 	@$(BIN)/python $(PYTEST) -m "full or not full" $(ARGS)
 
 test-peers: $(PEERS)/.installed  ## our rules against other libraries, and all searches for what breaks their bounds
@@ -75,8 +76,8 @@ sbom: $(VENV)/.dev  ## a software bill of materials (CycloneDX) of what .venv ha
 release-check: $(VENV)/.dev  ## the release checklist of CONTRIBUTING.md, without publishing anything
 	@$(BIN)/python tools/release_check.py $(ARGS)
 
-clean:  ## remove .venv, .venv-peers, .venv-mutants, caches and build output (./fedpareto-demo stays)
-	@rm -rf $(VENV) $(PEERS) $(MUTANTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+clean:  ## remove .venv and its siblings, caches and build output (./fedpareto-demo stays)
+	@rm -rf $(VENV) $(PEERS) $(MUTANTS) $(MOTO) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What running needs (.run), and on top of it what developing needs (.dev).
@@ -101,6 +102,12 @@ $(VENV)/.full: $(VENV)/.dev
 $(PEERS)/.installed: pyproject.toml
 	@"$(PYTHON)" -m venv $(PEERS)
 	@tools/install.sh $(PEERS) -e '.[torch,peers]'
+	@touch $@
+
+# A second S3 service for the tests, which needs older packages than constraints.txt has.
+$(MOTO)/.installed: pyproject.toml
+	@"$(PYTHON)" -m venv $(MOTO)
+	@tools/install.sh $(MOTO) -e '.[moto]'
 	@touch $@
 
 # What changes the code; .venv runs the tests.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import stat
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from coordinator.members.requests import officers_caution
 from coordinator.ownership import CoordinatorHomeError
 from federation.findings import CheckOutcome, Finding
 from federation.trust.certificates import SERVER_LIFETIME
-from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
+from storage.blobs import BlobCorrupt, BlobMissing, BlobStore, BlobStoreUnavailable
 from storage.models import AuditEntry, Run
 from storage.reserve import MARGIN_BYTES, RESERVE_BYTES
 from storage.revisions import pending_revisions
@@ -177,10 +178,17 @@ def _officers(session: Session, home: CoordinatorHome) -> Finding:
 
 
 def _blobs(session: Session, home: CoordinatorHome) -> Iterator[Finding]:
-    if not home.blobs_dir.is_dir():
+    if not home.settings.in_bucket and not home.blobs_dir.is_dir():
         yield Finding.failed("blobs", f"{home.blobs_dir} is missing: restore it from a backup")
         return
-    blobs = home.open_blobs()
+    try:
+        yield from _look_at_blobs(session, home.open_blobs())
+    except (BlobStoreUnavailable, CoordinatorHomeError) as error:
+        yield Finding.failed("blobs", str(error))
+    yield _disk(session, home)
+
+
+def _look_at_blobs(session: Session, blobs: BlobStore) -> Iterator[Finding]:
     needed = set(session.scalars(select(Run.model))) | set(session.scalars(select(Run.initial_model)))
     stored = [blob.digest for blob in blobs.scan()]
     looked_at = sorted({*needed, *stored[:: max(1, len(stored) // SAMPLE)]})
@@ -196,12 +204,15 @@ def _blobs(session: Session, home: CoordinatorHome) -> Iterator[Finding]:
         yield Finding.failed("blobs", f"{text}; restore them from a backup")
     else:
         yield Finding.ok("blobs", f"the models of all runs and a sample, {len(looked_at)} in all, are whole")
-    yield _disk(session, blobs)
 
 
-def _disk(session: Session, blobs: BlobStore) -> Finding:
-    free, needed = blobs.free_bytes(), open_runs_bytes(session)
-    text = f"{free / 1e9:.1f} GB are free; the runs that have not ended will take about {needed / 1e9:.1f} GB"
+def _disk(session: Session, home: CoordinatorHome) -> Finding:
+    """The disk of the blobs, or of the cache, which takes the largest rounds or what the settings allow it."""
+    free = shutil.disk_usage(home.blobs_dir if home.blobs_dir.is_dir() else home.directory).free
+    needed, what = open_runs_bytes(session), "the runs that have not ended will take about"
+    if home.settings.in_bucket:
+        needed, what = min(needed, home.settings.blob_cache_bytes), "the cache of the bucket will take up to"
+    text = f"{free / 1e9:.1f} GB are free; {what} {needed / 1e9:.1f} GB"
     if free < RESERVE_BYTES + MARGIN_BYTES:
         return Finding.failed("disk", f"{text}: free some space")
     return (Finding.warning if needed > free else Finding.ok)("disk", text)

@@ -23,17 +23,23 @@ _WORDS = {
     StorageFault.DESCRIPTORS: "the coordinator has no file descriptors left ({}); raise its limit "
     "(ulimit -n, LimitNOFILE)",
     StorageFault.BLOB: "{}; restore the blob from a backup",
+    StorageFault.BLOB_STORE: "the bucket of the blobs fails ({}); the runs are paused until it works",
 }
 _ANSWERS = {
     StorageFault.DISK: "the coordinator's disk is full: it takes nothing until there is space; try again later",
     StorageFault.DATABASE: "the coordinator waits for its database; try again in a moment",
     StorageFault.DESCRIPTORS: "the coordinator has no file descriptors left; try again in a moment",
     StorageFault.GONE: "the coordinator is stopping; try again when it is back",
+    StorageFault.BLOB_STORE: "the coordinator cannot reach the storage of its models and updates; try again later",
 }
+# Faults that pause the runs until the monitor sees that they are over.
+PAUSING = (StorageFault.DISK, StorageFault.BLOB_STORE)
 # Calls of gRPC's own services, which need neither disk nor database.
 _ALWAYS = frozenset({"Check", "List", "Watch", "ServerReflectionInfo"})
 # Calls that are served while a disk is full: they need no space, or free some.
 _SPARING = frozenset({"FetchBlob", "PauseRun", "ResumeRun", "StopRun", "RevokeClient"})
+# Calls whose upload would be in vain while the bucket is away.
+_STORING = frozenset({"Submit", "SubmitRun"})
 
 
 @dataclass
@@ -69,7 +75,7 @@ class Condition:
         return self._gone
 
     def on_fault(self, listener: Callable[[StorageFault | None], None]) -> None:
-        """Calls `listener` with a fault of a disk or the database when it first occurs, and with None to look again.
+        """Calls `listener` with a fault of disk, bucket or database when it first occurs, and with None to look again.
 
         The call comes from any thread.
         """
@@ -84,8 +90,8 @@ class Condition:
     def note(self, error: BaseException, *, lasts: bool = False) -> StorageFault | None:
         """Notes and logs the fault behind an exception; returns None, and notes nothing, if there is none.
 
-        `lasts` says that the database does not answer at all. A full disk always lasts. Every exception is due to a
-        directory that is gone, if one is; the coordinator then says so once, when it stops.
+        `lasts` says that the database does not answer at all. A fault that pauses runs always lasts. Every exception is
+        due to a directory that is gone, if one is; the coordinator then says so once, when it stops.
         """
         if self.gone() is not None:
             return StorageFault.GONE
@@ -95,12 +101,12 @@ class Condition:
         cause = explain_fault(error)
         with self._lock:
             known = fault in self._lasting
-            if fault is StorageFault.DISK or (fault is StorageFault.DATABASE and lasts):
+            if fault in PAUSING or (fault is StorageFault.DATABASE and lasts):
                 self._lasting.setdefault(fault, cause)
             suffix = self._log_suffix(fault)
         if suffix is not None:
             log.error("%s%s", _WORDS[fault].format(cause), suffix)
-        if fault in (StorageFault.DISK, StorageFault.DATABASE) and not (known or lasts):
+        if fault in (*PAUSING, StorageFault.DATABASE) and not (known or lasts):
             self._notify_listeners(fault)
         return fault
 
@@ -132,7 +138,7 @@ class Condition:
         """Raises if a call of the rpc `action` could only fail, or would take the last space on the disk.
 
         Raises:
-            Refusal: `database` or `disk`.
+            Refusal: `database`, `disk` or `blob-store`.
         """
         faults = self._lasting
         if not faults or action in _ALWAYS:
@@ -143,6 +149,8 @@ class Condition:
             action in _SPARING or action.startswith(("Get", "List", "Watch", "Export"))
         ):
             raise Refusal(StorageFault.DISK, _ANSWERS[StorageFault.DISK])
+        if StorageFault.BLOB_STORE in faults and action in _STORING:
+            raise Refusal(StorageFault.BLOB_STORE, _ANSWERS[StorageFault.BLOB_STORE])
 
     def _log_suffix(self, fault: StorageFault) -> str | None:
         """The text to add to a line of the log; None if the last line is too recent."""

@@ -38,14 +38,14 @@ class Usage:
     """The disk use of the record, in bytes; each blob counts once.
 
     `other` is of Gram matrices, for example, and of blobs that are no longer referenced; `free` is what the disk of the
-    blobs has left; `runs` are the newest first.
+    blobs has left, None for a bucket; `runs` are the newest first.
     """
 
     models: int
     replies: int
     other: int
     database: int
-    free: int
+    free: int | None
     runs: tuple[RunUsage, ...]
 
     @property

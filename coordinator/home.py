@@ -24,7 +24,7 @@ from coordinator.signing_keys import Signing
 from federation.digests import digest
 from federation.refusals import Refusal
 from federation.trust.admin_files import Account, AdminFiles
-from federation.trust.certificates import SERVER_LIFETIME, der, load_certificate_file, make_ca, pem
+from federation.trust.certificates import SERVER_LIFETIME, der, fingerprint, load_certificate_file, make_ca, pem
 from federation.trust.identity import Role, check_name, coordinator_uri, parse_peer, signing_key_uri
 from federation.trust.key_chain import read_rotations, rotate, rotations_text, whole_chain
 from federation.trust.keys import (
@@ -96,8 +96,8 @@ class CoordinatorHome:
 
     @property
     def blobs_dir(self) -> Path:
-        """The directory of models and updates, absolute."""
-        return (self.directory / self.settings.blobs).absolute()
+        """The directory of models and updates, or of the cache of those in a bucket; absolute."""
+        return blobs_dir(self.directory, self.settings)
 
     @property
     def admin_dir(self) -> Path:
@@ -174,8 +174,13 @@ class CoordinatorHome:
         return home
 
     def open_blobs(self, *, durable: bool = True) -> BlobStore:
-        """Opens the blob store; see `DirectoryStore` for `durable`."""
-        return DirectoryStore(self.blobs_dir, durable=durable)
+        """Opens the blob store; see `DirectoryStore` for `durable`.
+
+        Raises:
+            HomeError: the blobs are in a bucket, and the extra for it is missing.
+            BlobStoreUnavailable: the environment does not say how the bucket is reached.
+        """
+        return open_blobs(self.directory, self.settings, self.ca, durable=durable)
 
     def open_database(self, *, durable: bool = True) -> Database:
         """Opens the federation's database; see `Database.open` for `durable`.
@@ -353,6 +358,29 @@ def database_url(directory: Path, settings: Settings) -> str:
     if not settings.database.startswith(SQLITE):
         return settings.database
     return SQLITE + str((directory / settings.database.removeprefix(SQLITE)).absolute())
+
+
+def blobs_dir(directory: Path, settings: Settings) -> Path:
+    """The directory of models and updates, or of the cache of those in a bucket; absolute."""
+    return (directory / (settings.blob_cache if settings.in_bucket else settings.blobs)).absolute()
+
+
+def open_blobs(directory: Path, settings: Settings, ca: x509.Certificate, *, durable: bool = True) -> BlobStore:
+    """The blob store that the settings name; see `CoordinatorHome.open_blobs`."""
+    place = blobs_dir(directory, settings)
+    if not settings.in_bucket:
+        return DirectoryStore(place, durable=durable)
+    try:
+        # Only where it is set: the extra `objects` is not installed everywhere.
+        from storage.objects.bucket import ObjectBucket  # noqa: PLC0415
+        from storage.objects.store import ObjectStore  # noqa: PLC0415
+    except ImportError as error:
+        raise CoordinatorHomeError(
+            f"blobs is {settings.blobs}, and the package for buckets is missing ({error}): pip install "
+            "'fedpareto[objects]'"
+        ) from None
+    bucket = ObjectBucket(settings.blobs, endpoint=settings.blobs_endpoint)
+    return ObjectStore(bucket, place, limit=settings.blob_cache_bytes, federation=fingerprint(ca))
 
 
 def _must_be_vacant(directory: Path) -> None:

@@ -1,8 +1,9 @@
-"""The monitor: keeps the database and the disk's reserve, and notes when a fault has ended.
+"""The monitor: keeps the database and the disk's reserve, probes a bucket, and notes when a fault has ended.
 
 directory gone  end: nothing can be read or written, and nothing must be made in its place
 database away   wait; take the lock again when it is back, if no other coordinator has had it meanwhile
 disk full       release the reserve, pause every run, and take the reserve again when there is space
+bucket away     pause every run, and probe the bucket until it works
 """
 
 import asyncio
@@ -15,9 +16,10 @@ from dataclasses import dataclass
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from coordinator.condition import Condition
+from coordinator.condition import PAUSING, Condition
 from coordinator.ownership import in_office, take_office
 from coordinator.rounds.supervisor import Supervisor
+from storage.blobs import BlobStore, BlobStoreUnavailable
 from storage.database import Database, DatabaseBusy
 from storage.faults import StorageFault
 from storage.reserve import Reserve
@@ -26,7 +28,7 @@ log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 5.0
 FAULT_CHECK_SECONDS = 1.0  # while there is a fault
-SOON_SECONDS = 600.0  # a disk that is full again within this time is looked at less often, up to
+SOON_SECONDS = 600.0  # a disk or bucket that fails again within this time is looked at less often, up to
 MAX_PAUSE_SECONDS = 60.0
 
 
@@ -34,9 +36,28 @@ class LockLost(RuntimeError):
     """Another coordinator has the database."""
 
 
+@dataclass
+class Looks:
+    """The times of looks at a disk or bucket that fails, in seconds that only grow."""
+
+    pause: float = FAULT_CHECK_SECONDS  # before the next look
+    retry: float = -math.inf  # when it is due
+    ended: float = -math.inf  # when the last fault was over
+
+    def postpone(self, now: float) -> None:
+        """The fault lasts."""
+        self.retry = now + self.pause
+
+    def end(self, now: float) -> None:
+        """The fault is over, or at least it looks so: one that soon returns is looked at less often."""
+        soon = now - self.ended < SOON_SECONDS
+        self.pause = min(2 * self.pause, MAX_PAUSE_SECONDS) if soon else FAULT_CHECK_SECONDS
+        self.ended = now
+
+
 @dataclass(eq=False, kw_only=True)
 class Monitor:
-    """Watches over one coordinator's database and disk; made on the event loop.
+    """Watches over one coordinator's database, disk and bucket; made on the event loop.
 
     Attributes:
         coordinator: the id of this process, as `take_office` recorded it.
@@ -45,6 +66,7 @@ class Monitor:
     """
 
     database: Database
+    blobs: BlobStore
     reserve: Reserve
     supervisor: Supervisor
     condition: Condition
@@ -56,18 +78,19 @@ class Monitor:
         self._stopping = False
         self._wake = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._resume = True  # runs that a full disk paused, also those from before the start
-        self._pause = FAULT_CHECK_SECONDS  # before the next check of a full disk
-        self._retry = self._freed = -math.inf  # the time of that check; the time when a disk last had space again
+        self._resume = True  # runs that a fault paused, also those from before the start
+        self._looks = {fault: Looks() for fault in PAUSING}
         self.condition.on_fault(self._on_fault)
 
     def _on_fault(self, fault: StorageFault | None) -> None:
         """Callable from any thread."""
         if fault is StorageFault.DISK:
             self.reserve.release()  # at once: writes under way may still succeed
-            self._retry = self.clock() + self._pause
-        elif fault is None:
-            self._retry = -math.inf
+        if fault is None:
+            for looks in self._looks.values():
+                looks.retry = -math.inf
+        elif fault in self._looks:
+            self._looks[fault].postpone(self.clock())
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake.set)
 
@@ -97,7 +120,7 @@ class Monitor:
         self.reserve.release()  # only a running coordinator needs it
 
     def look(self) -> None:
-        """Checks directories, database and disk once.
+        """Checks directories, database, disk and a bucket that has failed once.
 
         Raises:
             DirectoryGone: a directory of the coordinator is.
@@ -107,6 +130,9 @@ class Monitor:
         try:
             self._look_at_database()
             self._look_at_disk()
+            self._hold_runs()
+            self._look_at_blobs()
+            self._hold_runs()
         except (SQLAlchemyError, OSError, DatabaseBusy) as error:  # busy: no turn to write
             if self.condition.note(error, lasts=True) is None:
                 log.exception("the monitor failed; it looks again")
@@ -131,30 +157,44 @@ class Monitor:
             self.condition.over(StorageFault.DATABASE)
 
     def _look_at_disk(self) -> None:
-        now = self.clock()
-        if StorageFault.DISK not in self.condition.faults or now >= self._retry:
-            self._hold(now)
-        full = self.condition.faults.get(StorageFault.DISK)
-        if full is not None:
-            self.supervisor.pause_for_disk(full)
-        elif self._resume:
-            self.supervisor.resume_after_disk()
-            self._resume = False
-
-    def _hold(self, now: float) -> None:
         """Takes the reserve: it is there only if there is space again."""
+        now, looks = self.clock(), self._looks[StorageFault.DISK]
+        if StorageFault.DISK in self.condition.faults and now < looks.retry:
+            return
         try:
             self.reserve.hold()
         except OSError as error:
             if self.condition.note(error, lasts=True) is not StorageFault.DISK:
                 raise
-            self._retry = now + self._pause
+            looks.postpone(now)
             return
         if StorageFault.DISK in self.condition.faults:
             take_office(self.database, self.coordinator)
-            # There was space for the reserve, but perhaps not for the next write: then look less often.
-            soon = now - self._freed < SOON_SECONDS
-            self._pause = min(2 * self._pause, MAX_PAUSE_SECONDS) if soon else FAULT_CHECK_SECONDS
-            self._freed = now
-            self._resume = True
+            looks.end(now)  # there was space for the reserve, but perhaps not for the next write
             self.condition.over(StorageFault.DISK)
+
+    def _look_at_blobs(self) -> None:
+        """Probes the bucket if it has failed; it may refuse one object and work for the probe."""
+        now, looks = self.clock(), self._looks[StorageFault.BLOB_STORE]
+        if StorageFault.BLOB_STORE not in self.condition.faults or now < looks.retry:
+            return
+        try:
+            self.blobs.probe()
+        except BlobStoreUnavailable as error:
+            self.condition.note(error, lasts=True)
+            looks.postpone(self.clock())
+        else:
+            looks.end(now)
+            self.condition.over(StorageFault.BLOB_STORE)
+
+    def _hold_runs(self) -> None:
+        """Pauses the runs while a fault lasts, and resumes them after it."""
+        faults = self.condition.faults
+        for fault in PAUSING:
+            if fault in faults:
+                self._resume = True
+                return self.supervisor.pause_for_fault(fault, faults[fault])
+        if self._resume:
+            self.supervisor.resume_after_fault()
+            self._resume = False
+        return None

@@ -157,6 +157,7 @@ class Coordinator:
             DatabaseBusy: another coordinator has the database.
             DatabaseIncompatible: a newer or an unreleased version made it.
             LogError: the audit log differs from what was signed, or an administrator or a member from the log.
+            BlobStoreUnavailable: the bucket of the blobs does not work.
             PortTaken: another process has a port.
         """
         home, database, settings = self._home, self._database, self._home.settings
@@ -166,6 +167,7 @@ class Coordinator:
         self._must_be_logged()
         blobs = home.open_blobs()
         blobs.sweep_temporary()
+        blobs.probe(takes_new=True)
         presence, uploads = Presence(), Uploads(database, blobs, quota=settings.upload_bytes)
         self._supervisor = supervisor = Supervisor(
             database=database,
@@ -225,6 +227,7 @@ class Coordinator:
             )
         self._monitor = Monitor(
             database=database,
+            blobs=blobs,
             reserve=reserve,
             supervisor=supervisor,
             condition=self._condition,
@@ -332,9 +335,9 @@ class Coordinator:
         return reserve
 
     async def _tell_health(self, faults: frozenset[StorageFault]) -> None:
-        """Administrators are served while a disk is full: they read, and free some space."""
+        """Administrators are served while a disk is full or a bucket away: they read, and free some space."""
         for service in ("", *_SERVICES):
-            stops = faults - {StorageFault.DISK} if service == _ADMIN else faults
+            stops = faults - {StorageFault.DISK, StorageFault.BLOB_STORE} if service == _ADMIN else faults
             status = health_pb2.HealthCheckResponse.NOT_SERVING if stops else health_pb2.HealthCheckResponse.SERVING
             await self._health.set(service, status)
 
@@ -370,6 +373,7 @@ def serve(
     `ready` is called when it serves; without `conduct` no run advances.
 
     Raises:
+        BlobStoreUnavailable: at the start, the bucket of the blobs does not work.
         DatabaseBusy, LockLost: another coordinator has the database.
         DatabaseIncompatible: a newer or an unreleased version made it.
         DirectoryGone: the home, or another directory of the coordinator, was unmounted, moved or removed.

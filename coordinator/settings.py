@@ -18,6 +18,7 @@ from federation.trust.identity import Action, check_name
 SETTINGS_FILE = "coordinator.toml"
 SMALLEST_WINDOW = 1 << 20  # bytes of an upload that may be on their way
 SQLITE = "sqlite:///"
+_BUCKET = re.compile(r"(s3|gs|az)://[a-z0-9][a-z0-9._-]{1,221}(/[A-Za-z0-9._-]+)*/?")
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 
@@ -44,7 +45,14 @@ class Settings(Section):
     database: str = Field(
         "sqlite:///coordinator.db", description="sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME."
     )
-    blobs: str = Field("blobs", description="The directory of models and updates.")
+    blobs: str = Field(
+        "blobs", description="The directory of models and updates, or s3://BUCKET/PREFIX, or the same with gs or az."
+    )
+    blobs_endpoint: str = Field("", description="The URL of an S3 service other than AWS, with s3://.")
+    blob_cache: str = Field("cache", description="With a bucket: the directory of the cache, on this machine.")
+    blob_cache_bytes: int = Field(
+        16 << 30, ge=1 << 20, description="With a bucket: what the cache keeps; at least a model and a round's updates."
+    )
     approval: bool = Field(False, description="Whether a new client waits for `fedpareto admin approve`.")
     join_string_lifetime_seconds: int = Field(
         86_400, ge=60, le=30 * 86_400, description="How long a join string holds unless its maker says otherwise."
@@ -117,6 +125,26 @@ class Settings(Section):
             raise ValueError("expected sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME")
         return value
 
+    @field_validator("blobs")
+    @classmethod
+    def _blobs(cls, value: str) -> str:
+        if "://" in value and _BUCKET.fullmatch(value) is None:
+            raise ValueError("expected a directory, or s3://BUCKET/PREFIX, or the same with gs or az")
+        return value.rstrip("/") if "://" in value else value
+
+    @field_validator("blobs_endpoint")
+    @classmethod
+    def _endpoint(cls, value: str) -> str:
+        if value and re.fullmatch(r"https?://[A-Za-z0-9.:\[\]-]+", value) is None:
+            raise ValueError("expected https://HOST or https://HOST:PORT, or http:// on a line that nobody reads")
+        return value
+
+    @model_validator(mode="after")
+    def _bucket(self) -> Self:
+        if self.blobs_endpoint and not self.blobs.startswith("s3://"):
+            raise ValueError(f"blobs_endpoint is of an S3 service, and blobs is {self.blobs!r}")
+        return self
+
     @model_validator(mode="after")
     def _ports(self) -> Self:
         if (port := self.federation_port) == self.enrollment_port != 0:
@@ -142,6 +170,11 @@ class Settings(Section):
         if (least := self.transfers * SMALLEST_WINDOW) > self.transfer_bytes:
             raise ValueError(f"transfer_bytes is {self.transfer_bytes}: {self.transfers} transfers need {least}")
         return self
+
+    @property
+    def in_bucket(self) -> bool:
+        """True if the blobs are in a bucket."""
+        return "://" in self.blobs
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -97,6 +97,7 @@ REASONS: dict[str, Status] = {
     "database": "UNAVAILABLE",
     "disk": "UNAVAILABLE",
     "descriptors": "UNAVAILABLE",
+    "blob-store": "UNAVAILABLE",
     "blob-damaged": "DATA_LOSS",
 }
 

@@ -1,4 +1,4 @@
-"""Blobs in a directory: the blob store of a coordinator.
+"""Blobs in a directory: the blob store of a coordinator, and the cache of one whose blobs are objects in a bucket.
 
 A blob is written to a temporary file, fsynced and renamed into place, and its directory is fsynced: the store has the
 whole blob or none of it, after `kill -9` and after loss of power. Names come from `federation.digests.parse` alone, so
@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -59,11 +59,16 @@ class DirectoryStore(BlobStore):
         for name in ("tmp", "partial"):
             (root / name).mkdir(mode=0o700, exist_ok=True)
 
-    def writer(self, *, algorithm: str = digests.DEFAULT_ALGORITHM, hash: bool = True) -> BlobWriter:  # noqa: A002
-        return _Upload(self, algorithm, hash)
+    def writer(
+        self,
+        *,
+        algorithm: str = digests.DEFAULT_ALGORITHM,
+        hash: bool = True,  # noqa: A002
+    ) -> "DirectoryWriter":
+        return DirectoryWriter(self, algorithm, hash)
 
-    def resume(self, name: str) -> NamedWriter:
-        return _NamedUpload(self, self.root / "partial" / check_upload_name(name))
+    def resume(self, name: str) -> "NamedDirectoryWriter":
+        return NamedDirectoryWriter(self, self.root / "partial" / check_upload_name(name))
 
     def partial_uploads(self) -> list[PartialUpload]:
         uploads = []
@@ -163,18 +168,25 @@ class DirectoryStore(BlobStore):
                 self._verified.clear()
             self._verified[digest] = version
 
-    @contextmanager
-    def _locked(self, mode: int) -> Iterator[None]:
-        # Opened each time: flock then excludes threads as well as processes, and ends with its holder.
-        descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, mode)
-            yield
-        finally:
-            os.close(descriptor)
+    def _locked(self, mode: int) -> AbstractContextManager[None]:
+        return locked(self.root / "lock", mode)
 
 
-class _Upload(BlobWriter):
+@contextmanager
+def locked(path: Path, mode: int) -> Iterator[None]:
+    """Holds the flock of a file, LOCK_SH or LOCK_EX of `fcntl`; the file is made if it is missing."""
+    # Opened each time: flock then excludes threads as well as processes, and ends with its holder.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, mode)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+class DirectoryWriter(BlobWriter):
+    """The upload of a blob into a directory."""
+
     def __init__(self, store: DirectoryStore, algorithm: str, hashed: bool) -> None:
         super().__init__(algorithm, hashed)
         self._directory = store
@@ -195,6 +207,11 @@ class _Upload(BlobWriter):
             with suppress(OSError):  # the rest that a full disk did not take is no longer needed
                 self._file.close()
 
+    def flushed(self) -> Path:
+        """The file of the upload, with all bytes so far; for another store, which copies it."""
+        self._file.flush()
+        return self._path
+
     def _append(self, data: memoryview) -> None:
         self._file.write(data)
 
@@ -203,7 +220,7 @@ class _Upload(BlobWriter):
         self._directory._place(self._file.fileno(), self._path, digest)
 
 
-class _NamedUpload(_Upload, NamedWriter):
+class NamedDirectoryWriter(DirectoryWriter, NamedWriter):
     """An upload whose file remains when its writer ends."""
 
     def __init__(self, store: DirectoryStore, path: Path) -> None:

@@ -1,12 +1,13 @@
 """The blob store: content-addressed bytes, and the contract of every implementation.
 
 A blob is named by its digest (`federation.digests`). It is stored whole or not at all, and never changes. Callers see
-no paths; a coordinator uses the implementation in `storage.blob_directory`.
+no paths. A coordinator uses the implementation in `storage.blob_directory`, or the one in `storage.objects`.
 
 An upload that may be interrupted has a name until it is committed. The bytes that have arrived remain when its writer
 or the process ends, until `resume` continues the upload or `drop` removes it.
 """
 
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -33,6 +34,10 @@ class BlobCorrupt(ValueError):
     def __init__(self, digest: str, found: str) -> None:
         super().__init__(f"the bytes of blob {digest} have the digest {found}")
         self.digest = digest
+
+
+class BlobStoreUnavailable(OSError):
+    """The store does not answer, or refuses to work; the message says where, what failed, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +148,8 @@ class NamedWriter(BlobWriter):
 class BlobStore(ABC):
     """Content-addressed blobs, for several threads and processes at once.
 
-    Methods that take a digest raise ValueError for a text that is not one.
+    Methods that take a digest raise ValueError for a text that is not one. With a store that is reached over a network,
+    every method may raise BlobStoreUnavailable.
     """
 
     def put(self, data: bytes | memoryview, *, algorithm: str = digests.DEFAULT_ALGORITHM) -> str:
@@ -208,10 +214,11 @@ class BlobStore(ABC):
             BlobMissing, BlobCorrupt: as `local`.
             ValueError: the offset is outside the blob; its end gives an empty range.
         """
-        blob, size = self.local(digest), self.stat(digest).size
+        file = self.local(digest).open("rb", 0)  # no mutant: mypy takes no other number
+        size = file.seek(0, os.SEEK_END)
         if not 0 <= offset <= size:
+            file.close()
             raise ValueError(f"blob {digest} has {size} bytes; byte {offset} is not one of them")
-        file = blob.open("rb", 0)  # no mutant: mypy takes no other number
         file.seek(offset)
         return file if length is None else BufferedReader(_Range(file, length))
 
@@ -277,8 +284,17 @@ class BlobStore(ABC):
         """Removes the uploads of dead writers, and returns their number; uploads of living writers stay."""
 
     @abstractmethod
-    def free_bytes(self) -> int:
-        """The number of bytes that the store can still take."""
+    def free_bytes(self) -> int | None:
+        """The number of bytes that the store can still take; None if it knows no limit."""
+
+    def probe(self, *, takes_new: bool = False) -> None:  # noqa: B027 - a directory needs no probe
+        """Checks that the store takes, returns, lists and removes bytes, and that it belongs to this federation.
+
+        `takes_new` says that a store that belongs to no federation yet is taken.
+
+        Raises:
+            BlobStoreUnavailable: one of these fails; the message says which.
+        """
 
 
 class _Range(RawIOBase):

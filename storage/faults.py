@@ -1,4 +1,4 @@
-"""Faults of the machine, not of the caller: a full or missing disk, no database, no descriptors, damaged blobs."""
+"""Faults of machine or storage, not of the caller: full disk, no database, no descriptors, lost or damaged blobs."""
 
 import errno
 import sqlite3
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from sqlalchemy.exc import DBAPIError, PendingRollbackError
 
-from storage.blobs import BlobCorrupt, BlobMissing
+from storage.blobs import BlobCorrupt, BlobMissing, BlobStoreUnavailable
 from storage.database import UNAVAILABLE
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -22,6 +22,7 @@ class StorageFault(StrEnum):
     DATABASE = "database"
     DESCRIPTORS = "descriptors"
     BLOB = "blob-damaged"
+    BLOB_STORE = "blob-store"
     GONE = "stopping"  # a directory of the coordinator is gone, which therefore stops
 
 
@@ -32,6 +33,8 @@ def fault_of(error: BaseException) -> StorageFault | None:
     """
     if isinstance(error, BlobCorrupt | BlobMissing):
         return StorageFault.BLOB
+    if isinstance(error, BlobStoreUnavailable):
+        return StorageFault.BLOB_STORE
     if isinstance(error, DBAPIError):
         cause = error.orig
         sqlite_code = getattr(cause, "sqlite_errorcode", 0) & 0xFF

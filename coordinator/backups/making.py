@@ -131,7 +131,7 @@ def _copy_blobs(blobs: BlobStore, copy: BlobStore, digests: Collection[str], pro
             except BlobMissing:
                 unread.add(digest)
     total, free = sum(sizes.values()), copy.free_bytes()
-    if total > free:
+    if free is not None and total > free:
         raise BackupError(f"the backup needs {total / 1e9:.1f} GB more, and its disk has {free / 1e9:.1f} GB left")
     done = 0
 

@@ -97,6 +97,7 @@ def restore(home: CoordinatorHome, directory: Path, *, replace: bool, now: datet
     Raises:
         BackupError: there is no backup of this federation, it is damaged, none of the coordinator's signing keys has
             signed it, its rows differ from its audit log, or the database holds a record.
+        BlobStoreUnavailable: the bucket of the blobs does not work, or is another federation's.
         DatabaseBusy: a coordinator serves.
         HomeError: the database is of another federation.
     """
@@ -202,6 +203,7 @@ def _copied(home: CoordinatorHome, directory: Path, content: Content) -> Iterato
 
 def _copy_blobs(home: CoordinatorHome, directory: Path, copy: Database, content: Content, progress: Progress) -> None:
     blobs, source, done = home.open_blobs(), DirectoryStore(directory / BLOBS), 0
+    blobs.probe(takes_new=True)
 
     def count(piece: int) -> None:
         nonlocal done

@@ -102,15 +102,15 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, stepped: 
     run, around = fleet.run, fleet.around
     now = around.clock()
     epsilons = _spent_on_clients(fleet) if stepped.noise is not None else {}
+    sizes = {model: around.blobs.stat(model).size for model in {stepped.model, stepped.result}}
     with around.database.begin() as session:
         row = run.running(session)
         if revoked_clients(session) & {part.client_id for part in (*step.replies, *step.consulted, *step.history)}:
             raise RevokedMeanwhile
         if not fleet.conceals:
             _record_shares(session, step, stepped.direction)
-        for model in sorted({stepped.model, stepped.result}):
-            size = around.blobs.stat(model).size
-            note_model(session, model, size=size, parameters=run.parameters, created=now)
+        for model in sorted(sizes):
+            note_model(session, model, size=sizes[model], parameters=run.parameters, created=now)
         round_ = session.get_one(Round, current.round_id)
         round_.deployed_model, round_.evaluation_phase = stepped.result, phases
         record, numbers = objectives(step, run.objectives)

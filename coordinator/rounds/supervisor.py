@@ -53,8 +53,13 @@ RECONNECT_GRACE = timedelta(seconds=30)
 RECENTLY = timedelta(seconds=60)
 RETRY_SECONDS = 1.0  # before a conductor whose database failed starts again
 # Temporary faults: a conductor tries again, and the monitor notes when they are over.
-_PASSING = frozenset({StorageFault.DATABASE, StorageFault.DISK, StorageFault.DESCRIPTORS})
-DISK_REASON = "disk: "  # the first word of the reason of a run that a full disk has paused
+_PASSING = frozenset({StorageFault.DATABASE, StorageFault.DISK, StorageFault.DESCRIPTORS, StorageFault.BLOB_STORE})
+# Of a run that a fault has paused: how its reason begins, and what an operator can do.
+_HELD = {
+    StorageFault.DISK: ("disk: ", "free some space"),
+    StorageFault.BLOB_STORE: ("blob-store: ", "see to the bucket"),
+}
+_HELD_REASONS = tuple(begins for begins, _ in _HELD.values())
 
 
 class Supervisor:
@@ -185,19 +190,24 @@ class Supervisor:
         """
         self._move(run_id, RunState.PAUSED, by, "run.paused", f"paused by {by}")
 
-    def pause_for_disk(self, cause: str) -> None:
-        """Holds every run that is under way until `resume_after_disk` or an operator resumes it."""
+    def pause_for_fault(self, fault: StorageFault, cause: str) -> None:
+        """Holds every run that is under way until `resume_after_fault` or an operator resumes it.
+
+        `fault` is DISK or BLOB_STORE.
+        """
+        begins, remedy = _HELD[fault]
         for run_id in self._runs(Run.state.in_(UNDER_WAY)):
-            reason = f"{DISK_REASON}{cause}; free some space: then it goes on by itself, or with `admin resume`"
+            reason = f"{begins}{cause}; {remedy}: then it goes on by itself, or with `admin resume`"
             self._give_up(run_id, RunState.PAUSED, reason)
             log.error("run %s: paused, %s", run_id, cause)
 
-    def resume_after_disk(self) -> None:
-        """Resumes the runs that a full disk has paused, and that nobody has paused or stopped since."""
+    def resume_after_fault(self) -> None:
+        """Resumes the runs that `pause_for_fault` has paused, and that nobody has paused or stopped since."""
         if not self._conducting:
             return
-        for run_id in self._runs(Run.state == RunState.PAUSED, Run.reason.startswith(DISK_REASON)):
-            log.info("run %s: goes on, the disk has space again", run_id)
+        held = or_(*(Run.reason.startswith(begins) for begins in _HELD_REASONS))
+        for run_id in self._runs(Run.state == RunState.PAUSED, held):
+            log.info("run %s: goes on, the fault is over", run_id)
             with suppress(Refusal):  # an operator was faster
                 self._move(run_id, RunState.RUNNING, "coordinator", "run.resumed", "")
                 self._conduct(run_id)
@@ -285,8 +295,8 @@ class Supervisor:
         now = self._clock()
         with self._database.begin() as session:
             run = session.get_one(Run, run_id, with_for_update=True)
-            if to is RunState.PAUSED is run.state and run.reason.startswith(DISK_REASON):
-                run.reason = reason[:400]  # the operator's pause lasts when space is free again
+            if to is RunState.PAUSED is run.state and run.reason.startswith(_HELD_REASONS):
+                run.reason = reason[:400]  # the operator's pause lasts when the fault is over
             else:
                 move_run(run, to, now, reason)
             cancelled = end_conversation(session, run_id, reason, now) if to in RUN_ENDED else []

@@ -76,12 +76,14 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
         needed = run_bytes(
             submission.spec, model=header.model_bytes, members=len(members), objectives=len(submission.objectives)
         )
-        free = self._blobs.free_bytes() - open_runs_bytes(session)
+        free = self._blobs.free_bytes()
+        if free is not None:
+            free -= open_runs_bytes(session)
         warnings = [*submission.warnings, *submission.unoffered(session), *submission.unable(session, members)]
         warnings += submission.too_few(session)
         if caution := submission.sessions_caution(session):
             warnings.append(caution)
-        if needed > free:
+        if free is not None and needed > free:
             warnings.append(
                 f"the run will take about {needed / 1e9:.1f} GB on the coordinator's disk, where "
                 f"{max(free, 0) / 1e9:.1f} GB are free beside what other runs will still take: free some space, or set "

@@ -1,7 +1,7 @@
 """The record of a stopped coordinator, read from its directory by the calls that a running coordinator serves.
 
-It needs no key and no passphrase, and writes nothing. The database is opened read-only, so that another process can
-start the coordinator meanwhile.
+It needs no key and no passphrase, and writes nothing but the cache of a bucket. The database is opened read-only, so
+that another process can start the coordinator meanwhile.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from coordinator.home import ROTATIONS_FILE, database_url, read_settings
+from coordinator.home import ROTATIONS_FILE, database_url, open_blobs, read_settings
 from coordinator.ownership import CoordinatorHomeError, lost_database, must_own
 from coordinator.rounds.fleets.presence import Presence
 from coordinator.services.record_calls import RecordCalls
@@ -22,7 +22,6 @@ from coordinator.thread_pool import ThreadPool
 from federation.trust.certificates import load_certificate_file, pem
 from federation.trust.identity import parse_peer
 from federation.trust.key_chain import KeyChain, read_rotations, whole_chain
-from storage.blob_directory import DirectoryStore
 from storage.database import Database, DatabaseMissing
 
 
@@ -55,14 +54,15 @@ def stopped_record(directory: Path, *, clock: Callable[[], datetime]) -> Iterato
         raise CoordinatorHomeError(lost_database(missing, directory, federation)) from None
     with closing(database), ThreadPoolExecutor(1) as executor:
         database.must_be_known()
-        must_own(database, directory, federation, load_certificate_file(directory / "ca.pem"))
+        ca = load_certificate_file(directory / "ca.pem")
+        must_own(database, directory, federation, ca)
         database.must_be_current()
         yield RecordCalls(
             RecordParts(
                 settings=settings,
                 chain=chain,
                 threads=ThreadPool(database, executor),
-                blobs=DirectoryStore((directory / settings.blobs).absolute()),
+                blobs=open_blobs(directory, settings, ca),
                 presence=Presence(),
                 clock=clock,
             )

@@ -1337,7 +1337,9 @@ class SubmitRunResponse(_message.Message):
     disk_needed: _builtins.int
     """An estimate of the disk that the run will take, in bytes."""
     disk_free: _builtins.int
-    """What is free for it: on the coordinator's disk, less what other runs will still take."""
+    """What is free for it: on the coordinator's disk, less what other runs will still take. Unset where the blobs are in
+    a bucket, which has no known limit.
+    """
     @_builtins.property
     def run(self) -> Global___Run:
         """The run; not set for a dry run."""
@@ -1359,13 +1361,15 @@ class SubmitRunResponse(_message.Message):
         asked: _builtins.int = ...,
         minimum: _builtins.int = ...,
         disk_needed: _builtins.int = ...,
-        disk_free: _builtins.int = ...,
+        disk_free: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_disk_free", b"_disk_free", "disk_free", b"disk_free", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "disk_free", b"disk_free", "disk_needed", b"disk_needed", "members", b"members", "minimum", b"minimum", "run", b"run", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_free", b"_disk_free", "asked", b"asked", "disk_free", b"disk_free", "disk_needed", b"disk_needed", "members", b"members", "minimum", b"minimum", "run", b"run", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__disk_free: _TypeAlias = _typing.Literal["disk_free"]  # noqa: Y015
+    _WhichOneofArgType__disk_free: _TypeAlias = _typing.Literal["_disk_free", b"_disk_free"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__disk_free) -> _WhichOneofReturnType__disk_free | None: ...
 
 Global___SubmitRunResponse: _TypeAlias = SubmitRunResponse  # noqa: Y015
 
@@ -1409,7 +1413,7 @@ class GetDiskResponse(_message.Message):
     database: _builtins.int
     """The database."""
     free: _builtins.int
-    """Free on the disk of the blobs."""
+    """Free on the disk of the blobs. Unset where they are in a bucket, which has no known limit."""
     needed: _builtins.int
     """An estimate of what the runs that have not ended will still take."""
     keep_rounds: _builtins.int
@@ -1425,16 +1429,18 @@ class GetDiskResponse(_message.Message):
         replies: _builtins.int = ...,
         other: _builtins.int = ...,
         database: _builtins.int = ...,
-        free: _builtins.int = ...,
+        free: _builtins.int | None = ...,
         needed: _builtins.int = ...,
         keep_rounds: _builtins.int = ...,
         runs: _abc.Iterable[Global___RunDisk] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_free", b"_free", "free", b"free"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["database", b"database", "free", b"free", "keep_rounds", b"keep_rounds", "models", b"models", "needed", b"needed", "other", b"other", "replies", b"replies", "runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_free", b"_free", "database", b"database", "free", b"free", "keep_rounds", b"keep_rounds", "models", b"models", "needed", b"needed", "other", b"other", "replies", b"replies", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__free: _TypeAlias = _typing.Literal["free"]  # noqa: Y015
+    _WhichOneofArgType__free: _TypeAlias = _typing.Literal["_free", b"_free"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__free) -> _WhichOneofReturnType__free | None: ...
 
 Global___GetDiskResponse: _TypeAlias = GetDiskResponse  # noqa: Y015
 

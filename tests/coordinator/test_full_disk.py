@@ -2,7 +2,6 @@
 
 import errno
 import logging
-import math
 import os
 import resource
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from coordinator.condition import Condition
+from coordinator.monitor import Looks
 from federation.line.channels import refusal_from_rpc_error
 from federation.v1.common_pb2 import AssignmentManifest
 from fedpareto.processes.forked import completed
@@ -52,7 +52,7 @@ def small(_small: Stage, disk: Path) -> Iterator[Stage]:
     """A coordinator whose database and blobs are on the small file system."""
     monitor = _small.served.coordinator._monitor
     assert monitor is not None
-    monitor._pause, monitor._freed = 1.0, -math.inf  # as if no disk had been full before
+    monitor._looks[StorageFault.DISK] = Looks()  # as if no disk had been full before
     yield _small
     (disk / "ballast").unlink(missing_ok=True)
     wait_for(lambda: health(_small) == SERVING, "the coordinator to serve")
@@ -127,7 +127,7 @@ def test_resume_makes_the_coordinator_look_at_the_disk_at_once(small: Stage, dis
     run, orders = begin(small)
     monitor = small.served.coordinator._monitor
     assert monitor is not None
-    monitor._pause = 3600.0  # as after disks that were full again and again
+    monitor._looks[StorageFault.DISK].pause = 3600.0  # as after disks that were full again and again
     until_refused(disk, orders)
     small.wait_state(run, RunState.PAUSED)
     small.resume(run)

@@ -6,6 +6,7 @@ from pathlib import Path
 from federation.digests import parse
 from storage.blob_directory import DirectoryStore
 from storage.blobs import BlobStore
+from storage.objects.store import ObjectStore
 from tests.storage.memory_blobs import MemoryStore
 
 
@@ -26,6 +27,9 @@ def overwrite(blobs: BlobStore, digest: str, data: bytes) -> None:
         blobs.contents[digest] = data
     elif isinstance(blobs, DirectoryStore):
         blob_file(blobs, digest).write_bytes(data)
+    elif isinstance(blobs, ObjectStore):
+        blobs._bucket.put(blob_file(blobs._cache, digest).relative_to(blobs._cache.root).as_posix(), data)
+        blobs._cache.delete(digest)
 
 
 def date_back(blobs: BlobStore, digest: str, at: float = 0.0) -> None:
@@ -34,3 +38,6 @@ def date_back(blobs: BlobStore, digest: str, at: float = 0.0) -> None:
         blobs.modified[digest] = at
     elif isinstance(blobs, DirectoryStore):
         os.utime(blob_file(blobs, digest), (at, at))
+    elif isinstance(blobs, ObjectStore):
+        blobs.renew(digest)
+        os.utime(blobs._age_file(digest), (at, at))

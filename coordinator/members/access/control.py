@@ -69,7 +69,7 @@ _CALLER = (
 _ENDED = frozenset({"certificate-revoked", "certificate-unknown"})
 _TOO_OFTEN = frozenset({"limit:rate", "limit:calls"})
 # Faults of the coordinator itself: `coordinator.condition` logs them, and the record may be the part that fails.
-_NOT_RECORDED = frozenset({StorageFault.GONE, StorageFault.DISK, StorageFault.DATABASE, StorageFault.DESCRIPTORS})
+_NOT_RECORDED = frozenset(StorageFault) - {StorageFault.BLOB}
 
 
 class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-ignore]

@@ -17,7 +17,7 @@ from federation.refusals import Refusal
 from federation.text import escaped_lines
 from federation.trust.keys import IdentityError
 from fedpareto.cli.failure import CommandFailure, failing, not_served
-from storage.blobs import BlobCorrupt, BlobMissing
+from storage.blobs import BlobCorrupt, BlobMissing, BlobStoreUnavailable
 from storage.database import DatabaseIncompatible, DatabaseTooOld
 from storage.faults import explain_fault
 
@@ -44,7 +44,7 @@ def reading(centre: Path) -> Iterator[Callable[..., Any]]:
         raise not_served(centre, str(error)) from None
     except Refusal as refusal:
         raise CommandFailure(escaped_lines(f"{refusal.message} [{refusal.reason}]")) from None
-    except (SQLAlchemyError, BlobCorrupt, BlobMissing) as error:
+    except (SQLAlchemyError, BlobCorrupt, BlobMissing, BlobStoreUnavailable) as error:
         raise CommandFailure(f"the record in {centre} cannot be read: {explain_fault(error)}") from error
 
 

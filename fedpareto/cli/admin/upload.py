@@ -173,14 +173,14 @@ def show_prospects(response: SubmitRunResponse, as_json: bool) -> None:
             typer.echo(f"warning: {warning}", err=True)
         names = ", ".join(response.members) or "none"
         typer.echo(f"members that could be asked now: {len(response.members)} ({names}); a round asks {response.asked}")
-        free = size(max(response.disk_free, 0))
-        typer.echo(f"disk: about {size(response.disk_needed)} for all rounds; {free} are free for it")
+        free = f"; {size(max(response.disk_free, 0))} are free for it" if response.HasField("disk_free") else ""
+        typer.echo(f"disk: about {size(response.disk_needed)} for all rounds{free}")
     if len(response.members) < response.minimum:
         raise CommandFailure(
             f"the run could not begin: {counted(len(response.members), 'member')} could be asked, and a round needs "
             f"{response.minimum}"
         )
-    if response.disk_needed > response.disk_free:
+    if response.HasField("disk_free") and response.disk_needed > response.disk_free:
         raise CommandFailure("the coordinator's disk has too little space for the run")
     if not as_json:
         typer.echo("nothing was submitted; the run could begin now")

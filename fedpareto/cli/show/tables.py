@@ -273,10 +273,11 @@ def indicator(objectives: Sequence[str], serving: Sequence[Serving]) -> Renderab
 def disk(item: GetDiskResponse) -> RenderableType:
     """The disk space of the record, of each run and in all."""
     kept = f"each run keeps the last {counted(item.keep_rounds, 'round')}, with the first and the best one"
+    free = f"free {size(item.free)}; " if item.HasField("free") else ""
     summary = Text(
         f"models {size(item.models)}, replies {size(item.replies)}, other blobs {size(item.other)}, "
         f"database {size(item.database)}\n"
-        f"free {size(item.free)}; runs that have not ended will still take about {size(item.needed)}\n"
+        f"{free}runs that have not ended will still take about {size(item.needed)}\n"
         f"{kept if item.keep_rounds else 'every round is kept (keep_rounds = 0)'}"
     )
     table = new_table("run", "name", "state", ">models", ">replies", ">still needed")

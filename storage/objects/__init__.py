@@ -1,0 +1,1 @@
+"""Blobs as objects in a bucket of S3, Google Cloud Storage or Azure; needs the extra `objects`."""
