@@ -89,13 +89,16 @@ def _certificate(what: str, end: datetime, now: datetime, soon: timedelta, remed
     )
 
 
-def disk(session: Session, free: int, faults: Mapping[StorageFault, str], now: datetime) -> list[Fact]:
-    """The fact that the disk is full, or has less than `free` bytes for the runs that have not ended."""
+def disk(session: Session, free: int | None, faults: Mapping[StorageFault, str], now: datetime) -> list[Fact]:
+    """The fact that the disk is full, or has less than `free` bytes for the runs that have not ended.
+
+    `free` is None if the blobs are in a bucket, whose space is not known.
+    """
     remedy = "free some space, or set keep_rounds; `fedpareto admin disk` shows what takes it"
     if (cause := faults.get(StorageFault.DISK)) is not None:
         message = f"the coordinator's disk is full or fails ({cause}): runs are paused until there is space"
         severity = AlertSeverity.CRITICAL
-    elif (needed := open_runs_bytes(session)) > free:
+    elif free is not None and (needed := open_runs_bytes(session)) > free:
         severity = AlertSeverity.WARNING
         message = (
             f"the runs that have not ended will take about {needed / 1e9:.1f} GB on the coordinator's disk, where "
