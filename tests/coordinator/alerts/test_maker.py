@@ -80,7 +80,7 @@ def test_alerts_are_listed_by_run_and_member_in_pages_and_bad_requests_are_refus
     assert second.next_page_token == ""
     for reason, request in (
         ("run-unknown", {"run": "no-such-run"}),
-        ("client-unknown", {"client_id": "nobody"}),
+        ("client-unknown", {"client_id": "no-such-member"}),
         ("argument", {"page_token": "x"}),
     ):
         with refused("INVALID_ARGUMENT" if reason == "argument" else "NOT_FOUND", reason):
