@@ -144,7 +144,7 @@ class Scene:
         else:
             self.admin.PauseRun(v1.PauseRunRequest(run=self.run))
         self.paused = not self.paused
-        page.wait_for_selector(f"#round-{number}", state="attached")
+        page.locator(f"#round-{number}").wait_for(state="attached")  # a handle of the element would keep it in memory
 
     def new_rounds(self, rounds: int, updates: int, measured: int) -> Document:
         page = self.page(f"/runs/{self.run}")
