@@ -1,0 +1,142 @@
+"""The runs of the schedules: specifications, models, and the updates of their clients."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+
+from federation.digests import digest
+from federation.spec.computation import Computation, Descend, Differentiate, Measure
+from federation.v1.common_pb2 import AssignmentManifest
+from federation.vectors import Layout, Tensor, to_bytes
+from federation.work.base import Result
+
+TASK = "made-up"
+FEDERATION = "simulated"
+DEADLINE_SECONDS = 3000
+LAYOUT = Layout((Tensor("layer.weight", (4, 3)), Tensor("layer.bias", (3,))))
+OBJECTIVES = ("left", "right")
+HEADS = Layout((Tensor("encoder.weight", (4, 3)), *(Tensor(f"heads.{name}.weight", (3,)) for name in OBJECTIVES)))
+_COMMON = f"""
+name = "simulated"
+task = "{TASK}"
+seed = 3
+train.deadline_seconds = {DEADLINE_SECONDS}
+evaluate.deadline_seconds = {DEADLINE_SECONDS}
+evaluate.splits = ["train", "test"]
+limits.norm = 1e30
+"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run, and the clients that work for it.
+
+    Attributes:
+        name: of the plan.
+        rounds: of the run.
+        more: TOML lines of its specification.
+        samples: of each client, by name.
+        scales: the length of each client's update, by name; 1 where it is not named.
+        layout: of the model.
+        objectives: of the task.
+    """
+
+    name: str
+    rounds: int
+    more: str
+    samples: Mapping[str, int]
+    scales: Mapping[str, float] = field(default_factory=dict)
+    layout: Layout = LAYOUT
+    objectives: tuple[str, ...] = ("loss",)
+
+    @property
+    def document(self) -> bytes:
+        """The specification."""
+        count = f"selection.minimum = {len(self.samples)}\nselection.quorum = 1.0\nrounds = {self.rounds}\n"
+        return (_COMMON + count + self.more).encode()
+
+    @property
+    def private(self) -> bool:
+        """True for a run with private rounds."""
+        return "privacy.secure" in self.more
+
+    @property
+    def model(self) -> bytes:
+        """The initial model."""
+        return to_bytes(self.layout, np.linspace(-1, 1, self.layout.size, dtype=np.float32))
+
+    def computed(self, client: str, order: AssignmentManifest, computation: Computation | None) -> Result:
+        """The result of a client's computation: it follows from the client, the round, the kind and the model alone.
+
+        The updates of `scales` have one direction, so that large ones of opposite signs cancel each other: a sum in
+        another order gives another result.
+        """
+        samples = self.samples[client]
+        match computation:
+            case Descend(targets=names):
+                rows = {name: self._row(client, order, name) for name in names}
+            case Differentiate():
+                rows = {name: self._row(client, order, name) for name in order.objectives}
+            case Measure(splits=splits):
+                drawn = _drawn("measured", client, order.base_model).uniform(0.1, 0.9, 2 * len(splits)).tolist()
+                names = [f"{split}/{kind}" for split in splits for kind in ("loss", "accuracy")]
+                counts = {f"{split}/samples": 8.0 for split in splits}
+                return Result({}, {}, dict(zip(names, drawn, strict=True)) | counts, samples)
+            case _:
+                return Result({}, {}, {}, samples)
+        losses = {name: 1.0 + place / 7 for place, name in enumerate((*self.objectives, "loss"))}
+        return Result(rows, losses, {}, samples)
+
+    def _row(self, client: str, order: AssignmentManifest, name: str) -> np.ndarray:
+        scale = self.scales.get(client)
+        who = client if scale is None else "all"
+        vector = _drawn("row", who, order.base_model, order.round, order.kind, name).standard_normal(self.layout.size)
+        return np.asarray(vector * (1.0 if scale is None else scale), dtype=np.float32)
+
+
+def _drawn(*words: object) -> np.random.Generator:
+    return np.random.default_rng(int(digest("/".join(map(str, words)).encode())[7:39], 16))
+
+
+_THREE = {"ann": 10, "ben": 20, "cleo": 30}
+_SIX = {"ann": 10, "ben": 20, "cleo": 30, "dan": 10, "eve": 10, "finn": 10}
+
+
+@cache
+def plans() -> Mapping[str, Plan]:
+    """All plans, by name."""
+    known = (
+        Plan(
+            "average",
+            2,
+            'algorithm.name = "fedavg"\nalgorithm.prior = "uniform"',
+            _THREE,
+            {"ann": 1e16, "ben": 1.0, "cleo": -1e16},
+        ),
+        Plan("pareto", 2, 'algorithm.name = "fedmgda+"\nserver = { optimiser = "adam", learning_rate = 0.1 }', _THREE),
+        Plan(
+            "objectives",
+            1,
+            'algorithm.name = "fedcmoo"\nobjectives.names = ["left", "right"]\njacobian.deadline_seconds = '
+            f"{DEADLINE_SECONDS}",
+            _THREE,
+            layout=HEADS,
+            objectives=OBJECTIVES,
+        ),
+        Plan(
+            "private",
+            1,
+            'algorithm.name = "fedavg-n"\nprivacy = { secure = "sum", disclose = ["evaluation"], stage_seconds = 3000 }',
+            _SIX,
+        ),
+    )
+    return {plan.name: plan for plan in known}
+
+
+def plan_of(seed: int) -> Plan:
+    """The plan of a seed: the quick ones are played more often."""
+    known = plans()
+    names = ("average", "average", "average", "average", "pareto", "pareto", "objectives", "objectives", "private")
+    return known[names[seed % len(names)]]
