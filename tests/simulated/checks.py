@@ -26,7 +26,7 @@ _UNUSUAL = (AssignmentState.EXPIRED, AssignmentState.CANCELLED, AssignmentState.
 class Result:
     """The result of a run: its state, and the models after its rounds."""
 
-    state: RunState
+    state: str
     models: tuple[str | None, ...]
 
 
@@ -34,7 +34,7 @@ def result(schedule: Schedule) -> Result:
     """The result of a schedule."""
     with schedule.reading() as session:
         rounds = session.scalars(select(Round).where(Round.run_id == RUN).order_by(Round.number)).all()
-        return Result(session.get_one(Run, RUN).state, tuple(round_.result_model for round_ in rounds))
+        return Result(str(session.get_one(Run, RUN).state), tuple(round_.result_model for round_ in rounds))
 
 
 def problems(schedule: Schedule, calm: Result) -> list[str]:
@@ -84,7 +84,7 @@ class _Record:
 
     def of_result(self, calm: Result) -> Iterator[str]:
         """The result of the calm run, or a stated reason for another one."""
-        here = Result(self._run.state, tuple(round_.result_model for round_ in self._rounds))
+        here = Result(str(self._run.state), tuple(round_.result_model for round_ in self._rounds))
         if here == calm:
             return
         stated = [self._run.reason, *(round_.reason for round_ in self._rounds if round_.state is RoundState.SKIPPED)]

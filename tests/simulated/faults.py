@@ -38,7 +38,7 @@ HARSH: Mapping[str, float] = MappingProxyType(
     {"member revoked": 0.006, "work declined": 0.04, "deadline passed": 0.004, "member gone": 0.02, "run stopped": 0.002}
 )
 """Likewise, of the faults after which a run may have another result, and must say why."""
-MOST = 6  # faults of one kind in a schedule
+MOST = 4  # faults of one kind in a schedule
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Faults:
     def drawn(cls, world: World) -> "Faults":
         """Some kinds of faults: each schedule has others, so that some kinds are alone now and then."""
         random = world.random
-        strength = random.choice((0.3, 1.0, 1.0, 3.0))
+        strength = random.choice((0.3, 1.0, 1.0, 2.0))
         share = random.choice((0.3, 0.6, 1.0))
         harsh = HARSH if random.random() < 0.3 else {}
         kinds = {**GENTLE, **harsh}

@@ -40,7 +40,8 @@ from tests.simulated.faults import Faults
 from tests.simulated.plans import FEDERATION, TASK
 from tests.simulated.world import World
 
-LOOK_SECONDS = 5.0  # between two looks of the monitor, the housekeeper and the sequencer
+LOOK_SECONDS = 10.0  # between two looks of the monitor and the housekeeper
+SEQUENCE_SECONDS = 30.0  # between two batches of the audit log
 QUOTA = 1 << 20  # bytes of uploads of one member
 
 
@@ -124,7 +125,8 @@ class Process:
         with self.database.begin() as session:
             audit.record(session, at=self.world.now(), actor="coordinator", action="coordinator.started")
         self.supervisor.start()
-        self._look()
+        self._every(LOOK_SECONDS, self._look)
+        self._every(SEQUENCE_SECONDS, self.sequencer.sequence)
 
     def conduct(self) -> None:
         """Goes on with the run, as the supervisor's thread does, until nothing is left to do for it."""
@@ -277,18 +279,21 @@ class Process:
     def _on_fault(self, fault: StorageFault | None) -> None:
         self.spare |= fault is StorageFault.DISK
 
-    def _look(self) -> None:
-        """What the monitor, the housekeeper and the sequencer do from time to time."""
+    def _every(self, seconds: float, work: Callable[[], object]) -> None:
+        """Does some work from now on, as a thread of the coordinator does."""
         if not self.alive:
             return
-        self.world.after(LOOK_SECONDS, self._look)
+        self.world.after(seconds, lambda: self._every(seconds, work))
         try:
-            self._look_at_disk()
-            self.supervisor._housekeeper.tidy()
-            self.sequencer.sequence()
+            work()
         except Exception as error:
             if self.condition.note(error) is None:
                 raise
+
+    def _look(self) -> None:
+        """What the monitor and the housekeeper do from time to time."""
+        self._look_at_disk()
+        self.supervisor._housekeeper.tidy()
 
     def _look_at_disk(self) -> None:
         if self.machine.full:

@@ -39,6 +39,7 @@ from tests.simulated.world import BEGINNING, World
 
 RUN = "simulated-run"[:12]
 OPERATOR_SECONDS = 5.0  # between two chances of an operator, or of a clock
+PATIENCE_SECONDS = 1800.0  # until the operator stops a run that waits for members who are gone
 
 
 def _key(name: str) -> Ed25519PrivateKey:
@@ -242,6 +243,10 @@ class Schedule:
             world.after(self.faults.seconds(5, 60), self._resume)
         if strikes("run stopped"):
             self._order(lambda process: process.supervisor.stop_run(RUN, by="operator"))
+        if any(member.gone for member in self.members) and world.seconds > PATIENCE_SECONDS:
+            run = self.run()
+            if run.reason.startswith("waiting for clients") and run.state not in RUN_ENDED:
+                self._order(lambda process: process.supervisor.stop_run(RUN, by="operator", reason=run.reason))
         if strikes("member revoked"):
             name = world.random.choice([member.name for member in self.members])
             self._order(lambda process: process.revoke(name))
@@ -260,11 +265,10 @@ class Schedule:
         return True
 
     def _resume(self) -> None:
-        """Resumes the run that an operator has paused, as soon as the coordinator obeys."""
-        if self._order(lambda process: process.supervisor.resume(RUN, by="operator")):
-            self._held = False
-        else:
+        """Resumes the run that an operator has paused, again until the coordinator obeys."""
+        if self._held:
             self.world.after(5.0, self._resume)
+            self._held = not self._order(lambda process: process.supervisor.resume(RUN, by="operator"))
 
     # --- the end
 

@@ -10,8 +10,8 @@ BEGINNING = datetime(2026, 1, 5, 8, tzinfo=UTC)
 LONGEST_SECONDS = 6 * 3600.0
 
 
-class Stuck(AssertionError):
-    """A schedule does not end."""
+class Stuck(BaseException):
+    """A schedule does not end. No part of the coordinator may handle it."""
 
 
 class World:
