@@ -24,17 +24,38 @@ _UNUSUAL = (AssignmentState.EXPIRED, AssignmentState.CANCELLED, AssignmentState.
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a run: its state, and the models after its rounds."""
+    """The result of a run: its state, the models after its rounds, and how members measured them."""
 
-    state: str
-    models: tuple[str | None, ...]
+    state: str = ""
+    models: tuple[str | None, ...] = ()
+    measured: tuple[tuple[int, str, str, float | None], ...] = ()
+
+    @classmethod
+    def of(cls, session: Session) -> "Result":
+        """Reads the result from the record."""
+        rounds = session.scalars(select(Round).order_by(Round.number)).all()
+        numbers = {one.round_id: one.number for one in rounds}
+        measured = sorted(
+            (numbers[row.round_id], row.client_id, row.split, row.loss) for row in session.scalars(select(Evaluation))
+        )
+        return cls(str(session.get_one(Run, RUN).state), tuple(one.result_model for one in rounds), tuple(measured))
+
+    def fits(self, calm: "Result") -> bool:
+        """True if this is the result of the calm run; members that did not attend have not measured a model."""
+        same = (self.state, self.models) == (calm.state, calm.models)
+        return same and set(self.measured) <= set(calm.measured)
+
+    @property
+    def text(self) -> str:
+        """The result in short."""
+        models = ", ".join(str(model)[7:15] for model in self.models)
+        return f"{self.state} with the models {models} and {len(self.measured)} measurements"
 
 
 def result(schedule: Schedule) -> Result:
     """The result of a schedule."""
     with schedule.reading() as session:
-        rounds = session.scalars(select(Round).where(Round.run_id == RUN).order_by(Round.number)).all()
-        return Result(str(session.get_one(Run, RUN).state), tuple(round_.result_model for round_ in rounds))
+        return Result.of(session)
 
 
 def problems(schedule: Schedule, calm: Result) -> list[str]:
@@ -47,6 +68,7 @@ def problems(schedule: Schedule, calm: Result) -> list[str]:
             record.of_assignments,
             record.of_rounds,
             record.of_steps,
+            record.of_pauses,
             record.of_log,
             record.of_sessions,
         ):
@@ -84,8 +106,8 @@ class _Record:
 
     def of_result(self, calm: Result) -> Iterator[str]:
         """The result of the calm run, or a stated reason for another one."""
-        here = Result(str(self._run.state), tuple(round_.result_model for round_ in self._rounds))
-        if here == calm:
+        here = Result.of(self._session)
+        if here.fits(calm):
             return
         stated = [self._run.reason, *(round_.reason for round_ in self._rounds if round_.state is RoundState.SKIPPED)]
         stated += [f"{one.client_id}: {one.reason}" for one in self._assignments.values() if one.state in _UNUSUAL]
@@ -93,9 +115,9 @@ class _Record:
         stated += [void.reason for round_ in self._rounds for void in round_.voided]
         reasons = [reason for reason in stated if reason]
         if not self._schedule.faults.harsh:
-            yield f"the result is {here}, and that of the calm run {calm}; stated is {reasons[:5]}"
+            yield f"the result is {here.text}; that of the calm run is {calm.text}; stated is {reasons[:5]}"
         elif not reasons:
-            yield f"the result is {here}, and that of the calm run {calm}, and nothing says why"
+            yield f"the result is {here.text}; that of the calm run is {calm.text}; nothing says why"
         elif self._run.state is RunState.FAILED and not all(
             round_.state is RoundState.SKIPPED for round_ in self._rounds[-1:]
         ):
@@ -171,8 +193,23 @@ class _Record:
             model = round_.result_model or model
         if self._run.model != model:
             yield f"the run's model is {self._run.model}, and its newest step made {model}"
-        rows = Counter((row.round_id, row.client_id, row.split) for row in self._session.scalars(select(Evaluation)))
-        yield from (f"the evaluation {row} is there {count} times" for row, count in rows.items() if count > 1)
+        measured = Counter((one.round_id, one.client_id) for one in self._session.scalars(select(Evaluation)))
+        for round_ in rounds:
+            if round_.state is not RoundState.COMPLETED or round_.reason.startswith("the run ended"):
+                continue
+            last = [phase for phase in self._phases if phase.round_id == round_.round_id][-1]
+            if last.kind != "evaluate":
+                yield f"round {round_.number} was completed without an evaluation"
+            asked = Counter(
+                {
+                    (round_.round_id, one.client_id): 2  # splits
+                    for one in last.assignments
+                    if one.state is AssignmentState.FULFILLED and one.reason != REVOKED
+                }
+            )
+            found = Counter({key: count for key, count in measured.items() if key[0] == round_.round_id})
+            if found != asked:
+                yield f"round {round_.number}: the measurements are {found}, and accepted were {asked}"
 
     def of_steps(self) -> Iterator[str]:
         """Each step has the replies that count, and none of a member that was revoked before it."""
@@ -211,6 +248,16 @@ class _Record:
             if entry.action == "client.revoked":
                 revoked.add(entry.subject)
         return revoked
+
+    def of_pauses(self) -> Iterator[str]:
+        """While a run is paused, no work is given out, and no step is made."""
+        paused = False
+        for entry in self._entries:
+            if entry.action in ("run.paused", "run.resumed"):
+                paused = entry.action == "run.paused"
+            elif paused and entry.action in (log_entries.ISSUED, log_entries.STEPPED, log_entries.SKIPPED):
+                if not entry.detail.startswith("the run ended"):  # a run that is stopped skips its round
+                    yield f"{entry.action} of {entry.subject} while the run was paused"
 
     # --- the log
 

@@ -38,7 +38,8 @@ class Plan:
         rounds: of the run.
         more: TOML lines of its specification.
         samples: of each client, by name.
-        scales: the length of each client's update, by name; 1 where it is not named.
+        cancelling: the size of the first coordinate of each client's update, by name, so that large ones cancel each
+            other: a sum in another order gives another result. Empty for updates of one size.
         layout: of the model.
         objectives: of the task.
     """
@@ -47,7 +48,7 @@ class Plan:
     rounds: int
     more: str
     samples: Mapping[str, int]
-    scales: Mapping[str, float] = field(default_factory=dict)
+    cancelling: Mapping[str, float] = field(default_factory=dict)
     layout: Layout = LAYOUT
     objectives: tuple[str, ...] = ("loss",)
 
@@ -68,11 +69,7 @@ class Plan:
         return to_bytes(self.layout, np.linspace(-1, 1, self.layout.size, dtype=np.float32))
 
     def computed(self, client: str, order: AssignmentManifest, computation: Computation | None) -> Result:
-        """The result of a client's computation: it follows from the client, the round, the kind and the model alone.
-
-        The updates of `scales` have one direction, so that large ones of opposite signs cancel each other: a sum in
-        another order gives another result.
-        """
+        """The result of a client's computation: it follows from the client, the round, the kind and the model alone."""
         samples = self.samples[client]
         match computation:
             case Descend(targets=names):
@@ -90,10 +87,13 @@ class Plan:
         return Result(rows, losses, {}, samples)
 
     def _row(self, client: str, order: AssignmentManifest, name: str) -> np.ndarray:
-        scale = self.scales.get(client)
-        who = client if scale is None else "all"
-        vector = _drawn("row", who, order.base_model, order.round, order.kind, name).standard_normal(self.layout.size)
-        return np.asarray(vector * (1.0 if scale is None else scale), dtype=np.float32)
+        words = (order.base_model, order.round, order.kind, name)
+        vector = _drawn("row", client, *words).standard_normal(self.layout.size)
+        if self.cancelling:
+            # Not stationary: the rest is long enough, so that only the first coordinate almost vanishes.
+            vector *= 1e10
+            vector[0] = self.cancelling[client] * _drawn("first", *words).uniform(1, 2)
+        return np.asarray(vector, dtype=np.float32)
 
 
 def _drawn(*words: object) -> np.random.Generator:
@@ -113,7 +113,7 @@ def plans() -> Mapping[str, Plan]:
             2,
             'algorithm.name = "fedavg"\nalgorithm.prior = "uniform"',
             _THREE,
-            {"ann": 1e16, "ben": 1.0, "cleo": -1e16},
+            {"ann": 1e16, "ben": -1e16, "cleo": 1.0},
         ),
         Plan("pareto", 2, 'algorithm.name = "fedmgda+"\nserver = { optimiser = "adam", learning_rate = 0.1 }', _THREE),
         Plan(

@@ -23,6 +23,7 @@ from coordinator.rounds.fleets.presence import AttendanceStream, Presence
 from coordinator.rounds.housekeeping import Housekeeper
 from coordinator.rounds.replies.content import payload_problem
 from coordinator.rounds.replies.intake import Admission, Intake
+from coordinator.rounds.replies.revoked import revoked_clients
 from coordinator.rounds.replies.uploads import ReplyUpload, Upload, Uploads
 from coordinator.rounds.supervisor import Supervisor
 from coordinator.services.federation import _offering, _open_assignments
@@ -35,13 +36,13 @@ from storage.blob_directory import DirectoryStore
 from storage.database import Database
 from storage.faults import StorageFault
 from storage.models import Assignment, Client
-from storage.states import AssignmentState, ClientState
+from storage.states import AssignmentState
 from tests.simulated.faults import Faults
 from tests.simulated.plans import FEDERATION, TASK
 from tests.simulated.world import World
 
-LOOK_SECONDS = 10.0  # between two looks of the monitor and the housekeeper
-SEQUENCE_SECONDS = 30.0  # between two batches of the audit log
+LOOK_SECONDS = 20.0  # between two looks of the monitor and the housekeeper
+SEQUENCE_SECONDS = 60.0  # between two batches of the audit log
 QUOTA = 1 << 20  # bytes of uploads of one member
 
 
@@ -92,7 +93,9 @@ class Process:
         self.alive = True
         self.spare = False  # the reserve was released: small writes succeed on a full disk
         self.acting = False  # an event happens, or a transaction is open
+        self._resumes = True  # runs that a full disk has paused, also before the start
         self._run_id = run_id
+        self._revoked: frozenset[str] = frozenset()
         self._uploading: list[ReplyUpload] = []
         self.database = _Database.opened(machine.directory, self)
         self.database.entry_key = machine.log_key.entry_key
@@ -124,6 +127,8 @@ class Process:
         self.sequencer.sequence(show=True)
         with self.database.begin() as session:
             audit.record(session, at=self.world.now(), actor="coordinator", action="coordinator.started")
+        with self.database.read() as session:
+            self._revoked = revoked_clients(session)
         self.supervisor.start()
         self._every(LOOK_SECONDS, self._look)
         self._every(SEQUENCE_SECONDS, self.sequencer.sequence)
@@ -188,8 +193,9 @@ class Process:
 
     def attends(self, stream: AttendanceStream, samples: int, objectives: list[str]) -> list[bytes]:
         """A member attends. Returns the envelopes of its open assignments."""
+        self._must_be_member(stream.client_id)
         with self.database.begin() as session:
-            client = self._member(session, stream.client_id)
+            client = session.get_one(Client, stream.client_id)
             client.tasks, client.objectives = {TASK: samples}, {TASK: objectives}
             client.last_seen = stream.last_seen
         self.presence.join(stream)
@@ -198,16 +204,15 @@ class Process:
 
     def fetch(self, client_id: str, digest: str) -> bytes:
         """A blob that an assignment offers."""
+        self._must_be_member(client_id)
         with self.database.read() as session:
-            self._member(session, client_id)
             _offering(session, client_id, digest)
         return self.blobs.read(digest)
 
     def admit(self, client_id: str, reply: SignedEnvelope) -> Admission | SignedEnvelope:
         """The admission of a reply, or its receipt if it needs no upload, or had been given."""
         self.condition.must_serve("Submit")
-        with self.database.read() as session:
-            self._member(session, client_id)
+        self._must_be_member(client_id)
         admitted = self.intake.admit(client_id, reply)
         if isinstance(admitted, Admission) and admitted.layout is None:
             return self.intake.record(admitted, None)
@@ -260,6 +265,7 @@ class Process:
         """Revokes a member."""
         with self.database.begin() as session:
             membership.revoke(session, client_id, "it left", by="operator", now=self.world.now())
+        self._revoked |= {client_id}
         self.supervisor.client_revoked(client_id)
         self.supervisor.notify(self._run_id)
 
@@ -269,12 +275,10 @@ class Process:
         assert admission.layout is not None
         return PayloadCheck(admission.layout, admission.manifest.payload.partition(":")[0])
 
-    def _member(self, session: Session, client_id: str) -> Client:
-        """The row of a member. Access control refuses the calls of others."""
-        client = session.get_one(Client, client_id)
-        if client.state is ClientState.REVOKED:
+    def _must_be_member(self, client_id: str) -> None:
+        """Refuses the call of a revoked member, as access control does."""
+        if client_id in self._revoked:
             raise Refusal("certificate-revoked", membership.REVOKED)
-        return client
 
     def _on_fault(self, fault: StorageFault | None) -> None:
         self.spare |= fault is StorageFault.DISK
@@ -301,10 +305,12 @@ class Process:
             self.condition.note(cause, lasts=True)
             self.spare = True
             self.supervisor.pause_for_disk(self.condition.faults[StorageFault.DISK])
-        else:
+            self._resumes = True
+        elif self._resumes:
             self.condition.over(StorageFault.DISK)
             self.spare = False
             self.supervisor.resume_after_disk()
+            self._resumes = False
 
 
 class _Database(Database):

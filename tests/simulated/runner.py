@@ -53,10 +53,10 @@ class Runner:
     def run(self, seed: int, plan: Plan | None = None) -> Outcome:
         """Plays the schedule of a seed; without a `plan`, that of the seed."""
         plan = plan or plan_of(seed)
-        stage, calm = self._stage(plan)
+        stage, calm = self.stage(plan)
         began, directory = time.process_time(), self._directory / f"seed-{seed}"
         directory.mkdir()
-        schedule, here = Schedule(stage, directory, seed), Result("", ())
+        schedule, here = Schedule(stage, directory, seed), Result()
         try:
             schedule.play()
             found, here = problems(schedule, calm), result(schedule)
@@ -68,7 +68,7 @@ class Runner:
         return Outcome(
             seed=seed,
             plan=plan.name,
-            same=here == calm,
+            same=here.fits(calm),
             ended=str(here.state),
             counts=dict(schedule.world.counts),
             problems=found,
@@ -76,8 +76,8 @@ class Runner:
             seconds=time.process_time() - began,
         )
 
-    def _stage(self, plan: Plan) -> tuple[Stage, Result]:
-        """The federation of a plan, and the result of its calm run."""
+    def stage(self, plan: Plan) -> tuple[Stage, Result]:
+        """The federation of a plan, and the result of its calm run; made at the first call."""
         if plan.name not in self._stages:
             stage, directory = Stage.of(plan, self._directory), self._directory / f"calm-{plan.name}"
             directory.mkdir()

@@ -1,0 +1,50 @@
+"""Schedules of crashes, losses and delays do not change what a run computes, and planted bugs are found by them."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.simulated.planted import PLANTED
+from tests.simulated.plans import plan_of, plans
+from tests.simulated.runner import Runner
+
+SEEDS = 1000  # within which each planted bug must be found
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    logging.disable(logging.CRITICAL)  # each schedule has a hundred warnings
+    yield Runner(tmp_path_factory.mktemp("simulated"))
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(20), pytest.param(range(20, 100), marks=pytest.mark.full)], ids=["20", "100"]
+)
+def test_no_schedule_of_faults_changes_a_result_without_a_reason(runner: Runner, seeds: range) -> None:
+    problems = {seed: outcome.problems for seed in seeds if (outcome := runner.run(seed)).problems}
+    assert problems == {}
+
+
+def test_the_same_seed_gives_the_same_trace(runner: Runner) -> None:
+    seeds = [next(seed for seed in range(100) if plan_of(seed).name == name) for name in plans()]
+    for seed in seeds:
+        first, second = runner.run(seed), runner.run(seed)
+        assert first.trace == second.trace
+        assert first.counts["kills"] or first.plan == "private"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_found(runner: Runner, monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
+    plant, names = PLANTED[bug]
+    for name in names:
+        runner.stage(plans()[name])  # the result without faults is that without the bug
+    plant(monkeypatch)
+    for seed in range(SEEDS):
+        if runner.run(seed, plans()[names[seed % len(names)]]).problems:
+            return
+    raise AssertionError(f"not found in {SEEDS} schedules")
