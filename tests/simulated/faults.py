@@ -9,9 +9,9 @@ from tests.simulated.world import World
 GENTLE: Mapping[str, float] = MappingProxyType(
     {
         # The process of the coordinator is killed ...
-        "killed while it waits": 0.02,
-        "killed before a commit": 0.02,
-        "killed after a commit": 0.02,
+        "killed while it waits": 0.012,
+        "killed before a commit": 0.012,
+        "killed after a commit": 0.012,
         "killed before a blob is stored": 0.02,
         "killed after a blob is stored": 0.02,
         # Others act between two steps of the conductor.

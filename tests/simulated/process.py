@@ -123,8 +123,7 @@ class Process:
         )
 
     def start(self) -> None:
-        """Starts as the server does."""
-        self.sequencer.sequence(show=True)
+        """Starts as the server does; the audit log is chained later."""
         with self.database.begin() as session:
             audit.record(session, at=self.world.now(), actor="coordinator", action="coordinator.started")
         with self.database.read() as session:

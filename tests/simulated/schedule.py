@@ -239,8 +239,8 @@ class Schedule:
             return
         if not self._held and strikes("run paused"):
             self._held = True
-            self._order(lambda process: process.supervisor.pause(RUN, by="operator"))
             world.after(self.faults.seconds(5, 60), self._resume)
+            self._order(lambda process: process.supervisor.pause(RUN, by="operator"))
         if strikes("run stopped"):
             self._order(lambda process: process.supervisor.stop_run(RUN, by="operator"))
         if any(member.gone for member in self.members) and world.seconds > PATIENCE_SECONDS:
