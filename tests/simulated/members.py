@@ -340,12 +340,24 @@ class Member:
             return
         try:
             admitted = process.admit(self.name, entry.envelope)
-            if isinstance(admitted, SignedEnvelope):
-                self._answer(entry, admitted)
-            elif self.world.random.random() < 0.7 and not process.uploads.broke_off(admitted):
-                self._answer(entry, process.take_whole(admitted, entry.payload))
+        except _FAILURES as error:
+            self._answer(entry, process.refusal(error))
+            return
+        if isinstance(admitted, SignedEnvelope):
+            self._answer(entry, admitted)
+            return
+        self.world.after(self.faults.seconds(0.0, 1.0), lambda: self._take(process, entry, admitted))
+
+    def _take(self, process: Process, entry: SpoolEntry, admission: Admission) -> None:
+        """The payload of an admitted reply arrives, at once or in pieces; meanwhile another call may have come."""
+        if not process.alive:
+            return
+        try:
+            whole = self.world.random.random() < 0.7 and not process.uploads.broke_off(admission)
+            if whole or admission.layout is None:
+                self._answer(entry, process.take_whole(admission, entry.payload))
             else:
-                self._upload(process, entry, admitted, process.upload(admitted))
+                self._upload(process, entry, admission, process.upload(admission))
         except _FAILURES as error:
             self._answer(entry, process.refusal(error))
 

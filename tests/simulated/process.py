@@ -209,13 +209,10 @@ class Process:
         return self.blobs.read(digest)
 
     def admit(self, client_id: str, reply: SignedEnvelope) -> Admission | SignedEnvelope:
-        """The admission of a reply, or its receipt if it needs no upload, or had been given."""
+        """The admission of a reply, or its receipt if it had been given."""
         self.condition.must_serve("Submit")
         self._must_be_member(client_id)
-        admitted = self.intake.admit(client_id, reply)
-        if isinstance(admitted, Admission) and admitted.layout is None:
-            return self.intake.record(admitted, None)
-        return admitted
+        return self.intake.admit(client_id, reply)
 
     def upload(self, admission: Admission) -> ReplyUpload:
         """Begins or goes on with an upload, which ends with `end`."""
@@ -229,8 +226,10 @@ class Process:
         self.uploads.end(upload)
 
     def take_whole(self, admission: Admission, payload: bytes) -> SignedEnvelope:
-        """Takes a payload that came in one piece, and returns the receipt."""
+        """Takes a payload that came in one piece, or a reply without one, and returns the receipt."""
         manifest = admission.manifest
+        if admission.layout is None:
+            return self.intake.record(admission, None)
         with self.blobs.writer(hash=False) as writer:
             upload = Upload(writer, self._check(admission), manifest.payload, manifest.payload_bytes)
             upload.take(payload, 0)
