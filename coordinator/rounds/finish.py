@@ -15,7 +15,7 @@ from coordinator.rounds import signed_results
 from coordinator.rounds.conversation import hold_evaluation
 from coordinator.rounds.fleets.base import Fleet, RevokedMeanwhile, Skipped
 from coordinator.rounds.runs import scores
-from coordinator.rounds.transitions import move_round
+from coordinator.rounds.transitions import ROUND_OVER, close_open_phases, move_round
 from federation.record import log_entries
 from storage import audit, models
 from storage.states import RoundState
@@ -135,7 +135,7 @@ def complete_round(fleet: Fleet, current: models.Round, findings: EvaluationFind
 
 
 def skip_round(fleet: Fleet, current: models.Round, skipped: Skipped) -> None:
-    """Records the end of a round without a step."""
+    """Records the end of a round without a step; a phase that was open before a restart is closed."""
     why = str(skipped)
     missing = {"required/missing": float(len(skipped.required))} if skipped.required else {}
     with fleet.around.database.begin() as session:
@@ -143,7 +143,9 @@ def skip_round(fleet: Fleet, current: models.Round, skipped: Skipped) -> None:
         round_ = session.get_one(models.Round, current.round_id)
         round_.metrics = {**missing, **signed_results.traffic(session, current.round_id)}
         now = fleet.around.clock()
+        cancelled = close_open_phases(session, current.round_id, ROUND_OVER, now)
         move_round(round_, RoundState.SKIPPED, now, why)
         subject = f"{fleet.run.run_id}/{current.number}"
         audit.record(session, at=now, actor="coordinator", action=log_entries.SKIPPED, subject=subject, detail=why)
+    fleet.tell_cancelled(cancelled)
     log.warning("run %s round %d: skipped: %s", fleet.run.run_id, current.number, why)

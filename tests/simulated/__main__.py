@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for row in failed[:20]:
         print(f"seed {row['seed']} ({row['plan']}): {row['problems'][0]}")
     if failed:
-        print(f"{len(failed)} failed; one again, with its trace: make faults ARGS=\"--seed {failed[0]['seed']}\"")
+        print(f'{len(failed)} failed; one again, with its trace: make faults ARGS="--seed {failed[0]["seed"]}"')
     return 130 if stopped else 1 if failed else 0
 
 
@@ -131,7 +131,8 @@ def record(rows: Sequence[dict[str, Any]]) -> str:
         f"- Command: `make faults SEEDS={len(rows)}`, commit {commits}, one thread.",
         f"- Seeds: {min(row['seed'] for row in rows)} to {max(row['seed'] for row in rows)}; {len(rows)} schedules.",
         f"- Killed processes of the coordinator: {counts['kills']}, {counts['kills'] / len(rows):.1f} a schedule.",
-        f"- {hours:.2f} CPU-hours: {len(rows) / hours:,.0f} schedules and {counts['kills'] / hours:,.0f} crashes for each.",
+        f"- {hours:.2f} CPU-hours: {len(rows) / hours:,.0f} schedules and {counts['kills'] / hours:,.0f} crashes "
+        "in each.",
         f"- Failed: {len(failed)}" + (f" ({', '.join(map(str, failed[:20]))})" if failed else "") + ".",
         "",
         "| Plan | Schedules | The result of the calm run | Another one, with a reason |",

@@ -14,7 +14,6 @@ from coordinator.rounds.transitions import ROUND_ENDED
 from federation.record import log_entries
 from federation.trust.envelope import envelope_digest
 from federation.v1.common_pb2 import ReceiptManifest, ReplyManifest, SignedEnvelope, StepManifest
-from storage.database import Database
 from storage.models import Assignment, AuditEntry, Evaluation, Phase, Reply, Round, Run
 from storage.states import AssignmentState, PhaseState, RoundState, RunState
 from tests.simulated.schedule import RUN, Schedule
@@ -256,8 +255,8 @@ class _Record:
             if entry.action in ("run.paused", "run.resumed"):
                 paused = entry.action == "run.paused"
             elif paused and entry.action in (log_entries.ISSUED, log_entries.STEPPED, log_entries.SKIPPED):
-                if not entry.detail.startswith("the run ended"):  # a run that is stopped skips its round
-                    yield f"{entry.action} of {entry.subject} while the run was paused"
+                stopped = entry.detail.startswith("the run ended")  # a run that is stopped skips its round
+                yield from [] if stopped else [f"{entry.action} of {entry.subject} while the run was paused"]
 
     # --- the log
 
@@ -274,9 +273,7 @@ class _Record:
             log_entries.STEPPED: [f"{RUN}/{one.number}" for one in self._rounds if one.step is not None],
             log_entries.SKIPPED: [f"{RUN}/{one.number}" for one in self._rounds if one.state is RoundState.SKIPPED],
             log_entries.DECLINED: [
-                one.assignment_id
-                for one in self._assignments.values()
-                if one.state is AssignmentState.DECLINED
+                one.assignment_id for one in self._assignments.values() if one.state is AssignmentState.DECLINED
             ],
         }
         for action, subjects in facts.items():
@@ -315,5 +312,5 @@ def _of_blobs(schedule: Schedule) -> Iterator[str]:
     left = [one.name for one in process.blobs.partial_uploads() if one.name.partition(".")[0] not in open_ones]
     if left:
         yield f"blobs: the uploads {left} are left"
-    if left := list((process.blobs.root / "tmp").iterdir()):
-        yield f"blobs: {len(left)} temporary files are left"
+    if count := len(list((process.blobs.root / "tmp").iterdir())):
+        yield f"blobs: {count} temporary files are left"

@@ -35,7 +35,13 @@ GENTLE: Mapping[str, float] = MappingProxyType(
 )
 """The chance of each fault, whenever it could strike, of those that must not change the result."""
 HARSH: Mapping[str, float] = MappingProxyType(
-    {"member revoked": 0.006, "work declined": 0.04, "deadline passed": 0.004, "member gone": 0.02, "run stopped": 0.002}
+    {
+        "member revoked": 0.006,
+        "work declined": 0.04,
+        "deadline passed": 0.004,
+        "member gone": 0.02,
+        "run stopped": 0.002,
+    }
 )
 """Likewise, of the faults after which a run may have another result, and must say why."""
 MOST = 4  # faults of one kind in a schedule

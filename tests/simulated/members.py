@@ -178,7 +178,7 @@ class Member:
         for memory in self._memories.values():
             memory.restart()
         for entry in self.spool.values():
-            self._later(self.faults.seconds(1, 10), lambda entry=entry: self._submit(entry))
+            self._later(self.faults.seconds(1, 10), partial(self._submit, entry))
         self.hang_up(1.0)
 
     def leave(self) -> None:
@@ -374,9 +374,7 @@ class Member:
             upload.take(entry.payload[at : at + max(1, len(entry.payload) // 3)], at)
             if upload.arrived < len(entry.payload):
                 ends = False
-                self.world.after(
-                    self.faults.seconds(0.1, 5), lambda: self._upload(process, entry, admission, upload)
-                )
+                self.world.after(self.faults.seconds(0.1, 5), lambda: self._upload(process, entry, admission, upload))
                 return
             self._answer(entry, process.stored(admission, upload))
         except _FAILURES as error:

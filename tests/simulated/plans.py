@@ -78,9 +78,8 @@ class Plan:
                 rows = {name: self._row(client, order, name) for name in order.objectives}
             case Measure(splits=splits):
                 drawn = _drawn("measured", client, order.base_model).uniform(0.1, 0.9, 2 * len(splits)).tolist()
-                names = [f"{split}/{kind}" for split in splits for kind in ("loss", "accuracy")]
-                counts = {f"{split}/samples": 8.0 for split in splits}
-                return Result({}, {}, dict(zip(names, drawn, strict=True)) | counts, samples)
+                measured = {f"{split}/{kind}": drawn.pop() for split in splits for kind in ("loss", "accuracy")}
+                return Result({}, {}, measured | {f"{split}/samples": 8.0 for split in splits}, samples)
             case _:
                 return Result({}, {}, {}, samples)
         losses = {name: 1.0 + place / 7 for place, name in enumerate((*self.objectives, "loss"))}
@@ -128,7 +127,8 @@ def plans() -> Mapping[str, Plan]:
         Plan(
             "private",
             1,
-            'algorithm.name = "fedavg-n"\nprivacy = { secure = "sum", disclose = ["evaluation"], stage_seconds = 3000 }',
+            'algorithm.name = "fedavg-n"\n'
+            'privacy = { secure = "sum", disclose = ["evaluation"], stage_seconds = 3000 }',
             _FIVE,
         ),
     )

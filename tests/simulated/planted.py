@@ -68,7 +68,7 @@ def a_sum_in_order_of_arrival(patch: pytest.MonkeyPatch) -> None:
 
 def a_round_counted_twice(patch: pytest.MonkeyPatch) -> None:
     """After a restart, a round that has made its step begins anew, under the next number."""
-    honest = conductor.open_round
+    honest = opening.open_round
 
     def opened(fleet: Fleet) -> Round | None:
         current = honest(fleet)
@@ -81,7 +81,7 @@ def a_round_counted_twice(patch: pytest.MonkeyPatch) -> None:
 
 def an_evaluation_that_a_restart_skips(patch: pytest.MonkeyPatch) -> None:
     """After a restart, a round that has made its step is completed without its evaluation."""
-    honest = conductor.open_round
+    honest = opening.open_round
 
     def opened(fleet: Fleet) -> Round | None:
         current = honest(fleet)
@@ -142,7 +142,7 @@ def a_reply_left_out_of_the_step(patch: pytest.MonkeyPatch) -> None:
 
 def a_memory_that_a_restart_loses(patch: pytest.MonkeyPatch) -> None:
     """What a run remembers of earlier rounds is kept by the process that has made the step."""
-    memory, record = Fleet.memory, conductor.record_step
+    memory, record = Fleet.memory, signed_results.record_step
 
     def kept(self: Fleet, session: Session, number: int, base_model: str | None) -> RunMemory:
         found = memory(self, session, number, base_model)

@@ -38,7 +38,7 @@ from storage.faults import StorageFault
 from storage.models import Assignment, Client
 from storage.states import AssignmentState
 from tests.simulated.faults import Faults
-from tests.simulated.plans import FEDERATION, TASK
+from tests.simulated.plans import TASK
 from tests.simulated.world import World
 
 LOOK_SECONDS = 20.0  # between two looks of the monitor and the housekeeper
@@ -143,6 +143,10 @@ class Process:
                     raise
                 self.supervisor.wanted = True
                 self.sleep(1.0)
+
+    def idle(self) -> None:
+        """Lets events happen until the run needs a conductor, for a second at most."""
+        self.sleep(1.0, lambda: self.supervisor.wanted)
 
     def close(self) -> None:
         """Closes what a dead process has open; nothing more is written."""
@@ -267,6 +271,11 @@ class Process:
         self.supervisor.client_revoked(client_id)
         self.supervisor.notify(self._run_id)
 
+    @property
+    def uploading(self) -> bool:
+        """True while an upload is under way."""
+        return bool(self._uploading)
+
     # --- inside
 
     def _check(self, admission: Admission) -> PayloadCheck:
@@ -304,7 +313,7 @@ class Process:
             self.spare = True
             self.supervisor.pause_for_disk(self.condition.faults[StorageFault.DISK])
             self._resumes = True
-        elif self._resumes:
+        elif self._resumes or StorageFault.DISK in self.condition.faults:
             self.condition.over(StorageFault.DISK)
             self.spare = False
             self.supervisor.resume_after_disk()
@@ -422,5 +431,3 @@ class _Supervisor(Supervisor):
 
     def _conduct(self, run_id: str) -> None:
         self.wanted = True
-
-

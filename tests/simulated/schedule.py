@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -83,9 +82,7 @@ class Stage:
         plan, model = self.plan, self.plan.model
         stored, now = DirectoryStore(self.template / "blobs", durable=False).put(model), BEGINNING
         spec = RunSpec.parse(plan.document)
-        run = new_run(
-            plan.document, spec, plan.objectives, (), run_id=RUN, model=stored, by="operator", created=now
-        )
+        run = new_run(plan.document, spec, plan.objectives, (), run_id=RUN, model=stored, by="operator", created=now)
         with database.begin() as session:
             for name, key in self.keys.items():
                 public = key.public_key()
@@ -100,9 +97,7 @@ class Stage:
             note_model(session, stored, size=len(model), parameters=plan.layout.size, created=now)
             session.add(run)
             subject, shown = RUN, digest(plan.document)
-            audit.record(
-                session, at=now, actor="operator", action=log_entries.SUBMITTED, subject=subject, digest=shown
-            )
+            audit.record(session, at=now, actor="operator", action=log_entries.SUBMITTED, subject=subject, digest=shown)
 
     def site(self, name: str) -> Site:
         """The site of a member, whose owner allows everything."""
@@ -171,8 +166,7 @@ class Schedule:
                 elif self.process.supervisor.wanted:
                     self.process.conduct()
                 else:
-                    supervisor = self.process.supervisor
-                    self.process.sleep(1.0, lambda: supervisor.wanted)
+                    self.process.idle()
         self.faults.chances.clear()
         assert self.process is not None
         self.process.sequencer.sequence(show=True)
@@ -274,7 +268,10 @@ class Schedule:
 
     def _over(self) -> bool:
         """True when the run has ended, or nobody will resume it, and nobody waits for an answer."""
-        if self.process is None or self.process.supervisor.wanted or any(member.busy for member in self.members):
+        process = self.process
+        if process is None or process.supervisor.wanted or process.uploading:
+            return False
+        if any(member.busy for member in self.members):
             return False
         run = self.run()
         if run.state is RunState.PAUSED:

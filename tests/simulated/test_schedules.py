@@ -2,12 +2,11 @@
 
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.simulated.planted import PLANTED
 from tests.simulated.plans import plan_of, plans
+from tests.simulated.planted import PLANTED
 from tests.simulated.runner import Runner
 
 SEEDS = 1000  # within which each planted bug must be found
@@ -20,9 +19,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize(
-    "seeds", [range(20), pytest.param(range(20, 100), marks=pytest.mark.full)], ids=["20", "100"]
-)
+@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 100), marks=pytest.mark.full)], ids=["20", "100"])
 def test_no_schedule_of_faults_changes_a_result_without_a_reason(runner: Runner, seeds: range) -> None:
     problems = {seed: outcome.problems for seed in seeds if (outcome := runner.run(seed)).problems}
     assert problems == {}
@@ -34,6 +31,12 @@ def test_the_same_seed_gives_the_same_trace(runner: Runner) -> None:
         first, second = runner.run(seed), runner.run(seed)
         assert first.trace == second.trace
         assert first.counts["kills"] or first.plan == "private"
+
+
+@pytest.mark.parametrize("seed", [257])
+def test_a_round_that_is_skipped_after_a_restart_leaves_no_assignment_open(runner: Runner, seed: int) -> None:
+    """A member whose gradients the next phase had used was revoked; that phase was open, and stayed open."""
+    assert runner.run(seed).problems == []
 
 
 @pytest.mark.full

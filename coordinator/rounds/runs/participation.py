@@ -31,7 +31,9 @@ WARN_AFTER_RISES = 2  # rounds among the last `LOOK_BACK`: a loss that zigzags f
 LOOK_BACK = 6  # evaluated rounds
 LONG_STEP = 1.5  # times the median of the updates
 OPPOSING = -0.5  # the cosine with the step below which a member's update counts as against it
-_NOT_NEEDED = frozenset({"not-needed", "run-ended"})  # reasons of cancellations that are no failure of the member
+_NOT_NEEDED = frozenset(
+    {"not-needed", "round-ended", "run-ended"}
+)  # reasons of cancellations that are no failure of the member
 
 
 class RoundOutcome(StrEnum):
