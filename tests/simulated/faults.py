@@ -36,7 +36,7 @@ GENTLE: Mapping[str, float] = MappingProxyType(
 """The chance of each fault, whenever it could strike, of those that must not change the result."""
 HARSH: Mapping[str, float] = MappingProxyType(
     {
-        "member revoked": 0.006,
+        "member revoked": 0.02,
         "work declined": 0.04,
         "deadline passed": 0.004,
         "member gone": 0.02,

@@ -230,7 +230,7 @@ PLANTED: Mapping[str, tuple[Plant, Sequence[str]]] = MappingProxyType(
             (an_evaluation_that_a_restart_skips, ("average",)),
             (an_upload_accepted_twice, ("average",)),
             (a_decline_that_is_forgotten, ("average",)),
-            (a_lost_revocation, ("average", "objectives")),
+            (a_lost_revocation, ("average",)),
             (a_secret_used_again, ("private",)),
             (a_reply_left_out_of_the_step, ("average",)),
             (a_memory_that_a_restart_loses, ("pareto",)),

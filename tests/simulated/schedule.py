@@ -38,7 +38,7 @@ from tests.simulated.world import BEGINNING, World
 
 RUN = "simulated-run"[:12]
 OPERATOR_SECONDS = 5.0  # between two chances of an operator, or of a clock
-PATIENCE_SECONDS = 1800.0  # until the operator stops a run that waits for members who are gone
+PATIENCE_SECONDS = 600.0  # until the operator stops a run that waits for members who are gone
 
 
 def _key(name: str) -> Ed25519PrivateKey:
