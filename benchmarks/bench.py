@@ -33,7 +33,10 @@ from federation.line.tls import require_tls13  # noqa: E402
 
 require_tls13()  # gRPC reads it once
 
-SCENARIOS = ("qp", "aggregation", "private", "round", "large", "verify", "connections", "wan", "start", "simulate")
+SCENARIOS = (
+    *("qp", "aggregation", "private", "round", "large", "verify", "connections", "wan", "start", "simulate"),
+    "population",
+)
 FORMS = ("quick", "smallest")
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 CLEAN_UP_SECONDS = 60

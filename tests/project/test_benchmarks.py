@@ -20,7 +20,8 @@ from tests.paths import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
 BENCH = str(BENCHMARKS / "bench.py")
-LONG = {"connections", "large", "private", "round", "simulate", "start", "verify", "wan"}  # more than 3 CPU-s, or 10 s
+# More than 3 CPU-s, or 10 s.
+LONG = {"connections", "large", "population", "private", "round", "simulate", "start", "verify", "wan"}
 
 
 @pytest.fixture(autouse=True)

@@ -105,7 +105,7 @@ def test_a_module_of_commands_imports_at_its_top() -> None:
 
 
 @pytest.mark.parametrize("room", ["fedpareto/console", "worker/console", "coordinator/alerts", "storage/objects",
-                                  "fedpareto/sinks", "tests/simulated"])  # fmt: skip
+                                  "fedpareto/sinks"])  # fmt: skip
 def test_a_planned_room_has_its_place_on_the_architecture_page(room: str) -> None:
     page = (DOCS / "architecture.md").read_text()
     planned = page.split("### Rooms that are planned", 1)[1].split("\n## ", 1)[0]

@@ -18,6 +18,7 @@ from tests.simulated.faults import GENTLE, HARSH
 from tests.simulated.runner import Outcome, Runner
 
 SHOW_SECONDS = 10.0
+HEADING = "## The record"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stopped = _many(runner, options)
     rows = list(_rows(options.progress))
     if options.record is not None:
-        options.record.write_text(record(rows))
+        page = options.record.read_text() if options.record.exists() else "# Faults\n\n"
+        options.record.write_text(page.partition(HEADING)[0] + f"{HEADING}\n\n{record(rows)}")
         print(f"the record is in {options.record}")
     failed = [row for row in rows if row["problems"]]
     for row in failed[:20]:
@@ -55,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         default=Path("build/faults.jsonl"),
         help="the outcomes so far, one a line; a run goes on after the last one",
     )
-    parser.add_argument("--record", type=Path, help="writes the summary to this file, as Markdown")
+    parser.add_argument("--record", type=Path, help=f"writes the summary to this page, below {HEADING!r}")
     parser.add_argument("--nice", type=int, default=0, help="lowers the priority of the process")
     return parser
 

@@ -283,11 +283,11 @@ class _Record:
                 yield f"{action}: the log and the record differ in {dict(differing)}"
 
     def of_sessions(self) -> Iterator[str]:
-        """No member uses a secret of a private round in another attempt."""
+        """No nonce of a private round is used in two attempts."""
         for member in self._schedule.members:
-            for session, asked in member.sessions.items():
+            for nonce, asked in member.nonces.items():
                 if len(asked) > 1:
-                    yield f"{member.name}: the session {session[:8]} was used in the attempts {sorted(asked)}"
+                    yield f"{member.name}: the nonce {nonce.hex()[:8]} was used in the attempts {sorted(asked)}"
 
 
 def _of_blobs(schedule: Schedule) -> Iterator[str]:

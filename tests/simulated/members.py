@@ -33,6 +33,7 @@ from federation.vectors import payload_bytes
 from federation.work.base import Memory, Origin, Result, Shape, Work, WorkError, WorkingClient, payload_layout
 from federation.work.registry import decode
 from federation.work.replies import reply_manifest
+from federation.work.secure.ready import Ready
 from federation.work.site import Site
 from storage.blobs import BlobCorrupt, BlobMissing
 from tests.simulated.faults import Faults
@@ -95,7 +96,7 @@ class Member:
         spool: replies without a receipt, by assignment.
         receipts: all receipts that were verified: the envelopes of reply and receipt.
         answered: the first question of each name that a member answers once.
-        sessions: the rounds and attempts in which it was asked in each session of private rounds.
+        nonces: the rounds and attempts in which it was asked for a private round with each nonce.
     """
 
     name: str
@@ -109,7 +110,7 @@ class Member:
     spool: dict[str, SpoolEntry] = field(default_factory=dict)
     receipts: list[tuple[SignedEnvelope, SignedEnvelope]] = field(default_factory=list)
     answered: dict[str, str] = field(default_factory=dict)
-    sessions: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
+    nonces: dict[bytes, set[tuple[int, int]]] = field(default_factory=dict)
     gone: bool = False
     _stream: _Stream | None = None
     _served: Process | None = None  # the process at the other end of the stream
@@ -284,8 +285,8 @@ class Member:
         """Notes a question that is answered once; True if it was noted before. Raises if that was another one."""
         if not (question := work.once()):
             return False
-        session = question.partition("/")[0]
-        self.sessions.setdefault(session, set()).add((order.round, order.attempt))
+        if isinstance(work, Ready):
+            self.nonces.setdefault(work.agreed.nonce, set()).add((order.round, order.attempt))
         again, asked = question in self.answered, question_digest(order)
         if self.answered.setdefault(question, asked) != asked:
             raise WorkError("another question of this name was answered", reason="answered")

@@ -99,6 +99,7 @@ def _drawn(*words: object) -> np.random.Generator:
     return np.random.default_rng(int(digest("/".join(map(str, words)).encode())[7:39], 16))
 
 
+_PRIVATE = 'algorithm.name = "fedavg-n"\nprivacy = { secure = "sum", disclose = ["evaluation"], stage_seconds = 3000 }'
 _THREE = {"ann": 10, "ben": 20, "cleo": 30}
 _FIVE = {"ann": 10, "ben": 20, "cleo": 30, "dan": 10, "eve": 10}
 
@@ -124,13 +125,8 @@ def plans() -> Mapping[str, Plan]:
             layout=HEADS,
             objectives=OBJECTIVES,
         ),
-        Plan(
-            "private",
-            1,
-            'algorithm.name = "fedavg-n"\n'
-            'privacy = { secure = "sum", disclose = ["evaluation"], stage_seconds = 3000 }',
-            _FIVE,
-        ),
+        Plan("private", 1, _PRIVATE, _FIVE),
+        Plan("private of six", 1, _PRIVATE, {**_FIVE, "finn": 10}),  # goes on without one; only for planted bugs
     )
     return {plan.name: plan for plan in known}
 

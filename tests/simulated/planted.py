@@ -231,7 +231,7 @@ PLANTED: Mapping[str, tuple[Plant, Sequence[str]]] = MappingProxyType(
             (an_upload_accepted_twice, ("average",)),
             (a_decline_that_is_forgotten, ("average",)),
             (a_lost_revocation, ("average",)),
-            (a_secret_used_again, ("private",)),
+            (a_secret_used_again, ("private of six",)),
             (a_reply_left_out_of_the_step, ("average",)),
             (a_memory_that_a_restart_loses, ("pareto",)),
             (an_assignment_sent_only_once, ("average",)),

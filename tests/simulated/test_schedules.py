@@ -1,10 +1,13 @@
 """Schedules of crashes, losses and delays do not change what a run computes, and planted bugs are found by them."""
 
+import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from fedpareto.processes.forked import completed
 from tests.simulated.plans import plan_of, plans
 from tests.simulated.planted import PLANTED
 from tests.simulated.runner import Runner
@@ -31,6 +34,20 @@ def test_the_same_seed_gives_the_same_trace(runner: Runner) -> None:
         first, second = runner.run(seed), runner.run(seed)
         assert first.trace == second.trace
         assert first.counts["kills"] or first.plan == "private"
+
+
+def test_the_program_goes_on_where_it_stopped_and_writes_its_record(tmp_path: Path) -> None:
+    progress, page = tmp_path / "faults.jsonl", tmp_path / "faults.md"
+    page.write_text("What is played.\n\n## The record\n\nAn older one.\n")
+    command = ["-m", "tests.simulated", "--progress", str(progress), "--record", str(page)]
+    for seeds in ("1", "3"):
+        done = completed([*command, "--seeds", seeds])
+        assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["seed"] for line in progress.read_text().splitlines()] == [0, 1, 2]
+    written = page.read_text()
+    assert written.startswith("What is played.\n\n## The record\n\n- Command: `make faults SEEDS=3`")
+    assert "Failed: 0." in written
+    assert "An older one." not in written
 
 
 @pytest.mark.parametrize("seed", [257])
