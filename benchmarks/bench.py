@@ -34,17 +34,8 @@ from federation.line.tls import require_tls13  # noqa: E402
 require_tls13()  # gRPC reads it once
 
 SCENARIOS = (
-    "qp",
-    "aggregation",
-    "private",
-    "round",
-    "large",
-    "verify",
-    "connections",
-    "wan",
-    "start",
-    "simulate",
-    "console",
+    *("qp", "aggregation", "private", "round", "large", "verify", "connections", "wan", "start", "simulate"),
+    *("console", "population"),
 )
 FORMS = ("quick", "smallest")
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)

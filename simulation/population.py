@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from federation.attacks import Attack, AttackError, attack_seed, parse_attack
 from federation.spec.run_sections import SimulationSpec
@@ -18,7 +19,7 @@ class Population:
     attackers: Mapping[str, Attack]  # the attack of each client that is not honest
     serves: Mapping[str, tuple[str, ...]]  # the objectives of each client
 
-    @property
+    @cached_property
     def samples(self) -> dict[str, int]:
         """Training samples by client."""
         return {name: len(splits.train) for name, splits in self.splits.items()}

@@ -19,6 +19,7 @@ from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, SQLA
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
+from storage.compiled import DRIVER, compiled_statements
 from storage.revisions import incompatibility, pending_revisions
 
 MAX_CONNECTIONS = 32  # of an engine at a time
@@ -331,8 +332,9 @@ def _sqlite_engine(path: Path, durable: bool, *, query_only: bool = False, mode:
     """The engine of a file; with `query_only`, or in the mode "ro", its connections write nothing."""
     reads = query_only or mode == "ro"
     engine = create_engine(
-        URL.create("sqlite+pysqlite", database=str(path)),
+        URL.create(DRIVER, database=str(path)),
         creator=partial(_connect_sqlite, path, mode),
+        execution_options={"compiled_cache": compiled_statements()},
         json_serializer=_json,
         pool_size=MAX_CONNECTIONS,
         max_overflow=0,

@@ -12,6 +12,7 @@ bytes.
 """
 
 import logging
+from collections.abc import Sequence
 from typing import NoReturn
 
 from sqlalchemy.orm import Session
@@ -25,9 +26,9 @@ from coordinator.rounds.opening import open_round
 from coordinator.rounds.runs.private import record_named, since_pause
 from coordinator.rounds.signed_results import record_step
 from coordinator.rounds.step import make_step
-from coordinator.rounds.transitions import move_run
+from coordinator.rounds.transitions import ROUND_OVER, close_open_phases, move_run
 from storage import audit
-from storage.models import Round, Run
+from storage.models import Assignment, Round, Run
 from storage.records import VoidRecord
 from storage.states import RoundState, RunState
 
@@ -92,8 +93,9 @@ class Conductor:
         where = f"run {self._run.run_id} round {current.number} attempt {current.attempt}"
         with self._around.database.begin() as session:
             self._run.running(session)
-            round_ = self._note_void(session, current, record, begins_next=not last)
+            round_, cancelled = self._note_void(session, current, record, begins_next=not last)
             record_named(session, current, voided.named, now)
+        self._fleet.tell_cancelled(cancelled)
         log.warning("%s: voided: %s", where, why)
         if last:
             raise Skipped(f"voided: {attempts} attempts; the last one: {why}")
@@ -106,12 +108,16 @@ class Conductor:
             move_run(run, RunState.PAUSED, now, why)
             audit.record(session, at=now, actor="coordinator", action="run.paused", subject=run.run_id, detail=why)
             record = VoidRecord(attempt=current.attempt, reason=why, paused=True)
-            self._note_void(session, current, record, begins_next=True)
+            _, cancelled = self._note_void(session, current, record, begins_next=True)
+        self._fleet.tell_cancelled(cancelled)
         log.warning("run %s: paused: %s", self._run.run_id, why)
         raise Held
 
-    def _note_void(self, session: Session, current: Round, record: VoidRecord, *, begins_next: bool) -> Round:
+    def _note_void(
+        self, session: Session, current: Round, record: VoidRecord, *, begins_next: bool
+    ) -> tuple[Round, Sequence[Assignment]]:
+        """Records the end of an attempt. Returns the round, and the assignments that were open before a restart."""
         round_ = session.get_one(Round, current.round_id)
         round_.voided = (*round_.voided, record)
         round_.attempt += begins_next
-        return round_
+        return round_, close_open_phases(session, round_.round_id, ROUND_OVER, self._around.clock())

@@ -3,8 +3,9 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import insert, select
 
 from coordinator.aggregation.base import Algorithm
 from coordinator.aggregation.measures import model_metrics
@@ -15,7 +16,7 @@ from coordinator.rounds import signed_results
 from coordinator.rounds.conversation import hold_evaluation
 from coordinator.rounds.fleets.base import Fleet, RevokedMeanwhile, Skipped
 from coordinator.rounds.runs import scores
-from coordinator.rounds.transitions import move_round
+from coordinator.rounds.transitions import ROUND_OVER, close_open_phases, move_round
 from federation.record import log_entries
 from storage import audit, models
 from storage.states import RoundState
@@ -30,13 +31,13 @@ class EvaluationFindings:
     Attributes:
         metrics: of the round.
         measured: each member's measurements, or the means of all members, by the names of replies.
-        evaluations: each member's values as rows of the database; empty in runs with private rounds.
+        evaluations: each member's values as columns of `evaluations`; empty in runs with private rounds.
         why_not: why there are no metrics, or why some are left out.
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     measured: Sequence[Measurements] = ()
-    evaluations: Sequence[models.Evaluation] = ()
+    evaluations: Sequence[Mapping[str, Any]] = ()
     why_not: str = ""
 
 
@@ -126,7 +127,8 @@ def complete_round(fleet: Fleet, current: models.Round, findings: EvaluationFind
         fleet.run.running(session)
         round_ = session.get_one(models.Round, current.round_id)
         stop = scores.watched(session, round_, fleet.run, findings.measured)
-        session.add_all(findings.evaluations)
+        if findings.evaluations:  # in one statement: the ORM would handle each row by itself
+            session.connection().execute(insert(models.Evaluation), findings.evaluations)
         traffic = signed_results.traffic(session, current.round_id)
         round_.metrics = {**round_.metrics, **signed_results.finite({**findings.metrics, **stop}), **traffic}
         move_round(round_, RoundState.COMPLETED, fleet.around.clock(), findings.why_not)
@@ -135,7 +137,7 @@ def complete_round(fleet: Fleet, current: models.Round, findings: EvaluationFind
 
 
 def skip_round(fleet: Fleet, current: models.Round, skipped: Skipped) -> None:
-    """Records the end of a round without a step."""
+    """Records the end of a round without a step; a phase that was open before a restart is closed."""
     why = str(skipped)
     missing = {"required/missing": float(len(skipped.required))} if skipped.required else {}
     with fleet.around.database.begin() as session:
@@ -143,7 +145,9 @@ def skip_round(fleet: Fleet, current: models.Round, skipped: Skipped) -> None:
         round_ = session.get_one(models.Round, current.round_id)
         round_.metrics = {**missing, **signed_results.traffic(session, current.round_id)}
         now = fleet.around.clock()
+        cancelled = close_open_phases(session, current.round_id, ROUND_OVER, now)
         move_round(round_, RoundState.SKIPPED, now, why)
         subject = f"{fleet.run.run_id}/{current.number}"
         audit.record(session, at=now, actor="coordinator", action=log_entries.SKIPPED, subject=subject, detail=why)
+    fleet.tell_cancelled(cancelled)
     log.warning("run %s round %d: skipped: %s", fleet.run.run_id, current.number, why)

@@ -46,6 +46,7 @@ ASSIGNMENT_TRANSITIONS: dict[AssignmentState, frozenset[AssignmentState]] = {
     **{state: frozenset() for state in AssignmentState if state is not AssignmentState.OPEN},
 }
 
+ROUND_OVER = "round-ended"  # the reason of assignments that were open when their round, or its attempt, ended
 UNDER_WAY = (RunState.PENDING, RunState.RUNNING)
 RUN_ENDED = frozenset({RunState.COMPLETED, RunState.FAILED, RunState.STOPPED})
 ROUND_ENDED = frozenset({RoundState.COMPLETED, RoundState.SKIPPED})
@@ -155,6 +156,19 @@ def open_assignments(session: Session, *where: ColumnElement[bool]) -> Sequence[
     ).all()
 
 
+def close_open_phases(session: Session, round_id: int, reason: str, at: datetime) -> list[Assignment]:
+    """Closes the open phases of a round. Returns the assignments that this cancels, with the reason."""
+    cancelled: list[Assignment] = []
+    for phase in session.scalars(
+        select(Phase).where(Phase.round_id == round_id, Phase.state == PhaseState.OPEN).with_for_update()
+    ):
+        for assignment in open_assignments(session, Assignment.phase_id == phase.phase_id):
+            end_assignment(assignment, AssignmentState.CANCELLED, at, reason)
+            cancelled.append(assignment)
+        close_phase(phase, at)
+    return cancelled
+
+
 def end_conversation(session: Session, run_id: str, reason: str, at: datetime) -> list[Assignment]:
     """Ends the round of a run that has ended. Returns the assignments that this cancels."""
     current = session.scalar(
@@ -162,14 +176,7 @@ def end_conversation(session: Session, run_id: str, reason: str, at: datetime) -
     )
     if current is None:
         return []
-    cancelled: list[Assignment] = []
-    for phase in session.scalars(
-        select(Phase).where(Phase.round_id == current.round_id, Phase.state == PhaseState.OPEN).with_for_update()
-    ):
-        for assignment in open_assignments(session, Assignment.phase_id == phase.phase_id):
-            end_assignment(assignment, AssignmentState.CANCELLED, at, "run-ended")
-            cancelled.append(assignment)
-        close_phase(phase, at)
+    cancelled = close_open_phases(session, current.round_id, "run-ended", at)
     why = f"the run ended: {reason}"
     if current.state is RoundState.OPEN:
         move_round(current, RoundState.SKIPPED, at, why)

@@ -20,17 +20,10 @@ from tests.paths import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
 BENCH = str(BENCHMARKS / "bench.py")
+# More than 3 CPU-s, or 10 s.
 LONG = {
-    "connections",
-    "console",
-    "large",
-    "private",
-    "round",
-    "simulate",
-    "start",
-    "verify",
-    "wan",
-}  # more than 3 CPU-s, or 10 s
+    *("connections", "console", "large", "population", "private", "round", "simulate", "start", "verify", "wan"),
+}
 
 
 @pytest.fixture(autouse=True)

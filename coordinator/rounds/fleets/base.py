@@ -306,6 +306,10 @@ class Fleet(ABC):
             Held: the run is not RUNNING, or the coordinator is stopping.
         """
 
+    def tell_cancelled(self, assignments: Sequence[models.Assignment]) -> None:
+        """Tells clients that their assignments were cancelled; simulated clients need no message."""
+        return
+
     def observe(self, model: str) -> dict[str, float]:
         """Measurements of an evaluated model, by digest, that only a simulation can make; by the metric's name."""
         return {}

@@ -289,10 +289,13 @@ class RemoteFleet(Fleet):
                     late = ends[assignment.client_id] >= phase.deadline
                     end_assignment(assignment, AssignmentState.EXPIRED, now, "deadline" if late else "absent")
             close_phase(phase, now)
-        for assignment in ended:
+        self.tell_cancelled(ended)
+        return True
+
+    def tell_cancelled(self, assignments: Sequence[Assignment]) -> None:
+        for assignment in assignments:
             log.info("assignment %s of %s: %s", assignment.assignment_id, assignment.client_id, assignment.reason)
             self._presence.say(assignment.client_id, Cancelled(assignment.assignment_id, assignment.reason))
-        return True
 
     def _leave_out_revoked(self, question: Question, phase_id: int) -> None:
         """Records the accepted replies that do not count because their members have been revoked since.

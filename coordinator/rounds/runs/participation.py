@@ -24,7 +24,8 @@ from storage.states import AssignmentState, RoundState
 
 LONG_STEP = 1.5  # times the median of the updates
 _EPOCH = datetime.fromtimestamp(0, UTC)
-_NOT_NEEDED = frozenset({"not-needed", "run-ended"})  # reasons of cancellations that are no failure of the member
+# Reasons of cancellations that are no failure of the member.
+_NOT_NEEDED = frozenset({"not-needed", "round-ended", "run-ended"})
 
 
 class RoundOutcome(StrEnum):

@@ -3,6 +3,7 @@
 import math
 import operator
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -26,25 +27,25 @@ from storage import models
 from storage.models import Assignment, Evaluation, Phase, Round, Run
 
 
-def evaluations(round_id: int, model: str, replies: Replies, evaluation: Evaluate) -> list[Evaluation]:
-    """The measurements of every client, split by split, as rows of the database."""
+def evaluations(round_id: int, model: str, replies: Replies, evaluation: Evaluate) -> list[dict[str, Any]]:
+    """The measurements of every client, split by split, as columns of `evaluations`."""
     return [
-        Evaluation(
-            round_id=round_id,
-            client_id=reply.client_id,
-            model=model,
-            split=split,
-            loss=reply.metrics.get(f"{split}/loss"),
-            accuracy=claimed_accuracy(reply, split),
-            others={
+        {
+            "round_id": round_id,
+            "client_id": reply.client_id,
+            "model": model,
+            "split": split,
+            "loss": reply.metrics.get(f"{split}/loss"),
+            "accuracy": claimed_accuracy(reply, split),
+            "others": {
                 f"{kind}/{name}": reply.metrics[f"{split}/{kind}/{name}"]
                 for kind in ("loss", "accuracy")
                 for name in reply.objectives
                 if f"{split}/{kind}/{name}" in reply.metrics
             }
             | {name: value for kind in evaluation.metrics for name, value in own_values(reply, split, kind).items()},
-            samples=claimed_samples(reply.metrics, split),
-        )
+            "samples": claimed_samples(reply.metrics, split),
+        }
         for reply in replies
         for split in evaluation.splits
     ]

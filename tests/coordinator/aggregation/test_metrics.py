@@ -235,11 +235,18 @@ def test_what_clients_measured_is_recorded_split_by_split() -> None:
     measured |= {"train/accuracy/left": 0.5, "train/loss/other": 3.0, "test/accuracy": 1.5, "test/samples": -1.0}
     told = Replies([reply("a", metrics=measured, objectives=("left", "right"))])
     train, test, validation = scores.evaluations(7, "model", told, Evaluate(splits=("train", "test", "validation")))
-    assert (train.round_id, train.client_id, train.model, train.split) == (7, "a", "model", "train")
-    assert (train.loss, train.accuracy, train.samples) == (1.0, 1.0, 2**53)
-    assert train.others == {"loss/left": 2.0, "accuracy/left": 0.5}
-    assert (test.loss, test.accuracy, test.samples, test.others) == (None, None, 0, {})
-    assert (validation.split, validation.samples) == ("validation", 0)
+    assert train == {
+        "round_id": 7,
+        "client_id": "a",
+        "model": "model",
+        "split": "train",
+        "loss": 1.0,
+        "accuracy": 1.0,
+        "samples": 2**53,
+        "others": {"loss/left": 2.0, "accuracy/left": 0.5},
+    }
+    assert [test[name] for name in ("loss", "accuracy", "samples", "others")] == [None, None, 0, {}]
+    assert (validation["split"], validation["samples"]) == ("validation", 0)
 
 
 def test_an_accuracy_that_is_no_share_is_left_out_and_losses_stand_in_where_there_is_none() -> None:

@@ -1,0 +1,121 @@
+"""A simulation of many clients: CPU time of a round, memory, and the commands that read its record.
+
+One per cent of the clients train in each round, and all of them measure each model. The model is small, so that the
+figures are those of the program and not of PyTorch. Each number of clients has a process of its own. `--clients` are
+their numbers; ratios are to the first of them.
+"""
+
+import multiprocessing
+import os
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+
+import torch
+from measuring import Document, cpu_seconds, peak_memory, progress
+from torch import nn
+
+from federation.tasks import DataSource, Pool, Task
+from fedpareto.notebook import simulate
+from fedpareto.processes.forked import completed
+
+HERE = Path(__file__).resolve().parent
+PER_CLIENT = 12  # samples
+CLASSES, INPUTS = 4, 20
+CLIENTS = "FEDPARETO_BENCHMARK_CLIENTS"
+SPEC = """
+name = "population"
+task = "population:MadeUpPoints"
+rounds = {rounds}
+algorithm = {{ name = "fedavg" }}
+train = {{ epochs = 0, steps = 2, batch_size = 4, learning_rate = 0.1 }}
+selection = {{ method = "fraction", fraction = 0.01 }}
+evaluate = {{ every = 1, splits = ["train", "test"] }}
+simulation = {{ clients = {clients} }}
+"""
+FORMS = {
+    "full": {"clients": "1000 3000 10000", "rounds": 6},
+    "quick": {"clients": "300 1000", "rounds": 4},
+    "smallest": {"clients": "20 40", "rounds": 3},
+}
+
+
+class MadeUpPoints(Task):
+    """Points around one centre for each class."""
+
+    def model(self) -> nn.Module:
+        return nn.Linear(INPUTS, CLASSES)
+
+    def pool(self, source: DataSource) -> Pool:
+        count = PER_CLIENT * int(os.environ[CLIENTS])
+        y = torch.arange(count) % CLASSES
+        noise = torch.randn(count, INPUTS, generator=torch.Generator().manual_seed(0))
+        return Pool(noise + 2 * torch.eye(CLASSES, INPUTS)[y], y)
+
+
+def measure(clients: str, rounds: int) -> Document:
+    rows: list[Document] = []
+    completed(["-m", "fedpareto", "--help"])  # starts the server from which commands are forked
+    for count in map(int, clients.split()):
+        progress(f"{count} clients")
+        with tempfile.TemporaryDirectory() as directory:
+            rows.append({"clients": count, **in_a_process(count, rounds, Path(directory))})
+    first = rows[0]
+    for row in rows:
+        row["round_ratio"] = row["round_cpu_seconds"] / first["round_cpu_seconds"]
+        more = row["clients"] - first["clients"]
+        grown = row["peak_megabytes"] - first["peak_megabytes"]
+        row["megabytes_per_1000"] = 1000 * grown / more if more else None
+    return {"population": rows}
+
+
+def in_a_process(count: int, rounds: int, directory: Path) -> Document:
+    """Measures one simulation in another process, and the commands that read its record."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    with closing(ours):
+        process = context.Process(target=simulated, args=(count, rounds, directory / "home", theirs))
+        process.start()
+        theirs.close()
+        try:
+            row: Document = ours.recv()
+        except EOFError:
+            raise SystemExit(f"the simulation of {count} clients failed") from None
+        process.join()
+    admin = str(directory / "home" / "admin")
+    commands = {
+        "rounds": ["admin", "--home", admin, "rounds", "population"],
+        "round": ["admin", "--home", admin, "round", "population", "-1"],
+        "report": ["report", "population", "--home", admin, "--out", str(directory / "report.html")],
+    }
+    for name, arguments in commands.items():
+        began = time.monotonic()
+        done = completed(["-m", "fedpareto", *arguments])
+        if done.returncode:
+            raise SystemExit(f"fedpareto {' '.join(arguments)} failed:\n{done.stderr}")
+        row[f"{name}_seconds"] = time.monotonic() - began
+    return row
+
+
+def simulated(count: int, rounds: int, home: Path, result: "multiprocessing.connection.Connection") -> None:
+    """Simulates, and sends the figures."""
+    os.environ[CLIENTS] = str(count)
+    began, ends = cpu_seconds(os.getpid()), list[float]()
+    done = simulate(
+        SPEC.format(rounds=rounds, clients=count),
+        home=home,
+        device="cpu",
+        threads=1,
+        progress=lambda _: ends.append(cpu_seconds(os.getpid())),
+    )
+    if done.state != "COMPLETED":
+        raise RuntimeError(f"the run ended as {done.state}")
+    result.send(
+        {
+            "start_cpu_seconds": ends[0] - began,
+            "round_cpu_seconds": (ends[-1] - ends[0]) / (len(ends) - 1),
+            "peak_megabytes": peak_memory(os.getpid()) / 1e6,
+        }
+    )
+    result.close()

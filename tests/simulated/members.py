@@ -1,0 +1,430 @@
+"""The members: each works for the coordinator as a worker does, over calls and a stream that fail.
+
+They use the workers' rules: an assignment counts with the coordinator's signature, a reply stays in the spool until a
+verified receipt or a final refusal, and a question of a private round is answered once.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy.exc import SQLAlchemyError
+
+from coordinator.rounds.fleets.presence import Assigned, AttendanceStream, Cancelled, Message
+from coordinator.rounds.replies.intake import Admission
+from coordinator.rounds.replies.uploads import ReplyUpload
+from federation.digests import digest
+from federation.record import bindings
+from federation.record.bindings import difference
+from federation.refusals import Refusal
+from federation.spec.computation import Computation
+from federation.trust.envelope import envelope_digest, seal, unseal
+from federation.trust.key_chain import KeyChain
+from federation.v1.common_pb2 import (
+    AssignmentManifest,
+    DeclineManifest,
+    ReceiptManifest,
+    ReplyManifest,
+    SignedEnvelope,
+)
+from federation.vectors import payload_bytes
+from federation.work.base import Memory, Origin, Result, Shape, Work, WorkError, WorkingClient, payload_layout
+from federation.work.registry import decode
+from federation.work.replies import reply_manifest
+from federation.work.secure.ready import Ready
+from federation.work.site import Site
+from storage.blobs import BlobCorrupt, BlobMissing
+from tests.simulated.faults import Faults
+from tests.simulated.plans import TASK, Plan
+from tests.simulated.process import Process
+from tests.simulated.world import World
+from worker.work.memory import question_digest
+from worker.work.submitter import _CLOSED, _WRONG
+
+BEAT_SECONDS = 10.0
+_FAILURES = (Refusal, SQLAlchemyError, OSError, BlobMissing, BlobCorrupt)
+
+
+class _Memory(Memory):
+    """The memory of an attempt; durable values survive a restart of the member."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._durable: dict[str, bytes] = {}
+
+    def get(self, name: str) -> bytes | None:
+        return self._values.get(name)
+
+    def put(self, name: str, value: bytes, *, durable: bool = False) -> None:
+        self._values[name] = value
+        if durable:
+            self._durable[name] = value
+
+    def restart(self) -> None:
+        """Forgets what is not durable."""
+        self._values = dict(self._durable)
+
+
+@dataclass(eq=False)
+class _Stream(AttendanceStream):
+    """A stream whose messages the world carries."""
+
+    deliver: Callable[[Message], None] = lambda message: None
+
+    def say(self, message: Message | Refusal) -> None:
+        if not isinstance(message, Refusal):
+            self.deliver(message)
+
+
+@dataclass(frozen=True)
+class SpoolEntry:
+    """A finished reply."""
+
+    envelope: SignedEnvelope
+    manifest: ReplyManifest
+    payload: bytes
+
+
+@dataclass(eq=False)
+class Member:
+    """A member.
+
+    Attributes:
+        coordinator: the process of the coordinator that is reached now; None if there is none.
+        spool: replies without a receipt, by assignment.
+        receipts: all receipts that were verified: the envelopes of reply and receipt.
+        answered: the first question of each name that a member answers once.
+        nonces: the rounds and attempts in which it was asked for a private round with each nonce.
+    """
+
+    name: str
+    key: Ed25519PrivateKey
+    trusted: KeyChain
+    plan: Plan
+    site: Site
+    world: World
+    faults: Faults
+    coordinator: Callable[[], Process | None]
+    spool: dict[str, SpoolEntry] = field(default_factory=dict)
+    receipts: list[tuple[SignedEnvelope, SignedEnvelope]] = field(default_factory=list)
+    answered: dict[str, str] = field(default_factory=dict)
+    nonces: dict[bytes, set[tuple[int, int]]] = field(default_factory=dict)
+    gone: bool = False
+    _stream: _Stream | None = None
+    _served: Process | None = None  # the process at the other end of the stream
+    _arrives: float = 0.0  # when the last message of the stream arrives
+    _orders: dict[str, SignedEnvelope] = field(default_factory=dict)  # under way
+    _inputs: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
+    _cancelled: set[str] = field(default_factory=set)
+    _done: set[str] = field(default_factory=set)
+    _memories: dict[tuple[int, int], _Memory] = field(default_factory=dict)
+    _born: int = 0  # restarts so far: what an earlier life has begun does not go on
+
+    @property
+    def busy(self) -> bool:
+        """True while it has work, or a reply without a receipt."""
+        return not self.gone and bool(self._orders or self.spool)
+
+    # --- the stream
+
+    def attend(self) -> None:
+        """Attends, again and again until it succeeds."""
+        process = self.coordinator()
+        if self.gone or self._stream is not None:
+            return
+        try:
+            if process is None:
+                raise ConnectionRefusedError
+            stream = _Stream(
+                client_id=self.name,
+                tasks={TASK: self.plan.samples[self.name]},
+                objectives={TASK: list(self.plan.objectives)},
+                loop=None,  # type: ignore[arg-type]  # only `say` uses it
+                last_seen=self.world.now(),
+                outbox=_no_queue(),
+                deliver=lambda message: self._carry(stream, message),
+            )
+            self._stream, self._served, self._arrives = stream, process, self.world.seconds
+            waiting = process.attends(stream, self.plan.samples[self.name], list(self.plan.objectives))
+        except _FAILURES as error:
+            self._stream = None
+            if process is not None and process.refusal(error).reason == "certificate-revoked":
+                self.gone = True
+            self.world.after(self.faults.seconds(1, 10), self.attend)
+            return
+        self.world.note("attends", self.name)
+        for envelope in waiting:
+            self._carry(stream, Assigned(envelope))
+
+    def hang_up(self, least: float = 0.5) -> None:
+        """Loses the stream, and attends again after a while."""
+        stream, process = self._stream, self._served
+        if stream is not None and process is not None and process.alive:
+            process.presence.leave(stream, self.world.now())
+        self._stream = None
+        self.world.after(self.faults.seconds(least, 20), self.attend)
+
+    def beat(self) -> None:
+        """Gives signs of life while it attends."""
+        self.world.after(BEAT_SECONDS, self.beat)
+        if self._stream is not None and self._served is not None and self._served.alive:
+            self._served.presence.heartbeat(self._stream, self.world.now(), "", 0.0)
+
+    def restart(self) -> None:
+        """Is killed, and starts again: what it has not stored is lost."""
+        self._born += 1
+        self._orders.clear()
+        for memory in self._memories.values():
+            memory.restart()
+        for entry in self.spool.values():
+            self._later(self.faults.seconds(1, 10), partial(self._submit, entry))
+        self.hang_up(1.0)
+
+    def leave(self) -> None:
+        """Leaves for good."""
+        self.gone = True
+        self.hang_up()
+
+    def _later(self, seconds: float, event: Callable[[], object]) -> None:
+        """Lets something happen in this life of the member."""
+        born = self._born
+        self.world.after(seconds, lambda: event() if born == self._born and not self.gone else None)
+
+    def _carry(self, stream: _Stream, message: Message) -> None:
+        """Carries a message of the coordinator: in order, and lost with the stream."""
+        self._arrives = max(self._arrives, self.world.seconds + self.faults.seconds(0.01, 0.5))
+
+        def arrive() -> None:
+            if self._stream is not stream or self.gone:
+                return
+            if self.faults.strikes("stream broken", self.name):
+                self.hang_up()
+                return
+            self._receive(message)
+
+        self.world.after(self._arrives - self.world.seconds, arrive)
+
+    def _receive(self, message: Message) -> None:
+        if isinstance(message, Cancelled):
+            self._cancelled.add(message.assignment_id)
+            self._orders.pop(message.assignment_id, None)
+        elif isinstance(message, Assigned):
+            envelope = SignedEnvelope.FromString(message.envelope)
+            order = self.trusted.unseal(envelope, AssignmentManifest)
+            name = order.assignment_id
+            if name in self._orders or name in self.spool or name in self._done:
+                return
+            self._orders[name], self._inputs[name] = envelope, message.inputs
+            self._later(self.faults.seconds(0.2, 3.0), lambda: self._work(order))
+
+    # --- the work
+
+    def _work(self, order: AssignmentManifest) -> None:
+        name = order.assignment_id
+        if name not in self._orders:
+            return
+        if self.faults.strikes("member restarted", self.name):
+            self.restart()
+            return
+        if self.faults.strikes("work declined", self.name, order.kind):
+            self._decline(order, "busy", "")
+            return
+        process = self.coordinator()
+        try:
+            if process is None:
+                raise ConnectionRefusedError
+            entry = self._answered(order, partial(process.fetch, self.name))
+        except WorkError as error:
+            self._decline(order, error.reason or "failed", str(error))
+            return
+        except _FAILURES as error:
+            if process is not None:
+                self.world.note("work delayed", self.name, process.refusal(error).reason)
+            self._later(self.faults.seconds(1, 10), lambda: self._work(order))
+            return
+        del self._orders[name]
+        self.spool[name] = entry
+        self._submit(entry)
+
+    def _answered(self, order: AssignmentManifest, fetch: Callable[[str], bytes]) -> SpoolEntry:
+        """Does the work of an assignment."""
+        content = fetch(order.base_model)
+        layout = self.plan.layout
+        shape = Shape(layout, self.plan.objectives, tuple(order.objectives))
+        work = decode(order.kind, order.work, shape)
+        sent = self._inputs[order.assignment_id]
+        found = sent or tuple(fetch(item.digest) for item in order.inputs)
+        inputs = {item.name: content for item, content in zip(order.inputs, found, strict=True)}
+        assert [digest(content) for content in found] == [item.digest for item in order.inputs]
+        assert digest(content) == order.base_model
+        again = self._note_question(order, work)
+        client = WorkingClient(
+            client_id=self.name,
+            round=order.round,
+            attempt=order.attempt,
+            shape=shape,
+            memory=self._memories.setdefault((order.round, order.attempt), _Memory()),
+            origin=_origin(order),
+            site=self.site,
+            inputs=inputs,
+            again=again,
+        )
+        computation: Computation | None = work.computation(client)
+        result: Result = work.answer(client, self.plan.computed(self.name, order, computation))
+        manifest = reply_manifest(order, result, software="simulated", repeatable=True)
+        manifest.created.FromDatetime(self.world.now())
+        payload = b""
+        if order.rows:
+            payload = b"".join(payload_bytes(payload_layout(work.rows(shape)), result.rows))
+            manifest.payload, manifest.payload_bytes = digest(payload), len(payload)
+        return SpoolEntry(seal(manifest, self.key), manifest, payload)
+
+    def _note_question(self, order: AssignmentManifest, work: Work) -> bool:
+        """Notes a question that is answered once; True if it was noted before. Raises if that was another one."""
+        if not (question := work.once()):
+            return False
+        if isinstance(work, Ready):
+            self.nonces.setdefault(work.agreed.nonce, set()).add((order.round, order.attempt))
+        again, asked = question in self.answered, question_digest(order)
+        if self.answered.setdefault(question, asked) != asked:
+            raise WorkError("another question of this name was answered", reason="answered")
+        return again
+
+    def _decline(self, order: AssignmentManifest, reason: str, message: str) -> None:
+        name = order.assignment_id
+        self._orders.pop(name, None)
+        self.world.note("declines", self.name, order.kind, reason)
+        manifest = DeclineManifest(
+            federation_id=order.federation_id,
+            client_id=self.name,
+            assignment_id=name,
+            reason=reason,
+            message=message,
+        )
+        envelope = seal(manifest, self.key)
+
+        def arrive() -> None:
+            process = self._served
+            if self._stream is None or process is None or not process.alive:
+                return  # it gets the assignment again, and declines again
+            try:
+                process.intake.decline(self.name, envelope)
+            except _FAILURES as error:
+                self.world.note("decline refused", self.name, process.refusal(error).reason)
+                self.hang_up()
+                return
+            assert not process.is_open(name), f"the decline of {name} was taken, and it is still open"
+
+        self._later(self.faults.seconds(0.01, 0.5), arrive)
+
+    # --- the spool
+
+    def _submit(self, entry: SpoolEntry) -> None:
+        """Submits a reply, and again after a while, until it has left the spool."""
+        name = entry.manifest.assignment_id
+        if self.spool.get(name) is not entry:
+            return
+        self._later(self.faults.seconds(15, 40), lambda: self._submit(entry))
+        if self.faults.strikes("request lost", self.name):
+            return
+        late = self.faults.strikes("request late", self.name)
+        for _ in range(2 if self.faults.strikes("request doubled", self.name) else 1):
+            delay = self.faults.seconds(20, 120) if late else self.faults.seconds(0.01, 2.0)
+            self.world.after(delay, lambda: self._arrive(entry))
+
+    def _arrive(self, entry: SpoolEntry) -> None:
+        """A call of the member arrives at the coordinator."""
+        process = self.coordinator()
+        if process is None:
+            return
+        try:
+            admitted = process.admit(self.name, entry.envelope)
+        except _FAILURES as error:
+            self._answer(entry, process.refusal(error))
+            return
+        if isinstance(admitted, SignedEnvelope):
+            self._answer(entry, admitted)
+            return
+        self.world.after(self.faults.seconds(0.0, 1.0), lambda: self._take(process, entry, admitted))
+
+    def _take(self, process: Process, entry: SpoolEntry, admission: Admission) -> None:
+        """The payload of an admitted reply arrives, at once or in pieces; meanwhile another call may have come."""
+        if not process.alive:
+            return
+        try:
+            whole = self.world.random.random() < 0.7 and not process.uploads.broke_off(admission)
+            if whole or admission.layout is None:
+                self._answer(entry, process.take_whole(admission, entry.payload))
+            else:
+                self._upload(process, entry, admission, process.upload(admission))
+        except _FAILURES as error:
+            self._answer(entry, process.refusal(error))
+
+    def _upload(self, process: Process, entry: SpoolEntry, admission: Admission, upload: ReplyUpload) -> None:
+        """Takes the next piece of an upload, and more of them later."""
+        if not process.alive:
+            return
+        ends = True
+        try:
+            admission.must_be_in_time(self.world.now())
+            if self.faults.strikes("upload broken off", self.name):
+                return
+            at = upload.arrived
+            upload.take(entry.payload[at : at + max(1, len(entry.payload) // 3)], at)
+            if upload.arrived < len(entry.payload):
+                ends = False
+                self.world.after(self.faults.seconds(0.1, 5), lambda: self._upload(process, entry, admission, upload))
+                return
+            self._answer(entry, process.stored(admission, upload))
+        except _FAILURES as error:
+            self._answer(entry, process.refusal(error))
+        finally:
+            if ends and process.alive:
+                process.end(upload)
+
+    def _answer(self, entry: SpoolEntry, answer: SignedEnvelope | Refusal) -> None:
+        """Carries the answer of a call to the member."""
+        if self.faults.strikes("answer lost", self.name):
+            return
+        name = entry.manifest.assignment_id
+
+        def arrive() -> None:
+            receipt = answer
+            if isinstance(receipt, Refusal):
+                stem = receipt.reason.partition(":")[0]
+                self.world.note("refused", self.name, receipt.reason)
+                if not receipt.signed:
+                    if not {stem, receipt.reason}.isdisjoint(_CLOSED | _WRONG | {"certificate-revoked"}):
+                        self.spool.pop(name, None)
+                    return
+                receipt = SignedEnvelope.FromString(receipt.signed)
+            self._verify(receipt, entry)
+            self.receipts.append((entry.envelope, receipt))
+            self.world.note("receipt", self.name, envelope_digest(receipt))
+            self.spool.pop(name, None)
+            self._done.add(name)
+
+        self.world.after(self.faults.seconds(0.01, 1.0), arrive)
+
+    def _verify(self, receipt: SignedEnvelope, entry: SpoolEntry) -> None:
+        manifest = unseal(receipt, ReceiptManifest, self.trusted.signer(receipt))
+        assert not difference(entry.manifest, manifest, bindings.RECEIPT), "a receipt for another reply"
+        assert manifest.envelope == envelope_digest(entry.envelope), "a receipt for another envelope"
+
+
+def _origin(order: AssignmentManifest) -> Origin:
+    return Origin(
+        federation_id=order.federation_id,
+        run_id=order.run_id,
+        task=order.task,
+        spec=order.spec,
+        base_model=order.base_model,
+        seed=order.seed,
+        unshared=order.unshared.SerializeToString(deterministic=True),
+    )
+
+
+def _no_queue() -> "asyncio.Queue[Message | Refusal | None]":
+    return asyncio.Queue()

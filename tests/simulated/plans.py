@@ -1,0 +1,138 @@
+"""The runs of the schedules: specifications, models, and the updates of their clients."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+
+from federation.digests import digest
+from federation.spec.computation import Computation, Descend, Differentiate, Measure
+from federation.v1.common_pb2 import AssignmentManifest
+from federation.vectors import Layout, Tensor, to_bytes
+from federation.work.base import Result
+
+TASK = "made-up"
+FEDERATION = "simulated"
+DEADLINE_SECONDS = 3000
+LAYOUT = Layout((Tensor("layer.weight", (4, 3)), Tensor("layer.bias", (3,))))
+OBJECTIVES = ("left", "right")
+HEADS = Layout((Tensor("encoder.weight", (4, 3)), *(Tensor(f"heads.{name}.weight", (3,)) for name in OBJECTIVES)))
+_COMMON = f"""
+name = "simulated"
+task = "{TASK}"
+seed = 3
+train.deadline_seconds = {DEADLINE_SECONDS}
+evaluate.deadline_seconds = {DEADLINE_SECONDS}
+evaluate.splits = ["train", "test"]
+limits.norm = 1e30
+"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run, and the clients that work for it.
+
+    Attributes:
+        name: of the plan.
+        rounds: of the run.
+        more: TOML lines of its specification.
+        samples: of each client, by name.
+        cancelling: the size of the first coordinate of each client's update, by name, so that large ones cancel each
+            other: a sum in another order gives another result. Empty for updates of one size.
+        layout: of the model.
+        objectives: of the task.
+    """
+
+    name: str
+    rounds: int
+    more: str
+    samples: Mapping[str, int]
+    cancelling: Mapping[str, float] = field(default_factory=dict)
+    layout: Layout = LAYOUT
+    objectives: tuple[str, ...] = ("loss",)
+
+    @property
+    def document(self) -> bytes:
+        """The specification."""
+        count = f"selection.minimum = {len(self.samples)}\nselection.quorum = 1.0\nrounds = {self.rounds}\n"
+        return (_COMMON + count + self.more).encode()
+
+    @property
+    def private(self) -> bool:
+        """True for a run with private rounds."""
+        return "privacy.secure" in self.more
+
+    @property
+    def model(self) -> bytes:
+        """The initial model."""
+        return to_bytes(self.layout, np.linspace(-1, 1, self.layout.size, dtype=np.float32))
+
+    def computed(self, client: str, order: AssignmentManifest, computation: Computation | None) -> Result:
+        """The result of a client's computation: it follows from the client, the round, the kind and the model alone."""
+        samples = self.samples[client]
+        match computation:
+            case Descend(targets=names):
+                rows = {name: self._row(client, order, name) for name in names}
+            case Differentiate():
+                rows = {name: self._row(client, order, name) for name in order.objectives}
+            case Measure(splits=splits):
+                drawn = _drawn("measured", client, order.base_model).uniform(0.1, 0.9, 2 * len(splits)).tolist()
+                measured = {f"{split}/{kind}": drawn.pop() for split in splits for kind in ("loss", "accuracy")}
+                return Result({}, {}, measured | {f"{split}/samples": 8.0 for split in splits}, samples)
+            case _:
+                return Result({}, {}, {}, samples)
+        losses = {name: 1.0 + place / 7 for place, name in enumerate((*self.objectives, "loss"))}
+        return Result(rows, losses, {}, samples)
+
+    def _row(self, client: str, order: AssignmentManifest, name: str) -> np.ndarray:
+        words = (order.base_model, order.round, order.kind, name)
+        vector = _drawn("row", client, *words).standard_normal(self.layout.size)
+        if self.cancelling:
+            # Not stationary: the rest is long enough, so that only the first coordinate almost vanishes.
+            vector *= 1e10
+            vector[0] = self.cancelling[client] * _drawn("first", *words).uniform(1, 2)
+        return np.asarray(vector, dtype=np.float32)
+
+
+def _drawn(*words: object) -> np.random.Generator:
+    return np.random.default_rng(int(digest("/".join(map(str, words)).encode())[7:39], 16))
+
+
+_PRIVATE = 'algorithm.name = "fedavg-n"\nprivacy = { secure = "sum", disclose = ["evaluation"], stage_seconds = 3000 }'
+_THREE = {"ann": 10, "ben": 20, "cleo": 30}
+_FIVE = {"ann": 10, "ben": 20, "cleo": 30, "dan": 10, "eve": 10}
+
+
+@cache
+def plans() -> Mapping[str, Plan]:
+    """All plans, by name."""
+    known = (
+        Plan(
+            "average",
+            2,
+            'algorithm.name = "fedavg"\nalgorithm.prior = "uniform"',
+            _THREE,
+            {"ann": 1e16, "ben": -1e16, "cleo": 1.0},
+        ),
+        Plan("pareto", 2, 'algorithm.name = "fedmgda+"\nserver = { optimiser = "adam", learning_rate = 0.1 }', _THREE),
+        Plan(
+            "objectives",
+            1,
+            'algorithm.name = "fedcmoo"\nobjectives.names = ["left", "right"]\njacobian.deadline_seconds = '
+            f"{DEADLINE_SECONDS}",
+            _THREE,
+            layout=HEADS,
+            objectives=OBJECTIVES,
+        ),
+        Plan("private", 1, _PRIVATE, _FIVE),
+        Plan("private of six", 1, _PRIVATE, {**_FIVE, "finn": 10}),  # goes on without one; only for planted bugs
+    )
+    return {plan.name: plan for plan in known}
+
+
+def plan_of(seed: int) -> Plan:
+    """The plan of a seed: the quick ones are played more often."""
+    known = plans()
+    names = (*["average"] * 6, *["pareto"] * 3, *["objectives"] * 3, "private")
+    return known[names[seed % len(names)]]

@@ -1,0 +1,245 @@
+"""Planted bugs: small changes of the product's behaviour, each of which the checks must find."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from coordinator.aggregation.phases import PhaseReply, Replies
+from coordinator.rounds import conductor, finish, opening, signed_results
+from coordinator.rounds.fleets import remote
+from coordinator.rounds.fleets.base import Fleet, RunFacts
+from coordinator.rounds.fleets.remote import RemoteFleet
+from coordinator.rounds.replies import intake
+from coordinator.rounds.replies.evidence import Evidence
+from coordinator.rounds.replies.intake import Admission, Intake
+from coordinator.rounds.replies.uploads import Upload
+from coordinator.rounds.runs import private
+from federation.refusals import Refusal
+from federation.v1.common_pb2 import SignedEnvelope
+from storage import models
+from storage.models import Reply, Round, Run
+from storage.records import RunMemory
+from storage.states import RoundState
+from tests.simulated import process
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def a_receipt_before_its_commit(patch: pytest.MonkeyPatch) -> None:
+    """The receipt of a reply is given first; the reply is recorded a second later."""
+    record = Intake.record
+
+    def early(self: Intake, admission: Admission, problem: Refusal | None) -> SignedEnvelope:
+        _later(self._database, lambda: record(self, admission, problem))
+        return self._receipt(admission, problem, self._clock())
+
+    patch.setattr(Intake, "record", early)
+
+
+def a_reply_that_leaves_its_assignment_open(patch: pytest.MonkeyPatch) -> None:
+    """An accepted reply is recorded, and its assignment stays open."""
+    patch.setattr(intake, "end_open_assignment", lambda *_: None)
+
+
+def a_sum_in_order_of_arrival(patch: pytest.MonkeyPatch) -> None:
+    """Updates are summed in the order in which they were recorded."""
+
+    class Unsorted(Replies):
+        def __init__(self, replies: Sequence[PhaseReply], **others: Any) -> None:
+            super().__init__(replies, **others)
+            self._replies = tuple(replies)
+
+    replies = Evidence.replies
+
+    def arrived(self: Evidence, database: Any, *others: Any) -> list[PhaseReply]:
+        with database.read() as session:
+            order = session.scalars(select(Reply.envelope_digest).order_by(Reply.reply_id)).all()
+        return sorted(replies(self, database, *others), key=lambda reply: order.index(reply.envelope))
+
+    patch.setattr(remote, "Replies", Unsorted)
+    patch.setattr(Evidence, "replies", arrived)
+
+
+def a_round_counted_twice(patch: pytest.MonkeyPatch) -> None:
+    """After a restart, a round that has made its step begins anew, under the next number."""
+    honest = opening.open_round
+
+    def opened(fleet: Fleet) -> Round | None:
+        current = honest(fleet)
+        if current is not None and current.state is RoundState.STEPPED:
+            return opening._begin_round(fleet, current.number + 1)
+        return current
+
+    patch.setattr(conductor, "open_round", opened)
+
+
+def an_evaluation_that_a_restart_skips(patch: pytest.MonkeyPatch) -> None:
+    """After a restart, a round that has made its step is completed without its evaluation."""
+    honest = opening.open_round
+
+    def opened(fleet: Fleet) -> Round | None:
+        current = honest(fleet)
+        if current is not None and current.state is RoundState.STEPPED:
+            finish.complete_round(fleet, current, finish.EvaluationFindings())
+            return opened(fleet)
+        return current
+
+    patch.setattr(conductor, "open_round", opened)
+
+
+def an_upload_accepted_twice(patch: pytest.MonkeyPatch) -> None:
+    """A reply is recorded without another look at its assignment: the same upload may have come twice at once."""
+    record, closed = Intake.record, Intake._closed
+
+    def careless(self: Intake, admission: Admission, problem: Refusal | None) -> SignedEnvelope:
+        patch.setattr(Intake, "_closed", lambda *_: None)
+        try:
+            return record(self, admission, problem)
+        finally:
+            patch.setattr(Intake, "_closed", closed)
+
+    patch.setattr(Intake, "record", careless)
+    patch.setattr(intake, "_stored_receipt", lambda *_: None)
+
+
+def a_decline_that_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A decline is logged, and its assignment stays open."""
+    patch.setattr(intake, "end_assignment", lambda *_: None)
+
+
+def a_lost_revocation(patch: pytest.MonkeyPatch) -> None:
+    """The reply of a member that is revoked before the step counts."""
+    patch.setattr(RemoteFleet, "_leave_out_revoked", lambda *_: None)
+    patch.setattr(signed_results, "revoked_clients", lambda _: frozenset())
+
+
+def a_secret_used_again(patch: pytest.MonkeyPatch) -> None:
+    """The sessions of a later attempt at a private round have the nonces of the first."""
+    settle = private._settle
+
+    def same(fleet: Fleet, attempt: str, *others: Any) -> Any:
+        return settle(fleet, attempt.rpartition("\0")[0], *others)
+
+    patch.setattr(private, "_settle", same)
+
+
+def a_reply_left_out_of_the_step(patch: pytest.MonkeyPatch) -> None:
+    """The reply that was recorded last is not read."""
+    replies = Evidence.replies
+
+    def fewer(self: Evidence, *others: Any) -> list[PhaseReply]:
+        found = replies(self, *others)
+        return found[:-1] if len(found) > 2 else found
+
+    patch.setattr(Evidence, "replies", fewer)
+
+
+def a_memory_that_a_restart_loses(patch: pytest.MonkeyPatch) -> None:
+    """What a run remembers of earlier rounds is kept by the process that has made the step."""
+    memory, record = Fleet.memory, signed_results.record_step
+
+    def kept(self: Fleet, session: Session, number: int, base_model: str | None) -> RunMemory:
+        found = memory(self, session, number, base_model)
+        return found if number in getattr(self.around.database, "steps", ()) else RunMemory()
+
+    def noted(fleet: Fleet, current: Round, *others: Any) -> None:
+        record(fleet, current, *others)
+        database: Any = fleet.around.database
+        database.steps = {*getattr(database, "steps", ()), current.number + 1}
+
+    patch.setattr(Fleet, "memory", kept)
+    patch.setattr(conductor, "record_step", noted)
+
+
+def an_assignment_sent_only_once(patch: pytest.MonkeyPatch) -> None:
+    """A member that comes back does not get its open assignments again."""
+    patch.setattr(process, "_open_assignments", lambda *_: [])
+
+
+def a_pause_that_is_not_heard(patch: pytest.MonkeyPatch) -> None:
+    """The conductor does not look at the state of its run before it writes."""
+
+    def running(self: RunFacts, session: Session) -> Run:
+        return session.get_one(Run, self.run_id)
+
+    patch.setattr(RunFacts, "running", running)
+
+
+def a_log_entry_after_the_commit(patch: pytest.MonkeyPatch) -> None:
+    """The log tells of a reply in a later transaction than the one that records it."""
+    log = Intake._log
+
+    def later(self: Intake, session: Session, *others: Any) -> None:
+        def write() -> None:
+            with self._database.begin() as another:
+                log(self, another, *others)
+
+        _later(self._database, write)
+
+    patch.setattr(Intake, "_log", later)
+
+
+def a_payload_that_is_not_stored(patch: pytest.MonkeyPatch) -> None:
+    """The payload of a reply is recorded, and now and then its file is not stored, as by a cache that was lost."""
+    honest = Upload.store
+
+    def store(self: Upload) -> None:
+        writer: Any = self._writer
+        if writer._directory._process.world.random.random() < 0.9:
+            honest(self)
+
+    patch.setattr(Upload, "store", store)
+
+
+def a_step_evaluated_on_the_old_model(patch: pytest.MonkeyPatch) -> None:
+    """After the step, members measure the model before it."""
+    evaluate = finish.evaluate
+
+    def old(fleet: Fleet, algorithm: Any, current: models.Round, model: str, *others: Any) -> Any:
+        return evaluate(fleet, algorithm, current, current.base_model, *others)
+
+    patch.setattr(finish, "evaluate", old)
+
+
+def _later(database: Any, write: Callable[[], object]) -> None:
+    """Lets the process of a database write something in a second, unless it is killed before."""
+    running = database.process
+
+    def due() -> None:
+        if running.alive:
+            with suppress(Refusal, SQLAlchemyError):
+                write()
+
+    running.world.after(1.0, due)
+
+
+PLANTED: Mapping[str, tuple[Plant, Sequence[str]]] = MappingProxyType(
+    {
+        plant.__name__: (plant, plans)
+        for plant, plans in (
+            (a_receipt_before_its_commit, ("average",)),
+            (a_reply_that_leaves_its_assignment_open, ("average",)),
+            (a_sum_in_order_of_arrival, ("average",)),
+            (a_round_counted_twice, ("average", "pareto")),
+            (an_evaluation_that_a_restart_skips, ("average",)),
+            (an_upload_accepted_twice, ("average",)),
+            (a_decline_that_is_forgotten, ("average",)),
+            (a_lost_revocation, ("average",)),
+            (a_secret_used_again, ("private of six",)),
+            (a_reply_left_out_of_the_step, ("average",)),
+            (a_memory_that_a_restart_loses, ("pareto",)),
+            (an_assignment_sent_only_once, ("average",)),
+            (a_pause_that_is_not_heard, ("average",)),
+            (a_log_entry_after_the_commit, ("average",)),
+            (a_payload_that_is_not_stored, ("average",)),
+            (a_step_evaluated_on_the_old_model, ("average",)),
+        )
+    }
+)
+"""Each planted bug, with the plans whose schedules can show it."""

@@ -1,0 +1,433 @@
+"""The coordinator's process on one thread: the real parts, and the places where it can be killed or preempted.
+
+It has the parts of `coordinator/server.py`, without gRPC and without threads: the supervisor's conductor runs in the
+caller's thread, and its waits let other events happen.
+"""
+
+import errno
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+
+from coordinator.audit.checkpoints import LogKey
+from coordinator.audit.sequencer import Sequencer
+from coordinator.condition import Condition
+from coordinator.members import membership
+from coordinator.rounds.bell import Bell
+from coordinator.rounds.fleets.presence import AttendanceStream, Presence
+from coordinator.rounds.housekeeping import Housekeeper
+from coordinator.rounds.replies.content import payload_problem
+from coordinator.rounds.replies.intake import Admission, Intake
+from coordinator.rounds.replies.revoked import revoked_clients
+from coordinator.rounds.replies.uploads import ReplyUpload, Upload, Uploads
+from coordinator.rounds.supervisor import Supervisor
+from coordinator.services.federation import _offering, _open_assignments
+from coordinator.signing_keys import Signing
+from federation.line.payload_check import PayloadCheck
+from federation.refusals import Refusal
+from federation.v1.common_pb2 import SignedEnvelope
+from storage import audit
+from storage.blob_directory import DirectoryStore
+from storage.database import Database
+from storage.faults import StorageFault
+from storage.models import Assignment, Client
+from storage.states import AssignmentState
+from tests.simulated.faults import Faults
+from tests.simulated.plans import TASK
+from tests.simulated.world import World
+
+LOOK_SECONDS = 20.0  # between two looks of the monitor and the housekeeper
+SEQUENCE_SECONDS = 60.0  # between two batches of the audit log
+QUOTA = 1 << 20  # bytes of uploads of one member
+
+
+class Killed(BaseException):
+    """The process was killed: what it has not stored is lost."""
+
+
+class Machine:
+    """What outlives the coordinator's process: its directory and its keys, and the state of its disk.
+
+    Args:
+        directory: of the coordinator; it has the database.
+        world: the time.
+        faults: of the schedule.
+        log_key: of the audit log.
+        signing: the coordinator's keys.
+    """
+
+    def __init__(self, directory: Path, world: World, faults: Faults, log_key: LogKey, signing: Signing) -> None:
+        self.directory = directory
+        self.world = world
+        self.faults = faults
+        self.log_key = log_key
+        self.signing = signing
+        self.full_until = 0.0
+
+    @property
+    def full(self) -> bool:
+        """True while the disk is full."""
+        return self.world.seconds < self.full_until
+
+    def fill(self) -> None:
+        """Fills the disk for a while."""
+        self.full_until = self.world.seconds + self.faults.seconds(5, 60)
+
+
+class Process:
+    """One process of the coordinator, from its start until it is killed.
+
+    Args:
+        machine: where it runs.
+        run_id: the run of the schedule.
+        new_id: makes the ids of assignments.
+    """
+
+    def __init__(self, machine: Machine, run_id: str, new_id: Callable[[], str]) -> None:
+        self.machine, self.world, self.faults = machine, machine.world, machine.faults
+        self.alive = True
+        self.spare = False  # the reserve was released: small writes succeed on a full disk
+        self.acting = False  # an event happens, or a transaction is open
+        self._resumes = True  # runs that a full disk has paused, also before the start
+        self._run_id = run_id
+        self._revoked: frozenset[str] = frozenset()
+        self._uploading: list[ReplyUpload] = []
+        self.database = _Database.opened(machine.directory, self)
+        self.database.entry_key = machine.log_key.entry_key
+        self.blobs = _Blobs(machine.directory / "blobs", self)
+        self.blobs.sweep_temporary()
+        self.condition = Condition(clock=self.world.monotonic)
+        self.condition.on_fault(self._on_fault)
+        self.presence = Presence()
+        self.uploads = Uploads(self.database, self.blobs, quota=QUOTA)
+        self.supervisor = _Supervisor(self, new_id)
+        self.intake = Intake(
+            self.database,
+            machine.signing,
+            changed=self.supervisor.notify,
+            replied=self.supervisor.count_reply,
+            clock=self.world.now,
+            signatures=self.supervisor.signatures,
+        )
+        self.sequencer = Sequencer(
+            self.database,
+            machine.log_key,
+            machine.directory,
+            condition=self.condition,
+            clock=self.world.now,
+        )
+
+    def start(self) -> None:
+        """Starts as the server does; the audit log is chained later."""
+        with self.database.begin() as session:
+            audit.record(session, at=self.world.now(), actor="coordinator", action="coordinator.started")
+        with self.database.read() as session:
+            self._revoked = revoked_clients(session)
+        self.supervisor.start()
+        self._every(LOOK_SECONDS, self._look)
+        self._every(SEQUENCE_SECONDS, self.sequencer.sequence)
+
+    def conduct(self) -> None:
+        """Goes on with the run, as the supervisor's thread does, until nothing is left to do for it."""
+        while self.supervisor.wanted:
+            self.supervisor.wanted = False
+            try:
+                self.supervisor._conduct_now(self._run_id)
+            except Exception as error:
+                if self.condition.note(error) is None:
+                    raise
+                self.supervisor.wanted = True
+                self.sleep(1.0)
+
+    def idle(self) -> None:
+        """Lets events happen until the run needs a conductor, for a second at most."""
+        self.sleep(1.0, lambda: self.supervisor.wanted)
+
+    def close(self) -> None:
+        """Closes what a dead process has open; nothing more is written."""
+        self.alive = False
+        for upload in self._uploading:
+            upload.leave()
+        self.database.close()
+
+    # --- time
+
+    def sleep(self, seconds: float | None, woken: Callable[[], bool] = lambda: False) -> None:
+        """Lets events happen until these seconds are over, or until `woken`."""
+        self.may_die("killed while it waits")
+        until = None if seconds is None else self.world.seconds + seconds
+        while not woken():
+            self.acting = True
+            try:
+                if not self.world.next(until):
+                    return
+            finally:
+                self.acting = False
+            self.must_live()
+
+    def may_die(self, kind: str) -> None:
+        """Kills the process if the fault strikes, and stops whatever goes on in a dead one."""
+        self.must_live()
+        if self.faults.strikes(kind):
+            self.alive = False
+            raise Killed(kind)
+
+    def must_live(self) -> None:
+        """Stops whatever goes on in a dead process."""
+        if not self.alive:
+            raise Killed("dead")
+
+    def may_be_preempted(self) -> None:
+        """Lets others act before the conductor goes on."""
+        while not self.acting and self.faults.strikes("preempted"):
+            self.acting = True
+            try:
+                self.world.next(self.world.seconds + 5.0)
+            finally:
+                self.acting = False
+            self.must_live()
+
+    # --- calls of members
+
+    def attends(self, stream: AttendanceStream, samples: int, objectives: list[str]) -> list[bytes]:
+        """A member attends. Returns the envelopes of its open assignments."""
+        self._must_be_member(stream.client_id)
+        with self.database.begin() as session:
+            client = session.get_one(Client, stream.client_id)
+            client.tasks, client.objectives = {TASK: samples}, {TASK: objectives}
+            client.last_seen = stream.last_seen
+        self.presence.join(stream)
+        with self.database.read() as session:
+            return [message.envelope for message in _open_assignments(session, stream.client_id)]
+
+    def fetch(self, client_id: str, digest: str) -> bytes:
+        """A blob that an assignment offers."""
+        self._must_be_member(client_id)
+        with self.database.read() as session:
+            _offering(session, client_id, digest)
+        return self.blobs.read(digest)
+
+    def admit(self, client_id: str, reply: SignedEnvelope) -> Admission | SignedEnvelope:
+        """The admission of a reply, or its receipt if it had been given."""
+        self.condition.must_serve("Submit")
+        self._must_be_member(client_id)
+        return self.intake.admit(client_id, reply)
+
+    def upload(self, admission: Admission) -> ReplyUpload:
+        """Begins or goes on with an upload, which ends with `end`."""
+        upload = self.uploads.begin(admission, self._check(admission))
+        self._uploading.append(upload)
+        return upload
+
+    def end(self, upload: ReplyUpload) -> None:
+        """Ends an upload; what has arrived is kept, unless it is complete."""
+        self._uploading.remove(upload)
+        self.uploads.end(upload)
+
+    def take_whole(self, admission: Admission, payload: bytes) -> SignedEnvelope:
+        """Takes a payload that came in one piece, or a reply without one, and returns the receipt."""
+        manifest = admission.manifest
+        if admission.layout is None:
+            return self.intake.record(admission, None)
+        with self.blobs.writer(hash=False) as writer:
+            upload = Upload(writer, self._check(admission), manifest.payload, manifest.payload_bytes)
+            upload.take(payload, 0)
+            return self.stored(admission, upload)
+
+    def stored(self, admission: Admission, upload: Upload) -> SignedEnvelope:
+        """Stores and records a payload that has arrived, and returns the receipt."""
+        upload.finish()
+        problem = payload_problem(upload.check, admission.kind, admission.limits)
+        if problem is None:
+            upload.store()
+        return self.intake.record(admission, problem)
+
+    def refusal(self, error: Exception) -> Refusal:
+        """The refusal of a call that failed."""
+        if isinstance(error, Refusal):
+            return error
+        refusal = self.condition.refusal(error)
+        if refusal is None:
+            raise error
+        return refusal
+
+    def is_open(self, assignment_id: str) -> bool:
+        """True if an assignment is open by the record."""
+        with self.database.read() as session:
+            return session.get_one(Assignment, assignment_id).state is AssignmentState.OPEN
+
+    # --- calls of operators
+
+    def revoke(self, client_id: str) -> None:
+        """Revokes a member."""
+        with self.database.begin() as session:
+            membership.revoke(session, client_id, "it left", by="operator", now=self.world.now())
+        self._revoked |= {client_id}
+        self.supervisor.client_revoked(client_id)
+        self.supervisor.notify(self._run_id)
+
+    @property
+    def uploading(self) -> bool:
+        """True while an upload is under way."""
+        return bool(self._uploading)
+
+    # --- inside
+
+    def _check(self, admission: Admission) -> PayloadCheck:
+        assert admission.layout is not None
+        return PayloadCheck(admission.layout, admission.manifest.payload.partition(":")[0])
+
+    def _must_be_member(self, client_id: str) -> None:
+        """Refuses the call of a revoked member, as access control does."""
+        if client_id in self._revoked:
+            raise Refusal("certificate-revoked", membership.REVOKED)
+
+    def _on_fault(self, fault: StorageFault | None) -> None:
+        self.spare |= fault is StorageFault.DISK
+
+    def _every(self, seconds: float, work: Callable[[], object]) -> None:
+        """Does some work from now on, as a thread of the coordinator does."""
+        if not self.alive:
+            return
+        self.world.after(seconds, lambda: self._every(seconds, work))
+        try:
+            work()
+        except Exception as error:
+            if self.condition.note(error) is None:
+                raise
+
+    def _look(self) -> None:
+        """What the monitor and the housekeeper do from time to time."""
+        self._look_at_disk()
+        self.supervisor._housekeeper.tidy()
+
+    def _look_at_disk(self) -> None:
+        if self.machine.full:
+            cause = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.condition.note(cause, lasts=True)
+            self.spare = True
+            self.supervisor.pause_for_disk(self.condition.faults[StorageFault.DISK])
+            self._resumes = True
+        elif self._resumes or StorageFault.DISK in self.condition.faults:
+            self.condition.over(StorageFault.DISK)
+            self.spare = False
+            self.supervisor.resume_after_disk()
+            self._resumes = False
+
+
+class _Database(Database):
+    """The database of a process: each transaction is a place where it can be killed, and its disk can be full."""
+
+    process: Process
+
+    @classmethod
+    def opened(cls, directory: Path, process: Process) -> "_Database":
+        database = cls.open(f"sqlite:///{directory / 'coordinator.db'}", durable=False, create=False)
+        assert isinstance(database, cls)
+        database.process = process
+        return database
+
+    @contextmanager
+    def begin(self) -> Iterator[Session]:
+        process, machine = self.process, self.process.machine
+        process.must_live()
+        process.may_be_preempted()
+        if process.faults.strikes("disk full"):
+            machine.fill()
+        before, process.acting = process.acting, True
+        try:
+            with super().begin() as session:
+                yield session
+                process.may_die("killed before a commit")
+                if machine.full and not process.spare:
+                    raise _failure("database or disk is full", sqlite3.SQLITE_FULL)
+                if process.faults.strikes("database failed"):
+                    raise _failure("database is locked", sqlite3.SQLITE_BUSY)
+            process.may_die("killed after a commit")
+        finally:
+            process.acting = before
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        self.process.must_live()
+        self.process.may_be_preempted()
+        with super().read() as session:
+            yield session
+
+
+def _failure(message: str, code: int) -> OperationalError:
+    cause = sqlite3.OperationalError(message)
+    cause.sqlite_errorcode = code
+    return OperationalError("COMMIT", None, cause)
+
+
+class _Blobs(DirectoryStore):
+    """The blobs of a process: each blob is a place where it can be killed, and its disk can be full."""
+
+    def __init__(self, root: Path, process: Process) -> None:
+        super().__init__(root, durable=False)
+        self._process = process
+
+    def _place(self, descriptor: int, temporary: Path, digest: str) -> None:
+        self._process.may_die("killed before a blob is stored")
+        if self._process.machine.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super()._place(descriptor, temporary, digest)
+        self._process.may_die("killed after a blob is stored")
+
+
+class _Bell(Bell):
+    """A bell whose wait lets events happen."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__()
+        self._process = process
+
+    def wait(self, seconds: float | None, replies: int) -> None:
+        self._process.sleep(seconds, lambda: self._rung or self._replies >= replies)
+        self._rung, self._replies = False, 0
+
+
+class _Housekeeper(Housekeeper):
+    """A housekeeper without a thread."""
+
+    def start(self) -> None:
+        pass
+
+
+class _Supervisor(Supervisor):
+    """A supervisor without threads: `wanted` says that the run needs a conductor."""
+
+    def __init__(self, process: Process, new_id: Callable[[], str]) -> None:
+        machine, world = process.machine, process.world
+        super().__init__(
+            database=process.database,
+            blobs=process.blobs,
+            presence=process.presence,
+            uploads=process.uploads,
+            signing=machine.signing,
+            condition=process.condition,
+            clock=world.now,
+            new_id=new_id,
+        )
+        self.wanted = False
+        self._only_bell = _Bell(process)
+        self._housekeeper = _Housekeeper(
+            process.database,
+            process.blobs,
+            process.presence,
+            process.uploads,
+            process.condition,
+            keep_rounds=None,
+            clock=world.now,
+            monotonic=world.monotonic,
+        )
+        self._bells = {process._run_id: self._only_bell}
+
+    def _conduct(self, run_id: str) -> None:
+        self.wanted = True

@@ -1,0 +1,289 @@
+"""One schedule: a run from its submission to its end, under the faults that follow from one seed."""
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from blake3 import blake3
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from coordinator.audit.checkpoints import LogKey
+from coordinator.rounds.runs.submission import new_run
+from coordinator.rounds.supervisor import DISK_REASON
+from coordinator.rounds.transitions import RUN_ENDED
+from coordinator.signing_keys import Signing
+from federation.digests import digest
+from federation.record import log_entries
+from federation.refusals import Refusal
+from federation.spec.run_spec import RunSpec
+from federation.trust.envelope import key_id
+from federation.trust.key_chain import KeyChain
+from federation.work.peers import open_reply
+from federation.work.site import SCALARS, SecurePolicy, Site
+from storage import audit
+from storage.blob_directory import DirectoryStore
+from storage.database import Database
+from storage.models import Client, Run, note_model
+from storage.states import ClientState, RunState
+from tests.simulated.faults import Faults
+from tests.simulated.members import Member
+from tests.simulated.plans import DEADLINE_SECONDS, FEDERATION, TASK, Plan
+from tests.simulated.process import Killed, Machine, Process
+from tests.simulated.world import BEGINNING, World
+
+RUN = "simulated-run"[:12]
+OPERATOR_SECONDS = 5.0  # between two chances of an operator, or of a clock
+PATIENCE_SECONDS = 600.0  # until the operator stops a run that waits for members who are gone
+
+
+def _key(name: str) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(blake3(name.encode()).digest())
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What all schedules of a plan share.
+
+    Attributes:
+        plan: of the run.
+        template: a directory with the database and the blobs at the run's submission.
+        log_key, signing: the coordinator's.
+        keys: of the members, by name.
+    """
+
+    plan: Plan
+    template: Path
+    log_key: LogKey
+    signing: Signing
+    keys: Mapping[str, Ed25519PrivateKey]
+
+    @classmethod
+    def of(cls, plan: Plan, directory: Path) -> "Stage":
+        """Makes the federation of a plan below a directory."""
+        template = directory / f"plan-{plan.name}"
+        template.mkdir()
+        log_key, signing_key = LogKey(federation_id=FEDERATION, key=_key("log")), _key("coordinator")
+        chain = KeyChain(signing_key.public_key())
+        signing = Signing(FEDERATION, signing_key, chain, log_key.key.private_bytes_raw())
+        stage = cls(plan, template, log_key, signing, {name: _key(name) for name in plan.samples})
+        database = Database.open(f"sqlite:///{template / 'coordinator.db'}", durable=False)
+        database.entry_key = log_key.entry_key
+        database.migrate()
+        stage._submit(database)
+        database.close()
+        return stage
+
+    def _submit(self, database: Database) -> None:
+        plan, model = self.plan, self.plan.model
+        stored, now = DirectoryStore(self.template / "blobs", durable=False).put(model), BEGINNING
+        spec = RunSpec.parse(plan.document)
+        run = new_run(plan.document, spec, plan.objectives, (), run_id=RUN, model=stored, by="operator", created=now)
+        with database.begin() as session:
+            for name, key in self.keys.items():
+                public = key.public_key()
+                client = Client(
+                    client_id=name,
+                    state=ClientState.ACTIVE,
+                    signing_key=public.public_bytes_raw(),
+                    key_id=key_id(public).hex(),
+                    enrolled=now,
+                )
+                session.add(client)
+            note_model(session, stored, size=len(model), parameters=plan.layout.size, created=now)
+            session.add(run)
+            subject, shown = RUN, digest(plan.document)
+            audit.record(session, at=now, actor="operator", action=log_entries.SUBMITTED, subject=subject, digest=shown)
+
+    def site(self, name: str) -> Site:
+        """The site of a member, whose owner allows everything."""
+        many = 10**6
+        policy = SecurePolicy(
+            disclose=frozenset(SCALARS),
+            sessions=many,
+            evaluations=many,
+            sessions_per_model=many,
+            sums_per_model=many,
+            evaluations_ahead=many,
+            assumed=1,
+        )
+        return Site(
+            roster={other: key.public_key().public_bytes_raw() for other, key in self.keys.items()},
+            policies={TASK: policy},
+            open_reply=open_reply,
+            new_secret=lambda session: blake3(f"{name}/{session}".encode()).digest(),
+        )
+
+
+class Schedule:
+    """A schedule: `play` it, then look at it.
+
+    Args:
+        stage: of its plan.
+        directory: empty; the coordinator's.
+        seed: of everything that is left to chance.
+        calm: True for a schedule without faults.
+    """
+
+    def __init__(self, stage: Stage, directory: Path, seed: int, *, calm: bool = False) -> None:
+        self.stage = stage
+        self.world = World(f"{stage.plan.name}/{seed}")
+        self.faults = Faults(self.world) if calm else Faults.drawn(self.world)
+        shutil.copytree(stage.template, directory, dirs_exist_ok=True)
+        self.machine = Machine(directory, self.world, self.faults, stage.log_key, stage.signing)
+        self.process: Process | None = None
+        self._ids = Random(f"ids/{seed}")
+        self._held = False  # an operator has paused the run, and will resume it
+        self.members = [
+            Member(
+                name,
+                key,
+                stage.signing.chain,
+                stage.plan,
+                stage.site(name),
+                self.world,
+                self.faults,
+                lambda: self.process,
+            )
+            for name, key in stage.keys.items()
+        ]
+
+    def play(self) -> None:
+        """Plays until the run has ended and nobody waits for an answer; then the coordinator serves once more."""
+        self.world.after(0.0, self._start)
+        for member in self.members:
+            self.world.after(self.faults.seconds(0.1, 3), member.attend)
+            member.beat()
+        self.world.after(OPERATOR_SECONDS, self._operate)
+        while not self._over():
+            with self._may_be_killed():
+                if self.process is None:
+                    self.world.next()
+                elif self.process.supervisor.wanted:
+                    self.process.conduct()
+                else:
+                    self.process.idle()
+        self.faults.chances.clear()
+        assert self.process is not None
+        self.process.sequencer.sequence(show=True)
+
+    def close(self) -> None:
+        """Closes the coordinator."""
+        if self.process is not None:
+            self.process.close()
+
+    # --- the coordinator's process
+
+    @contextmanager
+    def _may_be_killed(self) -> Iterator[None]:
+        try:
+            yield
+        except Killed:
+            self._killed()
+
+    def _killed(self) -> None:
+        if self.process is None:
+            return
+        self.world.counts["kills"] += 1
+        self.process.close()
+        self.process = None
+        for member in self.members:
+            member.hang_up()
+        self.world.after(self.faults.seconds(0.5, 20), self._start)
+
+    def _start(self) -> None:
+        """Starts the coordinator; if it fails or is killed, it is started again later."""
+        process = Process(self.machine, RUN, self._new_id)
+        self.process = process
+        self.world.note("started")
+        process.acting = True
+        try:
+            process.start()
+        except SQLAlchemyError as error:
+            process.refusal(error)
+            raise Killed("the start failed") from error
+        finally:
+            process.acting = False
+
+    def _new_id(self) -> str:
+        return f"{self._ids.getrandbits(128):032x}"
+
+    # --- operators and clocks
+
+    def _operate(self) -> None:
+        """Gives everything that is not a call a chance to go wrong."""
+        self.world.after(OPERATOR_SECONDS, self._operate)
+        strikes, world = self.faults.strikes, self.world
+        if strikes("clock set back"):
+            world.ahead -= self.faults.seconds(1, 600)
+        if strikes("clock set forward"):
+            world.ahead += self.faults.seconds(1, 30)
+        if strikes("deadline passed"):
+            world.ahead += DEADLINE_SECONDS
+        for member in self.members:
+            if not member.gone and strikes("stream broken", member.name):
+                member.hang_up()
+            if not member.gone and strikes("member gone", member.name):
+                member.leave()
+        if self.process is None:
+            return
+        if not self._held and strikes("run paused"):
+            self._held = True
+            world.after(self.faults.seconds(5, 60), self._resume)
+            self._order(lambda process: process.supervisor.pause(RUN, by="operator"))
+        if strikes("run stopped"):
+            self._order(lambda process: process.supervisor.stop_run(RUN, by="operator"))
+        if any(member.gone for member in self.members) and world.seconds > PATIENCE_SECONDS:
+            run = self.run()
+            if run.reason.startswith("waiting for clients") and run.state not in RUN_ENDED:
+                self._order(lambda process: process.supervisor.stop_run(RUN, by="operator", reason=run.reason))
+        if strikes("member revoked"):
+            name = world.random.choice([member.name for member in self.members])
+            self._order(lambda process: process.revoke(name))
+
+    def _order(self, order: Callable[[Process], None]) -> bool:
+        """Gives an order to the coordinator. True if it was obeyed or refused."""
+        if self.process is None:
+            return False
+        try:
+            order(self.process)
+        except Refusal as refusal:
+            self.world.note("order refused", refusal.reason)
+        except (SQLAlchemyError, OSError) as error:
+            self.world.note("order failed", self.process.refusal(error).reason)
+            return False
+        return True
+
+    def _resume(self) -> None:
+        """Resumes the run that an operator has paused, again until the coordinator obeys."""
+        if self._held:
+            self.world.after(5.0, self._resume)
+            self._held = not self._order(lambda process: process.supervisor.resume(RUN, by="operator"))
+
+    # --- the end
+
+    def _over(self) -> bool:
+        """True when the run has ended, or nobody will resume it, and nobody waits for an answer."""
+        process = self.process
+        if process is None or process.supervisor.wanted or process.uploading:
+            return False
+        if any(member.busy for member in self.members):
+            return False
+        run = self.run()
+        if run.state is RunState.PAUSED:
+            return not self._held and not run.reason.startswith(DISK_REASON)
+        return run.state in RUN_ENDED
+
+    def run(self) -> Run:
+        """The row of the run."""
+        with self.reading() as session:
+            return session.get_one(Run, RUN)
+
+    def reading(self) -> AbstractContextManager[Session]:
+        """A snapshot of the record, in which nothing happens."""
+        assert self.process is not None
+        return Database.read(self.process.database)

@@ -1,0 +1,69 @@
+"""Schedules of crashes, losses and delays do not change what a run computes, and planted bugs are found by them."""
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedpareto.processes.forked import completed
+from tests.simulated.plans import plans
+from tests.simulated.planted import PLANTED
+from tests.simulated.runner import Runner
+
+SEEDS = 1000  # within which each planted bug must be found
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    logging.disable(logging.CRITICAL)  # each schedule has a hundred warnings
+    yield Runner(tmp_path_factory.mktemp("simulated"))
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 100), marks=pytest.mark.full)], ids=["20", "100"])
+def test_no_schedule_of_faults_changes_a_result_without_a_reason(runner: Runner, seeds: range) -> None:
+    problems = {seed: outcome.problems for seed in seeds if (outcome := runner.run(seed)).problems}
+    assert problems == {}
+
+
+@pytest.mark.parametrize("seed", [1, 6, 9, 12])
+def test_the_same_seed_gives_the_same_trace(runner: Runner, seed: int) -> None:
+    first, second = runner.run(seed), runner.run(seed)
+    assert first.trace == second.trace
+    assert len(first.trace) > 20
+
+
+def test_the_program_goes_on_where_it_stopped_and_writes_its_record(tmp_path: Path) -> None:
+    progress, page = tmp_path / "faults.jsonl", tmp_path / "faults.md"
+    page.write_text("What is played.\n\n## The record\n\nAn older one.\n")
+    command = ["-m", "tests.simulated", "--progress", str(progress), "--record", str(page)]
+    for seeds in ("1", "3"):
+        done = completed([*command, "--seeds", seeds])
+        assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["seed"] for line in progress.read_text().splitlines()] == [0, 1, 2]
+    written = page.read_text()
+    assert written.startswith("What is played.\n\n## The record\n\n- Command: `make faults SEEDS=3`")
+    assert "Failed: 0." in written
+    assert "An older one." not in written
+
+
+@pytest.mark.parametrize("seed", [257])
+def test_a_round_that_is_skipped_after_a_restart_leaves_no_assignment_open(runner: Runner, seed: int) -> None:
+    """A member whose gradients the next phase had used was revoked; that phase was open, and stayed open."""
+    assert runner.run(seed).problems == []
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_found(runner: Runner, monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
+    plant, names = PLANTED[bug]
+    for name in names:
+        runner.stage(plans()[name])  # the result without faults is that without the bug
+    plant(monkeypatch)
+    for seed in range(SEEDS):
+        if runner.run(seed, plans()[names[seed % len(names)]]).problems:
+            return
+    raise AssertionError(f"not found in {SEEDS} schedules")
