@@ -40,7 +40,7 @@ def line_of(alert: Alert, *, about: str = "") -> AlertLine:
         rounds = f"round {first}" if first == last else f"rounds {first} to {last}"
     ended = f" to {when(alert, 'ended')[:16]}" if alert.HasField("ended") else ""
     return AlertLine(
-        severity=name_of(alert, "severity").lower(),
+        severity=severity if (severity := name_of(alert, "severity").lower()) in _SEVERITIES else "notice",
         about=about,
         message=_sentence(alert.message, alert.client_id),
         remedy=_sentence(alert.remedy, alert.client_id),

@@ -2,8 +2,11 @@
 
 import math
 import re
+from base64 import b64encode
 from collections.abc import Sequence
+from hashlib import sha256
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,12 +15,16 @@ from federation.v1.admin_pb2 import Client, ClientScores, ExportRoundsResponse, 
 from federation.v1.common_pb2 import AssignmentState
 from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.report import _must_compare
-from fedpareto.report import charts, marks, plane
-from fedpareto.report.charts import Axis, Series
-from fedpareto.report.html import Html, tag, text
+from fedpareto.pages import charts, heat, marks, plane, scales, small, timeline
+from fedpareto.pages.charts import Series
+from fedpareto.pages.dumbbells import Dumbbell, dumbbells
+from fedpareto.pages.html import Html, tag, text
+from fedpareto.pages.scales import Axis
+from fedpareto.pages.verdict import Standing, verdict
 from fedpareto.report.page import page
 from fedpareto.report.report_data import RunData
 from storage.states import RoundState
+from tests.browsers import NARROW, WIDE, chromium, fits, smallest_text, violations
 from tests.running import refused
 from tests.stage import LAYOUT, Stage, spec
 
@@ -34,6 +41,7 @@ class Page(HTMLParser):
         self.tags: list[str] = []
         self.attributes: list[tuple[str, str | None]] = []
         self.drawings: list[list[tuple[str, str | None]]] = []
+        self.titles: list[str] = []  # of figures
         self.words = ""
         self.feed(source)
         self.close()
@@ -42,7 +50,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.attributes += attrs
-        if tag == "svg":
+        if tag == "svg" and ("role", "img") in attrs:
             self.drawings.append(attrs)
         if tag not in VOID:
             self.open.append(tag)
@@ -52,6 +60,13 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.words += data
+        if self.open[-1:] == ["h3"]:
+            self.titles.append(data)
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of the drawings for screen readers."""
+        return [dict(attributes)["aria-label"] or "" for attributes in self.drawings]
 
 
 def must_need_nothing(made: Page) -> None:
@@ -59,7 +74,7 @@ def must_need_nothing(made: Page) -> None:
     assert not {"script", "img", "link", "iframe", "object", "image", "use", "form", "base"} & set(made.tags)
     for name, value in made.attributes:
         assert not name.startswith("on")
-        assert name not in ("src", "srcset", "xlink:href")
+        assert name not in ("src", "srcset", "xlink:href", "style")
         assert name != "href" or (value or "").startswith("#")
 
 
@@ -86,8 +101,9 @@ def test_a_run_becomes_a_page_with_every_figure(stage: Stage) -> None:
     assert (data.final.round, data.final.split, data.final.measure) == (2, "test", "accuracy")
     made = Page(page(data))
     must_need_nothing(made)
-    assert made.tags.count("figure") == made.tags.count("svg") == made.tags.count("figcaption") == 14
-    assert made.tags.count("details") == 14
+    assert made.tags.count("figure") == made.tags.count("figcaption") == 13
+    assert len(made.labels) == 13
+    assert set(made.labels) <= set(made.titles)
     for words in ("refused", "zero", "declined", "cleo", "fedmgda+", f'task = "{task}"', "Pareto-stationary"):
         assert words in made.words, words
 
@@ -160,8 +176,7 @@ def test_a_page_is_made_of_any_number_of_objectives_beside_other_runs(rounds: in
         made = Page(page(data, beside))
         must_need_nothing(made)
         assert not re.search(r"\bnan\b", made.words)
-        drawings = [dict(attributes).get("aria-label") for attributes in made.drawings]
-        assert all(drawings)
+        assert set(made.labels) <= set(made.titles)
         assert ("The way through the plane of losses" in made.words) == (count == 2)
         assert ("All objectives at once" in made.words) == (count > 2)
         assert ("Progress against uploaded bytes" in made.words) == bool(beside)
@@ -201,8 +216,7 @@ def test_the_plane_of_losses_shows_what_was_preferred_and_how_far_each_objective
     assert "+162.50 %" in made.words
     assert "+225.00 %" in made.words
     assert "2.00" in made.words  # models that a client sent: 800 bytes of 4 x 100
-    labels = [dict(attributes).get("aria-label") or "" for attributes in made.drawings]
-    assert any("fedcmoo-pref from (2, 2) to (1, 0.5); scalarised from (2, 1) to (1, 1)" in label for label in labels)
+    assert "fedcmoo-pref from (2, 2) to (1, 0.5); scalarised from (2, 1) to (1, 1)" in made.words
     assert "left alone" not in Page(page(data)).words
 
 
@@ -216,10 +230,10 @@ def test_only_runs_of_one_task_compare() -> None:
 @pytest.mark.parametrize("slope", [0.01, 0.5, 1.0, 2.0, 1e3])
 def test_paths_and_rays_stay_within_the_plane(slope: float) -> None:
     path = plane.Path("x", [0.5, math.nan, 2.0, 1e200], [1.0, 1.0, 0.25, 1.0], list("abcd"), 5)
-    axis = Axis("loss", charts.general, low=0.0)
+    axis = Axis("loss", scales.general, low=0.0)
     drawn = plane.plane([path], axis, axis, guides=[plane.Guide("r", slope=slope), plane.Guide("x", x=0.1)], alt="x")
-    for x, y in re.findall(r'x2="([^"]+)" y2="([^"]+)"', drawn):
-        assert 0 <= float(x) <= charts.WIDTH
+    for x, y in re.findall(r'x2="([^"]+)%" y2="([^"]+)"', drawn):
+        assert 0 <= float(x) <= 100
         assert 0 <= float(y) <= plane.HEIGHT
     assert "nan" not in drawn
     assert drawn.count("<circle") == 3  # two points and the ring
@@ -232,14 +246,14 @@ def polygons(drawn: str, look: str) -> list[list[float]]:
 
 
 def test_an_axis_of_accuracies_ends_at_0_and_100_percent_and_so_does_the_band() -> None:
-    axis = Axis("accuracy", charts.general, low=0.0, high=1.0, bounded=True)
+    axis = Axis("accuracy", scales.general, low=0.0, high=1.0, bounded=True)
     edges = Series("", [-0.4, -0.2], 0), Series("", [1.4, 0.9], 0)
-    drawn = charts.lines([0, 1], [Series("mean", [0.5, 0.4], 0)], axis, band=edges)
+    drawn = charts.lines([0, 1], [Series("mean", [0.5, 0.4], 0)], axis, alt="x", band=edges)
     ticks = re.findall(r'text-anchor="end">([^<]+)<', drawn)
     assert (ticks[0], ticks[-1]) == ("0", "1")
     (band,) = polygons(drawn, "band f0")
-    assert min(band) >= charts.TOP
-    assert max(band) <= charts.HEIGHT - charts.BOTTOM
+    assert min(band) >= 0
+    assert max(band) <= charts.HEIGHT
     data = made_up(3, 3)
     for item in data.rounds:
         item.summary.metrics.update({"accuracy/mean": 0.5, "accuracy/std": 0.9, "accuracy/worst5": 0.2})
@@ -253,7 +267,7 @@ def test_an_axis_of_accuracies_ends_at_0_and_100_percent_and_so_does_the_band() 
     [(1.05, 1.15, 3, 0), (1.7, 2.3, 3, 0), (0.02, 0.6, 3, 5), (0.3, 40.0, 3, 10), (1e-12, 1.0, 5, 0)],
 )
 def test_a_log_axis_has_ticks_whatever_the_range(low: float, high: float, large: int, small: int) -> None:
-    drawn = charts.lines([0, 1], [Series("x", [low, high], 0)], Axis("loss", charts.general, log=True))
+    drawn = charts.lines([0, 1], [Series("x", [low, high], 0)], Axis("loss", scales.general, log=True), alt="x")
     ticks = [float(tick) for tick in re.findall(r'text-anchor="end">([^<]+)<', drawn)]
     assert len(ticks) >= large
     assert ticks[0] <= low < high <= ticks[-1]
@@ -261,32 +275,104 @@ def test_a_log_axis_has_ticks_whatever_the_range(low: float, high: float, large:
 
 
 @pytest.mark.parametrize(("worst", "together"), [(0.1, False), (0.2, True)])
-def test_the_worst_client_and_the_worst_5_percent_are_told_apart_or_said_to_be_one(
+def test_the_worst_client_and_the_worst_5_percent_are_told_apart_unless_they_are_one(
     worst: float, together: bool
 ) -> None:
     data = made_up(4, 3)
     for item in data.rounds:
         item.summary.metrics.update({"accuracy/mean": 0.5, "accuracy/worst5": 0.2, "accuracy/worst": worst})
     drawing = page(data).partition("Accuracy over the rounds")[2].partition("</figure>")[0]
-    assert ("so it is also the worst 5 %" in drawing) == together
-    assert ("─■─</span> worst 5 %" in drawing) != together
-    assert ("┄▽┄</span> worst client" in drawing) != together
+    legend = re.sub("<[^>]+>", "", drawing.partition("</p>")[0])
+    assert ("─■─ worst 5 %" in legend) != together
+    assert ("┄▽┄ worst client" in legend) != together
+    assert ("─■─ worst client" in legend) == together
 
 
 def test_lines_differ_in_shape_and_bars_in_fill_besides_their_colours() -> None:
-    axis = Axis("y", charts.general)
-    drawn = charts.lines([0], [Series(str(k), [float(k)], k) for k in range(6)], axis)
+    axis = Axis("y", scales.general)
+    drawn = charts.lines([0], [Series(str(k), [float(k)], k) for k in range(6)], axis, alt="x")
     corners = [frozenset((round(x), round(y)) for x, y in marks.outline(k, 0.0, 0.0, 100.0)) for k in range(6)]
     assert len(set(corners)) == 6
     assert drawn.count("<polygon") == 5
     assert drawn.count("<circle") == 1
     assert len(set(re.findall(r"─(.)─", drawn))) == 6
-    assert 'class="hollow s2"' in charts.lines([0], [Series("x", [1.0], 2, dashed=True)], axis)
+    assert 'class="hollow s2"' in charts.lines([0], [Series("x", [1.0], 2, dashed=True)], axis, alt="x")
     layers = [Series(name, [1.0], colour) for name, colour in (("a", 2), ("b", 1), ("c", 4))]
-    ways = re.findall(r'<rect [^>]*class="f\d s\d (q\d)"', charts.stacked([0], layers, axis))
+    ways = re.findall(r'<rect [^>]*class="f\d s\d (q\d)"', charts.stacked([0], layers, axis, alt="x"))
     assert len(set(ways)) == 3
-    two = charts.pairs([("run", 1.0, 2.0)], ("up", "down"), charts.general, alt="x")
-    assert len(set(re.findall(r"<rect [^>]*(q\d)", two))) == 2
+    outcomes = small.strip(["replied", "declined", "refused", "missing", "not-needed", "other"], alt="x")
+    assert len(set(re.findall(r' d="M\d+ ([^"]+)" class="([^"]+)"', outcomes))) == 5
+
+
+@pytest.mark.parametrize("count", [1, 2, 9, 15, 100, 360, 1000])
+def test_the_first_and_the_last_round_are_labelled_and_few_between(count: int) -> None:
+    shown = scales.few(count)
+    assert (shown[0], shown[-1]) == (0, count - 1)
+    assert len(shown) <= 10
+    assert shown == sorted(set(shown))
+
+
+def test_training_and_evaluation_have_two_colours() -> None:
+    data = made_up(2, 1)
+    for item in data.rounds:
+        for kind in ("train", "evaluate"):
+            phase = item.phases.add(kind=kind, asked=1, replied=1)
+            phase.started.FromSeconds(1)
+            phase.ended.FromSeconds(2)
+    drawing = page(data).partition("The phases of the rounds")[2].partition("</figure>")[0]
+    assert set(re.findall(r'<rect [^>]*class="(f\d)', drawing)) == {"f0", "f2"}
+
+
+def test_a_dumbbell_joins_the_first_value_and_the_last() -> None:
+    axis = Axis("accuracy", scales.general, low=0.0, high=1.0, bounded=True)
+    rows = [Dumbbell("a", 0.25, 0.5, marked=True), Dumbbell("b", math.nan, 0.75)]
+    drawn = dumbbells(rows, axis, names=("first", "last"), alt="x", line=("mean", 0.6))
+    assert re.findall(r'x1="([\d.]+)%" x2="([\d.]+)%" [^>]*class="bell s1"', drawn) == [("25", "50")]
+    assert re.findall(r'<circle cx="([\d.]+)%" [^>]*class="([^"]+)"', drawn) == [
+        ("25", "hollow s1"), ("50", "f1"), ("75", "f0")
+    ]  # fmt: skip
+
+
+ALL = {"a": 0.3, "b": 0.4, "hospital-9": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("lasts", "over", "sentence"),
+    [
+        ((0.9, 0.9, 0.6), True, "All three members gained; hospital-9 is 20 points below the mean"),
+        ((0.9, 0.9, 0.9), True, "All three members gained, and nobody is far from the mean"),
+        ((0.2, 0.9, 0.9), True, "Two of three members gained, a lost; a is 47 points below the mean"),
+        ((0.1, 0.1, 0.1), True, "All three members lost, and nobody is far from the mean"),
+        ((0.9, 0.9, 0.6), False, "hospital-9 is at 60 %, 20 points below the mean"),
+        ((0.9, 0.9, 0.9), False, "Three members are close to each other; the mean accuracy is 90 %"),
+        ((0.6,), True, "a gained"),
+        ((math.nan,), True, "No member's result is known"),
+    ],
+)
+def test_the_verdict_says_who_gained_and_who_is_left_behind(
+    lasts: tuple[float, ...], over: bool, sentence: str
+) -> None:
+    last = dict(zip(ALL, lasts, strict=False))
+    standing = Standing(measure="accuracy", first=ALL, last=last, higher=True, rounds=2)
+    assert verdict(standing, over=over) == sentence
+
+
+def test_of_losses_the_highest_is_the_worst_and_without_members_the_mean_is_told() -> None:
+    standing = Standing(measure="loss", first={"a": 2.0, "b": 2.0}, last={"a": 0.5, "b": 1.5}, higher=False, rounds=2)
+    assert verdict(standing, over=True) == "All two members gained; b is 0.500 above the mean"
+    assert verdict(None, over=True, accuracy=0.7).startswith("The mean accuracy is 70 %")
+    assert verdict(None, over=False) == "No member's result is known yet"
+
+
+def test_a_heat_map_of_1000_rounds_and_100_members_has_an_element_for_each_shade() -> None:
+    values = np.random.default_rng(0).random((100, 1000)).tolist()
+    drawn = heat.heat(range(1000), [f"member-{k}" for k in range(100)], values, scales.general, alt="x")
+    assert len(re.findall(r"<\w", drawn)) < 300
+
+
+def test_a_lane_shows_spans_from_its_beginning() -> None:
+    lane = timeline.Lane("a", "1/1", [timeline.Span("train", "t", 0.0, 5.0, 0)], 10.0)
+    assert re.findall(r'<rect x="([^"]+)" [^>]*width="([^"]+)"', timeline.timeline([lane], alt="x")) == [("0%", "50%")]
 
 
 def test_a_report_names_who_did_not_reply_and_warns() -> None:
@@ -296,7 +382,7 @@ def test_a_report_names_who_did_not_reply_and_warns() -> None:
     )
     data.run.alerts.add(client_id="client0", message="client0 failed in 4 rounds in a row")
     words = Page(page(data)).words
-    assert "Warning: client0 failed in 4 rounds in a row." in words
+    assert "client0 failed in 4 rounds in a row." in words
     assert "zero: dull" in words
     assert "Why a reply last did not come" in words
 
@@ -312,9 +398,10 @@ def test_what_members_and_operators_wrote_is_text_and_never_markup() -> None:
     assert EVIL in made.words
     assert "<script" not in source
     assert source.count("<style>") == 1
-    assert ("content", "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'") in (
-        made.attributes
-    )
+    policy = next(value for name, value in made.attributes if name == "content" and value and "default-src" in value)
+    sheet = source.partition("<style>")[2].partition("</style>")[0]
+    digest = b64encode(sha256(sheet.encode()).digest()).decode()
+    assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
 
 
 def test_elements_escape_their_text_and_their_attributes() -> None:
@@ -330,8 +417,51 @@ def test_elements_escape_their_text_and_their_attributes() -> None:
 @pytest.mark.parametrize("log", [False, True])
 def test_lines_stay_within_their_frame(values: list[float], log: bool) -> None:
     rounds = list(range(len(values)))
-    chart = charts.lines(rounds, [Series("x", values, 0)], Axis("y", charts.general, log=log))
+    chart = charts.lines(rounds, [Series("x", values, 0)], Axis("y", scales.general, log=log), alt="x")
     for height in re.findall(r'cy="([^"]+)"', chart):
-        assert charts.TOP - 0.01 <= float(height) <= charts.HEIGHT - charts.BOTTOM + 0.01
+        assert -0.01 <= float(height) <= charts.HEIGHT + 0.01
     assert len(re.findall(r'class="grid"', chart)) >= 2
     assert "nan" not in chart
+
+
+@pytest.mark.full
+def test_a_report_fits_the_screen_of_a_telephone_and_can_be_read_by_everybody(tmp_path: Path) -> None:
+    data, other = made_up(40, 12, "hospital"), made_up(5, 12, "other")
+    data.run.alerts.add(
+        client_id="hospital0", message="hospital0 failed", remedy="see `fedpareto admin run`", severity=2
+    )
+    both = made_up(40, 3, "two", ["left", "right"])
+    pages = {
+        "one": page(data),
+        "beside": page(data, [other]),
+        "two": page(both, [made_up(3, 2, "x", ["left", "right"])]),
+    }
+    with chromium() as browser:
+        for name, source in pages.items():
+            file = tmp_path / f"{name}.html"
+            file.write_text(source)
+            for width, scheme in ((NARROW, "dark"), (WIDE, "light"), (WIDE, "dark")):
+                context = browser.new_context(
+                    viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True
+                )
+                shown = context.new_page()
+                shown.goto(file.as_uri())
+                shown.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
+                assert fits(shown), (name, width)
+                assert smallest_text(shown) >= 11
+                assert violations(shown) == []
+                context.close()
+
+
+def test_the_policy_of_a_report_lets_its_style_pass_and_the_browser_does_not_complain(tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(page(made_up(4, 3)))
+    complaints: list[str] = []
+    with chromium() as browser:
+        shown = browser.new_page(viewport={"width": NARROW, "height": 900})
+        shown.on("console", lambda message: complaints.append(message.text))
+        shown.goto(file.as_uri())
+        assert shown.evaluate("getComputedStyle(document.querySelector('main')).paddingTop") == "28px"
+        assert fits(shown)
+        assert smallest_text(shown) >= 11
+    assert complaints == []

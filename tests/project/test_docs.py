@@ -14,6 +14,7 @@ from coordinator.settings import Settings
 from federation.record.metric_definitions import DEFINITIONS, Basis, basis
 from federation.refusals import REASONS
 from federation.spec.run_spec import RunSpec
+from storage.states import AlertKind
 from tests.command_lines import problem
 from tests.paths import DOCS, EXAMPLES, ROOT
 from worker.site.policy import Policy
@@ -79,6 +80,11 @@ def test_the_page_of_the_policy_lists_every_key_with_its_default_and_its_example
     path = tmp_path / "policy.toml"
     path.write_text(next(blocks(PROSE[DOCS / "member/your-site.md"], "toml")))
     assert Policy.load(path).restore == "ask"
+
+
+def test_the_page_of_alerts_lists_every_kind() -> None:
+    kinds = re.findall(r"^\| `([A-Z_]+)` \|", (DOCS / "operate/alerts.md").read_text(), re.MULTILINE)
+    assert sorted(kinds) == sorted(AlertKind)
 
 
 def test_the_page_of_operations_lists_every_setting_with_its_default() -> None:

@@ -207,7 +207,6 @@ def test_the_report_of_a_simulation_has_the_figures_of_its_objectives(cmoo: Seen
         "Weights λ of the objectives",
         "Loss of each objective",
         "Conflicts between objectives",
-        "Bytes for each client in a round",
         "The phases of the rounds",
     ):
         assert re.search(rf"<h3>{title}</h3>.{{0,400}}<svg", made, re.DOTALL), title

@@ -330,6 +330,7 @@ def admin_calls(scene: Scene) -> dict[str, Say]:
         "ResumeRun": single(admin.ResumeRunRequest(run=run)),
         "StopRun": single(admin.StopRunRequest(run="victim-1", reason="none")),
         "WatchRun": single(admin.WatchRunRequest(run=run)),
+        "ListAlerts": single(admin.ListAlertsRequest(run=run, client_id=nobody, all=True, page_token="1")),
         "ListRounds": single(admin.ListRoundsRequest(run=run)),
         "GetRound": single(admin.GetRoundRequest(run=run, round=0)),
         "ExportRounds": single(admin.ExportRoundsRequest(run=run)),

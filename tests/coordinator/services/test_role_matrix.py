@@ -69,6 +69,7 @@ PROBES: dict[str, Probe] = {
     "Admin/ResumeRun": Probe(admin.ResumeRunRequest(), UNKNOWN_RUN),
     "Admin/StopRun": Probe(admin.StopRunRequest(), UNKNOWN_RUN),
     "Admin/WatchRun": Probe(admin.WatchRunRequest(), UNKNOWN_RUN),
+    "Admin/ListAlerts": Probe(admin.ListAlertsRequest()),
     "Admin/ListRounds": Probe(admin.ListRoundsRequest(), UNKNOWN_RUN),
     "Admin/GetRound": Probe(admin.GetRoundRequest(), UNKNOWN_RUN),
     "Admin/ExportRounds": Probe(admin.ExportRoundsRequest(), UNKNOWN_RUN),

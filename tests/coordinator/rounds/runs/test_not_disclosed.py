@@ -87,7 +87,7 @@ def test_a_report_names_what_is_not_disclosed(private: tuple[Path, bool]) -> Non
     if disclosed:
         assert "percentage points apart" in words
     else:
-        assert "not disclosed worst 5 % not disclosed standard deviation not disclosed worst client" in words
+        assert "not disclosed standard deviation, worst member" in words
         assert "percentage points" not in words
         assert "0.0 % worst 5 %" not in words
 

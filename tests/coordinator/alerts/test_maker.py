@@ -1,0 +1,171 @@
+"""The rows of alerts: made after a commit, again after a crash, and ended when their cause is gone."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from coordinator.alerts import federation_facts, rows, run_facts
+from coordinator.alerts.recording import record_run
+from federation.v1 import admin_pb2 as admin
+from storage.faults import StorageFault
+from storage.models import Alert, Client, Run
+from storage.states import AlertKind, AlertSeverity, RunState
+from tests.running import refused
+from tests.stage import SECONDS, Stage, spec
+
+HOUR = timedelta(hours=1)
+
+
+def failing_run(stage: Stage, rounds: int = 4) -> str:
+    """A run in which the member ben declines each round."""
+    task = stage.task()
+    ann, ben, cleo = stage.cast(task, "ann", "ben", "cleo")
+    run = stage.submit(
+        spec(f"alerts-{stage.count}", task, rounds, more="selection.minimum = 3\nselection.quorum = 0.2")
+    )
+
+    def answer() -> None:
+        for player in (ann, cleo):
+            for _, order in player.orders():
+                player.reply(order)
+        for _, order in ben.orders():
+            ben.decline(order, "busy") if order.kind == "train" else ben.reply(order)
+
+    stage.play(run, until=answer)
+    for _ in stage._admin.WatchRun(admin.WatchRunRequest(run=run), timeout=SECONDS):
+        pass  # it ends after the last alert
+    return run
+
+
+def listed(stage: Stage, **request: object) -> list[admin.Alert]:
+    return list(stage._admin.ListAlerts(admin.ListAlertsRequest(**request), timeout=SECONDS).alerts)
+
+
+def of_run(stage: Stage, run: str) -> list[tuple[object, ...]]:
+    def read(session: object) -> list[tuple[object, ...]]:
+        found = session.query(Alert).filter_by(run_id=run).order_by(Alert.began, Alert.kind)  # type: ignore[attr-defined]
+        return [(a.kind, a.client_id, a.message, a.first_round, a.last_round, a.began, a.ended) for a in found]
+
+    return stage.look(read)
+
+
+def test_alerts_that_a_crash_prevented_are_made_again_as_they_were(stage: Stage) -> None:
+    run = failing_run(stage)
+    before = of_run(stage, run)
+    assert {(kind, name) for kind, name, *_ in before} >= {(AlertKind.MEMBER_FAILS, "ben"), (AlertKind.RUN_ENDED, "")}
+    database = stage.served.database
+    for lost in (AlertKind, {AlertKind.RUN_ENDED}):  # all rows, or those of the last transaction
+        with database.begin() as session:
+            session.query(Alert).filter(Alert.run_id == run, Alert.kind.in_(list(lost))).delete()
+        recorded = record_run(database, run, None, datetime.now(UTC))
+        assert (recorded.facts, recorded.changed) == (None, True)
+        assert of_run(stage, run) == before
+        assert record_run(database, run, None, datetime.now(UTC)).changed is False
+
+
+def test_alerts_are_listed_by_run_and_member_in_pages_and_bad_requests_are_refused(stage: Stage) -> None:
+    run = failing_run(stage, 3)
+    assert listed(stage, run=run) == []  # all have ended with the run
+    ended = listed(stage, run=run, all=True)
+    assert {alert.client_id for alert in ended} == {"", "ben"}
+    assert {alert.run_name for alert in ended} == {stage._admin.GetRun(admin.GetRunRequest(run=run)).run.name}
+    (fails,) = listed(stage, run=run, client_id="ben", all=True)
+    assert fails.message.startswith("ben failed in 3 rounds in a row, last in round 2: busy")
+    assert (fails.first_round, fails.last_round) == (0, 2)
+    first = stage._admin.ListAlerts(admin.ListAlertsRequest(run=run, all=True, page_size=1))
+    second = stage._admin.ListAlerts(
+        admin.ListAlertsRequest(run=run, all=True, page_size=1, page_token=first.next_page_token)
+    )
+    assert [*first.alerts, *second.alerts] == ended
+    assert second.next_page_token == ""
+    for reason, request in (
+        ("run-unknown", {"run": "no-such-run"}),
+        ("client-unknown", {"client_id": "no-such-member"}),
+        ("argument", {"page_token": "x"}),
+    ):
+        with refused("INVALID_ARGUMENT" if reason == "argument" else "NOT_FOUND", reason):
+            listed(stage, **request)
+
+
+def test_a_silent_member_is_an_alert_with_its_contact_until_it_attends(stage: Stage) -> None:
+    stage.cast(stage.task(), "dora")
+    told = stage._admin.TagClient(
+        admin.TagClientRequest(client_id="dora", contact="Ada\x1b[31m, ext. 7"), timeout=SECONDS
+    )
+    assert "\x1b" not in told.client.contact
+    with refused("INVALID_ARGUMENT", "argument"):
+        stage._admin.TagClient(admin.TagClientRequest(client_id="dora", contact="x" * 201), timeout=SECONDS)
+    now = datetime.now(UTC) + timedelta(days=1)
+
+    def silent(attending: set[str]) -> list[object]:
+        return stage.look(
+            lambda session: federation_facts.silent(session, attending, after=HOUR, since=now - 2 * HOUR, now=now)
+        )
+
+    facts = {fact.client_id: fact for fact in silent(set())}  # type: ignore[attr-defined]
+    assert facts["dora"].began == now - HOUR  # type: ignore[attr-defined]
+    assert "reach Ada" in facts["dora"].remedy  # type: ignore[attr-defined]
+    assert "dora" not in {fact.client_id for fact in silent({"dora"})}  # type: ignore[attr-defined]
+    early = stage.look(lambda s: federation_facts.silent(s, set(), after=3 * HOUR, since=now - 2 * HOUR, now=now))
+    assert early == []
+
+
+def test_what_holds_is_one_row_that_keeps_its_beginning_until_it_has_ended(stage: Stage) -> None:
+    now = datetime.now(UTC)
+
+    def at(minute: int, faults: dict[StorageFault, str]) -> list[Alert]:
+        when = now + timedelta(minutes=minute)
+        with stage.served.database.begin() as session:
+            facts = federation_facts.disk(session, 10**18, faults, when)
+            rows.reconcile(session, None, [AlertKind.DISK_LOW], facts, when)
+        return stage.look(lambda s: s.query(Alert).filter_by(kind=AlertKind.DISK_LOW).order_by(Alert.began).all())
+
+    assert at(0, {}) == []
+    (row,) = at(1, {StorageFault.DISK: "no space left"})
+    assert (row.severity, row.ended) == (AlertSeverity.CRITICAL, None)
+    (row,) = at(2, {StorageFault.DISK: "still none"})
+    assert (row.began, "still none" in row.message) == (now + timedelta(minutes=1), True)
+    (row,) = at(3, {})
+    assert row.ended == now + timedelta(minutes=3)
+    assert len(at(4, {StorageFault.DISK: "again"})) == 2
+    at(5, {})
+
+
+@pytest.mark.parametrize(("minutes", "stalled"), [(2, False), (4, True)])
+def test_a_run_is_stalled_after_three_times_its_median_round(stage: Stage, minutes: int, stalled: bool) -> None:
+    task = stage.task()
+    stage.cast(task, "emil")
+    run = stage.submit(spec(f"stalled-{stage.count}", task, 2))
+    stage.wait_state(run, RunState.RUNNING)
+    now = datetime.now(UTC) + timedelta(minutes=minutes)
+    seconds = [60.0, 60.0, 900.0]
+
+    def read(session: object) -> list[object]:
+        row = session.get_one(Run, run)  # type: ignore[attr-defined]
+        return run_facts.stalled(session, row, seconds, since=now - HOUR, now=now)  # type: ignore[arg-type]
+
+    facts = stage.look(read)
+    assert [fact.kind for fact in facts] == ([AlertKind.RUN_STALLED] if stalled else [])
+    stage._admin.StopRun(admin.StopRunRequest(run=run))
+
+
+def test_backups_and_certificates_are_looked_at_by_their_age(stage: Stage) -> None:
+    now = datetime.now(UTC)
+    week = timedelta(days=7)
+
+    def made(last: datetime | None, later: timedelta) -> list[str]:
+        return [
+            fact.message for fact in stage.look(lambda s: federation_facts.backup(s, last, after=week, now=now + later))
+        ]
+
+    assert made(None, timedelta(0)) == []
+    assert made(None, 8 * timedelta(days=1)) == ["no backup has been made"]
+    assert made(now, 6 * timedelta(days=1)) == []
+    assert made(now, 8 * timedelta(days=1))[0].startswith("the last backup was made on")
+    stage.cast(stage.task(), "fred")
+    soon = stage.look(lambda s: federation_facts.member_certificates(s, now + timedelta(days=80)))
+    assert "fred" in {fact.client_id for fact in soon if fact.severity is AlertSeverity.WARNING}
+    over = stage.look(lambda s: federation_facts.member_certificates(s, now + timedelta(days=91)))
+    assert {fact.severity for fact in over if fact.client_id == "fred"} == {AlertSeverity.CRITICAL}
+    assert stage.look(lambda s: federation_facts.member_certificates(s, now)) == []
+    assert stage.look(lambda s: s.get_one(Client, "fred")).contact == ""
