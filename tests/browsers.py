@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 AXE = ROOT / "tests" / "vendored" / "axe.min.js"  # axe-core 4.14.1
 NARROW, WIDE = 390, 1280  # pixels
+Scheme = Literal["light", "dark"]  # of colours
+SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 
 
 @contextmanager

@@ -74,8 +74,7 @@ def add_run(
                 model=MODEL, submitted_by="test", created=BEGUN, started=BEGUN, ended=ended,
             )
         )  # fmt: skip
-        logged = {"subject": run_id, "digest": digest(document)}
-        audit.record(session, at=BEGUN, actor="test", action=SUBMITTED, **logged)
+        audit.record(session, at=BEGUN, actor="test", action=SUBMITTED, subject=run_id, digest=digest(document))
     for first in range(0, done, _AT_A_TIME):
         add_rounds(database, run_id, first, min(first + _AT_A_TIME, done), members)
     return run_id
@@ -148,7 +147,7 @@ def _add_round(session: Session, run_id: str, number: int, members: int) -> None
 
 def _assignments(
     run_id: str, number: int, phases: list[Phase], names: list[str], failed: list[bool]
-) -> Iterator[dict[str, object]]:
+) -> Iterator[dict[str, Any]]:
     states = (AssignmentState.DECLINED, AssignmentState.REFUSED, AssignmentState.EXPIRED)
     reasons = ("disk", "non-finite", "deadline")
     for phase in phases:

@@ -24,7 +24,7 @@ from fedpareto.pages.verdict import Standing, verdict
 from fedpareto.report.page import page
 from fedpareto.report.report_data import RunData
 from storage.states import RoundState
-from tests.browsers import NARROW, WIDE, chromium, fits, smallest_text, violations
+from tests.browsers import NARROW, WIDE, Scheme, chromium, fits, smallest_text, violations
 from tests.running import refused
 from tests.stage import LAYOUT, Stage, spec
 
@@ -436,11 +436,12 @@ def test_a_report_fits_the_screen_of_a_telephone_and_can_be_read_by_everybody(tm
         "beside": page(data, [other]),
         "two": page(both, [made_up(3, 2, "x", ["left", "right"])]),
     }
+    looks: list[tuple[int, Scheme]] = [(NARROW, "dark"), (WIDE, "light"), (WIDE, "dark")]
     with chromium() as browser:
         for name, source in pages.items():
             file = tmp_path / f"{name}.html"
             file.write_text(source)
-            for width, scheme in ((NARROW, "dark"), (WIDE, "light"), (WIDE, "dark")):
+            for width, scheme in looks:
                 context = browser.new_context(
                     viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True
                 )

@@ -11,7 +11,7 @@ from storage.blobs import BlobCorrupt, BlobMissing, BlobStoreUnavailable
 from storage.faults import StorageFault, fault_of
 from storage.objects.bucket import PART, PIECE, Patience
 from storage.objects.store import ObjectStore
-from tests.storage.buckets import Proxy, Storage, juicefs, proxy
+from tests.storage.buckets import BUCKET, SECRET, Proxy, Storage, juicefs, proxy
 from tests.storage.scene import overwrite, stored
 
 DATA = secrets.token_bytes(100_000)
@@ -159,8 +159,9 @@ def test_the_bucket_of_another_federation_is_refused(blobs: ObjectStore, tmp_pat
 
 
 def test_a_wrong_key_a_wrong_bucket_and_an_empty_one_are_named(storage: Storage, tmp_path: Path) -> None:
-    def store(**changed: str) -> ObjectStore:
-        return ObjectStore(storage.bucket("some", **changed), tmp_path / "cache", limit=1, federation="tests")
+    def store(name: str = BUCKET, secret: str = SECRET) -> ObjectStore:
+        bucket = storage.bucket("some", name=name, secret=secret)
+        return ObjectStore(bucket, tmp_path / "cache", limit=1, federation="tests")
 
     with pytest.raises(BlobStoreUnavailable, match="403"):
         store(secret="another secret").probe(takes_new=True)

@@ -10,12 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from federation.v1.common_pb2 import SignedEnvelope
 from federation.work.secure.stage import CIPHERTEXTS
 from tests.verification import every_value
-from tests.verification.every_value import Edit, opened
-
-
-def is_map(kind: FieldDescriptor) -> bool:
-    """True if a field is a map."""
-    return kind.message_type is not None and kind.message_type.GetOptions().map_entry
+from tests.verification.every_value import Edit, is_map, opened
 
 
 def differences(before: Any, after: Any, entry: str, context: str = "") -> Iterator[Edit]:

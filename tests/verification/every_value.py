@@ -103,7 +103,7 @@ def _set(value: object) -> Operation:
 
 def _added(message: Message, field: FieldDescriptor) -> None:
     values = getattr(message, field.name)
-    if _is_map(field):
+    if is_map(field):
         values["another"] = 0.5
     elif field.message_type is not None:
         values.add()
@@ -118,7 +118,7 @@ def _doubled(message: Message, field: FieldDescriptor) -> None:
 
 def _removed(message: Message, field: FieldDescriptor) -> None:
     values = getattr(message, field.name)
-    del values[sorted(values)[0] if _is_map(field) else 0]
+    del values[sorted(values)[0] if is_map(field) else 0]
 
 
 def _exchanged(message: Message, field: FieldDescriptor) -> None:
@@ -131,7 +131,7 @@ def _exchanged(message: Message, field: FieldDescriptor) -> None:
 def _first(value: object) -> Operation:
     def edit(message: Message, field: FieldDescriptor) -> None:
         values = getattr(message, field.name)
-        key = sorted(values)[0] if _is_map(field) else 0
+        key = sorted(values)[0] if is_map(field) else 0
         before = values[key]
         values[key] = value(before) if callable(value) else value
 
@@ -204,13 +204,13 @@ def operations(message: Message, field: Any) -> Iterator[str]:
         if not value:
             return
         yield "one removed"
-        if message.DESCRIPTOR.name == "RoundRecord" and _is_map(field):
+        if message.DESCRIPTOR.name == "RoundRecord" and is_map(field):
             yield from (f"{change} {key}" for key in sorted(value) for change in ("another", "NaN"))
-        elif _is_map(field) or field.message_type is None:
+        elif is_map(field) or field.message_type is None:
             yield "another inside"
-            if isinstance(value[sorted(value)[0] if _is_map(field) else 0], float):
+            if isinstance(value[sorted(value)[0] if is_map(field) else 0], float):
                 yield "NaN inside"
-        if _is_map(field):
+        if is_map(field):
             return
         yield "one doubled"
         if len(value) > 1 and value[0] != value[-1]:
@@ -231,7 +231,8 @@ def operations(message: Message, field: Any) -> Iterator[str]:
             yield "cleared"
 
 
-def _is_map(field: Any) -> bool:
+def is_map(field: Any) -> bool:
+    """True if a field, by its descriptor, is a map."""
     return field.message_type is not None and field.message_type.GetOptions().map_entry
 
 
@@ -268,7 +269,7 @@ def places(message: Message, path: Path = (), context: str = "") -> Iterator[tup
         context = "ciphertexts "
     yield context, path, message
     for field in message.DESCRIPTOR.fields:
-        if field.message_type is None or _is_map(field) or field.message_type.name == "Timestamp":
+        if field.message_type is None or is_map(field) or field.message_type.name == "Timestamp":
             continue
         values = getattr(message, field.name)
         if not field.is_repeated and not message.HasField(field.name):  # of this type
@@ -309,7 +310,7 @@ def values() -> set[str]:
             found.add(name)
             if name in SEALED:
                 todo.append(common_pb2.DESCRIPTOR.message_types_by_name[SEALED[name]])
-            if field.message_type is not None and not _is_map(field) and field.message_type.name != "Timestamp":
+            if field.message_type is not None and not is_map(field) and field.message_type.name != "Timestamp":
                 todo.append(field.message_type)
     return found
 

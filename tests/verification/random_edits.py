@@ -22,8 +22,8 @@ from federation.record.bundle import LOG, SPECIFICATION
 from federation.trust.envelope import seal
 from federation.v1.record_pb2 import Bundle, RoundRecord
 from tests.verification import every_value
-from tests.verification.bundle_differences import differences, is_map
-from tests.verification.every_value import Edit, Path, opened, places, signed_anew
+from tests.verification.bundle_differences import differences
+from tests.verification.every_value import Edit, Path, is_map, opened, places, signed_anew
 from tests.verification.scene import Edited
 
 FORGED = "FORGED: everything was verified"
@@ -87,8 +87,7 @@ class Editor:
     def __post_init__(self) -> None:
         for entry, root in every_value.messages(self.bundle).items():
             for context, path, message in places(root):
-                fields: Sequence[FieldDescriptor] = message.DESCRIPTOR.fields
-                for kind in fields:
+                for kind in message.DESCRIPTOR.fields:
                     where = (entry, path, kind.name)
                     self._values.setdefault(f"{context}{message.DESCRIPTOR.name}.{kind.name}", []).append(where)
                     if kind.message_type is not None and not is_map(kind):

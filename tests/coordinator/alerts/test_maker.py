@@ -3,15 +3,17 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from sqlalchemy.orm import Session
 
 from coordinator.alerts import federation_facts, rows, run_facts
+from coordinator.alerts.facts import Fact
 from coordinator.alerts.recording import record_run
 from federation.v1 import admin_pb2 as admin
 from storage.faults import StorageFault
 from storage.models import Alert, Client, Run
 from storage.states import AlertKind, AlertSeverity, RunState
-from tests.running import refused
-from tests.stage import SECONDS, Stage, spec
+from tests.running import SECONDS, refused
+from tests.stage import Stage, spec
 
 HOUR = timedelta(hours=1)
 
@@ -37,13 +39,13 @@ def failing_run(stage: Stage, rounds: int = 4) -> str:
     return run
 
 
-def listed(stage: Stage, **request: object) -> list[admin.Alert]:
-    return list(stage._admin.ListAlerts(admin.ListAlertsRequest(**request), timeout=SECONDS).alerts)
+def listed(stage: Stage, request: admin.ListAlertsRequest) -> list[admin.Alert]:
+    return list(stage._admin.ListAlerts(request, timeout=SECONDS).alerts)
 
 
 def of_run(stage: Stage, run: str) -> list[tuple[object, ...]]:
-    def read(session: object) -> list[tuple[object, ...]]:
-        found = session.query(Alert).filter_by(run_id=run).order_by(Alert.began, Alert.kind)  # type: ignore[attr-defined]
+    def read(session: Session) -> list[tuple[object, ...]]:
+        found = session.query(Alert).filter_by(run_id=run).order_by(Alert.began, Alert.kind)
         return [(a.kind, a.client_id, a.message, a.first_round, a.last_round, a.began, a.ended) for a in found]
 
     return stage.look(read)
@@ -65,11 +67,11 @@ def test_alerts_that_a_crash_prevented_are_made_again_as_they_were(stage: Stage)
 
 def test_alerts_are_listed_by_run_and_member_in_pages_and_bad_requests_are_refused(stage: Stage) -> None:
     run = failing_run(stage, 3)
-    assert listed(stage, run=run) == []  # all have ended with the run
-    ended = listed(stage, run=run, all=True)
+    assert listed(stage, admin.ListAlertsRequest(run=run)) == []  # all have ended with the run
+    ended = listed(stage, admin.ListAlertsRequest(run=run, all=True))
     assert {alert.client_id for alert in ended} == {"", "ben"}
     assert {alert.run_name for alert in ended} == {stage._admin.GetRun(admin.GetRunRequest(run=run)).run.name}
-    (fails,) = listed(stage, run=run, client_id="ben", all=True)
+    (fails,) = listed(stage, admin.ListAlertsRequest(run=run, client_id="ben", all=True))
     assert fails.message.startswith("ben failed in 3 rounds in a row, last in round 2: busy")
     assert (fails.first_round, fails.last_round) == (0, 2)
     first = stage._admin.ListAlerts(admin.ListAlertsRequest(run=run, all=True, page_size=1))
@@ -79,12 +81,12 @@ def test_alerts_are_listed_by_run_and_member_in_pages_and_bad_requests_are_refus
     assert [*first.alerts, *second.alerts] == ended
     assert second.next_page_token == ""
     for reason, request in (
-        ("run-unknown", {"run": "no-such-run"}),
-        ("client-unknown", {"client_id": "no-such-member"}),
-        ("argument", {"page_token": "x"}),
+        ("run-unknown", admin.ListAlertsRequest(run="no-such-run")),
+        ("client-unknown", admin.ListAlertsRequest(client_id="no-such-member")),
+        ("argument", admin.ListAlertsRequest(page_token="x")),
     ):
         with refused("INVALID_ARGUMENT" if reason == "argument" else "NOT_FOUND", reason):
-            listed(stage, **request)
+            listed(stage, request)
 
 
 def test_a_silent_member_is_an_alert_with_its_contact_until_it_attends(stage: Stage) -> None:
@@ -97,15 +99,15 @@ def test_a_silent_member_is_an_alert_with_its_contact_until_it_attends(stage: St
         stage._admin.TagClient(admin.TagClientRequest(client_id="dora", contact="x" * 201), timeout=SECONDS)
     now = datetime.now(UTC) + timedelta(days=1)
 
-    def silent(attending: set[str]) -> list[object]:
+    def silent(attending: set[str]) -> list[Fact]:
         return stage.look(
             lambda session: federation_facts.silent(session, attending, after=HOUR, since=now - 2 * HOUR, now=now)
         )
 
-    facts = {fact.client_id: fact for fact in silent(set())}  # type: ignore[attr-defined]
-    assert facts["dora"].began == now - HOUR  # type: ignore[attr-defined]
-    assert "reach Ada" in facts["dora"].remedy  # type: ignore[attr-defined]
-    assert "dora" not in {fact.client_id for fact in silent({"dora"})}  # type: ignore[attr-defined]
+    facts = {fact.client_id: fact for fact in silent(set())}
+    assert facts["dora"].began == now - HOUR
+    assert "reach Ada" in facts["dora"].remedy
+    assert "dora" not in {fact.client_id for fact in silent({"dora"})}
     early = stage.look(lambda s: federation_facts.silent(s, set(), after=3 * HOUR, since=now - 2 * HOUR, now=now))
     assert early == []
 
@@ -140,9 +142,9 @@ def test_a_run_is_stalled_after_three_times_its_median_round(stage: Stage, minut
     now = datetime.now(UTC) + timedelta(minutes=minutes)
     seconds = [60.0, 60.0, 900.0]
 
-    def read(session: object) -> list[object]:
-        row = session.get_one(Run, run)  # type: ignore[attr-defined]
-        return run_facts.stalled(session, row, seconds, since=now - HOUR, now=now)  # type: ignore[arg-type]
+    def read(session: Session) -> list[Fact]:
+        row = session.get_one(Run, run)
+        return run_facts.stalled(session, row, seconds, since=now - HOUR, now=now)
 
     facts = stage.look(read)
     assert [fact.kind for fact in facts] == ([AlertKind.RUN_STALLED] if stalled else [])

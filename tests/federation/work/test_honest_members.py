@@ -8,7 +8,7 @@ these with the functions of the package, and leaves out what hides them: keys, s
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # it has no stubs
+from threadpoolctl import threadpool_limits
 
 from federation.secure import sketch
 from federation.secure.blocks import blocks, norm, unit

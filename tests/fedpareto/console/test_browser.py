@@ -13,7 +13,7 @@ import pytest
 
 from fedpareto.console import web_server
 from storage.states import RunState
-from tests.browsers import NARROW, WIDE, chromium, fits, smallest_text, violations
+from tests.browsers import NARROW, SCHEMES, WIDE, Scheme, chromium, fits, smallest_text, violations
 from tests.fedpareto.console.scene import Served, served
 from tests.harness import Federation, Process, federation, wait_for
 from tests.stage import Stage, spec
@@ -45,7 +45,7 @@ def browser() -> Iterator["Browser"]:
 class Screen:
     """A page that notes what the browser complains about."""
 
-    def __init__(self, browser: "Browser", width: int = WIDE, scheme: str = "light") -> None:
+    def __init__(self, browser: "Browser", width: int = WIDE, scheme: Scheme = "light") -> None:
         self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         self.page: Page = self.context.new_page()
         self.page.set_default_timeout(SECONDS)
@@ -66,11 +66,16 @@ def test_a_browser_follows_a_run_under_the_policy_without_a_complaint(
     page.goto(web_server.entrance(console.base, console.console.keys, f"/runs/{run}"))
     page.wait_for_url(f"**/runs/{run}")
     wait_for(lambda: console.reader.watched == 1, "the page to open its stream")
+
+    def play(number: int, watched: bool) -> None:
+        wait_for(lambda: console.reader.watched == watched, "the stream to be as the page is seen")
+        stage.play(run, *players, until=lambda: len(stage.rounds(run)) > number and stage.rounds(run)[number].ended)
+
     for number in range(3):
-        seen(page, number != 1)  # the second round ends while nobody sees the page, which then holds no connection
-        wait_for(lambda n=number: console.reader.watched == (n != 1), "the stream to be as the page is seen")
-        stage.play(run, *players, until=lambda n=number: len(stage.rounds(run)) > n and stage.rounds(run)[n].ended)
-        if number != 1:
+        watched = number != 1  # the second round ends while nobody sees the page, which then holds no connection
+        seen(page, watched)
+        play(number, watched)
+        if watched:
             page.wait_for_selector("#round-1" if number == 2 else "#round-0")
             page.wait_for_selector(f"#round-{number}")
     stage.wait_state(run, RunState.COMPLETED)
@@ -197,7 +202,7 @@ def test_every_screen_is_accessible_fits_and_is_legible(scene: Scene, browser: "
         "/log", "/system",
     )  # fmt: skip
     for width in (WIDE, NARROW):
-        for scheme in ("light", "dark"):
+        for scheme in SCHEMES:
             screen = Screen(browser, width, scheme)
             page = scene.open(screen)
             for path in paths:

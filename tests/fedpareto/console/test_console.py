@@ -263,7 +263,7 @@ def test_a_session_ends_after_twelve_hours_and_when_it_is_left(console: Served) 
     ids=str,
 )
 def test_other_pages_get_nothing_even_with_the_cookie(console: Served, headers: dict[str, str]) -> None:
-    answer = console.ask("/log", **headers)
+    answer = console.ask("/log", "GET", None, **headers)
     assert answer.status == 403
     assert "Enroll" not in answer.text
 

@@ -23,8 +23,8 @@ from fedpareto.cli.admin import runs
 from fedpareto.cli.document import document
 from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.show import participation_table, tables
-from tests.running import refused
-from tests.stage import LAYOUT, SECONDS, Player, Stage, spec
+from tests.running import SECONDS, refused
+from tests.stage import LAYOUT, Player, Stage, spec
 
 REPLIED, DECLINED, REFUSED, MISSING, NOT_NEEDED = RoundOutcome
 
@@ -87,9 +87,9 @@ def test_missed_evaluations_count_though_the_training_went_well() -> None:
 
 
 def shown(picture: object) -> str:
-    console = Console(file=io.StringIO(), width=tables.WIDTH)
-    console.print(picture)
-    return console.file.getvalue()  # type: ignore[attr-defined]
+    text = io.StringIO()
+    Console(file=text, width=tables.WIDTH).print(picture)
+    return text.getvalue()
 
 
 def play(stage: Stage, run: str, parts: dict[Player, Callable[[AssignmentManifest], object]]) -> None:
