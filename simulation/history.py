@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
-from coordinator.alerts.round_facts import read_facts
+from coordinator.alerts.about_rounds import read_facts
 from coordinator.rounds.runs.participation import MemberSummary, RoundOutcome
 from coordinator.services.views.details import export_rounds
 from federation.record.results import accepted

@@ -19,8 +19,8 @@ from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, SQLA
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
-from storage.compiled import DRIVER, compiled_statements
 from storage.revisions import incompatibility, pending_revisions
+from storage.shared_statements import DRIVER, compiled_statements
 
 MAX_CONNECTIONS = 32  # of an engine at a time
 BUSY_SECONDS = 30.0  # the longest wait of a SQLite transaction for the one before it

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedpareto.demo.dumbbells import THEMES, panels, picture
+from fedpareto.demo.hospital_dumbbells import THEMES, panels, picture
 from fedpareto.demo.hospitals import EIGHT, TWO
 from fedpareto.demo.story import TITLES, HospitalAccuracies
 from fedpareto.formatting import percent

@@ -9,7 +9,7 @@ Key = tuple[AlertKind, str, str]  # of the facts that are one alert while it las
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fact:
+class AlertFact:
     """Something that an operator should look at.
 
     Attributes:

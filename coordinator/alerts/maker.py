@@ -15,10 +15,10 @@ from cryptography import x509
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.alerts import federation_facts, rows, run_facts
-from coordinator.alerts.facts import Fact
+from coordinator.alerts import about_federation, about_runs, rows
+from coordinator.alerts.about_rounds import RoundFacts
+from coordinator.alerts.facts import AlertFact
 from coordinator.alerts.recording import record_run
-from coordinator.alerts.round_facts import RoundFacts
 from coordinator.condition import Condition
 from coordinator.rounds.fleets.presence import Presence
 from coordinator.rounds.supervisor import Supervisor
@@ -190,30 +190,30 @@ class AlertMaker:
             self._record(_SLOW, slow, now)
             self._end_failed(now)
 
-    def _stalled(self, session: Session, now: datetime) -> list[Fact]:
+    def _stalled(self, session: Session, now: datetime) -> list[AlertFact]:
         facts = []
         for run_id, of_rounds in self._runs.items():
             run = session.get_one(Run, run_id)
-            facts += run_facts.stalled(session, run, of_rounds.seconds, since=self._since, now=now)
+            facts += about_runs.stalled(session, run, of_rounds.seconds, since=self._since, now=now)
         return facts
 
-    def _silent(self, session: Session, now: datetime) -> list[Fact]:
+    def _silent(self, session: Session, now: datetime) -> list[AlertFact]:
         if self._limits.silent is None:
             return []
         attending = self._presence.attending()
-        return federation_facts.silent(session, attending, after=self._limits.silent, since=self._since, now=now)
+        return about_federation.silent(session, attending, after=self._limits.silent, since=self._since, now=now)
 
-    def _slow(self, session: Session, now: datetime) -> list[Fact]:
-        facts = federation_facts.disk(session, self._blobs.free_bytes(), self._condition.faults, now)
-        facts += federation_facts.member_certificates(session, now)
-        facts += federation_facts.own_certificates(*self._certificates, now)
+    def _slow(self, session: Session, now: datetime) -> list[AlertFact]:
+        facts = about_federation.disk(session, self._blobs.free_bytes(), self._condition.faults, now)
+        facts += about_federation.member_certificates(session, now)
+        facts += about_federation.own_certificates(*self._certificates, now)
         if self._limits.backup is not None:
-            newest = federation_facts.last_backup(session, self._backup_looked)
+            newest = about_federation.last_backup(session, self._backup_looked)
             self._backup, self._backup_looked = newest or self._backup, now - timedelta(hours=1)
-            facts += federation_facts.backup(session, self._backup, after=self._limits.backup, now=now)
+            facts += about_federation.backup(session, self._backup, after=self._limits.backup, now=now)
         return facts
 
-    def _record(self, kinds: Iterable[AlertKind], facts: list[Fact], now: datetime) -> None:
+    def _record(self, kinds: Iterable[AlertKind], facts: list[AlertFact], now: datetime) -> None:
         with self._database.read() as session:
             if not rows.differ(session, None, kinds, facts):
                 return
@@ -225,14 +225,14 @@ class AlertMaker:
 
     def _end_failed(self, now: datetime) -> None:
         """A run that failed a week ago needs nobody any more."""
-        old = Alert.began < now - run_facts.FAILED_SHOWN
+        old = Alert.began < now - about_runs.FAILED_SHOWN
         query = select(Alert).where(Alert.kind == AlertKind.RUN_ENDED, Alert.ended.is_(None), old)
         with self._database.read() as session:
             if session.scalar(query.limit(1)) is None:
                 return
         with self._database.begin() as session:
             for row in session.scalars(query):
-                row.ended = row.began + run_facts.FAILED_SHOWN
+                row.ended = row.began + about_runs.FAILED_SHOWN
 
     def _tell(self, new: Sequence[Alert]) -> None:
         for alert in new:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from coordinator.alerts import rows, run_facts
-from coordinator.alerts.round_facts import RoundFacts, WeightBounds
+from coordinator.alerts import about_runs, rows
+from coordinator.alerts.about_rounds import RoundFacts, WeightBounds
 from coordinator.rounds.runs.participation import read_rounds
 from storage.database import Database
 from storage.models import Alert, Run
@@ -39,7 +39,7 @@ def record_run(database: Database, run_id: str, facts: RoundFacts | None, now: d
         facts = facts or RoundFacts(run_id, WeightBounds.of(run))
         for round_ in read_rounds(session, run_id, facts.participation.next_round):
             facts.add(round_)
-        paused = run_facts.paused(run, now)
+        paused = about_runs.paused(run, now)
         pauses = rows.differ(session, run_id, [AlertKind.RUN_PAUSED], paused)
     if run.ended is not None:
         facts.end(run.ended)
@@ -51,5 +51,5 @@ def record_run(database: Database, run_id: str, facts: RoundFacts | None, now: d
         new += rows.reconcile(session, run_id, [AlertKind.RUN_PAUSED], paused, now)
         if run.ended is not None:
             rows.end_of_run(session, run_id, run.ended)
-            new += rows.save(session, run_id, [run_facts.ended(run, facts.participation.next_round)])
+            new += rows.save(session, run_id, [about_runs.ended(run, facts.participation.next_round)])
     return Recorded(None if run.ended is not None else facts, new, changed=True)

@@ -7,13 +7,13 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, or_, select
 from sqlalchemy.orm import Session
 
-from coordinator.alerts.facts import Fact, Key
+from coordinator.alerts.facts import AlertFact, Key
 from storage.columns import cleaned
 from storage.models import ALERT_MESSAGE, ALERT_REMEDY, Alert, Run
 from storage.states import AlertKind
 
 
-def save(session: Session, run_id: str, facts: Iterable[Fact]) -> list[Alert]:
+def save(session: Session, run_id: str, facts: Iterable[AlertFact]) -> list[Alert]:
     """Writes facts about a run, each to the row with its beginning. Returns the rows that are new."""
     rows = {
         (row.kind, row.run_id, row.client_id, row.began): row
@@ -32,7 +32,7 @@ def save(session: Session, run_id: str, facts: Iterable[Fact]) -> list[Alert]:
 
 
 def reconcile(
-    session: Session, run_id: str | None, kinds: Iterable[AlertKind], facts: Iterable[Fact], now: datetime
+    session: Session, run_id: str | None, kinds: Iterable[AlertKind], facts: Iterable[AlertFact], now: datetime
 ) -> list[Alert]:
     """Makes the rows of these kinds say what holds now: each other open row has ended. Returns the rows that are new.
 
@@ -56,7 +56,7 @@ def reconcile(
     return new
 
 
-def differ(session: Session, run_id: str | None, kinds: Iterable[AlertKind], facts: Iterable[Fact]) -> bool:
+def differ(session: Session, run_id: str | None, kinds: Iterable[AlertKind], facts: Iterable[AlertFact]) -> bool:
     """True if `reconcile` would write something."""
     shown = {key: (row.severity, row.message) for key, row in _open(session, run_id, kinds).items()}
     return shown != {fact.key: (fact.severity, cleaned(fact.message, ALERT_MESSAGE)) for fact in facts}
@@ -110,13 +110,13 @@ def _newest() -> Select[Any]:
     return select(Alert).order_by(Alert.began.desc(), Alert.alert_id.desc())
 
 
-def _row(fact: Fact) -> Alert:
+def _row(fact: AlertFact) -> Alert:
     row = Alert(kind=fact.kind, run_id=fact.run_id, client_id=fact.client_id, began=fact.began)
     _update(row, fact)
     return row
 
 
-def _update(row: Alert, fact: Fact) -> None:
+def _update(row: Alert, fact: AlertFact) -> None:
     row.severity, row.ended = fact.severity, fact.ended
     row.message, row.remedy = cleaned(fact.message, ALERT_MESSAGE), cleaned(fact.remedy, ALERT_REMEDY)
     row.first_round, row.last_round = fact.first_round, fact.last_round

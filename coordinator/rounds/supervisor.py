@@ -59,7 +59,7 @@ _HELD = {
     StorageFault.DISK: ("disk: ", "free some space"),
     StorageFault.BLOB_STORE: ("blob-store: ", "see to the bucket"),
 }
-_HELD_REASONS = tuple(begins for begins, _ in _HELD.values())
+HELD_REASONS = tuple(begins for begins, _ in _HELD.values())
 
 
 class Supervisor:
@@ -205,7 +205,7 @@ class Supervisor:
         """Resumes the runs that `pause_for_fault` has paused, and that nobody has paused or stopped since."""
         if not self._conducting:
             return
-        held = or_(*(Run.reason.startswith(begins) for begins in _HELD_REASONS))
+        held = or_(*(Run.reason.startswith(begins) for begins in HELD_REASONS))
         for run_id in self._runs(Run.state == RunState.PAUSED, held):
             log.info("run %s: goes on, the fault is over", run_id)
             with suppress(Refusal):  # an operator was faster
@@ -295,7 +295,7 @@ class Supervisor:
         now = self._clock()
         with self._database.begin() as session:
             run = session.get_one(Run, run_id, with_for_update=True)
-            if to is RunState.PAUSED is run.state and run.reason.startswith(_HELD_REASONS):
+            if to is RunState.PAUSED is run.state and run.reason.startswith(HELD_REASONS):
                 run.reason = reason[:400]  # the operator's pause lasts when the fault is over
             else:
                 move_run(run, to, now, reason)

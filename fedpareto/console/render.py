@@ -15,7 +15,7 @@ from fedpareto.admin_messages import name_of
 from fedpareto.console.federation_reader import Reader
 from fedpareto.console.view import PageView
 from fedpareto.pages.html import Html
-from fedpareto.pages.skeleton import Link, Page, served
+from fedpareto.pages.skeleton import Link, WebPage, served
 
 SCRIPTS = ("htmx.min.js", "sse.min.js", "uPlot.iife.min.js", "console.js")
 STYLES = ("style.css", "uPlot.min.css", "console.css")
@@ -94,7 +94,7 @@ class Renderer:
         links = tuple(Link(title, href, current=href == nav) for href, title in _NAVIGATION.items())
         header = self._block("common.html", "header", {"parts": shown, "token": token})
         connection = Html(f'<div id="connection" sse-swap="connection" role="status">{parts["connection"]}</div>')
-        page = Page(
+        page = WebPage(
             title=f"{view.title} · fedpareto console",
             body=[connection, Html(body)],
             nav=links,
@@ -114,7 +114,7 @@ class Renderer:
     def problem(self, status: int, text: str) -> str:
         """A page that says why there is no other."""
         body = self._block("common.html", "problem", {"status": status, "text": text})
-        return served(Page(title="fedpareto console", body=[Html(body)]), styles=self._addresses(STYLES))
+        return served(WebPage(title="fedpareto console", body=[Html(body)]), styles=self._addresses(STYLES))
 
     def _block(self, template_name: str, block: str, values: Mapping[str, Any]) -> str:
         template = self._environment.get_template(template_name)

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from fedpareto.demo.dumbbells import figure, panels
+from fedpareto.demo.hospital_dumbbells import figure, panels
 from fedpareto.demo.hospitals import HOSPITALS, TWO
 from fedpareto.demo.private_act import PrivateResult
 from fedpareto.demo.story import Story
 from fedpareto.formatting import percent
 from fedpareto.pages.html import Html, join, table, tag
-from fedpareto.pages.skeleton import Page, in_one_file
+from fedpareto.pages.skeleton import WebPage, in_one_file
 
 _MORE = """
 .panels { display: flex; flex-wrap: wrap; gap: 1rem 2rem; margin: 1.4rem 0; }
@@ -51,7 +51,7 @@ def page(story: Story, private: PrivateResult | None, remarks: tuple[str, str], 
         titles = ["hospital", *(column.title for column in story.columns)]
         body.append(tag("div", table(titles, rows), class_="card"))
     body += [tag("h2", "Type next"), tag("pre", "\n".join(commands))]
-    return in_one_file(Page(title="fedpareto demo", body=body), more_style=_MORE)
+    return in_one_file(WebPage(title="fedpareto demo", body=body), more_style=_MORE)
 
 
 def _pictures(private: PrivateResult, remark: str) -> list[Html]:

@@ -22,7 +22,7 @@ class Link:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Page:
+class WebPage:
     """The content of a page.
 
     Attributes:
@@ -39,7 +39,7 @@ class Page:
     header: Sequence[str] = ()
 
 
-def in_one_file(page: Page, *, more_style: str = "") -> Html:
+def in_one_file(page: WebPage, *, more_style: str = "") -> Html:
     """A page that needs nothing else: the browser loads nothing and runs no script, whatever the texts in it are.
 
     The policy allows the page's own style sheet by its digest, and no other style.
@@ -52,7 +52,7 @@ def in_one_file(page: Page, *, more_style: str = "") -> Html:
 
 
 def served(
-    page: Page, *, styles: Sequence[str], scripts: Sequence[str] = (), attributes: dict[str, str] | None = None
+    page: WebPage, *, styles: Sequence[str], scripts: Sequence[str] = (), attributes: dict[str, str] | None = None
 ) -> Html:
     """A page that loads style sheets and scripts from these addresses; `attributes` are those of its body."""
     links = [tag("link", rel="stylesheet", href=style) for style in styles]
@@ -60,7 +60,7 @@ def served(
     return _document(page, [], links, attributes or {})
 
 
-def _document(page: Page, first: Sequence[Html], last: Sequence[Html], attributes: dict[str, str]) -> Html:
+def _document(page: WebPage, first: Sequence[Html], last: Sequence[Html], attributes: dict[str, str]) -> Html:
     head = tag(
         "head",
         tag("meta", charset="utf-8"),

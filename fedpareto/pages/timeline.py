@@ -15,7 +15,7 @@ _LEAST = 0.004  # the width of a span, as a share
 
 
 @dataclass(frozen=True)
-class Span:
+class TimelineSpan:
     """Something that lasted from `began` to `ended`, in seconds after the beginning of the lane.
 
     `name` is its entry in the legend, `title` its tooltip; `way` is 0 to 3: solid, outlined, half, dashed.
@@ -30,16 +30,18 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Lane:
+class TimelineLane:
     """A lane with its name on the left and `words` on the right; it ends after `seconds`, NaN while it lasts."""
 
     name: str
     words: str
-    spans: Sequence[Span]
+    spans: Sequence[TimelineSpan]
     seconds: float = math.nan
 
 
-def timeline(lanes: Sequence[Lane], *, alt: str, words: str = "", axis: str = "seconds since the round began") -> Html:
+def timeline(
+    lanes: Sequence[TimelineLane], *, alt: str, words: str = "", axis: str = "seconds since the round began"
+) -> Html:
     """Lanes one below the other; `alt` and `words` are as for `drawing.plot`."""
     ends = [span.ended for lane in lanes for span in lane.spans] + [lane.seconds for lane in lanes]
     ticks = steps(0.0, max(known(ends), default=1.0))

@@ -20,7 +20,7 @@ _NO_STEP = "No round of this run has made a step."
 
 
 @dataclass(frozen=True)
-class Section:
+class FigureSection:
     """A section of a report."""
 
     anchor: str
@@ -28,16 +28,18 @@ class Section:
     figures: Sequence[Html]
 
 
-def sections(data: RunData, beside: Sequence[RunData]) -> Iterator[Section]:
+def sections(data: RunData, beside: Sequence[RunData]) -> Iterator[FigureSection]:
     """The sections that say why, the most telling ones first."""
     if data.objectives:
-        yield Section("objectives", "The objectives", list(objective_figures.figures(data, beside)))
-    yield Section("rounds", "Round by round", [_accuracy(data), _losses(data), _spread(data), _improved(data)])
+        yield FigureSection("objectives", "The objectives", list(objective_figures.figures(data, beside)))
+    yield FigureSection("rounds", "Round by round", [_accuracy(data), _losses(data), _spread(data), _improved(data)])
     if data.own_metrics:
-        yield Section("metrics", "The task's own metrics", list(metric_figures.figures(data)))
-    yield Section("weights", "Who decided", [_weights(data), _entropy(data)])
-    yield Section("conflicts", "Whether a step served everybody", [_cosines(data), _norms(data), _conflicts(data)])
-    yield Section("traffic", "Replies, bytes and time", list(traffic.figures(data, beside)))
+        yield FigureSection("metrics", "The task's own metrics", list(metric_figures.figures(data)))
+    yield FigureSection("weights", "Who decided", [_weights(data), _entropy(data)])
+    yield FigureSection(
+        "conflicts", "Whether a step served everybody", [_cosines(data), _norms(data), _conflicts(data)]
+    )
+    yield FigureSection("traffic", "Replies, bytes and time", list(traffic.figures(data, beside)))
 
 
 # --- accuracy

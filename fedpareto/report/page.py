@@ -11,10 +11,10 @@ from fedpareto.admin_messages import epsilon_of_clients, name_of
 from fedpareto.formatting import NOT_DISCLOSED, PERSONALISED, number, percent, recorded, short, size, when
 from fedpareto.pages.alert_list import alert_list, line_of, with_code
 from fedpareto.pages.html import Html, facts, join, table, tag
-from fedpareto.pages.skeleton import Link, Page, in_one_file
+from fedpareto.pages.skeleton import Link, WebPage, in_one_file
 from fedpareto.pages.verdict import verdict
-from fedpareto.report import members
-from fedpareto.report.figures import Section, sections
+from fedpareto.report import member_results
+from fedpareto.report.figures import FigureSection, sections
 from fedpareto.report.report_data import RunData
 from fedpareto.series import known, last, mean
 
@@ -28,7 +28,7 @@ def page(data: RunData, beside: Sequence[RunData] = ()) -> Html:
     parts = [
         *([("members", "Members", _members(data))] if data.rounds else []),
         *((section.anchor, section.title, _figures(section)) for section in why),
-        ("replies", "Who took part", [tag("div", members.took_part(data), class_="card")]),
+        ("replies", "Who took part", [tag("div", member_results.took_part(data), class_="card")]),
         ("run", "The run", _run(data)),
         ("definitions", "What the numbers mean", _definitions()),
     ]
@@ -40,7 +40,7 @@ def page(data: RunData, beside: Sequence[RunData] = ()) -> Html:
         *(tag("section", tag("h2", title, id=anchor), *elements) for anchor, title, elements in parts),
     ]
     links = [Link(anchor.capitalize(), f"#{anchor}") for anchor in ("alerts", *(anchor for anchor, _, _ in parts))]
-    return in_one_file(Page(title=f"{data.run.name}: federated run", body=body, nav=links))
+    return in_one_file(WebPage(title=f"{data.run.name}: federated run", body=body, nav=links))
 
 
 def _head(data: RunData, beside: Sequence[RunData]) -> Html:
@@ -68,12 +68,12 @@ def _alerts(data: RunData) -> list[Html]:
 
 def _members(data: RunData) -> list[Html]:
     return [
-        tag("div", members.results(data), class_="figures one"),
-        tag("div", tag("h3", "Every member"), members.members_table(data), class_="card"),
+        tag("div", member_results.results(data), class_="figures one"),
+        tag("div", tag("h3", "Every member"), member_results.members_table(data), class_="card"),
     ]
 
 
-def _figures(section: Section) -> list[Html]:
+def _figures(section: FigureSection) -> list[Html]:
     return [tag("div", *section.figures, class_="figures")]
 
 

@@ -16,7 +16,7 @@ from fedpareto.pages.html import Html, join, table, tag
 from fedpareto.pages.marks import COLOURS
 from fedpareto.pages.plane import Path, plane
 from fedpareto.pages.scales import Axis, Format
-from fedpareto.pages.timeline import Lane, Span, timeline
+from fedpareto.pages.timeline import TimelineLane, TimelineSpan, timeline
 from fedpareto.report.layout import absence, absent, figure, line_figure, over_rounds, recorded, some
 from fedpareto.report.report_data import RunData
 from fedpareto.series import known, mean
@@ -187,7 +187,7 @@ def _phases(data: RunData) -> Html:
     return figure(title, timeline(shown, alt=title, words=f"{words}."), caption, table(columns, rows), more=more)
 
 
-def _lane(item: ExportRoundsResponse) -> Lane:
+def _lane(item: ExportRoundsResponse) -> TimelineLane:
     spans, words = [], []
     start = item.summary.started.ToDatetime(UTC)
     for phase in item.phases:
@@ -199,6 +199,6 @@ def _lane(item: ExportRoundsResponse) -> Lane:
         phase_name = f"round {phase.round}, phase {phase.phase}, {phase.kind}"
         title = f"{phase_name}: {replies} replied, {took}, {size(phase.bytes_up)} up"
         words.append(replies)
-        spans.append(Span(phase.kind, title, began, ended, *_LOOKS.get(phase.kind.lower(), (3, 0))))
+        spans.append(TimelineSpan(phase.kind, title, began, ended, *_LOOKS.get(phase.kind.lower(), (3, 0))))
     text = " ".join(words[:_WORDS]) + (" …" if len(words) > _WORDS else "")
-    return Lane(f"round {item.summary.round}", text, spans, item.summary.seconds)
+    return TimelineLane(f"round {item.summary.round}", text, spans, item.summary.seconds)

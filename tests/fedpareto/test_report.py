@@ -371,7 +371,7 @@ def test_a_heat_map_of_1000_rounds_and_100_members_has_an_element_for_each_shade
 
 
 def test_a_lane_shows_spans_from_its_beginning() -> None:
-    lane = timeline.Lane("a", "1/1", [timeline.Span("train", "t", 0.0, 5.0, 0)], 10.0)
+    lane = timeline.TimelineLane("a", "1/1", [timeline.TimelineSpan("train", "t", 0.0, 5.0, 0)], 10.0)
     assert re.findall(r'<rect x="([^"]+)" [^>]*width="([^"]+)"', timeline.timeline([lane], alt="x")) == [("0%", "50%")]
 
 

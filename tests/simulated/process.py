@@ -311,12 +311,12 @@ class Process:
             cause = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self.condition.note(cause, lasts=True)
             self.spare = True
-            self.supervisor.pause_for_disk(self.condition.faults[StorageFault.DISK])
+            self.supervisor.pause_for_fault(StorageFault.DISK, self.condition.faults[StorageFault.DISK])
             self._resumes = True
         elif self._resumes or StorageFault.DISK in self.condition.faults:
             self.condition.over(StorageFault.DISK)
             self.spare = False
-            self.supervisor.resume_after_disk()
+            self.supervisor.resume_after_fault()
             self._resumes = False
 
 

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.audit.checkpoints import LogKey
 from coordinator.rounds.runs.submission import new_run
-from coordinator.rounds.supervisor import DISK_REASON
+from coordinator.rounds.supervisor import HELD_REASONS
 from coordinator.rounds.transitions import RUN_ENDED
 from coordinator.signing_keys import Signing
 from federation.digests import digest
@@ -275,7 +275,7 @@ class Schedule:
             return False
         run = self.run()
         if run.state is RunState.PAUSED:
-            return not self._held and not run.reason.startswith(DISK_REASON)
+            return not self._held and not run.reason.startswith(HELD_REASONS)
         return run.state in RUN_ENDED
 
     def run(self) -> Run:

@@ -32,7 +32,7 @@ def test_no_schedule_of_faults_changes_a_result_without_a_reason(runner: Runner,
 def test_the_same_seed_gives_the_same_trace(runner: Runner, seed: int) -> None:
     first, second = runner.run(seed), runner.run(seed)
     assert first.trace == second.trace
-    assert len(first.trace) > 20
+    assert first.counts["receipt"]
 
 
 def test_the_program_goes_on_where_it_stopped_and_writes_its_record(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from fedpareto.console.view import PageRequest, PageView, Screen
 from fedpareto.formatting import natural
 from fedpareto.pages.heat import heat
 from fedpareto.pages.html import Html
-from fedpareto.pages.timeline import Lane, Span, timeline
+from fedpareto.pages.timeline import TimelineLane, TimelineSpan, timeline
 
 _COLOURS = {"fetch and wait": (5, 2), "train": (0, 0), "evaluate": (2, 0), "send": (4, 0), "no reply": (1, 3)}
 _REMEDIES = {
@@ -101,7 +101,7 @@ def _lanes(item: v1.GetRoundResponse, replies: Sequence[v1.Reply]) -> Html:
         return Html("")
     began = _seconds(item.summary.started)
     ended = max((_seconds(phase.ended) for phase in item.phases if phase.HasField("ended")), default=math.nan)
-    spans: dict[str, list[Span]] = {part.client_id: [] for part in item.participations}
+    spans: dict[str, list[TimelineSpan]] = {part.client_id: [] for part in item.participations}
     receipts: dict[str, float] = {}
     phases = {phase.phase: phase for phase in item.phases}
     for reply in replies:
@@ -117,10 +117,11 @@ def _lanes(item: v1.GetRoundResponse, replies: Sequence[v1.Reply]) -> Html:
             end = _seconds(first.ended) - began if first.HasField("ended") else 0.0
             title = f"{part.client_id}: {part.reason or name_of(part, 'state').lower()}"
             spans[part.client_id].append(
-                Span("no reply", title, _seconds(first.started) - began, end, *_COLOURS["no reply"])
+                TimelineSpan("no reply", title, _seconds(first.started) - began, end, *_COLOURS["no reply"])
             )
     lanes = [
-        Lane(name, _receipt(receipts.get(name)), spans[name], ended - began) for name in sorted(spans, key=natural)
+        TimelineLane(name, _receipt(receipts.get(name)), spans[name], ended - began)
+        for name in sorted(spans, key=natural)
     ]
     alt = f"What each of {len(lanes)} members did in round {item.summary.round}, and when"
     return timeline(lanes, alt=alt) if lanes else Html("")
@@ -130,7 +131,7 @@ def _receipt(seconds: float | None) -> str:
     return formatting.seconds(seconds) if seconds is not None else formatting.UNKNOWN
 
 
-def _spans(phase: v1.PhaseProgress, reply: v1.Reply, began: float, received: float) -> Iterator[Span]:
+def _spans(phase: v1.PhaseProgress, reply: v1.Reply, began: float, received: float) -> Iterator[TimelineSpan]:
     asked = _seconds(phase.started)
     try:
         manifest = ReplyManifest.FromString(reply.envelope.manifest)
@@ -139,14 +140,16 @@ def _spans(phase: v1.PhaseProgress, reply: v1.Reply, began: float, received: flo
     work = "evaluate" if phase.kind == "evaluate" else "train"
     title = f"{reply.client_id}, {phase.kind}"
     if not manifest.HasField("created") or not math.isfinite(manifest.seconds):
-        yield Span(work, f"{title}: until {received - asked:.2f} s", asked - began, received - began, *_COLOURS[work])
+        yield TimelineSpan(
+            work, f"{title}: until {received - asked:.2f} s", asked - began, received - began, *_COLOURS[work]
+        )
         return
     # By the member's clock, which may be wrong: its spans stay between the question and the receipt.
     made = min(max(_seconds(manifest.created), asked), received)
     start = min(max(made - max(manifest.seconds, 0.0), asked), made)
     parts = (("fetch and wait", asked, start), (work, start, made), ("send", made, received))
     for name, first, last in parts:
-        yield Span(name, f"{title}: {name} {last - first:.2f} s", first - began, last - began, *_COLOURS[name])
+        yield TimelineSpan(name, f"{title}: {name} {last - first:.2f} s", first - began, last - began, *_COLOURS[name])
 
 
 # --- who failed

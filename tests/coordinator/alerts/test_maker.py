@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy.orm import Session
 
-from coordinator.alerts import federation_facts, rows, run_facts
-from coordinator.alerts.facts import Fact
+from coordinator.alerts import about_federation, about_runs, rows
+from coordinator.alerts.facts import AlertFact
 from coordinator.alerts.recording import record_run
 from federation.v1 import admin_pb2 as admin
 from storage.faults import StorageFault
@@ -99,16 +99,16 @@ def test_a_silent_member_is_an_alert_with_its_contact_until_it_attends(stage: St
         stage._admin.TagClient(admin.TagClientRequest(client_id="dora", contact="x" * 201), timeout=SECONDS)
     now = datetime.now(UTC) + timedelta(days=1)
 
-    def silent(attending: set[str]) -> list[Fact]:
+    def silent(attending: set[str]) -> list[AlertFact]:
         return stage.look(
-            lambda session: federation_facts.silent(session, attending, after=HOUR, since=now - 2 * HOUR, now=now)
+            lambda session: about_federation.silent(session, attending, after=HOUR, since=now - 2 * HOUR, now=now)
         )
 
     facts = {fact.client_id: fact for fact in silent(set())}
     assert facts["dora"].began == now - HOUR
     assert "reach Ada" in facts["dora"].remedy
     assert "dora" not in {fact.client_id for fact in silent({"dora"})}
-    early = stage.look(lambda s: federation_facts.silent(s, set(), after=3 * HOUR, since=now - 2 * HOUR, now=now))
+    early = stage.look(lambda s: about_federation.silent(s, set(), after=3 * HOUR, since=now - 2 * HOUR, now=now))
     assert early == []
 
 
@@ -118,7 +118,7 @@ def test_what_holds_is_one_row_that_keeps_its_beginning_until_it_has_ended(stage
     def at(minute: int, faults: dict[StorageFault, str]) -> list[Alert]:
         when = now + timedelta(minutes=minute)
         with stage.served.database.begin() as session:
-            facts = federation_facts.disk(session, 10**18, faults, when)
+            facts = about_federation.disk(session, 10**18, faults, when)
             rows.reconcile(session, None, [AlertKind.DISK_LOW], facts, when)
         return stage.look(lambda s: s.query(Alert).filter_by(kind=AlertKind.DISK_LOW).order_by(Alert.began).all())
 
@@ -142,9 +142,9 @@ def test_a_run_is_stalled_after_three_times_its_median_round(stage: Stage, minut
     now = datetime.now(UTC) + timedelta(minutes=minutes)
     seconds = [60.0, 60.0, 900.0]
 
-    def read(session: Session) -> list[Fact]:
+    def read(session: Session) -> list[AlertFact]:
         row = session.get_one(Run, run)
-        return run_facts.stalled(session, row, seconds, since=now - HOUR, now=now)
+        return about_runs.stalled(session, row, seconds, since=now - HOUR, now=now)
 
     facts = stage.look(read)
     assert [fact.kind for fact in facts] == ([AlertKind.RUN_STALLED] if stalled else [])
@@ -157,7 +157,7 @@ def test_backups_and_certificates_are_looked_at_by_their_age(stage: Stage) -> No
 
     def made(last: datetime | None, later: timedelta) -> list[str]:
         return [
-            fact.message for fact in stage.look(lambda s: federation_facts.backup(s, last, after=week, now=now + later))
+            fact.message for fact in stage.look(lambda s: about_federation.backup(s, last, after=week, now=now + later))
         ]
 
     assert made(None, timedelta(0)) == []
@@ -165,9 +165,9 @@ def test_backups_and_certificates_are_looked_at_by_their_age(stage: Stage) -> No
     assert made(now, 6 * timedelta(days=1)) == []
     assert made(now, 8 * timedelta(days=1))[0].startswith("the last backup was made on")
     stage.cast(stage.task(), "fred")
-    soon = stage.look(lambda s: federation_facts.member_certificates(s, now + timedelta(days=80)))
+    soon = stage.look(lambda s: about_federation.member_certificates(s, now + timedelta(days=80)))
     assert "fred" in {fact.client_id for fact in soon if fact.severity is AlertSeverity.WARNING}
-    over = stage.look(lambda s: federation_facts.member_certificates(s, now + timedelta(days=91)))
+    over = stage.look(lambda s: about_federation.member_certificates(s, now + timedelta(days=91)))
     assert {fact.severity for fact in over if fact.client_id == "fred"} == {AlertSeverity.CRITICAL}
-    assert stage.look(lambda s: federation_facts.member_certificates(s, now)) == []
+    assert stage.look(lambda s: about_federation.member_certificates(s, now)) == []
     assert stage.look(lambda s: s.get_one(Client, "fred")).contact == ""

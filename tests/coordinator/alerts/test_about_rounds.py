@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from coordinator.aggregation.registry import algorithm
-from coordinator.alerts.facts import Fact
-from coordinator.alerts.round_facts import RoundFacts, WeightBounds
+from coordinator.alerts.about_rounds import RoundFacts, WeightBounds
+from coordinator.alerts.facts import AlertFact
 from coordinator.rounds.runs.participation import EndedRound, MemberRound, RoundOutcome, StepLength
 from fedpareto import simulate
 from storage.states import AlertKind
@@ -46,7 +46,7 @@ def asked(number: int, *outcomes: RoundOutcome) -> EndedRound:
     )
 
 
-def facts_of(rounds: Sequence[EndedRound], bounds: WeightBounds = NONE) -> tuple[list[Fact], list[Fact]]:
+def facts_of(rounds: Sequence[EndedRound], bounds: WeightBounds = NONE) -> tuple[list[AlertFact], list[AlertFact]]:
     """The facts that last after some rounds, and the last form of all that there were."""
     made = RoundFacts("run", bounds)
     for round_ in rounds:
@@ -90,7 +90,7 @@ def test_nobody_improving_in_three_evaluated_rounds_is_an_alert_however_far_apar
     assert begun([ended(n, improved=share) for n, share in enumerate([0.0, 0.0, 0.25, 0.0])]) == []
 
 
-def zigzag(losses: list[float], length: float) -> list[Fact]:
+def zigzag(losses: list[float], length: float) -> list[AlertFact]:
     """The facts after rounds with these losses, whose steps are this long and whose updates 0.5, at the rate 2."""
     step = StepLength(length, 0.5, 2.0)
     return facts_of([ended(n, loss=loss, step=step) for n, loss in enumerate(losses)])[0]

@@ -7,7 +7,7 @@ from statistics import median
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from coordinator.alerts.facts import Fact
+from coordinator.alerts.facts import AlertFact
 from coordinator.rounds.runs.disclosure import parsed_spec
 from coordinator.rounds.transitions import SIMULATOR
 from federation.text import counted
@@ -22,14 +22,14 @@ _NAMED = 5  # members that a sentence names
 _BY_OPERATOR = "paused by "  # how the reason of an operator's pause begins
 
 
-def ended(run: Run, done: int) -> Fact:
+def ended(run: Run, done: int) -> AlertFact:
     """The fact that a run has ended after `done` rounds. That it failed lasts until it is a week old."""
     if run.ended is None:
         raise ValueError(f"run {run.run_id} has not ended")
     failed = run.state is RunState.FAILED
     rounds = f"{done} of {counted(parsed_spec(run.spec).rounds, 'round')}"
     reason = f": {run.reason.rstrip('.')}" if run.reason else ""
-    return Fact(
+    return AlertFact(
         kind=AlertKind.RUN_ENDED,
         severity=AlertSeverity.CRITICAL if failed else AlertSeverity.NOTICE,
         run_id=run.run_id,
@@ -45,14 +45,14 @@ def ended(run: Run, done: int) -> Fact:
 _ENDS = {RunState.COMPLETED: "was completed", RunState.FAILED: "failed", RunState.STOPPED: "was stopped"}
 
 
-def paused(run: Run, now: datetime) -> list[Fact]:
+def paused(run: Run, now: datetime) -> list[AlertFact]:
     """The fact that the coordinator has paused a run, unless an operator did, or the run is on simulated clients."""
     if run.state is not RunState.PAUSED or run.submitted_by == SIMULATOR:
         return []
     if not run.reason or run.reason.startswith(_BY_OPERATOR):
         return []
     return [
-        Fact(
+        AlertFact(
             kind=AlertKind.RUN_PAUSED,
             severity=AlertSeverity.CRITICAL,
             run_id=run.run_id,
@@ -63,7 +63,7 @@ def paused(run: Run, now: datetime) -> list[Fact]:
     ]
 
 
-def stalled(session: Session, run: Run, seconds: Sequence[float], *, since: datetime, now: datetime) -> list[Fact]:
+def stalled(session: Session, run: Run, seconds: Sequence[float], *, since: datetime, now: datetime) -> list[AlertFact]:
     """The fact that nothing has happened in a running run for three times its median round.
 
     `seconds` are those of its rounds so far; nothing is expected to have happened before `since`.
@@ -76,7 +76,7 @@ def stalled(session: Session, run: Run, seconds: Sequence[float], *, since: date
         return []
     median_round = f", and its median round takes {median(seconds):.3g} s" if seconds else ""
     return [
-        Fact(
+        AlertFact(
             kind=AlertKind.RUN_STALLED,
             severity=AlertSeverity.WARNING,
             run_id=run.run_id,

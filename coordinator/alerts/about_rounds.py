@@ -15,7 +15,7 @@ import numpy as np
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.base import Algorithm
-from coordinator.alerts.facts import Fact, Key
+from coordinator.alerts.facts import AlertFact, Key
 from coordinator.rounds.runs.participation import EndedRound, MemberRound, Participation, read_rounds
 from coordinator.rounds.runs.specification import parse_run
 from federation.spec.run_spec import SpecError
@@ -130,15 +130,15 @@ class RoundFacts:
         self._losses: dict[str, _Outlier] = {}
         self._worse = _Streak()  # the last evaluated rounds, in a row, in which no client improved
         self._evaluated: deque[EndedRound] = deque(maxlen=LOOK_BACK + 1)  # the last ones, with a loss
-        self._open: dict[Key, Fact] = {}
-        self._changed: list[Fact] = []
+        self._open: dict[Key, AlertFact] = {}
+        self._changed: list[AlertFact] = []
 
     @property
-    def open(self) -> list[Fact]:
+    def open(self) -> list[AlertFact]:
         """The facts that hold after the last round: about the run first, then by the names of the members."""
         return sorted(self._open.values(), key=lambda fact: (fact.client_id, list(AlertKind).index(fact.kind)))
 
-    def take_changed(self) -> list[Fact]:
+    def take_changed(self) -> list[AlertFact]:
         """The facts that began, changed or ended since the last call, in their last form, in order."""
         changed, self._changed = self._changed, []
         last = {(fact.key, fact.began): fact for fact in changed}
@@ -170,7 +170,7 @@ class RoundFacts:
             self._changed.append(replace(self._open.pop(key), ended=at))
         for key, case in cases.items():
             before = self._open.get(key)
-            now = Fact(
+            now = AlertFact(
                 kind=case.kind,
                 severity=case.severity,
                 run_id=self.run_id,

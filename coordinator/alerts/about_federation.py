@@ -7,7 +7,7 @@ from cryptography import x509
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from coordinator.alerts.facts import Fact
+from coordinator.alerts.facts import AlertFact
 from coordinator.disk import open_runs_bytes
 from storage.faults import StorageFault
 from storage.models import AuditEntry, Certificate, Client, Federation
@@ -21,7 +21,7 @@ CA_CERTIFICATE = timedelta(days=180)
 
 def silent(
     session: Session, attending: Collection[str], *, after: timedelta, since: datetime, now: datetime
-) -> list[Fact]:
+) -> list[AlertFact]:
     """The active members that have not attended for a time; none is expected to have attended before `since`."""
     facts = []
     for client in session.scalars(select(Client).where(Client.state == ClientState.ACTIVE)):
@@ -32,7 +32,7 @@ def silent(
         was = "has never attended" if seen is None else f"has not attended since {seen:%Y-%m-%d %H:%M} UTC"
         reach = f"reach {client.contact}: " if client.contact else ""
         facts.append(
-            Fact(
+            AlertFact(
                 kind=AlertKind.MEMBER_SILENT,
                 severity=AlertSeverity.WARNING,
                 client_id=name,
@@ -45,7 +45,7 @@ def silent(
     return facts
 
 
-def member_certificates(session: Session, now: datetime) -> list[Fact]:
+def member_certificates(session: Session, now: datetime) -> list[AlertFact]:
     """The active members whose newest certificate ends soon, or has ended."""
     newest = (
         select(Certificate.client_id, func.max(Certificate.not_after))
@@ -66,7 +66,7 @@ def member_certificates(session: Session, now: datetime) -> list[Fact]:
     return facts
 
 
-def own_certificates(ca: x509.Certificate, server: x509.Certificate, now: datetime) -> list[Fact]:
+def own_certificates(ca: x509.Certificate, server: x509.Certificate, now: datetime) -> list[AlertFact]:
     """The first of the coordinator's certificates that ends soon, or has ended."""
     if (end := ca.not_valid_after_utc) < now + CA_CERTIFICATE:
         remedy = "it cannot be replaced: make a new federation, which members join, before it ends"
@@ -77,9 +77,9 @@ def own_certificates(ca: x509.Certificate, server: x509.Certificate, now: dateti
     return []
 
 
-def _certificate(what: str, end: datetime, now: datetime, soon: timedelta, remedy: str, name: str = "") -> Fact:
+def _certificate(what: str, end: datetime, now: datetime, soon: timedelta, remedy: str, name: str = "") -> AlertFact:
     over = end <= now
-    return Fact(
+    return AlertFact(
         kind=AlertKind.CERTIFICATE_ENDS,
         severity=AlertSeverity.CRITICAL if over else AlertSeverity.WARNING,
         client_id=name,
@@ -89,7 +89,7 @@ def _certificate(what: str, end: datetime, now: datetime, soon: timedelta, remed
     )
 
 
-def disk(session: Session, free: int | None, faults: Mapping[StorageFault, str], now: datetime) -> list[Fact]:
+def disk(session: Session, free: int | None, faults: Mapping[StorageFault, str], now: datetime) -> list[AlertFact]:
     """The fact that the disk is full, or has less than `free` bytes for the runs that have not ended.
 
     `free` is None if the blobs are in a bucket, whose space is not known.
@@ -106,7 +106,7 @@ def disk(session: Session, free: int | None, faults: Mapping[StorageFault, str],
         )
     else:
         return []
-    return [Fact(kind=AlertKind.DISK_LOW, severity=severity, message=message, remedy=remedy, began=now)]
+    return [AlertFact(kind=AlertKind.DISK_LOW, severity=severity, message=message, remedy=remedy, began=now)]
 
 
 def last_backup(session: Session, after: datetime | None) -> datetime | None:
@@ -115,7 +115,7 @@ def last_backup(session: Session, after: datetime | None) -> datetime | None:
     return session.scalar(query if after is None else query.where(AuditEntry.at >= after))
 
 
-def backup(session: Session, last: datetime | None, *, after: timedelta, now: datetime) -> list[Fact]:
+def backup(session: Session, last: datetime | None, *, after: timedelta, now: datetime) -> list[AlertFact]:
     """The fact that the last backup is older than `after`, or that a federation of that age has none."""
     created = session.scalar(select(func.min(Federation.created)))
     since = last or created
@@ -124,4 +124,6 @@ def backup(session: Session, last: datetime | None, *, after: timedelta, now: da
     message = f"the last backup was made on {last:%Y-%m-%d %H:%M} UTC" if last else "no backup has been made"
     remedy = "`fedpareto coordinator backup DIRECTORY` makes one, also while the coordinator serves"
     severity = AlertSeverity.WARNING
-    return [Fact(kind=AlertKind.BACKUP_OLD, severity=severity, message=message, remedy=remedy, began=since + after)]
+    return [
+        AlertFact(kind=AlertKind.BACKUP_OLD, severity=severity, message=message, remedy=remedy, began=since + after)
+    ]

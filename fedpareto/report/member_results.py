@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from coordinator.alerts.round_facts import OUTLIER
+from coordinator.alerts.about_rounds import OUTLIER
 from fedpareto.formatting import NOT_DISCLOSED, UNKNOWN, natural, number, of_member, percent
 from fedpareto.pages.charts import ACCURACY
 from fedpareto.pages.dumbbells import Dumbbell, dumbbells
