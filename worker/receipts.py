@@ -12,8 +12,8 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from federation.record import bindings
-from federation.record.bindings import difference, repeated
+from federation.record import bound_fields
+from federation.record.bound_fields import difference, repeated
 from federation.refusals import Refusal
 from federation.trust.envelope import envelope_digest, from_text, to_text
 from federation.trust.key_chain import KeyChain
@@ -56,7 +56,7 @@ def receipt_line(
 ) -> str:
     """The line that records a receipt for a reply; the assignment names the step that the work builds on."""
     line = {
-        **repeated(manifest, (*bindings.RECEIPT, "accepted", "reason")),
+        **repeated(manifest, (*bound_fields.RECEIPT, "accepted", "reason")),
         "created": _when(manifest),
         "previous_step": AssignmentManifest.FromString(assignment.manifest).previous_step,
         "envelope": envelope_digest(reply),
@@ -119,7 +119,7 @@ def disagreements(ours: Iterable[Receipt], theirs: Iterable[Receipt]) -> list[tu
 def _verified(line: Mapping[str, Any], coordinator: KeyChain) -> Receipt:
     assignment = coordinator.unseal(from_text(line["assignment"]), AssignmentManifest)
     receipt = coordinator.unseal(from_text(line["receipt"]), ReceiptManifest)
-    if field := difference(assignment, receipt, bindings.PLACE):
+    if field := difference(assignment, receipt, bound_fields.PLACE):
         raise ValueError(f"its assignment and its receipt differ in {field}")
     return Receipt(
         client_id=receipt.client_id,

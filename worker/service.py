@@ -27,7 +27,8 @@ from worker.site.consents import Consents
 from worker.site.declines import Declines
 from worker.site.introduction import Introduction
 from worker.site.policy import Policy
-from worker.site.privacy import Ledger, SitePrivacy
+from worker.site.privacy import SitePrivacy
+from worker.site.privacy_ledger import Ledger
 from worker.site.refused_orders import RefusedOrders
 from worker.site.roster import Roster, pinned_roster
 from worker.site.round_ledger import RoundLedger

@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 from urllib.parse import unquote
 
 from coordinator.front.connection_limits import ConnectionLimits
-from coordinator.front.process import UNHEARD
+from coordinator.front.forwarder import UNHEARD
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ NUMBERS = 1 << 32  # of connections of one process: no two processes give the sa
 MAX_AUTHENTICATED = 100_000  # connections that are remembered, since each call of a member comes over one
 _ROOT = Path(__file__).resolve().parents[2]
 # Isolated: neither the current directory of the coordinator nor PYTHONPATH can replace a module.
-_PROGRAM = "import sys; sys.path.append(sys.argv.pop()); from coordinator.front.process import main; main()"
+_PROGRAM = "import sys; sys.path.append(sys.argv.pop()); from coordinator.front.forwarder import main; main()"
 
 
 class Front:

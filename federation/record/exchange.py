@@ -13,8 +13,8 @@ from typing import Any, Generic, Protocol
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.message import Message
 
-from federation.record import bindings
-from federation.record.bindings import repeated
+from federation.record import bound_fields
+from federation.record.bound_fields import repeated
 from federation.record.log_entries import ACCEPTED, DECLINED, EQUIVOCATED, ISSUED, REFUSED, Fact
 from federation.refusals import Refusal
 from federation.trust.envelope import ManifestT, envelope_digest
@@ -228,7 +228,7 @@ class _AnswerReader:
         """The decline of the assignment."""
         decline = self._opened("decline", envelope, DeclineManifest)
         order = self.assignment.manifest
-        expected = repeated(order, bindings.DECLINE)
+        expected = repeated(order, bound_fields.DECLINE)
         if decline.manifest.assignment:  # empty if the worker could not verify the assignment
             expected["assignment"] = self.assignment.digest
         problems = (self._difference(decline, expected), self._problem_of_key(envelope, None))
@@ -247,7 +247,7 @@ class _AnswerReader:
         if receipt is not None:  # an unsigned receipt does not decide which entry the reply has
             action = "" if not receipt.is_signed else ACCEPTED if receipt.manifest.accepted else REFUSED
         reply = reply.but(
-            self._difference(reply, repeated(order, bindings.REPLY)),
+            self._difference(reply, repeated(order, bound_fields.REPLY)),
             too_long,
             self._problem_of_key(answer.reply, receipt),
             self._unverified(),
@@ -259,8 +259,8 @@ class _AnswerReader:
     def _receipt(self, envelope: SignedEnvelope, reply: Opened[ReplyManifest]) -> Opened[ReceiptManifest]:
         name = f"the receipt for {reply.name}"
         receipt = opened("receipt", name, envelope, ReceiptManifest, self.signers.of_coordinator)
-        of_order = {"envelope": reply.digest, **repeated(self.assignment.manifest, bindings.PLACE)}
-        of_reply = repeated(reply.manifest, bindings.RECEIPT) if reply.is_signed else {}
+        of_order = {"envelope": reply.digest, **repeated(self.assignment.manifest, bound_fields.PLACE)}
+        of_reply = repeated(reply.manifest, bound_fields.RECEIPT) if reply.is_signed else {}
         if receipt.manifest.accepted:
             of_reply["reason"] = ""
         problems = (self._difference(receipt, expected) for expected in (of_order, of_reply))

@@ -6,7 +6,7 @@ from dataclasses import fields
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.message import DecodeError
 
-from federation.record.bindings import repeated
+from federation.record.bound_fields import repeated
 from federation.refusals import Refusal
 from federation.trust.envelope import unseal
 from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope

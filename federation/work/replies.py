@@ -2,8 +2,8 @@
 
 from dataclasses import asdict
 
-from federation.record import bindings
-from federation.record.bindings import repeated
+from federation.record import bound_fields
+from federation.record.bound_fields import repeated
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest, SamplePrivacy
 from federation.work.base import Result
 from federation.work.registry import encode_statement
@@ -19,7 +19,7 @@ def reply_manifest(order: AssignmentManifest, result: Result, *, software: str, 
         repeatable: True if the client's trainer gives the same result for the same work.
     """
     return ReplyManifest(
-        **repeated(order, bindings.REPLY),
+        **repeated(order, bound_fields.REPLY),
         samples=result.samples,
         losses=dict(result.losses),
         metrics=dict(result.metrics),

@@ -113,7 +113,7 @@ def front_of(coordinator: Process) -> int:
         with contextlib.suppress(OSError):
             state, parent = stat.read_text().rpartition(")")[2].split()[:2]
             runs = int(parent) == coordinator.popen.pid and state != "Z"
-            if runs and b"coordinator.front.process" in (stat.parent / "cmdline").read_bytes():
+            if runs and b"coordinator.front.forwarder" in (stat.parent / "cmdline").read_bytes():
                 return int(stat.parent.name)
     return 0
 

@@ -16,8 +16,8 @@ from coordinator.rounds.fleets.presence import Assigned, AttendanceStream, Cance
 from coordinator.rounds.replies.intake import Admission
 from coordinator.rounds.replies.uploads import ReplyUpload
 from federation.digests import digest
-from federation.record import bindings
-from federation.record.bindings import difference
+from federation.record import bound_fields
+from federation.record.bound_fields import difference
 from federation.refusals import Refusal
 from federation.spec.computation import Computation
 from federation.trust.envelope import envelope_digest, seal, unseal
@@ -410,7 +410,7 @@ class Member:
 
     def _verify(self, receipt: SignedEnvelope, entry: SpoolEntry) -> None:
         manifest = unseal(receipt, ReceiptManifest, self.trusted.signer(receipt))
-        assert not difference(entry.manifest, manifest, bindings.RECEIPT), "a receipt for another reply"
+        assert not difference(entry.manifest, manifest, bound_fields.RECEIPT), "a receipt for another reply"
         assert manifest.envelope == envelope_digest(entry.envelope), "a receipt for another envelope"
 
 

@@ -28,7 +28,7 @@ from worker.ledger_file import LedgerFile
 from worker.site.asked_runs import AskedRun, RunsFile
 from worker.site.consents import Consents
 from worker.site.policy import Policy
-from worker.site.privacy import Ledger, PrivacyEntry
+from worker.site.privacy_ledger import Ledger, PrivacyEntry
 from worker.site.round_ledger import RoundLedger
 from worker.work.memory import WorkerMemory
 

@@ -16,8 +16,8 @@ import grpc
 from federation.line.channels import CHUNK_BYTES, RpcRefusal, signed_detail
 from federation.line.chunks import submitted
 from federation.line.transfer_times import slowest_seconds
-from federation.record import bindings
-from federation.record.bindings import difference
+from federation.record import bound_fields
+from federation.record.bound_fields import difference
 from federation.refusals import Refusal
 from federation.trust.envelope import envelope_digest
 from federation.trust.member_files import MemberFiles
@@ -261,7 +261,7 @@ def verify_receipt(receipt: SignedEnvelope, entry: SpoolEntry, member: MemberFil
         manifest = member.coordinator.unseal(receipt, ReceiptManifest)
     except Refusal as refusal:
         raise ReceiptError(f"the receipt is not signed by this federation's coordinator ({refusal.message})") from None
-    if name := difference(entry.manifest, manifest, bindings.RECEIPT):
+    if name := difference(entry.manifest, manifest, bound_fields.RECEIPT):
         raise ReceiptError(f"the receipt is for another reply: its {name} is {getattr(manifest, name)!r}")
     if manifest.envelope != envelope_digest(entry.envelope):
         raise ReceiptError("the receipt is for another reply: its envelope digest differs")

@@ -7,8 +7,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from federation.digests import parse
 from federation.line.payload_check import PayloadCheck
-from federation.record import bindings
-from federation.record.bindings import difference
+from federation.record import bound_fields
+from federation.record.bound_fields import difference
 from federation.record.results import not_finite
 from federation.refusals import Refusal
 from federation.spec.run_sections import LimitsSpec
@@ -38,7 +38,7 @@ def must_match(manifest: ReplyManifest, order: AssignmentManifest) -> None:
     Raises:
         Refusal: `mismatch:<field>`, or `payload-digest` for a payload that is not a digest.
     """
-    if name := difference(order, manifest, bindings.REPLY):
+    if name := difference(order, manifest, bound_fields.REPLY):
         stated = getattr(manifest, name)
         if name == "rows":
             stated = [(row.name, row.dtype, row.length) for row in manifest.rows]

@@ -4,8 +4,8 @@ import re
 
 from google.protobuf.message import DecodeError
 
-from federation.record import bindings
-from federation.record.bindings import difference
+from federation.record import bound_fields
+from federation.record.bound_fields import difference
 from federation.refusals import Refusal
 from federation.text import escaped
 from federation.trust.envelope import envelope_digest, unseal
@@ -38,7 +38,7 @@ def verified_decline(envelope: SignedEnvelope, assignment: SignedEnvelope, keys:
         Refusal: `key-unknown`, `signature`, `manifest`, or `mismatch` with the field.
     """
     decline = unseal(envelope, DeclineManifest, keys.signer(envelope))
-    name = difference(AssignmentManifest.FromString(assignment.manifest), decline, bindings.DECLINE)
+    name = difference(AssignmentManifest.FromString(assignment.manifest), decline, bound_fields.DECLINE)
     if not name and decline.assignment not in (
         "",
         envelope_digest(assignment),

@@ -22,8 +22,8 @@ from coordinator.rounds.replies.evidence import SignatureMemory
 from coordinator.rounds.replies.recorder import FULFILLED, Signed, ending, record_equivocation, reply_row
 from coordinator.rounds.transitions import end_assignment, end_open_assignment
 from coordinator.signing_keys import Signing
-from federation.record import bindings, log_entries
-from federation.record.bindings import repeated
+from federation.record import bound_fields, log_entries
+from federation.record.bound_fields import repeated
 from federation.refusals import Refusal
 from federation.spec.run_sections import LimitsSpec
 from federation.spec.run_spec import RunSpec
@@ -247,7 +247,7 @@ class Intake:
         self._changed(run_id)
 
     def _receipt(self, admission: Admission, refusal: Refusal | None, now: datetime) -> SignedEnvelope:
-        same = repeated(admission.manifest, bindings.RECEIPT)
+        same = repeated(admission.manifest, bound_fields.RECEIPT)
         receipt = ReceiptManifest(**same, envelope=admission.digest, accepted=refusal is None)
         if refusal is not None:
             receipt.reason, receipt.message = refusal.reason, refusal.message

@@ -5,8 +5,8 @@ from dataclasses import fields, replace
 from fractions import Fraction
 
 from federation.digests import digest, parse
-from federation.record import bindings
-from federation.record.bindings import difference, repeated
+from federation.record import bound_fields
+from federation.record.bound_fields import difference, repeated
 from federation.secure import bounds
 from federation.secure import evaluation as evaluations
 from federation.secure.bounds import Bounds
@@ -241,7 +241,7 @@ def peers(
         except ValueError as error:
             raise WorkError(f"a reply of another member does not verify: {error}", reason="envelope") from error
         name, statement = reply.client_id, reply.statement
-        same = repeated(reply, bindings.SESSION) == {field: ready[field] for field in bindings.SESSION}
+        same = repeated(reply, bound_fields.SESSION) == {field: ready[field] for field in bound_fields.SESSION}
         require(
             same and statement is not None and statement.session == journal.session and statement.stage is stage,
             "envelope",

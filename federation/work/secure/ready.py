@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar
 
-from federation.record import bindings
-from federation.record.bindings import repeated
+from federation.record import bound_fields
+from federation.record.bound_fields import repeated
 from federation.secure import hashing
 from federation.secure.derivation import Purpose, own
 from federation.spec.computation import AtBase, Computation, Measure
@@ -133,7 +133,7 @@ class Ready(Work):
             {
                 "mode": agreed.mode.value,
                 "length": agreed.length,
-                **repeated(agreed, bindings.SESSION),
+                **repeated(agreed, bound_fields.SESSION),
                 "invited": list(agreed.ids),
                 "work": self.inner.name,
                 "bounds": asdict(allowed),

@@ -4,8 +4,8 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from federation.record import bindings
-from federation.record.bindings import repeated
+from federation.record import bound_fields
+from federation.record.bound_fields import repeated
 from federation.secure import hashing
 from federation.secure.errors import Malformed
 from federation.secure.hashing import PublicKeys
@@ -36,7 +36,7 @@ from federation.work.site import EVALUATE
 from federation.work.train import wire as train
 
 _INNER = {kind.KIND.work.name: kind.KIND for kind in (train, jacobian, evaluate)}
-_REPEATED = (*bindings.TERMS, "nonce", "length", "clip")
+_REPEATED = (*bound_fields.TERMS, "nonce", "length", "clip")
 
 
 def terms_bytes(agreed: SessionTerms) -> bytes:

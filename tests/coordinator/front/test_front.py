@@ -19,9 +19,9 @@ import pytest
 
 from coordinator.front import listener
 from coordinator.front.connection_limits import ConnectionLimits
+from coordinator.front.forwarder import Forwarder
 from coordinator.front.listener import Front, host_of
 from coordinator.front.places import Places
-from coordinator.front.process import Forwarder
 from tests.running import SECONDS, wait_for
 
 ROOM = ConnectionLimits(connections=64, unverified=32)

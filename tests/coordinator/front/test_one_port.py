@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.front.connection_limits import ConnectionLimits
+from coordinator.front.forwarder import Connection, Forwarder
 from coordinator.front.hello import MOST_BYTES, server_name
-from coordinator.front.process import Connection, Forwarder
 from coordinator.ownership import CoordinatorHomeError
 from coordinator.settings import Settings
 from federation.line.channels import mutual_channel, server_verified_channel

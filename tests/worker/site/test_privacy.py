@@ -28,7 +28,8 @@ from tests.worker.scene import Running, Scene, policy_refused
 from tests.works import set_work
 from worker.home import MEMBER_FILE, WorkerHome
 from worker.site.policy import Policy, SamplePolicy
-from worker.site.privacy import Ledger, PrivacyEntry, SitePrivacy, read_ledger
+from worker.site.privacy import SitePrivacy
+from worker.site.privacy_ledger import Ledger, PrivacyEntry, read_ledger
 
 pytestmark = pytest.mark.skipif(
     find_spec("dp_accounting") is None or find_spec("opacus") is None, reason="needs fedpareto[dp]"

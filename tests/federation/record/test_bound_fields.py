@@ -19,8 +19,8 @@ from coordinator.rounds.replies.declines import verified_decline
 from coordinator.rounds.replies.evidence import Evidence, RecordError, SignatureMemory
 from coordinator.services.checks.envelope_checks import EnvelopeChecks
 from coordinator.services.checks.record_check import record_problems
-from federation.record import bindings
-from federation.record.bindings import difference, repeated
+from federation.record import bound_fields
+from federation.record.bound_fields import difference, repeated
 from federation.record.bundle import BundleReader
 from federation.refusals import Refusal
 from federation.secure.thresholds import Mode
@@ -70,11 +70,11 @@ def shared(one: type[Message], another: type[Message]) -> set[str]:
 @pytest.mark.parametrize(
     ("listed", "answer", "original"),
     [
-        (bindings.REPLY, ReplyManifest, AssignmentManifest),
-        (bindings.RECEIPT, ReceiptManifest, ReplyManifest),
-        (bindings.PLACE, ReceiptManifest, AssignmentManifest),
-        (bindings.DECLINE, DeclineManifest, AssignmentManifest),
-        ((*bindings.TERMS, "unshared"), SecureTerms, AssignmentManifest),
+        (bound_fields.REPLY, ReplyManifest, AssignmentManifest),
+        (bound_fields.RECEIPT, ReceiptManifest, ReplyManifest),
+        (bound_fields.PLACE, ReceiptManifest, AssignmentManifest),
+        (bound_fields.DECLINE, DeclineManifest, AssignmentManifest),
+        ((*bound_fields.TERMS, "unshared"), SecureTerms, AssignmentManifest),
     ],
 )
 def test_a_message_repeats_each_field_that_it_has_in_common_with_the_one_that_it_answers(
@@ -85,16 +85,16 @@ def test_a_message_repeats_each_field_that_it_has_in_common_with_the_one_that_it
 
 
 def test_members_compare_each_field_of_the_work_with_the_terms_of_a_session() -> None:
-    assert {*bindings.TERMS, "unshared"} == {field.name for field in fields(Origin)} | {"round"}
-    assert set(bindings.SESSION) <= {field.name for field in fields(PeerReply)} & set(bindings.TERMS)
+    assert {*bound_fields.TERMS, "unshared"} == {field.name for field in fields(Origin)} | {"round"}
+    assert set(bound_fields.SESSION) <= {field.name for field in fields(PeerReply)} & set(bound_fields.TERMS)
 
 
 def test_the_first_field_in_which_two_messages_differ_is_named() -> None:
     order = AssignmentManifest(run_id="r", round=1, phase=2)
-    answer = ReplyManifest(**repeated(order, bindings.REPLY))
-    assert difference(order, answer, bindings.REPLY) == ""
+    answer = ReplyManifest(**repeated(order, bound_fields.REPLY))
+    assert difference(order, answer, bound_fields.REPLY) == ""
     answer.phase, answer.attempt = 3, 4
-    assert difference(order, answer, bindings.REPLY) == "phase"
+    assert difference(order, answer, bound_fields.REPLY) == "phase"
 
 
 # --- a coordinator's record of a round: ann and ben have replied, ben twice; cleo has declined, dan's reply is refused
@@ -244,7 +244,7 @@ def test_a_reply_to_other_work_than_its_assignment_is_not_shown_as_verified(scen
         assert scene.checks("ann")["reply"].startswith("mismatch:")
 
 
-@pytest.mark.parametrize("field", bindings.REPLY)
+@pytest.mark.parametrize("field", bound_fields.REPLY)
 def test_each_field_of_its_assignment_that_a_reply_repeats_counts(scene: Scene, tmp_path: Path, field: str) -> None:
     """The client has signed another value, and the coordinator's receipt repeats it."""
     row = scene.stage.replies(scene.run)["ann"]
@@ -254,7 +254,7 @@ def test_each_field_of_its_assignment_that_a_reply_repeats_counts(scene: Scene, 
 
     def repeats(made: Any) -> None:
         made.envelope = envelope_digest(reply)
-        if field in bindings.RECEIPT:
+        if field in bound_fields.RECEIPT:
             setattr(made, field, getattr(said, field))
 
     signed_again(receipt, ReceiptManifest, scene.key, repeats)
@@ -291,7 +291,7 @@ def test_what_the_intake_refuses_enters_no_step(scene: Scene, field: str, values
         assert f"replies {row.reply_id}: {field}: " in scene.evidence()
 
 
-@pytest.mark.parametrize("field", bindings.REPLY)
+@pytest.mark.parametrize("field", bound_fields.REPLY)
 @pytest.mark.parametrize(("name", "place"), [(REFUSED, 0), (EQUIVOCATES, 1)])
 def test_each_field_counts_in_replies_that_were_not_accepted(
     scene: Scene, tmp_path: Path, name: str, place: int, field: str
@@ -354,12 +354,12 @@ def test_an_answer_is_verified_only_with_an_assignment_that_belongs_to_the_round
     with scene.having(models.Assignment, row.assignment_id, envelope=envelope.SerializeToString()):
         assert scene.checks("ann") == {
             "assignment": f"mismatch:{field}",
-            "reply": f"mismatch:{field if field in bindings.REPLY else 'assignment'}",
-            "receipt": f"mismatch:{field if field in bindings.PLACE else 'assignment'}",
+            "reply": f"mismatch:{field if field in bound_fields.REPLY else 'assignment'}",
+            "receipt": f"mismatch:{field if field in bound_fields.PLACE else 'assignment'}",
         }
 
 
-@pytest.mark.parametrize("field", bindings.RECEIPT)
+@pytest.mark.parametrize("field", bound_fields.RECEIPT)
 def test_each_field_of_a_reply_that_its_receipt_repeats_counts(scene: Scene, tmp_path: Path, field: str) -> None:
     row = scene.stage.replies(scene.run)["ann"]
     receipt = SignedEnvelope.FromString(row.receipt)
@@ -371,7 +371,7 @@ def test_each_field_of_a_reply_that_its_receipt_repeats_counts(scene: Scene, tmp
     assert f"the receipt for the reply of ann in phase 0 has the {field}" in found
 
 
-@pytest.mark.parametrize("field", [*bindings.DECLINE, "assignment"])
+@pytest.mark.parametrize("field", [*bound_fields.DECLINE, "assignment"])
 def test_each_field_of_its_assignment_that_a_decline_repeats_counts(scene: Scene, tmp_path: Path, field: str) -> None:
     row = scene.assignment(DECLINES)
     decline = SignedEnvelope.FromString(row.decline or b"")
@@ -399,7 +399,7 @@ def test_the_intake_refuses_a_reply_that_repeats_another_value_of_any_field(
 ) -> None:
     ann, order = asked
     payload = ann.member.payload(order)
-    for field in bindings.REPLY:
+    for field in bound_fields.REPLY:
         said = ann.member.manifest(order, payload)
         other(said, field)
         missing = field == "assignment_id"
@@ -408,15 +408,15 @@ def test_the_intake_refuses_a_reply_that_repeats_another_value_of_any_field(
             ann.member.submit(ann.member.seal(said), payload)
     said = ann.member.manifest(order, payload)
     receipt = ann.member.submit(ann.member.seal(said), payload)
-    assert difference(said, receipt, bindings.RECEIPT) == ""
+    assert difference(said, receipt, bound_fields.RECEIPT) == ""
 
 
 def test_the_intake_refuses_a_decline_that_repeats_another_value(asked: tuple[Player, AssignmentManifest]) -> None:
     ann, order = asked
     envelope, key = seal(order, ann.member.files.signing_key), ann.member.files.signing_key
-    said = DeclineManifest(**repeated(order, bindings.DECLINE), assignment=envelope_digest(envelope), reason="busy")
+    said = DeclineManifest(**repeated(order, bound_fields.DECLINE), assignment=envelope_digest(envelope), reason="busy")
     assert verified_decline(seal(said, key), envelope, KeyChain(key.public_key())) == said
-    for field in (*bindings.DECLINE, "assignment"):
+    for field in (*bound_fields.DECLINE, "assignment"):
         changed = DeclineManifest.FromString(said.SerializeToString())
         other(changed, field)
         with pytest.raises(Refusal, match=f"^mismatch:{field}: "):
@@ -439,25 +439,25 @@ ORDER = AssignmentManifest(
     spec="blake3:2",
     task="digits",
 )
-REPLY = ReplyManifest(**repeated(ORDER, bindings.REPLY), payload="blake3:3", payload_bytes=9)
+REPLY = ReplyManifest(**repeated(ORDER, bound_fields.REPLY), payload="blake3:3", payload_bytes=9)
 
 
-@pytest.mark.parametrize("field", [*bindings.RECEIPT, "envelope"])
+@pytest.mark.parametrize("field", [*bound_fields.RECEIPT, "envelope"])
 def test_a_worker_takes_a_receipt_for_this_very_reply_only(field: str) -> None:
     signed = seal(REPLY, KEY)
     entry: Any = SimpleNamespace(manifest=REPLY, envelope=signed)
     member: Any = SimpleNamespace(coordinator=KeyChain(KEY.public_key()))
-    receipt = ReceiptManifest(**repeated(REPLY, bindings.RECEIPT), envelope=envelope_digest(signed), accepted=True)
+    receipt = ReceiptManifest(**repeated(REPLY, bound_fields.RECEIPT), envelope=envelope_digest(signed), accepted=True)
     assert verify_receipt(seal(receipt, KEY), entry, member) == receipt
     other(receipt, field)
     with pytest.raises(ReceiptError, match=f"its {field} is|envelope digest differs"):
         verify_receipt(seal(receipt, KEY), entry, member)
 
 
-@pytest.mark.parametrize("field", bindings.PLACE)
+@pytest.mark.parametrize("field", bound_fields.PLACE)
 def test_a_receipt_on_file_belongs_to_the_assignment_beside_it(tmp_path: Path, field: str) -> None:
     signed, order = seal(REPLY, KEY), seal(ORDER, KEY)
-    receipt = ReceiptManifest(**repeated(REPLY, bindings.RECEIPT), envelope=envelope_digest(signed), accepted=True)
+    receipt = ReceiptManifest(**repeated(REPLY, bound_fields.RECEIPT), envelope=envelope_digest(signed), accepted=True)
     path, keys = tmp_path / "receipts.jsonl", KeyChain(KEY.public_key())
     path.write_text(receipt_line(signed, order, seal(receipt, KEY), receipt))
     assert [one.reply for one in read_receipts(path, keys)] == [envelope_digest(signed)]
@@ -477,7 +477,7 @@ CHANGED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("field", [*bindings.TERMS, "unshared"])
+@pytest.mark.parametrize("field", [*bound_fields.TERMS, "unshared"])
 def test_a_member_declines_terms_that_repeat_another_value_of_its_assignment(field: str) -> None:
     scene = cast(5, assumed=1)
     made, member = setting(scene, Mode.SUM), scene.members[VICTIM]
@@ -488,15 +488,15 @@ def test_a_member_declines_terms_that_repeat_another_value_of_its_assignment(fie
     assert declined.value.reason == "terms"
 
 
-@pytest.mark.parametrize("field", bindings.SESSION)
+@pytest.mark.parametrize("field", bound_fields.SESSION)
 def test_a_member_refuses_a_reply_of_another_member_that_repeats_another_value_of_the_terms(field: str) -> None:
     scene = cast(5, assumed=1)
     agreed = setting(scene, Mode.SUM).agreed
     said = SimpleNamespace(session=b"session", stage=SessionStage.READY)
-    terms = repeated(agreed, set(bindings.TERMS) - {"seed"})
+    terms = repeated(agreed, set(bound_fields.TERMS) - {"seed"})
     reply = PeerReply(client_id=VICTIM, attempt=0, samples=1, statement=said, **terms)
     journal: Any = SimpleNamespace(
-        session=b"session", agreed=lambda stage: {**repeated(agreed, bindings.SESSION), "invited": [VICTIM]}
+        session=b"session", agreed=lambda stage: {**repeated(agreed, bound_fields.SESSION), "invited": [VICTIM]}
     )
 
     def found(reply: PeerReply) -> Any:
