@@ -111,7 +111,8 @@ def test_the_demo_leaves_its_record_its_page_and_no_process(played: tuple[Path, 
     document = results(directory)
     assert processes_of(directory) == []
     page = (directory / "demo.html").read_text()
-    assert page.count("<title>hospital-") == 20 + 6  # two dumbbells a hospital, and six pictures
+    assert page.count("<title>hospital-") == 20  # two dumbbells a hospital
+    assert page.count('aria-label="hospital-') == 6  # pictures
     for sentence in document["sentences"]:
         assert sentence.replace("'", "&#x27;") in page
     assert "<script" not in page

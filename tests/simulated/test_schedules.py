@@ -55,6 +55,12 @@ def test_a_round_that_is_skipped_after_a_restart_leaves_no_assignment_open(runne
     assert runner.run(seed).problems == []
 
 
+@pytest.mark.parametrize("seed", [3925, 6551])
+def test_a_revocation_after_an_evaluation_in_the_open_does_not_end_a_private_run(runner: Runner, seed: int) -> None:
+    """The evaluation of a round whose training was private; the revoked member's measurements are left out."""
+    assert runner.run(seed).problems == []
+
+
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("bug", PLANTED)

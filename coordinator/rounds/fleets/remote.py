@@ -302,7 +302,7 @@ class RemoteFleet(Fleet):
 
         Raises:
             Skipped: the next phase was asked for by such a reply, and cannot be asked for again.
-            RevokedMeanwhile: in a private round, which cannot go on without it.
+            RevokedMeanwhile: in a stage of a private round, which cannot go on without it.
         """
         with self._database.read() as session:
             if not session.scalars(of_revoked(phase_id)).all():
@@ -314,7 +314,7 @@ class RemoteFleet(Fleet):
             later = select(models.Phase.phase_id).where(
                 models.Phase.round_id == question.current.round_id, models.Phase.number > question.number
             )
-            if gone and self._spec.privacy.secure != "off":
+            if gone and self._spec.privacy.secure != "off" and question.phase.kind.decides:
                 raise RevokedMeanwhile
             if gone and session.scalar(later.limit(1)) is not None:
                 raise Skipped(f"{REVOKED}: {names}: revoked after the next phase was asked for by its reply")
