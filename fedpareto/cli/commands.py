@@ -63,7 +63,7 @@ TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "show": ("member.roster:show", "Show the pinned roster, and how many private rounds have counted."),
     },
     "admin": {
-        "alerts": ("admin.members:alerts", "List what needs attention, with what to do, newest first."),
+        "alerts": ("admin.members:alerts", "List what needs attention, newest first."),
         "login": ("admin.members:login", "Log in with the signing key, for some hours."),
         "join-string": ("admin.members:join_string", "Make a join string for a new member."),
         "join-strings": ("admin.members:join_strings", "List the join strings that can still be used."),

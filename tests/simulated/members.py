@@ -240,8 +240,12 @@ class Member:
             self._decline(order, error.reason or "failed", str(error))
             return
         except _FAILURES as error:
+            reason = process.refusal(error).reason if process is not None else ""
+            if reason == "certificate-revoked":  # a worker ends then
+                self.leave()
+                return
             if process is not None:
-                self.world.note("work delayed", self.name, process.refusal(error).reason)
+                self.world.note("work delayed", self.name, reason)
             self._later(self.faults.seconds(1, 10), lambda: self._work(order))
             return
         del self._orders[name]
