@@ -38,7 +38,7 @@ from tests.simulated.world import BEGINNING, World
 
 RUN = "simulated-run"[:12]
 OPERATOR_SECONDS = 5.0  # between two chances of an operator, or of a clock
-PATIENCE_SECONDS = 600.0  # until the operator stops a run that waits for members who are gone
+PATIENCE_SECONDS = 600.0  # until the operator stops a run that waits for members who are gone or revoked
 
 
 def _key(name: str) -> Ed25519PrivateKey:
@@ -237,7 +237,7 @@ class Schedule:
             self._order(lambda process: process.supervisor.pause(RUN, by="operator"))
         if strikes("run stopped"):
             self._order(lambda process: process.supervisor.stop_run(RUN, by="operator"))
-        if any(member.gone for member in self.members) and world.seconds > PATIENCE_SECONDS:
+        if world.seconds > PATIENCE_SECONDS:
             run = self.run()
             if run.reason.startswith("waiting for clients") and run.state not in RUN_ENDED:
                 self._order(lambda process: process.supervisor.stop_run(RUN, by="operator", reason=run.reason))

@@ -55,6 +55,12 @@ def test_a_round_that_is_skipped_after_a_restart_leaves_no_assignment_open(runne
     assert runner.run(seed).problems == []
 
 
+@pytest.mark.parametrize("seed", [2087, 3486, 5402])
+def test_a_schedule_ends_when_members_that_a_run_waits_for_were_revoked(runner: Runner, seed: int) -> None:
+    """A worker ends once its certificate is revoked, and the operator stops a run that has too few members left."""
+    assert runner.run(seed).problems == []
+
+
 @pytest.mark.parametrize("seed", [3925, 6551])
 def test_a_revocation_after_an_evaluation_in_the_open_does_not_end_a_private_run(runner: Runner, seed: int) -> None:
     """The evaluation of a round whose training was private; the revoked member's measurements are left out."""
