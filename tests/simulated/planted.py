@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from coordinator.aggregation.phases import PhaseReply, Replies
 from coordinator.rounds import conductor, finish, opening, signed_results
 from coordinator.rounds.fleets import remote
-from coordinator.rounds.fleets.base import Fleet, RunFacts
+from coordinator.rounds.fleets.base import Fleet
 from coordinator.rounds.fleets.remote import RemoteFleet
 from coordinator.rounds.replies import intake
 from coordinator.rounds.replies.evidence import Evidence
@@ -23,7 +23,7 @@ from coordinator.rounds.runs import private
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import SignedEnvelope
 from storage import models
-from storage.models import Reply, Round, Run
+from storage.models import Reply, Round
 from storage.records import RunMemory
 from storage.states import RoundState
 from tests.simulated import process
@@ -162,15 +162,6 @@ def an_assignment_sent_only_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(process, "_open_assignments", lambda *_: [])
 
 
-def a_pause_that_is_not_heard(patch: pytest.MonkeyPatch) -> None:
-    """The conductor does not look at the state of its run before it writes."""
-
-    def running(self: RunFacts, session: Session) -> Run:
-        return session.get_one(Run, self.run_id)
-
-    patch.setattr(RunFacts, "running", running)
-
-
 def a_log_entry_after_the_commit(patch: pytest.MonkeyPatch) -> None:
     """The log tells of a reply in a later transaction than the one that records it."""
     log = Intake._log
@@ -235,7 +226,6 @@ PLANTED: Mapping[str, tuple[Plant, Sequence[str]]] = MappingProxyType(
             (a_reply_left_out_of_the_step, ("average",)),
             (a_memory_that_a_restart_loses, ("pareto",)),
             (an_assignment_sent_only_once, ("average",)),
-            (a_pause_that_is_not_heard, ("average",)),
             (a_log_entry_after_the_commit, ("average",)),
             (a_payload_that_is_not_stored, ("average",)),
             (a_step_evaluated_on_the_old_model, ("average",)),
