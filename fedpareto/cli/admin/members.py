@@ -149,7 +149,7 @@ def alerts(
     ] = "",
     client: Annotated[str, typer.Option(metavar="CLIENT", help="Only those about a member.", show_default=False)] = "",
 ) -> Answer:
-    """List what needs attention, with what to do, newest first.
+    """List what needs attention, with what to do. The newest comes first.
 
     Alerts are about runs, members, the disk, backups and certificates; each lasts until its cause is gone.
     """
