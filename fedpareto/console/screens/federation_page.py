@@ -1,12 +1,13 @@
 """The first page: is all well, what needs the operator, what runs, who is connected."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 from federation.text import counted
 from federation.v1 import admin_pb2 as v1
-from federation.v1.common_pb2 import ClientState
+from federation.v1.common_pb2 import ClientState, RunState
 from fedpareto.admin_messages import name_of
 from fedpareto.console.federation_reader import ENDED, HeldRun, Lists, PageError, Reader
 from fedpareto.console.render import moment
@@ -23,6 +24,7 @@ from fedpareto.pages.small import sparkline, strip
 _STRIP = 30  # rounds
 _POINTS = 120  # of a sparkline
 _RECENT = 12  # runs that have ended
+_GRACE = timedelta(minutes=1)  # a worker that restarts is back before it counts as not connected
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,10 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
     lists = reader.lists
     if lists is None:
         raise PageError(503, "The console has not read the federation yet.")
-    open_runs = [run for run in lists.runs if run.state not in ENDED]
+    open_runs = [_newest(reader, run) for run in lists.runs if run.state not in ENDED]
     alerts = [alert for alert in lists.alerts if alert.severity != v1.AlertSeverity.ALERT_SEVERITY_NOTICE]
     notices = [alert for alert in lists.alerts if alert.severity == v1.AlertSeverity.ALERT_SEVERITY_NOTICE]
-    needs = _needs(lists)
+    needs = list(_needs(lists, open_runs, live=reader.connection.live))
     count = len(alerts) + len(needs)
     members = [client for client in lists.clients if client.state != ClientState.CLIENT_STATE_REVOKED]
     connected = sum(client.attending for client in members)
@@ -63,17 +65,57 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
     )
 
 
-def _needs(lists: Lists) -> list[Need]:
-    needs = [
-        Need(f"{client.client_id} waits for approval", f"approve {client.client_id}")
-        for client in lists.clients
-        if client.state == ClientState.CLIENT_STATE_PENDING
-    ]
-    return needs + [
-        Need(f"An officer's request {request.request_id[-8:]} waits for a second officer", "requests")
-        for request in lists.requests
-        if request.state == v1.RequestState.REQUEST_STATE_OPEN
-    ]
+def _newest(reader: Reader, run: v1.Run) -> v1.Run:
+    """A run as the stream that follows it says, which is newer than the lists."""
+    held = reader.held.get(run.run_id)
+    return run if held is None else held.run
+
+
+def _needs(lists: Lists, open_runs: Sequence[v1.Run], *, live: bool) -> Iterator[Need]:
+    """What waits for the operator and is no alert yet; who is connected is only known while the coordinator runs."""
+    for client in lists.clients:
+        if client.state == ClientState.CLIENT_STATE_PENDING:
+            yield Need(f"{client.client_id} waits for approval", f"approve {client.client_id}")
+    for request in lists.requests:
+        if request.state == v1.RequestState.REQUEST_STATE_OPEN:
+            yield Need(f"An officer's request {request.request_id[-8:]} waits for a second officer", "requests")
+    alerted = {alert.run_id for alert in lists.alerts if alert.kind == v1.AlertKind.ALERT_KIND_RUN_PAUSED}
+    for run in open_runs:
+        if run.state == RunState.RUN_STATE_PAUSED and run.run_id not in alerted:
+            yield Need(_paused(run), f"resume {wording.argument(run)}")
+    away = _away(lists) if live else []
+    if away:
+        verb = "is" if len(away) == 1 else "are"
+        active = sum(client.state == ClientState.CLIENT_STATE_ACTIVE for client in lists.clients)
+        of_all = f"{len(away)} of {counted(active, 'member')} {verb} not connected: " if active > 1 else ""
+        sentence = f"{of_all}{wording.some(away)}" if of_all else f"{away[0]} is not connected"
+        yield Need(sentence, f"client {away[0]}" if len(away) == 1 else "clients")
+
+
+def _paused(run: v1.Run) -> str:
+    reason = run.reason.rstrip(".")
+    return (
+        f"Run {run.name} is {reason}"
+        if reason.startswith("paused")
+        else (f"Run {run.name} is paused{f': {reason}' if reason else ''}")
+    )
+
+
+def _away(lists: Lists) -> list[str]:
+    """The active members that should be connected and are not, without those that an alert names."""
+    alerted = {alert.client_id for alert in lists.alerts if alert.kind == v1.AlertKind.ALERT_KIND_MEMBER_SILENT}
+    return sorted(
+        (
+            client.client_id
+            for client in lists.clients
+            if client.state == ClientState.CLIENT_STATE_ACTIVE
+            and not client.attending
+            and not client.HasField("closed_until")
+            and client.client_id not in alerted
+            and lists.at.timestamp() - client.last_seen.ToNanoseconds() / 1e9 > _GRACE.total_seconds()
+        ),
+        key=natural,
+    )
 
 
 @dataclass(frozen=True)
@@ -121,23 +163,27 @@ class _Member:
 
 
 def _members(reader: Reader, lists: Lists) -> list[_Member]:
+    """The members by name, those that need a look first."""
     members = [client for client in lists.clients if client.state != ClientState.CLIENT_STATE_REVOKED]
     members.sort(key=lambda client: natural(client.client_id))
     shown = []
     for client in members:
-        name = name_of(client, "state")
-        if name == "PENDING":
-            state, look, since = "pending", "warning", "waits for approval"
-        elif client.HasField("closed_until"):
-            state, look, since = "closed", "notice", f"until {moment(client.closed_until)}"
-        elif client.attending:
-            state, look, since = "connected", "good", ""
-        else:
-            state, look, since = "not connected", "warning", wording.since(client)
-        shown.append(
-            _Member(client, state, look, since, _strip(client.client_id, _outcomes(reader, lists, client.client_id)))
-        )
-    return shown
+        state, look, since = _state(client)
+        last = _outcomes(reader, lists, client.client_id)
+        well = look != "warning" and (not last or last[-1] in _FINE)
+        shown.append((well, _Member(client, state, look, since, _strip(client.client_id, last))))
+    return [member for _, member in sorted(shown, key=lambda item: item[0])]
+
+
+def _state(client: v1.Client) -> tuple[str, str, str]:
+    """A member's state, the look of its badge, and since or until when."""
+    if name_of(client, "state") == "PENDING":
+        return "pending", "warning", "waits for approval"
+    if client.HasField("closed_until"):
+        return "closed", "notice", f"until {moment(client.closed_until)}"
+    if client.attending:
+        return "connected", "good", ""
+    return "not connected", "warning", wording.since(client)
 
 
 _FINE = (Outcome.REPLIED, Outcome.NOT_NEEDED)

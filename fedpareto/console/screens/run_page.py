@@ -86,7 +86,7 @@ def _version(reader: Reader, asked: PageRequest) -> object:
 
 def _commands(run: v1.Run) -> list[str]:
     """The commands that can be given now, without the beginning that all have."""
-    name = run.run_id if run.name.startswith("-") else run.name
+    name = wording.argument(run)
     if run.state == RunState.RUN_STATE_COMPLETED:
         return [f"run {name}", f"export {name} --out {name}.safetensors"]
     if run.state in ENDED:

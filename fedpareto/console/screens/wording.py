@@ -29,6 +29,11 @@ def rounds_done(run: v1.Run) -> str:
     return f"{run.rounds_done} of {counted(run.rounds_total, 'round')}"
 
 
+def argument(run: v1.Run) -> str:
+    """A run as an argument of a command: its name, or its id if an option could begin like the name."""
+    return run.run_id if run.name.startswith("-") else run.name
+
+
 def time_left(held: HeldRun) -> str:
     """How long a run will take, by its last rounds: "about 12 min left"; empty if that is not known."""
     run = held.run

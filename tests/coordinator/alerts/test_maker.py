@@ -151,6 +151,48 @@ def test_a_run_is_stalled_after_three_times_its_median_round(stage: Stage, minut
     stage._admin.StopRun(admin.StopRunRequest(run=run))
 
 
+def test_a_pause_by_the_coordinator_is_an_alert_until_the_run_goes_on(stage: Stage) -> None:
+    task = stage.task()
+    stage.cast(task, "gina")
+    run = stage.submit(spec(f"paused-{stage.count}", task, 2))
+    stage.wait_state(run, RunState.RUNNING)
+    database = stage.served.database
+
+    def pauses() -> list[tuple[AlertSeverity, bool]]:
+        record_run(database, run, None, datetime.now(UTC))
+        query = {"run_id": run, "kind": AlertKind.RUN_PAUSED}
+        return stage.look(lambda s: [(row.severity, row.ended is None) for row in s.query(Alert).filter_by(**query)])
+
+    stage.pause(run)
+    assert pauses() == []  # an operator knows
+    stage.resume(run)
+    stage.supervisor.pause_for_fault(StorageFault.DISK, "no space left")
+    assert pauses() == [(AlertSeverity.CRITICAL, True)]
+    stage.supervisor.resume_after_fault()
+    stage.wait_state(run, RunState.RUNNING)
+    assert pauses() == [(AlertSeverity.CRITICAL, False)]
+    stage.stop_run(run)
+
+
+def test_the_coordinators_own_certificates_are_an_alert_before_they_end(stage: Stage) -> None:
+    home = stage.served.home
+    ca, server = home.ca, home.server
+
+    def messages(now: datetime) -> list[tuple[AlertSeverity, str]]:
+        return [(fact.severity, fact.message) for fact in about_federation.own_certificates(ca, server, now)]
+
+    end = server.not_valid_after_utc
+    assert messages(end - timedelta(days=31)) == []
+    ((severity, message),) = messages(end - timedelta(days=29))
+    assert (severity, message) == (
+        AlertSeverity.WARNING, f"the coordinator's certificate ends on {end:%Y-%m-%d %H:%M} UTC",
+    )  # fmt: skip
+    ((severity, _),) = messages(end)
+    assert severity is AlertSeverity.CRITICAL
+    ((_, message),) = messages(ca.not_valid_after_utc - timedelta(days=1))  # it comes first: it cannot be replaced
+    assert message.startswith("the CA's certificate ends on")
+
+
 def test_backups_and_certificates_are_looked_at_by_their_age(stage: Stage) -> None:
     now = datetime.now(UTC)
     week = timedelta(days=7)

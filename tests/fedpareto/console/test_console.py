@@ -82,11 +82,22 @@ def test_each_screen_shows_a_run_that_has_ended(stage: Stage, console: Served) -
         assert words in page, words
     assert "Enroll" in console.page("/log?text=enroll")
     assert "There is no such entry" in console.page("/log?text=no-such-thing")
-    assert "SQLite" in console.page("/system")
+    page = console.page("/system")
+    assert "SQLite" in page or "PostgreSQL" in page
     listed(console, run)
     page = console.page("/")
     for words in ("Members", "ann", "connected", "Runs that have ended", "shown"):
         assert words in page, words
+
+
+def test_a_paused_run_needs_the_operator(stage: Stage, console: Served) -> None:
+    run, _ = stage.begin("ann", "ben", name="held", paused=True)
+    listed(console, run)
+    page = console.page("/")
+    assert "Run held is paused" in page
+    assert "resume held" in page
+    assert "All well." not in page
+    stage.stop_run(run)
 
 
 def test_a_failure_is_told_with_its_reason_and_what_to_do(stage: Stage, console: Served) -> None:
