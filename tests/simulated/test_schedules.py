@@ -55,7 +55,7 @@ def test_a_round_that_is_skipped_after_a_restart_leaves_no_assignment_open(runne
     assert runner.run(seed).problems == []
 
 
-@pytest.mark.parametrize("seed", [2087, 3486, 5402])
+@pytest.mark.parametrize("seed", [2087, 3486, 5402, 8367])
 def test_a_schedule_ends_when_members_that_a_run_waits_for_were_revoked(runner: Runner, seed: int) -> None:
     """A worker ends once its certificate is revoked, and the operator stops a run that has too few members left."""
     assert runner.run(seed).problems == []
