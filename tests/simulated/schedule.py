@@ -237,7 +237,8 @@ class Schedule:
             self._order(lambda process: process.supervisor.pause(RUN, by="operator"))
         if strikes("run stopped"):
             self._order(lambda process: process.supervisor.stop_run(RUN, by="operator"))
-        if world.seconds > PATIENCE_SECONDS:
+        missing = any(member.gone or member.name in self.process._revoked for member in self.members)
+        if missing and world.seconds > PATIENCE_SECONDS:
             run = self.run()
             if run.reason.startswith("waiting for clients") and run.state not in RUN_ENDED:
                 self._order(lambda process: process.supervisor.stop_run(RUN, by="operator", reason=run.reason))
