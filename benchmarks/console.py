@@ -62,7 +62,7 @@ def measure(rounds: int, members: int, updates: int, measured: int, tabs: int, s
 def load(pid: int) -> float:
     """The share of a processor that a process takes in the next second."""
     before = cpu_seconds(pid)
-    time.sleep(1.0)
+    time.sleep(1.0)  # the second that is measured
     return cpu_seconds(pid) - before
 
 
@@ -201,7 +201,7 @@ class Scene:
                 page.wait_for_selector("#chart canvas", timeout=120_000)
             began, before = time.monotonic(), cpu_seconds(self.pid)
             while time.monotonic() < began + seconds:
-                time.sleep(min(5.0, seconds / 2))
+                time.sleep(min(5.0, seconds / 2))  # the time that is measured, in steps
             shares[count] = (cpu_seconds(self.pid) - before) / (time.monotonic() - began)
             for context in contexts:
                 context.close()

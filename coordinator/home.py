@@ -96,7 +96,7 @@ class CoordinatorHome:
 
     @property
     def blobs_dir(self) -> Path:
-        """The directory of models and updates, or of the cache of those in a bucket; absolute."""
+        """The absolute path of the directory of models and updates; with a bucket, of its cache."""
         return blobs_dir(self.directory, self.settings)
 
     @property
@@ -361,7 +361,7 @@ def database_url(directory: Path, settings: Settings) -> str:
 
 
 def blobs_dir(directory: Path, settings: Settings) -> Path:
-    """The directory of models and updates, or of the cache of those in a bucket; absolute."""
+    """The absolute path of the directory of models and updates; with a bucket, of its cache."""
     return (directory / (settings.blob_cache if settings.in_bucket else settings.blobs)).absolute()
 
 

@@ -110,7 +110,7 @@ def disk(session: Session, free: int | None, faults: Mapping[StorageFault, str],
 
 
 def last_backup(session: Session, after: datetime | None) -> datetime | None:
-    """The time of the newest backup; of those not before `after`, if it is given."""
+    """The time of the newest backup. With `after`, older backups are not looked at."""
     query = select(func.max(AuditEntry.at)).where(AuditEntry.action == BACKUP_MADE)
     return session.scalar(query if after is None else query.where(AuditEntry.at >= after))
 

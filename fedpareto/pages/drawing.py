@@ -14,7 +14,7 @@ ALONG = 1000.0  # units of the width of stretched curves
 
 
 def plot(height: float, parts: Iterable[str], *, alt: str, words: str = "", look: str = "") -> Html:
-    """A drawing that is `height` pixels high; `alt` names it to screen readers, `words` say what is to be seen."""
+    """A drawing that is `height` pixels high. `alt` is its name for screen readers, `words` is its description."""
     told = [tag("desc", words)] if words else []
     drawing = tag(
         "svg",

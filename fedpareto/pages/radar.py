@@ -18,7 +18,7 @@ _DASHES = ("none", "7 4", "2 3", "10 3 2 3", "4 4", "12 5")  # of the runs, whic
 def radar(names: Sequence[str], runs: Sequence[Series], largest: Sequence[float], *, alt: str, words: str = "") -> Html:
     """Shares of the largest value along each of M >= 3 axes, an objective each.
 
-    It keeps its proportions, and so its own width. `alt` names the drawing, `words` say what is to be seen.
+    It keeps its proportions, and so its own width. `alt` names the drawing, `words` describe it.
 
     A run has M shares in [0, 1]; axes with NaN are left out. `largest` are the values of share 1.
     """

@@ -40,7 +40,7 @@ class WebPage:
 
 
 def in_one_file(page: WebPage, *, more_style: str = "") -> Html:
-    """A page that needs nothing else: the browser loads nothing and runs no script, whatever the texts in it are.
+    """A page in one file: the browser loads nothing else and runs no script, even if a text in it looks like one.
 
     The policy allows the page's own style sheet by its digest, and no other style.
     """

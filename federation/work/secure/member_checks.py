@@ -200,7 +200,7 @@ def check_sessions(client: WorkingClient, session: str, *, work: str, count: boo
 def unmask(client: WorkingClient, session: str, *, work: str) -> None:
     """Records that the sum of a session is unmasked, if the owner's limits allow one more.
 
-    Two sums from one model, of which one lacks a member, show its vector: see `docs/member/privacy.md`.
+    If a member is in only one of two sums from one model, the two show its vector: see `docs/member/privacy.md`.
     """
     ledger = client.site.ledger
     with ledger.lock:
