@@ -174,9 +174,10 @@ def test_the_last_state_stays_while_the_coordinator_is_away(stage: Stage, consol
     page = console.page(f"/runs/{run}")
     assert "The coordinator is away since" in page
     assert "2 of 2 rounds" in page
-    wait_for(lambda: console.reader._opened is not None, "the record that it left to be read")
-    assert "2 of 2 members replied" in console.page(f"/runs/{run}/rounds/0")
-    assert console.ask("/runs/none").status == 404
+    if stage.served.database.directory is not None:  # rows in PostgreSQL are not read without a coordinator
+        wait_for(lambda: console.reader._opened is not None, "the record that it left to be read")
+        assert "2 of 2 members replied" in console.page(f"/runs/{run}/rounds/0")
+        assert console.ask("/runs/none").status == 404
     stage.start()
     stage.come_back()
     wait_for(lambda: console.reader.connection.live, "the console to find the coordinator again")
