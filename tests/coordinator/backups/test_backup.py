@@ -21,8 +21,8 @@ from fedpareto.processes.forked import completed
 from storage import audit
 from storage.blob_directory import DirectoryStore
 from storage.database import Database
-from storage.models import AuditEntry
-from storage.states import RoundState
+from storage.models import Alert, AuditEntry
+from storage.states import AlertKind, AlertSeverity, RoundState
 from tests.conftest import empty_database
 from tests.coordinator.backups.scene import answer, fails, kept_blobs, lose_disk, restore_fails, run
 from tests.running import command, made_home
@@ -65,7 +65,7 @@ def test_a_lost_disk_is_restored_from_a_backup_that_was_made_while_a_round_was_o
         ann, ben = made.cast("task", "ann", "ben")
         name = made.submit(spec("kept", "task", 4))
         made.play(name, ann, ben, until=lambda: len(made.rounds(name)) == 2)
-        steps = [made.rounds(name)[0].step]
+        steps, over = [made.rounds(name)[0].step], note_alert(made)
         told = answer("backup", backup, "--home", home.directory)
         assert (told["federation_id"], told["runs"], told["lost"], told["missing"]) == ("test", 1, [], [])
         run("restore", backup, "--check")
@@ -85,8 +85,24 @@ def test_a_lost_disk_is_restored_from_a_backup_that_was_made_while_a_round_was_o
         rounds = made.rounds(name)
         assert [row.state for row in rounds] == [RoundState.COMPLETED] * 4
         assert rounds[0].step == steps[0]
+        assert over in alerts_of(made)
         made.served.coordinator._sequencer.sequence(show=True)
         command("admin", "--home", home.admin_dir, "audit", "verify")
+
+
+def alerts_of(made: Stage) -> set[tuple[object, ...]]:
+    rows = made.look(lambda session: session.scalars(select(Alert)).all())
+    return {(row.kind, row.severity, row.message, row.remedy, row.began, row.ended) for row in rows}
+
+
+def note_alert(made: Stage) -> tuple[object, ...]:
+    """Records an alert that is over, so that the coordinator leaves it as it is."""
+    began, ended = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)
+    row = (AlertKind.BACKUP_OLD, AlertSeverity.WARNING, "no backup for a week", "make one", began, ended)
+    with made.served.database.begin() as session:
+        columns = ("kind", "severity", "message", "remedy", "began", "ended")
+        session.add(Alert(**dict(zip(columns, row, strict=True))))
+    return row
 
 
 def seen_again(made: Stage, *players: Player) -> None:
