@@ -13,9 +13,11 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from coordinator.clock import utc_now
 from coordinator.condition import PAUSING, Condition
 from coordinator.ownership import in_office, take_office
 from coordinator.rounds.supervisor import Supervisor
@@ -63,6 +65,7 @@ class Monitor:
         coordinator: the id of this process, as `take_office` recorded it.
         changed: called with the faults when they have changed, for the health service.
         clock: seconds that only grow.
+        now: the time, aware.
     """
 
     database: Database
@@ -73,6 +76,7 @@ class Monitor:
     coordinator: str
     changed: Callable[[frozenset[StorageFault]], Awaitable[None]]
     clock: Callable[[], float] = time.monotonic
+    now: Callable[[], datetime] = utc_now
 
     def __post_init__(self) -> None:
         self._stopping = False
@@ -153,7 +157,7 @@ class Monitor:
                 "meanwhile: stopped; start again"
             )
         if anew or StorageFault.DATABASE in self.condition.faults:
-            take_office(self.database, self.coordinator)  # this also shows that the database takes writes
+            take_office(self.database, self.coordinator, self.now())  # this also shows that the database takes writes
             self.condition.over(StorageFault.DATABASE)
 
     def _look_at_disk(self) -> None:
@@ -169,7 +173,7 @@ class Monitor:
             looks.postpone(now)
             return
         if StorageFault.DISK in self.condition.faults:
-            take_office(self.database, self.coordinator)
+            take_office(self.database, self.coordinator, self.now())
             looks.end(now)  # there was space for the reserve, but perhaps not for the next write
             self.condition.over(StorageFault.DISK)
 

@@ -233,6 +233,7 @@ class Coordinator:
             condition=self._condition,
             coordinator=coordinator,
             changed=self._tell_health,
+            now=self._clock,
         )
         await self._tell_health(frozenset(self._condition.faults))
         self._monitoring = asyncio.create_task(self._monitor.run())
@@ -286,7 +287,7 @@ class Coordinator:
         home.ports_file.unlink(missing_ok=True)
         database.migrate()
         coordinator, now = secrets.token_hex(16), self._clock()
-        take_office(database, coordinator)
+        take_office(database, coordinator, now)
         home.record_configuration(database, by="coordinator", now=now)
         with database.read() as session:
             if (caution := officers_caution(session, home.settings)) is not None:

@@ -64,8 +64,22 @@ class Federation(Base):
 
     federation_id: Mapped[str] = mapped_column(NAME, primary_key=True)
     ca_fingerprint: Mapped[str] = mapped_column(sa.String(64))  # SHA-256 of the CA certificate, hexadecimal
-    coordinator: Mapped[str] = mapped_column(sa.String(32), default="")  # the id of the last process that took the lock
     created: Mapped[datetime]
+
+
+class CoordinatorProcess(Base):
+    """A process that serves as a coordinator of this database. The row of one that has died stays for a while."""
+
+    __tablename__ = "coordinators"
+
+    coordinator: Mapped[str] = mapped_column(sa.String(32), primary_key=True)  # its id, made at each start
+    address: Mapped[str] = mapped_column(sa.String(300), default="")  # "host:port" for members
+    enrollment_address: Mapped[str] = mapped_column(sa.String(300), default="")  # likewise for newcomers
+    software: Mapped[str] = mapped_column(Prose(200), default="")
+    keys: Mapped[str] = mapped_column(DIGEST, default="")  # of its public keys
+    settings: Mapped[str] = mapped_column(DIGEST, default="")  # of the settings that all coordinators share
+    started: Mapped[datetime]
+    last_seen: Mapped[datetime]  # its last sign of life, by the database's clock
 
 
 class Client(Base):
@@ -207,6 +221,31 @@ class Run(Base):
     created: Mapped[datetime]
     started: Mapped[datetime | None]
     ended: Mapped[datetime | None]
+    # The lease: which coordinator conducts the run. `epoch` grows with each lease, so a write of an earlier holder is
+    # refused. Without other coordinators no lease is taken.
+    conductor: Mapped[str] = mapped_column(sa.String(32), default="")  # its id; empty when none does
+    epoch: Mapped[int] = mapped_column(default=0)
+    lease_until: Mapped[datetime | None]  # by the database's clock
+
+
+class Attendance(Base):
+    """The newest stream of a member, with several coordinators. One coordinator keeps it in memory instead."""
+
+    __tablename__ = "attendances"
+
+    client_id: Mapped[str] = mapped_column(sa.ForeignKey("clients.client_id"), primary_key=True)
+    coordinator: Mapped[str] = mapped_column(sa.String(32), index=True)  # the id of the process that has the stream
+    stream: Mapped[int]  # its number among the member's streams; a stream with a lower one has been superseded
+    since: Mapped[datetime]
+    last_seen: Mapped[datetime]  # its last heartbeat
+    left: Mapped[datetime | None]  # when it ended; None while the member attends
+    tasks: Mapped[dict[str, int]] = mapped_column(default=dict)  # as in `AttendanceStream`, here and below
+    objectives: Mapped[dict[str, list[str]]] = mapped_column(default=dict)
+    consents: Mapped[bool] = mapped_column(default=False)
+    closed_until: Mapped[datetime | None]
+    assignment_id: Mapped[str] = mapped_column(sa.String(32), default="")
+    progress: Mapped[float] = mapped_column(default=0.0)
+    log_size: Mapped[int] = mapped_column(sa.BigInteger, default=0)
 
 
 class Consent(Base):
@@ -418,3 +457,4 @@ class Checkpoint(Base):
 
     size: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)  # the number of entries
     envelope: Mapped[bytes]  # SignedEnvelope of a CheckpointManifest
+    shown: Mapped[bool] = mapped_column(default=False)  # True if members may have seen it; it is then kept

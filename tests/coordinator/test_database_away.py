@@ -162,10 +162,10 @@ def test_a_coordinator_ends_with_a_sentence_when_another_one_has_its_database(ur
 
 def test_a_coordinator_that_was_replaced_while_its_database_was_away_ends(away: Stage, server: Any, url: str) -> None:
     with psycopg.connect(url, autocommit=True) as session:
-        session.execute("UPDATE federations SET coordinator = 'another'")
+        session.execute("UPDATE coordinators SET coordinator = 'another'")
     end_sessions(url)
     monitoring = away.served.coordinator._monitoring
     assert monitoring is not None
     wait_for(monitoring.done, "the coordinator to give up")
     assert "another coordinator had the database meanwhile" in str(monitoring.exception())
-    assert away.look(lambda session: session.scalar(text("SELECT coordinator FROM federations"))) == "another"
+    assert away.look(lambda session: session.scalar(text("SELECT coordinator FROM coordinators"))) == "another"
