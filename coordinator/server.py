@@ -19,16 +19,19 @@ from coordinator.alerts.maker import AlertMaker, Limits
 from coordinator.audit.checkpoints import LogError
 from coordinator.audit.sequencer import Sequencer
 from coordinator.clock import utc_now
+from coordinator.cluster.leases import SharedLeases
+from coordinator.cluster.registry import Registry
 from coordinator.condition import Condition
 from coordinator.device import require_device
 from coordinator.front.connection_limits import ConnectionLimits, descriptor_limit, raise_descriptor_limit
 from coordinator.front.listener import Front, Serves
 from coordinator.home import CoordinatorHome, address
+from coordinator.lease_keeper import LeaseKeeper
 from coordinator.members.access.control import Access
 from coordinator.members.logged_rights import LoggedRights
 from coordinator.members.requests import officers_caution
 from coordinator.monitor import Monitor
-from coordinator.ownership import take_office
+from coordinator.office import Hold, Office, hold_database, must_share_blobs, take_office
 from coordinator.rounds.fleets.presence import Presence
 from coordinator.rounds.replies.uploads import Uploads
 from coordinator.rounds.supervisor import Supervisor
@@ -48,7 +51,8 @@ from federation.v1.admin_pb2_grpc import add_AdminServicer_to_server
 from federation.v1.enrollment_pb2_grpc import add_EnrollmentServicer_to_server
 from federation.v1.federation_pb2_grpc import add_FederationServicer_to_server
 from storage import audit
-from storage.faults import StorageFault
+from storage.database import UNAVAILABLE
+from storage.faults import StorageFault, explain_fault
 from storage.reserve import Reserve
 
 log = logging.getLogger(__name__)
@@ -143,6 +147,9 @@ class Coordinator:
         self._health = HealthService()
         self._server: grpc.aio.Server | None = None
         self._supervisor: Supervisor | None = None
+        self._hold: Hold | None = None
+        self._office: Office | None = None
+        self._keeper: LeaseKeeper | None = None
         self._alerts: AlertMaker | None = None
         self._monitor: Monitor | None = None
         self._monitoring: asyncio.Task[None] | None = None
@@ -162,12 +169,15 @@ class Coordinator:
         """
         home, database, settings = self._home, self._database, self._home.settings
         newcomers = settings.enrollment_host or settings.hosts[0]
-        reserve, coordinator = self._take_database()
+        self._hold = hold = hold_database(home, database)
+        reserve = self._reserve()
+        self._office = office = self._take_office(hold)
         self._sequencer.start()
         self._must_be_logged()
         blobs = home.open_blobs()
         blobs.sweep_temporary()
         blobs.probe(takes_new=True)
+        must_share_blobs(database, blobs, office.registry)
         presence, uploads = Presence(), Uploads(database, blobs, quota=settings.upload_bytes)
         self._supervisor = supervisor = Supervisor(
             database=database,
@@ -180,6 +190,7 @@ class Coordinator:
             keep_rounds=settings.keep_rounds or None,
             clock=self._clock,
             submitted=self._submitted,
+            leases=office.leases,
         )
         self._server = server = grpc.aio.server(
             interceptors=[self._access], options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS
@@ -206,7 +217,11 @@ class Coordinator:
         add_AdminServicer_to_server(AdminService(parts), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection([*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+        office.registry.note_addresses(parts.address, parts.enrollment_address)
         supervisor.start(conduct=self._conduct)
+        if self._conduct and isinstance(office.leases, SharedLeases):
+            self._keeper = LeaseKeeper(database, office.leases, office.registry, supervisor, self._condition)
+            self._keeper.start()
         if self._conduct:
             self._alerts = AlertMaker(
                 database=database,
@@ -231,9 +246,8 @@ class Coordinator:
             reserve=reserve,
             supervisor=supervisor,
             condition=self._condition,
-            coordinator=coordinator,
+            registry=office.registry,
             changed=self._tell_health,
-            now=self._clock,
         )
         await self._tell_health(frozenset(self._condition.faults))
         self._monitoring = asyncio.create_task(self._monitor.run())
@@ -262,10 +276,17 @@ class Coordinator:
             await asyncio.to_thread(self._alerts.stop)
         if self._supervisor is not None:
             await asyncio.to_thread(self._supervisor.stop)
+        if self._keeper is not None:
+            await asyncio.to_thread(self._keeper.stop)
         await asyncio.to_thread(self._sequencer.stop)
         for executor in (self._executor, self._access_executor):
             await asyncio.to_thread(executor.shutdown)
+        if self._office is not None:
+            await asyncio.to_thread(self._leave, self._office.registry)
         self._database.close()
+        if self._hold is not None:
+            self._hold.release()
+            self._hold = None
 
     async def watch(self) -> None:
         """Returns when the coordinator stops by itself.
@@ -277,26 +298,31 @@ class Coordinator:
         if self._monitoring is not None:
             await asyncio.shield(self._monitoring)
 
-    def _take_database(self) -> tuple[Reserve, str]:
-        """Locks and migrates the database, and records who holds it. Returns the reserve, and this process's name."""
+    def _take_office(self, hold: Hold) -> Office:
+        """Enters the registry, and records the start."""
         home, database = self._home, self._database
-        database.lock_exclusive()
-        reserve = self._reserve()
-        database_directory = [database.directory] if database.directory is not None else []
-        self._condition.keep(Directories([home.directory, home.blobs_dir, *database_directory], "the coordinator"))
+        directories = [home.directory, home.blobs_dir, *filter(None, [database.directory])]
+        self._condition.keep(Directories(directories, "the coordinator"))
         home.ports_file.unlink(missing_ok=True)
-        database.migrate()
-        coordinator, now = secrets.token_hex(16), self._clock()
-        take_office(database, coordinator, now)
-        home.record_configuration(database, by="coordinator", now=now)
+        office = take_office(home, database, hold, secrets.token_hex(16), clock=self._clock)
         with database.read() as session:
             if (caution := officers_caution(session, home.settings)) is not None:
                 log.warning("%s", caution)
         if self._conduct:
             detail = f"fedpareto {version('fedpareto')}"
             with database.begin() as session:
-                audit.record(session, at=now, actor="coordinator", action="coordinator.started", detail=detail)
-        return reserve, coordinator
+                audit.record(
+                    session, at=self._clock(), actor="coordinator", action="coordinator.started", detail=detail
+                )
+        return office
+
+    def _leave(self, registry: Registry) -> None:
+        """Leaves the registry, so that other coordinators need not wait for a sign of life."""
+        try:
+            if self._condition.gone() is None:
+                registry.leave()
+        except UNAVAILABLE as error:
+            log.warning("could not note that this coordinator has stopped: %s", explain_fault(error))
 
     def _submitted(self, run_id: str, spec: str) -> bool:
         if not self._rights.tells_of_run(run_id, spec):  # it may have been submitted a moment ago

@@ -274,6 +274,7 @@ class RemoteFleet(Fleet):
         """Closes the phase, unless it waits for a client; records and notifies the clients without a reply."""
         now = self.around.clock()
         with self._database.begin() as session:
+            self.run.running(session)
             phase = session.get_one(models.Phase, phase_id, with_for_update=True)
             if phase.state is PhaseState.CLOSED:
                 return True
