@@ -17,7 +17,7 @@ from sqlalchemy import select, update
 
 from coordinator.backups.statement import kept_statement
 from coordinator.cluster.leases import Leases, Moment, OneConductor, SharedLeases, database_time, time_of
-from coordinator.cluster.registry import Introduction, Registry
+from coordinator.cluster.registry import CoordinatorFacts, Registry
 from coordinator.home import CoordinatorHome
 from coordinator.ownership import CoordinatorHomeError
 from coordinator.rounds.transitions import interrupt_simulations
@@ -93,7 +93,7 @@ def take_office(
             raise CoordinatorHomeError(f"{error}: stop every coordinator, then start this one first") from None
     lease = timedelta(seconds=home.settings.lease_seconds)
     moment: Moment = database_time if database.serves_many else time_of(clock)
-    registry = Registry(database, _introduction(home, coordinator, clock()), lease=lease, clock=clock, moment=moment)
+    registry = Registry(database, _facts(home, coordinator, clock()), lease=lease, clock=clock, moment=moment)
     home.record_configuration(database, by="coordinator", now=clock())
     registry.enter()
     if not database.serves_many:
@@ -128,9 +128,9 @@ def must_share_blobs(database: Database, blobs: BlobStore, registry: Registry) -
         must_share_blobs(database, blobs, registry)
 
 
-def _introduction(home: CoordinatorHome, coordinator: str, now: datetime) -> Introduction:
+def _facts(home: CoordinatorHome, coordinator: str, now: datetime) -> CoordinatorFacts:
     restored = digest(kept_statement(home.directory))
-    return Introduction(
+    return CoordinatorFacts(
         coordinator=coordinator,
         software=f"fedpareto {version('fedpareto')}",
         keys=digest(" ".join([*home.public_keys().values(), restored]).encode()),

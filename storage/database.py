@@ -26,7 +26,9 @@ from storage.shared_statements import DRIVER, compiled_statements
 MAX_CONNECTIONS = 32  # of a database at a time; with SQLite, those that write and those that read each
 BUSY_SECONDS = 30.0  # the longest wait of a SQLite transaction for the one before it
 ENTRY_KEY = "entry_key"  # in the `info` of a session: the key that tags entries of the audit log, or None
-LOCK_KEY = 0x66656470617265  # "fedpare": our advisory lock in a PostgreSQL database; + a Task, those of tasks
+LOCK_KEY = (
+    0x66656470617265  # "fedpare": our advisory lock in a PostgreSQL database; + a Duty, those of duties
+)
 _LOCK_HOLDERS = """
 SELECT pid, application_name FROM pg_locks JOIN pg_stat_activity USING (pid)
 WHERE locktype = 'advisory' AND granted AND objsubid = 1
@@ -35,7 +37,7 @@ AND classid = CAST(:high AS bigint) AND objid = CAST(:low AS bigint)
 """
 
 
-class Task(IntEnum):
+class Duty(IntEnum):
     """What one coordinator of a database does at a time; the value distinguishes the locks."""
 
     MIGRATION = 1
@@ -179,7 +181,7 @@ class Database:
 
         with self._writing(), self._engine.begin() as connection:
             if not self._sqlite:
-                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LOCK_KEY + Task.MIGRATION})
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LOCK_KEY + Duty.MIGRATION})
             self._must_be_known(connection)
             migrations.upgrade(connection)
 
@@ -266,15 +268,15 @@ class Database:
         return True
 
     @contextmanager
-    def turn(self, task: Task, seconds: int) -> Iterator[bool]:
-        """Does a task that one coordinator does at a time. The value is False if another one has its turn.
+    def turn(self, duty: Duty, seconds: int) -> Iterator[bool]:
+        """Does what one coordinator does at a time. The value is False if another one has its turn.
 
         If this process is frozen, the turn ends after these seconds at most. With SQLite there is no other coordinator.
         """
         if self._sqlite:
             yield True
             return
-        key = {"key": LOCK_KEY + task}
+        key = {"key": LOCK_KEY + duty}
         with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.execute(
                 text("SELECT set_config('idle_session_timeout', :limit, false)"), {"limit": f"{seconds}s"}

@@ -237,7 +237,7 @@ class Run(Base):
     lease_until: Mapped[datetime | None]  # by the database's clock
 
 
-class Attendance(Base):
+class AttendanceRow(Base):
     """The newest stream of a member, with several coordinators. One coordinator keeps it in memory instead."""
 
     __tablename__ = "attendances"

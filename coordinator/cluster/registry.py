@@ -21,7 +21,7 @@ FORGOTTEN_AFTER = timedelta(days=1)  # the row of a process that has died is rem
 
 
 @dataclass(frozen=True)
-class Introduction:
+class CoordinatorFacts:
     """What a coordinator process says of itself.
 
     Attributes:
@@ -44,7 +44,7 @@ class Registry:
 
     Args:
         database: the record.
-        introduction: of this process.
+        facts: of this process.
         lease: how long a coordinator counts as alive after its last sign of life.
         clock: of this machine, aware.
         moment: the time of the database.
@@ -53,14 +53,14 @@ class Registry:
     def __init__(
         self,
         database: Database,
-        introduction: Introduction,
+        facts: CoordinatorFacts,
         *,
         lease: timedelta,
         clock: Callable[[], datetime],
         moment: Moment = database_time,
     ) -> None:
         self._database = database
-        self._introduction = introduction
+        self._facts = facts
         self._lease = lease
         self._clock = clock
         self._moment = moment
@@ -71,7 +71,7 @@ class Registry:
         Raises:
             HomeError: another coordinator that is alive has other keys or settings.
         """
-        mine = self._introduction
+        mine = self._facts
         with self._database.begin() as session:
             old = CoordinatorProcess.last_seen < self._moment(-FORGOTTEN_AFTER)
             session.execute(delete(CoordinatorProcess).where(old if self._database.serves_many else true()))
@@ -100,7 +100,7 @@ class Registry:
 
     def leave(self) -> None:
         """Removes this process."""
-        mine = CoordinatorProcess.coordinator == self._introduction.coordinator
+        mine = CoordinatorProcess.coordinator == self._facts.coordinator
         with self._database.begin() as session:
             session.execute(delete(CoordinatorProcess).where(mine))
 
@@ -110,11 +110,11 @@ class Registry:
 
     def others_alive(self, session: Session) -> bool:
         """True if another coordinator is alive."""
-        other = CoordinatorProcess.coordinator != self._introduction.coordinator
+        other = CoordinatorProcess.coordinator != self._facts.coordinator
         return session.scalar(select(CoordinatorProcess.coordinator).where(other, self.alive()).limit(1)) is not None
 
     def _must_agree(self, other: CoordinatorProcess) -> None:
-        mine = self._introduction
+        mine = self._facts
         where = f"the coordinator at {other.address}" if other.address else "another coordinator"
         if other.keys != mine.keys:
             raise CoordinatorHomeError(
@@ -132,5 +132,5 @@ class Registry:
             session.execute(self._changed(**values))
 
     def _changed(self, **values: object) -> ReturningUpdate[datetime]:
-        mine = CoordinatorProcess.coordinator == self._introduction.coordinator
+        mine = CoordinatorProcess.coordinator == self._facts.coordinator
         return update(CoordinatorProcess).where(mine).values(**values).returning(CoordinatorProcess.last_seen)
