@@ -19,6 +19,7 @@ from coordinator.alerts.maker import AlertMaker, Limits
 from coordinator.audit.checkpoints import LogError
 from coordinator.audit.sequencer import Sequencer
 from coordinator.clock import utc_now
+from coordinator.cluster.announcements import Announcements, announcements_of
 from coordinator.condition import Condition
 from coordinator.device import require_device
 from coordinator.front.connection_limits import ConnectionLimits, descriptor_limit, raise_descriptor_limit
@@ -29,6 +30,8 @@ from coordinator.members.logged_rights import LoggedRights
 from coordinator.members.requests import officers_caution
 from coordinator.monitor import Monitor
 from coordinator.ownership import take_office
+from coordinator.rounds.fleets.attendances import Attendances, attendances_of
+from coordinator.rounds.fleets.consents import Offers
 from coordinator.rounds.fleets.presence import Presence
 from coordinator.rounds.replies.uploads import Uploads
 from coordinator.rounds.supervisor import Supervisor
@@ -147,6 +150,8 @@ class Coordinator:
         self._monitor: Monitor | None = None
         self._monitoring: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._announcements = Announcements()
+        self._attendances = Attendances()
         self.federation_port = 0
         self.enrollment_port = 0
 
@@ -168,7 +173,18 @@ class Coordinator:
         blobs = home.open_blobs()
         blobs.sweep_temporary()
         blobs.probe(takes_new=True)
-        presence, uploads = Presence(), Uploads(database, blobs, quota=settings.upload_bytes)
+        self._announcements = self._access.announcements = announcements_of(database, coordinator, self._condition)
+        presence, uploads = Presence(self._announcements), Uploads(database, blobs, quota=settings.upload_bytes)
+        offers = Offers(home.federation_id, home.signing_key)
+        self._attendances = attendances_of(
+            database,
+            presence,
+            self._announcements,
+            offers,
+            self._condition,
+            coordinator=coordinator,
+            clock=self._clock,
+        )
         self._supervisor = supervisor = Supervisor(
             database=database,
             blobs=blobs,
@@ -176,6 +192,7 @@ class Coordinator:
             uploads=uploads,
             signing=home.signing,
             condition=self._condition,
+            announcements=self._announcements,
             device=settings.device,
             keep_rounds=settings.keep_rounds or None,
             clock=self._clock,
@@ -192,6 +209,8 @@ class Coordinator:
             threads=ThreadPool(database, self._executor),
             blobs=blobs,
             uploads=uploads,
+            attendances=self._attendances,
+            offers=offers,
             presence=presence,
             supervisor=supervisor,
             access=self._access,
@@ -206,6 +225,8 @@ class Coordinator:
         add_AdminServicer_to_server(AdminService(parts), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection([*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+        self._announcements.start()
+        await asyncio.to_thread(self._attendances.start)
         supervisor.start(conduct=self._conduct)
         if self._conduct:
             self._alerts = AlertMaker(
@@ -237,7 +258,7 @@ class Coordinator:
         )
         await self._tell_health(frozenset(self._condition.faults))
         self._monitoring = asyncio.create_task(self._monitor.run())
-        self._watching = asyncio.create_task(self._access.watch_administrators())
+        self._watching = asyncio.create_task(self._access.watch_revocations())
         home.note_ports(self.federation_port, self.enrollment_port)
         message = "federation %s: members at %s, newcomers at %s, database %s"
         log.info(message, home.federation_id, parts.address, parts.enrollment_address, database.url)
@@ -265,6 +286,8 @@ class Coordinator:
         await asyncio.to_thread(self._sequencer.stop)
         for executor in (self._executor, self._access_executor):
             await asyncio.to_thread(executor.shutdown)
+        await asyncio.to_thread(self._attendances.stop)
+        await asyncio.to_thread(self._announcements.stop)
         self._database.close()
 
     async def watch(self) -> None:

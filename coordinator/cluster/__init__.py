@@ -1,0 +1,1 @@
+"""Several coordinators on one PostgreSQL: what they tell each other."""
