@@ -19,6 +19,7 @@ from coordinator.alerts.maker import AlertMaker, Limits
 from coordinator.audit.checkpoints import LogError
 from coordinator.audit.sequencer import Sequencer
 from coordinator.clock import utc_now
+from coordinator.cluster.announcements import Announcements, announcements_of
 from coordinator.cluster.leases import SharedLeases
 from coordinator.cluster.registry import Registry
 from coordinator.condition import Condition
@@ -32,6 +33,8 @@ from coordinator.members.logged_rights import LoggedRights
 from coordinator.members.requests import officers_caution
 from coordinator.monitor import Monitor
 from coordinator.office import Hold, Office, hold_database, must_share_blobs, take_office
+from coordinator.rounds.fleets.attendances import Attendances, attendances_of
+from coordinator.rounds.fleets.consents import Offers
 from coordinator.rounds.fleets.presence import Presence
 from coordinator.rounds.replies.uploads import Uploads
 from coordinator.rounds.supervisor import Supervisor
@@ -154,6 +157,8 @@ class Coordinator:
         self._monitor: Monitor | None = None
         self._monitoring: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._announcements = Announcements()
+        self._attendances = Attendances()
         self.federation_port = 0
         self.enrollment_port = 0
 
@@ -178,7 +183,20 @@ class Coordinator:
         blobs.sweep_temporary()
         blobs.probe(takes_new=True)
         must_share_blobs(database, blobs, office.registry)
-        presence, uploads = Presence(), Uploads(database, blobs, quota=settings.upload_bytes)
+        coordinator = office.registry.coordinator
+        self._announcements = self._access.announcements = announcements_of(database, coordinator, self._condition)
+        presence, uploads = Presence(self._announcements), Uploads(database, blobs, quota=settings.upload_bytes)
+        offers = Offers(home.federation_id, home.signing_key)
+        self._attendances = attendances_of(
+            database,
+            presence,
+            self._announcements,
+            offers,
+            self._condition,
+            coordinator=coordinator,
+            lease_seconds=settings.lease_seconds,
+            clock=self._clock,
+        )
         self._supervisor = supervisor = Supervisor(
             database=database,
             blobs=blobs,
@@ -186,6 +204,7 @@ class Coordinator:
             uploads=uploads,
             signing=home.signing,
             condition=self._condition,
+            announcements=self._announcements,
             device=settings.device,
             keep_rounds=settings.keep_rounds or None,
             clock=self._clock,
@@ -203,6 +222,8 @@ class Coordinator:
             threads=ThreadPool(database, self._executor),
             blobs=blobs,
             uploads=uploads,
+            attendances=self._attendances,
+            offers=offers,
             presence=presence,
             supervisor=supervisor,
             access=self._access,
@@ -218,6 +239,8 @@ class Coordinator:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection([*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
         office.registry.note_addresses(parts.address, parts.enrollment_address)
+        self._announcements.start()
+        await asyncio.to_thread(self._attendances.start)
         supervisor.start(conduct=self._conduct)
         if self._conduct and isinstance(office.leases, SharedLeases):
             self._keeper = LeaseKeeper(database, office.leases, office.registry, supervisor, self._condition)
@@ -251,7 +274,7 @@ class Coordinator:
         )
         await self._tell_health(frozenset(self._condition.faults))
         self._monitoring = asyncio.create_task(self._monitor.run())
-        self._watching = asyncio.create_task(self._access.watch_administrators())
+        self._watching = asyncio.create_task(self._access.watch_revocations())
         home.note_ports(self.federation_port, self.enrollment_port)
         message = "federation %s: members at %s, newcomers at %s, database %s"
         log.info(message, home.federation_id, parts.address, parts.enrollment_address, database.url)
@@ -281,6 +304,8 @@ class Coordinator:
         await asyncio.to_thread(self._sequencer.stop)
         for executor in (self._executor, self._access_executor):
             await asyncio.to_thread(executor.shutdown)
+        await asyncio.to_thread(self._attendances.stop)
+        await asyncio.to_thread(self._announcements.stop)
         if self._office is not None:
             await asyncio.to_thread(self._leave, self._office.registry)
         self._database.close()

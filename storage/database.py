@@ -26,9 +26,7 @@ from storage.shared_statements import DRIVER, compiled_statements
 MAX_CONNECTIONS = 32  # of a database at a time; with SQLite, those that write and those that read each
 BUSY_SECONDS = 30.0  # the longest wait of a SQLite transaction for the one before it
 ENTRY_KEY = "entry_key"  # in the `info` of a session: the key that tags entries of the audit log, or None
-LOCK_KEY = (
-    0x66656470617265  # "fedpare": our advisory lock in a PostgreSQL database; + a Duty, those of duties
-)
+LOCK_KEY = 0x66656470617265  # "fedpare": our advisory lock in a PostgreSQL database; + a Duty, those of duties
 _LOCK_HOLDERS = """
 SELECT pid, application_name FROM pg_locks JOIN pg_stat_activity USING (pid)
 WHERE locktype = 'advisory' AND granted AND objsubid = 1

@@ -65,6 +65,11 @@ class Registry:
         self._clock = clock
         self._moment = moment
 
+    @property
+    def coordinator(self) -> str:
+        """The id of this process."""
+        return self._facts.coordinator
+
     def enter(self) -> None:
         """Adds this process.
 

@@ -4,6 +4,7 @@ Its own state need not survive a crash: `start` reads the runs under way from th
 """
 
 import logging
+import math
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +17,13 @@ from sqlalchemy.orm import Session
 
 from coordinator.aggregation.interface import HyperparameterError
 from coordinator.clock import utc_now
+from coordinator.cluster.announcements import Announcement, AnnouncementKind, Announcements
 from coordinator.cluster.leases import Leases, OneConductor
 from coordinator.condition import Condition
 from coordinator.rounds.bell import Bell
 from coordinator.rounds.conductor import Conductor
 from coordinator.rounds.fleets.base import Fenced, Held, RunFacts, Surroundings
-from coordinator.rounds.fleets.presence import Cancelled, Presence
+from coordinator.rounds.fleets.presence import Presence
 from coordinator.rounds.fleets.remote import RemoteFleet
 from coordinator.rounds.housekeeping import Housekeeper
 from coordinator.rounds.replies.evidence import RecordError, SignatureMemory
@@ -79,6 +81,7 @@ class Supervisor:
         keep_rounds: of each run, beside the first and the best round, that keep their blobs; None keeps all.
         clock: the time, aware.
         new_id: makes ids of runs and assignments.
+        announcements: tell the conductors and watchers at other coordinators of changes, and those here.
         submitted: True if the audit log tells of the submission of a run, by its id and its specification's digest.
         leases: says which runs this coordinator may conduct; None: every run, since it has the database for itself.
     """
@@ -92,6 +95,7 @@ class Supervisor:
         uploads: Uploads,
         signing: Signing,
         condition: Condition | None = None,
+        announcements: Announcements | None = None,
         device: str = "cpu",
         keep_rounds: int | None = None,
         clock: Callable[[], datetime] = utc_now,
@@ -104,6 +108,7 @@ class Supervisor:
         self._presence = presence
         self._signing = signing
         self._condition = condition or Condition()
+        self._announcements = announcements or Announcements()
         self._device = device
         self._clock = clock
         self._new_id = new_id
@@ -123,6 +128,7 @@ class Supervisor:
             database, blobs, presence, uploads, self._condition, keep_rounds=keep_rounds, clock=self._clock
         )
         presence.on_change(self._wake_all)
+        self._announcements.listen(self._hear)
 
     # --- life
 
@@ -304,17 +310,36 @@ class Supervisor:
         return unwatch
 
     def notify(self, run_id: str) -> None:
-        """Tells the run's conductor and its watchers that something changed. Callable from any thread."""
+        """Tells the run's conductor and its watchers, here and elsewhere, that something changed; from any thread."""
         self._bell(run_id).ring()
         self.tell_watchers(run_id)
 
     def count_reply(self, run_id: str) -> None:
-        """Tells the conductor and the watchers that a reply was recorded. Callable from any thread."""
+        """Tells the conductor and the watchers, here and elsewhere, that a reply was recorded; from any thread."""
         self._bell(run_id).count_reply()
-        self.tell_watchers(run_id)
+        self._announcements.announce(AnnouncementKind.REPLY, run_id)
+        self._tell_watchers_here(run_id)
 
     def tell_watchers(self, run_id: str) -> None:
-        """Tells the watchers alone, from any thread: what the conductor does depends on nothing that changed."""
+        """Tells the watchers, from any thread, without the conductor here: what changed does not matter to it."""
+        self._announcements.announce(AnnouncementKind.RUN, run_id)
+        self._tell_watchers_here(run_id)
+
+    def _hear(self, announcement: Announcement | None) -> None:
+        """Takes in what another coordinator announced; None says that something was lost."""
+        if announcement is None:
+            self._wake_all()
+            for run_id in self._runs(Run.state.in_(UNDER_WAY)):
+                self._tell_watchers_here(run_id)
+        elif announcement.kind in (AnnouncementKind.RUN, AnnouncementKind.REPLY):
+            bell = self._bells.get(announcement.subject)
+            if bell is not None and announcement.kind is AnnouncementKind.REPLY:
+                bell.count_reply(announcement.times)
+            elif bell is not None:
+                bell.ring()
+            self._tell_watchers_here(announcement.subject)
+
+    def _tell_watchers_here(self, run_id: str) -> None:
         with self._lock:
             watchers = list(self._watchers)
         for watcher in watchers:
@@ -353,8 +378,7 @@ class Supervisor:
                 move_run(run, to, now, reason)
             cancelled = end_conversation(session, run_id, reason, now) if to in RUN_ENDED else []
             audit.record(session, at=now, actor=by, action=action, subject=run_id, detail=reason)
-        for assignment in cancelled:
-            self._presence.say(assignment.client_id, Cancelled(assignment.assignment_id, assignment.reason))
+        self._presence.say_cancelled(run_id, cancelled)
         self.notify(run_id)
 
     def _conduct(self, run_id: str) -> None:
@@ -450,11 +474,11 @@ class Supervisor:
             log.warning("run %s: a change by this coordinator was refused: %s", run_id, refused)
 
     def _surroundings(self, run_id: str, epoch: int) -> Surroundings:
-        bell = self._bell(run_id)
+        bell, look = self._bell(run_id), self._announcements.look_seconds
 
         def wait(seconds: float | None, replies: int = 1) -> None:
             self._must_conduct(run_id, epoch)
-            bell.wait(seconds, replies)
+            bell.wait(seconds if look is None else min(look, math.inf if seconds is None else seconds), replies)
             self._must_conduct(run_id, epoch)
 
         return Surroundings(
