@@ -122,6 +122,9 @@ DOCUMENTS: dict[str, Any] = {
     "coordinator restore": Either(
         (BACKUP, {"made": str, "blobs": int, "runs": Mapping[str, int], "aside": str | None})
     ),
+    "coordinator copy-keys": {
+        **dict.fromkeys(("federation_id", "source", "home", "settings", "ca_fingerprint"), str), "hosts": [str]
+    },
     "coordinator rotate-key": {"federation_id": str, "key": str, "rotations": int},
     "worker join": {**JOINED, "address": str, "home": str, "certificate_expires": str, "approval_pending": bool},
     "worker run": Either((Open(event=str, time=str, message=str), TrialRound)),

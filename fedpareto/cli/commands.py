@@ -31,6 +31,7 @@ TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "restored": ("coordinator.daemon:restored", "Sign a statement for workers that a backup was restored."),
         "backup": ("coordinator.backup:backup_command", "Copy database and blobs to a directory."),
         "restore": ("coordinator.backup:restore_command", "Restore a backup, while no coordinator serves."),
+        "copy-keys": ("coordinator.copy_keys:copy_keys_command", "Make the directory of a further coordinator."),
         "rotate-key": ("coordinator.daemon:rotate_key", "Replace the coordinator's signing key."),
     },
     "worker": {

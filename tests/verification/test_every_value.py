@@ -15,6 +15,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.home import CoordinatorHome
+from coordinator.home_keys import rotate_signing_key
 from federation.record.bundle import BundleError, BundleReader
 from federation.trust.envelope import key_id
 from federation.trust.member_files import MemberFiles
@@ -182,7 +183,7 @@ def eventful(stage: Stage, path: Path) -> Recorded:
     keys |= {"new": ben.member.files.signing_key, "coordinator": stage.served.home.signing_key}
 
     def replace() -> None:
-        stage.served.home = stage.served.home.rotate_signing_key(now=stage.clock())
+        stage.served.home = rotate_signing_key(stage.served.home, now=stage.clock())
 
     stage.restart(between=replace)
     for player in stage.players.values():
