@@ -4,7 +4,7 @@ import logging
 import queue
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -86,7 +86,7 @@ def test_each_reply_is_counted_also_when_many_are_announced_at_once(
 def test_what_is_no_announcement_is_ignored_and_logged_once(
     url: str, two: tuple[Announcements, Heard, Announcements, Heard], caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, heard, second, _ = two
+    _, heard, _, _ = two
     sender = "0" * 32
     payloads = [
         "", " ", "run", "x" * 7_000, f"{sender} run a-run", f"{sender} run a-run 1 2", f"{sender} run a-run -1",
@@ -128,7 +128,10 @@ def test_a_listener_that_fails_keeps_no_other_from_hearing(
     two: tuple[Announcements, Heard, Announcements, Heard], caplog: pytest.LogCaptureFixture
 ) -> None:
     first, heard, second, _ = two
-    fails: Callable[[Announcement | None], None] = lambda announcement: [][1]
+
+    def fails(announcement: Announcement | None) -> None:
+        raise RuntimeError(announcement)
+
     first._listeners.insert(0, fails)  # type: ignore[attr-defined]
     second.announce(RUN, "a-run")
     assert heard.get(timeout=SECONDS) == Announcement(RUN, "a-run")
