@@ -149,7 +149,7 @@ class SharedAnnouncements(Announcements):
 
     def _exchange(self, connection: Connection) -> None:
         """Sends and receives until the coordinator stops, or the connection breaks."""
-        driver: Any = connection.connection.driver_connection  # of psycopg
+        driver: Any = connection.connection.dbapi_connection  # of psycopg; detached, it has no driver_connection
         with selectors.DefaultSelector() as selector:
             selector.register(driver, selectors.EVENT_READ)
             selector.register(self._wakes, selectors.EVENT_READ)
