@@ -6,6 +6,7 @@ from coordinator.audit.sequencer import Sequencer
 from coordinator.condition import Condition
 from coordinator.home import CoordinatorHome
 from coordinator.members.access.control import Access
+from coordinator.members.coordinators import CoordinatorAddresses
 from coordinator.members.logged_rights import LoggedRights
 from coordinator.rounds.fleets.consents import Offers
 from coordinator.rounds.replies.uploads import Uploads
@@ -21,8 +22,8 @@ class Parts(RecordParts):
         access: knows the caller of each rpc.
         sequencer: of the audit log.
         rights: as the log tells of them.
-        address: for members, "host:port".
-        enrollment_address: for newcomers, "host:port".
+        address: of this coordinator for members, "host:port".
+        enrollment_address: of this coordinator for newcomers, "host:port".
     """
 
     home: CoordinatorHome
@@ -51,6 +52,9 @@ class Service(RecordViews):
         self._sequencer = parts.sequencer
         self._rights = parts.rights
         self._condition = parts.condition
-        self._address = parts.address
-        self._enrollment_address = parts.enrollment_address
+        self._own_addresses = (parts.address, parts.enrollment_address)
         self._offers = Offers(parts.home.federation_id, parts.home.signing_key)
+
+    async def _addresses(self) -> CoordinatorAddresses:
+        """The addresses of this coordinator and of the others that serve."""
+        return await self._read(CoordinatorAddresses.serving, *self._own_addresses)
