@@ -18,10 +18,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from coordinator.audit.checkpoints import LogKey
 from coordinator.members.administrators import certify_administrator, register_administrator
 from coordinator.members.authority import Authority
+from coordinator.members.coordinators import CoordinatorAddresses
 from coordinator.ownership import CoordinatorHomeError, claim_database, lost_database, must_own
 from coordinator.settings import SETTINGS_FILE, SQLITE, Settings
 from coordinator.signing_keys import Signing
 from federation.digests import digest
+from federation.line.addresses import known_addresses
 from federation.refusals import Refusal
 from federation.trust.admin_files import Account, AdminFiles
 from federation.trust.certificates import SERVER_LIFETIME, der, fingerprint, load_certificate_file, make_ca, pem
@@ -39,7 +41,7 @@ from federation.trust.keys import (
     replace_private,
     write_private_key,
 )
-from federation.trust.member_files import move_address
+from federation.trust.member_files import note_addresses
 from federation.v1.common_pb2 import KeyRotation
 from storage import audit
 from storage.blob_directory import DirectoryStore
@@ -230,8 +232,15 @@ class CoordinatorHome:
         if directory.exists() and any(directory.iterdir()):
             raise CoordinatorHomeError(f"{directory} is not empty: an administrator gets a directory of its own")
         signing_key, tls_key = Ed25519PrivateKey.generate(), new_tls_key()
-        addresses = self.addresses(*self.ports())
-        account = Account(federation_id=self.federation_id, name=name, ca=pem(self.ca), **addresses)
+        with database.read() as session:
+            addresses = CoordinatorAddresses.serving(session, **self.addresses(*self.ports()))
+        account = Account(
+            federation_id=self.federation_id,
+            name=name,
+            ca=pem(self.ca),
+            addresses=addresses.federation,
+            enrollment_addresses=addresses.enrollment,
+        )
         account.save(directory, signing_key, passphrase)  # before the older one ends: a full disk ends no access
         with database.begin() as session:
             row = register_administrator(session, name, {Role.VIEWER, *roles}, signing_key.public_key(), by=by, now=now)
@@ -312,7 +321,16 @@ class CoordinatorHome:
         if 0 in (self.settings.federation_port, self.settings.enrollment_port):
             replace_private(self._kept_ports_file, json.dumps(ports).encode() + b"\n")
         if (self.admin_dir / "member.toml").is_file():
-            move_address(self.admin_dir, AdminFiles.name_key, **self.addresses(federation, enrollment))
+            own, known = self.addresses(federation, enrollment), Account.load(self.admin_dir)
+            others = not self.settings.database.startswith(SQLITE)
+            note_addresses(
+                self.admin_dir,
+                AdminFiles.name_key,
+                addresses=known_addresses(own["address"], (), known.addresses if others else ()),
+                enrollment_addresses=known_addresses(
+                    own["enrollment_address"], (), known.enrollment_addresses if others else ()
+                ),
+            )
         replace_private(self.ports_file, json.dumps({**ports, "pid": os.getpid()}).encode() + b"\n")
 
     def current_server_certificate(self, now: datetime) -> x509.Certificate:

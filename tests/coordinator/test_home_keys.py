@@ -76,7 +76,7 @@ def test_a_further_coordinator_has_the_same_keys_and_serves_under_names_of_its_o
 
     other = Running(home, Clock())
     try:
-        account = replace(Account.load(first / "admin"), address=f"127.0.0.1:{other.coordinator.federation_port}")
+        account = replace(Account.load(first / "admin"), addresses=(f"127.0.0.1:{other.coordinator.federation_port}",))
         files = AdminFiles.load(first / "admin")
         with account.files(files.tls_key, load_certificate(files.certificate)).channel() as channel:
             AdminStub(channel).ListAdministrators(ListAdministratorsRequest(), timeout=SECONDS)

@@ -116,7 +116,7 @@ def test_a_message_that_announces_more_than_a_record_holds_names_nobody() -> Non
 def test_a_member_joins_and_attends_at_one_port(served: Running, tmp_path: Path) -> None:
     port = served.coordinator.federation_port
     assert served.coordinator.enrollment_port == port
-    join = JoinStringFields(f"{NEWCOMERS}:{port}", fingerprint(served.home.ca), served.join_secret("ann"), "ann")
+    join = JoinStringFields((f"{NEWCOMERS}:{port}",), fingerprint(served.home.ca), served.join_secret("ann"), "ann")
     member = enroll(WorkerHome(tmp_path / "ann"), join).member
     assert member.address == f"127.0.0.1:{port}"
     with member.channel() as channel:
