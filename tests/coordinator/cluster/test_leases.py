@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 import coordinator.rounds
 from coordinator.clock import utc_now
-from coordinator.cluster.leases import OneConductor, SharedLeases, database_time
+from coordinator.cluster.leases import NO_LEASE, Lease, OneConductor, SharedLeases, database_time
 from coordinator.cluster.registry import CoordinatorFacts, Registry
 from coordinator.ownership import CoordinatorHomeError
 from coordinator.rounds.fleets.base import Fenced, RunFacts
@@ -61,22 +61,23 @@ def ended_lease(database: Database) -> None:
 
 def test_one_of_several_takes_a_run_and_another_only_when_the_lease_is_over(shared: Database) -> None:
     ann, ben = (SharedLeases(shared, name, duration=LEASE) for name in ("ann", "ben"))
-    assert (ann.take("run"), ben.take("run")) == (1, None)
+    assert (ann.take("run"), ben.take("run")) == (Lease("ann", 1), None)
     ended_lease(shared)
-    assert (ben.take("run"), ann.take("run")) == (2, None)
+    assert (ben.take("run"), ann.take("run")) == (Lease("ben", 2), None)
 
 
 def test_a_coordinator_that_slept_past_its_lease_writes_nothing(shared: Database) -> None:
     ann, ben = (SharedLeases(shared, name, duration=LEASE) for name in ("ann", "ben"))
-    facts = RunFacts.load(shared, "run", ann.take("run"))
+    lease = ann.take("run") or NO_LEASE
+    facts = RunFacts.load(shared, "run", lease)
     with shared.begin() as session:
         facts.running(session)
     ended_lease(shared)
-    assert ben.take("run") == 2
-    with pytest.raises(Fenced, match="epoch 2, and this process had 1"), shared.begin() as session:
+    assert ben.take("run") == Lease("ben", 2)
+    with pytest.raises(Fenced, match="has epoch 2, that of this process had 1"), shared.begin() as session:
         facts.running(session).reason = "too late"
-    assert ann.renew({"run": 1}) == {"run"}
-    ann.release("run", 1)
+    assert ann.renew({"run": lease}) == {"run"}
+    ann.release("run", lease)
     with shared.read() as session:
         run = session.get_one(Run, "run")
         assert (run.reason, run.conductor, run.epoch) == ("", "ben", 2)
@@ -84,32 +85,31 @@ def test_a_coordinator_that_slept_past_its_lease_writes_nothing(shared: Database
 
 def test_a_lease_that_was_released_can_be_taken_at_once_and_a_renewed_one_stays(shared: Database) -> None:
     ann, ben = (SharedLeases(shared, name, duration=LEASE) for name in ("ann", "ben"))
+    lease = ann.take("run") or NO_LEASE
     ended_lease(shared)
-    assert ann.take("run") == 1
-    ended_lease(shared)
-    assert ann.renew({"run": 1}) == set()
+    assert ann.renew({"run": lease}) == set()
     assert ben.take("run") is None
-    ann.release("run", 1)
-    assert ben.take("run") == 2
+    ann.release("run", lease)
+    assert ben.take("run") == Lease("ben", 2)
 
 
 def test_a_row_that_is_locked_delays_no_other_lease(shared: Database) -> None:
     ann = SharedLeases(shared, "ann", duration=LEASE)
-    epoch = ann.take("run")
-    assert epoch is not None
+    lease = ann.take("run") or NO_LEASE
     with shared.begin() as session:
         session.get_one(Run, "run", with_for_update=True)
-        assert ann.renew({"run": epoch}) == set()
+        assert ann.renew({"run": lease}) == set()
 
 
 def test_the_transaction_of_a_frozen_process_does_not_keep_others_from_the_run(shared: Database) -> None:
     ann, ben = (SharedLeases(shared, name, duration=timedelta(milliseconds=1)) for name in ("ann", "ben"))
-    facts = RunFacts.load(shared, "run", ann.take("run"))
+    lease = ann.take("run") or NO_LEASE
+    facts = RunFacts.load(shared, "run", lease)
 
     def freeze() -> None:
         with shared.begin() as session:
             facts.running(session).reason = "frozen"
-            assert ben.take("run") == 2  # it waits for the row until the server ends this transaction
+            assert ben.take("run") == Lease("ben", 2)  # it waits for the row until the server ends this transaction
 
     with pytest.raises(DBAPIError) as raised:
         freeze()
@@ -128,9 +128,10 @@ def test_runs_are_unclaimed_after_two_leases(shared: Database) -> None:
 
 
 def test_alone_every_run_may_be_conducted_and_nothing_is_written(shared: Database) -> None:
-    leases = OneConductor(shared)
-    assert (leases.take("run"), leases.take("none")) == (0, None)
-    leases.release("run", 0)
+    leases = OneConductor()
+    with shared.begin() as session:
+        RunFacts.load(shared, "run", leases.take("run") or Lease("none")).running(session)
+    leases.release("run", NO_LEASE)
     with shared.read() as session:
         assert session.get_one(Run, "run").epoch == 0
 
