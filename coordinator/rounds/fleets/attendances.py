@@ -50,7 +50,7 @@ class _Written(NamedTuple):
     closed_until: datetime | None
 
 
-class _Row(NamedTuple):
+class _StreamRow(NamedTuple):
     """A row of the table, with the last sign of life of the client's coordinator."""
 
     client_id: str
@@ -263,7 +263,7 @@ class SharedAttendances(Attendances):
                 deliver(session, current)
                 self._offers.tell(session, current.values())
 
-    def _rows(self, session: Session) -> list[_Row]:
+    def _rows(self, session: Session) -> list[_StreamRow]:
         now = func.clock_timestamp(type_=DateTime(timezone=True))
         signs = CoordinatorProcess.last_seen
         rows = select(
@@ -276,7 +276,7 @@ class SharedAttendances(Attendances):
             signs,
             func.coalesce(signs > now - self._lease, False),
         ).outerjoin_from(AttendanceRow, CoordinatorProcess, CoordinatorProcess.coordinator == AttendanceRow.coordinator)
-        return [_Row(*row) for row in session.execute(rows)]
+        return [_StreamRow(*row) for row in session.execute(rows)]
 
     def _note_deaths(self, coordinators: Mapping[str, bool]) -> None:
         """Notes which of the other coordinators, each of them alive or not, have died since the last look."""
@@ -287,7 +287,7 @@ class SharedAttendances(Attendances):
         self._died = {coordinator: at for coordinator, at in self._died.items() if coordinator in dead}
         self._alive = coordinators.keys() - dead
 
-    def _end(self, row: _Row) -> datetime:
+    def _end(self, row: _StreamRow) -> datetime:
         """When a client left that does not attend any more.
 
         If its coordinator died: when this was noticed here, or, if it was dead at the first look, a lease after its

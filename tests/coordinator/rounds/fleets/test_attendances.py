@@ -22,7 +22,7 @@ from coordinator.rounds.fleets.consents import Offers
 from coordinator.rounds.fleets.presence import AttendanceStream, Presence
 from federation.refusals import Refusal
 from storage.database import Database
-from storage.models import Attendance, Client, CoordinatorProcess
+from storage.models import AttendanceRow, Client, CoordinatorProcess
 from storage.states import ClientState
 from tests.conftest import empty_database
 from tests.running import SECONDS, wait_for
@@ -90,9 +90,9 @@ class Site:
             at = datetime.now(UTC) - ago
             session.merge(CoordinatorProcess(coordinator=self.name, started=at, last_seen=at))
 
-    def row(self, client: str) -> Attendance:
+    def row(self, client: str) -> AttendanceRow:
         with self.database.read() as session:
-            return session.get_one(Attendance, client)
+            return session.get_one(AttendanceRow, client)
 
     def said(self, stream: AttendanceStream) -> object:
         """The next message of a stream."""
@@ -298,7 +298,7 @@ def test_a_change_that_somebody_else_made_to_the_table_by_hand_harms_nothing(sta
     first, second = start(), start()
     first.attend("client-1")
     with first.database.begin() as session:
-        session.execute(update(Attendance).values(coordinator="f" * 32))  # there is none of that name
+        session.execute(update(AttendanceRow).values(coordinator="f" * 32))  # there is none of that name
     second.sees()
     first.sees("client-1")
     second.attend("client-1")
