@@ -16,7 +16,7 @@ from coordinator.home import read_settings
 from coordinator.settings import SETTINGS_FILE
 from federation.trust.join_string import JoinStringFields
 from federation.trust.admin_files import AdminFiles
-from federation.trust.member_files import MemberFiles, move_address
+from federation.trust.member_files import MemberFiles, note_addresses
 from federation.vectors import Layout, Tensor, to_bytes
 from storage.database import Database
 from tests.coordinator.scene import front_of
@@ -25,7 +25,7 @@ from tests.paths import PROGRAMS
 from tests.soak.line import Line
 from worker.home import WorkerHome
 from worker.line.enroll import enroll
-from worker.site.roster import Card, Roster
+from worker.site.roster import SMALLEST, Card, Roster
 
 PARAMETERS = 500  # of the model
 NAMES = ("one", "two", "three")  # of the coordinators
@@ -143,7 +143,7 @@ class Cluster:
         """The processes that serve now, and the workers."""
         return [coordinator.serving for coordinator in self.coordinators.values()] + [*self.workers.values()]
 
-    def start(self, clients: Sequence[str] = CLIENTS) -> None:
+    def start(self, clients: Sequence[str]) -> None:
         """Makes the federation, starts the coordinators, enrolls the members, and starts their workers."""
         first, *further = self.coordinators.values()
         first.init("--database", first.database_url)
@@ -157,7 +157,9 @@ class Cluster:
         self._model.write_bytes(to_bytes(layout, np.zeros(PARAMETERS, np.float32)))
         for client in clients:
             enroll(WorkerHome(self.directory / client), JoinStringFields.decode(first.join_string(client)))
-        self._pin_roster(clients)
+        if len(clients) >= SMALLEST:
+            self._pin_roster(clients)
+        self._spread(clients)
         for client in clients:
             self.work(client)
         self.attending(*clients)
@@ -234,11 +236,20 @@ class Cluster:
         directory = coordinator.home / "admin"
         shutil.copytree(self.first.home / "admin", directory)
         ports = json.loads((coordinator.home / "ports.json").read_text())
-        addresses = {
-            "address": f"localhost:{ports['federation']}",
-            "enrollment_address": f"localhost:{ports['enrollment']}",
-        }
-        move_address(directory, AdminFiles.name_key, **addresses)
+        note_addresses(
+            directory,
+            AdminFiles.name_key,
+            addresses=(f"localhost:{ports['federation']}",),
+            enrollment_addresses=(f"localhost:{ports['enrollment']}",),
+        )
+
+    def _spread(self, clients: Sequence[str]) -> None:
+        """Lets each coordinator be the first one of some members."""
+        for number, client in enumerate(clients):
+            home = self.directory / client
+            addresses = MemberFiles.load(home).addresses
+            first = number % len(addresses)
+            note_addresses(home, MemberFiles.name_key, addresses=(*addresses[first:], *addresses[:first]))
 
     def _pin_roster(self, clients: Sequence[str]) -> None:
         """Pins the keys of all members in each member's directory, as owners do before private rounds."""
@@ -251,11 +262,13 @@ class Cluster:
 
 
 @contextmanager
-def cluster(directory: Path, url: str, names: Sequence[str] = NAMES, **settings: Any) -> Iterator[Cluster]:
+def cluster(
+    directory: Path, url: str, names: Sequence[str] = NAMES, clients: Sequence[str] = CLIENTS, **settings: Any
+) -> Iterator[Cluster]:
     """Coordinators and workers that attend; every process is killed at the end."""
     made = Cluster(directory, url, names, **settings)
     try:
-        made.start()
+        made.start(clients)
         yield made
     finally:
         made.close()

@@ -23,9 +23,9 @@ class Scene:
         self._calm: dict[tuple[str, int], Calm] = {}
 
     def calm(self, spec: str, rounds: int = 2) -> Calm:
-        """A run of this specification while nothing happens; the last of two, since members measure a model once."""
+        """A run of this specification while nothing happens: of private ones the second, as members measure a model once."""
         if (spec, rounds) not in self._calm:
-            for _ in range(2):
+            for _ in range(1 + ("[privacy]" in spec)):
                 run = self.cluster.submit(self.cluster.first, spec, rounds=rounds)
                 self._calm[spec, rounds] = Calm.of(self.cluster, run)
             assert self.checks.of_run(run, self._calm[spec, rounds], {}, self.cluster.first) == []
