@@ -9,11 +9,14 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import NamedTuple, Protocol
 
-from sqlalchemy import ColumnElement, Interval, func, literal, or_, select, true, type_coerce, update
+from sqlalchemy import ColumnElement, Interval, func, literal, or_, select, text, true, type_coerce, update
+from sqlalchemy.exc import OperationalError
 
 from storage.columns import UtcDateTime
 from storage.database import Database
 from storage.models import Run
+
+_LOCK_NOT_AVAILABLE = "55P03"  # the code of PostgreSQL
 
 Moment = Callable[[timedelta], ColumnElement[datetime]]
 """The present time, plus a duration, as an expression of SQL."""
@@ -117,22 +120,39 @@ class SharedLeases:
     def renew(self, leases: Mapping[str, Lease]) -> set[str]:
         """Renews the leases of runs; returns the runs whose leases are lost.
 
-        A lease whose row is locked is left for the next time: a transaction of its own conductor locks it, or somebody
-        else's that is short.
+        The row of a run under way is locked often, mostly by its own conductor. So a row that is locked is waited for,
+        for a sixth of a lease, and after the other runs.
         """
         if not leases:
             return set()
         mine = select(Run.run_id).where(Run.conductor == self._coordinator, Run.run_id.in_(leases))
         renewed = (
             update(Run)
-            .where(Run.run_id.in_(mine.with_for_update(skip_locked=True)))
+            .where(Run.run_id.in_(mine.with_for_update(skip_locked=True, key_share=True)))
             .values(lease_until=self._moment(self.duration))
+            .returning(Run.run_id)
         )
         with self._database.begin() as session:
-            session.execute(renewed, execution_options={"synchronize_session": False})
+            done = set(session.scalars(renewed, execution_options={"synchronize_session": False}))
+        for run_id in sorted(leases.keys() - done):
+            self._renew_locked(run_id)
+        with self._database.read() as session:
             rows = session.execute(select(Run.run_id, Run.conductor, Run.epoch).where(Run.run_id.in_(leases))).all()
         held = {row.run_id for row in rows if Lease(row.conductor, row.epoch) == leases[row.run_id]}
         return leases.keys() - held
+
+    def _renew_locked(self, run_id: str) -> None:
+        """Renews a lease whose row is locked, if it is released in time; otherwise the next look tries again."""
+        renewed = update(Run).where(Run.run_id == run_id, Run.conductor == self._coordinator)
+        try:
+            with self._database.begin() as session:
+                session.execute(
+                    text(f"SET LOCAL lock_timeout = {round(self.duration.total_seconds() * 1000 / 6) or 1}")
+                )
+                session.execute(renewed.values(lease_until=self._moment(self.duration)))
+        except OperationalError as error:
+            if getattr(error.orig, "sqlstate", "") != _LOCK_NOT_AVAILABLE:
+                raise
 
     def free(self, since: timedelta = timedelta(0)) -> ColumnElement[bool]:
         """Selects the runs that no coordinator has conducted for some time."""

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-
 SIGNAL = signal.SIGKILL
 
 
@@ -24,9 +23,8 @@ def die() -> None:
 
 def unfence() -> None:
     """Removes the comparison of epochs from all transactions of conductors."""
-    from storage.models import Run
-
     from coordinator.rounds.fleets.base import RunFacts
+    from storage.models import Run
 
     RunFacts.locked = lambda self, session: session.get_one(  # type: ignore[method-assign]
         Run, self.run_id, with_for_update=True

@@ -52,7 +52,10 @@ def ends(cluster: Cluster, run: str) -> Mapping[Place, tuple[str, int]]:
 
 def questions(cluster: Cluster, run: str) -> Mapping[Place, str]:
     """The digest of each signed question that is on record, by its place."""
-    return {(number, phase, client): digest(bytes(sent)) for number, phase, client, sent in cluster.query(_QUESTIONS, run=run)}
+    return {
+        (number, phase, client): digest(bytes(sent))
+        for number, phase, client, sent in cluster.query(_QUESTIONS, run=run)
+    }
 
 
 class Checks:
@@ -102,7 +105,9 @@ class Checks:
     def _of_questions(self, run: str, asked: Mapping[Place, str]) -> Iterator[str]:
         """Every question that was on record is still there as it was signed."""
         now = questions(self._cluster, run)
-        yield from (f"another question is on record for {place}" for place, sent in asked.items() if now.get(place) != sent)
+        yield from (
+            f"another question is on record for {place}" for place, sent in asked.items() if now.get(place) != sent
+        )
 
     def _of_receipts(self) -> Iterator[str]:
         """Each receipt that a member has got since the last check is on record, with its reply."""
@@ -117,7 +122,9 @@ class Checks:
                 rows = self._cluster.query(
                     "select accepted, receipt from replies where envelope_digest = :reply", reply=receipt.reply
                 )
-                if [(row.accepted, digest(bytes(row.receipt))) for row in rows] != [(receipt.accepted, receipt.receipt)]:
+                if [(row.accepted, digest(bytes(row.receipt))) for row in rows] != [
+                    (receipt.accepted, receipt.receipt)
+                ]:
                     yield f"{client}, assignment {receipt.assignment_id}: {len(rows)} replies are on record for its receipt"
 
     def _new_receipts(self, client: str) -> list[Receipt]:

@@ -14,8 +14,8 @@ from sqlalchemy import make_url, text
 
 from coordinator.home import read_settings
 from coordinator.settings import SETTINGS_FILE
-from federation.trust.join_string import JoinStringFields
 from federation.trust.admin_files import AdminFiles
+from federation.trust.join_string import JoinStringFields
 from federation.trust.member_files import MemberFiles, note_addresses
 from federation.vectors import Layout, Tensor, to_bytes
 from storage.database import Database

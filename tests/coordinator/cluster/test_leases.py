@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from storage.faults import StorageFault, fault_of
 from storage.models import CoordinatorProcess, Run, note_model
 from storage.states import RunState
 from tests.conftest import empty_database
+from tests.running import wait_for
 from tests.stage import spec
 
 LEASE = timedelta(seconds=30)
@@ -93,12 +95,33 @@ def test_a_lease_that_was_released_can_be_taken_at_once_and_a_renewed_one_stays(
     assert ben.take("run") == Lease("ben", 2)
 
 
-def test_a_row_that_is_locked_delays_no_other_lease(shared: Database) -> None:
-    ann = SharedLeases(shared, "ann", duration=LEASE)
+def test_a_row_that_stays_locked_is_waited_for_only_for_a_part_of_the_lease(shared: Database) -> None:
+    ann = SharedLeases(shared, "ann", duration=timedelta(milliseconds=600))
     lease = ann.take("run") or NO_LEASE
     with shared.begin() as session:
         session.get_one(Run, "run", with_for_update=True)
         assert ann.renew({"run": lease}) == set()
+
+
+def test_a_lease_whose_row_is_locked_for_a_moment_is_renewed(shared: Database) -> None:
+    ann, ben = (SharedLeases(shared, name, duration=LEASE) for name in ("ann", "ben"))
+    lease = ann.take("run") or NO_LEASE
+    ended_lease(shared)
+    with ThreadPoolExecutor(1) as pool:
+        with shared.begin() as session:
+            session.get_one(Run, "run", with_for_update=True)
+            renewed = pool.submit(ann.renew, {"run": lease})
+            wait_for(lambda: waits_for_a_lock(shared), "the renewal to wait for the row")
+        assert renewed.result() == set()
+    assert ben.take("run") is None
+
+
+def waits_for_a_lock(database: Database) -> bool:
+    with database.read() as session:
+        waiting = (
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        )
+        return bool(session.scalar(text(waiting)))
 
 
 def test_the_transaction_of_a_frozen_process_does_not_keep_others_from_the_run(shared: Database) -> None:

@@ -4,15 +4,11 @@ Real processes throughout. In each case the run completes, its model is that of 
 twice, the bundle and the audit log verify, and the questions on record stay as they were.
 """
 
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from tests.coordinator.cluster.scene import LEASE_SECONDS, REFUSED, SETTINGS, Scene
-from tests.harness import wait_for
 from tests.postgresql import Postgresql, postgresql
 from tests.soak.cluster import OPEN, PRIVATE, Coordinator, cluster
 
