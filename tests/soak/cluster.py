@@ -9,15 +9,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 from sqlalchemy import make_url, text
+from sqlalchemy.exc import OperationalError
 
 from coordinator.home import read_settings
 from coordinator.settings import SETTINGS_FILE
+from federation.line.channels import server_verified_channel
 from federation.trust.admin_files import AdminFiles
 from federation.trust.join_string import JoinStringFields
 from federation.trust.member_files import MemberFiles, note_addresses
 from federation.vectors import Layout, Tensor, to_bytes
+from fedpareto.processes.process_federation import COMMAND, serving
 from storage.database import Database
 from tests.coordinator.scene import front_of
 from tests.harness import SECONDS, Federation, Process, wait_for
@@ -99,10 +105,33 @@ class Coordinator(Federation):
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGCONT)
 
+    def begin(self) -> None:
+        """Starts its process, and does not wait until it serves."""
+        (self.home / "ports.json").unlink(missing_ok=True)
+        arguments = [*COMMAND, "coordinator", "serve", "--home", str(self.home)]
+        self.coordinator = self.spawn("coordinator", arguments)
+
+    @property
+    def serves(self) -> bool:
+        """True if its process serves, or has served."""
+        return self.alive and serving(self.home) == self.pid
+
     def die(self) -> None:
         """Kills its process with SIGKILL; its front listener ends by itself."""
         os.kill(self.pid, signal.SIGKILL)
         self.serving.wait_killed()
+
+    @property
+    def healthy(self) -> bool:
+        """True if it serves, and its health service says so."""
+        if not self.serves:
+            return False
+        ports = json.loads((self.home / "ports.json").read_text())
+        ca = (self.home / "ca.pem").read_bytes()
+        with suppress(grpc.RpcError), server_verified_channel(f"localhost:{ports['enrollment']}", ca) as channel:
+            answer = HealthStub(channel).Check(HealthCheckRequest(), timeout=5)
+            return bool(answer.status == HealthCheckResponse.SERVING)
+        return False
 
     def front(self) -> int:
         """The process id of its front listener; 0 if none runs."""
@@ -182,6 +211,17 @@ class Cluster:
         """Waits until these members attend, by any coordinator."""
         self.first.attending(*clients)
 
+    def wait_serving(self) -> None:
+        """Waits until every coordinator answers, its health is good, and every member attends."""
+        for coordinator in self.coordinators.values():
+            wait_for(lambda: coordinator.healthy, f"coordinator {coordinator.name} to serve")  # noqa: B023
+        wait_for(self._all_attend, "the members to attend")
+
+    def _all_attend(self) -> bool:
+        alive = "c.last_seen > clock_timestamp() - make_interval(secs => 2)"
+        sql = f"select client_id from attendances a join coordinators c using (coordinator) where a.left is null and {alive}"
+        return {row[0] for row in self.query(sql)} >= {*self.workers}
+
     def submit(self, coordinator: Coordinator, spec: str, *, rounds: int = 2, crash: bool = False) -> str:
         """Submits a run to a coordinator; returns its id. `crash`: the coordinator may die before it has answered."""
         self._runs += 1
@@ -216,9 +256,22 @@ class Cluster:
         return next((one for one in every if one.address.rpartition(":")[2] == port), None)
 
     def query(self, sql: str, **parameters: object) -> list[Any]:
-        """Looks into the database, without a line."""
-        with self._database.read() as session:
+        """Looks into the database, without a line; waits while PostgreSQL is away."""
+        found: list[list[Any]] = []
+
+        def read() -> bool:
+            rows = self.glance(sql, **parameters)
+            found.extend([] if rows is None else [rows])
+            return bool(found)
+
+        wait_for(read, "PostgreSQL to answer")
+        return found[0]
+
+    def glance(self, sql: str, **parameters: object) -> list[Any] | None:
+        """Looks into the database; None if PostgreSQL is away."""
+        with suppress(OperationalError), self._database.read() as session:
             return list(session.execute(text(sql), parameters).all())
+        return None
 
     def _set(self, coordinator: Coordinator, **values: Any) -> None:
         """Changes settings in a coordinator's directory."""

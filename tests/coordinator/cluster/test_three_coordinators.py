@@ -120,6 +120,7 @@ def test_a_run_goes_on_when_postgresql_is_killed_and_started(scene: Scene, serve
 
 def test_any_coordinator_answers_administrators_and_serves_members(scene: Scene) -> None:
     cluster = scene.cluster
+    cluster.wait_serving()
     for coordinator in cluster.coordinators.values():
         run = cluster.submit(coordinator, OPEN)
         assert scene.problems(run, OPEN, coordinator) == []
