@@ -163,8 +163,7 @@ class Process:
         self._every(LOOK_SECONDS, self._look)
         self._every(SEQUENCE_SECONDS, self.sequencer.sequence)
         if self._leases is not None:
-            keeper = LeaseKeeper(self.database, self._leases, self._registry, self.supervisor, self.condition)
-            self._every(LEASE.total_seconds() / LOOKS, lambda: self.asleep or keeper.look())
+            self._every(LEASE.total_seconds() / LOOKS, self._keep_leases)
 
     def conduct(self) -> None:
         """Goes on with the run, as the supervisor's thread does, until nothing is left to do for it."""
@@ -355,6 +354,10 @@ class Process:
         except Exception as error:
             if self.condition.note(error) is None:
                 raise
+
+    def _keep_leases(self) -> None:
+        if self._leases is not None and not self.asleep:
+            LeaseKeeper(self.database, self._leases, self._registry, self.supervisor, self.condition).look()
 
     def _look(self) -> None:
         """What the monitor and the housekeeper do from time to time."""
