@@ -394,7 +394,7 @@ class Supervisor:
     def _conduct_after(self, run_id: str, before: threading.Thread | None) -> None:
         if before is not None:
             before.join()
-        while not self._stopping.is_set():
+        while not (self._stopping.is_set() or self._holds_back):
             try:
                 self._conduct_now(run_id)
                 break

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     directory = tmp_path_factory.mktemp("pair")
     with empty_database(request, directory) as url:
         clock = Clock()
-        settings = {"database": url, "blobs": str(directory / "blobs"), "heartbeat_seconds": 300.0}
+        settings: dict[str, Any] = {"database": url, "blobs": str(directory / "blobs"), "heartbeat_seconds": 300.0}
         home = made_home(directory / "first", now=clock(), **settings)
         shutil.copytree(directory / "first", directory / "second")
         first = Stage(Running(home, clock))
@@ -59,8 +60,7 @@ def two_players(first: Stage, second: Running, *names: str) -> tuple[str, Player
     """A new task, a client that attends at the first coordinator with it, and one at the second."""
     task = first.task()
     here, there = (
-        player_at(*place, name, **{task: 10})
-        for place, name in zip([(first.served, first), (second, first)], names, strict=True)
+        player_at(served, first, name, **{task: 10}) for served, name in zip((first.served, second), names, strict=True)
     )
     return task, here, there
 
