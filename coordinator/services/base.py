@@ -8,6 +8,7 @@ from coordinator.home import CoordinatorHome
 from coordinator.members.access.control import Access
 from coordinator.members.coordinators import CoordinatorAddresses
 from coordinator.members.logged_rights import LoggedRights
+from coordinator.rounds.fleets.attendances import Attendances
 from coordinator.rounds.fleets.consents import Offers
 from coordinator.rounds.replies.uploads import Uploads
 from coordinator.rounds.supervisor import Supervisor
@@ -19,6 +20,8 @@ class Parts(RecordParts):
     """The parts of a coordinator that serves.
 
     Attributes:
+        attendances: number the streams of members.
+        offers: ask members about runs.
         access: knows the caller of each rpc.
         sequencer: of the audit log.
         rights: as the log tells of them.
@@ -27,6 +30,8 @@ class Parts(RecordParts):
     """
 
     home: CoordinatorHome
+    attendances: Attendances
+    offers: Offers
     uploads: Uploads
     supervisor: Supervisor
     access: Access
@@ -53,7 +58,8 @@ class Service(RecordViews):
         self._rights = parts.rights
         self._condition = parts.condition
         self._own_addresses = (parts.address, parts.enrollment_address)
-        self._offers = Offers(parts.home.federation_id, parts.home.signing_key)
+        self._attendances = parts.attendances
+        self._offers = parts.offers
 
     async def _addresses(self) -> CoordinatorAddresses:
         """The addresses of this coordinator and of the others that serve."""
