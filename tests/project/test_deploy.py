@@ -13,7 +13,7 @@ import yaml
 
 from coordinator.home import CoordinatorHome
 from fedpareto import __version__
-from tests.coordinator.test_home_keys import NOWHERE, source
+from tests.coordinator.backups.test_home_keys import NOWHERE, source
 from tests.paths import ROOT
 from tests.running import command
 
