@@ -97,7 +97,7 @@ def take_office(
     home.record_configuration(database, by="coordinator", now=clock())
     registry.enter()
     if not database.serves_many:
-        return Office(registry, OneConductor(database))
+        return Office(registry, OneConductor())
     database.lock_shared()
     return Office(registry, SharedLeases(database, coordinator, duration=lease))
 

@@ -248,13 +248,7 @@ class AttendanceRow(Base):
     since: Mapped[datetime]
     last_seen: Mapped[datetime]  # its last heartbeat
     left: Mapped[datetime | None]  # when it ended; None while the member attends
-    tasks: Mapped[dict[str, int]] = mapped_column(default=dict)  # as in `AttendanceStream`, here and below
-    objectives: Mapped[dict[str, list[str]]] = mapped_column(default=dict)
-    consents: Mapped[bool] = mapped_column(default=False)
-    closed_until: Mapped[datetime | None]
-    assignment_id: Mapped[str] = mapped_column(sa.String(32), default="")
-    progress: Mapped[float] = mapped_column(default=0.0)
-    log_size: Mapped[int] = mapped_column(sa.BigInteger, default=0)
+    closed_until: Mapped[datetime | None]  # while the member's site is closed
 
 
 class Consent(Base):

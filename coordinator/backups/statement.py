@@ -55,7 +55,7 @@ def state_restore(
         envelope = seal(manifest, home.signing_key)
         for gone in (CoordinatorProcess, AttendanceRow):  # of the time of the backup
             session.execute(delete(gone))
-        session.execute(update(Run).values(conductor="", lease_until=None))
+        session.execute(update(Run).values(conductor="", epoch=0, lease_until=None))
         audit.record(
             session,
             at=now,

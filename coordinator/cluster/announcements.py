@@ -194,6 +194,6 @@ class SharedAnnouncements(Announcements):
 
 def announcements_of(database: Database, coordinator: str, condition: Condition) -> Announcements:
     """The announcements of the coordinator with this id: silent, unless other coordinators can use its database."""
-    if database.engine.dialect.name != "postgresql":
+    if not database.serves_many:
         return Announcements()
     return SharedAnnouncements(database, coordinator, condition)

@@ -1,13 +1,13 @@
 """Leases: which coordinator conducts a run, and until when.
 
 A lease has an epoch, which grows whenever a coordinator takes the run. A transaction of a conductor locks the run's row
-and compares the epoch (`RunFacts.locked`), so a coordinator that slept past its lease changes nothing. The end of a
+and compares the lease (`RunFacts.locked`), so a coordinator that slept past its lease changes nothing. The end of a
 lease only says when another coordinator may take the run; times are those of the database's clock.
 """
 
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sqlalchemy import ColumnElement, Interval, func, literal, or_, select, true, type_coerce, update
 
@@ -29,6 +29,16 @@ def database_time(after: timedelta) -> ColumnElement[datetime]:
     return type_coerce(func.clock_timestamp() + literal(after, Interval()), UtcDateTime())
 
 
+class Lease(NamedTuple):
+    """The lease of a run, as the run's row has it; by default that of a coordinator which needs none."""
+
+    coordinator: str = ""  # the id of the process
+    epoch: int = 0
+
+
+NO_LEASE = Lease()
+
+
 class Leases(Protocol):
     """Says which runs this coordinator may conduct. Every method is callable from any thread.
 
@@ -38,10 +48,10 @@ class Leases(Protocol):
 
     shared: bool
 
-    def take(self, run_id: str) -> int | None:
-        """Takes a run, and returns the epoch of the lease; None while another coordinator conducts the run."""
+    def take(self, run_id: str) -> Lease | None:
+        """Takes a run; returns None while another coordinator conducts it."""
 
-    def release(self, run_id: str, epoch: int) -> None:
+    def release(self, run_id: str, lease: Lease) -> None:
         """Ends a lease, so that any coordinator may take the run at once."""
 
     def unclaimed(self) -> ColumnElement[bool]:
@@ -53,15 +63,11 @@ class OneConductor:
 
     shared = False
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def take(self, run_id: str) -> Lease | None:
+        """The lease that every run has without leases."""
+        return NO_LEASE
 
-    def take(self, run_id: str) -> int | None:
-        """The epoch on record; nothing is written."""
-        with self._database.read() as session:
-            return session.scalar(select(Run.epoch).where(Run.run_id == run_id))
-
-    def release(self, run_id: str, epoch: int) -> None:
+    def release(self, run_id: str, lease: Lease) -> None:
         """Does nothing: nobody else can take the run."""
 
     def unclaimed(self) -> ColumnElement[bool]:
@@ -89,7 +95,7 @@ class SharedLeases:
         self.duration = duration
         self._moment = moment
 
-    def take(self, run_id: str) -> int | None:
+    def take(self, run_id: str) -> Lease | None:
         """Takes a run whose lease is over, or was never taken, or is this coordinator's own."""
         taken = (
             update(Run)
@@ -98,24 +104,25 @@ class SharedLeases:
             .returning(Run.epoch)
         )
         with self._database.begin() as session:
-            return session.scalar(taken)
+            epoch = session.scalar(taken)
+        return None if epoch is None else Lease(self._coordinator, epoch)
 
-    def release(self, run_id: str, epoch: int) -> None:
+    def release(self, run_id: str, lease: Lease) -> None:
         """Ends a lease, unless it is another one's by now."""
-        mine = Run.run_id == run_id, Run.conductor == self._coordinator, Run.epoch == epoch
+        mine = Run.run_id == run_id, Run.conductor == lease.coordinator, Run.epoch == lease.epoch
         ended = update(Run).where(*mine).values(conductor="", lease_until=self._moment(timedelta(0)))
         with self._database.begin() as session:
             session.execute(ended)
 
-    def renew(self, epochs: Mapping[str, int]) -> set[str]:
-        """Renews the leases of runs, given by their epochs; returns the runs whose leases are lost.
+    def renew(self, leases: Mapping[str, Lease]) -> set[str]:
+        """Renews the leases of runs; returns the runs whose leases are lost.
 
         A lease whose row is locked is left for the next time: a transaction of its own conductor locks it, or somebody
         else's that is short.
         """
-        if not epochs:
+        if not leases:
             return set()
-        mine = select(Run.run_id).where(Run.conductor == self._coordinator, Run.run_id.in_(epochs))
+        mine = select(Run.run_id).where(Run.conductor == self._coordinator, Run.run_id.in_(leases))
         renewed = (
             update(Run)
             .where(Run.run_id.in_(mine.with_for_update(skip_locked=True)))
@@ -123,9 +130,9 @@ class SharedLeases:
         )
         with self._database.begin() as session:
             session.execute(renewed, execution_options={"synchronize_session": False})
-            rows = session.execute(select(Run.run_id, Run.conductor, Run.epoch).where(Run.run_id.in_(epochs))).all()
-        held = {row.run_id for row in rows if (row.conductor, row.epoch) == (self._coordinator, epochs[row.run_id])}
-        return epochs.keys() - held
+            rows = session.execute(select(Run.run_id, Run.conductor, Run.epoch).where(Run.run_id.in_(leases))).all()
+        held = {row.run_id for row in rows if Lease(row.conductor, row.epoch) == leases[row.run_id]}
+        return leases.keys() - held
 
     def free(self, since: timedelta = timedelta(0)) -> ColumnElement[bool]:
         """Selects the runs that no coordinator has conducted for some time."""

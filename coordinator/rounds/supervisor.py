@@ -12,13 +12,13 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 
 from sqlalchemy import ColumnElement, or_, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.interface import HyperparameterError
 from coordinator.clock import utc_now
 from coordinator.cluster.announcements import Announcement, AnnouncementKind, Announcements
-from coordinator.cluster.leases import Leases, OneConductor
+from coordinator.cluster.leases import Lease, Leases, OneConductor
 from coordinator.condition import Condition
 from coordinator.rounds.bell import Bell
 from coordinator.rounds.conductor import Conductor
@@ -44,7 +44,7 @@ from federation.record import log_entries
 from federation.refusals import Refusal
 from storage import audit
 from storage.blobs import BlobStore
-from storage.database import UNAVAILABLE, Database
+from storage.database import Database
 from storage.faults import StorageFault, explain_fault, fault_of
 from storage.models import Assignment, Client, Input, Phase, Round, Run
 from storage.states import AssignmentState, ClientState, RunState
@@ -113,12 +113,12 @@ class Supervisor:
         self._clock = clock
         self._new_id = new_id
         self._submitted = submitted
-        self._leases = leases or OneConductor(database)
+        self._leases = leases or OneConductor()
         self.signatures = SignatureMemory()  # those that this process has verified or made
         self._lock = threading.Lock()
         self._bells: dict[str, Bell] = {}
         self._threads: dict[str, threading.Thread] = {}
-        self._epochs: dict[str, int] = {}  # of the leases of the runs that this process conducts
+        self._leased: dict[str, Lease] = {}  # the runs that this process conducts
         self._watchers: list[Callable[[str], None]] = []
         self._stopping = threading.Event()
         self._conducting = True
@@ -275,10 +275,10 @@ class Supervisor:
         """True if other coordinators shall conduct the runs, because of a fault here."""
         return self._leases.shared and not _HELD_BACK.isdisjoint(self._condition.faults)
 
-    def conducted(self) -> dict[str, int]:
-        """The runs that this process conducts, with the epochs of their leases."""
+    def conducted(self) -> dict[str, Lease]:
+        """The runs that this process conducts, with their leases."""
         with self._lock:
-            return dict(self._epochs)
+            return dict(self._leased)
 
     def take_over(self, runs: Mapping[str, str]) -> None:
         """Conducts runs whose leases are over: run -> the id of the coordinator that had it, or nothing."""
@@ -292,7 +292,7 @@ class Supervisor:
     def lose(self, run_id: str) -> None:
         """Ends the conductor of a run that another coordinator has taken."""
         with self._lock:
-            self._epochs.pop(run_id, None)
+            self._leased.pop(run_id, None)
         log.warning("run %s: the lease is lost, another coordinator conducts it", run_id)
         self._bell(run_id).ring()
 
@@ -394,7 +394,7 @@ class Supervisor:
     def _conduct_after(self, run_id: str, before: threading.Thread | None) -> None:
         if before is not None:
             before.join()
-        while not self._stopping.is_set():
+        while not (self._stopping.is_set() or self._holds_back):
             try:
                 self._conduct_now(run_id)
                 break
@@ -406,25 +406,25 @@ class Supervisor:
         self.notify(run_id)
 
     def _conduct_now(self, run_id: str) -> None:
-        epoch = self._leases.take(run_id)
-        if epoch is None:
+        lease = self._leases.take(run_id)
+        if lease is None:
             return  # another coordinator conducts it
         with self._lock:
-            self._epochs[run_id] = epoch
+            self._leased[run_id] = lease
         try:
-            self._conduct_leased(run_id, epoch)
+            self._conduct_leased(run_id, lease)
         finally:
             with self._lock:
-                self._epochs.pop(run_id, None)
+                self._leased.pop(run_id, None)
             try:
-                self._leases.release(run_id, epoch)
-            except UNAVAILABLE as error:  # it ends by itself
+                self._leases.release(run_id, lease)
+            except SQLAlchemyError as error:  # it ends by itself
                 log.warning("run %s: could not end the lease: %s", run_id, explain_fault(error))
 
-    def _conduct_leased(self, run_id: str, epoch: int) -> None:
+    def _conduct_leased(self, run_id: str, lease: Lease) -> None:
         run = None
         try:
-            run, around = RunFacts.load(self._database, run_id, epoch), self._surroundings(run_id, epoch)
+            run, around = RunFacts.load(self._database, run_id, lease), self._surroundings(run_id, lease)
             self._must_be_submitted(run_id)
             fleet = RemoteFleet(
                 run, around, presence=self._presence, new_id=self._new_id, pool_complete=self._pool_complete
@@ -473,13 +473,13 @@ class Supervisor:
         except Fenced as refused:
             log.warning("run %s: a change by this coordinator was refused: %s", run_id, refused)
 
-    def _surroundings(self, run_id: str, epoch: int) -> Surroundings:
+    def _surroundings(self, run_id: str, lease: Lease) -> Surroundings:
         bell, look = self._bell(run_id), self._announcements.look_seconds
 
         def wait(seconds: float | None, replies: int = 1) -> None:
-            self._must_conduct(run_id, epoch)
+            self._must_conduct(run_id, lease)
             bell.wait(seconds if look is None else min(look, math.inf if seconds is None else seconds), replies)
-            self._must_conduct(run_id, epoch)
+            self._must_conduct(run_id, lease)
 
         return Surroundings(
             database=self._database,
@@ -492,9 +492,9 @@ class Supervisor:
             signatures=self.signatures,
         )
 
-    def _must_conduct(self, run_id: str, epoch: int) -> None:
+    def _must_conduct(self, run_id: str, lease: Lease) -> None:
         """Raises Held if the coordinator stops, holds back, or has lost the lease."""
-        if self._stopping.is_set() or self._holds_back or self._epochs.get(run_id) != epoch:
+        if self._stopping.is_set() or self._holds_back or self._leased.get(run_id) != lease:
             raise Held
 
     def _expect_members(self) -> None:

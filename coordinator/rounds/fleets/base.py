@@ -12,6 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.phases import AlgorithmPhase, Replies, Selected
+from coordinator.cluster.leases import NO_LEASE, Lease
 from coordinator.rounds.replies.evidence import Evidence, RecordError, SignatureMemory
 from coordinator.signing_keys import Signing
 from federation.digests import digest
@@ -65,11 +66,11 @@ class RunFacts:
     objectives: tuple[str, ...]  # of the task, in its order
     metrics: tuple[MetricKind, ...]  # of the task, beside loss and accuracy
     submitted_by: str = ""  # the name of the administrator
-    epoch: int = 0  # of the lease under which this process conducts the run
+    lease: Lease = NO_LEASE  # under which this process conducts the run
 
     @classmethod
-    def load(cls, database: Database, run_id: str, epoch: int | None = None) -> "RunFacts":
-        """Reads the facts of a run from the record; `epoch` is that of the lease, by default the one on record.
+    def load(cls, database: Database, run_id: str, lease: Lease = NO_LEASE) -> "RunFacts":
+        """Reads the facts of a run, which is conducted under a lease, from the record.
 
         Raises:
             RecordError: the specification does not have its digest, which is in every assignment.
@@ -82,7 +83,7 @@ class RunFacts:
             spec = RunSpec.parse(run.spec)
             by = run.submitted_by.rpartition("/")[2]
             facts = run_id, spec, run.spec, run.spec_digest, parameters, tuple(run.objectives), run.metrics
-            return cls(*facts, by, run.epoch if epoch is None else epoch)
+            return cls(*facts, by, lease)
 
     @property
     def evaluation(self) -> Evaluate:
@@ -122,8 +123,11 @@ class RunFacts:
             Fenced: another coordinator has taken the run since.
         """
         run = session.get_one(Run, self.run_id, with_for_update=True)
-        if run.epoch != self.epoch:
-            raise Fenced(f"another coordinator conducts it: epoch {run.epoch}, and this process had {self.epoch}")
+        if Lease(run.conductor, run.epoch) != self.lease:
+            raise Fenced(
+                f"another coordinator has taken it: the lease has epoch {run.epoch}, that of this process had "
+                f"{self.lease.epoch}"
+            )
         return run
 
     def running(self, session: Session) -> Run:
