@@ -161,6 +161,7 @@ DOCUMENTS: dict[str, Any] = {
     "admin client": v1.Client,
     "admin tag": v1.TagClientResponse,
     "admin alerts": v1.ListAlertsResponse,
+    "admin coordinators": v1.ListCoordinatorsResponse,
     "admin admins": v1.ListAdministratorsResponse,
     "admin approve": Either((v1.ApproveClientResponse, TWO_OFFICERS)),
     "admin revoke": Either((v1.RevokeClientResponse, TWO_OFFICERS)),

@@ -85,7 +85,7 @@ class Files:
         Raises:
             RouteError: no coordinator answers.
         """
-        from federation.line.serving import first_serving  # noqa: PLC0415 - gRPC loads slowly
+        from federation.line.first_serving import first_serving  # noqa: PLC0415 - gRPC loads slowly
 
         return first_serving(self.addresses, self.service, self.proxy, lambda address: self.channel(address=address))
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from coordinator.backups.home_keys import rotate_signing_key
 from coordinator.home import CoordinatorHome
-from coordinator.home_keys import rotate_signing_key
 from federation.record.bundle import BundleError, BundleReader
 from federation.trust.envelope import key_id
 from federation.trust.member_files import MemberFiles

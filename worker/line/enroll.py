@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from federation.line.addresses import each_problem, is_address, known_addresses
 from federation.line.channels import refusal_from_rpc_error, server_verified_channel
+from federation.line.first_serving import first_serving
 from federation.line.proxies import Proxy, ProxyChoice, RouteError, no_proxy
-from federation.line.serving import first_serving
 from federation.trust.certificates import load_certificate_file, make_csr, pem
 from federation.trust.identity import parse_peer
 from federation.trust.join_string import JoinStringFields, fetch_ca

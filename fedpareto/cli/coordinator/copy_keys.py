@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
+from coordinator.backups.home_keys import copy_keys
 from coordinator.clock import utc_now
 from coordinator.home import CoordinatorHome
-from coordinator.home_keys import copy_keys
 from coordinator.settings import SETTINGS_FILE, Settings
 from federation.trust.certificates import fingerprint
 from fedpareto.cli.coordinator.daemon import PORT_HELP, explained, own_names

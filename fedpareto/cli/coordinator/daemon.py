@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import typer
 from sqlalchemy.exc import DBAPIError
 
+from coordinator.backups.home_keys import rotate_signing_key
 from coordinator.backups.statement import sign_restore
 from coordinator.check import check_home
 from coordinator.clock import utc_now
 from coordinator.home import CoordinatorHome
-from coordinator.home_keys import rotate_signing_key
 from coordinator.ownership import CoordinatorHomeError
 from coordinator.settings import SETTINGS_FILE, Settings
 from federation.findings import CheckOutcome, Finding

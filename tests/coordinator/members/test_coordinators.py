@@ -79,3 +79,23 @@ def test_a_command_of_an_administrator_goes_to_the_first_coordinator_that_serves
     assert isinstance(failure, CommandFailure)
     assert failure.message.startswith(f"no coordinator answers: {NOBODY}: ")
     assert "; nowhere.invalid:2: " in failure.message
+
+
+def test_coordinators_are_listed_with_their_signs_of_life(served: Running) -> None:
+    shared = served.database.engine.dialect.name != "sqlite"
+    if shared:
+        with served.database.begin() as session:
+            others(session, minutes=2.0)
+    try:
+        found = served.document("coordinators")["coordinators"]
+        table = served.command("coordinators")
+    finally:
+        with served.database.begin() as session:
+            session.execute(delete(CoordinatorProcess).where(CoordinatorProcess.coordinator.in_(["b" * 32, "c" * 32])))
+    own = found[0]
+    assert (own["address"], own["enrollment_address"]) == (served.address, served.enrollment_address)
+    assert (own["alive"], own["members"], own["runs"]) == (True, 0, [])
+    assert own["software"]
+    assert [process["alive"] for process in found[1:]] == ([False, False] if shared else [])
+    assert "ALIVE" in table
+    assert ("DEAD" in table) == shared

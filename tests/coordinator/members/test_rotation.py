@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import func, select
 
-from coordinator.home_keys import rotate_signing_key
+from coordinator.backups.home_keys import rotate_signing_key
 from coordinator.members.rotation import OVERLAP
 from coordinator.services.checks.envelope_checks import EnvelopeChecks
 from coordinator.services.checks.record_check import record_problems

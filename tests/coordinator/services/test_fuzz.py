@@ -303,6 +303,7 @@ def admin_calls(scene: Scene) -> dict[str, Say]:
         "RevokeClient": single(admin.RevokeClientRequest(client_id=nobody, reason="none")),
         "ListJoinStrings": single(admin.ListJoinStringsRequest(all=True, page_size=3, page_token="1")),
         "CancelJoinStrings": single(admin.CancelJoinStringsRequest(client_id=nobody)),
+        "ListCoordinators": single(admin.ListCoordinatorsRequest()),
         "ListAdministrators": single(admin.ListAdministratorsRequest()),
         "RevokeAdministrator": single(admin.RevokeAdministratorRequest(name="nobody", reason="none")),
         "RequestAction": single(admin.RequestActionRequest(request=signed[0])),

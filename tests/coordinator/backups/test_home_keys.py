@@ -11,14 +11,17 @@ import pytest
 from cryptography import x509
 
 from coordinator.audit.checkpoints import NEWEST_FILE
+from coordinator.backups.home_keys import rotate_signing_key
 from coordinator.home import CoordinatorHome
-from coordinator.home_keys import rotate_signing_key
 from federation.trust.admin_files import Account, AdminFiles
 from federation.trust.certificates import load_certificate
+from federation.trust.join_string import JoinStringFields
 from federation.v1.admin_pb2 import ListAdministratorsRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.cli.failure import USAGE, CommandFailure
 from tests.running import SECONDS, Clock, Running, command, made_home, running
+from worker.home import WorkerHome
+from worker.line.enroll import enroll
 
 NOWHERE = "postgresql://nobody@localhost:1/none"  # copy-keys does not ask the database
 KEYS = ("ca.key", "ca.pem", "signing.key", "log.key")
@@ -82,6 +85,27 @@ def test_a_further_coordinator_has_the_same_keys_and_serves_under_names_of_its_o
             AdminStub(channel).ListAdministrators(ListAdministratorsRequest(), timeout=SECONDS)
     finally:
         other.stop()
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_two_coordinators_serve_one_federation_and_know_each_other(tmp_path: Path, database_url: str) -> None:
+    (tmp_path / "blobs").mkdir(mode=0o700)
+    with running(tmp_path / "first", database=database_url, blobs=str(tmp_path / "blobs")) as first:
+        copied(tmp_path / "first", "--home", tmp_path / "further", "--host", "127.0.0.1", "--bind", "127.0.0.1")
+        second = Running(CoordinatorHome.load(tmp_path / "further"), Clock())
+        try:
+            listed = first.document("coordinators")["coordinators"]
+            join = JoinStringFields.decode(first.command("join-string", "ann").strip())
+            member = enroll(WorkerHome(tmp_path / "ann"), replace(join, addresses=join.addresses[::-1])).member
+        finally:
+            second.stop()
+    ports = second.coordinator.federation_port, second.coordinator.enrollment_port
+    assert [(process["address"], process["alive"]) for process in listed] == [
+        (first.address, True),
+        (f"127.0.0.1:{ports[0]}", True),
+    ]
+    assert join.addresses == (first.enrollment_address, f"127.0.0.1:{ports[1]}")
+    assert member.addresses == (f"127.0.0.1:{ports[0]}", first.address)  # it joined at the second one
 
 
 @pytest.mark.parametrize(
