@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         random, pause = Random(options.seed), options.pause
         try:
             _show("three coordinators and eight workers start")
-            cluster.start(CLIENTS)
+            cluster.start(CLIENTS, forks=False)
             faults = drawn(random, cluster, kinds, pause=pause, lease=LEASE_SECONDS)
             soak = Soak(cluster, Inflictor(cluster, server, url), faults, _show)
             soak.prepare()

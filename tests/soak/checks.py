@@ -51,11 +51,9 @@ def ends(cluster: Cluster, run: str) -> Mapping[Place, tuple[str, int]]:
 
 
 def questions(cluster: Cluster, run: str) -> Mapping[Place, str]:
-    """The digest of each signed question that is on record, by its place."""
-    return {
-        (number, phase, client): digest(bytes(sent))
-        for number, phase, client, sent in cluster.query(_QUESTIONS, run=run)
-    }
+    """The digest of each signed question that is on record, by its place; none while PostgreSQL is away."""
+    rows = cluster.glance(_QUESTIONS, run=run) or []
+    return {(number, phase, client): digest(bytes(sent)) for number, phase, client, sent in rows}
 
 
 class Checks:

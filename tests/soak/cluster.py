@@ -172,12 +172,17 @@ class Cluster:
         """The processes that serve now, and the workers."""
         return [coordinator.serving for coordinator in self.coordinators.values()] + [*self.workers.values()]
 
-    def start(self, clients: Sequence[str]) -> None:
-        """Makes the federation, starts the coordinators, enrolls the members, and starts their workers."""
+    def start(self, clients: Sequence[str], *, forks: bool = True) -> None:
+        """Makes the federation, starts the coordinators, enrolls the members, and starts their workers.
+
+        With `forks` False, the first coordinator is an interpreter of its own, whose memory holds only its own imports.
+        """
         first, *further = self.coordinators.values()
+        first.forks = forks
         first.init("--database", first.database_url)
         self._set(first, **self._settings)
         first.serve()
+        first.forks = True  # the workers
         for coordinator in further:
             self._copy_keys(coordinator)
             coordinator.serve()

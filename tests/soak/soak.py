@@ -13,7 +13,7 @@ from tests.soak.cluster import OPEN, PRIVATE, Cluster
 from tests.soak.faults import Fault, Inflictor, Kind, Repair
 from tests.soak.figures import Sample
 
-ROUNDS = {OPEN: 12, PRIVATE: 4}
+ROUNDS = {OPEN: 24, PRIVATE: 8}
 STUCK_SECONDS = 180.0  # without an end of the run, after which the soak gives up
 TICK_SECONDS = 0.02
 SHOW_SECONDS = 10.0
@@ -112,7 +112,7 @@ class Soak:
             if self._elapsed > ends:
                 raise Stuck(f"run {run} has not ended after {STUCK_SECONDS:.0f} s: {self._cluster.state(run)}")
             if self._elapsed >= due:
-                asked = questions(self._cluster, run)
+                asked = questions(self._cluster, run) or asked
                 self._inflict(self._upcoming, run)
                 self._next = None
                 due = self._elapsed + self._upcoming.after
@@ -127,15 +127,14 @@ class Soak:
 
     @property
     def _upcoming(self) -> Fault:
-        if self._next is None:
+        """The next fault. What has a fault still, gets no other one."""
+        busy = {target for _, _, target, _ in self._repairs}
+        while self._next is None or self._next.target in busy:
             self._next = next(self._faults)
         return self._next
 
     def _inflict(self, fault: Fault, run: str) -> None:
-        """Makes a fault happen, unless its target has another one still."""
-        busy = {target for _, _, target, _ in self._repairs}
-        if fault.target in busy or ("" in busy and not fault.target):
-            return
+        """Makes a fault happen."""
         conductor = self._conductor(run)
         repair = self._inflictor.inflict(fault)
         self.findings.faults[fault.kind] += 1

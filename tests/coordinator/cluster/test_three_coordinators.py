@@ -78,6 +78,20 @@ def test_a_conductor_that_sleeps_past_its_lease_changes_nothing_when_it_wakes_up
     assert conductor.admin("runs")
 
 
+def test_a_run_goes_on_while_its_conductor_stays_frozen_and_the_members_there_go_to_the_others(
+    scene: Scene, conductor: Coordinator
+) -> None:
+    calm = scene.calm(OPEN)
+    run = scene.cluster.submit(conductor, OPEN)
+    scene.wait_round(run, 0)
+    conductor.freeze()
+    began = time.monotonic()
+    assert scene.cluster.wait_completed(run) == calm.model
+    print(f"completed {time.monotonic() - began:.1f} s after its conductor was frozen")
+    conductor.thaw()
+    assert scene.problems(run, OPEN, conductor) == []
+
+
 def test_a_conductor_that_does_not_compare_epochs_is_found_when_it_wakes_up(
     scene: Scene, conductor: Coordinator
 ) -> None:
