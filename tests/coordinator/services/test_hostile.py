@@ -97,6 +97,14 @@ def test_a_call_without_its_request_is_answered(stage: Stage) -> None:
                 list(channel.stream_stream(f"/federation.v1.{method}")(iter(()), timeout=SECONDS))
 
 
+@pytest.mark.parametrize("number", [2**31, 2**63 - 1, 2**63, 2**64 - 1])
+def test_a_number_beyond_every_round_and_entry_is_answered(stage: Stage, number: int) -> None:
+    run = stage.submit(spec(f"short-{stage.count}", stage.task()), paused=True)
+    assert list(stage._admin.ExportRounds(admin.ExportRoundsRequest(run=run, first=number), timeout=SECONDS)) == []
+    (page,) = stage._admin.ListAudit(admin.ListAuditRequest(newest=1, before=number), timeout=SECONDS)
+    assert len(page.entries) == 1
+
+
 def test_whoever_opens_calls_and_says_nothing_is_counted_and_shown_out(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
