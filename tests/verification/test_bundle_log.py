@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.record.bundle import BundleReader
 from federation.record.merkle import node_hash
-from federation.v1.common_pb2 import AssignmentManifest, CheckpointManifest, LogKeyManifest, StepManifest
+from federation.v1.common_pb2 import CheckpointManifest, LogKeyManifest
 from federation.v1.record_pb2 import LoggedEntry, LogNode, LogRecord
 from tests.stage import Stage, spec
 from tests.verification.scene import Edited, log_signed_again, refusal, signed_again
@@ -219,25 +219,6 @@ def test_a_log_that_the_coordinator_has_signed_again_has_to_agree_with_the_recor
         log_signed_again(log, stage.served.home.log_key.key)
 
     assert expected in refusal(record.with_log(signed), tmp_path)
-
-
-def test_what_the_coordinator_signs_again_without_its_log_is_named(
-    stage: Stage, record: Edited, tmp_path: Path
-) -> None:
-    """Fields from which nothing follows: times, for example."""
-    key = stage.served.home.signing_key
-
-    def later(found: Any) -> None:
-        found.created.seconds += 1
-
-    edits = {
-        "the step: entry": lambda found: signed_again(found.step, StepManifest, key, later),
-        "the assignment of ann in phase 0: entry": lambda found: signed_again(
-            found.phases[0].exchanges[0].assignment, AssignmentManifest, key, later
-        ),
-    }
-    for expected, edit in edits.items():
-        assert f"round 1: {expected}" in refusal(record.with_round(1, edit), tmp_path)
 
 
 def test_the_bundle_of_a_run_that_goes_on_has_the_rounds_that_have_ended(stage: Stage, tmp_path: Path) -> None:

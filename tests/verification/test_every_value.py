@@ -156,6 +156,15 @@ def must_be_listed(recorded: Recorded, chosen: Mapping[str, Edit], path: Path) -
     return {edit.value for edit in (*alone.values(), *by_all.values())}, first + second
 
 
+def first_of(recorded: Recorded, *kinds: str) -> dict[str, Edit]:
+    """An edit of each value of these messages."""
+    found: dict[str, Edit] = {}
+    for edit in edits(recorded.bundle).values():
+        if edit.value.rpartition(" ")[2].partition(".")[0] in kinds:
+            found.setdefault(edit.value, edit)
+    return {edit.name: edit for edit in found.values()}
+
+
 def frozen(name: str) -> Recorded:
     return Recorded(Edited.of(vector(name)), KEYS)
 
@@ -232,12 +241,9 @@ MANIFESTS = ("AssignmentManifest", "ReplyManifest", "ReceiptManifest", "StepMani
 
 
 def test_an_edit_of_each_field_of_a_signed_message_is_refused_or_listed(tmp_path: Path) -> None:
-    recorded, first = frozen("open"), dict[str, Edit]()
-    for edit in edits(recorded.bundle).values():
-        if edit.value.rpartition(" ")[2].partition(".")[0] in MANIFESTS:
-            first.setdefault(edit.value, edit)
-    free, _ = must_be_listed(recorded, {edit.name: edit for edit in first.values()}, tmp_path / "edited")
-    listed = {value for value, edit in first.items() if by(edit).startswith((FREE, SIGNED))}
+    chosen = first_of(frozen("open"), *MANIFESTS)
+    free, _ = must_be_listed(frozen("open"), chosen, tmp_path / "edited")
+    listed = {edit.value for edit in chosen.values() if by(edit).startswith((FREE, SIGNED))}
     assert listed - free == {"ReplyManifest.samples"}  # by which the rule of this run weighs
 
 

@@ -320,17 +320,6 @@ def test_absurd_claims_about_an_evaluation_do_not_end_the_run(stage: Stage) -> N
     assert stage.evaluations(run)["boaster", "train"].samples == 0
 
 
-def test_an_envelope_is_no_place_for_luggage(stage: Stage) -> None:
-    run, (porter,) = stage.begin("porter")
-    order = porter.order()
-    envelope, payload = porter.member.signed(order)
-    envelope.MergeFromString(b"\xa2\x06\x80\x80\x40" + bytes(1 << 20))  # a field 100 that we do not know, of 1 MiB
-    with refused("RESOURCE_EXHAUSTED", "limit:manifest"):
-        porter.member.submit(envelope, payload)
-    porter.reply(order)
-    stage.play(run, porter)
-
-
 def test_a_long_name_of_a_number_makes_no_long_answer(stage: Stage) -> None:
     run, (talker,) = stage.begin("talker")
     order = talker.order()
@@ -338,16 +327,6 @@ def test_a_long_name_of_a_number_makes_no_long_answer(stage: Stage) -> None:
         talker.submit(order, metrics={"x" * 50_000: float("nan")})
     assert len(words[0]) < 300
     assert stage.outcomes(run)["talker"] == ("REFUSED", "limit:metrics")
-
-
-def test_the_words_of_a_decline_forge_no_line_of_the_log_and_fit_every_database(
-    stage: Stage, caplog: pytest.LogCaptureFixture
-) -> None:
-    run, (forger,) = stage.begin("forger")
-    forger.decline(forger.order(), "no-data\n2026-01-01 INFO all is well\0\x1b[2J", "\0" * 1000)
-    stage.wait_outcome(run, "forger", "DECLINED")
-    assert "\n2026-01-01 INFO" not in caplog.text
-    assert stage.outcomes(run)["forger"][1].isprintable()
 
 
 def test_one_model_may_be_submitted_many_times_at_once(stage: Stage) -> None:
