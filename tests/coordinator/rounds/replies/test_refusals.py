@@ -5,6 +5,7 @@ Forged updates and hostile payloads are in `coordinator/services/test_abuse.py`.
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import numpy as np
@@ -89,9 +90,7 @@ def test_an_oversized_chunk_is_refused(scene: Scene) -> None:
         ({"losses": {"loss": math.nan}}, "INVALID_ARGUMENT", "non-finite"),
     ],
 )
-def test_an_absurd_number_is_refused_for_good(
-    scene: Scene, changes: dict[str, object], status: str, reason: str
-) -> None:
+def test_an_absurd_number_is_refused_for_good(scene: Scene, changes: dict[str, Any], status: str, reason: str) -> None:
     with refused(status, reason):
         scene.mallory.submit(scene.order, **changes)
     assert scene.outcome == ("REFUSED", reason)
