@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from coordinator.aggregation.phases import PhaseReply, Replies
 from coordinator.rounds import conductor, finish, opening, signed_results
 from coordinator.rounds.fleets import remote
-from coordinator.rounds.fleets.base import Fleet
+from coordinator.rounds.fleets.base import Fleet, RunFacts
 from coordinator.rounds.fleets.remote import RemoteFleet
 from coordinator.rounds.replies import intake
 from coordinator.rounds.replies.evidence import Evidence
@@ -23,7 +23,7 @@ from coordinator.rounds.runs import private
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import SignedEnvelope
 from storage import models
-from storage.models import Reply, Round
+from storage.models import Reply, Round, Run
 from storage.records import RunMemory
 from storage.states import RoundState
 from tests.simulated import process
@@ -159,7 +159,7 @@ def a_memory_that_a_restart_loses(patch: pytest.MonkeyPatch) -> None:
 
 def an_assignment_sent_only_once(patch: pytest.MonkeyPatch) -> None:
     """A member that comes back does not get its open assignments again."""
-    patch.setattr(process, "_open_assignments", lambda *_: [])
+    patch.setattr(process, "open_assignments_of", lambda *_: [])
 
 
 def a_log_entry_after_the_commit(patch: pytest.MonkeyPatch) -> None:
@@ -198,6 +198,11 @@ def a_step_evaluated_on_the_old_model(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(finish, "evaluate", old)
 
 
+def a_lease_that_is_not_compared(patch: pytest.MonkeyPatch) -> None:
+    """A coordinator that slept past its lease goes on writing, as if it had it still."""
+    patch.setattr(RunFacts, "locked", lambda self, session: session.get_one(Run, self.run_id, with_for_update=True))
+
+
 def _later(database: Any, write: Callable[[], object]) -> None:
     """Lets the process of a database write something in a second, unless it is killed before."""
     running = database.process
@@ -229,6 +234,7 @@ PLANTED: Mapping[str, tuple[Plant, Sequence[str]]] = MappingProxyType(
             (a_log_entry_after_the_commit, ("average",)),
             (a_payload_that_is_not_stored, ("average",)),
             (a_step_evaluated_on_the_old_model, ("average",)),
+            (a_lease_that_is_not_compared, ("average",)),
         )
     }
 )

@@ -9,6 +9,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 from sqlalchemy.exc import OperationalError
@@ -16,17 +17,22 @@ from sqlalchemy.orm import Session
 
 from coordinator.audit.checkpoints import LogKey
 from coordinator.audit.sequencer import Sequencer
+from coordinator.cluster.announcements import Announcements
+from coordinator.cluster.leases import SharedLeases, time_of
+from coordinator.cluster.registry import CoordinatorFacts, Registry
 from coordinator.condition import Condition
+from coordinator.lease_keeper import LOOKS, LeaseKeeper
 from coordinator.members import membership
 from coordinator.rounds.bell import Bell
-from coordinator.rounds.fleets.presence import AttendanceStream, Presence
+from coordinator.rounds.fleets.deliveries import open_assignments_of
+from coordinator.rounds.fleets.presence import Assigned, AttendanceStream, Presence
 from coordinator.rounds.housekeeping import Housekeeper
 from coordinator.rounds.replies.content import payload_problem
 from coordinator.rounds.replies.intake import Admission, Intake
 from coordinator.rounds.replies.revoked import revoked_clients
 from coordinator.rounds.replies.uploads import ReplyUpload, Upload, Uploads
 from coordinator.rounds.supervisor import Supervisor
-from coordinator.services.federation import _offering, _open_assignments
+from coordinator.services.federation import _offering
 from coordinator.signing_keys import Signing
 from federation.line.payload_check import PayloadCheck
 from federation.refusals import Refusal
@@ -42,6 +48,8 @@ from tests.simulated.plans import TASK
 from tests.simulated.world import World
 
 LOOK_SECONDS = 20.0  # between two looks of the monitor and the housekeeper
+LEASE = timedelta(seconds=6)
+SLEPT = "slept past its lease"
 SEQUENCE_SECONDS = 60.0  # between two batches of the audit log
 QUOTA = 1 << 20  # bytes of uploads of one member
 
@@ -59,9 +67,20 @@ class Machine:
         faults: of the schedule.
         log_key: of the audit log.
         signing: the coordinator's keys.
+        several: True if several coordinators serve, under leases.
     """
 
-    def __init__(self, directory: Path, world: World, faults: Faults, log_key: LogKey, signing: Signing) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        world: World,
+        faults: Faults,
+        log_key: LogKey,
+        signing: Signing,
+        *,
+        several: bool = False,
+    ) -> None:
+        self.several = several
         self.directory = directory
         self.world = world
         self.faults = faults
@@ -85,10 +104,19 @@ class Process:
     Args:
         machine: where it runs.
         run_id: the run of the schedule.
-        new_id: makes the ids of assignments.
+        new_id: makes the ids of assignments, and that of the process.
+        sleeps: what happens while its conductor sleeps past its lease.
     """
 
-    def __init__(self, machine: Machine, run_id: str, new_id: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        run_id: str,
+        new_id: Callable[[], str],
+        sleeps: Callable[["Process"], None] | None = None,
+    ) -> None:
+        self._sleeps = sleeps
+        self.asleep = False
         self.machine, self.world, self.faults = machine, machine.world, machine.faults
         self.alive = True
         self.spare = False  # the reserve was released: small writes succeed on a full disk
@@ -105,6 +133,7 @@ class Process:
         self.condition.on_fault(self._on_fault)
         self.presence = Presence()
         self.uploads = Uploads(self.database, self.blobs, quota=QUOTA)
+        self._leases = self._shared_leases(new_id()) if machine.several else None
         self.supervisor = _Supervisor(self, new_id)
         self.intake = Intake(
             self.database,
@@ -124,6 +153,8 @@ class Process:
 
     def start(self) -> None:
         """Starts as the server does; the audit log is chained later."""
+        if self._leases is not None:
+            self._registry.enter()
         with self.database.begin() as session:
             audit.record(session, at=self.world.now(), actor="coordinator", action="coordinator.started")
         with self.database.read() as session:
@@ -131,6 +162,9 @@ class Process:
         self.supervisor.start()
         self._every(LOOK_SECONDS, self._look)
         self._every(SEQUENCE_SECONDS, self.sequencer.sequence)
+        if self._leases is not None:
+            keeper = LeaseKeeper(self.database, self._leases, self._registry, self.supervisor, self.condition)
+            self._every(LEASE.total_seconds() / LOOKS, lambda: self.asleep or keeper.look())
 
     def conduct(self) -> None:
         """Goes on with the run, as the supervisor's thread does, until nothing is left to do for it."""
@@ -192,10 +226,20 @@ class Process:
                 self.acting = False
             self.must_live()
 
+    def may_sleep(self) -> None:
+        """Lets another coordinator conduct the run, before the conductor goes on."""
+        if self._sleeps is not None and not self.acting and self.faults.strikes(SLEPT):
+            self.acting = self.asleep = True
+            try:
+                self._sleeps(self)
+            finally:
+                self.acting = self.asleep = False
+            self.must_live()
+
     # --- calls of members
 
-    def attends(self, stream: AttendanceStream, samples: int, objectives: list[str]) -> list[bytes]:
-        """A member attends. Returns the envelopes of its open assignments."""
+    def attends(self, stream: AttendanceStream, samples: int, objectives: list[str]) -> list[Assigned]:
+        """A member attends. Returns its open assignments."""
         self._must_be_member(stream.client_id)
         with self.database.begin() as session:
             client = session.get_one(Client, stream.client_id)
@@ -203,7 +247,7 @@ class Process:
             client.last_seen = stream.last_seen
         self.presence.join(stream)
         with self.database.read() as session:
-            return [message.envelope for message in _open_assignments(session, stream.client_id)]
+            return open_assignments_of(session, stream.client_id)
 
     def fetch(self, client_id: str, digest: str) -> bytes:
         """A blob that an assignment offers."""
@@ -276,7 +320,18 @@ class Process:
         """True while an upload is under way."""
         return bool(self._uploading)
 
+    def learn_of(self, other: "Process") -> None:
+        """Learns which members were revoked by way of another coordinator."""
+        self._revoked |= other._revoked
+
     # --- inside
+
+    def _shared_leases(self, coordinator: str) -> SharedLeases:
+        """The leases of one of several coordinators; the database's clock is never set."""
+        clock = self.world.unset_clock
+        facts = CoordinatorFacts(coordinator, "", "", "", clock())
+        self._registry = Registry(self.database, facts, lease=LEASE, clock=clock, moment=time_of(clock))
+        return SharedLeases(self.database, coordinator, duration=LEASE, moment=time_of(clock))
 
     def _check(self, admission: Admission) -> PayloadCheck:
         assert admission.layout is not None
@@ -332,11 +387,16 @@ class _Database(Database):
         database.process = process
         return database
 
+    @property
+    def serves_many(self) -> bool:
+        return self.process.machine.several
+
     @contextmanager
     def begin(self) -> Iterator[Session]:
         process, machine = self.process, self.process.machine
         process.must_live()
         process.may_be_preempted()
+        process.may_sleep()
         if process.faults.strikes("disk full"):
             machine.fill()
         before, process.acting = process.acting, True
@@ -393,6 +453,12 @@ class _Bell(Bell):
         self._rung, self._replies = False, 0
 
 
+class _Looks(Announcements):
+    """None arrive: the conductor looks at the record every second."""
+
+    look_seconds = 1.0
+
+
 class _Housekeeper(Housekeeper):
     """A housekeeper without a thread."""
 
@@ -414,6 +480,8 @@ class _Supervisor(Supervisor):
             condition=process.condition,
             clock=world.now,
             new_id=new_id,
+            leases=process._leases,
+            announcements=_Looks() if process._leases else None,
         )
         self.wanted = False
         self._only_bell = _Bell(process)

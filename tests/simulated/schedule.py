@@ -33,11 +33,14 @@ from storage.states import ClientState, RunState
 from tests.simulated.faults import Faults
 from tests.simulated.members import Member
 from tests.simulated.plans import DEADLINE_SECONDS, FEDERATION, TASK, Plan
-from tests.simulated.process import Killed, Machine, Process
+from tests.simulated.process import SLEPT, Killed, Machine, Process
 from tests.simulated.world import BEGINNING, World
 
 RUN = "simulated-run"[:12]
 OPERATOR_SECONDS = 5.0  # between two chances of an operator, or of a clock
+SEVERAL_EVERY = 5  # one schedule of so many has two coordinators
+SLEEP_CHANCE = 0.05
+SLEEP_SECONDS = (8.0, 120.0)  # longer than a lease
 PATIENCE_SECONDS = 600.0  # until the operator stops a run that waits for members who are gone or revoked
 
 
@@ -134,7 +137,10 @@ class Schedule:
         self.world = World(f"{stage.plan.name}/{seed}")
         self.faults = Faults(self.world) if calm else Faults.drawn(self.world)
         shutil.copytree(stage.template, directory, dirs_exist_ok=True)
-        self.machine = Machine(directory, self.world, self.faults, stage.log_key, stage.signing)
+        several = not calm and seed % SEVERAL_EVERY == SEVERAL_EVERY - 1
+        self.machine = Machine(directory, self.world, self.faults, stage.log_key, stage.signing, several=several)
+        if several:
+            self.faults.chances[SLEPT] = SLEEP_CHANCE
         self.process: Process | None = None
         self._ids = Random(f"ids/{seed}")
         self._held = False  # an operator has paused the run, and will resume it
@@ -197,7 +203,7 @@ class Schedule:
 
     def _start(self) -> None:
         """Starts the coordinator; if it fails or is killed, it is started again later."""
-        process = Process(self.machine, RUN, self._new_id)
+        process = Process(self.machine, RUN, self._new_id, self._sleep if self.machine.several else None)
         self.process = process
         self.world.note("started")
         process.acting = True
@@ -208,6 +214,34 @@ class Schedule:
             raise Killed("the start failed") from error
         finally:
             process.acting = False
+
+    def _sleep(self, sleeper: Process) -> None:
+        """The conductor of a coordinator sleeps past its lease: another coordinator serves until the first wakes."""
+        other: Process | None = None
+        for member in self.members:
+            member.hang_up()
+        try:
+            self.process = other = Process(self.machine, RUN, self._new_id)
+            self.world.after(self.faults.seconds(*SLEEP_SECONDS), lambda: setattr(other, "alive", False))
+            other.acting = True
+            other.start()
+            other.acting = False
+            while True:
+                if other.supervisor.wanted:
+                    other.conduct()
+                else:
+                    other.idle()
+        except SQLAlchemyError as error:  # at its start
+            sleeper.refusal(error)
+        except Killed:
+            self.world.counts["kills"] += 1
+        finally:
+            if other is not None:
+                sleeper.learn_of(other)
+                other.close()
+            self.process = sleeper
+            for member in self.members:
+                member.hang_up()
 
     def _new_id(self) -> str:
         return f"{self._ids.getrandbits(128):032x}"

@@ -38,6 +38,10 @@ class World:
         """The wall clock, which jumps."""
         return BEGINNING + timedelta(seconds=self.seconds + self.ahead)
 
+    def unset_clock(self) -> datetime:
+        """A clock that nobody sets."""
+        return BEGINNING + timedelta(seconds=self.seconds)
+
     def monotonic(self) -> float:
         """Seconds that only grow."""
         return self.seconds

@@ -12,6 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.phases import AlgorithmPhase, Replies, Selected
+from coordinator.cluster.leases import NO_LEASE, Lease
 from coordinator.rounds.replies.evidence import Evidence, RecordError, SignatureMemory
 from coordinator.signing_keys import Signing
 from federation.digests import digest
@@ -35,6 +36,10 @@ MAX_SENT_BYTES = 128 << 10  # of the inputs that travel with one assignment; a w
 
 class Held(Exception):
     """The run is not RUNNING any more, or the coordinator is stopping: leave everything as it is."""
+
+
+class Fenced(Held):
+    """Another coordinator has taken the run: this one may write nothing more about it."""
 
 
 class Skipped(Exception):
@@ -61,10 +66,11 @@ class RunFacts:
     objectives: tuple[str, ...]  # of the task, in its order
     metrics: tuple[MetricKind, ...]  # of the task, beside loss and accuracy
     submitted_by: str = ""  # the name of the administrator
+    lease: Lease = NO_LEASE  # under which this process conducts the run
 
     @classmethod
-    def load(cls, database: Database, run_id: str) -> "RunFacts":
-        """Reads the facts of a run from the record.
+    def load(cls, database: Database, run_id: str, lease: Lease = NO_LEASE) -> "RunFacts":
+        """Reads the facts of a run, which is conducted under a lease, from the record.
 
         Raises:
             RecordError: the specification does not have its digest, which is in every assignment.
@@ -76,7 +82,8 @@ class RunFacts:
             parameters = session.get_one(Model, run.initial_model).parameters
             spec = RunSpec.parse(run.spec)
             by = run.submitted_by.rpartition("/")[2]
-            return cls(run_id, spec, run.spec, run.spec_digest, parameters, tuple(run.objectives), run.metrics, by)
+            facts = run_id, spec, run.spec, run.spec_digest, parameters, tuple(run.objectives), run.metrics
+            return cls(*facts, by, lease)
 
     @property
     def evaluation(self) -> Evaluate:
@@ -109,13 +116,28 @@ class RunFacts:
         if session.scalar(select(Run.state).where(Run.run_id == self.run_id)) is not RunState.RUNNING:
             raise Held
 
+    def locked(self, session: Session) -> Run:
+        """The run, locked until the transaction ends. Every transaction of a conductor that writes begins with this.
+
+        Raises:
+            Fenced: another coordinator has taken the run since.
+        """
+        run = session.get_one(Run, self.run_id, with_for_update=True)
+        if Lease(run.conductor, run.epoch) != self.lease:
+            raise Fenced(
+                f"another coordinator has taken it: the lease has epoch {run.epoch}, that of this process had "
+                f"{self.lease.epoch}"
+            )
+        return run
+
     def running(self, session: Session) -> Run:
         """The run, locked until the transaction ends, so that no operator changes its state.
 
         Raises:
+            Fenced: another coordinator has taken the run since.
             Held: it is not RUNNING.
         """
-        run = session.get_one(Run, self.run_id, with_for_update=True)
+        run = self.locked(session)
         if run.state is not RunState.RUNNING:
             raise Held
         return run

@@ -1,0 +1,171 @@
+"""Two coordinators serve one federation: members, runs and administrators of the one reach those of the other."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from coordinator.home import CoordinatorHome
+from coordinator.services import admin as admin_calls
+from federation.trust.identity import Role
+from federation.v1 import admin_pb2 as admin
+from federation.v1.admin_pb2_grpc import AdminStub
+from federation.v1.common_pb2 import RunManifest
+from federation.v1.federation_pb2 import AttendResponse
+from storage.states import RunState
+from tests.conftest import empty_database
+from tests.harness import Attending, Member
+from tests.running import SECONDS, Clock, Running, made_home, refused, wait_for
+from tests.stage import Player, Stage, spec
+
+
+@pytest.fixture(scope="module", params=["postgresql"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, Running]]:
+    """The first coordinator, with players, and the second one, whose directory has the same keys."""
+    directory = tmp_path_factory.mktemp("pair")
+    with empty_database(request, directory) as url:
+        clock = Clock()
+        settings = {"database": url, "blobs": str(directory / "blobs"), "heartbeat_seconds": 300.0}
+        home = made_home(directory / "first", now=clock(), **settings)
+        shutil.copytree(directory / "first", directory / "second")
+        first = Stage(Running(home, clock))
+        second = Running(CoordinatorHome.load(directory / "second"), clock)
+        yield first, second
+        first.clear()
+        second.stop()
+        first.stop()
+
+
+@pytest.fixture
+def first(pair: tuple[Stage, Running]) -> Iterator[Stage]:
+    yield pair[0]
+    pair[0].clear()
+
+
+@pytest.fixture
+def second(pair: tuple[Stage, Running]) -> Running:
+    return pair[1]
+
+
+def player_at(served: Running, stage: Stage, name: str, **tasks: int) -> Player:
+    """A client that joined at this coordinator, and attends there."""
+    made = stage.players[name] = Player(Member.enroll(served.join_string(name)))
+    made.attend(**tasks)
+    return made
+
+
+def two_players(first: Stage, second: Running, *names: str) -> tuple[str, Player, Player]:
+    """A new task, a client that attends at the first coordinator with it, and one at the second."""
+    task = first.task()
+    here, there = (
+        player_at(*place, name, **{task: 10})
+        for place, name in zip([(first.served, first), (second, first)], names, strict=True)
+    )
+    return task, here, there
+
+
+def test_members_of_both_coordinators_play_a_run(first: Stage, second: Running) -> None:
+    task, ann, ben = two_players(first, second, "ann", "ben")
+    run = first.submit(spec("both", task, 2, more='selection.minimum = 2\nselection.pool = "attending"'))
+    first.play(run, ann, ben)
+    assert set(first.replies(run, 1)) == {"ann", "ben"}
+    assert set(second.coordinator._supervisor._presence.streams()) == {"ben"}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("at", ["first", "second"])
+def test_a_run_that_is_stopped_at_either_coordinator_is_cancelled_for_the_members_of_both(
+    first: Stage, second: Running, at: str
+) -> None:
+    task, ann, ben = two_players(first, second, f"ann-{at}", f"ben-{at}")
+    run = first.submit(spec(f"stopped-{at}", task, more="selection.minimum = 2"))
+    orders = [player.order().assignment_id for player in (ann, ben)]
+    if at == "first":
+        first.stop_run(run)
+    else:
+        AdminStub(second.administrator(Role.OPERATOR)).StopRun(admin.StopRunRequest(run=run), timeout=SECONDS)
+    for player, order in zip((ann, ben), orders, strict=True):
+        wait_for(lambda: player.orders() or player.cancelled, "the cancellation")  # noqa: B023
+        assert [cancelled.assignment_id for cancelled in player.cancelled] == [order]
+    assert first.run(run).state is RunState.STOPPED
+
+
+def test_a_run_is_watched_at_the_coordinator_that_does_not_conduct_it(
+    first: Stage, second: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin_calls, "SIGN_OF_LIFE_SECONDS", SECONDS)  # it must be told
+    run, players = first.begin("cid", "dan", rounds=2, more="selection.minimum = 2")
+    orders = {player: player.order() for player in players}
+    news = AdminStub(second.administrator(Role.VIEWER)).WatchRun(admin.WatchRunRequest(run=run), timeout=SECONDS)
+    assert next(news).phase.outstanding
+    for player, order in orders.items():
+        player.reply(order)
+    first.play(run, *players)
+    rounds = [message.ended.round for message in news if message.HasField("ended")]
+    assert rounds == [0, 1]
+
+
+def administrators(stage: Stage) -> set[str]:
+    listed = stage._admin.ListAdministrators(admin.ListAdministratorsRequest(), timeout=SECONDS)
+    return {item.name for item in listed.administrators}
+
+
+@pytest.mark.parametrize("announcement", ["heard", "lost"])
+def test_a_member_or_an_administrator_revoked_at_one_coordinator_loses_its_streams_at_the_other(
+    first: Stage, second: Running, announcement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if announcement == "lost":  # then a look each second finds it
+        monkeypatch.setattr(second.coordinator._announcements, "_listeners", [])
+    task, ann, eve = two_players(first, second, f"ann-{announcement}", f"eve-{announcement}")
+    run = first.submit(spec(f"revoked-{announcement}", task, more="selection.minimum = 2"))
+    ann.order()
+    eve.order()
+    before = administrators(first)
+    channel = second.administrator(Role.VIEWER)
+    (viewer,) = administrators(first) - before
+    news = AdminStub(channel).WatchRun(admin.WatchRunRequest(run=run), timeout=SECONDS)
+    next(news)
+    first.revoke(eve.name)
+    assert eve.stream is not None
+    assert eve.stream.end().reason == "certificate-revoked"
+    first.wait_outcome(run, eve.name, "CANCELLED")
+    first._admin.RevokeAdministrator(admin.RevokeAdministratorRequest(name=viewer), timeout=SECONDS)
+    with refused("UNAUTHENTICATED", "certificate-revoked"):
+        list(news)
+
+
+def test_a_member_at_another_coordinator_is_asked_once_about_each_run_of_its_task(
+    first: Stage, second: Running
+) -> None:
+    task = first.task()
+    member = Member.enroll(second.join_string("fay"))
+    stream = Attending(member, {task: 10}, consents=True)
+    assert isinstance(stream.next(), AttendResponse)
+    runs = [first.submit(spec(f"asked-{number}", task)) for number in range(2)]
+    assert [question(stream) for _ in runs] == runs
+    first.submit(spec("of-another-task", first.task()))
+    last = first.submit(spec("asked-at-last", task))
+    assert question(stream) == last
+
+
+def question(stream: Attending) -> str:
+    """The id of the run about which a member is asked next."""
+    message = stream.next()
+    assert isinstance(message, AttendResponse)
+    assert message.WhichOneof("message") == "run", message
+    return RunManifest.FromString(message.run.manifest).run_id
+
+
+def test_a_member_that_changes_its_coordinator_in_a_round_goes_on_with_its_work(first: Stage, second: Running) -> None:
+    run, (gil, hal) = first.begin("gil", "hal", more="selection.minimum = 2")
+    order, older = gil.order(), gil.stream
+    assert older is not None
+    gil.stream = None
+    gil.member = Member(replace(gil.member.files, address=second.address))
+    gil.attend(**gil.tasks)
+    assert older.end().reason == "superseded"
+    envelope = gil.stream.assignment()  # type: ignore[attr-defined]
+    assert gil.member.open(envelope) == order
+    gil.reply(order)
+    first.play(run, gil, hal)
+    assert set(first.replies(run)) == {"gil", "hal"}
