@@ -24,6 +24,8 @@ _WORDS = {
     "(ulimit -n, LimitNOFILE)",
     StorageFault.BLOB: "{}; restore the blob from a backup",
     StorageFault.BLOB_STORE: "the bucket of the blobs fails ({}); the runs are paused until it works",
+    StorageFault.CLOCK: "the clock of this machine is wrong ({}); nothing is served until it is right: set it, and let "
+    "it be kept by NTP",
 }
 _ANSWERS = {
     StorageFault.DISK: "the coordinator's disk is full: it takes nothing until there is space; try again later",
@@ -31,6 +33,7 @@ _ANSWERS = {
     StorageFault.DESCRIPTORS: "the coordinator has no file descriptors left; try again in a moment",
     StorageFault.GONE: "the coordinator is stopping; try again when it is back",
     StorageFault.BLOB_STORE: "the coordinator cannot reach the storage of its models and updates; try again later",
+    StorageFault.CLOCK: "the coordinator's clock is wrong: it serves nobody until it is right; try another coordinator",
 }
 # Faults that pause the runs until the monitor sees that they are over.
 PAUSING = (StorageFault.DISK, StorageFault.BLOB_STORE)
@@ -110,6 +113,14 @@ class Condition:
             self._notify_listeners(fault)
         return fault
 
+    def begin(self, fault: StorageFault, cause: str) -> None:
+        """Notes a lasting fault that no exception shows."""
+        with self._lock:
+            self._lasting[fault] = cause
+            suffix = self._log_suffix(fault)
+        if suffix is not None:
+            log.error("%s%s", _WORDS[fault].format(cause), suffix)
+
     def look_again(self) -> None:
         """Asks the listeners to check if the faults are over."""
         self._notify_listeners(None)
@@ -138,13 +149,14 @@ class Condition:
         """Raises if a call of the rpc `action` could only fail, or would take the last space on the disk.
 
         Raises:
-            Refusal: `database`, `disk` or `blob-store`.
+            Refusal: `clock`, `database`, `disk` or `blob-store`.
         """
         faults = self._lasting
         if not faults or action in _ALWAYS:
             return
-        if StorageFault.DATABASE in faults:
-            raise Refusal(StorageFault.DATABASE, _ANSWERS[StorageFault.DATABASE])
+        for fault in (StorageFault.DATABASE, StorageFault.CLOCK):
+            if fault in faults:
+                raise Refusal(fault, _ANSWERS[fault])
         if StorageFault.DISK in faults and not (
             action in _SPARING or action.startswith(("Get", "List", "Watch", "Export"))
         ):

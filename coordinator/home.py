@@ -190,7 +190,8 @@ class CoordinatorHome:
                 cannot upgrade.
         """
         try:
-            database = Database.open(self.database_url, durable=durable, create=False)
+            idle = self.settings.lease_seconds / 2
+            database = Database.open(self.database_url, durable=durable, create=False, idle_seconds=idle)
         except FileNotFoundError as error:
             missing = f"the database {error.filename} is missing"
             raise CoordinatorHomeError(lost_database(missing, self.directory, self.federation_id)) from None
@@ -250,15 +251,26 @@ class CoordinatorHome:
         files.save(directory)
         return files
 
-    def record_configuration(self, database: Database, *, by: str, now: datetime) -> None:
-        """Records the settings and the public keys, each if it differs from its last record."""
-        configuration = {"settings": self.settings.changed_text, TWO_OFFICERS: ", ".join(self.settings.two_officers)}
-        keys = {
+    def public_keys(self) -> dict[str, str]:
+        """The digests of the keys that all coordinators of the federation have, by what they are."""
+        return {
             "CA certificate": digest(der(self.ca)),
-            "server certificate": digest(der(self.server)),
             "signing key": digest(self.signing_key.public_key().public_bytes_raw()),
             "log key": digest(self.log_key.public.public_bytes_raw()),
         }
+
+    def record_configuration(self, database: Database, *, by: str, now: datetime) -> None:
+        """Records the settings and the public keys, each if it differs from its last record.
+
+        With several coordinators these are the settings that they share. A server certificate is recorded once, since
+        each of them has one of its own.
+
+        Raises:
+            HomeError: one of several coordinators has a key that was replaced.
+        """
+        several = database.serves_many
+        settings = self.settings.shared if several else self.settings
+        configuration = {"settings": settings.changed_text, TWO_OFFICERS: ", ".join(self.settings.two_officers)}
         with database.begin() as session:
             for name, text in configuration.items():
                 newest = audit.newest_digest(session, audit.CONFIGURED, name)
@@ -266,9 +278,17 @@ class CoordinatorHome:
                     audit.record(
                         session, at=now, actor=by, action=audit.CONFIGURED, subject=name, detail=text, digest=shown
                     )
-            for name, shown in keys.items():
-                if audit.newest_digest(session, "key.set", name) != shown:
-                    audit.record(session, at=now, actor=by, action="key.set", subject=name, digest=shown)
+            for name, shown in {**self.public_keys(), "server certificate": digest(der(self.server))}.items():
+                if audit.newest_digest(session, audit.KEY_SET, name) == shown:
+                    continue
+                if several and audit.has_digest(session, audit.KEY_SET, name, shown):
+                    if name == "server certificate":
+                        continue
+                    raise CoordinatorHomeError(
+                        f"the {name} in {self.directory} was replaced: make this directory again, with `fedpareto "
+                        "coordinator copy-keys` from one that has the newest keys"
+                    )
+                audit.record(session, at=now, actor=by, action=audit.KEY_SET, subject=name, digest=shown)
 
     @property
     def _kept_ports_file(self) -> Path:

@@ -13,13 +13,11 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from coordinator.clock import utc_now
+from coordinator.cluster.registry import Registry
 from coordinator.condition import PAUSING, Condition
-from coordinator.ownership import in_office, take_office
 from coordinator.rounds.supervisor import Supervisor
 from storage.blobs import BlobStore, BlobStoreUnavailable
 from storage.database import Database, DatabaseBusy
@@ -62,10 +60,9 @@ class Monitor:
     """Watches over one coordinator's database, disk and bucket; made on the event loop.
 
     Attributes:
-        coordinator: the id of this process, as `take_office` recorded it.
+        registry: has the row of this process.
         changed: called with the faults when they have changed, for the health service.
         clock: seconds that only grow.
-        now: the time, aware.
     """
 
     database: Database
@@ -73,10 +70,9 @@ class Monitor:
     reserve: Reserve
     supervisor: Supervisor
     condition: Condition
-    coordinator: str
+    registry: Registry
     changed: Callable[[frozenset[StorageFault]], Awaitable[None]]
     clock: Callable[[], float] = time.monotonic
-    now: Callable[[], datetime] = utc_now
 
     def __post_init__(self) -> None:
         self._stopping = False
@@ -151,13 +147,12 @@ class Monitor:
             anew = self.database.keep_lock()
         except DatabaseBusy as error:
             raise LockLost(f"the connection that reserved the database broke, and now {error}") from None
-        if anew and not in_office(self.database, self.coordinator):
+        if (anew or StorageFault.DATABASE in self.condition.faults) and self.registry.give_sign() is None:
             raise LockLost(
                 f"the connection to the database {self.database.url} broke, and another coordinator had the database "
                 "meanwhile: stopped; start again"
             )
         if anew or StorageFault.DATABASE in self.condition.faults:
-            take_office(self.database, self.coordinator, self.now())  # this also shows that the database takes writes
             self.condition.over(StorageFault.DATABASE)
 
     def _look_at_disk(self) -> None:
@@ -173,7 +168,7 @@ class Monitor:
             looks.postpone(now)
             return
         if StorageFault.DISK in self.condition.faults:
-            take_office(self.database, self.coordinator, self.now())
+            self.registry.give_sign()  # the database takes writes
             looks.end(now)  # there was space for the reserve, but perhaps not for the next write
             self.condition.over(StorageFault.DISK)
 

@@ -8,11 +8,11 @@ from datetime import datetime
 from pathlib import Path
 
 from cryptography import x509
-from sqlalchemy import delete, func, inspect, select
+from sqlalchemy import func, inspect, select
 
 from federation.trust.certificates import fingerprint
 from storage.database import Database
-from storage.models import Certificate, CoordinatorProcess, Federation
+from storage.models import Certificate, Federation
 
 
 class CoordinatorHomeError(ValueError):
@@ -71,20 +71,3 @@ def lost_database(cause: str, home: Path, federation_id: str) -> str:
         f"{home / 'coordinator.toml'}. A new federation, which every member has to join, is made by `fedpareto "
         "coordinator init` in another directory"
     )
-
-
-def take_office(database: Database, coordinator: str, now: datetime) -> None:
-    """Records that this coordinator process, with an id made at its start, has the database; it holds the lock."""
-    with database.begin() as session:
-        session.execute(delete(CoordinatorProcess).where(CoordinatorProcess.coordinator != coordinator))
-        row = session.get(CoordinatorProcess, coordinator)
-        if row is None:
-            session.add(CoordinatorProcess(coordinator=coordinator, started=now, last_seen=now))
-        else:
-            row.last_seen = now
-
-
-def in_office(database: Database, coordinator: str) -> bool:
-    """True if no other coordinator process has had the database since `take_office`."""
-    with database.read() as session:
-        return session.get(CoordinatorProcess, coordinator) is not None

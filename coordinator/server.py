@@ -19,16 +19,22 @@ from coordinator.alerts.maker import AlertMaker, Limits
 from coordinator.audit.checkpoints import LogError
 from coordinator.audit.sequencer import Sequencer
 from coordinator.clock import utc_now
+from coordinator.cluster.announcements import Announcements, announcements_of
+from coordinator.cluster.leases import SharedLeases
+from coordinator.cluster.registry import Registry
 from coordinator.condition import Condition
 from coordinator.device import require_device
 from coordinator.front.connection_limits import ConnectionLimits, descriptor_limit, raise_descriptor_limit
 from coordinator.front.listener import Front, Serves
 from coordinator.home import CoordinatorHome, address
+from coordinator.lease_keeper import LeaseKeeper
 from coordinator.members.access.control import Access
 from coordinator.members.logged_rights import LoggedRights
 from coordinator.members.requests import officers_caution
 from coordinator.monitor import Monitor
-from coordinator.ownership import take_office
+from coordinator.office import Hold, Office, hold_database, must_share_blobs, take_office
+from coordinator.rounds.fleets.attendances import Attendances, attendances_of
+from coordinator.rounds.fleets.consents import Offers
 from coordinator.rounds.fleets.presence import Presence
 from coordinator.rounds.replies.uploads import Uploads
 from coordinator.rounds.supervisor import Supervisor
@@ -48,7 +54,8 @@ from federation.v1.admin_pb2_grpc import add_AdminServicer_to_server
 from federation.v1.enrollment_pb2_grpc import add_EnrollmentServicer_to_server
 from federation.v1.federation_pb2_grpc import add_FederationServicer_to_server
 from storage import audit
-from storage.faults import StorageFault
+from storage.database import UNAVAILABLE
+from storage.faults import StorageFault, explain_fault
 from storage.reserve import Reserve
 
 log = logging.getLogger(__name__)
@@ -143,10 +150,15 @@ class Coordinator:
         self._health = HealthService()
         self._server: grpc.aio.Server | None = None
         self._supervisor: Supervisor | None = None
+        self._hold: Hold | None = None
+        self._office: Office | None = None
+        self._keeper: LeaseKeeper | None = None
         self._alerts: AlertMaker | None = None
         self._monitor: Monitor | None = None
         self._monitoring: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._announcements = Announcements()
+        self._attendances = Attendances()
         self.federation_port = 0
         self.enrollment_port = 0
 
@@ -162,13 +174,29 @@ class Coordinator:
         """
         home, database, settings = self._home, self._database, self._home.settings
         newcomers = settings.enrollment_host or settings.hosts[0]
-        reserve, coordinator = self._take_database()
+        self._hold = hold = hold_database(home, database)
+        reserve = self._reserve()
+        self._office = office = self._take_office(hold)
         self._sequencer.start()
         self._must_be_logged()
         blobs = home.open_blobs()
         blobs.sweep_temporary()
         blobs.probe(takes_new=True)
-        presence, uploads = Presence(), Uploads(database, blobs, quota=settings.upload_bytes)
+        must_share_blobs(database, blobs, office.registry)
+        coordinator = office.registry.coordinator
+        self._announcements = self._access.announcements = announcements_of(database, coordinator, self._condition)
+        presence, uploads = Presence(self._announcements), Uploads(database, blobs, quota=settings.upload_bytes)
+        offers = Offers(home.federation_id, home.signing_key)
+        self._attendances = attendances_of(
+            database,
+            presence,
+            self._announcements,
+            offers,
+            self._condition,
+            coordinator=coordinator,
+            lease_seconds=settings.lease_seconds,
+            clock=self._clock,
+        )
         self._supervisor = supervisor = Supervisor(
             database=database,
             blobs=blobs,
@@ -176,10 +204,12 @@ class Coordinator:
             uploads=uploads,
             signing=home.signing,
             condition=self._condition,
+            announcements=self._announcements,
             device=settings.device,
             keep_rounds=settings.keep_rounds or None,
             clock=self._clock,
             submitted=self._submitted,
+            leases=office.leases,
         )
         self._server = server = grpc.aio.server(
             interceptors=[self._access], options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS
@@ -192,6 +222,8 @@ class Coordinator:
             threads=ThreadPool(database, self._executor),
             blobs=blobs,
             uploads=uploads,
+            attendances=self._attendances,
+            offers=offers,
             presence=presence,
             supervisor=supervisor,
             access=self._access,
@@ -206,7 +238,13 @@ class Coordinator:
         add_AdminServicer_to_server(AdminService(parts), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection([*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+        office.registry.note_addresses(parts.address, parts.enrollment_address)
+        self._announcements.start()
+        await asyncio.to_thread(self._attendances.start)
         supervisor.start(conduct=self._conduct)
+        if self._conduct and isinstance(office.leases, SharedLeases):
+            self._keeper = LeaseKeeper(database, office.leases, office.registry, supervisor, self._condition)
+            self._keeper.start()
         if self._conduct:
             self._alerts = AlertMaker(
                 database=database,
@@ -231,13 +269,12 @@ class Coordinator:
             reserve=reserve,
             supervisor=supervisor,
             condition=self._condition,
-            coordinator=coordinator,
+            registry=office.registry,
             changed=self._tell_health,
-            now=self._clock,
         )
         await self._tell_health(frozenset(self._condition.faults))
         self._monitoring = asyncio.create_task(self._monitor.run())
-        self._watching = asyncio.create_task(self._access.watch_administrators())
+        self._watching = asyncio.create_task(self._access.watch_revocations())
         home.note_ports(self.federation_port, self.enrollment_port)
         message = "federation %s: members at %s, newcomers at %s, database %s"
         log.info(message, home.federation_id, parts.address, parts.enrollment_address, database.url)
@@ -262,10 +299,19 @@ class Coordinator:
             await asyncio.to_thread(self._alerts.stop)
         if self._supervisor is not None:
             await asyncio.to_thread(self._supervisor.stop)
+        if self._keeper is not None:
+            await asyncio.to_thread(self._keeper.stop)
         await asyncio.to_thread(self._sequencer.stop)
         for executor in (self._executor, self._access_executor):
             await asyncio.to_thread(executor.shutdown)
+        await asyncio.to_thread(self._attendances.stop)
+        await asyncio.to_thread(self._announcements.stop)
+        if self._office is not None:
+            await asyncio.to_thread(self._leave, self._office.registry)
         self._database.close()
+        if self._hold is not None:
+            self._hold.release()
+            self._hold = None
 
     async def watch(self) -> None:
         """Returns when the coordinator stops by itself.
@@ -277,26 +323,31 @@ class Coordinator:
         if self._monitoring is not None:
             await asyncio.shield(self._monitoring)
 
-    def _take_database(self) -> tuple[Reserve, str]:
-        """Locks and migrates the database, and records who holds it. Returns the reserve, and this process's name."""
+    def _take_office(self, hold: Hold) -> Office:
+        """Enters the registry, and records the start."""
         home, database = self._home, self._database
-        database.lock_exclusive()
-        reserve = self._reserve()
-        database_directory = [database.directory] if database.directory is not None else []
-        self._condition.keep(Directories([home.directory, home.blobs_dir, *database_directory], "the coordinator"))
+        directories = [home.directory, home.blobs_dir, *filter(None, [database.directory])]
+        self._condition.keep(Directories(directories, "the coordinator"))
         home.ports_file.unlink(missing_ok=True)
-        database.migrate()
-        coordinator, now = secrets.token_hex(16), self._clock()
-        take_office(database, coordinator, now)
-        home.record_configuration(database, by="coordinator", now=now)
+        office = take_office(home, database, hold, secrets.token_hex(16), clock=self._clock)
         with database.read() as session:
             if (caution := officers_caution(session, home.settings)) is not None:
                 log.warning("%s", caution)
         if self._conduct:
             detail = f"fedpareto {version('fedpareto')}"
             with database.begin() as session:
-                audit.record(session, at=now, actor="coordinator", action="coordinator.started", detail=detail)
-        return reserve, coordinator
+                audit.record(
+                    session, at=self._clock(), actor="coordinator", action="coordinator.started", detail=detail
+                )
+        return office
+
+    def _leave(self, registry: Registry) -> None:
+        """Leaves the registry, so that other coordinators need not wait for a sign of life."""
+        try:
+            if self._condition.gone() is None:
+                registry.leave()
+        except UNAVAILABLE as error:
+            log.warning("could not note that this coordinator has stopped: %s", explain_fault(error))
 
     def _submitted(self, run_id: str, spec: str) -> bool:
         if not self._rights.tells_of_run(run_id, spec):  # it may have been submitted a moment ago

@@ -19,6 +19,13 @@ SETTINGS_FILE = "coordinator.toml"
 SMALLEST_WINDOW = 1 << 20  # bytes of an upload that may be on their way
 SQLITE = "sqlite:///"
 _BUCKET = re.compile(r"(s3|gs|az)://[a-z0-9][a-z0-9._-]{1,221}(/[A-Za-z0-9._-]+)*/?")
+# The settings that each coordinator of a federation has for its own machine.
+_OF_MACHINE = frozenset(
+    {
+        "hosts", "bind", "federation_port", "enrollment_port", "enrollment_host", "database", "blobs", "blob_cache",
+        "blob_cache_bytes", "device",
+    }
+)  # fmt: skip
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 
@@ -67,6 +74,12 @@ class Settings(Section):
     )
     request_seconds: int = Field(
         86_400, ge=60, le=30 * 86_400, description="How long a request of one officer waits for another one's consent."
+    )
+    lease_seconds: float = Field(
+        6.0,
+        ge=1.0,
+        le=600.0,
+        description="With several coordinators: another one takes over a run this long after the last sign of its own.",
     )
     heartbeat_seconds: float = Field(5.0, ge=0.1, le=300, description="How often a worker gives a sign of life.")
     silent_seconds: int = Field(
@@ -185,6 +198,11 @@ class Settings(Section):
     def admin_certificate_lifetime(self) -> timedelta:
         """The lifetime of an administrator's certificate."""
         return timedelta(seconds=self.admin_certificate_seconds)
+
+    @property
+    def shared(self) -> Self:
+        """These settings without those of this machine: the same for all coordinators of a federation."""
+        return self.model_copy(update={name: type(self).model_fields[name].default for name in _OF_MACHINE})
 
     @property
     def changed_text(self) -> str:

@@ -98,6 +98,7 @@ REASONS: dict[str, Status] = {
     "disk": "UNAVAILABLE",
     "descriptors": "UNAVAILABLE",
     "blob-store": "UNAVAILABLE",
+    "clock": "UNAVAILABLE",
     "blob-damaged": "DATA_LOSS",
 }
 

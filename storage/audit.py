@@ -31,6 +31,7 @@ JOIN_CREATED = "join-string.created"
 JOIN_CANCELLED = "join-string.cancelled"
 TAMPERED = "log.tampered"
 CONFIGURED = "configuration.set"
+KEY_SET = "key.set"
 
 _NONCE_BYTES = 16
 _MICROSECOND = timedelta(microseconds=1)
@@ -154,6 +155,12 @@ def newest_digest(session: Session, action: str, subject: str) -> str | None:
     """The digest in the newest entry of an action about a subject; None if there is no such entry."""
     rows = select(AuditEntry.digest).where(AuditEntry.action == action, AuditEntry.subject == subject)
     return session.scalar(rows.order_by(AuditEntry.entry_id.desc()).limit(1))
+
+
+def has_digest(session: Session, action: str, subject: str, digest: str) -> bool:
+    """True if there is an entry of an action about a subject with this digest."""
+    where = AuditEntry.action == action, AuditEntry.subject == subject, AuditEntry.digest == digest
+    return session.scalar(select(AuditEntry.entry_id).where(*where).limit(1)) is not None
 
 
 def size(session: Session) -> int:

@@ -10,6 +10,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from enum import IntEnum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,11 @@ from sqlalchemy.orm import Session
 from storage.revisions import incompatibility, pending_revisions
 from storage.shared_statements import DRIVER, compiled_statements
 
-MAX_CONNECTIONS = 32  # of an engine at a time
+MAX_CONNECTIONS = 32  # of a database at a time; with SQLite, those that write and those that read each
 BUSY_SECONDS = 30.0  # the longest wait of a SQLite transaction for the one before it
 ENTRY_KEY = "entry_key"  # in the `info` of a session: the key that tags entries of the audit log, or None
-LOCK_KEY = 0x66656470617265  # "fedpare": our advisory locks in a PostgreSQL database; +1 serialises migrations
-_LOCK_HOLDER = """
+LOCK_KEY = 0x66656470617265  # "fedpare": our advisory lock in a PostgreSQL database; + a Duty, those of duties
+_LOCK_HOLDERS = """
 SELECT pid, application_name FROM pg_locks JOIN pg_stat_activity USING (pid)
 WHERE locktype = 'advisory' AND granted AND objsubid = 1
 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -34,8 +35,16 @@ AND classid = CAST(:high AS bigint) AND objid = CAST(:low AS bigint)
 """
 
 
+class Duty(IntEnum):
+    """What one coordinator of a database does at a time; the value distinguishes the locks."""
+
+    MIGRATION = 1
+    COLLECTION = 2  # of blobs that nothing needs
+    ALERTS = 3
+
+
 class DatabaseBusy(RuntimeError):
-    """Another process (or another `Database` of this one) holds the exclusive lock."""
+    """Another process (or another `Database` of this one) holds the lock."""
 
 
 class DatabaseMissing(FileNotFoundError):
@@ -76,16 +85,21 @@ class Database:
         self._writing_thread: int | None = None
         self._lock_file: int | None = None
         self._lock_connection: Connection | None = None
+        self._shared = False  # the lock is shared with other coordinators
         self._name = f"pid {os.getpid()} on {socket.gethostname()}"[:54] + f" {secrets.token_hex(4)}"
 
     @classmethod
-    def open(cls, url: str, *, durable: bool = True, create: bool = True) -> "Database":
+    def open(
+        cls, url: str, *, durable: bool = True, create: bool = True, idle_seconds: float | None = None
+    ) -> "Database":
         """Opens a database; changes nothing in it (see `migrate`).
 
         Args:
             url: `sqlite:///relative.db`, `sqlite:////absolute.db` or `postgresql://user:password@host/name`.
             create: if true, a missing SQLite file is created, with mode 0600; not again if it is removed later.
             durable: if true, a commit survives a loss of power (SQLite); otherwise only the death of the process.
+            idle_seconds: how long a transaction that writes may do nothing (PostgreSQL). The server then ends it, so
+                that the locks of a process that is frozen do not stay. None is no limit.
 
         Raises:
             ValueError: another kind of URL, or SQLite in memory, which threads cannot share.
@@ -100,7 +114,7 @@ class Database:
         if backend == "sqlite":
             return cls(*_open_sqlite(parsed, durable, create))
         if backend in {"postgresql", "postgres"}:
-            return cls(*_open_postgresql(parsed.set(drivername="postgresql+psycopg")))
+            return cls(*_open_postgresql(parsed.set(drivername="postgresql+psycopg"), idle_seconds))
         raise ValueError(f"no support for {backend!r} databases; use sqlite:///FILE or postgresql://...")
 
     @classmethod
@@ -124,6 +138,11 @@ class Database:
     def directory(self) -> Path | None:
         """The directory of the database's file; None with PostgreSQL."""
         return Path(str(self._engine.url.database)).parent if self._sqlite else None
+
+    @property
+    def serves_many(self) -> bool:
+        """True if several coordinators may serve this database at the same time: PostgreSQL."""
+        return not self._sqlite
 
     @property
     def engine(self) -> Engine:
@@ -158,7 +177,7 @@ class Database:
         """
         with self._writing(), self._engine.begin() as connection:
             if not self._sqlite:
-                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LOCK_KEY + 1})
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LOCK_KEY + Duty.MIGRATION})
             self._must_be_known(connection)
             if pending_revisions(connection):
                 from storage import migrations  # noqa: PLC0415 - Alembic is only needed here
@@ -191,20 +210,38 @@ class Database:
             raise DatabaseIncompatible(f"the database {self.url} {reason}")
 
     def lock_exclusive(self) -> None:
-        """Makes this the only coordinator on the database until `close` or the end of the process, `kill -9` included.
+        """Makes this the only process on the database until `close` or the end of the process, `kill -9` included.
 
         Raises:
-            DatabaseBusy: another coordinator has the lock; the message names it.
+            DatabaseBusy: another process has the lock, or coordinators share it; the message names one.
         """
         if self._lock_file is not None or self._lock_connection is not None:
             return
         if self._sqlite:
             self._lock_file = self._lock_sqlite()
         else:
-            self._lock_connection = self._lock_postgresql()
+            self._lock_connection = self._lock_postgresql(shared=False)
+
+    def lock_shared(self) -> None:
+        """Makes this one of the coordinators on the database, until `close` or the end of the process.
+
+        A process that has the exclusive lock gives it up for the shared one; no other can take it in between.
+
+        Raises:
+            DatabaseBusy: another process has the exclusive lock; the message names it.
+            ValueError: a SQLite database has one coordinator.
+        """
+        if self._sqlite:
+            raise ValueError(f"{self.url} is a file, which one coordinator serves")
+        if self._lock_connection is None:
+            self._lock_connection = self._lock_postgresql(shared=True)
+        elif not self._shared:
+            self._lock_connection.execute(text("SELECT pg_advisory_lock_shared(:key)"), {"key": LOCK_KEY})
+            self._lock_connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": LOCK_KEY})
+        self._shared = True
 
     def holds_lock(self) -> bool:
-        """True if this database holds the exclusive lock; PostgreSQL releases it when its connection breaks."""
+        """True if this database holds its lock; PostgreSQL releases it when its connection breaks."""
         if self._lock_connection is None:
             return self._lock_file is not None
         try:
@@ -214,7 +251,7 @@ class Database:
         return True
 
     def keep_lock(self) -> bool:
-        """Takes the exclusive lock again if its connection broke. Returns True if it had to.
+        """Takes the lock again, exclusive or shared as it was, if its connection broke. Returns True if it had to.
 
         Raises:
             DatabaseBusy: another process has the lock.
@@ -223,14 +260,39 @@ class Database:
         if self.holds_lock():
             return False
         self._drop_lock_connection()
-        self.lock_exclusive()
+        if self._shared:
+            self.lock_shared()
+        else:
+            self.lock_exclusive()
         return True
+
+    @contextmanager
+    def turn(self, duty: Duty, seconds: int) -> Iterator[bool]:
+        """Does what one coordinator does at a time. The value is False if another one has its turn.
+
+        If this process is frozen, the turn ends after these seconds at most. With SQLite there is no other coordinator.
+        """
+        if self._sqlite:
+            yield True
+            return
+        key = {"key": LOCK_KEY + duty}
+        with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.execute(
+                text("SELECT set_config('idle_session_timeout', :limit, false)"), {"limit": f"{seconds}s"}
+            )
+            mine = bool(connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), key))
+            try:
+                yield mine
+            finally:
+                with suppress(SQLAlchemyError):  # the server may have ended the turn
+                    connection.execute(text("SELECT pg_advisory_unlock_all()"))
+                    connection.execute(text("RESET idle_session_timeout"))
 
     def close(self) -> None:
         """Releases the lock and closes every connection; may be called twice."""
         if self._lock_connection is not None:
             with suppress(SQLAlchemyError):  # at once, so that the next coordinator can start
-                self._lock_connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": LOCK_KEY})
+                self._lock_connection.execute(text("SELECT pg_advisory_unlock_all()"))
             self._drop_lock_connection()
         self._reader.dispose()
         self._engine.dispose()
@@ -278,23 +340,25 @@ class Database:
             os.pwrite(descriptor, f"{self._name}\n".encode(), 0)
         return descriptor
 
-    def _lock_postgresql(self) -> Connection:
+    def _lock_postgresql(self, *, shared: bool) -> Connection:
+        lock = "pg_try_advisory_lock_shared" if shared else "pg_try_advisory_lock"
         connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         try:
             # The connection is named before it locks, so that another process can name the holder of the lock.
             connection.execute(text("SELECT set_config('application_name', :name, false)"), {"name": self._name})
-            if connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": LOCK_KEY}):
+            if connection.scalar(text(f"SELECT {lock}(:key)"), {"key": LOCK_KEY}):
                 connection.detach()  # never back to the pool: the lock belongs to the connection
                 return connection
-            rows = connection.execute(text(_LOCK_HOLDER), {"high": LOCK_KEY >> 32, "low": LOCK_KEY & 0xFFFFFFFF})
-            holder = rows.one_or_none()
-            if holder is not None and holder.application_name == self._name:
+            parameters = {"high": LOCK_KEY >> 32, "low": LOCK_KEY & 0xFFFFFFFF}
+            holders = connection.execute(text(_LOCK_HOLDERS), parameters).all()
+            others = [holder for holder in holders if holder.application_name != self._name]
+            for holder in set(holders) - set(others):
                 # Our own connection broke, and the server has not noticed it yet.
                 connection.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": holder.pid})
             connection.invalidate()  # it carries our name: not for the pool either
-            if holder is None or holder.application_name == self._name:
+            if not others:
                 raise InterfaceError("the lock of a connection that has just ended", None, RuntimeError("try again"))
-            raise self._busy(f"{holder.application_name} (server process {holder.pid})")
+            raise self._busy(f"{others[0].application_name} (server process {others[0].pid})")
         except BaseException:
             connection.close()
             raise
@@ -303,6 +367,9 @@ class Database:
         return DatabaseBusy(
             f"the database {self.url} is in use by another coordinator: {holder}. Only one may run on a database; stop "
             "that one first, or give this one a database of its own."
+            if self._sqlite
+            else f"the database {self.url} is in use by another process: {holder}. Stop it first: every coordinator of "
+            "the federation, a simulation, or a restore."
         )
 
 
@@ -371,9 +438,17 @@ def _begin(read_only: bool, connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
-def _open_postgresql(url: URL) -> tuple[Engine, Engine]:
-    """An engine that writes and one that only reads, on the same connections."""
-    engine = create_engine(
+def _open_postgresql(url: URL, idle_seconds: float | None) -> tuple[Engine, Engine]:
+    """An engine that writes and one that only reads, each with connections of its own."""
+    idle = "" if idle_seconds is None else f"-c idle_in_transaction_session_timeout={round(idle_seconds * 1000)}"
+    reader = _postgresql_engine(url, "")
+    return _postgresql_engine(url, idle), reader.execution_options(
+        isolation_level="REPEATABLE READ", postgresql_readonly=True
+    )
+
+
+def _postgresql_engine(url: URL, options: str) -> Engine:
+    return create_engine(
         url,
         # A dead connection, which may carry the lock, is detected within two minutes. A connection attempt ends after
         # 10 seconds, since a caller waits.
@@ -383,13 +458,13 @@ def _open_postgresql(url: URL) -> tuple[Engine, Engine]:
             "keepalives_interval": 10,
             "keepalives_count": 5,
             "tcp_user_timeout": 60_000,
-        },
+        }
+        | ({"options": options} if options else {}),
         json_serializer=_json,
         pool_pre_ping=True,
         pool_size=8,
-        max_overflow=MAX_CONNECTIONS - 8,
+        max_overflow=MAX_CONNECTIONS // 2 - 8,
     )
-    return engine, engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
 
 # NaN and infinity are not JSON: PostgreSQL would refuse them, so they are refused everywhere.

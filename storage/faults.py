@@ -23,11 +23,12 @@ class StorageFault(StrEnum):
     DESCRIPTORS = "descriptors"
     BLOB = "blob-damaged"
     BLOB_STORE = "blob-store"
+    CLOCK = "clock"  # of the coordinator's machine: it differs from the database's
     GONE = "stopping"  # a directory of the coordinator is gone, which therefore stops
 
 
 def fault_of(error: BaseException) -> StorageFault | None:
-    """The fault that an exception shows; None for any other cause, such as a bug. It never shows GONE.
+    """The fault that an exception shows; None for any other cause, such as a bug. It never shows CLOCK or GONE.
 
     SQLite's I/O errors count as a full disk, since an exceeded quota causes them too.
     """

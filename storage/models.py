@@ -64,6 +64,8 @@ class Federation(Base):
 
     federation_id: Mapped[str] = mapped_column(NAME, primary_key=True)
     ca_fingerprint: Mapped[str] = mapped_column(sa.String(64))  # SHA-256 of the CA certificate, hexadecimal
+    # The digest of a blob that each of several coordinators must find in its blob store; empty with one coordinator.
+    shared_blob: Mapped[str] = mapped_column(DIGEST, default="")
     created: Mapped[datetime]
 
 
@@ -201,10 +203,17 @@ def note_model(session: Session, digest: str, *, size: int, parameters: int, cre
     session.execute(row.on_conflict_do_nothing())
 
 
+_NOT_ENDED = sa.text("state IN ('PENDING', 'RUNNING', 'PAUSED')")
+
+
 class Run(Base):
     """A run: one specification, one model, many rounds."""
 
     __tablename__ = "runs"
+    # Of the runs that have not ended, each has a name of its own.
+    __table_args__ = (
+        sa.Index("uq_runs_open_name", "name", unique=True, postgresql_where=_NOT_ENDED, sqlite_where=_NOT_ENDED),
+    )
 
     run_id: Mapped[str] = mapped_column(sa.String(32), primary_key=True)
     name: Mapped[str] = mapped_column(NAME, index=True)
@@ -228,7 +237,7 @@ class Run(Base):
     lease_until: Mapped[datetime | None]  # by the database's clock
 
 
-class Attendance(Base):
+class AttendanceRow(Base):
     """The newest stream of a member, with several coordinators. One coordinator keeps it in memory instead."""
 
     __tablename__ = "attendances"

@@ -13,7 +13,7 @@ from federation.work.base import Work, WorkError
 from federation.work.registry import kind
 from storage.blobs import BlobStore
 from storage.database import Database
-from storage.models import Assignment, Client, Evaluation, Input, Phase, Reply, Round, Run
+from storage.models import Assignment, Client, Evaluation, Federation, Input, Phase, Reply, Round, Run
 from storage.records import RunMemory
 from storage.states import RoundState
 
@@ -144,6 +144,7 @@ def referenced(session: Session, keep_rounds: int | None) -> set[str]:
     digests: set[str | None] = set()
     for query in queries:
         digests.update(session.scalars(query.where(retained).distinct()))
+    digests.update(session.scalars(select(Federation.shared_blob)))
     runs = select(Run.initial_model, Run.model, Run.state_data, Run.ended)
     for initial, current, state, ended in session.execute(runs):
         memory = RunMemory.decode(state)

@@ -25,7 +25,7 @@ from coordinator.rounds.supervisor import Supervisor
 from coordinator.settings import Settings
 from federation.text import escaped
 from storage.blobs import BlobStore
-from storage.database import Database
+from storage.database import Database, Duty
 from storage.models import Alert, Run
 from storage.states import AlertKind, AlertSeverity
 
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 0.2  # between two looks at the runs: several changes are one look
 LOOK_SECONDS = 20.0  # between two looks at members and runs that stand still
+TURN_SECONDS = 120  # after which another coordinator may make alerts although this one has not ended its look
 SLOW_LOOK_SECONDS = 300.0  # between two looks at certificates, backup and disk space
 GRACE = timedelta(minutes=1)  # after a start, in which members come back
 _SLOW = (AlertKind.DISK_LOW, AlertKind.BACKUP_OLD, AlertKind.CERTIFICATE_ENDS)
@@ -131,11 +132,10 @@ class AlertMaker:
         try_all = True
         while not self._stopping.is_set():
             try:
-                if try_all:
-                    self.look_at_incomplete()
-                    try_all = False
-                self.look_at_changed()
-                self.look_at_time()
+                with self._database.turn(Duty.ALERTS, seconds=TURN_SECONDS) as mine:
+                    if mine:
+                        self._look(everything=try_all)
+                    try_all = not mine  # another coordinator makes them: this one knows nothing of its own later
             except Exception as error:
                 try_all = True
                 if self._condition.note(error) is None:
@@ -143,6 +143,12 @@ class AlertMaker:
             self._wake.wait(LOOK_SECONDS)
             self._stopping.wait(PAUSE_SECONDS)
             self._wake.clear()
+
+    def _look(self, *, everything: bool) -> None:
+        if everything:
+            self.look_at_incomplete()
+        self.look_at_changed()
+        self.look_at_time()
 
     # --- runs
 

@@ -1,21 +1,26 @@
 """The sequencer: gives entries their places in the log, one after the other, and signs checkpoints.
 
-It looks for entries twice a second, and is the only one, since one coordinator serves a database. A batch of entries
-and the checkpoint that covers them are one transaction: an entry with a place that no checkpoint covers was not made by
-the coordinator. After a batch that was not committed, the tree is read anew.
+It looks for entries twice a second. A batch of entries and the checkpoint that covers them are one transaction: an
+entry with a place that no checkpoint covers was not made by a coordinator. After a batch that was not committed, the
+tree is read anew.
+
+Several coordinators of a database take turns: a batch locks the federation's row, and continues the log only if the
+tree has all entries of the log. A coordinator that is behind, also one that was frozen, first reads what the others
+have chained.
 """
 
 import logging
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from time import monotonic
 
-from sqlalchemy import delete
+from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from coordinator.audit.checkpoints import LogError, LogKey, newest_signed, note, noted
@@ -27,7 +32,7 @@ from federation.v1.common_pb2 import LogHead
 from storage import audit
 from storage.database import UNAVAILABLE, Database
 from storage.faults import explain_fault
-from storage.models import Checkpoint
+from storage.models import Checkpoint, Federation
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +42,16 @@ BATCH = 5000  # entries that one transaction chains
 _READ = 65_536  # leaves that are read at a time
 
 
+class _Behind(Exception):
+    """Another coordinator has continued the log."""
+
+
 class Sequencer:
     """Chains and signs the log in a thread.
 
     Args:
-        database: the record; this process has its lock. What it records is tagged with the key's `entry_key`.
+        database: the record; this process has its lock, alone or with other coordinators. What it records is tagged
+            with the key's `entry_key`.
         key: signs.
         directory: the coordinator's, where the newest checkpoint that members may have seen is noted.
         condition: notes faults of the disk and the database.
@@ -112,12 +122,13 @@ class Sequencer:
         with self._turn:
             if self._stale:
                 self._load()
-            while self._waits():
-                try:
-                    count += self._batch(show)
-                except BaseException:
-                    self._stale = True
-                    raise
+            try:
+                while self._waits():
+                    with suppress(_Behind):
+                        count += self._batch(show)
+            except BaseException:
+                self._stale = True
+                raise
             if self._shown_size < self._tree.size and (show or self._due):
                 self._show()
         return count
@@ -166,13 +177,26 @@ class Sequencer:
                     log.exception("the audit log could not be chained; it is tried again")
 
     def _waits(self) -> bool:
+        """True if entries have no place yet, after the tree was brought up to date with the other coordinators."""
         with self._database.read() as session:
-            return audit.any_unchained(session)
+            waits = audit.any_unchained(session)
+            behind = self._database.serves_many and audit.size(session) != self._tree.size
+        if behind:
+            self._continue(self._tree, self._last)
+        return waits
 
     def _batch(self, show: bool) -> int:
-        """Chains some entries. A checkpoint that members were never shown is replaced by the next one."""
+        """Chains some entries. A checkpoint that members were never shown is replaced by the next one.
+
+        Raises:
+            _Behind: another coordinator was faster.
+        """
         before = self._tree.size
         with self._database.begin() as session:
+            if self._database.serves_many:
+                session.execute(select(Federation.federation_id).with_for_update())
+                if audit.size(session) != before:
+                    raise _Behind
             entries = self._genuine(session)
             if not entries:
                 return 0
@@ -184,16 +208,16 @@ class Sequencer:
                 leaves.append((entry.entry_id, placed.number, self._last))
                 batch.append(placed)
             audit.chain(session, leaves)
-            if before > self._shown_size:
-                session.execute(delete(Checkpoint).where(Checkpoint.size == before))
+            session.execute(delete(Checkpoint).where(Checkpoint.size == before, ~Checkpoint.shown))
             envelope = self._key.sign(self._tree.size, self._tree.root(), self._clock())
             newest = envelope.SerializeToString(deterministic=True)
-            session.add(Checkpoint(size=self._tree.size, envelope=newest))
+            shows = show or self._due or any(entry.action == log_entries.STEPPED for entry in entries)
+            session.add(Checkpoint(size=self._tree.size, envelope=newest, shown=shows))
         self._newest = newest
         self._listener(batch)
         self._told = self._tree.size
-        if show or self._due or any(entry.action == log_entries.STEPPED for entry in entries):
-            self._show()
+        if shows:
+            self._note_shown()
         return len(entries)
 
     def _genuine(self, session: Session) -> list[LogEntry]:
@@ -220,7 +244,18 @@ class Sequencer:
         return entries
 
     def _show(self) -> None:
-        """Shows members the newest checkpoint. It is noted first: no member has seen a newer one than the directory."""
+        """Shows members the newest checkpoint, unless another coordinator has just replaced it."""
+        with self._database.begin() as session:
+            newest = update(Checkpoint).where(Checkpoint.size == self._tree.size).values(shown=True)
+            kept = session.execute(newest.returning(Checkpoint.size)).one_or_none() is not None
+        if kept:
+            self._note_shown()
+
+    def _note_shown(self) -> None:
+        """Shows members a checkpoint that the database keeps.
+
+        It is noted first: no member has seen a newer one here than the directory has.
+        """
         note(self._directory, self._newest)
         self._shown = LogHead()
         self._shown.checkpoint.MergeFromString(self._newest)
@@ -232,37 +267,45 @@ class Sequencer:
 
     def _load(self) -> None:
         """Reads the tree, and compares it with the signed checkpoints."""
-        tree, last = Tree(self._leaves), FIRST
+        self._continue(Tree(self._leaves), FIRST, witness=noted(self._directory))
+        self._proof.cache_clear()
+        if self._newest:
+            self._show()
+        self._stale = False
+
+    def _continue(self, tree: Tree, last: bytes, *, witness: bytes | None = None) -> None:
+        """Reads what follows the last leaf of a tree, and compares all with the newest checkpoint and a witness's.
+
+        Raises:
+            LogError: the log differs from what was signed.
+        """
         with self._database.read() as session:
             size, newest = audit.size(session), newest_signed(session)
-        for start in range(0, size, _READ):
-            for last in self._leaves(start, start + _READ):
-                tree.append(last)
+        for start in range(tree.size, size, _READ):
+            for leaf in self._leaves(start, min(start + _READ, size)):
+                tree.append(leaf)
+                last = leaf
         if tree.size != size:
             raise LogError(
                 f"the last entry is number {size - 1}, and {tree.size} are there: some were removed. {_CHANGED}"
             )
         signed = 0
-        for where, envelope in (("its database", newest), ("its directory", noted(self._directory))):
+        for where, envelope in (("its database", newest), ("its directory", witness)):
             if envelope is not None:
                 signed = max(signed, self._must_continue(tree, where, envelope))
         if tree.size > signed:
             raise LogError(f"{tree.size - signed} entries were inserted after the last one that was signed. {_CHANGED}")
-        self._tell()
+        self._tell(size)
         self._tree, self._last, self._newest = tree, last, newest or b""
-        self._proof.cache_clear()
-        if newest is not None:
-            self._show()
-        self._stale = False
 
-    def _tell(self) -> None:
-        """Passes new entries to the listener, after it has compared each with its leaf."""
-        while True:
+    def _tell(self, size: int) -> None:
+        """Passes new entries up to this number to the listener, after it has compared each with its leaf."""
+        while self._told < size:
             previous = self._leaves(self._told - 1, self._told)[0] if self._told else FIRST
             number = self._told
             try:
                 with self._database.read() as session:
-                    entries = audit.chained(session, self._told, BATCH)
+                    entries = audit.chained(session, self._told, min(BATCH, size - self._told))
                 for entry in entries:
                     number = entry.entry.number
                     if entry.entry.leaf(previous) != entry.leaf:

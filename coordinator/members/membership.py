@@ -1,11 +1,11 @@
 """Membership: approval, revocation, removal of a member's payloads. Functions of a session; callers notify others."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from coordinator.lookup import must_be_client
@@ -116,6 +116,13 @@ def forget(session: Session, client_id: str, reason: str, *, by: str, now: datet
 def _get(session: Session, client_id: str) -> Client:
     must_be_client(session, client_id)
     return session.get_one(Client, client_id, with_for_update=True, populate_existing=True)
+
+
+def revoked_clients_among(session: Session, names: Iterable[str]) -> Sequence[Client]:
+    """The revoked clients among these."""
+    return session.scalars(
+        select(Client).where(Client.client_id.in_(list(names)), Client.state == ClientState.REVOKED)
+    ).all()
 
 
 def revoked(federation_id: str, key: Ed25519PrivateKey, client: Client, certificate: Certificate | None) -> Refusal:

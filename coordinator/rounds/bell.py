@@ -18,10 +18,10 @@ class Bell:
             self._rung = True
             self._heard.notify()
 
-    def count_reply(self) -> None:
-        """Counts a reply; ends the wait if enough replies have come."""
+    def count_reply(self, times: int = 1) -> None:
+        """Counts replies; ends the wait if enough have come."""
         with self._heard:
-            self._replies += 1
+            self._replies += times
             if self._replies >= self._enough:
                 self._heard.notify()
 

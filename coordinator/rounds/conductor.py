@@ -28,7 +28,7 @@ from coordinator.rounds.signed_results import record_step
 from coordinator.rounds.step import make_step
 from coordinator.rounds.transitions import ROUND_OVER, close_open_phases, move_run
 from storage import audit
-from storage.models import Assignment, Round, Run
+from storage.models import Assignment, Round
 from storage.records import VoidRecord
 from storage.states import RoundState, RunState
 
@@ -48,10 +48,11 @@ class Conductor:
         """Round after round until the run has ended.
 
         Raises:
+            Fenced: another coordinator has taken the run.
             Held: the run was paused or stopped, or the coordinator is stopping.
         """
         with self._around.database.begin() as session:
-            run = session.get_one(Run, self._run.run_id, with_for_update=True)
+            run = self._run.locked(session)
             if run.state is RunState.PENDING:
                 move_run(run, RunState.RUNNING, self._around.clock())
         while True:

@@ -15,7 +15,7 @@ from coordinator.condition import Condition
 from coordinator.rounds.fleets.presence import Presence
 from coordinator.rounds.replies.uploads import Uploads
 from storage.blobs import BlobStore
-from storage.database import UNAVAILABLE, Database
+from storage.database import UNAVAILABLE, Database, Duty
 from storage.faults import explain_fault
 from storage.models import Client
 from storage.retention import collect
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 HOUSEKEEPING_SECONDS = 10.0
 COLLECTION_INTERVAL = timedelta(hours=1)
 COLLECTION_GRACE = timedelta(hours=24)  # longer than it takes to record an upload, an aggregation or a phase's replies
+COLLECTION_SECONDS = 3600  # after which another coordinator may collect although this one has not ended
 CLOCK_SET = timedelta(minutes=1)  # a smaller difference between clock and elapsed time is drift
 
 
@@ -101,14 +102,17 @@ class Housekeeper:
             self._next_collection = passed + COLLECTION_GRACE.total_seconds()
 
     def _collect(self) -> None:
-        """Removes blobs that no retained round refers to."""
-        collected = collect(
-            self._database,
-            self._blobs,
-            now=self._clock(),
-            grace_seconds=COLLECTION_GRACE.total_seconds(),
-            keep_rounds=self._keep_rounds,
-        )
+        """Removes blobs that no retained round refers to, unless another coordinator does so at this time."""
+        with self._database.turn(Duty.COLLECTION, seconds=COLLECTION_SECONDS) as mine:
+            if not mine:
+                return
+            collected = collect(
+                self._database,
+                self._blobs,
+                now=self._clock(),
+                grace_seconds=COLLECTION_GRACE.total_seconds(),
+                keep_rounds=self._keep_rounds,
+            )
         if collected.deleted:
             log.info("removed %d blobs that nothing needs, %.1f MB", collected.deleted, collected.freed / 1e6)
 

@@ -4,22 +4,26 @@ Its own state need not survive a crash: `start` reads the runs under way from th
 """
 
 import logging
+import math
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 
 from sqlalchemy import ColumnElement, or_, select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.interface import HyperparameterError
 from coordinator.clock import utc_now
+from coordinator.cluster.announcements import Announcement, AnnouncementKind, Announcements
+from coordinator.cluster.leases import Leases, OneConductor
 from coordinator.condition import Condition
 from coordinator.rounds.bell import Bell
 from coordinator.rounds.conductor import Conductor
-from coordinator.rounds.fleets.base import Held, RunFacts, Surroundings
-from coordinator.rounds.fleets.presence import Cancelled, Presence
+from coordinator.rounds.fleets.base import Fenced, Held, RunFacts, Surroundings
+from coordinator.rounds.fleets.presence import Presence
 from coordinator.rounds.fleets.remote import RemoteFleet
 from coordinator.rounds.housekeeping import Housekeeper
 from coordinator.rounds.replies.evidence import RecordError, SignatureMemory
@@ -31,7 +35,6 @@ from coordinator.rounds.transitions import (
     UNDER_WAY,
     end_assignment,
     end_conversation,
-    interrupt_simulations,
     move_run,
     open_assignments,
 )
@@ -41,7 +44,7 @@ from federation.record import log_entries
 from federation.refusals import Refusal
 from storage import audit
 from storage.blobs import BlobStore
-from storage.database import Database
+from storage.database import UNAVAILABLE, Database
 from storage.faults import StorageFault, explain_fault, fault_of
 from storage.models import Assignment, Client, Input, Phase, Round, Run
 from storage.states import AssignmentState, ClientState, RunState
@@ -59,6 +62,8 @@ _HELD = {
     StorageFault.DISK: ("disk: ", "free some space"),
     StorageFault.BLOB_STORE: ("blob-store: ", "see to the bucket"),
 }
+# Faults of this machine, because of which other coordinators shall conduct its runs.
+_HELD_BACK = frozenset({StorageFault.DISK, StorageFault.BLOB_STORE, StorageFault.CLOCK})
 HELD_REASONS = tuple(begins for begins, _ in _HELD.values())
 
 
@@ -76,7 +81,9 @@ class Supervisor:
         keep_rounds: of each run, beside the first and the best round, that keep their blobs; None keeps all.
         clock: the time, aware.
         new_id: makes ids of runs and assignments.
+        announcements: tell the conductors and watchers at other coordinators of changes, and those here.
         submitted: True if the audit log tells of the submission of a run, by its id and its specification's digest.
+        leases: says which runs this coordinator may conduct; None: every run, since it has the database for itself.
     """
 
     def __init__(
@@ -88,26 +95,30 @@ class Supervisor:
         uploads: Uploads,
         signing: Signing,
         condition: Condition | None = None,
+        announcements: Announcements | None = None,
         device: str = "cpu",
         keep_rounds: int | None = None,
         clock: Callable[[], datetime] = utc_now,
         new_id: Callable[[], str] = lambda: secrets.token_hex(16),
         submitted: Callable[[str, str], bool] = lambda run_id, spec: True,
+        leases: Leases | None = None,
     ) -> None:
         self._database = database
         self._blobs = blobs
         self._presence = presence
         self._signing = signing
         self._condition = condition or Condition()
+        self._announcements = announcements or Announcements()
         self._device = device
         self._clock = clock
         self._new_id = new_id
         self._submitted = submitted
+        self._leases = leases or OneConductor(database)
         self.signatures = SignatureMemory()  # those that this process has verified or made
         self._lock = threading.Lock()
-        self._submitting = threading.Lock()  # held while a name is looked up and taken
         self._bells: dict[str, Bell] = {}
         self._threads: dict[str, threading.Thread] = {}
+        self._epochs: dict[str, int] = {}  # of the leases of the runs that this process conducts
         self._watchers: list[Callable[[str], None]] = []
         self._stopping = threading.Event()
         self._conducting = True
@@ -117,19 +128,17 @@ class Supervisor:
             database, blobs, presence, uploads, self._condition, keep_rounds=keep_rounds, clock=self._clock
         )
         presence.on_change(self._wake_all)
+        self._announcements.listen(self._hear)
 
     # --- life
 
     def start(self, *, conduct: bool = True) -> None:
         """Goes on with every run that is under way, unless `conduct` is false: then no run advances."""
-        with self._database.begin() as session:
-            interrupt_simulations(session, self._clock())
         self._conducting = conduct
         if not conduct:
             log.info("held: no run advances")
             return
         with self._database.read() as session:
-            self._expected = self._recently_attending(session)
             # A coordinator that died while it revoked a client may have left assignments of that client open.
             revoked = session.scalars(
                 select(Assignment.client_id)
@@ -139,7 +148,7 @@ class Supervisor:
             ).all()
         for client_id in revoked:
             self.client_revoked(client_id)
-        self._grace_ends = self._clock() + RECONNECT_GRACE
+        self._expect_members()
         self._housekeeper.start()
         for run_id in self._runs(Run.state.in_(UNDER_WAY)):
             log.info("run %s: going on", run_id)
@@ -170,13 +179,24 @@ class Supervisor:
         run = new_run(*facts, run_id=run_id, model=model, by=by, created=now)
         if paused:
             run.state = RunState.PAUSED
-        with self._submitting, self._database.begin() as session:
-            submission.must_be_new(session)
-            session.add(run)
-            detail, digest = f"{spec.name}, model {model}", run.spec_digest
-            audit.record(
-                session, at=now, actor=by, action=log_entries.SUBMITTED, subject=run_id, detail=detail, digest=digest
-            )
+        detail, digest = f"{spec.name}, model {model}", run.spec_digest
+        try:
+            with self._database.begin() as session:
+                submission.must_be_new(session)
+                session.add(run)
+                audit.record(
+                    session,
+                    at=now,
+                    actor=by,
+                    action=log_entries.SUBMITTED,
+                    subject=run_id,
+                    detail=detail,
+                    digest=digest,
+                )
+        except IntegrityError:  # the name was taken at the same time, perhaps by way of another coordinator
+            with self._database.read() as session:
+                submission.must_be_new(session)
+            raise
         if not paused:
             self._conduct(run_id)
         self.notify(run_id)
@@ -193,10 +213,12 @@ class Supervisor:
     def pause_for_fault(self, fault: StorageFault, cause: str) -> None:
         """Holds every run that is under way until `resume_after_fault` or an operator resumes it.
 
-        `fault` is DISK or BLOB_STORE.
+        With several coordinators the others conduct them, and a run is held that none of them has taken. `fault` is
+        DISK or BLOB_STORE.
         """
+        self.hold_back()
         begins, remedy = _HELD[fault]
-        for run_id in self._runs(Run.state.in_(UNDER_WAY)):
+        for run_id in self._runs(Run.state.in_(UNDER_WAY), self._leases.unclaimed()):
             reason = f"{begins}{cause}; {remedy}: then it goes on by itself, or with `admin resume`"
             self._give_up(run_id, RunState.PAUSED, reason)
             log.error("run %s: paused, %s", run_id, cause)
@@ -241,6 +263,39 @@ class Supervisor:
         """
         self._move(run_id, RunState.STOPPED, by, "run.stopped", reason or f"stopped by {by}")
 
+    # --- leases
+
+    def hold_back(self) -> None:
+        """Ends the leases because of a fault; none is taken until it is over. Other coordinators take the runs."""
+        if self._holds_back:
+            self._wake_all()
+
+    @property
+    def _holds_back(self) -> bool:
+        """True if other coordinators shall conduct the runs, because of a fault here."""
+        return self._leases.shared and not _HELD_BACK.isdisjoint(self._condition.faults)
+
+    def conducted(self) -> dict[str, int]:
+        """The runs that this process conducts, with the epochs of their leases."""
+        with self._lock:
+            return dict(self._epochs)
+
+    def take_over(self, runs: Mapping[str, str]) -> None:
+        """Conducts runs whose leases are over: run -> the id of the coordinator that had it, or nothing."""
+        with self._lock:
+            new = {run_id for run_id in runs if run_id not in self._threads or not self._threads[run_id].is_alive()}
+        if any(runs[run_id] for run_id in new):  # a coordinator has died: its members are coming to the others
+            self._expect_members()
+        for run_id in sorted(new):
+            self._conduct(run_id)
+
+    def lose(self, run_id: str) -> None:
+        """Ends the conductor of a run that another coordinator has taken."""
+        with self._lock:
+            self._epochs.pop(run_id, None)
+        log.warning("run %s: the lease is lost, another coordinator conducts it", run_id)
+        self._bell(run_id).ring()
+
     # --- changes
 
     def watch(self, watcher: Callable[[str], None]) -> Callable[[], None]:
@@ -255,17 +310,36 @@ class Supervisor:
         return unwatch
 
     def notify(self, run_id: str) -> None:
-        """Tells the run's conductor and its watchers that something changed. Callable from any thread."""
+        """Tells the run's conductor and its watchers, here and elsewhere, that something changed; from any thread."""
         self._bell(run_id).ring()
         self.tell_watchers(run_id)
 
     def count_reply(self, run_id: str) -> None:
-        """Tells the conductor and the watchers that a reply was recorded. Callable from any thread."""
+        """Tells the conductor and the watchers, here and elsewhere, that a reply was recorded; from any thread."""
         self._bell(run_id).count_reply()
-        self.tell_watchers(run_id)
+        self._announcements.announce(AnnouncementKind.REPLY, run_id)
+        self._tell_watchers_here(run_id)
 
     def tell_watchers(self, run_id: str) -> None:
-        """Tells the watchers alone, from any thread: what the conductor does depends on nothing that changed."""
+        """Tells the watchers, from any thread, without the conductor here: what changed does not matter to it."""
+        self._announcements.announce(AnnouncementKind.RUN, run_id)
+        self._tell_watchers_here(run_id)
+
+    def _hear(self, announcement: Announcement | None) -> None:
+        """Takes in what another coordinator announced; None says that something was lost."""
+        if announcement is None:
+            self._wake_all()
+            for run_id in self._runs(Run.state.in_(UNDER_WAY)):
+                self._tell_watchers_here(run_id)
+        elif announcement.kind in (AnnouncementKind.RUN, AnnouncementKind.REPLY):
+            bell = self._bells.get(announcement.subject)
+            if bell is not None and announcement.kind is AnnouncementKind.REPLY:
+                bell.count_reply(announcement.times)
+            elif bell is not None:
+                bell.ring()
+            self._tell_watchers_here(announcement.subject)
+
+    def _tell_watchers_here(self, run_id: str) -> None:
         with self._lock:
             watchers = list(self._watchers)
         for watcher in watchers:
@@ -291,25 +365,27 @@ class Supervisor:
         with self._database.read() as session:
             return session.scalars(select(Run.run_id).where(*where).order_by(Run.created)).all()
 
-    def _move(self, run_id: str, to: RunState, by: str, action: str, reason: str) -> None:
+    def _move(
+        self, run_id: str, to: RunState, by: str, action: str, reason: str, *, conducting: RunFacts | None = None
+    ) -> None:
+        """Moves a run. If its conductor does, `conducting` is what it conducts: it raises Fenced if it may not."""
         now = self._clock()
         with self._database.begin() as session:
-            run = session.get_one(Run, run_id, with_for_update=True)
+            run = conducting.locked(session) if conducting else session.get_one(Run, run_id, with_for_update=True)
             if to is RunState.PAUSED is run.state and run.reason.startswith(HELD_REASONS):
                 run.reason = reason[:400]  # the operator's pause lasts when the fault is over
             else:
                 move_run(run, to, now, reason)
             cancelled = end_conversation(session, run_id, reason, now) if to in RUN_ENDED else []
             audit.record(session, at=now, actor=by, action=action, subject=run_id, detail=reason)
-        for assignment in cancelled:
-            self._presence.say(assignment.client_id, Cancelled(assignment.assignment_id, assignment.reason))
+        self._presence.say_cancelled(run_id, cancelled)
         self.notify(run_id)
 
     def _conduct(self, run_id: str) -> None:
         """Starts a conductor, which begins after the run's previous one has stopped."""
         with self._lock:
-            if not self._conducting or self._stopping.is_set():
-                return  # the next start that conducts finds the run in the database
+            if not self._conducting or self._holds_back or self._stopping.is_set():
+                return  # the next start that conducts finds the run in the database, or another coordinator does
             arguments = (run_id, self._threads.get(run_id))
             thread = threading.Thread(target=self._conduct_after, args=arguments, name=f"run-{run_id}", daemon=True)
             self._threads[run_id] = thread
@@ -330,13 +406,32 @@ class Supervisor:
         self.notify(run_id)
 
     def _conduct_now(self, run_id: str) -> None:
+        epoch = self._leases.take(run_id)
+        if epoch is None:
+            return  # another coordinator conducts it
+        with self._lock:
+            self._epochs[run_id] = epoch
         try:
-            run, around = RunFacts.load(self._database, run_id), self._surroundings(run_id)
+            self._conduct_leased(run_id, epoch)
+        finally:
+            with self._lock:
+                self._epochs.pop(run_id, None)
+            try:
+                self._leases.release(run_id, epoch)
+            except UNAVAILABLE as error:  # it ends by itself
+                log.warning("run %s: could not end the lease: %s", run_id, explain_fault(error))
+
+    def _conduct_leased(self, run_id: str, epoch: int) -> None:
+        run = None
+        try:
+            run, around = RunFacts.load(self._database, run_id, epoch), self._surroundings(run_id, epoch)
             self._must_be_submitted(run_id)
             fleet = RemoteFleet(
                 run, around, presence=self._presence, new_id=self._new_id, pool_complete=self._pool_complete
             )
             Conductor(fleet).conduct()
+        except Fenced as refused:
+            log.warning("run %s: a change by this coordinator was refused: %s", run_id, refused)
         except Held:
             log.info("run %s: held", run_id)
         except (Exception, SystemExit) as error:  # a plug-in may try to end the process
@@ -344,20 +439,20 @@ class Supervisor:
                 return  # the next start goes on with the run
             if fault_of(error) in _PASSING:
                 raise
-            self._end_by(run_id, error)
+            self._end_by(run_id, error, run)
 
-    def _end_by(self, run_id: str, error: BaseException) -> None:
+    def _end_by(self, run_id: str, error: BaseException, run: RunFacts | None) -> None:
         """Pauses a run if an operator can repair the cause of an error; otherwise the run fails."""
         if isinstance(error, RecordError):
             reason = f"record: {error}; the row differs from what was signed: restore it, then resume the run"
-            self._pause(run_id, reason, f"the record differs from what was signed: {error}")
+            self._pause(run_id, reason, f"the record differs from what was signed: {error}", run)
         elif isinstance(error, HyperparameterError):  # a plug-in that an earlier start of the coordinator could load
-            self._pause(run_id, f"algorithm.{error}; repair it, then resume the run", str(error))
+            self._pause(run_id, f"algorithm.{error}; repair it, then resume the run", str(error), run)
         elif fault_of(error) is StorageFault.BLOB or isinstance(error, OSError | MemoryError):
-            self._pause(run_id, f"storage: {error}; repair it, then resume the run", explain_fault(error))
+            self._pause(run_id, f"storage: {error}; repair it, then resume the run", explain_fault(error), run)
         else:
             log.error("run %s: failed", run_id, exc_info=error)
-            self._give_up(run_id, RunState.FAILED, described(error))
+            self._give_up(run_id, RunState.FAILED, described(error), run)
 
     def _must_be_submitted(self, run_id: str) -> None:
         with self._database.read() as session:
@@ -366,25 +461,25 @@ class Supervisor:
             why = "no entry of the audit log tells that this run was submitted with this specification"
             raise RecordError("runs", run_id, "spec", why)
 
-    def _pause(self, run_id: str, reason: str, cause: str) -> None:
+    def _pause(self, run_id: str, reason: str, cause: str, conducting: RunFacts | None = None) -> None:
         log.error("run %s: paused: %s", run_id, cause)
-        self._give_up(run_id, RunState.PAUSED, reason)
+        self._give_up(run_id, RunState.PAUSED, reason, conducting)
 
-    def _give_up(self, run_id: str, to: RunState, reason: str) -> None:
+    def _give_up(self, run_id: str, to: RunState, reason: str, conducting: RunFacts | None = None) -> None:
         try:
-            self._move(run_id, to, "coordinator", f"run.{to.lower()}", reason)
+            self._move(run_id, to, "coordinator", f"run.{to.lower()}", reason, conducting=conducting)
         except Refusal:
             log.info("run %s: had ended meanwhile", run_id)
+        except Fenced as refused:
+            log.warning("run %s: a change by this coordinator was refused: %s", run_id, refused)
 
-    def _surroundings(self, run_id: str) -> Surroundings:
-        bell = self._bell(run_id)
+    def _surroundings(self, run_id: str, epoch: int) -> Surroundings:
+        bell, look = self._bell(run_id), self._announcements.look_seconds
 
         def wait(seconds: float | None, replies: int = 1) -> None:
-            if self._stopping.is_set():
-                raise Held
-            bell.wait(seconds, replies)
-            if self._stopping.is_set():
-                raise Held
+            self._must_conduct(run_id, epoch)
+            bell.wait(seconds if look is None else min(look, math.inf if seconds is None else seconds), replies)
+            self._must_conduct(run_id, epoch)
 
         return Surroundings(
             database=self._database,
@@ -396,6 +491,17 @@ class Supervisor:
             changed=lambda: self.tell_watchers(run_id),  # without its own bell: a conductor would wake itself
             signatures=self.signatures,
         )
+
+    def _must_conduct(self, run_id: str, epoch: int) -> None:
+        """Raises Held if the coordinator stops, holds back, or has lost the lease."""
+        if self._stopping.is_set() or self._holds_back or self._epochs.get(run_id) != epoch:
+            raise Held
+
+    def _expect_members(self) -> None:
+        """From now on rounds wait a while for the members that have attended shortly before."""
+        with self._database.read() as session:
+            self._expected = self._recently_attending(session)
+        self._grace_ends = self._clock() + RECONNECT_GRACE
 
     def _bell(self, run_id: str) -> Bell:
         with self._lock:

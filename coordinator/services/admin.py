@@ -57,7 +57,8 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
             return outlook
         await self._take_model(header, submission.spec.parameters, request_iterator)
         run_id = await self._in_thread(self._supervisor.submit, submission, header.model, by=by, paused=header.paused)
-        await self._read(self._offers.tell, self._presence.attending().values(), run_id)
+        await self._read(self._offers.tell, self._presence.streams().values(), run_id)
+        self._presence.tell_elsewhere(run_id)
         outlook.run.CopyFrom(await self._run(run_id))
         return outlook
 

@@ -7,6 +7,7 @@ from coordinator.condition import Condition
 from coordinator.home import CoordinatorHome
 from coordinator.members.access.control import Access
 from coordinator.members.logged_rights import LoggedRights
+from coordinator.rounds.fleets.attendances import Attendances
 from coordinator.rounds.fleets.consents import Offers
 from coordinator.rounds.replies.uploads import Uploads
 from coordinator.rounds.supervisor import Supervisor
@@ -18,6 +19,8 @@ class Parts(RecordParts):
     """The parts of a coordinator that serves.
 
     Attributes:
+        attendances: number the streams of members.
+        offers: ask members about runs.
         access: knows the caller of each rpc.
         sequencer: of the audit log.
         rights: as the log tells of them.
@@ -26,6 +29,8 @@ class Parts(RecordParts):
     """
 
     home: CoordinatorHome
+    attendances: Attendances
+    offers: Offers
     uploads: Uploads
     supervisor: Supervisor
     access: Access
@@ -53,4 +58,5 @@ class Service(RecordViews):
         self._condition = parts.condition
         self._address = parts.address
         self._enrollment_address = parts.enrollment_address
-        self._offers = Offers(parts.home.federation_id, parts.home.signing_key)
+        self._attendances = parts.attendances
+        self._offers = parts.offers

@@ -15,10 +15,12 @@ from coordinator.members.access.call_limits import CONSENT, DECLINE, MESSAGE
 from coordinator.members.access.rpc_messages import REQUEST_SECONDS, Context, next_message
 from coordinator.members.renewal import retire_older
 from coordinator.rounds.fleets.consents import offered_specification, record_consent
+from coordinator.rounds.fleets.deliveries import open_assignments_of
 from coordinator.rounds.fleets.presence import Assigned, AttendanceStream, Message, Offered
 from coordinator.services.key_calls import KeyCalls
 from coordinator.services.reply_calls import ReplyCalls
 from coordinator.services.stream_words import ReceivedHello, closed_until, introduction, left
+from coordinator.thread_pool import wait_ended
 from federation.digests import parse
 from federation.line.channels import CHUNK_BYTES
 from federation.line.chunks import fetched
@@ -30,7 +32,6 @@ from federation.v1 import federation_pb2_grpc
 from federation.v1.common_pb2 import CancelManifest, SignedEnvelope, TimeManifest
 from storage.blobs import BlobCorrupt, BlobMissing
 from storage.models import Assignment, Client, Input
-from storage.states import AssignmentState, ClientState
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
             closed_until=hello.closed_until,
             log_size=first.hello.log_size,
         )
-        await self._write(_note_hello, attendance, hello, caller)
+        await self._enter(attendance, hello, caller)
         # The client joins before its open assignments are read: one that is made in between is sent twice, not lost.
         self._presence.join(attendance)
         log.info("%s attends with %s", client_id, ", ".join(attendance.tasks)[:200] or "no task")
@@ -76,8 +77,10 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
         try:
             yield await self._in_thread(self._welcome, first.hello, client_id)
             await self._read(self._offers.tell, [attendance])
-            for envelope in await self._read(_open_assignments, client_id):
-                yield await self._response(attendance, envelope)
+            # Before the outbox, which may tell of the end of one of them.
+            for assigned in await self._read(open_assignments_of, client_id):
+                attendance.note(assigned)
+                yield await self._response(attendance, assigned)
             while (message := await attendance.outbox.get()) is not None:
                 if isinstance(message, Refusal):
                     raise message
@@ -86,6 +89,19 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
             listener.cancel()
             self._presence.leave(attendance, self._clock())
             log.info("%s left", client_id)
+
+    async def _enter(self, attendance: AttendanceStream, hello: ReceivedHello, caller: PeerIdentity) -> None:
+        """Records the hello of a stream; if its call ends meanwhile, the stream has left."""
+
+        def note(session: Session) -> None:
+            _note_hello(session, attendance, hello, caller)
+            self._attendances.enter(session, attendance)
+
+        try:
+            await wait_ended(asyncio.create_task(self._write(note)))
+        except BaseException:
+            self._presence.leave(attendance, self._clock())
+            raise
 
     async def _listen(
         self, requests: AsyncIterator[messages.AttendRequest], attendance: AttendanceStream, caller: PeerIdentity
@@ -209,18 +225,6 @@ def _note_hello(session: Session, attendance: AttendanceStream, hello: ReceivedH
 def _note_left(session: Session, client_id: str, task: str, sessions: dict[str, int]) -> None:
     client = session.get_one(Client, client_id, with_for_update=True)
     client.sessions_left = {**client.sessions_left, task: sessions}
-
-
-def _open_assignments(session: Session, client_id: str) -> list[Assigned]:
-    """The open assignments of a client, oldest first; none while it waits for approval."""
-    if session.get_one(Client, client_id).state is not ClientState.ACTIVE:
-        return []
-    envelopes = session.scalars(
-        select(Assignment.envelope)
-        .where(Assignment.client_id == client_id, Assignment.state == AssignmentState.OPEN)
-        .order_by(Assignment.created)
-    )
-    return [Assigned(envelope) for envelope in envelopes]
 
 
 def _offering(session: Session, client_id: str, digest: str) -> str:

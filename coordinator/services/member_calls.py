@@ -74,8 +74,9 @@ class MemberCalls(Service):
         return messages.ApproveClientResponse(client=await self._changed(request.client_id))
 
     async def _begin_client(self, client_id: str) -> None:
-        attending = self._presence.attending()
-        await self._read(self._offers.tell, [attending[client_id]] if client_id in attending else [])
+        streams = self._presence.streams()
+        await self._read(self._offers.tell, [streams[client_id]] if client_id in streams else [])
+        self._presence.tell_elsewhere(client_id)
 
     async def TagClient(self, request: messages.TagClientRequest, context: Context) -> messages.TagClientResponse:
         """Gives a client its tags, and notes its contact."""

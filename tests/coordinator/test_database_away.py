@@ -102,7 +102,7 @@ def test_sessions_that_the_server_ends_are_made_again_and_the_lock_is_taken_agai
         wait_for(lambda: patient(player.reply, orders[player]), "the reply to be taken")  # noqa: B023
     away.play(run, *players)
     other = Database.open(url)
-    with pytest.raises(DatabaseBusy, match="in use by another coordinator: pid"):
+    with pytest.raises(DatabaseBusy, match="in use by another process: pid"):
         other.lock_exclusive()
     other.close()
 
@@ -155,7 +155,7 @@ def test_a_coordinator_ends_with_a_sentence_when_another_one_has_its_database(ur
         wait_for(take, "the other to take the lock")
         assert served.popen.wait(60) == 1
         other.close()
-    assert re.search(r"in use by another\s+coordinator: pid", served.text), served.text
+    assert re.search(r"in use by another\s+process: pid", served.text), served.text
     assert "Traceback" not in served.text
     assert "Event loop is closed" not in served.text
 

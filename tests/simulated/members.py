@@ -155,8 +155,8 @@ class Member:
             self.world.after(self.faults.seconds(1, 10), self.attend)
             return
         self.world.note("attends", self.name)
-        for envelope in waiting:
-            self._carry(stream, Assigned(envelope))
+        for assigned in waiting:
+            self._carry(stream, assigned)
 
     def hang_up(self, least: float = 0.5) -> None:
         """Loses the stream, and attends again after a while."""

@@ -159,7 +159,7 @@ def a_memory_that_a_restart_loses(patch: pytest.MonkeyPatch) -> None:
 
 def an_assignment_sent_only_once(patch: pytest.MonkeyPatch) -> None:
     """A member that comes back does not get its open assignments again."""
-    patch.setattr(process, "_open_assignments", lambda *_: [])
+    patch.setattr(process, "open_assignments_of", lambda *_: [])
 
 
 def a_log_entry_after_the_commit(patch: pytest.MonkeyPatch) -> None:

@@ -19,14 +19,15 @@ from coordinator.audit.sequencer import Sequencer
 from coordinator.condition import Condition
 from coordinator.members import membership
 from coordinator.rounds.bell import Bell
-from coordinator.rounds.fleets.presence import AttendanceStream, Presence
+from coordinator.rounds.fleets.deliveries import open_assignments_of
+from coordinator.rounds.fleets.presence import Assigned, AttendanceStream, Presence
 from coordinator.rounds.housekeeping import Housekeeper
 from coordinator.rounds.replies.content import payload_problem
 from coordinator.rounds.replies.intake import Admission, Intake
 from coordinator.rounds.replies.revoked import revoked_clients
 from coordinator.rounds.replies.uploads import ReplyUpload, Upload, Uploads
 from coordinator.rounds.supervisor import Supervisor
-from coordinator.services.federation import _offering, _open_assignments
+from coordinator.services.federation import _offering
 from coordinator.signing_keys import Signing
 from federation.line.payload_check import PayloadCheck
 from federation.refusals import Refusal
@@ -194,8 +195,8 @@ class Process:
 
     # --- calls of members
 
-    def attends(self, stream: AttendanceStream, samples: int, objectives: list[str]) -> list[bytes]:
-        """A member attends. Returns the envelopes of its open assignments."""
+    def attends(self, stream: AttendanceStream, samples: int, objectives: list[str]) -> list[Assigned]:
+        """A member attends. Returns its open assignments."""
         self._must_be_member(stream.client_id)
         with self.database.begin() as session:
             client = session.get_one(Client, stream.client_id)
@@ -203,7 +204,7 @@ class Process:
             client.last_seen = stream.last_seen
         self.presence.join(stream)
         with self.database.read() as session:
-            return [message.envelope for message in _open_assignments(session, stream.client_id)]
+            return open_assignments_of(session, stream.client_id)
 
     def fetch(self, client_id: str, digest: str) -> bytes:
         """A blob that an assignment offers."""

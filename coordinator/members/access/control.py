@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from contextvars import ContextVar
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -23,6 +23,7 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from coordinator.cluster.announcements import Announcement, AnnouncementKind, Announcements
 from coordinator.condition import Condition
 from coordinator.front.listener import host_of
 from coordinator.front.places import network_of
@@ -42,7 +43,7 @@ from coordinator.members.access.rpc_messages import (
 from coordinator.members.access.strangers import Strangers
 from coordinator.members.administrators import note_seen, revoked_among
 from coordinator.members.logged_rights import LoggedRights, unlogged_caller
-from coordinator.members.membership import REVOKED, revoked
+from coordinator.members.membership import REVOKED, revoked, revoked_clients_among
 from coordinator.thread_pool import ThreadPool
 from federation.refusals import Refusal
 from federation.trust.certificates import der, load_certificate
@@ -57,7 +58,7 @@ log = logging.getLogger(__name__)
 
 MAX_CONCURRENT_CALLS = 64  # of one caller: a worker needs two or three
 CLOCK_LOOK_SECONDS = 30.0  # between two comparisons of the clock with a certificate's end
-WATCH_SECONDS = 5.0  # between two looks for certificates of administrators that another process has revoked
+WATCH_SECONDS = 5.0  # between two looks for certificates that another process has revoked, with one coordinator
 HOLD_SECONDS = 3.0  # before a member that calls too often is answered, so that it cannot ask again at once
 SEEN_EVERY = timedelta(minutes=1)  # how often it is noted that an administrator calls
 # The caller's certificate and state, in one query, which every rpc makes.
@@ -105,6 +106,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         self._ended: set[str] = set()
         self._seen: dict[str, datetime] = {}  # serial number of an administrator's certificate -> when it was noted
         self._record = RefusalRecord(threads, condition, clock)
+        self.announcements = Announcements()  # of other coordinators, if there are any
         self.on_verified: Callable[[str, str], None] = lambda peer, actor: None
         self._stopping = False
         self._call: ContextVar[Call] = ContextVar("call")
@@ -162,44 +164,67 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         return self._call.get().end
 
     def revoke_live(self, client: Client) -> None:
-        """Ends every rpc of a client that is under way, after the revocation is committed."""
+        """Ends every rpc of a client that is under way, everywhere, after the revocation is committed."""
+        self._end_calls(client)
+        self.announcements.announce(AnnouncementKind.REVOCATION, client.client_id)
+
+    def _end_calls(self, client: Client) -> None:
         refusal = revoked(self._federation_id, self._signing_key, client, None)
         for call in list(self._calls.get(client_uri(self._federation_id, client.client_id), ())):
             call.end(refusal)
 
     def revoke_live_administrator(self, name: str) -> None:
-        """Ends every rpc of an administrator that is under way, after the revocation is committed.
+        """Ends every rpc of an administrator that is under way, everywhere, after the revocation is committed.
 
         If the running rpc is the administrator's own, it still gets its answer.
         """
         for call in list(self._calls.get(admin_uris(self._federation_id, name, ())[0], ())):
             if call is not self._call.get():
                 call.end(Refusal("certificate-revoked", REVOKED))
+        self.announcements.announce(AnnouncementKind.REVOCATION, name)
 
     async def note_refused_connections(self, source: str, reason: str, times: int) -> None:
         """Records that the front listener has refused connections of a host, a network, or a member's URI."""
         actor = source if source.startswith("fedpareto://") else f"peer {source}"
         await self._record.write(actor, "connect", reason, f"{times} connections closed", times)
 
-    async def watch_administrators(self) -> None:
-        """Ends rpcs of administrators when another process revokes their certificate; never returns."""
+    async def watch_revocations(self) -> None:
+        """Ends rpcs whose callers other processes have revoked: administrators, and members that attend elsewhere, too.
+
+        It never returns.
+        """
+        loop, announced = asyncio.get_running_loop(), asyncio.Event()
+
+        def hear(announcement: Announcement | None) -> None:
+            if (announcement is None or announcement.kind is AnnouncementKind.REVOCATION) and not loop.is_closed():
+                loop.call_soon_threadsafe(announced.set)
+
+        self.announcements.listen(hear)
         while True:
-            await asyncio.sleep(WATCH_SECONDS)
-            serials = {
-                call: call.identity.serial
-                for calls in self._calls.values()
-                for call in calls
-                if call.identity is not None and call.identity.kind == "admin"
-            }
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.announcements.look_seconds or WATCH_SECONDS):
+                    await announced.wait()
+            announced.clear()
             try:
-                ended = await self._threads.read(revoked_among, set(serials.values())) if serials else set[str]()
-            except SQLAlchemyError as error:  # the next check may reach the database
+                await self._end_revoked()
+            except SQLAlchemyError as error:  # the next look may reach the database
                 if self._condition.note(error) is None:
                     log.warning("could not check whether certificates were revoked: %s", error)
-                continue
-            for call, serial in serials.items():
-                if serial in ended:
-                    call.end(Refusal("certificate-revoked", REVOKED))
+
+    async def _end_revoked(self) -> None:
+        callers = [
+            (call, call.identity) for calls in self._calls.values() for call in calls if call.identity is not None
+        ]
+        serials = {call: identity.serial for call, identity in callers if identity.kind == "admin"}
+        ended = await self._threads.read(revoked_among, set(serials.values())) if serials else set[str]()
+        for call, serial in serials.items():
+            if serial in ended:
+                call.end(Refusal("certificate-revoked", REVOKED))
+        # Without other coordinators, `revoke_live` is called here for each revoked client.
+        clients = {identity.name for _, identity in callers if identity.kind == "client"}
+        if clients and self.announcements.look_seconds is not None:
+            for client in await self._threads.read(revoked_clients_among, clients):
+                self._end_calls(client)
 
     def stop(self) -> None:
         """Refuses new rpcs, and ends those that stream; a reply that is being sent may finish."""

@@ -37,6 +37,10 @@ class Held(Exception):
     """The run is not RUNNING any more, or the coordinator is stopping: leave everything as it is."""
 
 
+class Fenced(Held):
+    """Another coordinator has taken the run: this one may write nothing more about it."""
+
+
 class Skipped(Exception):
     """This round ends without a step; the message says why. `required` are the missing required clients."""
 
@@ -61,10 +65,11 @@ class RunFacts:
     objectives: tuple[str, ...]  # of the task, in its order
     metrics: tuple[MetricKind, ...]  # of the task, beside loss and accuracy
     submitted_by: str = ""  # the name of the administrator
+    epoch: int = 0  # of the lease under which this process conducts the run
 
     @classmethod
-    def load(cls, database: Database, run_id: str) -> "RunFacts":
-        """Reads the facts of a run from the record.
+    def load(cls, database: Database, run_id: str, epoch: int | None = None) -> "RunFacts":
+        """Reads the facts of a run from the record; `epoch` is that of the lease, by default the one on record.
 
         Raises:
             RecordError: the specification does not have its digest, which is in every assignment.
@@ -76,7 +81,8 @@ class RunFacts:
             parameters = session.get_one(Model, run.initial_model).parameters
             spec = RunSpec.parse(run.spec)
             by = run.submitted_by.rpartition("/")[2]
-            return cls(run_id, spec, run.spec, run.spec_digest, parameters, tuple(run.objectives), run.metrics, by)
+            facts = run_id, spec, run.spec, run.spec_digest, parameters, tuple(run.objectives), run.metrics
+            return cls(*facts, by, run.epoch if epoch is None else epoch)
 
     @property
     def evaluation(self) -> Evaluate:
@@ -109,13 +115,25 @@ class RunFacts:
         if session.scalar(select(Run.state).where(Run.run_id == self.run_id)) is not RunState.RUNNING:
             raise Held
 
+    def locked(self, session: Session) -> Run:
+        """The run, locked until the transaction ends. Every transaction of a conductor that writes begins with this.
+
+        Raises:
+            Fenced: another coordinator has taken the run since.
+        """
+        run = session.get_one(Run, self.run_id, with_for_update=True)
+        if run.epoch != self.epoch:
+            raise Fenced(f"another coordinator conducts it: epoch {run.epoch}, and this process had {self.epoch}")
+        return run
+
     def running(self, session: Session) -> Run:
         """The run, locked until the transaction ends, so that no operator changes its state.
 
         Raises:
+            Fenced: another coordinator has taken the run since.
             Held: it is not RUNNING.
         """
-        run = session.get_one(Run, self.run_id, with_for_update=True)
+        run = self.locked(session)
         if run.state is not RunState.RUNNING:
             raise Held
         return run

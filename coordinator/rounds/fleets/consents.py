@@ -45,26 +45,31 @@ class Offers:
         return seal(manifest, self.signing_key)
 
     def tell(self, session: Session, attending: Iterable[AttendanceStream], run_id: str = "") -> None:
-        """Sends the question about one run, or about each run that has not ended, to the members that answer runs.
+        """Asks the members that answer runs about one run, or about each run that has not ended; each stream once.
 
         Members get the questions about runs of the tasks that they offer.
         """
         answering = [stream for stream in attending if stream.consents]
         if not answering:
             return
-        query = select(Run).where(Run.state.not_in(list(RUN_ENDED))).order_by(Run.created)
-        runs = session.scalars(query.where(Run.run_id == run_id) if run_id else query).all()
+        ids = select(Run.run_id).where(Run.state.not_in(list(RUN_ENDED)))
+        runs = session.scalars(ids.where(Run.run_id == run_id) if run_id else ids).all()
+        unasked = {run for run in runs for stream in answering if run not in stream.asked}
+        if not unasked:
+            return
         names = [stream.client_id for stream in answering]
         members = set(
             session.scalars(
                 select(Client.client_id).where(Client.client_id.in_(names), Client.state == ClientState.ACTIVE)
             )
         )
-        for run in runs:
+        for run in session.scalars(select(Run).where(Run.run_id.in_(unasked)).order_by(Run.created)).all():
             task, envelope = RunSpec.parse(run.spec).task, self.of(run).SerializeToString()
             for stream in answering:
-                if stream.client_id in members and task in stream.tasks:
-                    stream.say(Offered(envelope))
+                if stream.client_id in members and run.run_id not in stream.asked:
+                    stream.asked.add(run.run_id)
+                    if task in stream.tasks:
+                        stream.say(Offered(envelope))
 
 
 def offered_specification(session: Session, client_id: str, digest: str) -> bytes | None:

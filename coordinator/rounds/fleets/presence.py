@@ -1,23 +1,26 @@
-"""Presence: the clients that attend now, and messages to them.
+"""Presence: the clients that attend now, here and at other coordinators, and messages to those that attend here.
 
 It connects the services, on an event loop, with the conductors, in threads. Nothing here has to survive a crash:
-workers that come back get their messages from the database.
+workers that come back get their messages from the database. `fleets.attendances` brings what other coordinators know.
 """
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from coordinator.cluster.announcements import AnnouncementKind, Announcements
 from federation.refusals import Refusal
+from storage.models import Assignment
 
 
 @dataclass(frozen=True)
 class Assigned:
     """An assignment for a client: its signed envelope, serialized, and the content of its inputs if they are small."""
 
+    assignment_id: str
     envelope: bytes
     inputs: tuple[bytes, ...] = ()
 
@@ -40,37 +43,70 @@ class Offered:
 Message = Assigned | Cancelled | Offered
 
 
-@dataclass(eq=False)
-class AttendanceStream:
-    """One worker's open stream."""
+@dataclass(eq=False, kw_only=True)
+class Attending:
+    """A client that attends."""
 
     client_id: str
+    last_seen: datetime  # its last heartbeat
+    closed_until: datetime | None = None  # while its site is closed
+
+
+@dataclass(eq=False, kw_only=True)
+class AttendanceStream(Attending):
+    """One worker's open stream to this coordinator."""
+
     tasks: dict[str, int]  # that it offers, with its training samples
     objectives: dict[str, list[str]]  # that it serves, of each task
     loop: asyncio.AbstractEventLoop  # of the stream
-    last_seen: datetime  # its last heartbeat
     # The next messages. A refusal ends the stream with it, None ends it quietly.
     outbox: "asyncio.Queue[Message | Refusal | None]" = field(default_factory=asyncio.Queue)
     assignment_id: str = ""  # of its current work, by its last heartbeat
     progress: float = 0.0  # of that work, 0 to 1
     consents: bool = False  # True if it answers each run before it works for it
-    closed_until: datetime | None = None  # while its site is closed
     log_size: int = 0  # of the newest checkpoint of the audit log that the worker has reported
+    number: int = 0  # among the streams of the client at all coordinators; 0 if there is only one coordinator
+    given: set[str] = field(default_factory=set)  # ids of open assignments that were sent, with several coordinators
+    asked: set[str] = field(default_factory=set)  # ids of runs about which it was asked, or that it has no task for
 
     def say(self, message: Message | Refusal) -> None:
         """Sends a message, or the refusal that ends the stream. Callable from any thread."""
+        self.note(message)
         with suppress(RuntimeError):  # the loop is closed, and the stream with it
             self.loop.call_soon_threadsafe(self.outbox.put_nowait, message)
 
+    def note(self, message: Message | Refusal) -> None:
+        """Notes a message that is sent in another way."""
+        if self.number and isinstance(message, Assigned):
+            self.given.add(message.assignment_id)
+        elif isinstance(message, Cancelled):
+            self.given.discard(message.assignment_id)
+
+
+@dataclass(frozen=True)
+class EndedStream:
+    """A numbered stream that has ended."""
+
+    client_id: str
+    number: int
+    at: datetime
+
 
 class Presence:
-    """Streams by client id. Every method is callable from any thread."""
+    """Streams by client id. Every method is callable from any thread.
 
-    def __init__(self) -> None:
+    `announcements` tell other coordinators of messages to the clients that do not attend here.
+    """
+
+    def __init__(self, announcements: Announcements | None = None) -> None:
+        self._announcements = announcements or Announcements()
         self._lock = threading.Lock()
         self._streams: dict[str, AttendanceStream] = {}
         self._seen: dict[str, datetime] = {}
-        self._left: dict[str, datetime] = {}  # clients that attended since the start, and do not now
+        self._left: dict[str, datetime] = {}  # clients that attended here since the start, and do not now
+        self._ended: list[EndedStream] = []
+        self._elsewhere: Mapping[str, Attending] = {}  # at other coordinators
+        self._left_elsewhere: Mapping[str, datetime] = {}
         self._listeners: list[Callable[[], None]] = []
 
     def on_change(self, listener: Callable[[], None]) -> None:
@@ -85,7 +121,7 @@ class Presence:
             self._seen[attendance.client_id] = attendance.last_seen
             self._left.pop(attendance.client_id, None)
         if older is not None:
-            older.say(Refusal("superseded", "another stream with this client's certificate took over"))
+            older.say(superseded())
         self._changed()
 
     def leave(self, attendance: AttendanceStream, at: datetime) -> None:
@@ -94,6 +130,8 @@ class Presence:
             if self._streams.get(attendance.client_id) is attendance:
                 del self._streams[attendance.client_id]
                 self._left[attendance.client_id] = at
+            if attendance.number:
+                self._ended.append(EndedStream(attendance.client_id, attendance.number, at))
         self._changed()
 
     def heartbeat(
@@ -114,15 +152,47 @@ class Presence:
             attendance.closed_until = closed_until
             self._changed()
 
-    def attending(self) -> dict[str, AttendanceStream]:
-        """The open streams by client id."""
+    def streams(self) -> dict[str, AttendanceStream]:
+        """The open streams to this coordinator, by client id."""
         with self._lock:
             return dict(self._streams)
+
+    def attending(self) -> dict[str, Attending]:
+        """The clients that attend, here or elsewhere, by client id."""
+        with self._lock:
+            return {**self._elsewhere, **self._streams}
 
     def left(self) -> dict[str, datetime]:
         """The time at which each client left, of those that attended since the start and do not attend now."""
         with self._lock:
-            return dict(self._left)
+            if not self._left_elsewhere and not self._elsewhere:
+                return dict(self._left)
+            left = {**self._left_elsewhere, **self._left}
+            for client_id in self._left.keys() & self._left_elsewhere.keys():
+                left[client_id] = max(self._left[client_id], self._left_elsewhere[client_id])
+            return {name: at for name, at in left.items() if name not in self._streams and name not in self._elsewhere}
+
+    def learn(
+        self,
+        attending: Mapping[str, Attending],
+        left: Mapping[str, datetime],
+        newer_elsewhere: Iterable[AttendanceStream] = (),
+    ) -> None:
+        """Takes in who attends at other coordinators and who has left them, by client id.
+
+        Streams to this coordinator that have newer ones elsewhere end with `superseded`.
+        """
+        with self._lock:
+            before, self._elsewhere = self._elsewhere, attending
+            changed = _closing(before) != _closing(attending) or self._left_elsewhere.keys() != left.keys()
+            self._left_elsewhere = left
+            older = [stream for stream in newer_elsewhere if self._streams.get(stream.client_id) is stream]
+            for stream in older:
+                del self._streams[stream.client_id]
+        for stream in older:
+            stream.say(superseded())
+        if changed or older:
+            self._changed()
 
     def take_seen(self) -> dict[str, datetime]:
         """The signs of life since the last call, by client id, for the database."""
@@ -130,12 +200,45 @@ class Presence:
             seen, self._seen = self._seen, {}
         return seen
 
+    def take_ended(self) -> list[EndedStream]:
+        """The numbered streams that have ended since the last call."""
+        with self._lock:
+            ended, self._ended = self._ended, []
+        return ended
+
     def say(self, client_id: str, message: Message) -> None:
-        """Sends a message to one client if it attends."""
-        attendance = self.attending().get(client_id)
+        """Sends a message to one client if it attends here."""
+        with self._lock:
+            attendance = self._streams.get(client_id)
         if attendance is not None:
             attendance.say(message)
+
+    def say_all(self, run_id: str, messages: Iterable[tuple[str, Message]]) -> None:
+        """Sends messages about a run, which are on record, to clients by id, wherever they attend."""
+        here, elsewhere = self.streams(), False
+        for client_id, message in messages:
+            self.say(client_id, message)
+            elsewhere |= client_id not in here
+        if elsewhere:
+            self.tell_elsewhere(run_id)
+
+    def say_cancelled(self, run_id: str, assignments: Iterable[Assignment]) -> None:
+        """Tells the clients of these assignments of a run, which have ended, that they are cancelled."""
+        self.say_all(run_id, [(item.client_id, Cancelled(item.assignment_id, item.reason)) for item in assignments])
+
+    def tell_elsewhere(self, subject: str) -> None:
+        """Lets other coordinators look for messages to their clients, of a run or to a client, by its id."""
+        self._announcements.announce(AnnouncementKind.MESSAGES, subject)
 
     def _changed(self) -> None:
         for listener in self._listeners:
             listener()
+
+
+def superseded() -> Refusal:
+    """The refusal that ends a stream when a newer one takes over."""
+    return Refusal("superseded", "another stream with this client's certificate took over")
+
+
+def _closing(attending: Mapping[str, Attending]) -> dict[str, datetime | None]:
+    return {client_id: item.closed_until for client_id, item in attending.items()}

@@ -25,7 +25,7 @@ from coordinator.rounds.fleets.base import (
     Surroundings,
 )
 from coordinator.rounds.fleets.consents import reluctant
-from coordinator.rounds.fleets.presence import Assigned, Cancelled, Presence
+from coordinator.rounds.fleets.presence import Assigned, Presence
 from coordinator.rounds.replies import signed_columns
 from coordinator.rounds.replies.revoked import REVOKED, count_fulfilled, fulfilled, of_revoked, revoked_before
 from coordinator.rounds.transitions import close_phase, end_assignment, open_assignments
@@ -181,13 +181,12 @@ class RemoteFleet(Fleet):
                 order.created.FromDatetime(now)
                 order.deadline.FromDatetime(phase.deadline)
                 signed = self.around.sign(order)
-                message = Assigned(signed.SerializeToString(), needed.sent)
+                message = Assigned(order.assignment_id, signed.SerializeToString(), needed.sent)
                 issued.append(_Issued(order, envelope_digest(signed), message))
             _record(session, phase.phase_id, issued, now)
         where = f"run {self.run.run_id} round {question.current.number} phase {question.number}"
         log.info("%s: %s for %d clients", where, phase.kind, len(active))
-        for item in issued:
-            self._presence.say(item.order.client_id, item.message)
+        self._presence.say_all(self.run.run_id, [(item.order.client_id, item.message) for item in issued])
         return phase.phase_id
 
     def _wait(self, phase_id: int) -> None:
@@ -274,6 +273,7 @@ class RemoteFleet(Fleet):
         """Closes the phase, unless it waits for a client; records and notifies the clients without a reply."""
         now = self.around.clock()
         with self._database.begin() as session:
+            self.run.running(session)
             phase = session.get_one(models.Phase, phase_id, with_for_update=True)
             if phase.state is PhaseState.CLOSED:
                 return True
@@ -295,7 +295,7 @@ class RemoteFleet(Fleet):
     def tell_cancelled(self, assignments: Sequence[Assignment]) -> None:
         for assignment in assignments:
             log.info("assignment %s of %s: %s", assignment.assignment_id, assignment.client_id, assignment.reason)
-            self._presence.say(assignment.client_id, Cancelled(assignment.assignment_id, assignment.reason))
+        self._presence.say_cancelled(self.run.run_id, assignments)
 
     def _leave_out_revoked(self, question: Question, phase_id: int) -> None:
         """Records the accepted replies that do not count because their members have been revoked since.

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session, contains_eager
 
 from coordinator.lookup import must_be_client
 from coordinator.rounds.export import parsed
-from coordinator.rounds.fleets.presence import AttendanceStream
+from coordinator.rounds.fleets.presence import Attending
 from coordinator.rounds.fleets.remote import serves
 from coordinator.rounds.runs.client_noise import noisy_steps, spent
 from coordinator.rounds.runs.disclosure import concealed
@@ -30,15 +30,13 @@ from storage.records import RunMemory
 from storage.states import Answer, ClientState
 
 
-def clients(
-    session: Session, attending: Mapping[str, AttendanceStream], *, after: str, count: int
-) -> list[messages.Client]:
+def clients(session: Session, attending: Mapping[str, Attending], *, after: str, count: int) -> list[messages.Client]:
     """Clients by name: at most `count` of those whose name comes after `after`."""
     query = select(models.Client).where(models.Client.client_id > after).order_by(models.Client.client_id).limit(count)
     return _clients(session, attending, session.scalars(query).all())
 
 
-def client(session: Session, attending: Mapping[str, AttendanceStream], client_id: str) -> messages.Client:
+def client(session: Session, attending: Mapping[str, Attending], client_id: str) -> messages.Client:
     """One client.
 
     Raises:
@@ -49,7 +47,7 @@ def client(session: Session, attending: Mapping[str, AttendanceStream], client_i
 
 
 def _clients(
-    session: Session, attending: Mapping[str, AttendanceStream], rows: Sequence[models.Client]
+    session: Session, attending: Mapping[str, Attending], rows: Sequence[models.Client]
 ) -> list[messages.Client]:
     row = models.Certificate
     expiry = dict(
@@ -75,24 +73,23 @@ def _clients(
     return messages_by_name
 
 
-def _client(client: models.Client, attendance: AttendanceStream | None, expires: datetime | None) -> messages.Client:
-    newest = client if attendance is None else attendance
+def _client(client: models.Client, attendance: Attending | None, expires: datetime | None) -> messages.Client:
     return like(
         messages.Client,
         client,
         attending=attendance is not None,
-        last_seen=newest.last_seen,
+        last_seen=client.last_seen if attendance is None else attendance.last_seen,
         certificate_expires=expires,
         closed_until=None if attendance is None else attendance.closed_until,
         tasks=[
             messages.TaskSummary(
                 task=task,
                 samples=int(count),
-                objectives=newest.objectives.get(task, ()),
+                objectives=client.objectives.get(task, ()),
                 abilities=client.abilities.get(task, ()),
                 **{f"{kind}_sessions_left": left for kind, left in client.sessions_left.get(task, {}).items()},
             )
-            for task, count in sorted(newest.tasks.items())
+            for task, count in sorted(client.tasks.items())
         ],
     )
 

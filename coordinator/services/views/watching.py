@@ -7,7 +7,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.alerts import rows
-from coordinator.rounds.fleets.presence import AttendanceStream
+from coordinator.rounds.fleets.presence import Attending
 from coordinator.rounds.runs.participation import Participation, read_rounds
 from coordinator.rounds.transitions import ROUND_ENDED, RUN_ENDED
 from coordinator.services.views import alerts, details, overview
@@ -61,7 +61,7 @@ class Watching:
         self.over = False
 
     def look(
-        self, session: Session, attending: Mapping[str, AttendanceStream], now: datetime
+        self, session: Session, attending: Mapping[str, Attending], now: datetime
     ) -> list[messages.WatchRunResponse]:
         """News since the last call, at least one message; the last one shows the run as it is now."""
         first = self._since is None
@@ -92,9 +92,7 @@ class Watching:
         return responses
 
 
-def _open_phase(
-    session: Session, run_id: str, attending: Mapping[str, AttendanceStream]
-) -> messages.PhaseProgress | None:
+def _open_phase(session: Session, run_id: str, attending: Mapping[str, Attending]) -> messages.PhaseProgress | None:
     """The open phase with the clients that have not replied yet; None between phases."""
     phase = session.scalar(
         select(models.Phase)
