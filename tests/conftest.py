@@ -1,6 +1,11 @@
+import os
+
+# Before NumPy, which reads these once: threads of models as small as these wait for each other, in every process.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import gc
 import multiprocessing
-import os
 import secrets
 import signal
 import tempfile
@@ -43,8 +48,6 @@ def in_memory(directory: Path) -> bool:
 
 
 gc.disable()  # until the tests are collected: what is imported stays
-for _pool in ("OMP", "OPENBLAS"):  # in every process: threads of models as small as these wait for each other
-    os.environ.setdefault(f"{_pool}_NUM_THREADS", "1")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # as the command sets it; gRPC reads these once
 # gRPC's handlers of forks end the children with a segmentation fault now and then; none of them goes on with a channel.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
