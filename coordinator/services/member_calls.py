@@ -47,7 +47,8 @@ class MemberCalls(Service):
         replaced = await self._act(
             join_strings.create_join_string, request.client_id, secret, again=request.again, expires=expires
         )
-        join = JoinStringFields(self._enrollment_address, fingerprint(self._home.ca), secret, request.client_id)
+        addresses = (await self._addresses()).enrollment
+        join = JoinStringFields(addresses, fingerprint(self._home.ca), secret, request.client_id)
         response = messages.CreateJoinStringResponse(join_string=join.encode(), replaced=replaced)
         response.expires.FromDatetime(expires)
         return response
