@@ -23,7 +23,11 @@ class _Published(BaseModel):
     @model_validator(mode="after")
     def _beside_the_experiment(self, info: ValidationInfo) -> Self:
         self._directory = (info.context or {}).get("place", CATALOGUE)
-        if not (self._directory / self.file).is_file():
+        try:
+            there = (self._directory / self.file).is_file()
+        except OSError:  # a name that is too long
+            there = False
+        if not there:
             raise ValueError(f"there is no file {self.file!r} beside the experiment")
         return self
 

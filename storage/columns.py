@@ -15,6 +15,8 @@ class DataclassColumn(Protocol):
 
 
 RecordT = TypeVar("RecordT", bound=DataclassColumn)
+LARGEST_INTEGER = 2**63 - 1
+"""That a column of integers holds, and that a query may compare it with."""
 
 
 class UtcDateTime(sa.TypeDecorator[datetime]):

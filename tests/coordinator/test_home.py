@@ -77,7 +77,9 @@ def test_settings_that_are_written_are_read_as_they_were() -> None:
         ('hosts = ["localhost:3"]', "a port does not belong here"),
         ('database = "mysql://u:secretword@h/d"', r"database: expected sqlite(?!.*secretword)"),
         ("heartbeat_seconds = nan", "heartbeat_seconds"),
-        ('approval = "perhaps"', "approval"),
+        ('approval = "perhaps"', "approval: Input should be a valid boolean; got 'perhaps'"),
+        ('federation_port = "7443"', "federation_port: Input should be a valid integer; got '7443'"),
+        ("federation_port = 7443\nenrollment_port = 7443", "federation_port and enrollment_port are both 7443: give"),
         ("federation_id = ", "is not TOML.*line"),
     ],
 )

@@ -261,16 +261,6 @@ def test_a_front_listener_leaves_a_coordinator_that_hangs_and_is_there_again_whe
     scene.restart()
 
 
-def test_a_second_coordinator_on_the_same_database_refuses_to_start(scene: Scene) -> None:
-    second = Process(
-        ["-m", "fedpareto", "coordinator", "serve", "--home", str(scene.fed.home)], scene.fed.directory / "2"
-    )
-    assert second.popen.wait(60) == 1
-    assert str(scene.fed.serving.popen.pid) in second.text
-    assert "Traceback" not in second.text
-    assert scene.fed.admin("runs")
-
-
 @pytest.mark.full
 def test_a_stopped_coordinator_ends_cleanly_and_its_workers_come_back(scene: Scene, undisturbed: str) -> None:
     assert scene.fed.serving.stop() == 0

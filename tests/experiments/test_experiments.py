@@ -63,6 +63,18 @@ def test_no_two_runs_of_an_experiment_share_a_specification(name: str) -> None:
     assert len(set(documents)) == len(documents)
 
 
+@pytest.mark.parametrize("name", ["fedmgda-epsilon", "fashion-mnist-epsilon"])
+def test_the_epsilon_experiments_sweep_raw_updates_on_both_partitions_and_show_the_training_loss(name: str) -> None:
+    experiment = load(name)
+    swept = {cell.method.x: cell for cell in experiment.cells() if cell.method.x is not None}
+    assert {0.0, 0.05, 0.1, 0.5, 1.0} <= swept.keys()
+    for x, cell in swept.items():
+        assert cell.document["algorithm"] == {"name": "fedmgda", "epsilon": x}
+    assert {cell.document["simulation"]["partition"] for cell in experiment.cells()} == {"shards:5", "iid"}
+    assert "loss/train" in {column.measure for column in experiment.columns}
+    assert "train" in experiment.spec["evaluate"]["splits"]
+
+
 def test_the_page_of_experiments_lists_each_with_its_size() -> None:
     text = (DOCS / "research/experiments.md").read_text()
     for name in names():

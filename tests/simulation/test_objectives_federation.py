@@ -4,39 +4,30 @@ Real processes: one coordinator, three workers that hold parts of `two-digits`, 
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 import torch
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from numpy.typing import NDArray
 
-from coordinator.aggregation.rules.find_weights import find_weights
+from coordinator.home import CoordinatorHome
 from federation.digests import digest
-from federation.sketches import sketch
-from federation.sketches.base import ClientSketch, clip_to_psd
-from federation.sketches.draws import shared_seed
-from federation.spec.objective_names import encoder_columns, width
-from federation.spec.run_spec import RunSpec
 from federation.tasks import initial_model, task
-from federation.trust.envelope import envelope_digest, unseal
-from federation.trust.member_files import MemberFiles
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest, SignedEnvelope, StepManifest
-from federation.vectors import model_layout, model_row, to_bytes, update_rows
+from federation.v1.common_pb2 import StepManifest
+from federation.v1.record_pb2 import RoundRecord
+from federation.vectors import model_row, to_bytes
 from fedpareto.notebook import simulate
 from storage.blob_directory import DirectoryStore
-from storage.records import canonical
 from tests.harness import Federation, Process, federation
-from tests.works import work_of
+from tests.verification.scene import Edited, checked, refusal, signed_again
 
 CLIENTS = ("client-000", "client-001", "client-002")
 BOTH = ("left", "right")
-Rows = dict[str, NDArray[np.float32]]
 SERVES = dict.fromkeys(CLIENTS, BOTH) | {"client-002": ("left",)}
 SPEC = """
 name = "{name}"
@@ -226,113 +217,13 @@ def test_a_worker_that_dies_after_its_gradients_trains_from_the_same_ones(
 # --- what can be proven afterwards
 
 
-class Record:
-    """What a third party holds of a run: envelopes, blobs, public keys, and the specification that was submitted."""
+def test_a_run_can_be_recomputed_and_proven_from_what_was_signed(scene: Scene, proven: str, tmp_path: Path) -> None:
+    path, key = tmp_path / "run.fedpareto", CoordinatorHome.load(scene.fed.home).signing_key
+    scene.fed.admin("bundle", proven, "--payloads", "--yes", "--out", str(path))
+    record = Edited.of(path)
+    assert [one.missing for one in checked(record, tmp_path)] == [(), ()]
 
-    def __init__(self, scene: Scene, run: str) -> None:
-        self.blobs = scene.blobs
-        self.coordinator = MemberFiles.load(scene.fed.directory / CLIENTS[0]).coordinator.chain.present
-        ((spec,),) = scene.fed.query("select spec from runs where run_id = :run", run=run)
-        self.spec_digest, self.spec = digest(spec), RunSpec.parse(spec)
-        self.keys = {
-            name: Ed25519PublicKey.from_public_bytes(key)
-            for name, key in scene.fed.query("select client_id, signing_key from clients")
-        }
-        query = "select step from rounds where run_id = :run order by number"
-        self.steps = [self._opened(envelope, StepManifest) for (envelope,) in scene.fed.query(query, run=run)]
-        self.orders: dict[str, AssignmentManifest] = {}
-        self.replies: dict[str, ReplyManifest] = {}
-        for order, reply, client in scene.fed.query(
-            "select a.envelope, u.envelope, u.client_id from replies u join assignments a using (assignment_id)"
-        ):
-            sealed = SignedEnvelope.FromString(reply)
-            manifest = unseal(sealed, ReplyManifest, self.keys[client])
-            self.replies[envelope_digest(sealed)] = manifest
-            self.orders[manifest.assignment_id] = self._opened(order, AssignmentManifest)
+    def other_weights(found: RoundRecord) -> None:
+        signed_again(found.step, StepManifest, key, lambda step: setattr(step.weights[0], "weight", 0.5))
 
-    def _opened(self, envelope: bytes, kind: type[Any]) -> Any:
-        return unseal(SignedEnvelope.FromString(envelope), kind, self.coordinator)
-
-    def rows(self, reply: ReplyManifest) -> Rows:
-        """What a reply holds; its bytes have the digest that the client signed."""
-        self.blobs.verify(reply.payload)
-        return {name: row.read() for name, row in update_rows(self.blobs.local(reply.payload)).items()}
-
-
-def weights_again(record: Record, step: StepManifest, before: Mapping[str, float]) -> dict[str, float]:
-    """Lambda of a round of FedCMOO, from the sketches that the clients signed and the weights before."""
-    told = [record.replies[name] for name in step.consulted]
-    asked = [work_of(record.orders[reply.assignment_id]) for reply in told]
-    serving = {name: sum(name in work.objectives for work in asked) for name in BOTH}
-    layout = model_layout(record.blobs.local(step.base_model))
-    made = sketch(asked[0].sketch, d=width(encoder_columns(layout)), objectives=BOTH, budget=asked[0].budget)
-    parts = [
-        ClientSketch(
-            tuple(work.objectives),
-            np.array([1.0 / serving[name] for name in work.objectives]),
-            record.rows(reply),
-        )
-        for work, reply in zip(asked, told, strict=True)
-    ]
-    G = clip_to_psd(made.gram(parts, BOTH, shared_seed=shared_seed(record.spec.seed, step.round)))
-    found = find_weights(G, np.array([before[name] for name in BOTH]))
-    return dict(zip(BOTH, found.tolist(), strict=True))
-
-
-def model_again(record: Record, step: StepManifest) -> NDArray[np.float32]:
-    """The model after a step, from the one before it and the updates that the clients signed."""
-    layout = model_layout(record.blobs.local(step.base_model))
-    direction = np.zeros(layout.size)
-    for name, coefficient in zip(step.replies, step.coefficients, strict=True):
-        direction += coefficient * record.rows(record.replies[name])["loss"].astype(np.float64)
-    base = model_row(record.blobs.local(step.base_model)).read().astype(np.float64)
-    return (base - step.rate * direction).astype(np.float32)
-
-
-def test_a_round_can_be_recomputed_and_proven_from_what_was_signed(scene: Scene, proven: str) -> None:
-    run, record = proven, Record(scene, proven)
-    model, _ = scene.finished(run)
-    weights = dict.fromkeys(BOTH, 0.5)
-    state: dict[str, Any] = {}
-    base = digest(scene.model)
-    for number, step in enumerate(record.steps):
-        assert (step.run_id, step.round, step.base_model) == (run, number, base)
-        assert step.state_before == digest(canonical(state).encode())
-        consulted, updates = ([record.replies[name] for name in names] for names in (step.consulted, step.replies))
-        for reply in (*consulted, *updates):  # each is of this round, and of this specification
-            assert (reply.run_id, reply.round, reply.base_model) == (run, number, base)
-            assert reply.spec == record.spec_digest
-        assert [reply.client_id for reply in consulted] == [reply.client_id for reply in updates] == list(CLIENTS)
-
-        weights = weights_again(record, step, weights)
-        assert {item.objective: item.weight for item in step.weights} == pytest.approx(weights, rel=1e-12)
-        for reply in updates:  # and everybody was asked to train on these weights, from these gradients
-            work = work_of(record.orders[reply.assignment_id])
-            wanted = {name: weights[name] * 3 / (3 if name == "left" else 2) for name in SERVES[reply.client_id]}
-            assert {item.objective: item.weight for item in work.targets[0].weights} == pytest.approx(wanted)
-            assert work.from_jacobian
-        assert list(step.coefficients) == pytest.approx([1 / 3] * 3)
-        record.blobs.verify(step.result_model)
-        made = model_row(record.blobs.local(step.result_model)).read()
-        # The last digit depends on the order in which this processor's BLAS adds.
-        np.testing.assert_array_max_ulp(model_again(record, step), made, maxulp=1)
-        weights = {item.objective: item.weight for item in step.weights}
-        state = {"rule": {"weights": weights}, "vectors": {}, "blobs": []}
-        assert step.state_after == digest(canonical(state).encode())
-        base = step.result_model
-    assert base == model
-
-
-def test_other_sketches_would_have_given_other_weights(scene: Scene, proven: str) -> None:
-    """What is proven depends on what was signed: a record whose sketches differ does not lead to the same lambda."""
-
-    class Altered(Record):
-        def rows(self, reply: ReplyManifest) -> Rows:
-            scale = np.float32(3 if reply.client_id == CLIENTS[1] else 1)
-            return {name: scale * row for name, row in super().rows(reply).items()}
-
-    record = Altered(scene, proven)
-    signed = {item.objective: item.weight for item in record.steps[0].weights}
-    assert weights_again(record, record.steps[0], dict.fromkeys(BOTH, 0.5)) != pytest.approx(signed, rel=1e-6)
-    made = model_row(record.blobs.local(record.steps[0].result_model)).read()
-    assert not np.allclose(model_again(record, record.steps[0]), made, rtol=1e-3)
+    assert "weights" in refusal(record.with_round(0, other_weights), tmp_path)

@@ -14,21 +14,8 @@ from storage.blob_directory import DirectoryStore
 from tests.storage.scene import blob_file, stored
 
 
-def files(directory: Path) -> list[Path]:
-    return [path for path in directory.rglob("*") if path.is_file() and path.name != "lock"]
-
-
 def leftovers(store: DirectoryStore) -> list[Path]:
-    return files(store.root / "tmp")
-
-
-def test_what_is_not_committed_is_gone_when_the_writer_is_left(blobs: DirectoryStore) -> None:
-    with blobs.writer() as writer:
-        writer.write(b"half")
-    assert files(blobs.root) == []
-    with pytest.raises(RuntimeError, match="cut"), blobs.writer() as writer:
-        raise RuntimeError("cut")
-    assert files(blobs.root) == []
+    return [path for path in (store.root / "tmp").rglob("*") if path.is_file() and path.name != "lock"]
 
 
 def test_an_upload_that_nobody_holds_any_more_is_removed(blobs: DirectoryStore) -> None:

@@ -171,6 +171,9 @@ OPERATIONS: dict[str, Operation] = {
     "huge": _huge,
     "longer": _longer,
     "NaN": _set(math.nan),
+    "infinite": _set(math.inf),
+    "negative": _set(-1),
+    "a billion": _set(10**9),
     "cleared": _cleared,
     "made": _made,
     "an hour earlier": _later(-1),
@@ -181,6 +184,14 @@ OPERATIONS: dict[str, Operation] = {
     "two exchanged": _exchanged,
     "another inside": _first(lambda value: value * 1.01 + 1e-3 if isinstance(value, float) else _next(value)),
     "NaN inside": _first(math.nan),
+}
+_SIGNED = ("another", "huge", "negative", "a billion")
+OF_NUMBERS = {
+    FieldDescriptor.TYPE_DOUBLE: ("another", "huge", "NaN", "infinite", "negative"),
+    FieldDescriptor.TYPE_INT32: _SIGNED,
+    FieldDescriptor.TYPE_INT64: _SIGNED,
+    FieldDescriptor.TYPE_UINT32: ("another", "huge", "a billion"),
+    FieldDescriptor.TYPE_UINT64: ("another", "huge", "a billion"),
 }
 
 
@@ -220,13 +231,8 @@ def operations(message: Message, field: Any) -> Iterator[str]:
         if field.message_type.name == "Timestamp" and message.HasField(field.name):
             yield from ("an hour earlier", "an hour later")
     else:
-        yield "another"
-        if field.type in (field.TYPE_STRING, field.TYPE_BYTES):
-            yield "longer"
-        elif field.type != field.TYPE_BOOL:
-            yield "huge"
-        if field.type == field.TYPE_DOUBLE:
-            yield "NaN"
+        text = field.type in (field.TYPE_STRING, field.TYPE_BYTES)
+        yield from OF_NUMBERS.get(field.type, ("another", "longer") if text else ("another",))
         if value and field.type != field.TYPE_BOOL:
             yield "cleared"
 

@@ -1,4 +1,4 @@
-"""Bundles that somebody has edited, with or without the keys of those who signed."""
+"""Bundles that somebody has edited, with or without the keys of those who signed; and what a verifier says of them."""
 
 import zipfile
 from collections.abc import Callable
@@ -7,16 +7,22 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from federation.record import bundle
+from federation.record.bundle import BundleError, BundleReader
 from federation.record.log_entries import EPOCH, LogEntry
 from federation.record.merkle import root_from
 from federation.trust.envelope import seal
 from federation.v1.common_pb2 import CheckpointManifest, SignedEnvelope
 from federation.v1.record_pb2 import Bundle, LoggedEntry, LogRecord, RoundRecord
+from verification.errors import Verified, Wrong
+from verification.run import verify
+
+MOST = 96 << 20  # bytes of memory beyond what the process had before
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,31 @@ class Edited:
     @property
     def blobs(self) -> list[str]:
         return [name for name in self.entries if name.startswith("blobs/")]
+
+
+def checked(edited: Edited, path: Path) -> list[Verified]:
+    """What is verified of the rounds of a bundle, which is written into a directory."""
+    with BundleReader(edited.write(path / "edited")) as reader:
+        return list(verify(reader))
+
+
+def refusal(edited: Edited, path: Path) -> str:
+    """Why a bundle does not verify. A bundle of which something is absent does not count as refused."""
+    with pytest.raises((Wrong, BundleError)) as raised:
+        checked(edited, path)
+    return str(raised.value)
+
+
+def peak() -> int:
+    """The largest resident memory of this process since `forget_peak`, in bytes."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) << 10
+
+
+def forget_peak() -> int:
+    """Begins to measure the peak anew; returns the present memory."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak()
 
 
 Kind = TypeVar("Kind", bound=Message)

@@ -165,29 +165,6 @@ def test_averaged_buffers_are_verified(stage: Stage, tmp_path: Path) -> None:
     assert all("the model, 16 numbers" in one.words for one in verified(stage, run, tmp_path))
 
 
-def test_skipped_rounds_and_revoked_clients_are_verified(stage: Stage, tmp_path: Path) -> None:
-    task = stage.task()
-    names = ("ann", "ben", f"gone-{stage.count}")
-    players = stage.cast(task, *names)
-    more = "selection.minimum = 2\nselection.pool = 'enrolled'\nevaluate.every = 0"
-    run = stage.submit(spec(f"bundle-{stage.count}", task, 2, more=more))
-    orders = [player.order() for player in players]
-    players[2].reply(orders[2])
-    stage.revoke(names[2])
-    for player, order in zip(players[:2], orders[:2], strict=True):
-        player.reply(order)
-    stage.wait_round(run, 0)
-    late = [player.order() for player in players[:2]]
-    assert late
-    stage.pass_deadline()
-    stage.wait_round(run, 1)
-    with BundleReader(exported(stage, run, tmp_path / "run.fedpareto")) as bundle:
-        found = list(verify(bundle))
-    assert "2 updates" in found[0].words
-    assert found[1].words.startswith("skipped: quorum: 0 of 2 clients replied")
-    assert differences(stage, run) == []
-
-
 # --- another rule on the same updates
 
 

@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.backups.home_keys import rotate_signing_key
 from coordinator.home import CoordinatorHome
-from federation.record.bundle import BundleError, BundleReader
+from federation.digests import digest
+from federation.record.bundle import SPECIFICATION, BundleError, BundleReader
 from federation.trust.envelope import key_id
 from federation.trust.member_files import MemberFiles
 from federation.v1 import admin_pb2 as admin
@@ -29,7 +30,7 @@ from tests.running import refused
 from tests.stage import Stage, spec, stage
 from tests.verification import every_value
 from tests.verification.every_value import Edit, edited, edits, signed_anew, values
-from tests.verification.scene import Edited
+from tests.verification.scene import MOST, Edited, forget_peak, peak, refusal
 from tests.verification.test_bundle import exported
 from tests.verification.test_record_vectors import KEYS, vector
 from tests.worker.work.scene import scene
@@ -112,12 +113,16 @@ def by(edit: Edit, *, bare: bool = False) -> str:
 
 
 def outcome(bundle: Edited, path: Path) -> tuple[str, int]:
-    """Whether a bundle is refused or accepted; and how many things in it could not be verified."""
+    """Whether a bundle is refused or accepted, with little memory; and how much in it could not be verified."""
+    bundle.write(path)
+    before = forget_peak()
     try:
-        with BundleReader(bundle.write(path)) as reader:
+        with BundleReader(path) as reader:
             return "accepted", sum(len(one.missing) for one in OpenedRun.of(reader).verify())
     except (Wrong, BundleError):
         return "refused", 0
+    finally:
+        assert peak() - before < MOST
 
 
 def accepted(
@@ -150,6 +155,15 @@ def must_be_listed(recorded: Recorded, chosen: Mapping[str, Edit], path: Path) -
     by_all, second = accepted(chosen, path, lambda edit: edited(recorded.bundle, edit, keys, log), again, bare=bare)
     assert {name for name, edit in by_all.items() if not by(edit, bare=bare).startswith((FREE, SIGNED))} == set()
     return {edit.value for edit in (*alone.values(), *by_all.values())}, first + second
+
+
+def first_of(recorded: Recorded, *kinds: str) -> dict[str, Edit]:
+    """An edit of each value of these messages."""
+    found: dict[str, Edit] = {}
+    for edit in edits(recorded.bundle).values():
+        if edit.value.rpartition(" ")[2].partition(".")[0] in kinds:
+            found.setdefault(edit.value, edit)
+    return {edit.name: edit for edit in found.values()}
 
 
 def frozen(name: str) -> Recorded:
@@ -224,6 +238,16 @@ def test_the_page_has_a_row_for_each_value() -> None:
     assert {name.partition(" ")[0] for name in bound()} == values()
 
 
+MANIFESTS = ("AssignmentManifest", "ReplyManifest", "ReceiptManifest", "StepManifest")
+
+
+def test_an_edit_of_each_field_of_a_signed_message_is_refused_or_listed(tmp_path: Path) -> None:
+    chosen = first_of(frozen("open"), *MANIFESTS)
+    free, _ = must_be_listed(frozen("open"), chosen, tmp_path / "edited")
+    listed = {edit.value for edit in chosen.values() if by(edit).startswith((FREE, SIGNED))}
+    assert listed - free == {"ReplyManifest.samples"}  # by which the rule of this run weighs
+
+
 def test_a_sample_of_the_edits_is_refused_or_listed(tmp_path: Path) -> None:
     for name in ("open", "objectives", "multi-gradient"):
         chosen = dict(list(edits(frozen(name).bundle).items())[3::48])
@@ -284,3 +308,29 @@ def test_each_entry_of_a_bundle_counts(tmp_path: Path) -> None:
     named = {name for name, (said, missing) in found.items() if said == "accepted" and missing}
     assert {name for name, (said, missing) in found.items() if said == "accepted" and not missing} == set()
     assert named == {"blobs removed"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (
+            "selection.minimum = 3",
+            "selection.minimum = 4",
+            "3 clients were asked; by selection.minimum = 4, at least 4",
+        ),
+        ("selection.minimum = 3", 'selection.required = ["dan"]', "dan was not asked, and selection.required names it"),
+        ("selection.minimum = 3", 'selection.exclude = ["ben"]', "ben was asked; selection.exclude says no"),
+        ("selection.minimum = 3", 'selection.members = ["ann", "ben"]', "cleo was asked; selection.members says no"),
+        ("rounds = 2", "rounds = 1", "the specification ends after 1 rounds"),
+        ("rounds = 2", "rounds = 3", "the run is COMPLETED after 2 of 3 rounds"),
+        ('name = "open"', 'name = "another"', "the bundle says that the run is called 'open'"),
+    ],
+)
+def test_a_run_that_breaks_its_specification_is_refused(tmp_path: Path, old: str, new: str, says: str) -> None:
+    recorded = frozen("open")
+    text = recorded.bundle.entries[SPECIFICATION]
+    broken = text.replace(old.encode(), new.encode(), 1)
+    assert broken != text
+    bundle, follows = recorded.bundle.having({SPECIFICATION: broken}), {digest(text).encode(): digest(broken).encode()}
+    found = every_value.messages(bundle)
+    assert says in refusal(signed_anew(bundle, found, recorded.holders, recorded.keys["log"], follows), tmp_path)

@@ -24,10 +24,10 @@ from fedpareto.cli.verify import verify_command
 from tests.stage import stage
 from tests.verification.every_value import Edit
 from tests.verification.random_edits import FORGED, Editor
+from tests.verification.scene import MOST, forget_peak, peak
 from tests.verification.test_every_value import FREE, NAMED, SIGNED, Recorded, by, eventful, frozen, private
 from tests.verification.test_record_vectors import vector
 
-MOST = 96 << 20  # bytes of memory beyond what the process had before
 LINE = 1100  # characters: 1000 of a text of others, and its length
 
 
@@ -38,18 +38,6 @@ class Read:
     code: int
     output: str
     memory: int
-
-
-def peak() -> int:
-    """The largest resident memory of this process since `forget_peak`, in bytes."""
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
-    return int(line.split()[1]) << 10
-
-
-def forget_peak() -> int:
-    """Begins to measure the peak anew; returns the present memory."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return peak()
 
 
 @contextmanager

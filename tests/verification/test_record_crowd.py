@@ -9,17 +9,15 @@ import pytest
 from coordinator.rounds import conversation, opening
 from coordinator.rounds.fleets.base import Question
 from coordinator.rounds.fleets.remote import RemoteFleet
-from federation.record.bundle import BundleReader
 from federation.record.merkle import ranges_around, root_from
 from federation.v1.common_pb2 import CheckpointManifest
 from federation.v1.record_pb2 import LogNode, LogRecord, RoundRecord
 from storage.states import RunState
 from tests.stage import Stage, spec
-from tests.verification.scene import Edited, leaf
+from tests.verification.scene import Edited, checked, leaf
 from tests.verification.test_bundle import exported
 from tests.verification.test_record_vectors import vector
 from verification.errors import Wrong
-from verification.run import verify
 
 
 def hide(log: LogRecord, actions: Collection[str]) -> None:
@@ -33,12 +31,6 @@ def hide(log: LogRecord, actions: Collection[str]) -> None:
     nodes = [LogNode(start=start, stop=stop, hash=root_from(known, start, stop)) for start, stop in places]
     kept = LogRecord(key=log.key, checkpoints=log.checkpoints, entries=shown, nodes=nodes)
     log.CopyFrom(kept)
-
-
-def verified(bundle: Edited, path: Path) -> int:
-    """The number of rounds that are verified."""
-    with BundleReader(bundle.write(path / "edited")) as reader:
-        return len(list(verify(reader)))
 
 
 def test_a_client_that_was_revoked_after_its_selection_is_no_reason_to_refuse_a_round(
@@ -59,9 +51,9 @@ def test_a_client_that_was_revoked_after_its_selection_is_no_reason_to_refuse_a_
     stage.play(run, *players[:2])
     stage.wait_state(run, RunState.COMPLETED)
     record = Edited.of(exported(stage, run, tmp_path / "run.fedpareto"))
-    assert verified(record, tmp_path) == 1
+    assert len(checked(record, tmp_path)) == 1
     with pytest.raises(Wrong, match=r"2 clients were asked; by selection\.minimum = 3, at least 3 are"):
-        verified(record.with_log(lambda log: hide(log, ["client.revoked"])), tmp_path)
+        checked(record.with_log(lambda log: hide(log, ["client.revoked"])), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +81,7 @@ def test_a_coordinator_that_is_content_with_fewer_clients_is_named(
     stage.play(run, ann, ben)
     stage.wait_state(run, RunState.COMPLETED)
     with pytest.raises(Wrong, match=says):
-        verified(Edited.of(exported(stage, run, tmp_path / "run.fedpareto")), tmp_path)
+        checked(Edited.of(exported(stage, run, tmp_path / "run.fedpareto")), tmp_path)
 
 
 def test_everybody_can_hide_a_message_that_nothing_else_names(tmp_path: Path) -> None:
@@ -101,11 +93,11 @@ def test_everybody_can_hide_a_message_that_nothing_else_names(tmp_path: Path) ->
 
     whole = Edited.of(vector("interrupted"))
     with pytest.raises(Wrong, match=r"tells assignment.declined of .*, which is not in the record"):
-        verified(whole.with_round(0, without_declines), tmp_path)
+        checked(whole.with_round(0, without_declines), tmp_path)
     hidden = whole.with_round(0, without_declines).with_log(lambda log: hide(log, ["assignment.declined"]))
-    assert verified(hidden, tmp_path) == 2
+    assert len(checked(hidden, tmp_path)) == 2
     with pytest.raises(Wrong, match="no entry of the audit log tells of it"):
-        verified(whole.with_log(lambda log: hide(log, ["reply.accepted"])), tmp_path)
+        checked(whole.with_log(lambda log: hide(log, ["reply.accepted"])), tmp_path)
 
 
 def test_a_run_that_its_measurements_have_stopped_is_complete(stage: Stage, tmp_path: Path) -> None:
@@ -116,7 +108,7 @@ def test_a_run_that_its_measurements_have_stopped_is_complete(stage: Stage, tmp_
     stage.play(run, *players)
     stage.wait_state(run, RunState.COMPLETED)
     record = Edited.of(exported(stage, run, tmp_path / "run.fedpareto"))
-    assert verified(record, tmp_path) == 1
+    assert len(checked(record, tmp_path)) == 1
 
     def set_value(value: float, found: RoundRecord) -> None:
         found.metrics["stop/value"] = value
@@ -124,4 +116,4 @@ def test_a_run_that_its_measurements_have_stopped_is_complete(stage: Stage, tmp_
     for value in (1e10, float("nan")):
         other = record.with_round(0, partial(set_value, value))
         with pytest.raises(Wrong, match=r"the run is COMPLETED after 1 of 3 rounds|the record says"):
-            verified(other, tmp_path)
+            checked(other, tmp_path)

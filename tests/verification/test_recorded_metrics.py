@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from google.protobuf.message import Message
 from typer.testing import CliRunner
 
 from coordinator.aggregation.measures.expected_metrics import RunMetrics, StepFacts
@@ -27,9 +25,9 @@ from tests.compared_metrics import MEASURED, Compared, differences, must_be_exac
 from tests.running import wait_for
 from tests.stage import Player, Stage, measurements, spec
 from tests.verification import record_vectors
-from tests.verification.scene import Edited, signed_again
+from tests.verification.scene import Edited, checked, refusal, signed_again
 from tests.verification.test_bundle import NAMES, exported, played, verified
-from verification.errors import Verified, Wrong
+from tests.verification.test_record_vectors import KEYS
 from verification.run import verify
 
 VECTORS = ("open", "interrupted", "multi-gradient", "objectives")
@@ -37,17 +35,6 @@ VECTORS = ("open", "interrupted", "multi-gradient", "objectives")
 
 def vector(name: str) -> Edited:
     return Edited.of(record_vectors.DIRECTORY / f"{name}.fedpareto")
-
-
-def checked(bundle: Edited, path: Path) -> list[Verified]:
-    with BundleReader(bundle.write(path / "bundle")) as reader:
-        return list(verify(reader))
-
-
-def refused(bundle: Edited, path: Path) -> str:
-    with pytest.raises(Wrong) as raised:
-        checked(bundle, path)
-    return str(raised.value)
 
 
 def with_metric(bundle: Edited, number: int, name: str, value: float | None) -> Edited:
@@ -80,7 +67,7 @@ def test_each_metric_of_a_round_is_refused_if_it_is_changed(
         if metric in MEASURED:
             assert checked(edited, tmp_path) == found, "only the coordinator measured it"
         else:
-            assert refused(edited, tmp_path).startswith(f"round {last}: the record says {metric} = {value + 1!r};")
+            assert refusal(edited, tmp_path).startswith(f"round {last}: the record says {metric} = {value + 1!r};")
 
 
 @pytest.mark.parametrize("entry", [math.nan, -1.0, math.inf, 1e308])
@@ -100,7 +87,7 @@ def test_a_signed_matrix_that_is_no_gram_matrix_has_no_metrics(entry: float) -> 
 
 def test_the_bundle_names_all_objectives_that_members_were_asked_for(tmp_path: Path) -> None:
     bundle = vector("objectives").telling(lambda about: about.objectives.remove("right"))
-    assert "the bundle has the objectives ['left', 'mid']" in refused(bundle, tmp_path)
+    assert "the bundle has the objectives ['left', 'mid']" in refusal(bundle, tmp_path)
 
 
 def test_the_command_names_the_metrics_that_it_did_not_verify(tmp_path: Path) -> None:
@@ -113,27 +100,17 @@ def test_the_command_names_the_metrics_that_it_did_not_verify(tmp_path: Path) ->
 
 
 def test_a_reply_that_is_signed_and_names_a_loss_that_is_no_number_frees_no_metric(tmp_path: Path) -> None:
-    keys = json.loads((record_vectors.DIRECTORY / "keys.json").read_text())
-    ann, coordinator = (
-        Ed25519PrivateKey.from_private_bytes(bytes.fromhex(keys[one])) for one in ("ann", "coordinator")
-    )
-
     def edit(found: RoundRecord) -> None:
         answer = found.phases[1].exchanges[0].answers[0]
 
-        def without(said: Message) -> None:
-            assert isinstance(said, ReplyManifest)
-            said.metrics["train/loss"] = math.nan
-
-        def naming(receipt: Message) -> None:
-            assert isinstance(receipt, ReceiptManifest)
-            receipt.envelope = envelope_digest(answer.reply)
-
-        signed_again(answer.reply, ReplyManifest, ann, without)
-        signed_again(answer.receipt, ReceiptManifest, coordinator, naming)
+        signed_again(
+            answer.reply, ReplyManifest, KEYS["ann"], lambda said: said.metrics.update({"train/loss": math.nan})
+        )
+        named = ReceiptManifest(envelope=envelope_digest(answer.reply))
+        signed_again(answer.receipt, ReceiptManifest, KEYS["coordinator"], lambda said: said.MergeFrom(named))
         found.metrics["loss/train"] = 0.01
 
-    said = refused(vector("open").with_round(1, edit), tmp_path)
+    said = refusal(vector("open").with_round(1, edit), tmp_path)
     assert said == "round 1: a reply of ann was accepted, and train/loss is nan"
 
 
@@ -174,7 +151,7 @@ def test_accuracies_that_are_no_shares_stops_and_metrics_of_the_task_are_verifie
     must_be_exact(expected)
     bundle = Edited.of(tmp_path / "run.fedpareto")
     lower = bundle.telling(lambda about: setattr(about.metrics[0], "better", "lower"))
-    assert "the bundle has other metrics than the specification" in refused(lower, tmp_path)
+    assert "the bundle has other metrics than the specification" in refusal(lower, tmp_path)
 
 
 def test_of_a_model_that_members_have_measured_privately_the_value_that_stops_the_run_stands() -> None:
@@ -251,7 +228,7 @@ def test_a_run_that_is_stopped_while_its_model_is_measured_has_no_metrics_of_it(
     assert differences(stage, run) == []
     bundle = Edited.of(tmp_path / "run.fedpareto")
     assert "evaluated" not in bundle.round(0).metrics
-    said = refused(with_metric(bundle, 0, "accuracy/mean", 1.0), tmp_path)
+    said = refusal(with_metric(bundle, 0, "accuracy/mean", 1.0), tmp_path)
     assert "the record says accuracy/mean = 1.0; nothing that was signed gives this number" in said
 
 
@@ -286,7 +263,7 @@ def test_a_member_that_is_revoked_after_it_has_measured_counts_unless_the_evalua
         record.metrics.update(scores(Replies([*told][:2]), ("loss",)))
 
     if late:
-        assert "what was signed gives" in refused(bundle.with_round(0, without_it), tmp_path)
+        assert "what was signed gives" in refusal(bundle.with_round(0, without_it), tmp_path)
     else:
         assert checked(bundle.with_round(0, without_it), tmp_path)
-        assert "what was signed gives" in refused(with_metric(bundle, 0, "evaluated", 1.0), tmp_path)
+        assert "what was signed gives" in refusal(with_metric(bundle, 0, "evaluated", 1.0), tmp_path)

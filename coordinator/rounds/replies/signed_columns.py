@@ -16,8 +16,7 @@ from federation.v1.common_pb2 import (
     ReplyManifest,
     StepManifest,
 )
-
-_LARGEST = 2**63 - 1  # that a column of integers holds
+from storage.columns import LARGEST_INTEGER
 
 
 def of_assignment(order: AssignmentManifest) -> dict[str, Any]:
@@ -55,7 +54,7 @@ def of_reply(reply: ReplyManifest, *, stored: bool, counted: bool = True) -> dic
         "client_id": reply.client_id,
         "payload": reply.payload if stored else "",
         "payload_bytes": reply.payload_bytes if counted else 0,
-        "samples": min(reply.samples, _LARGEST),
+        "samples": min(reply.samples, LARGEST_INTEGER),
         **{name: _finite(numbers) for name, numbers in _numbers(reply).items()},
         "unrepeatable": reply.unrepeatable,
     }

@@ -72,6 +72,13 @@ def matrix(kind: str, m: int, d: int, seed: int) -> Matrix:
 
 zoo = st.builds(matrix, st.sampled_from(KINDS), st.integers(1, 9), st.integers(1, 12), st.integers(0, 10**6))
 
+MILD = ["random", "nearly parallel", "conflicting", "badly scaled", "low rank", "shifted", "orthogonal"]
+crowds = st.builds(matrix, st.sampled_from(MILD), st.integers(5, 9), st.integers(1, 12), st.integers(0, 10**6))
+
+
+def losses(U: Matrix) -> Vector:
+    return np.linspace(0.1, 3.0, len(U))
+
 
 def drawn(m: int, d: int, seed: int = 0) -> NDArray[np.float32]:
     return np.random.default_rng(seed).standard_normal((m, d)).astype(np.float32)

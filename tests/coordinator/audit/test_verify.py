@@ -2,88 +2,25 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
 from functools import partial
 
-import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from coordinator.audit.checkpoints import LogKey
-from coordinator.audit.log_verifier import log_problems
-from coordinator.audit.sequencer import Sequencer
-from coordinator.services.checks.envelope_checks import EnvelopeChecks
-from coordinator.services.checks.record_check import record_problems
 from federation.record import log_entries
-from federation.record.log_entries import FIRST
-from federation.trust.envelope import seal, unseal
-from federation.v1.common_pb2 import SignedEnvelope, StepManifest
+from federation.v1.common_pb2 import SignedEnvelope
 from storage import audit
-from storage.models import Checkpoint, Round, Run
+from storage.models import Checkpoint, Run
 from tests.compared_metrics import must_be_exact, watched
-from tests.running import command, refused, wait_for
-from tests.stage import LAYOUT, Stage, spec
+from tests.coordinator.audit.scene import Edit, Recorded, chain_anew, changed, cut, forge, logged, shift
+from tests.running import wait_for
+from tests.stage import Stage, spec
 from tests.storage.scene import blob_file
-
-Edit = str | Callable[["Recorded", Session], object]
-
-
-class Recorded:
-    """Two rounds of three clients, with a refused reply and a declined assignment, and the log of it."""
-
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
-        self.run, (ann, ben, cleo) = stage.begin("ann", "ben", "cleo", rounds=2, more="selection.quorum = 0.1")
-        order = ben.order()
-        with refused("INVALID_ARGUMENT", "zero"):
-            ben.submit(order, np.zeros(LAYOUT.size, dtype=np.float32))
-        cleo.decline(cleo.order(), "no-data")
-        stage.play(self.run, ann, ben, cleo)
-        self.sequencer.sequence(show=True)
-
-    @property
-    def sequencer(self) -> Sequencer:
-        return self.stage.served.coordinator._sequencer
-
-    def sign_step(self, session: Session, key: Ed25519PrivateKey, created: datetime | None = None) -> None:
-        """Signs the step of the first round again."""
-        row = self.first_round(session)
-        own = self.stage.served.home.signing_key.public_key()
-        manifest = unseal(SignedEnvelope.FromString(row.step or b""), StepManifest, own)
-        if created is not None:
-            manifest.created.FromDatetime(created)
-        row.step = seal(manifest, key).SerializeToString()
-
-    def first_round(self, session: Session) -> Round:
-        return session.query(Round).filter_by(run_id=self.run, number=0).one()
-
-    def problems(self, *edits: Edit) -> list[str]:
-        """What is found after some edits, which are undone."""
-        home = self.stage.served.home
-        checks = EnvelopeChecks(home.federation_id, home.signing.chain)
-        newest = self.sequencer.newest
-        with self.stage.served.database.begin() as session:
-            for edit in edits:
-                if isinstance(edit, str):
-                    assert session.execute(text(edit.replace("RUN", self.run))).rowcount > 0, edit  # type: ignore[attr-defined]
-                else:
-                    edit(self, session)
-            session.flush()
-            session.expire_all()
-            found = [
-                *log_problems(session, home.log_key, newest),
-                *record_problems(session, checks, home.log_key.entry_key, self.stage.blobs),
-            ]
-            session.rollback()
-        return [item for item in found if isinstance(item, str)]
-
-    def command(self, *arguments: str, code: int = 0) -> str:
-        done = command("admin", "--home", self.stage.served.home.admin_dir, "audit", *arguments, code=code)
-        return done.output + str(done.exception or "")
 
 
 @pytest.fixture(scope="module")
@@ -91,46 +28,7 @@ def recorded(_module_stage: Stage) -> Recorded:
     return Recorded(_module_stage)
 
 
-def shift(start: int, by: int) -> list[Edit]:
-    """Gives the entries from one on other numbers."""
-    free = 1_000_000
-    return [
-        f"update audit_log set number = number + {free} where number >= {start}",
-        f"update audit_log set number = number - {free - by} where number >= {free}",
-    ]
-
-
-def chain_anew(start: int) -> Callable[[Recorded, Session], None]:
-    """Computes the leaves from an entry on again, as somebody does who knows how they are made."""
-
-    def edit(recorded: Recorded, session: Session) -> None:
-        session.flush()
-        entries = audit.chained(session, 0, 10_000)
-        previous = entries[start - 1].leaf if start else FIRST
-        for one in entries[start:]:
-            previous = one.entry.leaf(previous)
-            audit.chain(session, [(one.entry.entry_id, one.entry.number, previous)])
-
-    return edit
-
-
-def forge(number: int) -> str:
-    """Inserts an entry."""
-    return f"""
-    insert into audit_log (entry_id, at, actor, action, subject, outcome, detail, digest, times, number, leaf)
-    select 100000, at, actor, 'forged', subject, outcome, detail, digest, times, {number}, leaf
-    from audit_log where number = 1"""
-
-
-def cut(size: int) -> list[Edit]:
-    return [f"delete from audit_log where number >= {size}", f"delete from audit_checkpoints where size > {size}"]
-
-
 REMOVED = "delete from audit_log where number = 5"
-
-
-def changed(column: str, value: object = "'x'", number: int = 5) -> str:
-    return f"update audit_log set {column} = {value} where number = {number}"
 
 
 OF_THE_LOG: dict[str, tuple[Sequence[Edit], str]] = {
@@ -213,13 +111,6 @@ def another_step(recorded: Recorded, session: Session) -> None:
 def same_step_again(recorded: Recorded, session: Session) -> None:
     """The step of the first round, signed again by the coordinator's key at another time."""
     recorded.sign_step(session, recorded.stage.served.home.signing_key, recorded.stage.clock())
-
-
-def logged(action: str, subject: str) -> Edit:
-    """Records an entry as the coordinator does, for a fact that the record has not."""
-    return lambda recorded, session: audit.record(
-        session, at=recorded.stage.clock(), actor="test", action=action, subject=subject
-    )
 
 
 def other_spec(recorded: Recorded, session: Session) -> None:

@@ -1,8 +1,10 @@
 """Administrators and members that a test plays by hand, and what the record says of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -15,8 +17,9 @@ from federation.trust.envelope import key_id, seal
 from federation.trust.identity import Role
 from federation.trust.keys import new_tls_key
 from federation.trust.member_files import MemberFiles
+from federation.v1 import admin_pb2 as messages
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.common_pb2 import LoginManifest, SignedEnvelope
+from federation.v1.common_pb2 import DecisionManifest, LoginManifest, RequestManifest, SignedEnvelope
 from federation.v1.enrollment_pb2 import LoginRequest
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Hello
@@ -63,6 +66,46 @@ class Officer:
 
     def login(self, manifest: LoginManifest | None = None) -> bytes:
         return login(self.served, seal(manifest or self.asks_login(), self.key))
+
+    # With two officers.
+
+    def request(self, action: str, subject: str, **changed: Any) -> RequestManifest:
+        """What this officer would sign."""
+        now = self.served.clock()
+        values = {"federation_id": "test", "officer": self.name, "action": action, "subject": subject, **changed}
+        age, lifetime = values.pop("age", timedelta()), values.pop("lifetime", timedelta(hours=1))
+        manifest = RequestManifest(**values)
+        manifest.created.FromDatetime(now - age)
+        manifest.expires.FromDatetime(now + lifetime)
+        return manifest
+
+    def ask(self, action: str, subject: str, **changed: Any) -> messages.ActionRequest:
+        return self.hand_in(seal(self.request(action, subject, **changed), self.key))
+
+    def hand_in(self, envelope: SignedEnvelope) -> messages.ActionRequest:
+        return self.stub.RequestAction(messages.RequestActionRequest(request=envelope), timeout=SECONDS).request
+
+    def decision(self, asked: messages.ActionRequest, **changed: Any) -> SignedEnvelope:
+        values = {"federation_id": "test", "officer": self.name, "request": asked.request_id, "consent": True}
+        age = changed.pop("age", timedelta())
+        manifest = DecisionManifest(**{**values, **changed})
+        manifest.created.FromDatetime(self.served.clock() - age)
+        return seal(manifest, self.key)
+
+    def decide(self, asked: messages.ActionRequest, **changed: Any) -> messages.ActionRequest:
+        return self.say(self.decision(asked, **changed))
+
+    def say(self, envelope: SignedEnvelope) -> messages.ActionRequest:
+        return self.stub.DecideRequest(messages.DecideRequestRequest(decision=envelope), timeout=SECONDS).request
+
+    def requests(self, *, every: bool = True) -> Sequence[messages.ActionRequest]:
+        return self.stub.ListRequests(messages.ListRequestsRequest(all=every)).requests
+
+    def command(self, *arguments: str) -> str:
+        return self.served.command(*arguments, home=self.home)
+
+    def document(self, *arguments: str) -> Any:
+        return self.served.document(*arguments, home=self.home)
 
 
 def login(served: Running, envelope: SignedEnvelope) -> bytes:

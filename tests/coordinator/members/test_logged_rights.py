@@ -22,11 +22,10 @@ from coordinator.server import Coordinator
 from federation.digests import digest
 from federation.findings import CheckOutcome
 from federation.trust.envelope import envelope_digest, key_id, seal
-from federation.trust.identity import Role
+from federation.trust.identity import Action, Role
 from federation.trust.join_string import secret_hash
 from federation.v1 import admin_pb2 as messages
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.common_pb2 import DecisionManifest, RequestManifest, SignedEnvelope
 from storage.database import Database
 from storage.models import ActionRequest, Administrator, AuditEntry, Certificate, Client, JoinString, Run
 from storage.states import ClientState, RequestState, RunState
@@ -201,33 +200,19 @@ def test_a_join_string_that_was_written_into_the_database_makes_no_member(served
     assert added == [None] * 3
 
 
-def asked(served: Running, name: str, key: Ed25519PrivateKey) -> SignedEnvelope:
-    """The request of an officer to revoke a member."""
-    manifest = RequestManifest(federation_id="test", officer=name, action="revoke", subject="target")
-    manifest.created.FromDatetime(served.clock())
-    manifest.expires.FromDatetime(served.clock() + timedelta(hours=1))
-    return seal(manifest, key)
-
-
-def decide(served: Running, officer: Officer, request: str, *, consent: bool) -> None:
-    manifest = DecisionManifest(federation_id="test", officer=officer.name, request=request, consent=consent)
-    manifest.created.FromDatetime(served.clock())
-    decision = messages.DecideRequestRequest(decision=seal(manifest, officer.key))
-    officer.stub.DecideRequest(decision, timeout=SECONDS)
-
-
 def test_one_officer_cannot_make_another_one_or_a_refused_request_by_an_edit(
     served: Running, officer: Officer, tmp_path: Path
 ) -> None:
     served.enroll("target")
     accomplice = Ed25519PrivateKey.generate()
-    request = asked(served, "second", accomplice)
+    request = seal(officer.request(Action.REVOKE, "target", officer="second"), accomplice)
+    forgery = messages.ActionRequest(request_id=envelope_digest(request))
     with served.database.begin() as session:
         session.add(forged(accomplice, "second"))
         session.flush()
         session.add(
             ActionRequest(
-                request_id=envelope_digest(request),
+                request_id=forgery.request_id,
                 state=RequestState.OPEN,
                 requested_by=key_id(accomplice.public_key()).hex(),
                 envelope=request.SerializeToString(),
@@ -236,16 +221,15 @@ def test_one_officer_cannot_make_another_one_or_a_refused_request_by_an_edit(
             )
         )
     with refused("PERMISSION_DENIED", "unlogged"):
-        decide(served, officer, envelope_digest(request), consent=True)
+        officer.decide(forgery)
 
     other = Officer(served, tmp_path / "other", f"p{officer.name}")
-    envelope = asked(served, other.name, other.key)
-    other.stub.RequestAction(messages.RequestActionRequest(request=envelope), timeout=SECONDS)
-    decide(served, officer, envelope_digest(envelope), consent=False)
+    withheld = other.ask(Action.REVOKE, "target")
+    officer.decide(withheld, consent=False)
     undecided = "state = 'OPEN', decided_by = null, decision = null, ended = null"
-    edit(served, f"update action_requests set {undecided} where request_id = :id", id=envelope_digest(envelope))
+    edit(served, f"update action_requests set {undecided} where request_id = :id", id=withheld.request_id)
     with refused("PERMISSION_DENIED", "unlogged") as said:
-        decide(served, officer, envelope_digest(envelope), consent=True)
+        officer.decide(withheld)
     assert "the audit log tells of its decision" in said[0]
     assert client(served, "target").state is ClientState.PENDING
 

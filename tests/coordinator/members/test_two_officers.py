@@ -4,7 +4,7 @@ import json
 import re
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
 from functools import partial
@@ -29,60 +29,18 @@ from federation.trust.envelope import envelope_digest, key_id, seal
 from federation.trust.identity import Action
 from federation.v1 import admin_pb2 as messages
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.common_pb2 import DecisionManifest, RequestManifest, SignedEnvelope
+from federation.v1.common_pb2 import DecisionManifest
 from federation.v1.federation_pb2 import RenewRequest
 from federation.v1.federation_pb2_grpc import FederationStub
 from storage import audit
 from storage.models import ActionRequest
 from storage.states import ClientState
-from tests.coordinator.members import scene
+from tests.coordinator.members.scene import Officer, client
 from tests.running import SECONDS, Clock, Running, made_home, refused, running, wait_for
 
 RULE: dict[str, Any] = {"approval": True, "two_officers": ["approve", "revoke", "forget", "revoke-admin"]}
 SETTINGS = RULE
 BOTH_DATABASES = False
-
-
-class Officer(scene.Officer):
-    """A security officer that asks others and consents."""
-
-    def request(self, action: str, subject: str, **changed: Any) -> RequestManifest:
-        """What this officer would sign."""
-        now = self.served.clock()
-        values = {"federation_id": "test", "officer": self.name, "action": action, "subject": subject, **changed}
-        age, lifetime = values.pop("age", timedelta()), values.pop("lifetime", timedelta(hours=1))
-        manifest = RequestManifest(**values)
-        manifest.created.FromDatetime(now - age)
-        manifest.expires.FromDatetime(now + lifetime)
-        return manifest
-
-    def ask(self, action: str, subject: str, **changed: Any) -> messages.ActionRequest:
-        return self.hand_in(seal(self.request(action, subject, **changed), self.key))
-
-    def hand_in(self, envelope: SignedEnvelope) -> messages.ActionRequest:
-        return self.stub.RequestAction(messages.RequestActionRequest(request=envelope), timeout=SECONDS).request
-
-    def decision(self, asked: messages.ActionRequest, **changed: Any) -> SignedEnvelope:
-        values = {"federation_id": "test", "officer": self.name, "request": asked.request_id, "consent": True}
-        age = changed.pop("age", timedelta())
-        manifest = DecisionManifest(**{**values, **changed})
-        manifest.created.FromDatetime(self.served.clock() - age)
-        return seal(manifest, self.key)
-
-    def decide(self, asked: messages.ActionRequest, **changed: Any) -> messages.ActionRequest:
-        return self.say(self.decision(asked, **changed))
-
-    def say(self, envelope: SignedEnvelope) -> messages.ActionRequest:
-        return self.stub.DecideRequest(messages.DecideRequestRequest(decision=envelope), timeout=SECONDS).request
-
-    def requests(self, *, every: bool = True) -> Sequence[messages.ActionRequest]:
-        return self.stub.ListRequests(messages.ListRequestsRequest(all=every)).requests
-
-    def command(self, *arguments: str) -> str:
-        return self.served.command(*arguments, home=self.home)
-
-    def document(self, *arguments: str) -> Any:
-        return self.served.document(*arguments, home=self.home)
 
 
 Cast = tuple[Officer, Officer, Officer]
@@ -105,7 +63,7 @@ def member(served: Running) -> str:
 
 
 def state(served: Running, name: str) -> ClientState:
-    return scene.client(served, name).state
+    return client(served, name).state
 
 
 def problems(served: Running) -> list[str]:

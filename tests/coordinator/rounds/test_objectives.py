@@ -314,16 +314,6 @@ def test_a_client_that_is_revoked_before_the_weights_are_found_counts_in_neither
     assert list(step.revoked) == [name]
 
 
-def test_a_client_that_is_revoked_while_it_trains_is_not_waited_for(stage: Stage) -> None:
-    name = f"leaver-{stage.count}"
-    run, players = begin(stage, "fedcmoo", EXACT, serves={}, names=("ann", "ben", name))
-    answer(players, *players)
-    players[name].order()
-    stage.revoke(name)
-    stage.play(run, players["ann"], players["ben"])
-    assert stage.outcomes(run, 0, 1)[name][0] == "CANCELLED"
-
-
 def test_a_client_may_serve_other_objectives_from_one_phase_to_the_next(stage: Stage) -> None:
     run, players = begin(stage, "fedcmoo", EXACT)
     answer(players, "ann", "cleo")

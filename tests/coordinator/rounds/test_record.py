@@ -207,31 +207,6 @@ def test_a_round_of_several_objectives_has_them_on_record(stage: Stage) -> None:
     assert (known["clients"], known["losses"]) == ({"left": 1, "right": 1}, ann.losses)
 
 
-def test_updates_without_a_common_descent_leave_the_model_as_it_is(stage: Stage) -> None:
-    run, (ann, ben) = stage.begin("ann", "ben", name="stationary", algorithm="fedmgda", more="selection.minimum = 2")
-    update = np.arange(1, LAYOUT.size + 1, dtype=np.float32)
-    ann.reply(ann.order(), update)
-    ben.reply(ben.order(), -update)
-    stage.play(run, ann, ben)
-    round_ = stage.rounds(run)[0]
-    step = stage.step(run, round_.number)
-    assert (round_.reason, round_.result_model, step.rate) == ("stationary", digest(MODEL), 0.0)
-    assert [update.weight for _, update in sorted(stage.replies(run).items())] == pytest.approx([0.5, 0.5])
-
-
-def test_a_step_without_a_direction_counts_its_model_in_the_mean_of_the_models(stage: Stage) -> None:
-    run, (ann, ben) = stage.begin("ann", "ben", rounds=2, algorithm="afl", more="selection.minimum = 2")
-    update = np.ones(LAYOUT.size, np.float32)
-    ann.reply(ann.order(), update)
-    ben.reply(ben.order(), -update)
-    stage.play(run, ann, ben)
-    first, second = stage.rounds(run)
-    assert (first.reason, first.result_model) == ("stationary", digest(MODEL))
-    one, other = (stage.parameters(row.result_model) for row in (first, second))
-    assert not np.array_equal(one, other)
-    np.testing.assert_allclose(stage.parameters(second.deployed_model), np.mean([one, other], axis=0), rtol=1e-6)
-
-
 def test_a_step_that_overflows_is_not_made(stage: Stage) -> None:
     huge = to_bytes(LAYOUT, np.full(LAYOUT.size, -3e38, np.float32))
     run, (ann,) = stage.begin("ann", algorithm="fedavg", more="limits.norm = 1e40", model=huge)

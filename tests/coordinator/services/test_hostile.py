@@ -97,6 +97,14 @@ def test_a_call_without_its_request_is_answered(stage: Stage) -> None:
                 list(channel.stream_stream(f"/federation.v1.{method}")(iter(()), timeout=SECONDS))
 
 
+@pytest.mark.parametrize("number", [2**31, 2**63 - 1, 2**63, 2**64 - 1])
+def test_a_number_beyond_every_round_and_entry_is_answered(stage: Stage, number: int) -> None:
+    run = stage.submit(spec(f"short-{stage.count}", stage.task()), paused=True)
+    assert list(stage._admin.ExportRounds(admin.ExportRoundsRequest(run=run, first=number), timeout=SECONDS)) == []
+    (page,) = stage._admin.ListAudit(admin.ListAuditRequest(newest=1, before=number), timeout=SECONDS)
+    assert len(page.entries) == 1
+
+
 def test_whoever_opens_calls_and_says_nothing_is_counted_and_shown_out(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,17 +320,6 @@ def test_absurd_claims_about_an_evaluation_do_not_end_the_run(stage: Stage) -> N
     assert stage.evaluations(run)["boaster", "train"].samples == 0
 
 
-def test_an_envelope_is_no_place_for_luggage(stage: Stage) -> None:
-    run, (porter,) = stage.begin("porter")
-    order = porter.order()
-    envelope, payload = porter.member.signed(order)
-    envelope.MergeFromString(b"\xa2\x06\x80\x80\x40" + bytes(1 << 20))  # a field 100 that we do not know, of 1 MiB
-    with refused("RESOURCE_EXHAUSTED", "limit:manifest"):
-        porter.member.submit(envelope, payload)
-    porter.reply(order)
-    stage.play(run, porter)
-
-
 def test_a_long_name_of_a_number_makes_no_long_answer(stage: Stage) -> None:
     run, (talker,) = stage.begin("talker")
     order = talker.order()
@@ -330,16 +327,6 @@ def test_a_long_name_of_a_number_makes_no_long_answer(stage: Stage) -> None:
         talker.submit(order, metrics={"x" * 50_000: float("nan")})
     assert len(words[0]) < 300
     assert stage.outcomes(run)["talker"] == ("REFUSED", "limit:metrics")
-
-
-def test_the_words_of_a_decline_forge_no_line_of_the_log_and_fit_every_database(
-    stage: Stage, caplog: pytest.LogCaptureFixture
-) -> None:
-    run, (forger,) = stage.begin("forger")
-    forger.decline(forger.order(), "no-data\n2026-01-01 INFO all is well\0\x1b[2J", "\0" * 1000)
-    stage.wait_outcome(run, "forger", "DECLINED")
-    assert "\n2026-01-01 INFO" not in caplog.text
-    assert stage.outcomes(run)["forger"][1].isprintable()
 
 
 def test_one_model_may_be_submitted_many_times_at_once(stage: Stage) -> None:

@@ -1,14 +1,14 @@
 """River flow: eight regression objectives, from made files and from the published one."""
 
-import gzip
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from federation.tasks import DataError, DataSource, Part, initial_model, task
+from federation.tasks import DataSource, Part, initial_model, task
 from federation.tasks.river_flow import FILE, PLACES
+from tests.federation.tasks.scene import packed_or_not, published, refused, write
 from tests.paths import PUBLIC_DATA
 
 HOURS = ("0", "n6", "n12", "n18", "n24", "n36", "n48", "n60")
@@ -27,23 +27,20 @@ def rows(count: int) -> list[list[str]]:
     return [[f"{value:.4f}" for value in row] for row in made]
 
 
-def write(root: Path, content: str | bytes, *, packed: bool = False) -> DataSource:
+def written(root: Path, content: str | bytes, *, packed: bool = False) -> DataSource:
     """The file in its place."""
-    content = content.encode() if isinstance(content, str) else content
-    path = root / f"{FILE}.gz" if packed else root / FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(content) if packed else content)
+    write(root / FILE, content, packed=packed)
     return DataSource(root)
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "unpacked"])
+@packed_or_not
 def test_flows_are_standardised_and_a_missing_one_is_the_mean(tmp_path: Path, packed: bool) -> None:
     made = rows(40)
     values = np.array(made, dtype=np.float64)
     made[3][5] = made[7][5] = " ? "
     known = np.delete(values[:, 5], [3, 7])
     values[[3, 7], 5] = known.mean()
-    pool = task("river-flow").pool(write(tmp_path, arff(made), packed=packed))
+    pool = task("river-flow").pool(written(tmp_path, arff(made), packed=packed))
     wanted = (values - values.mean(axis=0)) / values.std(axis=0)
     np.testing.assert_allclose(pool.x.numpy(), wanted[:, :64], atol=1e-5)
     np.testing.assert_allclose(pool.y.numpy(), wanted[:, 64:], atol=1e-5)
@@ -52,7 +49,7 @@ def test_flows_are_standardised_and_a_missing_one_is_the_mean(tmp_path: Path, pa
 
 
 def test_shards_and_dirichlet_deal_by_how_high_the_rivers_will_stand(tmp_path: Path) -> None:
-    source = write(tmp_path, arff(rows(80)))
+    source = written(tmp_path, arff(rows(80)))
     pool = task("river-flow").pool(source)
     assert pool.labels is not None
     assert np.bincount(pool.labels).tolist() == [10] * 8
@@ -73,7 +70,7 @@ def test_the_corrupt_flow_of_the_published_file_is_left_out_wherever_it_occurs_a
     later = [corrupt + 48 + lag for lag in (0, 6, 12, 18, 24, 36, 48, 60)]
     made[later, columns] = 78.9
     made[0, 1] = 78.9  # another measurement, which counts
-    source = write(tmp_path, arff([[str(value) for value in row] for row in made]))
+    source = written(tmp_path, arff([[str(value) for value in row] for row in made]))
     whole, pool = task("river-flow-whole").pool(source), task("river-flow").pool(source)
     assert (len(whole), len(pool)) == (4900, 4899)
     np.testing.assert_allclose(whole.y[:, 1], (made[:, 65] - made[:, 65].mean()) / made[:, 65].std(), atol=1e-4)
@@ -92,7 +89,7 @@ def test_a_column_that_never_changes_is_zero(tmp_path: Path) -> None:
     made = rows(12)
     for row in made:
         row[0] = row[64] = "3.5"
-    pool = task("river-flow").pool(write(tmp_path, arff(made)))
+    pool = task("river-flow").pool(written(tmp_path, arff(made)))
     assert not pool.x[:, 0].any()
     assert not pool.y[:, 0].any()
 
@@ -134,24 +131,13 @@ def test_the_network_has_2816_parameters_72_of_them_in_the_heads() -> None:
     ],
 )
 def test_a_malformed_file_is_refused_with_its_path(tmp_path: Path, content: str | bytes, says: str) -> None:
-    source = write(tmp_path, content)
-    with pytest.raises(DataError, match=says) as caught:
-        task("river-flow").pool(source)
-    assert str(tmp_path / FILE) in str(caught.value)
-
-
-def test_a_missing_file_is_named_with_the_place_where_it_was_expected(tmp_path: Path) -> None:
-    with pytest.raises(DataError) as caught:
-        task("river-flow").pool(DataSource(tmp_path))
-    assert str(tmp_path / FILE) in str(caught.value)
-    with pytest.raises(DataError, match="--data DIR"):
-        task("river-flow").pool(DataSource())
+    written(tmp_path, content)
+    assert str(tmp_path / FILE) in refused("river-flow", tmp_path, says)
 
 
 @pytest.mark.full
 def test_the_published_flows_are_read_and_all_eight_are_learned() -> None:
-    if not (PUBLIC_DATA / "rf1").is_dir():
-        pytest.skip(f"no published rf1 file beside the project, in {PUBLIC_DATA}")
+    published("rf1")
     river = task("river-flow")
     assert len(task("river-flow-whole").pool(DataSource(PUBLIC_DATA))) == 9125
     pool = river.pool(DataSource(PUBLIC_DATA))

@@ -1,7 +1,5 @@
 """Images made of two: composed from their sets, with two labels, the papers' models, and rotations in training."""
 
-import gzip
-import io
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from federation.tasks.partition import partition
 from federation.tasks.vision import Half, Vision
 from federation.training.determinism import deterministic
 from federation.training.torch_trainer import TorchTrainer
+from tests.federation.tasks.scene import copy_few, picture, published, refused, write_copies, write_idx
 from tests.paths import PUBLIC_DATA
 from tests.trained import train
 
@@ -48,35 +47,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> DataSource:
     """
     root, random = tmp_path_factory.mktemp("made"), np.random.default_rng(0)
     for dataset, first in (("MNIST", 1), ("FashionMNIST", 51)):
-        write_idx(root, dataset, "train", np.arange(first, first + 40), random.integers(0, 10, 40))
-        write_idx(root, dataset, "t10k", np.arange(first + 100, first + 120), random.integers(0, 10, 20))
-    files = [jpeg((number, 255 - number, 90)) for number in range(55)]
-    (root / "cifar10_jpeg").mkdir()
-    np.savez(
-        root / "cifar10_jpeg" / "cifar10_jpeg.npz",
-        jpeg=np.frombuffer(b"".join(files), np.uint8),
-        offsets=np.cumsum([0, *map(len, files)]),
-        labels=random.integers(0, 10, 55).astype(np.uint8),
-        is_test=np.repeat([0, 1], (30, 25)).astype(np.uint8),
-    )
+        for half, start, count in (("train", first, 40), ("t10k", first + 100, 20)):
+            images = np.broadcast_to(np.arange(start, start + count)[:, None, None], (count, 28, 28))
+            write_idx(root / dataset / "raw" / half, images, random.integers(0, 10, count))
+    files = [picture((number, 255 - number, 90)) for number in range(55)]
+    write_copies(root, files, random.integers(0, 10, 55, np.uint8), np.repeat(np.arange(2, dtype=np.uint8), (30, 25)))
     return DataSource(root)
-
-
-def write_idx(root: Path, dataset: str, half: str, brightness: np.ndarray, labels: np.ndarray) -> None:
-    """One part of a set of grey images, each of one brightness."""
-    folder = root / dataset / "raw"
-    folder.mkdir(parents=True, exist_ok=True)
-    images = np.broadcast_to(brightness[:, None, None], (len(brightness), 28, 28))
-    for name, array in (("images-idx3", images), ("labels-idx1", labels)):
-        content = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
-        (folder / f"{half}-{name}-ubyte.gz").write_bytes(gzip.compress(content + array.astype(np.uint8).tobytes()))
-
-
-def jpeg(colour: tuple[int, int, int]) -> bytes:
-    """A photograph of one colour."""
-    file = io.BytesIO()
-    Image.new("RGB", (32, 32), colour).save(file, "JPEG", quality=95)
-    return file.getvalue()
 
 
 def of(name: str, made: DataSource) -> tuple[Task, DataSource]:
@@ -219,44 +195,13 @@ def test_dirichlet_deals_by_both_labels_as_one(made: DataSource, name: str) -> N
     assert len(own.train) + len(own.validation) + len(own.test) == len(dealt[1])
 
 
-@pytest.mark.parametrize(
-    ("name", "there", "missing"),
-    [
-        ("multi-mnist", (), "MNIST/raw/train-images-idx3-ubyte"),
-        ("mnist-fashion", ("MNIST",), "FashionMNIST/raw/train-images-idx3-ubyte"),
-        ("cifar10-mnist", (), "cifar-10-batches-py"),
-    ],
-)
-def test_a_missing_set_is_named_with_the_place_where_it_was_expected(
-    tmp_path: Path, name: str, there: tuple[str, ...], missing: str
-) -> None:
-    for dataset in there:
-        for half in ("train", "t10k"):
-            write_idx(tmp_path, dataset, half, np.arange(3), np.arange(3))
-    with pytest.raises(DataError) as caught:
-        task(name).pool(DataSource(tmp_path))
-    assert str(tmp_path / missing) in str(caught.value)
-    with pytest.raises(DataError, match="--data DIR"):
-        task(name).pool(DataSource())
-
-
 @pytest.mark.parametrize(("images", "labels"), [(3, 2), (2, 3), (0, 0)])
 def test_images_without_labels_are_not_composed(tmp_path: Path, images: int, labels: int) -> None:
-    write_idx(tmp_path, "MNIST", "train", np.arange(images), np.arange(labels))
-    with pytest.raises(DataError, match=f"MNIST has {images} images and {labels} labels") as caught:
-        task("multi-mnist").pool(DataSource(tmp_path))
-    assert str(tmp_path) in str(caught.value)
+    write_idx(tmp_path / "MNIST" / "raw" / "train", np.zeros((images, 28, 28)), np.arange(labels))
+    assert str(tmp_path) in refused("multi-mnist", tmp_path, f"MNIST has {images} images and {labels} labels")
 
 
 # ---- the published files
-
-
-def published(*folders: str) -> Path:
-    """Where the published files are; skips where they are not at hand."""
-    for folder in folders:
-        if not (PUBLIC_DATA / folder).is_dir():
-            pytest.skip(f"no published {folder} files beside the project, in {PUBLIC_DATA}")
-    return PUBLIC_DATA
 
 
 @pytest.mark.full
@@ -265,7 +210,7 @@ def published(*folders: str) -> Path:
     [("multi-mnist", ["MNIST"]), ("mnist-fashion", ["MNIST", "FashionMNIST"])],
 )
 def test_the_published_grey_images_are_composed(name: str, folders: list[str]) -> None:
-    pool = task(name).pool(DataSource(published(*folders)))
+    pool = task(name).pool(published(*folders))
     for (_, part), samples in zip(halves(pool), (60_000, 10_000), strict=True):
         assert part.x.shape == (samples, 1, 28, 28)
         assert part.x.dtype == torch.uint8
@@ -278,20 +223,9 @@ def test_the_published_grey_images_are_composed(name: str, folders: list[str]) -
 
 
 def test_digits_are_put_on_the_published_jpeg_copies(tmp_path: Path) -> None:
-    root = published("MNIST", "cifar10_jpeg")
-    (tmp_path / "MNIST").symlink_to(root / "MNIST")
-    (tmp_path / "cifar10_jpeg").mkdir()
-    with np.load(root / "cifar10_jpeg" / "cifar10_jpeg.npz") as arrays:
-        joined, offsets, labels, is_test = (arrays[name] for name in ("jpeg", "offsets", "labels", "is_test"))
-    few = np.concatenate([np.flatnonzero(is_test == half)[:10] for half in (0, 1)])
-    files = [joined[offsets[n] : offsets[n + 1]] for n in few]
-    np.savez(
-        tmp_path / "cifar10_jpeg" / "cifar10_jpeg.npz",
-        jpeg=np.concatenate(files),
-        offsets=np.cumsum([0, *map(len, files)]),
-        labels=labels[few],
-        is_test=is_test[few],
-    )
+    published("MNIST", "cifar10_jpeg")
+    (tmp_path / "MNIST").symlink_to(PUBLIC_DATA / "MNIST")
+    copy_few(tmp_path, 10, by_class=False)
     pool = task("cifar10-mnist").pool(DataSource(tmp_path))
     assert pool.x.shape == (10, 3, 32, 32)
     assert pool.y.tolist() == [[0, digit] for digit in (5, 0, 4, 1, 9, 2, 1, 3, 1, 4)]

@@ -1,6 +1,5 @@
 """QM9: the reader of its files, and a network for molecules against its definition, atom by atom."""
 
-import gzip
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from federation.tasks import DataError, DataSource, Part, initial_model, task
 from federation.tasks.molecules import EdgeConvolution, MessagePassing, Set2Set, bond, gru, lstm
 from federation.tasks.qm9 import FOLDER, OBJECTIVES
+from tests.federation.tasks.scene import packed_or_not, published, refused, write
 from tests.paths import PUBLIC_DATA
 
 # Elements, positions in ångström, and bonds (from 1; single 1, double 2, triple 3).
@@ -57,7 +57,7 @@ HEADER = "mol_id,A,B,C,mu,alpha,homo,lumo,gap,r2,zpve,u0,u298,h298,g298,cv,u0_at
 CHOSEN = [4, 5, 6, 7, 9, 10, 16, 17, 18, 19, 15]  # mu alpha homo lumo r2 zpve, four of atomisation, cv: LibMTL's order
 
 
-def write(root: Path, molecules: list[Molecule], left_out: str = "", *, packed: bool = False) -> DataSource:
+def written(root: Path, molecules: list[Molecule], left_out: str = "", *, packed: bool = False) -> DataSource:
     """The three files as they are published."""
     names = [f"gdb_{number}" for number in range(1, len(molecules) + 1)]
     rows = [",".join([name, *map(str, row[1:])]) for name, row in zip(names, properties(len(names)), strict=True)]
@@ -66,16 +66,14 @@ def write(root: Path, molecules: list[Molecule], left_out: str = "", *, packed: 
         "gdb9.sdf.csv": "\n".join([HEADER, *rows, ""]),
         "uncharacterized.txt": f"Molecules that failed\n\nIndex SMILES\n{left_out}\n",
     }
-    (root / FOLDER).mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
-        path = root / FOLDER / (f"{name}.gz" if packed else name)
-        path.write_bytes(gzip.compress(content.encode()) if packed else content.encode())
+        write(root / FOLDER / name, content, packed=packed)
     return DataSource(root)
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "unpacked"])
+@packed_or_not
 def test_geometries_and_properties_are_read_without_those_left_out(tmp_path: Path, packed: bool) -> None:
-    source = write(tmp_path, [METHANE, WATER, CYANIDE, FORMALDEHYDE], "   2  O  O", packed=packed)
+    source = written(tmp_path, [METHANE, WATER, CYANIDE, FORMALDEHYDE], "   2  O  O", packed=packed)
     pool = task("qm9").pool(source)
     assert pool.x.shape == (3, 29, 8)
     assert (pool.x.dtype, pool.y.dtype) == (torch.float32, torch.float32)
@@ -90,7 +88,7 @@ def test_geometries_and_properties_are_read_without_those_left_out(tmp_path: Pat
 
 
 def test_the_features_are_those_of_the_published_code(tmp_path: Path) -> None:
-    atoms, edges, present = MessagePassing().graph(task("qm9").pool(write(tmp_path, [METHANE, CYANIDE])).x)
+    atoms, edges, present = MessagePassing().graph(task("qm9").pool(written(tmp_path, [METHANE, CYANIDE])).x)
     # H, C, N, O, F; atomic number; aromatic, sp, sp2, sp3, never set; hydrogens.
     assert atoms[0, :2].tolist() == [[0, 1, 0, 0, 0, 6, 0, 0, 0, 0, 4], [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]]
     assert atoms[1, :2].tolist() == [[0, 1, 0, 0, 0, 6, 0, 0, 0, 0, 1], [0, 0, 1, 0, 0, 7, 0, 0, 0, 0, 0]]
@@ -154,7 +152,7 @@ def test_neither_the_order_of_atoms_nor_the_place_in_space_matters(tmp_path: Pat
         [turned[atom] for atom in order],
         [(order.index(one - 1) + 1, order.index(other - 1) + 1, kind) for one, other, kind in reversed(bonds)],
     )
-    pool = task("qm9").pool(write(tmp_path, [FORMALDEHYDE, again, WATER]))
+    pool = task("qm9").pool(written(tmp_path, [FORMALDEHYDE, again, WATER]))
     torch.manual_seed(0)
     first, second, other = MessagePassing()(pool.x)
     torch.testing.assert_close(first, second, atol=1e-5, rtol=1e-4)
@@ -171,7 +169,7 @@ def test_the_model_has_the_published_number_of_parameters() -> None:
 
 def test_eleven_properties_are_learned(tmp_path: Path) -> None:
     qm9 = task("qm9")
-    data = qm9.load(write(tmp_path, MADE * 3)).train
+    data = qm9.load(written(tmp_path, MADE * 3)).train
     torch.manual_seed(0)
     model = qm9.model()
     descent = torch.optim.Adam(model.parameters(), lr=0.003)
@@ -190,7 +188,7 @@ def test_eleven_properties_are_learned(tmp_path: Path) -> None:
 
 
 def test_molecules_have_no_classes_to_deal_by(tmp_path: Path) -> None:
-    source = write(tmp_path, MADE * 5)
+    source = written(tmp_path, MADE * 5)
     assert len(task("qm9").load(DataSource(tmp_path, Part(0, 2))).train) == 8
     with pytest.raises(DataError, match="no classes to deal by; use iid"):
         task("qm9").load(DataSource(source.directory, Part(0, 2, "dirichlet:0.3")))
@@ -198,11 +196,10 @@ def test_molecules_have_no_classes_to_deal_by(tmp_path: Path) -> None:
 
 def test_a_table_of_smiles_is_not_enough(tmp_path: Path) -> None:
     for name in ("gdb9.sdf", "gdb9.sdf.csv", "uncharacterized.txt"):
-        write(tmp_path, MADE)
+        written(tmp_path, MADE)
         (tmp_path / FOLDER / name).unlink()
-        with pytest.raises(DataError, match="distances between atoms, which a table of SMILES does not have") as caught:
-            task("qm9").pool(DataSource(tmp_path))
-        assert str(tmp_path / FOLDER / name) in str(caught.value)
+        said = refused("qm9", tmp_path, "distances between atoms, which a table of SMILES does not have")
+        assert str(tmp_path / FOLDER / name) in said
     with pytest.raises(DataError, match="--data DIR"):
         task("qm9").pool(DataSource())
 
@@ -231,24 +228,21 @@ def test_a_table_of_smiles_is_not_enough(tmp_path: Path) -> None:
     ],
 )
 def test_a_malformed_file_is_refused(tmp_path: Path, name: str, old: str, new: str, says: str) -> None:
-    write(tmp_path, MADE)
+    written(tmp_path, MADE)
     path = tmp_path / FOLDER / name
     content = path.read_text()
     assert old in content
     path.write_text(content.replace(old, new, 1))
-    with pytest.raises(DataError, match=says) as caught:
-        task("qm9").pool(DataSource(tmp_path))
-    assert str(path.parent) in str(caught.value)
+    assert str(path.parent) in refused("qm9", tmp_path, says)
 
 
 def test_an_atom_of_five_bonds_is_refused(tmp_path: Path) -> None:
     crowded: Molecule = ("CHHHHH", [*METHANE[1], (2.0, 2.0, 2.0)], [*METHANE[2], (1, 6, 1)])
     with pytest.raises(DataError, match="molecule 1"):
-        task("qm9").pool(write(tmp_path, [crowded]))
+        task("qm9").pool(written(tmp_path, [crowded]))
 
 
 def test_the_published_subset_without_geometries_is_refused() -> None:
-    if not (PUBLIC_DATA / "qm9_subset").is_dir():
-        pytest.skip(f"no published qm9_subset file beside the project, in {PUBLIC_DATA}")
+    published("qm9_subset")
     with pytest.raises(DataError, match="a table of SMILES does not have"):
         task("qm9").pool(DataSource(PUBLIC_DATA))

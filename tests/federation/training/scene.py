@@ -1,5 +1,9 @@
-"""Small tasks for trainers: a line that is fitted, and a model with dropout."""
+"""Small tasks for trainers: a line that is fitted, and a model with dropout; and external trainers, told what to do."""
 
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +16,7 @@ from torch.nn import functional
 from federation.spec.computation import LocalSgd
 from federation.tasks import Dataset, DataSource, Splits, Task
 from federation.tasks.networks import cifar_cnn, mnist_cnn
+from federation.training.external import ExternalTrainer
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
 from federation.work.base import Result
@@ -90,3 +95,74 @@ class Both(Line):
 
     def losses(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         return {"size": output.square().mean(), "fit": functional.mse_loss(output[:, 0], y)}
+
+
+# --- external trainers
+
+# Writes READY, then what a test says for each order, of which it knows the type, `kind`, and the honest answer.
+CHILD = """
+import json, os, struct, sys, threading, time
+sink = sys.stdout.buffer
+def write(data):
+    sink.write(data)
+    sink.flush()
+def say(data=b"", **header):
+    header |= {"bytes": len(data)} if data else {}
+    write(json.dumps(header).encode() + b"\\n" + data)
+def order():
+    line = sys.stdin.buffer.readline()
+    if not line:
+        sys.exit()
+    header = json.loads(line)
+    return header, sys.stdin.buffer.read(header.get("bytes", 0))
+first, _ = order()
+samples = {"train": 10, "validation": 0, "test": 3}
+READY
+while True:
+    header, model = order()
+    kind, id = header["type"], header.get("id")
+    def answer():
+        if kind == "evaluate":
+            say(type="scores", id=id, scores={"loss": 1.0, "accuracy": 0.5})
+        elif kind == "train":
+            say(model, type="model", id=id)
+        elif kind == "gradients":
+            say(model + model, type="gradients", id=id)
+    WRITES
+"""
+READY = "say(type='ready', id=0, samples=samples, abilities=['repeatable'])"
+
+
+class Three(Task):
+    """Three parameters; the data is the process's."""
+
+    name = "three"
+
+    def initial(self, seed: int) -> dict[str, NDArray[np.float64]]:
+        return {"a": np.zeros(2), "b": np.zeros(1)}
+
+
+Start = Callable[..., ExternalTrainer]
+
+
+def child(directory: Path, writes: str, ready: str = READY) -> str:
+    """The command of such a process; `writes` are Python statements, which are carried out for each order."""
+    path = directory / f"child-{len(list(directory.glob('child-*')))}.py"
+    path.write_text(CHILD.replace("READY", ready).replace("WRITES", writes.strip().replace("\n", "\n    ")))
+    return shlex.join([sys.executable, "-S", str(path)])
+
+
+def starting(directory: Path) -> Iterator[Start]:
+    """Starts such trainers, and ends them."""
+    made: list[ExternalTrainer] = []
+
+    def started(
+        writes: str = "answer()", ready: str = READY, silence: float = 60.0, learned: Task | None = None
+    ) -> ExternalTrainer:
+        command = child(directory, writes, ready)
+        made.append(ExternalTrainer(learned or Three(), DataSource(), command=command, silence=silence))
+        return made[-1]
+
+    yield started
+    for trainer in made:
+        trainer.close()

@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainers import TrainerChoice, trainer_kind
 from federation.work.base import WorkError
 from fedpareto.cli.member.trial import lines
+from tests.federation.training.scene import Start, Three, child, starting
 from tests.paths import EXAMPLES
 from tests.trained import train
 from worker.service import prepare_offers
@@ -31,72 +32,20 @@ from worker.work.trial import try_round
 
 SGD = LocalSgd(epochs=1, learning_rate=1.0)
 BASE = np.array([1.0, 2.0, 3.0], dtype=np.float32)
-# A process that answers as its tests tell it: READY, then one of ANSWERS for each order.
-CHILD = """
-import json, os, struct, sys, time
-def say(data="", **header):
-    header |= {"bytes": len(data)} if data else {}
-    sys.stdout.buffer.write(json.dumps(header).encode() + b"\\n" + (data or b""))
-    sys.stdout.buffer.flush()
-def order():
-    line = sys.stdin.buffer.readline()
-    if not line:
-        sys.exit()
-    header = json.loads(line)
-    return header, sys.stdin.buffer.read(header.get("bytes", 0))
-first, _ = order()
-samples = {"train": 10, "validation": 0, "test": 3}
-READY
-while True:
-    header, model = order()
-    id = header.get("id")
-    if header["type"] == "evaluate":
-        SCORES
-    elif header["type"] == "train":
-        TRAIN
-    elif header["type"] == "gradients":
-        say(model + model, type="gradients", id=id)
-"""
-
-
-class Three(Task):
-    """Three parameters; the data is the process's."""
-
-    name = "three"
-
-    def initial(self, seed: int) -> dict[str, NDArray[np.float64]]:
-        return {"a": np.zeros(2), "b": np.zeros(1)}
 
 
 class Pair(Three):
     objectives = ("left", "right")
 
 
-Start = Callable[..., ExternalTrainer]
-
-
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a trainer whose process does as it is told; ended after the test."""
-    made: list[ExternalTrainer] = []
+    yield from starting(tmp_path)
 
-    def started(
-        trains: str = "say(model, type='model', id=id)",
-        scores: str = "say(type='scores', id=id, scores={'loss': 1.0, 'accuracy': 0.5})",
-        ready: str = "say(type='ready', id=0, samples=samples, abilities=['repeatable'])",
-        silence: float = 60.0,
-        learned: Task | None = None,
-    ) -> ExternalTrainer:
-        program = CHILD.replace("READY", ready).replace("SCORES", scores).replace("TRAIN", trains)
-        path = tmp_path / f"child-{len(made)}.py"
-        path.write_text(program)
-        command = shlex.join([sys.executable, "-S", str(path)])
-        made.append(ExternalTrainer(learned or Three(), DataSource(), command=command, silence=silence))
-        return made[-1]
 
-    yield started
-    for trainer in made:
-        trainer.close()
+def training(trains: str) -> str:
+    """What a process does that is asked to train; of the rest it does what it should."""
+    return f"if kind == 'train':\n    {trains}\nelse: answer()"
 
 
 def declined(trainer: ExternalTrainer) -> str:
@@ -108,7 +57,7 @@ def declined(trainer: ExternalTrainer) -> str:
 def test_the_process_trains_and_evaluates_and_tells_its_progress(start: Start) -> None:
     halves = "say(type='progress', id=id, share=0.5); say(bytes(12), type='model', id=id)"
     shares: list[float] = []
-    trainer = start(halves)
+    trainer = start(training(halves))
     result = train(trainer, BASE, SGD, progress=shares.append)
     np.testing.assert_array_equal(result.rows["loss"], BASE)
     assert (shares, result.samples, result.losses) == ([0.5], 10, {"loss": 1.0})
@@ -135,7 +84,7 @@ def test_a_rehearsal_tells_the_memory_of_the_process(start: Start) -> None:
 def test_gradients_come_as_one_vector_for_each_objective(start: Start) -> None:
     abilities = "say(type='ready', id=0, samples=samples, abilities=['gradients', 'weights'])"
     scores = "say(type='scores', id=id, scores={'loss/left': 1.0, 'loss/right': None})"
-    trainer = start(ready=abilities, scores=scores, learned=Pair())
+    trainer = start(f"if kind == 'evaluate': {scores}\nelse: answer()", ready=abilities, learned=Pair())
     work = Differentiate(batch_size=0, measure=False)
     rows = trainer.compute(BASE, work, seed=0, round=0, client_id="a").rows
     assert rows.keys() == {"left", "right"}
@@ -179,8 +128,8 @@ def test_a_failure_is_declined_with_its_reason_and_the_next_assignment_is_done(
     start: Start, trains: str, says: str, tmp_path: Path
 ) -> None:
     mark = tmp_path / "failed"
-    once = f"if os.path.exists({str(mark)!r}): say(model, type='model', id=id)\n        else:\n            "
-    trainer = start(f"{once}open({str(mark)!r}, 'w').close(); {trains}")
+    first = f"kind == 'train' and not os.path.exists({str(mark)!r})"
+    trainer = start(f"if {first}: open({str(mark)!r}, 'w').close(); {trains}\nelse: answer()")
     assert re.match(says, declined(trainer))
     np.testing.assert_array_equal(train(trainer, BASE, SGD).rows["loss"], np.zeros(3))
 
@@ -242,19 +191,21 @@ def test_a_diverged_training_and_nan_are_told_as_such(start: Start) -> None:
         ("say(struct.pack('<3f', 1, float('nan'), 1), type='model', id=id)", 1),
     ):
         with pytest.raises(TrainingDiverged) as caught:
-            train(start(trains), BASE, SGD)
+            train(start(training(trains)), BASE, SGD)
         assert caught.value.step == step
 
 
 def test_a_silent_process_is_ended_and_started_again(start: Start) -> None:
-    trainer = start("say(type='progress', id=id, share=0.1); time.sleep(600)", silence=0.5)  # ended long before
+    trainer = start(
+        training("say(type='progress', id=id, share=0.1); time.sleep(600)"), silence=0.5
+    )  # ended long before
     assert declined(trainer) == "trainer:silent: the process of the trainer said nothing about its order for 0.5 s"
     assert trainer.measure(BASE, ("test",))["test/loss"] == 1.0
 
 
 def test_a_stop_reaches_the_process_and_a_late_answer_is_not_taken_for_another(start: Start) -> None:
     late = "stop, _ = order(); assert stop == {'type': 'stop', 'id': id}; say(bytes(12), type='model', id=id)"
-    trainer = start(f"if header['seed'] % 2 == 0: {late}\n        else: say(model, type='model', id=id)")
+    trainer = start(f"if kind == 'train' and header['seed'] % 2 == 0: {late}\nelse: answer()")
     work = Descend(sgd=SGD, targets={"loss": {"loss": 1.0}}, measure=False, secret_seed=2)
     with pytest.raises(TrainingStopped):
         trainer.compute(BASE, work, seed=0, round=0, client_id="a", stopped=lambda: True)
@@ -315,10 +266,7 @@ def test_the_process_is_told_the_task_the_data_and_the_tensors_and_ends_with_the
 
 
 def test_an_attack_on_training_data_is_refused_where_the_data_is_in_another_process(tmp_path: Path) -> None:
-    (tmp_path / "child.py").write_text(CHILD.replace("READY", "say(type='ready', id=0, samples=samples)"))
-    program = (tmp_path / "child.py").read_text().replace("TRAIN", "pass")
-    (tmp_path / "child.py").write_text(program.replace("SCORES", "say(type='scores', id=id, scores={'loss': 1.0})"))
-    command = shlex.join([sys.executable, "-S", str(tmp_path / "child.py")])
+    command = child(tmp_path, "answer()")
     asked: dict[str, Any] = {"device": "cpu", "threads": 1, "trainers": {"digits": TrainerChoice(command=command)}}
     with pytest.raises(AttackError, match="label-flip changes training data, and that of digits is in the trainer's"):
         prepare_offers(["digits"], DataSource(), attack=parse_attack("label-flip"), **asked)

@@ -1,8 +1,6 @@
 """External trainers that write what no trainer should: each order is declined with a reason, and the worker goes on."""
 
 import json
-import shlex
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,74 +8,21 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from numpy.typing import NDArray
 
 from federation.spec.computation import Descend, LocalSgd
-from federation.tasks import DataSource, Task
 from federation.training import TrainingStopped
 from federation.training.external import ExternalTrainer
 from federation.training.reasons import reason_of
+from tests.federation.training.scene import Start, starting
 from tests.few import few_of
 from tests.harness import wait_for
 
 BASE = np.zeros(3, dtype=np.float32)
-# Writes READY, then WRITES for each order of which it knows the type, `kind`, and the answer, `right`.
-CHILD = """
-import json, os, sys, threading, time
-sink = sys.stdout.buffer
-def say(data=b"", **header):
-    write(json.dumps(header | {"bytes": len(data)}).encode() + b"\\n" + data)
-def write(data):
-    sink.write(data)
-    sink.flush()
-def order():
-    line = sys.stdin.buffer.readline()
-    if not line:
-        sys.exit()
-    header = json.loads(line)
-    return header, sys.stdin.buffer.read(header.get("bytes", 0))
-order()
-READY
-while True:
-    header, model = order()
-    kind, id = header["type"], header.get("id")
-    def answer():
-        if kind == "evaluate":
-            say(type="scores", id=id, scores={"loss": 1.0})
-        elif kind == "train":
-            say(bytes(12), type="model", id=id)
-    WRITES
-"""
-READY = """say(type="ready", id=0, samples={"train": 10})"""
-
-
-class Numbers(Task):
-    """Three parameters; the data is the process's."""
-
-    name = "numbers"
-
-    def initial(self, seed: int) -> dict[str, NDArray[np.float64]]:
-        return {"a": np.zeros(3)}
-
-
-Start = Callable[..., ExternalTrainer]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a trainer whose process writes these things; ended after the test."""
-    made: list[ExternalTrainer] = []
-
-    def started(writes: str, ready: str = READY, silence: float = 60.0) -> ExternalTrainer:
-        path = tmp_path / f"child-{len(made)}.py"
-        path.write_text(CHILD.replace("READY", ready).replace("WRITES", writes.replace("\n", "\n    ")))
-        command = shlex.join([sys.executable, "-S", str(path)])
-        made.append(ExternalTrainer(Numbers(), DataSource(), command=command, silence=silence))
-        return made[-1]
-
-    yield started
-    for trainer in made:
-        trainer.close()
+    yield from starting(tmp_path)
 
 
 def trained(trainer: ExternalTrainer, stopped: Callable[[], bool] = lambda: False) -> list[float]:

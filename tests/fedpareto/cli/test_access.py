@@ -21,7 +21,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from coordinator.members.access.callers import RULES
-from coordinator.members.access.control import MAX_CONCURRENT_CALLS
 from coordinator.server import MAX_MESSAGE_BYTES
 from federation.line.channels import mutual_channel, refusal_from_rpc_error, server_verified_channel
 from federation.trust.admin_files import AdminFiles
@@ -31,11 +30,9 @@ from federation.trust.keys import new_tls_key, private_key_pem
 from federation.v1 import admin_pb2, enrollment_pb2, federation_pb2
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
-from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Hello, SubmitRequest
+from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Hello
 from federation.v1.federation_pb2_grpc import FederationStub
 from fedpareto.processes.forked import Forked, completed
-from storage.models import Client
-from storage.states import ClientState
 from tests.paths import ROOT
 from tests.running import SECONDS, Applicant, Running, refused, running, wait_for
 
@@ -223,24 +220,6 @@ def test_an_expired_certificate_does_not_shake_hands_and_its_owner_is_told_why(s
     assert "your certificate ended" in found.message
 
 
-def test_a_certificate_that_is_not_on_record_is_unknown(served: Running) -> None:
-    with served.certified("ghost", known=False) as channel, refused("UNAUTHENTICATED", "certificate-unknown"):
-        fetch(channel)
-    assert served.refusals("FetchBlob")[-1].actor == "fedpareto://test/client/ghost"
-
-
-def test_a_certificate_that_has_expired_since_the_handshake_is_refused(served: Running) -> None:
-    with served.member("ageing") as channel:
-        with refused("PERMISSION_DENIED", "blob-not-offered"):
-            fetch(channel, "blake3:" + "0" * 64)
-        served.clock.ahead = timedelta(days=91)
-        try:
-            with refused("UNAUTHENTICATED", "certificate-expired"):
-                fetch(channel, "blake3:" + "0" * 64)
-        finally:
-            served.clock.ahead = timedelta()
-
-
 def test_a_live_stream_ends_when_its_certificate_expires(served: Running) -> None:
     with served.member("mortal") as channel:
         served.clock.ahead = timedelta(days=90) - timedelta(seconds=3)
@@ -250,72 +229,6 @@ def test_a_live_stream_ends_when_its_certificate_expires(served: Running) -> Non
                 raise stream.ended()
         finally:
             served.clock.ahead = timedelta()
-
-
-def test_a_revoked_client_is_out_with_its_live_streams_and_its_next_call(served: Running) -> None:
-    with (
-        served.member("traitor") as channel,
-        served.member("bystander") as other,
-        served.administrator(Role.SECURITY_OFFICER) as admin,
-    ):
-        stream, bystander = Stream(channel), Stream(other)
-        AdminStub(admin).RevokeClient(
-            admin_pb2.RevokeClientRequest(client_id="traitor", reason="test"), timeout=SECONDS
-        )
-        with refused("UNAUTHENTICATED", "certificate-revoked"):
-            raise stream.ended()
-        with refused("UNAUTHENTICATED", "certificate-revoked"):
-            fetch(channel)
-        assert served.refusals("Attend")[-1].outcome == "certificate-revoked"
-        assert bystander.call.is_active()
-        bystander.close()
-
-
-def test_a_client_may_not_be_an_operator(served: Running) -> None:
-    with served.member("climber") as channel:
-        for name, method in methods().items():
-            if ".Admin/" in name:
-                with refused("PERMISSION_DENIED", "role"):
-                    Call(channel, name, method)()
-    assert {entry.actor for entry in served.refusals("CreateJoinString")} == {"fedpareto://test/client/climber"}
-
-
-class Call:
-    """Calls a method by its name with an empty request."""
-
-    def __init__(self, channel: grpc.Channel, name: str, method: MethodDescriptor) -> None:
-        kind = ("stream" if method.client_streaming else "unary") + ("_stream" if method.server_streaming else "_unary")
-        self._call: Any = getattr(channel, kind)(name)
-        self._requests: Any = iter([b""]) if method.client_streaming else b""
-        self._streams = method.server_streaming
-
-    def __call__(self) -> object:
-        answer = self._call(self._requests, timeout=SECONDS)
-        return next(answer) if self._streams else answer
-
-
-def test_an_operator_may_not_be_a_client(served: Running) -> None:
-    with served.administrator(*Role) as channel:
-        for name, method in methods().items():
-            if ".Federation/" in name:
-                with refused("PERMISSION_DENIED", "role"):
-                    Call(channel, name, method)()
-
-
-@pytest.mark.parametrize("role", list(Role))
-def test_a_role_opens_its_own_doors_and_no_other(served: Running, role: Role) -> None:
-    held = {Role.VIEWER, role}
-    with served.administrator(role) as channel:
-        for name, method in methods().items():
-            rule = RULES[name]
-            if rule.kind != "admin":
-                continue
-            try:
-                Call(channel, name, method)()
-                reason = ""
-            except grpc.RpcError as error:
-                reason = refusal_from_rpc_error(error).reason
-            assert (reason == "role") == (rule.role not in held), (name, reason)
 
 
 def test_nobody_may_call_what_has_no_rule(served: Running) -> None:
@@ -342,31 +255,8 @@ def test_health_and_reflection_answer_on_both_ports(served: Running) -> None:
 def test_an_rpc_that_takes_one_request_takes_no_second_one(served: Running) -> None:
     with served.member("talkative") as channel:
         call: Any = channel.stream_stream("/federation.v1.Federation/FetchBlob")
-        for count in (0, 2):
-            with refused("INVALID_ARGUMENT", "argument"):
-                list(call(iter([FetchBlobRequest().SerializeToString()] * count), timeout=SECONDS))
-
-
-def test_one_caller_has_so_many_calls_under_way_and_no_more(served: Running) -> None:
-    stub = FederationStub
-    with served.member("greedy") as channel:
-        over = threading.Event()
-
-        def silent() -> Iterator[SubmitRequest]:
-            over.wait(SECONDS)
-            yield from ()
-
-        calls = [stub(channel).Submit(silent()) for _ in range(MAX_CONCURRENT_CALLS)]
-        served_calls = served.coordinator._access._calls
-        wait_for(
-            lambda: len(served_calls.get("fedpareto://test/client/greedy", ())) == MAX_CONCURRENT_CALLS, "the calls"
-        )
-        with refused("RESOURCE_EXHAUSTED", "limit:calls"):
-            fetch(channel)
-        for call in calls:
-            call.cancel()
-        over.set()
-        wait_for(lambda: "fedpareto://test/client/greedy" not in served_calls, "the calls to be forgotten")
+        with refused("INVALID_ARGUMENT", "argument"):
+            list(call(iter([FetchBlobRequest().SerializeToString()] * 2), timeout=SECONDS))
 
 
 def test_a_message_over_the_limit_is_refused_also_when_it_arrives_compressed(served: Running) -> None:
@@ -399,23 +289,6 @@ def test_what_nobody_foresaw_is_internal_and_tells_a_stranger_nothing(
     assert f"incident {incident}" in {entry.detail for entry in served.refusals("Enroll")}
 
 
-def test_a_pending_client_is_a_member_that_waits(served: Running) -> None:
-    with served.member("waiting") as channel:
-        with served.database.begin() as session:
-            session.get_one(Client, "waiting").state = ClientState.PENDING
-        Stream(channel).close()
-
-
-def test_refusals_of_one_caller_are_counted_not_heaped_up(served: Running) -> None:
-    with served.member("knocker") as channel:
-        for _ in range(5):
-            with refused("PERMISSION_DENIED", "role"):
-                AdminStub(channel).ListRuns(admin_pb2.ListRunsRequest(), timeout=SECONDS)
-    entries = [entry for entry in served.refusals("ListRuns") if entry.actor.endswith("/knocker")]
-    assert sum(entry.times for entry in entries) == 5
-    assert len(entries) <= 2
-
-
 def test_raw_bytes_at_the_door_leave_the_coordinator_serving(served: Running) -> None:
     for port in (served.coordinator.federation_port, served.coordinator.enrollment_port):
         for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" + struct.pack(">H", 0xFFFF), bytes(64), b""):
@@ -445,17 +318,6 @@ def test_a_coordinator_keeps_the_ports_that_the_kernel_picked(tmp_path: Path) ->
         assert (again.coordinator.federation_port, again.coordinator.enrollment_port) == ports
     finally:
         again.stop()
-
-
-@pytest.mark.full
-def test_a_second_coordinator_on_the_same_database_is_refused_and_the_first_serves_on(served: Running) -> None:
-    done = completed(["-m", "fedpareto", "coordinator", "serve", "--home", str(served.home.directory)])
-    assert done.returncode == 1, done.stderr
-    assert "in use by another coordinator" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert served.home.ports_file.exists()
-    with served.newcomer() as channel, refused("UNAUTHENTICATED", "join-string-invalid"):
-        greet(channel)
 
 
 def test_the_command_makes_serves_and_stops_a_federation_with_encrypted_keys(tmp_path: Path) -> None:

@@ -106,6 +106,7 @@ def test_bad_usage_ends_with_exit_code_2(arguments: tuple[str, ...]) -> None:
     [
         ("name = ", "not a TOML document"),
         ('task = "digits"\nrounds = 2', "name: missing"),
+        (SPEC.replace("2", '"30"'), "rounds: Input should be a valid integer; got '30'"),
         (SPEC + "[train]\nepochs = -1", "train.epochs: Input should be greater than or equal to 0; got -1"),
         (SPEC + "[train]\nepoch = 1", "train.epoch: no such key"),
         (SPEC + "[train]\nepochs = 1\nsteps = 5", "train: give either epochs or steps"),

@@ -20,32 +20,6 @@ from tests.experiments.scene import TINY, tiny
 one_thread, under_way = experiment_cases.one_thread, experiment_cases.under_way  # fixtures
 
 
-@pytest.mark.full
-def test_the_command_runs_an_experiment_makes_only_what_is_missing_and_compares(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-
-    monkeypatch.setattr("experiments.loading.load", lambda name: parse(name, TINY))
-    out = tmp_path / "out"
-    first = CliRunner().invoke(app, ["experiment", "run", "tiny", "--out", str(out), "--methods", "fedavg"])
-    assert first.exit_code == 0, first.output
-    assert "1/1  FedAvg, seed 1: mean" in first.output
-    again = CliRunner().invoke(app, ["experiment", "run", "tiny", "--out", str(out), "--json"])
-    assert again.exit_code == 0, again.output
-    document = json.loads(again.stdout)
-    assert [item["method"] for item in document["results"]] == ["FedAvg", "FedMGDA+ eps=0.1"]
-    assert document["failed"] == {}
-    assert len({run.session.began for run in Store(out).runs().values()}) == 2
-    assert document["figures"] == ["curves-mean.png", "bars-mean.png", "sweep-mean.png", "heat-mean.png"]
-    assert [len(run.rounds) for run in Store(out).runs().values()] == [2, 2]
-    table = (out / "table.md").read_text()
-    (out / "table.md").unlink()
-    compared = CliRunner().invoke(app, ["experiment", "compare", "tiny", "--out", str(out)])
-    assert compared.exit_code == 0, compared.output
-    assert (out / "table.md").read_text() == table
-    assert "2 of 2 runs" in table
-
-
 def command(*arguments: object) -> tuple[int, str]:
     """The exit code of an `experiment` command, and all that it says."""
     done = CliRunner().invoke(app, ["experiment", *map(str, arguments)])

@@ -3,7 +3,6 @@
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -12,7 +11,6 @@ from coordinator.home import CoordinatorHome
 from coordinator.ownership import CoordinatorHomeError
 from coordinator.server import serve
 from coordinator.settings import Settings
-from federation.spec.run_spec import RunSpec, SpecError
 from federation.trust.admin_files import Account, AdminFiles, load_admin_key
 from federation.trust.certificates import issue_certificate, pem
 from federation.trust.identity import Role, client_uri
@@ -61,33 +59,6 @@ def worker(centre: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         coordinator=CoordinatorKeys(home.federation_id, home.signing_key.public_key()),
     ).save(directory)
     return directory
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"federation_port": "7443"}, "federation_port: Input should be a valid integer; got '7443'"),
-        ({"approval": "yes"}, "approval: Input should be a valid boolean; got 'yes'"),
-        ({"heartbeat_seconds": "5"}, "heartbeat_seconds: Input should be a valid number; got '5'"),
-        (
-            {"federation_port": 7443, "enrollment_port": 7443},
-            "coordinator.toml: federation_port and enrollment_port are both 7443: give each a port of its own, "
-            "or leave enrollment_port away and name an enrollment_host",
-        ),
-    ],
-    ids=["port", "approval", "heartbeat", "same ports"],
-)
-def test_settings_of_the_wrong_kind_are_refused_with_their_key(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(CoordinatorHomeError) as caught:
-        Settings.check({"federation_id": "test", **values}, "coordinator.toml")
-    assert message in str(caught.value)
-
-
-def test_a_run_specification_takes_no_text_for_a_number() -> None:
-    with pytest.raises(SpecError, match="rounds: Input should be a valid integer; got '30'"):
-        RunSpec.parse('name = "a"\ntask = "digits"\nrounds = "30"\n')
-    lists = 'evaluate.splits = ["test"]\nobjectives.names = ["a", "b"]\nobjectives.serve = { x = ["a"] }\n'
-    assert RunSpec.parse('name = "a"\ntask = "two"\nrounds = 30\n' + lists).objectives.serve == {"x": ("a",)}
 
 
 def test_a_coordinator_that_shall_aggregate_on_a_gpu_does_not_start_without_one(centre: Path, tmp_path: Path) -> None:

@@ -14,11 +14,13 @@ from coordinator.aggregation import HyperparameterError, aggregate
 from coordinator.aggregation.interface import Rows
 from coordinator.aggregation.phase_kinds import TrainingPhase
 from coordinator.aggregation.phases import Replies, RoundContext
-from coordinator.aggregation.registry import ALGORITHMS, server_rate
+from coordinator.aggregation.registry import ALGORITHMS, algorithm, server_rate
 from tests.coordinator.aggregation.scene import (
     Matrix,
     coefficients_of,
+    crowds,
     last,
+    losses,
     matrix,
     reference,
     reply,
@@ -32,6 +34,8 @@ OTHERS = {"q-fedavg", "afl", "adafed", "fedfa", "fedfv", "fedmdfg", "krum", "mul
 OVER_OBJECTIVES = {"scalarised", "fsmgda", "fedcmoo", "fedcmoo-pref"}  # whose rounds are in test_objective_rules
 NAMES = tuple(name for name in ALGORITHMS if name not in OTHERS)
 MGDA = ("fedmgda", "fedmgda+")
+CONVEX = ("krum", "multi-krum", "geometric-median")  # c is lambda: the direction is a weighted mean of the updates
+cases = st.tuples(zoo, st.sampled_from(NAMES)) | st.tuples(crowds, st.sampled_from(["q-fedavg", *CONVEX]))
 
 
 def size(U: Matrix) -> float:
@@ -54,15 +58,18 @@ def test_fedmgda_plus_is_that_of_the_reference() -> None:
 
 
 @settings(deadline=None)
-@given(zoo, st.sampled_from(NAMES))
-def test_weights_are_a_distribution_and_the_direction_is_c_u(U: Matrix, name: str) -> None:
-    result = aggregate(name, U)
+@given(cases)
+def test_weights_are_a_distribution_and_the_direction_is_c_u(case: tuple[Matrix, str]) -> None:
+    U, name = case
+    result = aggregate(name, U, losses=losses(U))
     assert (result.weights >= 0).all()
     assert result.weights.sum() == pytest.approx(1, abs=1e-9)
     scale = np.abs(coefficients_of(result)) @ np.linalg.norm(U, axis=1)
     np.testing.assert_allclose(result.direction, coefficients_of(result) @ U, atol=1e-13 * scale)
     assert result.diagnostics["direction_norm"] == pytest.approx(np.linalg.norm(result.direction), abs=1e-7 * scale)
     assert 0 <= result.diagnostics["entropy"] <= math.log(len(U)) + 1e-9
+    if name in CONVEX and not result.diagnostics["stationary"]:
+        np.testing.assert_array_equal(result.coefficients, result.weights)
 
 
 @settings(deadline=None)
@@ -111,16 +118,39 @@ def test_the_order_of_the_clients_does_not_matter(U: Matrix, name: str, random: 
     np.testing.assert_allclose(other.direction, one.direction, atol=tolerance * scale)
 
 
+ORTHOGONAL = np.array([[1.0, 0.0], [0.0, 4.0]])  # the shortest vector of the hull weighs them 16/17 and 1/17
+
+
+@pytest.mark.parametrize(("epsilon", "first"), [(0.0, 0.5), (0.1, 0.6), (0.4, 0.9), (0.5, 16 / 17), (1.0, 16 / 17)])
+def test_weights_of_raw_updates_go_as_far_from_the_prior_as_epsilon_allows(epsilon: float, first: float) -> None:
+    found = aggregate("fedmgda", ORTHOGONAL, epsilon=epsilon)
+    np.testing.assert_allclose(found.weights, [first, 1 - first], atol=1e-12)
+    np.testing.assert_allclose(found.direction, [first, 4 * (1 - first)], atol=1e-6)
+
+
+def test_the_centre_of_the_box_is_the_prior() -> None:
+    found = aggregate("fedmgda", ORTHOGONAL, samples=[1, 3], epsilon=0.2)
+    np.testing.assert_allclose(found.weights, [0.45, 0.55], atol=1e-12)
+
+
+@pytest.mark.parametrize(("boxed", "average"), [("fedmgda", "fedavg"), ("fedmgda+", "fedavg-n")])
 @settings(deadline=None)
-@given(zoo)
-def test_epsilon_zero_is_fedavg_n_and_equal_norms_make_it_fedavg(U: Matrix) -> None:
+@given(U=zoo)
+def test_epsilon_zero_is_the_average_and_epsilon_one_no_box(boxed: str, average: str, U: Matrix) -> None:
     samples = np.arange(1, len(U) + 1)
-    none = aggregate("fedmgda+", U, samples=samples, epsilon=0.0)
-    plain = aggregate("fedavg-n", U, samples=samples)
+    none, plain = aggregate(boxed, U, samples=samples, epsilon=0.0), aggregate(average, U, samples=samples)
     np.testing.assert_array_equal(none.weights, plain.weights)
     if not none.diagnostics["stationary"]:
         np.testing.assert_array_equal(none.direction, plain.direction)
-    norms = np.linalg.norm(U, axis=1, keepdims=True)
+    if boxed == "fedmgda":
+        whole, default = aggregate("fedmgda", U, epsilon=1.0), aggregate("fedmgda", U)
+        np.testing.assert_array_equal(whole.direction, default.direction)
+
+
+@settings(deadline=None)
+@given(zoo)
+def test_epsilon_zero_on_updates_of_equal_norms_is_fedavg(U: Matrix) -> None:
+    samples, norms = np.arange(1, len(U) + 1), np.linalg.norm(U, axis=1, keepdims=True)
     assume((norms > 0).all())
     unit = U / norms
     boxed = aggregate("fedmgda+", unit, samples=samples, epsilon=0.0).direction
@@ -156,12 +186,13 @@ def test_a_zero_update_stops_mgda_unless_it_is_dropped(name: str) -> None:
     assert aggregate(name, np.zeros((2, 3)), drop_zero=True).diagnostics["stationary"] == 1
 
 
-@pytest.mark.parametrize("name", MGDA)
+@pytest.mark.parametrize("name", [*MGDA, "dual-cone"])
 def test_opposite_updates_are_a_stationary_point(name: str) -> None:
     u = np.random.default_rng(0).standard_normal(1000)
     result = aggregate(name, [u, -3 * u])
     assert result.diagnostics["stationary"] == 1
     assert not result.direction.any()
+    assert not coefficients_of(result).any()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -253,12 +284,23 @@ def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> N
         ("fedmgda+", {"epsilon": True}, "epsilon must be a number"),
         ("fedmgda+", {"epsilon": -0.1}, r"epsilon must be \"auto\" or lie in \[0, 1\]; got -0.1"),
         ("fedmgda+", {"epsilon": math.nan}, r"\[0, 1\]"),
+        ("q-fedavg", {"q": -1}, r"q must lie in \[0, inf\); got -1"),
+        ("q-fedavg", {"lipschitz": -1}, r"lipschitz must lie in \[0, 1e12\]"),
+        ("q-fedavg", {"lipschitz": 1e160}, r"lipschitz must lie in \[0, 1e12\]"),
+        ("krum", {"byzantine": -1}, r"byzantine must lie in \[0, inf\)"),
+        ("krum", {"byzantine": 1.5}, "byzantine must be an integer"),
+        ("multi-krum", {"select": -2}, r"select must lie in \[0, inf\)"),
+        ("geometric-median", {"smoothing": 0}, r"smoothing must lie in \[1e-9, 1\]"),
+        ("centred-clipping", {"radius": math.inf}, r"radius must lie in \[0, inf\); got inf"),
+        ("centred-clipping", {"iterations": 0}, r"iterations must lie in \[1, 10000\]"),
+        ("norm-clipping", {"radius": -1}, r"radius must lie in \[0, inf\)"),
+        *[("fedmgda", {"epsilon": value}, r"epsilon must lie in \[0, 1\]; got") for value in (-0.1, 1.1, math.nan)],
         ("fedmgda", {"drop_zero": 1}, "drop_zero must be true or false; got 1"),
     ],
 )
 def test_wrong_hyperparameters_are_named(name: str, hyperparameters: dict[str, Any], message: str) -> None:
     with pytest.raises(HyperparameterError, match=message):
-        rule_named(name, **hyperparameters)
+        algorithm(name, hyperparameters)
 
 
 def test_the_rate_decays_every_hundred_rounds_and_zero_means_no_decay() -> None:
