@@ -112,9 +112,14 @@ class Coordinator(Federation):
         self.coordinator = self.spawn("coordinator", arguments)
 
     @property
+    def has_served(self) -> bool:
+        """True if its newest process serves, or served until it ended."""
+        return serving(self.home) == self.pid
+
+    @property
     def serves(self) -> bool:
-        """True if its process serves, or has served."""
-        return self.alive and serving(self.home) == self.pid
+        """True if its process runs, and has begun to serve."""
+        return self.alive and self.has_served
 
     def die(self) -> None:
         """Kills its process with SIGKILL; its front listener ends by itself."""

@@ -20,6 +20,7 @@ def record(
         f"- {found.seconds / 60:.1f} minutes, {ended}: {runs} runs with those before the faults.",
         f"- Faults: {found.faults.total()}. Another coordinator took a run {found.leases} times; "
         f"{found.refused} writes of coordinators that had lost a lease were refused.",
+        f"- Starts that failed while PostgreSQL was away, and were repeated: {found.starts}.",
         f"- Receipts of members compared with the record: {found.receipts}.",
         f"- Problems: {len(found.problems)}.",
         *(f"  - {' '.join(problem.split())[:300]}" for problem in found.problems[:20]),

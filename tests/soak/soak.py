@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from coordinator.rounds.supervisor import HELD_REASONS
+from tests.harness import wait_for
 from tests.soak.checks import Calm, Checks, Place, questions
 from tests.soak.cluster import OPEN, PRIVATE, Cluster
 from tests.soak.faults import Fault, Inflictor, Kind, Repair
@@ -32,6 +33,7 @@ class Findings:
         takeovers: seconds from a fault of the conductor until another coordinator took its run, by the fault.
         leases: how often another coordinator took a run.
         refused: writes of conductors that had lost their leases.
+        starts: of coordinators that failed, since PostgreSQL was away, and were repeated.
         samples: memory, descriptors and threads.
         seconds: since the beginning.
     """
@@ -42,6 +44,7 @@ class Findings:
     takeovers: list[tuple[Kind, float]] = field(default_factory=list)
     leases: int = 0
     refused: int = 0
+    starts: int = 0
     receipts: int = 0
     samples: list[Sample] = field(default_factory=list)
     seconds: float = 0.0
@@ -117,11 +120,13 @@ class Soak:
                 self._next = None
                 due = self._elapsed + self._upcoming.after
             self._repair()
+            self._supervise()
             self._look_at_lease(run)
             self._show_progress()
             time.sleep(TICK_SECONDS)
         self._parted = None
         self._repair(everything=True)
+        wait_for(self._all_served, "the coordinators to serve")
         self._cluster.wait_serving()
         self._check(run, spec, asked, number)
 
@@ -134,7 +139,10 @@ class Soak:
         return self._next
 
     def _inflict(self, fault: Fault, run: str) -> None:
-        """Makes a fault happen."""
+        """Makes a fault happen, unless its coordinator does not serve yet."""
+        target = self._cluster.coordinators.get(fault.target)
+        if target is not None and not target.serves:
+            return
         conductor = self._conductor(run)
         repair = self._inflictor.inflict(fault)
         self.findings.faults[fault.kind] += 1
@@ -149,6 +157,22 @@ class Soak:
         """Ends the faults whose time is over."""
         while self._repairs and (everything or self._repairs[0][0] <= self._elapsed):
             heapq.heappop(self._repairs)[3]()
+
+    def _supervise(self) -> None:
+        """Starts coordinators again that could not start, as the machine's supervisor does."""
+        under_repair = {target for _, _, target, _ in self._repairs}
+        for name, coordinator in self._cluster.coordinators.items():
+            if not coordinator.alive and name not in under_repair:
+                if coordinator.has_served:
+                    log = coordinator.serving.text
+                    self.findings.problems.append(f"coordinator {name} has ended by itself: {log[-1500:]}")
+                    self._show(f"PROBLEM: coordinator {name} has ended by itself: {log[-1500:]}")
+                self.findings.starts += 1
+                coordinator.begin()
+
+    def _all_served(self) -> bool:
+        self._supervise()
+        return all(coordinator.has_served for coordinator in self._cluster.coordinators.values())
 
     def _conductor(self, run: str) -> tuple[str, int] | None:
         """The name of the coordinator that conducts a run, and the epoch; None if PostgreSQL does not answer."""
@@ -198,11 +222,8 @@ class Soak:
         self.findings.samples += [Sample.of(one, self._elapsed, now) for one in coordinators]
 
     def _of_processes(self) -> Iterator[str]:
-        """Coordinators end only when they are killed, and no error comes to the log unexplained."""
+        """No unexpected error comes to the log of a coordinator."""
         for name, coordinator in self._cluster.coordinators.items():
-            if not coordinator.alive:
-                yield f"coordinator {name} has ended by itself: {coordinator.serving.text[-800:]}"
-                coordinator.serve()
             log = coordinator.serving.log
             with log.open(errors="replace") as file:
                 file.seek(self._read[name])
