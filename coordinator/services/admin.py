@@ -185,7 +185,7 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
 
         if request.parts:
             await self._note_export("rounds.exported", run_id)
-        unwatch = self._supervisor.watch(wake)
+        unwatch = self._supervisor.changes.watch(wake)
         try:
             watcher = Watching(run_id, parts=request.parts)
             while True:
