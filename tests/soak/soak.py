@@ -14,10 +14,11 @@ from tests.soak.cluster import OPEN, PRIVATE, Cluster
 from tests.soak.faults import Fault, Inflictor, Kind, Repair
 from tests.soak.figures import Sample
 
-ROUNDS = {OPEN: 24, PRIVATE: 8}
+ROUNDS = {OPEN: 16, PRIVATE: 6}
 STUCK_SECONDS = 180.0  # without an end of the run, after which the soak gives up
 TICK_SECONDS = 0.02
 SHOW_SECONDS = 10.0
+RESTART_SECONDS = 1.0  # after a start that failed
 # Faults of a coordinator that conducts a run, after which another one takes it if they last.
 _PARTING = (Kind.KILLED, Kind.FROZEN, Kind.SILENT)
 
@@ -149,9 +150,10 @@ class Soak:
         if conductor is not None and conductor[0] == fault.target and fault.kind in _PARTING and not self._parted:
             self._parted = (fault.kind, self._elapsed, conductor[1])
         if repair is not None:
-            heapq.heappush(
-                self._repairs, (self._elapsed + fault.seconds, next(self._numbers), fault.target, repair)
-            )
+            self._later(fault.seconds, fault.target, repair)
+
+    def _later(self, seconds: float, target: str, repair: Repair) -> None:
+        heapq.heappush(self._repairs, (self._elapsed + seconds, next(self._numbers), target, repair))
 
     def _repair(self, *, everything: bool = False) -> None:
         """Ends the faults whose time is over."""
@@ -168,10 +170,11 @@ class Soak:
                     self.findings.problems.append(f"coordinator {name} has ended by itself: {log[-1500:]}")
                     self._show(f"PROBLEM: coordinator {name} has ended by itself: {log[-1500:]}")
                 self.findings.starts += 1
-                coordinator.begin()
+                self._later(RESTART_SECONDS, name, coordinator.begin)
 
     def _all_served(self) -> bool:
         self._supervise()
+        self._repair()
         return all(coordinator.has_served for coordinator in self._cluster.coordinators.values())
 
     def _conductor(self, run: str) -> tuple[str, int] | None:
