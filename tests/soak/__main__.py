@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the program. Returns 1 if something was wrong, 130 after Ctrl-C."""
     options = _parser().parse_args(arguments)
     os.nice(options.nice)
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # which a shell ignores in what it starts in the background
     require_tls13()
     start_server()
     # After the settings of gRPC.

@@ -11,7 +11,15 @@ _UNITS = {"memory": "memory, MiB", "descriptors": "descriptors", "threads": "thr
 
 
 def record(
-    found: Findings, *, command: str, commit: str, seed: int, lease: float, lasting: str, ended: str, left_out: Sequence[Kind]
+    found: Findings,
+    *,
+    command: str,
+    commit: str,
+    seed: int,
+    lease: float,
+    lasting: str,
+    ended: str,
+    left_out: Sequence[Kind],
 ) -> str:
     """The record of a soak that has ended as `ended` says; `left_out` are faults that were not possible."""
     runs = ", ".join(f"{count} {kind}" for kind, count in sorted(found.runs.items()))

@@ -23,7 +23,7 @@ class Scene:
         self._calm: dict[tuple[str, int], Calm] = {}
 
     def calm(self, spec: str, rounds: int = 2) -> Calm:
-        """A run of this specification while nothing happens: of private ones the second, as members measure a model once."""
+        """A run while nothing happens; of private ones the second, since members measure a model once."""
         if (spec, rounds) not in self._calm:
             for _ in range(1 + ("[privacy]" in spec)):
                 run = self.cluster.submit(self.cluster.first, spec, rounds=rounds)

@@ -4,16 +4,21 @@ Real processes throughout. In each case the run completes, its model is that of 
 twice, the bundle and the audit log verify, and the questions on record stay as they were.
 """
 
+import shutil
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from coordinator.home import read_settings
+from coordinator.settings import SETTINGS_FILE
 from tests.coordinator.cluster.scene import LEASE_SECONDS, REFUSED, SETTINGS, Scene
+from tests.harness import Federation
 from tests.postgresql import Postgresql, postgresql
-from tests.soak.cluster import OPEN, PRIVATE, Coordinator, cluster
+from tests.soak.cluster import NAMES, OPEN, PRIVATE, Coordinator, cluster
 
 pytestmark = pytest.mark.full
-GOES_ON_SECONDS = LEASE_SECONDS + 20  # generous: the machine may be busy
 # Points of programs/crashing.py to which a run of fedmgda+ comes.
 POINTS = (
     "before-dispatch dispatching one-update-in aggregating model-written stored one-evaluation-in evaluated "
@@ -142,3 +147,22 @@ def test_any_coordinator_answers_administrators_and_serves_members(scene: Scene)
         shown = [one.admin("run", run)["run"]["model"] for one in cluster.coordinators.values()]
         assert len(set(shown)) == 1
     assert len({coordinator.front() for coordinator in cluster.coordinators.values()}) == 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_backup_that_any_coordinator_has_made_restores(scene: Scene, name: str, tmp_path: Path) -> None:
+    maker = scene.cluster.coordinators[name]
+    scene.cluster.wait_serving()
+    maker.fedpareto("coordinator", "backup", str(tmp_path / "backup"), "--home", str(maker.home))
+    fed = Federation(tmp_path)
+    shutil.copytree(maker.home, fed.home, ignore=shutil.ignore_patterns("*ports.json"))
+    own = {"database": "sqlite:///coordinator.db", "blobs": "blobs"}
+    (fed.home / SETTINGS_FILE).write_text(read_settings(fed.home).model_copy(update=own).render())
+    fed.fedpareto("coordinator", "restore", str(tmp_path / "backup"), "--home", str(fed.home))
+    try:
+        fed.serve()
+        fed.admin("audit", "verify")
+        restored = {run["run_id"]: run["model"] for run in fed.admin("runs")["runs"]}
+    finally:
+        fed.close()
+    assert restored == dict(map(tuple, scene.cluster.query("select run_id, model from runs")))
