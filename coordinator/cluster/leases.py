@@ -18,6 +18,13 @@ from storage.models import Run
 
 _LOCK_NOT_AVAILABLE = "55P03"  # the code of PostgreSQL
 
+_END_SILENT = text("""
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND usename = current_user AND pid <> pg_backend_pid()
+AND backend_xid IS NOT NULL AND wait_event = 'ClientRead'
+AND state_change < clock_timestamp() - make_interval(secs => :seconds)
+""")
+
 Moment = Callable[[timedelta], ColumnElement[datetime]]
 """The present time, plus a duration, as an expression of SQL."""
 
@@ -153,6 +160,16 @@ class SharedLeases:
         except OperationalError as error:
             if getattr(error.orig, "sqlstate", "") != _LOCK_NOT_AVAILABLE:
                 raise
+
+    def end_silent_transactions(self) -> int:
+        """Ends the sessions that hold locks, and whose client has sent nothing for a lease; returns their number.
+
+        The limit on idle transactions (`Database.open`) ends most of them before. It does not count while a message of
+        several parts is incomplete, as when the network fails in the middle of it.
+        """
+        with self._database.begin() as session:
+            ended = session.execute(_END_SILENT, {"seconds": self.duration.total_seconds()})
+            return len(ended.all())
 
     def free(self, since: timedelta = timedelta(0)) -> ColumnElement[bool]:
         """Selects the runs that no coordinator has conducted for some time."""

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
+import psycopg
 import pytest
 from sqlalchemy import select, text, update
 from sqlalchemy.exc import DBAPIError
@@ -139,6 +140,31 @@ def test_the_transaction_of_a_frozen_process_does_not_keep_others_from_the_run(s
     assert fault_of(raised.value) is StorageFault.DATABASE
     with shared.read() as session:
         assert session.get_one(Run, "run").reason == ""
+
+
+def test_a_transaction_that_broke_off_within_a_message_is_ended_and_another_coordinator_takes_the_run(
+    shared: Database, url: str
+) -> None:
+    ben = SharedLeases(shared, "ben", duration=timedelta(milliseconds=1))
+    options = "-c idle_in_transaction_session_timeout=1"
+    with psycopg.connect(url, options=options) as frozen, ThreadPoolExecutor(1) as pool:
+        frozen.pgconn.enter_pipeline_mode()
+        frozen.pgconn.send_query_params(b"UPDATE runs SET reason = 'frozen'", None)
+        frozen.pgconn.send_flush_request()  # and no end of the message, after which the limit would count
+        frozen.pgconn.flush()
+        wait_for(lambda: holds_locks(shared), "the run to be locked")
+        taken = pool.submit(ben.take, "run")
+        wait_for(lambda: waits_for_a_lock(shared), "the other coordinator to wait for the row")
+        assert wait_for(ben.end_silent_transactions, "the transaction to be ended") == 1
+        assert taken.result() == Lease("ben", 1)
+        frozen.close()
+    assert ben.end_silent_transactions() == 0
+
+
+def holds_locks(database: Database) -> bool:
+    with database.read() as session:
+        held = "SELECT count(*) FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND datname = current_database()"
+        return bool(session.scalar(text(held)))
 
 
 def test_runs_are_unclaimed_after_two_leases(shared: Database) -> None:
