@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -18,15 +18,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from coordinator.audit.checkpoints import LogKey
 from coordinator.members.administrators import certify_administrator, register_administrator
 from coordinator.members.authority import Authority
+from coordinator.members.coordinators import CoordinatorAddresses
 from coordinator.ownership import CoordinatorHomeError, claim_database, lost_database, must_own
 from coordinator.settings import SETTINGS_FILE, SQLITE, Settings
 from coordinator.signing_keys import Signing
 from federation.digests import digest
+from federation.line.addresses import known_addresses
 from federation.refusals import Refusal
 from federation.trust.admin_files import Account, AdminFiles
 from federation.trust.certificates import SERVER_LIFETIME, der, fingerprint, load_certificate_file, make_ca, pem
 from federation.trust.identity import Role, check_name, coordinator_uri, parse_peer, signing_key_uri
-from federation.trust.key_chain import read_rotations, rotate, rotations_text, whole_chain
+from federation.trust.key_chain import read_rotations, whole_chain
 from federation.trust.keys import (
     FileDamaged,
     finish_replacing,
@@ -34,14 +36,12 @@ from federation.trust.keys import (
     load_tls_key,
     make_private_directory,
     new_tls_key,
-    private_key_pem,
     read_file,
     remedy,
     replace_private,
-    replace_together,
     write_private_key,
 )
-from federation.trust.member_files import move_address
+from federation.trust.member_files import note_addresses
 from federation.v1.common_pb2 import KeyRotation
 from storage import audit
 from storage.blob_directory import DirectoryStore
@@ -124,7 +124,7 @@ class CoordinatorHome:
         Raises:
             HomeError: directory or database hold a federation already.
         """
-        _must_be_vacant(directory)
+        must_be_vacant(directory)
         make_private_directory(directory)
         with closing(Database.open(database_url(directory, settings))) as database:
             database.migrate()
@@ -139,7 +139,7 @@ class CoordinatorHome:
             write_private_key(directory / "log.key", log_key.key, passphrase)
             replace_private(directory / "ca.pem", pem(ca))
             authority = Authority(settings.federation_id, ca, ca_key)
-            server = _server_certificate(authority, server_key, signing_key, settings.names, now)
+            server = server_certificate(authority, server_key, signing_key, settings.names, now)
             replace_private(directory / "server.pem", pem(server))
             home = cls(directory, settings, ca, ca_key, server, server_key, signing_key, log_key)
             make_private_directory(home.blobs_dir)
@@ -232,8 +232,15 @@ class CoordinatorHome:
         if directory.exists() and any(directory.iterdir()):
             raise CoordinatorHomeError(f"{directory} is not empty: an administrator gets a directory of its own")
         signing_key, tls_key = Ed25519PrivateKey.generate(), new_tls_key()
-        addresses = self.addresses(*self.ports())
-        account = Account(federation_id=self.federation_id, name=name, ca=pem(self.ca), **addresses)
+        with database.read() as session:
+            addresses = CoordinatorAddresses.serving(session, **self.addresses(*self.ports()))
+        account = Account(
+            federation_id=self.federation_id,
+            name=name,
+            ca=pem(self.ca),
+            addresses=addresses.federation,
+            enrollment_addresses=addresses.enrollment,
+        )
         account.save(directory, signing_key, passphrase)  # before the older one ends: a full disk ends no access
         with database.begin() as session:
             row = register_administrator(session, name, {Role.VIEWER, *roles}, signing_key.public_key(), by=by, now=now)
@@ -314,35 +321,17 @@ class CoordinatorHome:
         if 0 in (self.settings.federation_port, self.settings.enrollment_port):
             replace_private(self._kept_ports_file, json.dumps(ports).encode() + b"\n")
         if (self.admin_dir / "member.toml").is_file():
-            move_address(self.admin_dir, AdminFiles.name_key, **self.addresses(federation, enrollment))
+            own, known = self.addresses(federation, enrollment), Account.load(self.admin_dir)
+            others = not self.settings.database.startswith(SQLITE)
+            note_addresses(
+                self.admin_dir,
+                AdminFiles.name_key,
+                addresses=known_addresses(own["address"], (), known.addresses if others else ()),
+                enrollment_addresses=known_addresses(
+                    own["enrollment_address"], (), known.enrollment_addresses if others else ()
+                ),
+            )
         replace_private(self.ports_file, json.dumps({**ports, "pid": os.getpid()}).encode() + b"\n")
-
-    def rotate_signing_key(self, *, now: datetime, passphrase: bytes | None = None) -> Self:
-        """Replaces the signing key: the old one signs the new one, and the CA certifies it. No coordinator may serve.
-
-        The directory changes as a whole or not at all. Returns the changed home.
-
-        Raises:
-            DatabaseBusy: a coordinator serves.
-        """
-        with closing(self.open_database()) as database:
-            database.lock_exclusive()
-            database.migrate()
-            with database.read() as session:  # no signature of the old key is later, even if the clock was set back
-                now = max(now, audit.newest_time(session) or now)
-            key = Ed25519PrivateKey.generate()
-            number = len(self.rotations) + 1
-            rotation = rotate(self.signing_key, key, federation_id=self.federation_id, number=number, now=now)
-            certificate = _server_certificate(self.authority, self.server_key, key, self.settings.names, now)
-            home = replace(self, signing_key=key, server=certificate, rotations=(*self.rotations, rotation))
-            files = {
-                "signing.key": private_key_pem(key, passphrase).decode(),
-                ROTATIONS_FILE: rotations_text(home.rotations),
-                "server.pem": pem(certificate).decode(),
-            }
-            replace_together(self.directory, files)
-            home.record_configuration(database, by="coordinator rotate-key", now=now)
-        return home
 
     def current_server_certificate(self, now: datetime) -> x509.Certificate:
         """The certificate to show: issued anew in the last third of its life, or when the hosts have changed."""
@@ -352,7 +341,7 @@ class CoordinatorHome:
         signs = parse_peer(pem(self.server)).signing_key == self.signing_key.public_key().public_bytes_raw()
         if fresh and signs and hosts == set(self.settings.names):
             return self.server
-        certificate = _server_certificate(self.authority, self.server_key, self.signing_key, self.settings.names, now)
+        certificate = server_certificate(self.authority, self.server_key, self.signing_key, self.settings.names, now)
         replace_private(self.directory / "server.pem", pem(certificate))
         return certificate
 
@@ -403,7 +392,8 @@ def open_blobs(directory: Path, settings: Settings, ca: x509.Certificate, *, dur
     return ObjectStore(bucket, place, limit=settings.blob_cache_bytes, federation=fingerprint(ca))
 
 
-def _must_be_vacant(directory: Path) -> None:
+def must_be_vacant(directory: Path) -> None:
+    """Raises HomeError if a directory holds a federation, or the beginning of one."""
     settings = directory / SETTINGS_FILE
     if settings.exists():
         try:
@@ -421,13 +411,14 @@ def _must_be_vacant(directory: Path) -> None:
         )
 
 
-def _server_certificate(
+def server_certificate(
     authority: Authority,
     key: EllipticCurvePrivateKey,
     signing_key: Ed25519PrivateKey,
     hosts: Iterable[str],
     now: datetime,
 ) -> x509.Certificate:
+    """The certificate of a coordinator: it names the hosts, the federation and the signing key."""
     federation = authority.federation_id
     uris = [coordinator_uri(federation), signing_key_uri(federation, signing_key.public_key().public_bytes_raw())]
     return authority.issue(key.public_key(), "coordinator", uris, now=now, lifetime=SERVER_LIFETIME, hosts=list(hosts))

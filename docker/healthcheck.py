@@ -1,6 +1,7 @@
 """The container's health check: exit code 0 if the coordinator or worker of the given home directory works.
 
-A coordinator must answer on its enrollment port, with a valid certificate. A worker has no port; it is healthy while a
+A coordinator must answer on its enrollment port, with a valid certificate, that it serves; with --answers it need not
+serve, as while its database is away. A worker has no port; it is healthy while a
 process holds the lock of its home, even if it cannot reach the coordinator.
 """
 
@@ -13,8 +14,8 @@ from pathlib import Path
 ANSWER_SECONDS = 5.0
 
 
-def coordinator_serves(home: Path) -> bool:
-    """Whether the coordinator of this home answers that it serves."""
+def coordinator_serves(home: Path, *, answers: bool) -> bool:
+    """Whether the coordinator of this home answers that it serves; whether it answers at all with `answers`."""
     import grpc  # noqa: PLC0415 - not needed for a worker
     from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse  # noqa: PLC0415
     from grpc_health.v1.health_pb2_grpc import HealthStub  # noqa: PLC0415
@@ -31,7 +32,7 @@ def coordinator_serves(home: Path) -> bool:
     except (OSError, grpc.RpcError) as error:
         print(f"the coordinator does not answer: {error}", file=sys.stderr)  # noqa: T201
         return False
-    return bool(answer.status == HealthCheckResponse.SERVING)
+    return answers or bool(answer.status == HealthCheckResponse.SERVING)
 
 
 def worker_lives(home: Path) -> bool:
@@ -47,11 +48,12 @@ def worker_lives(home: Path) -> bool:
     return False
 
 
-def main(home: Path) -> int:
+def main(home: Path, *, answers: bool = False) -> int:
     """The exit code: 0 or 1."""
-    healthy = coordinator_serves(home) if (home / "coordinator.toml").is_file() else worker_lives(home)
+    is_coordinator = (home / "coordinator.toml").is_file()
+    healthy = coordinator_serves(home, answers=answers) if is_coordinator else worker_lives(home)
     return 0 if healthy else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[-1]), answers="--answers" in sys.argv[1:-1]))

@@ -175,13 +175,14 @@ class Database:
         Raises:
             DatabaseIncompatible: this version does not know the schema.
         """
-        from storage import migrations  # noqa: PLC0415 - Alembic is only needed here
-
         with self._writing(), self._engine.begin() as connection:
             if not self._sqlite:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LOCK_KEY + Duty.MIGRATION})
             self._must_be_known(connection)
-            migrations.upgrade(connection)
+            if pending_revisions(connection):
+                from storage import migrations  # noqa: PLC0415 - Alembic is only needed here
+
+                migrations.upgrade(connection)
 
     def must_be_known(self) -> None:
         """Checks that this version knows the schema, or can upgrade it.

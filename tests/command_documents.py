@@ -1,9 +1,12 @@
 """Compares the output of commands with --json with docs/schemas/output.json, in every test that runs one."""
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
+
+import pytest
 
 from tests.command_lines import fedpareto_command
 from tests.paths import DOCS
@@ -14,7 +17,10 @@ FILE = DOCS / "schemas" / "output.json"
 @cache
 def validator(command: str) -> Any:
     """The schema of a command, ready to use."""
-    from jsonschema import Draft202012Validator
+    with pytest.MonkeyPatch.context() as patch:
+        # It is for checks of formats, which nobody asks for here, and takes a second to make its grammar.
+        patch.setitem(sys.modules, "rfc3987_syntax", None)
+        from jsonschema import Draft202012Validator
 
     schemas = json.loads(FILE.read_text())
     return Draft202012Validator({"$defs": schemas["$defs"], "$ref": f"#/$defs/{command.replace(' ', '%20')}"})

@@ -1,6 +1,11 @@
+import os
+
+# Before NumPy, which reads these once: threads of models as small as these wait for each other, in every process.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import gc
 import multiprocessing
-import os
 import secrets
 import signal
 import tempfile
@@ -22,6 +27,7 @@ from fedpareto.processes import forked
 from storage.blob_directory import DirectoryStore
 from storage.database import Database
 from tests.command_documents import must_suit
+from tests.few import FEW_EXAMPLES
 
 if TYPE_CHECKING:
     from tests.running import Running
@@ -42,12 +48,11 @@ def in_memory(directory: Path) -> bool:
 
 
 gc.disable()  # until the tests are collected: what is imported stays
-for _pool in ("OMP", "OPENBLAS"):  # in every process: threads of models as small as these wait for each other
-    os.environ.setdefault(f"{_pool}_NUM_THREADS", "1")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # as the command sets it; gRPC reads these once
 # gRPC's handlers of forks end the children with a segmentation fault now and then; none of them goes on with a channel.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 require_tls13()  # before a test imports gRPC
+settings.register_profile("few", max_examples=FEW_EXAMPLES)  # make test
 settings.register_profile("fuzz", max_examples=10_000)  # make fuzz
 # A shell ignores interrupts in what it starts in the background, and children inherit that; tests send interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -69,6 +74,12 @@ def _compared(function: Callable[..., Any], arguments_of: Callable[..., Sequence
 
 CliRunner.invoke = _compared(CliRunner.invoke, lambda runner, app, arguments=(), **_: arguments)  # type: ignore[method-assign]
 forked.completed = _compared(forked.completed, lambda arguments, **_: arguments)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Without the long tests, each property gets half of the inputs that hypothesis draws by itself."""
+    if config.option.markexpr == "not full" and config.option.hypothesis_profile is None:
+        settings.load_profile("few")
 
 
 def pytest_collection_finish() -> None:

@@ -11,6 +11,20 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
+# Files that move with an optimiser of PyTorch, whose first step in a process imports its compiler: 1.4 CPU seconds, or
+# 4 where Python has not compiled that yet. They are dealt to one process.
+OPTIMISERS = frozenset(
+    {
+        "tests/coordinator/aggregation/test_server_optimisers.py",
+        "tests/experiments/test_leakage.py",
+        "tests/federation/tasks/test_celeba.py",
+        "tests/federation/tasks/test_multi_regression.py",
+        "tests/federation/tasks/test_qm9.py",
+        "tests/federation/training/test_local_training.py",
+        "tests/federation/training/test_options.py",
+    }
+)
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> "Files | None":
@@ -19,6 +33,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> "Files 
 
 class Files(LoadFileScheduling):  # type: ignore[misc]
     """Deals whole files, and the rest of a file whose process has died to another one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "optimisers" if file in OPTIMISERS else file
 
     def remove_node(self, node: WorkerController) -> Any:
         """The test that the process ran when it died, if it did; the tests after it are dealt again."""

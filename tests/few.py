@@ -4,6 +4,8 @@ from collections.abc import Iterable
 
 import pytest
 
+FEW_EXAMPLES = 50  # inputs of a property, where `make test-full` takes hypothesis's hundred
+
 
 def few_of(values: Iterable[object], *few: object) -> list[object]:
     """The values as parameters; those that are not among the few are marked `full`."""

@@ -20,12 +20,12 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.few import FEW_EXAMPLES
 from tests.mutation import JUNK, TEXTS, mutated
 from tests.paths import TESTS
 
 CORPUS = TESTS / "corpus"
-FEW = 50
-INPUTS = max(FEW, settings().max_examples)  # the profile `fuzz` has more
+INPUTS = settings().max_examples  # of the profile: few, hypothesis's own, or fuzz
 SECONDS = 5.0  # CPU time for one input, on a slow machine
 MEMORY = 512 << 20  # address space that reading one input may take, in bytes
 
@@ -200,7 +200,7 @@ def fuzz(name: str, parser: Parser, *fresh: bytes) -> None:
 
     @settings(
         max_examples=INPUTS,
-        derandomize=INPUTS == FEW,
+        derandomize=INPUTS == FEW_EXAMPLES,
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),

@@ -296,7 +296,7 @@ def enrolled(join: JoinStringFields, channel: grpc.Channel) -> MemberFiles:
     return MemberFiles(
         federation_id=answer.federation_id,
         client_id=answer.client_id,
-        address=answer.address,
+        addresses=tuple(answer.addresses),
         ca=answer.ca_certificate,
         certificate=answer.certificate,
         tls_key=tls_key,

@@ -179,7 +179,7 @@ class Running:
 
     def join_string(self, client_id: str) -> JoinStringFields:
         return JoinStringFields(
-            self.enrollment_address, fingerprint(self.home.ca), self.join_secret(client_id), client_id
+            (self.enrollment_address,), fingerprint(self.home.ca), self.join_secret(client_id), client_id
         )
 
     def joined(self, directory: Path, name: str, *, ago: timedelta, passphrase: bytes | None = None) -> MemberFiles:

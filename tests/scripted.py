@@ -124,6 +124,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     change_time: Callable[[TimeManifest], SignedEnvelope | None] | None = None  # None: as it is, changed or not
     restored: SignedEnvelope | None = None
     rotations: list[KeyRotation] = field(default_factory=list)  # of its signing key
+    addresses: list[str] = field(default_factory=list)  # that a welcome tells
     # A list of refusals to give before the honest answer.
     attend_refusals: list[Refusal] = field(default_factory=list)
     submit_refusals: list[Refusal | HungUp] = field(default_factory=list)
@@ -163,6 +164,17 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
         server.start()
         self._server = server
 
+    @property
+    def address(self) -> str:
+        """The address for members."""
+        return f"127.0.0.1:{self.federation_port}"
+
+    def further(self) -> "ScriptedCoordinator":
+        """A further coordinator, with the same keys and log, which is not started."""
+        other = ScriptedCoordinator()
+        other.ca, other._ca_key, other.signing_key, other.log = self.ca, self._ca_key, self.signing_key, self.log
+        return other
+
     def stop(self) -> None:
         for outbox in self._outboxes:
             outbox.put(Refusal("stopping", "the coordinator stops"))
@@ -175,7 +187,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
         return MemberFiles(
             federation_id=FEDERATION,
             client_id=CLIENT,
-            address=f"127.0.0.1:{self.federation_port}",
+            addresses=(f"127.0.0.1:{self.federation_port}",),
             ca=pem(self.ca),
             certificate=self._certificate(key.public_key(), client_uri(FEDERATION, CLIENT), lifetime),
             tls_key=key,
@@ -184,7 +196,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
         )
 
     def join(self) -> JoinStringFields:
-        return JoinStringFields(f"127.0.0.1:{self.enrollment_port}", fingerprint(self.ca), bytes(range(32)), CLIENT)
+        return JoinStringFields((f"127.0.0.1:{self.enrollment_port}",), fingerprint(self.ca), bytes(range(32)), CLIENT)
 
     def _certificate(
         self, key: EllipticCurvePublicKey, uri: str, lifetime: timedelta = DAY, hosts: Sequence[str] = ()
@@ -274,7 +286,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
             certificate=self._certificate(csr_public_key(request.csr), client_uri(FEDERATION, CLIENT)),
             ca_certificate=pem(self.ca),
             coordinator_key=self.signing_key.public_key().public_bytes_raw(),
-            address=f"127.0.0.1:{self.federation_port}",
+            addresses=[f"127.0.0.1:{self.federation_port}"],
         )
         if self.change_enrollment is not None:
             self.change_enrollment(response)
@@ -291,6 +303,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
         context.add_callback(lambda: outbox.put(Refusal("stopping", "the stream is gone")))
         threading.Thread(target=self._listen, args=(request_iterator,), daemon=True).start()
         welcome = Welcome(federation_id=self.federation_id, heartbeat_seconds=0.2, restored=self.restored)
+        welcome.addresses.extend(self.addresses)
         welcome.rotations.extend(self.rotations)
         welcome.time.CopyFrom(self.time(self.hellos[-1]))
         welcome.log_key.CopyFrom(self.log.certified)

@@ -122,8 +122,11 @@ DOCUMENTS: dict[str, Any] = {
     "coordinator restore": Either(
         (BACKUP, {"made": str, "blobs": int, "runs": Mapping[str, int], "aside": str | None})
     ),
+    "coordinator copy-keys": {
+        **dict.fromkeys(("federation_id", "source", "home", "settings", "ca_fingerprint"), str), "hosts": [str]
+    },
     "coordinator rotate-key": {"federation_id": str, "key": str, "rotations": int},
-    "worker join": {**JOINED, "address": str, "home": str, "certificate_expires": str, "approval_pending": bool},
+    "worker join": {**JOINED, "addresses": [str], "home": str, "certificate_expires": str, "approval_pending": bool},
     "worker run": Either((Open(event=str, time=str, message=str), TrialRound)),
     "worker restored": {
         "pending": Either((None, {"restored": str, "runs": Mapping[str, list[int]]})), "accepted": bool
@@ -158,6 +161,7 @@ DOCUMENTS: dict[str, Any] = {
     "admin client": v1.Client,
     "admin tag": v1.TagClientResponse,
     "admin alerts": v1.ListAlertsResponse,
+    "admin coordinators": v1.ListCoordinatorsResponse,
     "admin admins": v1.ListAdministratorsResponse,
     "admin approve": Either((v1.ApproveClientResponse, TWO_OFFICERS)),
     "admin revoke": Either((v1.RevokeClientResponse, TWO_OFFICERS)),

@@ -132,11 +132,15 @@ def _tls(plain: socket.socket, address: str, member: MemberFiles | None, now: da
 
 def check_coordinator(member: MemberFiles) -> Finding:
     """Checks that the coordinator accepts this client's certificate, and serves."""
-    with member.channel() as channel:
+    try:
+        address, channel = member.serving_channel()
+    except RouteError as error:
+        return Finding.failed("coordinator", escaped(str(error), 500))
+    with channel:
         try:
             answer = HealthStub(channel).Check(HealthCheckRequest(), timeout=ANSWER_SECONDS)
         except grpc.RpcError as error:
-            refusal = member.refusal(error)
+            refusal = member.refusal(error, address)
             reason = ": ".join(filter(None, (refusal.reason, refusal.message or refusal.status)))
             return Finding.failed("coordinator", escaped(reason, 500))
     if answer.status != HealthCheckResponse.SERVING:
@@ -145,13 +149,13 @@ def check_coordinator(member: MemberFiles) -> Finding:
             "it accepts the certificate, but does not serve now: its disk or its database is away; its operator knows "
             "more",
         )
-    return Finding.ok("coordinator", f"{member.address} accepts the certificate, and serves")
+    return Finding.ok("coordinator", f"{address} accepts the certificate, and serves")
 
 
 def check_clock(home: WorkerHome, member: MemberFiles) -> Finding:
     """Compares this machine's clock with the time that the coordinator signs in its first message to a worker."""
     try:
-        with home.lock(), member.channel() as channel:
+        with home.lock(), member.serving_channel()[1] as channel:
             nonce = secrets.token_bytes(NONCE_BYTES)
             hello = AttendRequest(hello=Hello(software=software(), nonce=nonce))
             call = FederationStub(channel).Attend(iter([hello]), timeout=ANSWER_SECONDS)
@@ -159,6 +163,8 @@ def check_clock(home: WorkerHome, member: MemberFiles) -> Finding:
             member.coordinator.learn(welcome.rotations)
             offset = (signed_time(welcome.time, nonce, member) - datetime.now(UTC)).total_seconds()
             call.cancel()
+    except RouteError as error:
+        return Finding.failed("clock", escaped(str(error), 500))
     except WorkerHomeError:
         return Finding.skipped("clock", "a worker runs with this directory: its log warns of a wrong clock")
     except grpc.RpcError as error:

@@ -14,6 +14,7 @@ import grpc
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from federation.line.proxies import RouteError
 from federation.refusals import Refusal
 from federation.trust.certificates import load_certificate, make_csr
 from federation.trust.envelope import envelope_digest
@@ -146,18 +147,23 @@ def _end(home: WorkerHome, member: MemberFiles, begun: _Begun, passphrase: bytes
 
 
 def _ask(home: WorkerHome, member: MemberFiles, request: RotateKeyRequest) -> RotateKeyResponse:
-    with member.channel() as channel:
+    goes_on = "`fedpareto worker rotate-key` goes on, and so does `fedpareto worker run`"
+    try:
+        address, channel = member.serving_channel()
+    except RouteError as error:
+        raise RotationError(f"{member.client_id} has registered no new signing key ({error}): {goes_on}") from None
+    with channel:
         try:
             return FederationStub(channel).RotateKey(request, timeout=ROTATE_SECONDS)
         except grpc.RpcError as error:
-            refusal = member.refusal(error)
+            refusal = member.refusal(error, address)
             reason = ": ".join(part for part in (refusal.reason, refusal.message or refusal.status) if part)
             if refusal.reason in _REFUSED:
                 home.rotating.unlink()
-                raise RotationError(f"{member.address} refused the new signing key: {reason}") from error
+                raise RotationError(f"{address} refused the new signing key: {reason}") from error
             raise RotationError(
-                f"{member.address} did not answer whether it has the new signing key of {member.client_id} ({reason}): "
-                "`fedpareto worker rotate-key` goes on, and so does `fedpareto worker run`"
+                f"{address} did not answer whether it has the new signing key of {member.client_id} ({reason}): "
+                f"{goes_on}"
             ) from error
 
 

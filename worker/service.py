@@ -10,7 +10,7 @@ from federation.directories import Directories
 from federation.tasks import Dataset, DataSource, Splits, task, task_code
 from federation.training.trainer import Trainer
 from federation.training.trainers import TrainerChoice, trainer_code
-from federation.trust.member_files import MemberFiles
+from federation.trust.member_files import MemberFiles, note_addresses
 from federation.work.base import Lane
 from federation.work.peers import open_reply
 from federation.work.site import Site
@@ -157,6 +157,7 @@ class Worker:
         self._attendance = Attendance(
             member=member,
             rotations=home.coordinator_rotations,
+            note=lambda addresses: note_addresses(home.directory, MemberFiles.name_key, addresses=addresses),
             hello=self._introduction.hello,
             clock=CoordinatorClock(member, progress),
             progress=progress,

@@ -1,1 +1,1 @@
-"""Backups of a federation: database and blobs in a directory, made while the coordinator serves, and restored from."""
+"""Backups: making and restoring them, the signed statement of a restore, and copies of the keys."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing, suppress
+from datetime import timedelta
 
 from sqlalchemy.orm import Session
 
@@ -18,6 +19,7 @@ from coordinator.services.bundles import write_bundle
 from coordinator.services.member_calls import MemberCalls
 from coordinator.services.record_calls import RecordCalls
 from coordinator.services.views import overview
+from coordinator.services.views.processes import coordinator_processes
 from coordinator.services.views.watching import Watching
 from federation import digests
 from federation.line.channels import CHUNK_BYTES, MAX_CHUNK_BYTES
@@ -39,6 +41,25 @@ SIGN_OF_LIFE_SECONDS = 5.0  # how often watchers of a run get the time and the a
 
 class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminServicer):
     """Serves administrators: runs here, membership in `MemberCalls`, the record in `RecordCalls`."""
+
+    # --- coordinators
+
+    async def ListCoordinators(
+        self, request: messages.ListCoordinatorsRequest, context: Context
+    ) -> messages.ListCoordinatorsResponse:
+        """Lists the coordinators."""
+
+        def read(session: Session) -> messages.ListCoordinatorsResponse:
+            found = coordinator_processes(
+                session,
+                serves_many=self._database.serves_many,
+                lease=timedelta(seconds=self._settings.lease_seconds),
+                here=len(self._presence.attending()),
+                now=self._clock(),
+            )
+            return messages.ListCoordinatorsResponse(coordinators=found)
+
+        return await self._read(read)
 
     # --- runs
 
@@ -164,7 +185,7 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
 
         if request.parts:
             await self._note_export("rounds.exported", run_id)
-        unwatch = self._supervisor.watch(wake)
+        unwatch = self._supervisor.changes.watch(wake)
         try:
             watcher = Watching(run_id, parts=request.parts)
             while True:

@@ -6,6 +6,7 @@ from coordinator.audit.sequencer import Sequencer
 from coordinator.condition import Condition
 from coordinator.home import CoordinatorHome
 from coordinator.members.access.control import Access
+from coordinator.members.coordinators import CoordinatorAddresses
 from coordinator.members.logged_rights import LoggedRights
 from coordinator.rounds.fleets.attendances import Attendances
 from coordinator.rounds.fleets.consents import Offers
@@ -24,8 +25,8 @@ class Parts(RecordParts):
         access: knows the caller of each rpc.
         sequencer: of the audit log.
         rights: as the log tells of them.
-        address: for members, "host:port".
-        enrollment_address: for newcomers, "host:port".
+        address: of this coordinator for members, "host:port".
+        enrollment_address: of this coordinator for newcomers, "host:port".
     """
 
     home: CoordinatorHome
@@ -56,7 +57,10 @@ class Service(RecordViews):
         self._sequencer = parts.sequencer
         self._rights = parts.rights
         self._condition = parts.condition
-        self._address = parts.address
-        self._enrollment_address = parts.enrollment_address
+        self._own_addresses = (parts.address, parts.enrollment_address)
         self._attendances = parts.attendances
         self._offers = parts.offers
+
+    async def _addresses(self) -> CoordinatorAddresses:
+        """The addresses of this coordinator and of the others that serve."""
+        return await self._read(CoordinatorAddresses.serving, *self._own_addresses)

@@ -43,7 +43,7 @@ class EnrollmentService(Service, enrollment_pb2_grpc.EnrollmentServicer):
             certificate=pem(certificate),
             ca_certificate=pem(home.ca),
             coordinator_key=home.signing_key.public_key().public_bytes_raw(),
-            address=self._address,
+            addresses=(await self._addresses()).federation,
             approval_pending=client.state is ClientState.PENDING,
         )
 
@@ -62,4 +62,9 @@ class EnrollmentService(Service, enrollment_pb2_grpc.EnrollmentServicer):
             lifetime=self._settings.admin_certificate_lifetime,
             now=self._clock(),
         )
-        return LoginResponse(certificate=pem(certificate))
+        addresses = await self._addresses()
+        return LoginResponse(
+            certificate=pem(certificate),
+            addresses=addresses.federation,
+            enrollment_addresses=addresses.enrollment,
+        )

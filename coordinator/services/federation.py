@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
 from functools import partial
 
@@ -75,7 +75,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
         log.info("%s attends with %s", client_id, ", ".join(attendance.tasks)[:200] or "no task")
         listener = asyncio.create_task(self._listen(request_iterator, attendance, caller))
         try:
-            yield await self._in_thread(self._welcome, first.hello, client_id)
+            yield await self._in_thread(self._welcome, first.hello, client_id, (await self._addresses()).federation)
             await self._read(self._offers.tell, [attendance])
             # Before the outbox, which may tell of the end of one of them.
             for assigned in await self._read(open_assignments_of, client_id):
@@ -145,7 +145,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
                 changing=partial(self._access.charge, caller.uri, CONSENT),
             )
             if run_id:
-                await self._in_thread(self._supervisor.notify, run_id)
+                await self._in_thread(self._supervisor.changes.notify, run_id)
         elif kind == "sessions_left":
             sessions = request.sessions_left
             await self._write(_note_left, attendance.client_id, sessions.task, left(sessions, attendance.tasks))
@@ -170,7 +170,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
         )
         return messages.AttendResponse(cancel=seal(manifest, self._home.signing_key))
 
-    def _welcome(self, hello: messages.Hello, client_id: str) -> messages.AttendResponse:
+    def _welcome(self, hello: messages.Hello, client_id: str, addresses: Sequence[str]) -> messages.AttendResponse:
         federation_id = self._home.federation_id
         manifest = TimeManifest(federation_id=federation_id, client_id=client_id, nonce=hello.nonce)
         manifest.now.FromDatetime(self._clock())
@@ -182,6 +182,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
             log_key=self._home.log_key.certified(self._home.signing_key),
             log=self._sequencer.head(hello.log_size),
             rotations=self._home.rotations,
+            addresses=addresses,
         )
         return messages.AttendResponse(welcome=welcome)
 

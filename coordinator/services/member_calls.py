@@ -47,7 +47,8 @@ class MemberCalls(Service):
         replaced = await self._act(
             join_strings.create_join_string, request.client_id, secret, again=request.again, expires=expires
         )
-        join = JoinStringFields(self._enrollment_address, fingerprint(self._home.ca), secret, request.client_id)
+        addresses = (await self._addresses()).enrollment
+        join = JoinStringFields(addresses, fingerprint(self._home.ca), secret, request.client_id)
         response = messages.CreateJoinStringResponse(join_string=join.encode(), replaced=replaced)
         response.expires.FromDatetime(expires)
         return response
@@ -123,7 +124,7 @@ class MemberCalls(Service):
     async def _changed(self, client_id: str) -> messages.Client:
         """Lets runs that wait for clients look again; shows the client."""
         for run_id in await self._read(overview.active_runs):
-            await self._in_thread(self._supervisor.notify, run_id)
+            await self._in_thread(self._supervisor.changes.notify, run_id)
         return await self._read(overview.client, self._presence.attending(), client_id)
 
     # --- administrators

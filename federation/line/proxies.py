@@ -5,10 +5,10 @@ import contextlib
 import re
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
-from typing import Self
+from typing import Self, TypeAlias
 from urllib.parse import quote, unquote, urlsplit
 
 DIRECT = "direct"  # in place of a proxy's URL: no proxy
@@ -16,7 +16,7 @@ _FORM = "expected http://HOST:PORT or http://USER:PASSWORD@HOST:PORT"
 _PROXY_VARIABLES = ("https_proxy", "HTTPS_PROXY")
 # gRPC itself reads the first and the last. A host in any of them is reached directly, by gRPC and by us.
 _EXEMPTION_VARIABLES = ("no_proxy", "NO_PROXY", "no_grpc_proxy")
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s\[\]:]+):(\d{1,5})")
+ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s\[\]:]+):(\d{1,5})")
 _MAX_ANSWER_BYTES = 64 << 10
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3})\b")
 _OFFERED = re.compile(rb"^proxy-authenticate:\s*([a-z-]+)", re.IGNORECASE | re.MULTILINE)
@@ -102,6 +102,14 @@ class Proxy:
         )
 
 
+ProxyChoice: TypeAlias = Callable[[str], Proxy | None]  # the proxy to the coordinator at "host:port"
+
+
+def no_proxy(address: str) -> Proxy | None:
+    """A direct connection to every coordinator."""
+    return None
+
+
 def choose_proxy(address: str, given: str | None, environment: Mapping[str, str]) -> Proxy | None:
     """The proxy to the coordinator at "host:port"; None for a direct connection.
 
@@ -144,7 +152,7 @@ def dial(address: str, proxy: Proxy | None, timeout: float) -> socket.socket:
     Raises:
         RouteError: a name has no address, nobody answers, or the proxy refuses.
     """
-    parts = _ADDRESS.fullmatch(address)
+    parts = ADDRESS.fullmatch(address)
     if parts is None or int(parts[2]) > 65535:
         raise RouteError(f"{address!r} is not the address of a coordinator: expected HOST:PORT")
     if proxy is None:

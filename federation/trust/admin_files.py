@@ -36,13 +36,14 @@ _REMEDY = (
 class Account:
     """An administrator and its federation.
 
-    `address` is the federation port and `enrollment_address` the port for logins, "host:port"; `ca` is PEM.
+    `addresses` are the federation ports and `enrollment_addresses` the ports for logins of coordinators, "host:port":
+    at least one of each, and first the one that worked last. `ca` is PEM.
     """
 
     federation_id: str
     name: str
-    address: str
-    enrollment_address: str
+    addresses: tuple[str, ...]
+    enrollment_addresses: tuple[str, ...]
     ca: bytes
 
     def save(self, directory: Path, key: Ed25519PrivateKey, passphrase: bytes | None = None) -> None:
@@ -54,8 +55,9 @@ class Account:
         make_private_directory(directory)
         write_private_key(directory / SIGNING_KEY, key, passphrase)
         write_private(directory / "ca.pem", self.ca)
-        values = {"federation_id": self.federation_id, AdminFiles.name_key: self.name, "address": self.address}
-        write_description(directory, {**values, "enrollment_address": self.enrollment_address})
+        values = {"federation_id": self.federation_id, AdminFiles.name_key: self.name}
+        addresses = {"addresses": self.addresses, "enrollment_addresses": self.enrollment_addresses}
+        write_description(directory, {**values, **addresses})
 
     @classmethod
     def load(cls, directory: Path) -> Self:
@@ -64,14 +66,14 @@ class Account:
         Raises:
             IdentityError: a file is missing or damaged.
         """
-        values = read_description(directory, AdminFiles.name_key, "enrollment_address")
+        values = read_description(directory, AdminFiles.name_key, "enrollment_addresses")
         with remedy(_REMEDY):
             ca = pem(load_certificate_file(directory / "ca.pem"))
         return cls(
             federation_id=values["federation_id"],
             name=values[AdminFiles.name_key],
-            address=values["address"],
-            enrollment_address=values["enrollment_address"],
+            addresses=values["addresses"],
+            enrollment_addresses=values["enrollment_addresses"],
             ca=ca,
         )
 
@@ -80,7 +82,7 @@ class Account:
         return AdminFiles(
             federation_id=self.federation_id,
             name=self.name,
-            address=self.address,
+            addresses=self.addresses,
             ca=self.ca,
             certificate=pem(certificate),
             tls_key=key,
@@ -92,6 +94,7 @@ class AdminFiles(Files):
     """The key and certificate of an administrator's last login."""
 
     name_key: ClassVar[str] = "admin"
+    service: ClassVar[str] = "federation.v1.Admin"
 
     name: str
 

@@ -7,6 +7,7 @@ import ssl
 from dataclasses import dataclass, field
 from typing import Self
 
+from federation.line.addresses import MAX_ADDRESSES, is_address
 from federation.line.proxies import Proxy, RouteError, dial
 from federation.trust.certificates import issuer_in, load_certificate, pem
 from federation.trust.identity import check_name
@@ -18,19 +19,25 @@ _PREFIX = "fpjoin1_"
 
 @dataclass(frozen=True)
 class JoinStringFields:
-    """The facts that a new client needs to enroll: the enrollment port ("host:port"), and its future name.
+    """The facts that a new client needs to enroll: the enrollment ports of coordinators, and its future name.
 
-    `ca_fingerprint` is the SHA-256 of the CA certificate's DER, hexadecimal; `secret` is used once, 32 bytes.
+    The addresses ("host:port") are tried in turn. `ca_fingerprint` is the SHA-256 of the CA certificate's DER,
+    hexadecimal; `secret` is used once, 32 bytes.
     """
 
-    address: str
+    addresses: tuple[str, ...]
     ca_fingerprint: str
     secret: bytes = field(repr=False)
     client_id: str
 
+    @property
+    def address(self) -> str:
+        """The address that is tried first."""
+        return self.addresses[0]
+
     def encode(self) -> str:
         """The join string: letters, digits, "-" and "_", with a checksum that detects copying errors."""
-        body = bytes.fromhex(self.ca_fingerprint) + self.secret + f"{self.client_id}\n{self.address}".encode()
+        body = bytes.fromhex(self.ca_fingerprint) + self.secret + "\n".join((self.client_id, *self.addresses)).encode()
         encoded = base64.urlsafe_b64encode(hashlib.sha256(body).digest()[:4] + body).decode().rstrip("=")
         return _PREFIX + encoded
 
@@ -48,14 +55,15 @@ class JoinStringFields:
         try:
             data = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
             checksum, body = data[:4], data[4:]
-            client_id, _, address = body[32 + SECRET_BYTES :].decode().partition("\n")
-            intact = hashlib.sha256(body).digest()[:4] == checksum and ":" in address
+            client_id, *addresses = body[32 + SECRET_BYTES :].decode().split("\n")
+            intact = hashlib.sha256(body).digest()[:4] == checksum
+            intact = intact and 0 < len(addresses) <= MAX_ADDRESSES and all(map(is_address, addresses))
         except ValueError:
             intact = False
         if not intact:
             raise IdentityError("the join string is damaged: copy the whole of it again")
         return cls(
-            address=address,
+            addresses=tuple(addresses),
             ca_fingerprint=body[:32].hex(),
             secret=body[32 : 32 + SECRET_BYTES],
             client_id=check_name(client_id, "client"),

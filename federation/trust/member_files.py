@@ -11,7 +11,8 @@ import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from federation.line.proxies import Proxy
+from federation.line.addresses import is_address
+from federation.line.proxies import ProxyChoice, no_proxy
 from federation.refusals import Refusal
 from federation.trust.certificates import load_certificate, load_certificate_file, pem
 from federation.trust.key_chain import CoordinatorKeys, read_rotations
@@ -46,36 +47,54 @@ _HOLDERS = {"client_id": "a worker", "admin": "an administrator"}
 class Files:
     """The keys and certificates of a client or an administrator.
 
-    The certificates are PEM, `tls_key` is the key of `certificate`, and the address is the federation port,
-    "host:port". The proxy is not stored.
+    The certificates are PEM, and `tls_key` is the key of `certificate`. The addresses are the federation ports of
+    coordinators, "host:port": at least one, and first the one that worked last. The choice of proxies is not stored.
     """
 
+    service: ClassVar[str]  # that the holder calls
+
     federation_id: str
-    address: str
+    addresses: tuple[str, ...]
     ca: bytes
     certificate: bytes
     tls_key: EllipticCurvePrivateKey = field(repr=False)
-    proxy: Proxy | None = None
+    proxy: ProxyChoice = no_proxy
 
     @property
     def not_after(self) -> datetime:
         """The time at which the certificate expires, aware."""
         return load_certificate(self.certificate).not_valid_after_utc
 
-    def channel(self, options: Sequence[tuple[str, int | str]] = ()) -> "grpc.Channel":
-        """A mutual-TLS channel to the federation port."""
+    @property
+    def address(self) -> str:
+        """The address that is tried first."""
+        return self.addresses[0]
+
+    def channel(self, options: Sequence[tuple[str, int | str]] = (), *, address: str = "") -> "grpc.Channel":
+        """A mutual-TLS channel to the federation port of the coordinator at `address`, or at the first address."""
         from federation.line.channels import mutual_channel  # noqa: PLC0415 - gRPC loads slowly
 
-        key = private_key_pem(self.tls_key)
+        key, address = private_key_pem(self.tls_key), address or self.address
         return mutual_channel(
-            self.address, ca=self.ca, key=key, certificate=self.certificate, options=options, proxy=self.proxy
+            address, ca=self.ca, key=key, certificate=self.certificate, options=options, proxy=self.proxy(address)
         )
 
-    def refusal(self, error: "grpc.RpcError") -> "RpcRefusal":
-        """The reason why a call of the holder failed."""
+    def serving_channel(self) -> "tuple[str, grpc.Channel]":
+        """The address of the first coordinator that serves the holder, and a channel to it; see `first_serving`.
+
+        Raises:
+            RouteError: no coordinator answers.
+        """
+        from federation.line.first_serving import first_serving  # noqa: PLC0415 - gRPC loads slowly
+
+        return first_serving(self.addresses, self.service, self.proxy, lambda address: self.channel(address=address))
+
+    def refusal(self, error: "grpc.RpcError", address: str = "") -> "RpcRefusal":
+        """The reason why a call of the holder failed, to the coordinator at `address`, or at the first address."""
         from federation.line.channels import refusal_from_rpc_error  # noqa: PLC0415 - gRPC loads slowly
 
-        return refusal_from_rpc_error(error, not_after=self.not_after, proxy=self.proxy)
+        proxy = self.proxy(address or self.address)
+        return refusal_from_rpc_error(error, not_after=self.not_after, proxy=proxy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +106,7 @@ class MemberFiles(Files):
     """
 
     name_key: ClassVar[str] = "client_id"
+    service: ClassVar[str] = "federation.v1.Federation"
 
     client_id: str
     signing_key: Ed25519PrivateKey = field(repr=False)
@@ -107,8 +127,8 @@ class MemberFiles(Files):
             "coordinator.pub": self.coordinator.first.public_bytes_raw().hex().encode() + b"\n",
         }.items():
             write_private(directory / name, content)
-        values = {"federation_id": self.federation_id, "client_id": self.client_id, "address": self.address}
-        write_description(directory, values)
+        holder = {"federation_id": self.federation_id, self.name_key: self.client_id}
+        write_description(directory, {**holder, "addresses": self.addresses})
 
     @classmethod
     def load(cls, directory: Path, passphrase: bytes | None = None) -> Self:
@@ -143,19 +163,19 @@ def renewed_files(key: EllipticCurvePrivateKey, certificate: bytes, passphrase: 
     return {"tls.key": private_key_pem(key, passphrase).decode(), "certificate.pem": certificate.decode()}
 
 
-def move_address(directory: Path, holder: str, **addresses: str) -> None:
-    """Records the coordinator's new addresses in the directory of a `holder`; see `read_description`."""
+def note_addresses(directory: Path, holder: str, **addresses: tuple[str, ...]) -> None:
+    """Notes the coordinators' addresses in the directory of a `holder`, if they differ; see `read_description`."""
     values = read_description(directory, holder, *addresses)
-    if (moved := {**values, **addresses}) != values:
-        write_description(directory, moved)
+    if (changed := {**values, **addresses}) != values:
+        write_description(directory, changed)
 
 
-def _load_common(directory: Path, values: Mapping[str, str], passphrase: bytes | None) -> dict[str, Any]:
+def _load_common(directory: Path, values: Mapping[str, Any], passphrase: bytes | None) -> dict[str, Any]:
     """The fields of `Files`."""
     tls_key = load_tls_key(directory / "tls.key", passphrase)
     return {
         "federation_id": values["federation_id"],
-        "address": values["address"],
+        "addresses": values["addresses"],
         "ca": pem(load_certificate_file(directory / "ca.pem")),
         "certificate": pem(load_certificate_file(directory / "certificate.pem", tls_key)),
         "tls_key": tls_key,
@@ -176,13 +196,15 @@ def _load_coordinator(directory: Path, federation_id: str) -> CoordinatorKeys:
         raise FileDamaged(f"{path} is damaged: {refusal.message}") from None
 
 
-def write_description(directory: Path, values: Mapping[str, str]) -> None:
-    """Writes `member.toml`: the holder of a directory and the address of its coordinator."""
+def write_description(directory: Path, values: Mapping[str, str | tuple[str, ...]]) -> None:
+    """Writes `member.toml`: the holder of a directory and the addresses of the coordinators."""
     replace_private(directory / "member.toml", tomli_w.dumps(values).encode())
 
 
-def read_description(directory: Path, holder: str, *more: str) -> dict[str, str]:
-    """Reads `member.toml`: federation_id, address, the holder's name under the key `holder`, and the keys in `more`.
+def read_description(directory: Path, holder: str, *more: str) -> dict[str, Any]:
+    """Reads `member.toml`: federation_id, the holder's name under the key `holder`, addresses, and the keys in `more`.
+
+    Those in `more` are lists of addresses, too.
 
     Raises:
         IdentityError: there is no membership, or it is of another kind of holder.
@@ -194,7 +216,14 @@ def read_description(directory: Path, holder: str, *more: str) -> dict[str, str]
         values = tomllib.loads(read_file(path).decode())
     except ValueError as error:
         raise IdentityError(f"{path} is not TOML: {error}") from None
-    for key in ("federation_id", holder, "address", *more):
+    for key in ("federation_id", holder):
         if not isinstance(values.get(key), str):
             raise IdentityError(f"{path} has no {key}: it is not the directory of {_HOLDERS[holder]}")
+    for key in dict.fromkeys(("addresses", *more)):
+        addresses = values.get(key)
+        if not isinstance(addresses, list) or not addresses or not all(map(is_address, addresses)):
+            raise IdentityError(
+                f"{path} has no {key}, a list of HOST:PORT: it is not the directory of {_HOLDERS[holder]}"
+            )
+        values[key] = tuple(addresses)
     return values

@@ -498,6 +498,143 @@ class Administrator(_message.Message):
 Global___Administrator: _TypeAlias = Administrator  # noqa: Y015
 
 @_typing.final
+class ListCoordinatorsRequest(_message.Message):
+    """All of them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListCoordinatorsRequest: _TypeAlias = ListCoordinatorsRequest  # noqa: Y015
+
+@_typing.final
+class ListCoordinatorsResponse(_message.Message):
+    """The coordinators, the one that started first comes first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COORDINATORS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def coordinators(self) -> _containers.RepeatedCompositeFieldContainer[Global___CoordinatorProcess]:
+        """The coordinators. One that died stays listed for a day."""
+
+    def __init__(
+        self,
+        *,
+        coordinators: _abc.Iterable[Global___CoordinatorProcess] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinators", b"coordinators"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListCoordinatorsResponse: _TypeAlias = ListCoordinatorsResponse  # noqa: Y015
+
+@_typing.final
+class CoordinatorProcess(_message.Message):
+    """A process that serves as a coordinator."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COORDINATOR_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    ENROLLMENT_ADDRESS_FIELD_NUMBER: _builtins.int
+    SOFTWARE_FIELD_NUMBER: _builtins.int
+    STARTED_FIELD_NUMBER: _builtins.int
+    LAST_SEEN_FIELD_NUMBER: _builtins.int
+    ALIVE_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    coordinator: _builtins.str
+    """Its id, made at each start."""
+    address: _builtins.str
+    """For members, "host:port"."""
+    enrollment_address: _builtins.str
+    """For newcomers and logins, "host:port"."""
+    software: _builtins.str
+    """The coordinator software and its version."""
+    alive: _builtins.bool
+    """True if the last sign of life is younger than a lease."""
+    members: _builtins.int
+    """How many members attend there."""
+    @_builtins.property
+    def started(self) -> _timestamp_pb2.Timestamp:
+        """When it started."""
+
+    @_builtins.property
+    def last_seen(self) -> _timestamp_pb2.Timestamp:
+        """Its last sign of life."""
+
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConductedRun]:
+        """The runs that it conducts."""
+
+    def __init__(
+        self,
+        *,
+        coordinator: _builtins.str = ...,
+        address: _builtins.str = ...,
+        enrollment_address: _builtins.str = ...,
+        software: _builtins.str = ...,
+        started: _timestamp_pb2.Timestamp | None = ...,
+        last_seen: _timestamp_pb2.Timestamp | None = ...,
+        alive: _builtins.bool = ...,
+        runs: _abc.Iterable[Global___ConductedRun] | None = ...,
+        members: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last_seen", b"last_seen", "started", b"started"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "alive", b"alive", "coordinator", b"coordinator", "enrollment_address", b"enrollment_address", "last_seen", b"last_seen", "members", b"members", "runs", b"runs", "software", b"software", "started", b"started"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CoordinatorProcess: _TypeAlias = CoordinatorProcess  # noqa: Y015
+
+@_typing.final
+class ConductedRun(_message.Message):
+    """A run that a coordinator conducts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    LEASE_UNTIL_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """Its id."""
+    name: _builtins.str
+    """Its name."""
+    epoch: _builtins.int
+    """The epoch of the lease, which grows whenever a coordinator takes the run."""
+    @_builtins.property
+    def lease_until(self) -> _timestamp_pb2.Timestamp:
+        """When the lease ends, unless it is renewed; not set where there is one coordinator only."""
+
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        lease_until: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease_until", b"lease_until"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "lease_until", b"lease_until", "name", b"name", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConductedRun: _TypeAlias = ConductedRun  # noqa: Y015
+
+@_typing.final
 class ListAdministratorsRequest(_message.Message):
     """Everybody."""
 

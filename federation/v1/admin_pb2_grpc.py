@@ -76,6 +76,11 @@ class AdminStub:
                 request_serializer=federation_dot_v1_dot_admin__pb2.ForgetClientRequest.SerializeToString,
                 response_deserializer=federation_dot_v1_dot_admin__pb2.ForgetClientResponse.FromString,
                 _registered_method=True)
+        self.ListCoordinators = channel.unary_unary(
+                '/federation.v1.Admin/ListCoordinators',
+                request_serializer=federation_dot_v1_dot_admin__pb2.ListCoordinatorsRequest.SerializeToString,
+                response_deserializer=federation_dot_v1_dot_admin__pb2.ListCoordinatorsResponse.FromString,
+                _registered_method=True)
         self.ListAdministrators = channel.unary_unary(
                 '/federation.v1.Admin/ListAdministrators',
                 request_serializer=federation_dot_v1_dot_admin__pb2.ListAdministratorsRequest.SerializeToString,
@@ -252,6 +257,13 @@ class AdminServicer:
     def ForgetClient(self, request, context):
         """Removes the payloads that a client has sent so far, and keeps its signed envelopes (security-officer).
         Errors: NOT_FOUND client-unknown; FAILED_PRECONDITION two-officers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListCoordinators(self, request, context):
+        """Lists the coordinators that serve the federation, with the runs that each conducts (viewer).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -466,6 +478,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ForgetClient,
                     request_deserializer=federation_dot_v1_dot_admin__pb2.ForgetClientRequest.FromString,
                     response_serializer=federation_dot_v1_dot_admin__pb2.ForgetClientResponse.SerializeToString,
+            ),
+            'ListCoordinators': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCoordinators,
+                    request_deserializer=federation_dot_v1_dot_admin__pb2.ListCoordinatorsRequest.FromString,
+                    response_serializer=federation_dot_v1_dot_admin__pb2.ListCoordinatorsResponse.SerializeToString,
             ),
             'ListAdministrators': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAdministrators,
@@ -801,6 +818,33 @@ class Admin:
             '/federation.v1.Admin/ForgetClient',
             federation_dot_v1_dot_admin__pb2.ForgetClientRequest.SerializeToString,
             federation_dot_v1_dot_admin__pb2.ForgetClientResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCoordinators(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/federation.v1.Admin/ListCoordinators',
+            federation_dot_v1_dot_admin__pb2.ListCoordinatorsRequest.SerializeToString,
+            federation_dot_v1_dot_admin__pb2.ListCoordinatorsResponse.FromString,
             options,
             channel_credentials,
             insecure,

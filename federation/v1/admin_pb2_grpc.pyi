@@ -59,6 +59,8 @@ class AdminStub:
     """Removes the payloads that a client has sent so far, and keeps its signed envelopes (security-officer).
     Errors: NOT_FOUND client-unknown; FAILED_PRECONDITION two-officers.
     """
+    ListCoordinators: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListCoordinatorsRequest, _admin_pb2.ListCoordinatorsResponse]
+    """Lists the coordinators that serve the federation, with the runs that each conducts (viewer)."""
     ListAdministrators: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAdministratorsRequest, _admin_pb2.ListAdministratorsResponse]
     """Lists the administrators (viewer)."""
     RevokeAdministrator: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RevokeAdministratorRequest, _admin_pb2.RevokeAdministratorResponse]
@@ -146,6 +148,8 @@ class AdminAsyncStub(AdminStub):
     """Removes the payloads that a client has sent so far, and keeps its signed envelopes (security-officer).
     Errors: NOT_FOUND client-unknown; FAILED_PRECONDITION two-officers.
     """
+    ListCoordinators: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListCoordinatorsRequest, _admin_pb2.ListCoordinatorsResponse]  # type: ignore[assignment]
+    """Lists the coordinators that serve the federation, with the runs that each conducts (viewer)."""
     ListAdministrators: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAdministratorsRequest, _admin_pb2.ListAdministratorsResponse]  # type: ignore[assignment]
     """Lists the administrators (viewer)."""
     RevokeAdministrator: _aio.UnaryUnaryMultiCallable[_admin_pb2.RevokeAdministratorRequest, _admin_pb2.RevokeAdministratorResponse]  # type: ignore[assignment]
@@ -278,6 +282,14 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         """Removes the payloads that a client has sent so far, and keeps its signed envelopes (security-officer).
         Errors: NOT_FOUND client-unknown; FAILED_PRECONDITION two-officers.
         """
+
+    @_abc_1.abstractmethod
+    def ListCoordinators(
+        self,
+        request: _admin_pb2.ListCoordinatorsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListCoordinatorsResponse, _abc.Awaitable[_admin_pb2.ListCoordinatorsResponse]]:
+        """Lists the coordinators that serve the federation, with the runs that each conducts (viewer)."""
 
     @_abc_1.abstractmethod
     def ListAdministrators(

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from federation.v1 import common_pb2 as federation_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x66\x65\x64\x65ration/v1/enrollment.proto\x12\rfederation.v1\x1a\x1a\x66\x65\x64\x65ration/v1/common.proto\"b\n\rEnrollRequest\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\x12\x0b\n\x03\x63sr\x18\x02 \x01(\x0c\x12\x13\n\x0bsigning_key\x18\x03 \x01(\x0c\x12\r\n\x05proof\x18\x04 \x01(\x0c\x12\x10\n\x08software\x18\x05 \x01(\t\"\xab\x01\n\x0e\x45nrollResponse\x12\x15\n\rfederation_id\x18\x01 \x01(\t\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x03 \x01(\x0c\x12\x16\n\x0e\x63\x61_certificate\x18\x04 \x01(\x0c\x12\x17\n\x0f\x63oordinator_key\x18\x05 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\x12\x18\n\x10\x61pproval_pending\x18\x07 \x01(\x08\"<\n\x0cLoginRequest\x12,\n\x05login\x18\x01 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope\"$\n\rLoginResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x32\x97\x01\n\nEnrollment\x12\x45\n\x06\x45nroll\x12\x1c.federation.v1.EnrollRequest\x1a\x1d.federation.v1.EnrollResponse\x12\x42\n\x05Login\x12\x1b.federation.v1.LoginRequest\x1a\x1c.federation.v1.LoginResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x66\x65\x64\x65ration/v1/enrollment.proto\x12\rfederation.v1\x1a\x1a\x66\x65\x64\x65ration/v1/common.proto\"b\n\rEnrollRequest\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\x12\x0b\n\x03\x63sr\x18\x02 \x01(\x0c\x12\x13\n\x0bsigning_key\x18\x03 \x01(\x0c\x12\r\n\x05proof\x18\x04 \x01(\x0c\x12\x10\n\x08software\x18\x05 \x01(\t\"\xad\x01\n\x0e\x45nrollResponse\x12\x15\n\rfederation_id\x18\x01 \x01(\t\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x03 \x01(\x0c\x12\x16\n\x0e\x63\x61_certificate\x18\x04 \x01(\x0c\x12\x17\n\x0f\x63oordinator_key\x18\x05 \x01(\x0c\x12\x11\n\taddresses\x18\x06 \x03(\t\x12\x18\n\x10\x61pproval_pending\x18\x07 \x01(\x08\"<\n\x0cLoginRequest\x12,\n\x05login\x18\x01 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope\"U\n\rLoginResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x11\n\taddresses\x18\x02 \x03(\t\x12\x1c\n\x14\x65nrollment_addresses\x18\x03 \x03(\t2\x97\x01\n\nEnrollment\x12\x45\n\x06\x45nroll\x12\x1c.federation.v1.EnrollRequest\x1a\x1d.federation.v1.EnrollResponse\x12\x42\n\x05Login\x12\x1b.federation.v1.LoginRequest\x1a\x1c.federation.v1.LoginResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,11 +35,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENROLLREQUEST']._serialized_start=77
   _globals['_ENROLLREQUEST']._serialized_end=175
   _globals['_ENROLLRESPONSE']._serialized_start=178
-  _globals['_ENROLLRESPONSE']._serialized_end=349
-  _globals['_LOGINREQUEST']._serialized_start=351
-  _globals['_LOGINREQUEST']._serialized_end=411
-  _globals['_LOGINRESPONSE']._serialized_start=413
-  _globals['_LOGINRESPONSE']._serialized_end=449
-  _globals['_ENROLLMENT']._serialized_start=452
-  _globals['_ENROLLMENT']._serialized_end=603
+  _globals['_ENROLLRESPONSE']._serialized_end=351
+  _globals['_LOGINREQUEST']._serialized_start=353
+  _globals['_LOGINREQUEST']._serialized_end=413
+  _globals['_LOGINRESPONSE']._serialized_start=415
+  _globals['_LOGINRESPONSE']._serialized_end=500
+  _globals['_ENROLLMENT']._serialized_start=503
+  _globals['_ENROLLMENT']._serialized_end=654
 # @@protoc_insertion_point(module_scope)

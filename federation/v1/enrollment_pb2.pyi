@@ -3,9 +3,11 @@
 isort:skip_file
 How a worker becomes a member, and how an administrator gets the next certificate: server-authenticated TLS."""
 
+from collections import abc as _abc
 from federation.v1 import common_pb2 as _common_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -66,7 +68,7 @@ class EnrollResponse(_message.Message):
     CERTIFICATE_FIELD_NUMBER: _builtins.int
     CA_CERTIFICATE_FIELD_NUMBER: _builtins.int
     COORDINATOR_KEY_FIELD_NUMBER: _builtins.int
-    ADDRESS_FIELD_NUMBER: _builtins.int
+    ADDRESSES_FIELD_NUMBER: _builtins.int
     APPROVAL_PENDING_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """The federation."""
@@ -78,10 +80,12 @@ class EnrollResponse(_message.Message):
     """The federation's CA certificate, PEM."""
     coordinator_key: _builtins.bytes
     """The coordinator's raw Ed25519 public key, 32 bytes: the only key whose assignments and receipts the worker obeys."""
-    address: _builtins.str
-    """Where to attend, "host:port" (mutual TLS)."""
     approval_pending: _builtins.bool
     """True when an operator must approve the client before it gets work."""
+    @_builtins.property
+    def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Where to attend, "host:port" (mutual TLS): the coordinator that answers, then the others that serve."""
+
     def __init__(
         self,
         *,
@@ -90,12 +94,12 @@ class EnrollResponse(_message.Message):
         certificate: _builtins.bytes = ...,
         ca_certificate: _builtins.bytes = ...,
         coordinator_key: _builtins.bytes = ...,
-        address: _builtins.str = ...,
+        addresses: _abc.Iterable[_builtins.str] | None = ...,
         approval_pending: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "approval_pending", b"approval_pending", "ca_certificate", b"ca_certificate", "certificate", b"certificate", "client_id", b"client_id", "coordinator_key", b"coordinator_key", "federation_id", b"federation_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "approval_pending", b"approval_pending", "ca_certificate", b"ca_certificate", "certificate", b"certificate", "client_id", b"client_id", "coordinator_key", b"coordinator_key", "federation_id", b"federation_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -132,16 +136,28 @@ class LoginResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CERTIFICATE_FIELD_NUMBER: _builtins.int
+    ADDRESSES_FIELD_NUMBER: _builtins.int
+    ENROLLMENT_ADDRESSES_FIELD_NUMBER: _builtins.int
     certificate: _builtins.bytes
     """The certificate, PEM. It names the administrator and its roles."""
+    @_builtins.property
+    def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As in EnrollResponse: for calls."""
+
+    @_builtins.property
+    def enrollment_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of the same coordinators: for logins and newcomers (server TLS)."""
+
     def __init__(
         self,
         *,
         certificate: _builtins.bytes = ...,
+        addresses: _abc.Iterable[_builtins.str] | None = ...,
+        enrollment_addresses: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "certificate", b"certificate", "enrollment_addresses", b"enrollment_addresses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

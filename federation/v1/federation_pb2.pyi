@@ -417,6 +417,7 @@ class Welcome(_message.Message):
     LOG_KEY_FIELD_NUMBER: _builtins.int
     LOG_FIELD_NUMBER: _builtins.int
     ROTATIONS_FIELD_NUMBER: _builtins.int
+    ADDRESSES_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """The federation."""
     heartbeat_seconds: _builtins.float
@@ -441,6 +442,12 @@ class Welcome(_message.Message):
     def rotations(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.KeyRotation]:
         """How the coordinator's signing keys have replaced each other, the oldest rotation first."""
 
+    @_builtins.property
+    def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Where to attend, "host:port": this coordinator, then the others that serve. They are not signed: TLS authenticates
+        the coordinator at each of them.
+        """
+
     def __init__(
         self,
         *,
@@ -451,10 +458,11 @@ class Welcome(_message.Message):
         log_key: _common_pb2.SignedEnvelope | None = ...,
         log: _common_pb2.LogHead | None = ...,
         rotations: _abc.Iterable[_common_pb2.KeyRotation] | None = ...,
+        addresses: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["log", b"log", "log_key", b"log_key", "restored", b"restored", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["federation_id", b"federation_id", "heartbeat_seconds", b"heartbeat_seconds", "log", b"log", "log_key", b"log_key", "restored", b"restored", "rotations", b"rotations", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "federation_id", b"federation_id", "heartbeat_seconds", b"heartbeat_seconds", "log", b"log", "log_key", b"log_key", "restored", b"restored", "rotations", b"rotations", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

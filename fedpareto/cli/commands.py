@@ -31,6 +31,7 @@ TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "restored": ("coordinator.daemon:restored", "Sign a statement for workers that a backup was restored."),
         "backup": ("coordinator.backup:backup_command", "Copy database and blobs to a directory."),
         "restore": ("coordinator.backup:restore_command", "Restore a backup, while no coordinator serves."),
+        "copy-keys": ("coordinator.copy_keys:copy_keys_command", "Make the directory of a further coordinator."),
         "rotate-key": ("coordinator.daemon:rotate_key", "Replace the coordinator's signing key."),
     },
     "worker": {
@@ -71,6 +72,7 @@ TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "clients": ("admin.members:clients", "List the members, and what is wrong with each."),
         "client": ("admin.members:show_client", "Show a member."),
         "tag": ("admin.members:tag", "Set the tags of a member, and note its contact."),
+        "coordinators": ("admin.members:coordinators", "List the coordinators, and the runs that each conducts."),
         "admins": ("admin.members:admins", "List the administrators."),
         "approve": ("admin.officers:approve", "Approve a pending member, so that it gets work."),
         "revoke": ("admin.officers:revoke", "Revoke a member, at once and permanently."),

@@ -5,11 +5,12 @@ They are never arguments, because every user of a machine can read the arguments
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
 
-from federation.line.proxies import Proxy, ProxyError, choose_proxy
+from federation.line.proxies import Proxy, ProxyChoice, ProxyError, choose_proxy
 from federation.trust.keys import is_encrypted
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 
@@ -70,11 +71,12 @@ def passphrase_for(key: Path, path: Path | None) -> bytes | None:
     return read_passphrase(path)
 
 
-def proxy_for(address: str, given: str | None) -> Proxy | None:
-    """The proxy on the way to the coordinator at "host:port", from --proxy or the environment; None is none.
+def proxies_for(addresses: Sequence[str], given: str | None) -> ProxyChoice:
+    """The choice of a proxy on the way to each coordinator ("host:port"), from --proxy or the environment.
 
     Raises:
-        CommandFailure: its URL cannot be used, or has a password among the arguments of the command.
+        CommandFailure: its URL cannot be used at one of the addresses, or has a password among the arguments of the
+            command.
     """
     if given is not None and given.startswith("@"):
         with failing(OSError, code=USAGE, what=f"cannot read the file of --proxy, {given[1:]}"):
@@ -85,5 +87,12 @@ def proxy_for(address: str, given: str | None) -> Proxy | None:
             "read them: put the URL into a file and give --proxy @FILE, or set https_proxy",
             code=USAGE,
         )
-    with failing(ProxyError, code=USAGE):
-        return choose_proxy(address, given, os.environ)
+    environment = dict(os.environ)
+
+    def choose(address: str) -> Proxy | None:
+        with failing(ProxyError, code=USAGE):
+            return choose_proxy(address, given, environment)
+
+    for address in addresses:
+        choose(address)
+    return choose

@@ -31,7 +31,7 @@ from worker.site.roster import Roster, RosterError, read_roster
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)  # of the member and of the coordinator in the corpus
 MEMBER = MemberFiles(
     federation_id=FEDERATION,
-    address="localhost:1",
+    addresses=("localhost:1",),
     ca=b"",
     certificate=b"",
     tls_key=new_tls_key(),

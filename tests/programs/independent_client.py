@@ -45,13 +45,13 @@ def tell(event: str, **facts: Any) -> None:
 
 
 def read_join(text: str) -> tuple[bytes, bytes, str, str]:
-    """CA fingerprint, secret, client id and address."""
+    """CA fingerprint, secret, client id and the first address."""
     prefix, word = text[:8], text[8:]
     assert prefix == "fpjoin1_", prefix
     data = base64.urlsafe_b64decode(word + "=" * (-len(word) % 4))
     checksum, body = data[:4], data[4:]
     assert hashlib.sha256(body).digest()[:4] == checksum
-    client_id, address = body[64:].decode().split("\n")
+    client_id, address, *_ = body[64:].decode().split("\n")
     return body[:32], body[32:64], client_id, address
 
 
@@ -271,13 +271,13 @@ def main() -> None:
 
     next_key = ec.generate_private_key(ec.SECP256R1())
     csr = request_for(next_key)
-    with connect(member.address, ca, tls_key, member.certificate) as channel:
+    with connect(member.addresses[0], ca, tls_key, member.certificate) as channel:
         renewed = federation_pb2_grpc.FederationStub(channel).Renew(
             federation_pb2.RenewRequest(csr=csr, proof=signing_key.sign(b"fedpareto/v1/renewal\0" + csr))
         )
     tell("renewed")
 
-    with connect(member.address, ca, next_key, renewed.certificate) as channel:
+    with connect(member.addresses[0], ca, next_key, renewed.certificate) as channel:
         stub = federation_pb2_grpc.FederationStub(channel)
         try:
             list(stub.FetchBlob(federation_pb2.FetchBlobRequest(digest=digest_of(b"nothing"))))

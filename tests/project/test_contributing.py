@@ -14,6 +14,7 @@ import yaml
 
 from storage.revisions import UNRELEASED_FILE
 from tests import costs
+from tests.distribution import OPTIMISERS
 from tests.paths import ROOT
 
 
@@ -251,3 +252,10 @@ def test_the_checklist_for_releases_has_each_step_of_the_check(release_check: An
     section = (ROOT / "CONTRIBUTING.md").read_text().partition("\n## Releasing\n")[2].partition("\n## ")[0]
     listed = re.findall(r"^\| `([\w-]+)` \|", section, re.MULTILINE)
     assert listed == list(release_check.STEPS)
+
+
+def test_the_test_files_that_move_with_an_optimiser_of_pytorch_run_in_one_process() -> None:
+    files = {file.relative_to(ROOT) for file in (ROOT / "tests").rglob("test_*.py")}
+    used = {str(file) for file in files if re.search(r"optim\.(SGD|Adam)", (ROOT / file).read_text())}
+    assert {Path(file) for file in OPTIMISERS} <= files
+    assert used <= OPTIMISERS

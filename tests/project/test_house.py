@@ -24,16 +24,25 @@ NO_PACKAGES = {"owners_code", "owners_code/lottery", "peers", "programs", "proje
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 
 
+def files_of(*packages: str) -> list[Path]:
+    """The paths of the files in the project."""
+    files = (file for package in packages for file in sorted((ROOT / package).rglob("*.py")))
+    return [file.relative_to(ROOT) for file in files if GENERATED not in file.parents]
+
+
 @cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse((ROOT / file).read_text())
+
+
 def sources(*packages: str) -> dict[Path, ast.Module]:
     """The syntax tree of each file, by its path in the project."""
-    files = (file for package in packages for file in sorted((ROOT / package).rglob("*.py")))
-    return {file.relative_to(ROOT): ast.parse(file.read_text()) for file in files if GENERATED not in file.parents}
+    return {file: parsed(file) for file in files_of(*packages)}
 
 
 def names_in_several_rooms() -> dict[str, set[str]]:
     rooms = defaultdict(set)
-    for file in sources(*PACKAGES):
+    for file in files_of(*PACKAGES):
         if not file.name.startswith("__"):
             rooms[file.stem].add(str(file.parent))
     return {name: places for name, places in rooms.items() if len(places) > 1}
@@ -45,21 +54,21 @@ def listed_names() -> set[str]:
 
 
 def test_a_room_has_at_most_fifteen_files() -> None:
-    sizes = Counter(str(file.parent) for file in sources(*PACKAGES) if file.name != "__init__.py")
+    sizes = Counter(str(file.parent) for file in files_of(*PACKAGES) if file.name != "__init__.py")
     assert {room: size for room, size in sizes.items() if size > LARGEST_ROOM and room not in CATALOGUES} == {}
     assert set(sizes) >= CATALOGUES
 
 
 def test_a_room_begins_with_a_sentence_about_what_it_holds() -> None:
-    rooms = {file.parent for file in sources(*PACKAGES)}
-    faces = {file.parent: tree for file, tree in sources(*PACKAGES).items() if file.name == "__init__.py"}
+    rooms = {file.parent for file in files_of(*PACKAGES)}
+    faces = {file.parent: parsed(file) for file in files_of(*PACKAGES) if file.name == "__init__.py"}
     assert {str(room) for room in rooms if room not in faces or not ast.get_docstring(faces[room])} == set()
 
 
 def test_tests_live_in_rooms_that_are_named_like_packages() -> None:
-    rooms = {file.relative_to("tests").parent for file in sources("tests")} - {Path()}
+    rooms = {file.relative_to("tests").parent for file in files_of("tests")} - {Path()}
     assert {str(room) for room in rooms if not (ROOT / room / "__init__.py").exists()} == NO_PACKAGES
-    sizes = Counter(file.parent for file in sources("tests") if file.name.startswith("test_"))
+    sizes = Counter(file.parent for file in files_of("tests") if file.name.startswith("test_"))
     assert {str(room): size for room, size in sizes.items() if size > LARGEST_ROOM} == {}
 
 

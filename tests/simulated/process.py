@@ -138,8 +138,8 @@ class Process:
         self.intake = Intake(
             self.database,
             machine.signing,
-            changed=self.supervisor.notify,
-            replied=self.supervisor.count_reply,
+            changed=self.supervisor.changes.notify,
+            replied=self.supervisor.changes.count_reply,
             clock=self.world.now,
             signatures=self.supervisor.signatures,
         )
@@ -163,8 +163,7 @@ class Process:
         self._every(LOOK_SECONDS, self._look)
         self._every(SEQUENCE_SECONDS, self.sequencer.sequence)
         if self._leases is not None:
-            keeper = LeaseKeeper(self.database, self._leases, self._registry, self.supervisor, self.condition)
-            self._every(LEASE.total_seconds() / LOOKS, lambda: self.asleep or keeper.look())
+            self._every(LEASE.total_seconds() / LOOKS, self._keep_leases)
 
     def conduct(self) -> None:
         """Goes on with the run, as the supervisor's thread does, until nothing is left to do for it."""
@@ -313,7 +312,7 @@ class Process:
             membership.revoke(session, client_id, "it left", by="operator", now=self.world.now())
         self._revoked |= {client_id}
         self.supervisor.client_revoked(client_id)
-        self.supervisor.notify(self._run_id)
+        self.supervisor.changes.notify(self._run_id)
 
     @property
     def uploading(self) -> bool:
@@ -355,6 +354,10 @@ class Process:
         except Exception as error:
             if self.condition.note(error) is None:
                 raise
+
+    def _keep_leases(self) -> None:
+        if self._leases is not None and not self.asleep:
+            LeaseKeeper(self.database, self._leases, self._registry, self.supervisor, self.condition).look()
 
     def _look(self) -> None:
         """What the monitor and the housekeeper do from time to time."""
@@ -495,7 +498,7 @@ class _Supervisor(Supervisor):
             clock=world.now,
             monotonic=world.monotonic,
         )
-        self._bells = {process._run_id: self._only_bell}
+        self.changes._bells = {process._run_id: self._only_bell}
 
     def _conduct(self, run_id: str) -> None:
         self.wanted = True

@@ -370,23 +370,33 @@ def test_each_change_of_a_table_changes_the_revision_of_unreleased_versions(
     assert revisions.unreleased_revision() != before
 
 
-def test_the_migration_of_a_release_makes_exactly_the_models(database: Database, tmp_path: Path) -> None:
-    expected = reflected(database)
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Runs Python with the packages of a release, which has a migration for the tables as they are."""
+    tree = tmp_path_factory.mktemp("release")
     for package in ("storage", "federation"):
-        shutil.copytree(ROOT / package, tmp_path / package)
+        shutil.copytree(ROOT / package, tree / package)
+
+    def run_python(*arguments: str) -> str:
+        command, environment = [sys.executable, *arguments], {"PYTHONPATH": str(tree)}
+        return subprocess.run(command, cwd=tree, env=environment, check=True, capture_output=True, text=True).stdout
+
+    run_python("-m", "storage.migrations", "the first tables")
+    return run_python
+
+
+def test_the_migration_of_a_release_makes_exactly_the_models(database: Database, released: Callable[..., str]) -> None:
+    expected = reflected(database)
     with database.engine.begin() as connection:
         migrations.downgrade(connection, "base")
-
-    def released(*arguments: str) -> str:
-        environment = {"PYTHONPATH": str(tmp_path)}
-        command = [sys.executable, *arguments]
-        return subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True).stdout
-
-    released("-m", "storage.migrations", "the first tables")
-    url = database.engine.url.render_as_string(hide_password=False)
-    script = "import sys; from storage.database import Database; Database.open(sys.argv[1]).migrate()"
-    released("-c", script, url)
-    assert released("-c", "from storage.revisions import known_revisions; print(known_revisions())") == "['0002']\n"
+    script = """
+import sys
+from storage.database import Database
+from storage.revisions import known_revisions
+Database.open(sys.argv[1]).migrate()
+print(known_revisions())
+"""
+    assert released("-c", script, database.engine.url.render_as_string(hide_password=False)) == "['0002']\n"
     assert reflected(database) == expected
     assert differences(database) == []
     with pytest.raises(DatabaseIncompatible, match=r"revision 0002, .* a newer version made it"):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from coordinator.backups.home_keys import rotate_signing_key
 from coordinator.home import CoordinatorHome
 from federation.digests import digest
 from federation.record.bundle import SPECIFICATION, BundleError, BundleReader
@@ -196,7 +197,7 @@ def eventful(stage: Stage, path: Path) -> Recorded:
     keys |= {"new": ben.member.files.signing_key, "coordinator": stage.served.home.signing_key}
 
     def replace() -> None:
-        stage.served.home = stage.served.home.rotate_signing_key(now=stage.clock())
+        stage.served.home = rotate_signing_key(stage.served.home, now=stage.clock())
 
     stage.restart(between=replace)
     for player in stage.players.values():

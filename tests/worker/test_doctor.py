@@ -19,6 +19,7 @@ from federation.training.plans import TrainingPlan
 from federation.trust.certificates import fingerprint, pem
 from federation.trust.identity import Role
 from federation.trust.keys import new_tls_key, write_private_key
+from federation.trust.member_files import MemberFiles, note_addresses
 from federation.v1.admin_pb2 import RevokeClientRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.vectors import Array, Vector
@@ -50,13 +51,11 @@ def home(served: Running) -> Path:
     return served.home.directory.parent / "ann"
 
 
-def elsewhere(home: Path, directory: Path, address: str) -> Path:
-    """The same membership, with another address of the coordinator."""
+def elsewhere(home: Path, directory: Path, *addresses: str) -> Path:
+    """The same membership, with other addresses of coordinators."""
     copy = directory / "copy"
     shutil.copytree(home, copy)
-    lines = (copy / "member.toml").read_text().splitlines()
-    kept = [line for line in lines if not line.startswith("address")]
-    (copy / "member.toml").write_text("\n".join([*kept, f'address = "{address}"', ""]))
+    note_addresses(copy, MemberFiles.name_key, addresses=addresses)
     return copy
 
 

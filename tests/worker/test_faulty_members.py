@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.home import CoordinatorHome, _server_certificate
+from coordinator.home import CoordinatorHome, server_certificate
 from federation.trust.certificates import pem
 from tests.harness import Federation, federation, wait_for
 from tests.paths import DOCS, OWNERS_CODE, PROGRAMS
@@ -82,7 +82,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with federation(tmp_path_factory.mktemp("faulty")) as fed:
         # The processes' TLS has the true time: a certificate that is made an hour later finds it an hour behind.
         home, later = CoordinatorHome.load(fed.home), datetime.now(UTC) + HOUR
-        shown = _server_certificate(home.authority, home.server_key, home.signing_key, home.settings.names, later)
+        shown = server_certificate(home.authority, home.server_key, home.signing_key, home.settings.names, later)
         (fed.home / "server.pem").write_bytes(pem(shown))
         fed.serve()
         made = Scene(fed)

@@ -63,7 +63,7 @@ def test_a_refused_join_string_is_explained_and_leaves_nothing_behind(
 def test_a_coordinator_with_another_ca_never_sees_the_secret(scene: Scene, tmp_path: Path) -> None:
     with scripted() as impostor:
         join = scene.coordinator.join()
-        diverted = type(join)(impostor.join().address, join.ca_fingerprint, join.secret, join.client_id)
+        diverted = type(join)(impostor.join().addresses, join.ca_fingerprint, join.secret, join.client_id)
         impostor.enrollment_refusal = Refusal("join-string-invalid", "seen")
         with pytest.raises(EnrollmentError, match="fingerprint"):
             enroll(WorkerHome(tmp_path / "member"), diverted)

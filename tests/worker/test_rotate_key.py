@@ -153,7 +153,7 @@ def test_a_coordinator_that_is_away_leaves_the_rotation_to_be_ended_later(fed: F
     home = fed.join("emil")
     old = own_key(fed, "emil")
     description = (home / "member.toml").read_text()
-    port = description.partition('address = "')[2].partition('"')[0].rpartition(":")[2]
+    port = MemberFiles.load(home).address.rpartition(":")[2]
     (home / "member.toml").write_text(description.replace(f":{port}", ":1"))
     fed.fedpareto("worker", "rotate-key", "--home", str(home), code=1)
     fed.fedpareto("worker", "run", "--home", str(home), "--task", "digits", "--part", "1/8", code=1)

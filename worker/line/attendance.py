@@ -10,19 +10,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import grpc
 
-from federation.line.channels import MAX_CHUNK_BYTES, RpcRefusal, signed_detail
-from federation.refusals import Refusal
+from federation.line.addresses import known_addresses
+from federation.line.channels import MAX_CHUNK_BYTES, RpcRefusal
 from federation.text import escaped
 from federation.trust.envelope import envelope_digest, seal
-from federation.trust.identity import parse_peer
+from federation.trust.keys import IdentityError
 from federation.trust.member_files import MemberFiles
-from federation.v1.common_pb2 import DeclineManifest, LogHead, RevocationManifest, SignedEnvelope
+from federation.v1.common_pb2 import DeclineManifest, LogHead, SignedEnvelope
 from federation.v1.federation_pb2 import (
     AttendRequest,
     AttendResponse,
@@ -33,10 +33,12 @@ from federation.v1.federation_pb2 import (
 )
 from federation.v1.federation_pb2_grpc import FederationStub
 from worker.events import Events
+from worker.line.address_turn import AddressTurn
 from worker.line.backoff import Backoff
 from worker.line.clock import CoordinatorClock, TimeRefused
 from worker.line.coordinator_key import follow_coordinator
 from worker.line.file_calls import CHANNEL_OPTIONS, FileCalls
+from worker.line.revocation import revocation
 from worker.line.witness import Witness
 from worker.progress import Progress, StatementError, open_restore
 
@@ -61,6 +63,7 @@ MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + (64 << 10)
 NONCE_BYTES = 32
 MAX_OUTBOX = 1000  # messages that wait to be sent
 WELCOME_SECONDS = 30.0
+TURN_SECONDS = 10.0  # for the welcome where there are several addresses
 WELCOME_REFUSED = "welcome"  # the reason of a refusal that is this worker's own
 # A stream that lasted this long was a success: the next failure counts as the first, and is followed by a quick retry.
 SETTLED_SECONDS = 1.0
@@ -99,9 +102,10 @@ class Handlers:
 class Attendance:
     """Holds the stream to the coordinator, and lends its channel to the code that fetches and submits.
 
-    `rotations` is the file with the rotations of the coordinator's keys; `hello` makes the first message, without its
-    nonce; `closed` returns the time until which the site is closed, aware, None while it is open; `patience` gives the
-    delays after a refusal, which grow longer than the delays of `backoff` after a broken connection.
+    `rotations` is the file with the rotations of the coordinator's keys; `note` keeps the coordinators' addresses, in
+    the order in which they are tried; `hello` makes the first message, without its nonce; `closed` returns the time
+    until which the site is closed, aware, None while it is open; `patience` gives the delays after a refusal, which
+    grow longer than the delays of `backoff` after a broken connection.
     """
 
     def __init__(
@@ -109,6 +113,7 @@ class Attendance:
         *,
         member: MemberFiles,
         rotations: Path,
+        note: Callable[[tuple[str, ...]], None],
         hello: Callable[[], Hello],
         clock: CoordinatorClock,
         progress: Progress,
@@ -122,6 +127,7 @@ class Attendance:
         self._closed = closed
         self._federation_id = member.federation_id
         self._rotations = rotations
+        self._note = note
         self._hello = hello
         self._clock = clock
         self._progress = progress
@@ -137,6 +143,7 @@ class Attendance:
         self._heartbeat_seconds = WELCOME_SECONDS
         self._calls = 0  # of the worker on the channel that is lent, besides the stream
         self._renewed = False  # the stream ends because there is a new certificate
+        self._turn = AddressTurn()
 
     def run(self, handlers: Handlers) -> None:
         """Attends until `stop`, and gives each message to its handler.
@@ -154,7 +161,8 @@ class Attendance:
             if self._progress.accepted():
                 handlers.restored()
             began = time.monotonic()
-            refusal, welcomed = self._attend(handlers)
+            address = self._turn.next(self._member.addresses) or self._member.address
+            refusal, welcomed = self._attend(handlers, address)
             if self._stopping:
                 return
             with self._changed:
@@ -171,11 +179,25 @@ class Attendance:
             elif welcomed:
                 self._backoff.ease()
             refused = refusal.reason in ADVICE or refusal.reason == WELCOME_REFUSED
+            moves = self._turn.ended(address, refusal, welcomed=welcomed)
+            other = self._turn.next(self._member.addresses)
+            if moves and other and not refused:
+                self._events.warn(
+                    "disconnected",
+                    f"not attending at {address}: {message or refusal.status}; trying {other}",
+                    reason=refusal.reason,
+                    status=refusal.status,
+                    retry_seconds=0.0,
+                )
+                continue
             delay = max((self._patience if refused else self._backoff).delay(), refusal.retry_seconds)
             advice = f"; {ADVICE[refusal.reason]}" if refusal.reason in ADVICE else ""
+            problem = self._turn.problems() or message or refusal.status
+            if not other:
+                self._turn.begin()
             self._events.warn(
                 "refused" if refused else "disconnected",
-                f"not attending: {message or refusal.status}{advice}; trying again in {delay:.1f} s",
+                f"not attending: {problem}{advice}; trying again in {delay:.1f} s",
                 reason=refusal.reason,
                 status=refusal.status,
                 retry_seconds=delay,
@@ -205,7 +227,7 @@ class Attendance:
         self._clock.renewed(member)
         with self._changed:
             left = (self._member.not_after - datetime.now(UTC)).total_seconds()
-            self._member = member
+            self._member = replace(member, addresses=self._member.addresses)
             self._changed.wait_for(lambda: self._calls == 0 or self._stopping, timeout=max(left, 0.0) / 2)
             self._files, close = None, self._close
             self._renewed = close is not None
@@ -290,12 +312,15 @@ class Attendance:
         if outbox is not None and outbox.qsize() < MAX_OUTBOX:
             outbox.put(request)
 
-    def _attend(self, handlers: Handlers) -> tuple[RpcRefusal, bool]:
-        """Holds one stream to its end. Returns the reason of the end, and True if there was a welcome.
+    def _attend(self, handlers: Handlers, address: str) -> tuple[RpcRefusal, bool]:
+        """Holds one stream to the coordinator at `address`, to its end.
+
+        Returns the reason of the end, and True if there was a welcome.
 
         Each stream has a fresh channel: a channel has a back-off of its own, which would delay the next attempt.
         """
-        channel = self._member.channel([*CHANNEL_OPTIONS, ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)])
+        options = [*CHANNEL_OPTIONS, ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)]
+        channel = self._member.channel(options, address=address)
         outbox: queue.SimpleQueue[AttendRequest | None] = queue.SimpleQueue()
         with self._changed:
             if self._stopping:
@@ -303,7 +328,7 @@ class Attendance:
                 return RpcRefusal("CANCELLED", "", "stopping"), False
             stub = FederationStub(channel)  # before another thread can close the channel: gRPC does not survive that
             self._close = channel.close
-            self._heartbeat_seconds = WELCOME_SECONDS
+            self._heartbeat_seconds = WELCOME_SECONDS if len(self._member.addresses) == 1 else TURN_SECONDS
         welcomed = False
         hello = self._hello()
         hello.nonce, hello.log_size = secrets.token_bytes(NONCE_BYTES), self.log_size
@@ -315,6 +340,7 @@ class Attendance:
                 if not welcomed:
                     self._welcome(response, hello.nonce)
                     welcomed = True
+                    self._learn(address, response.welcome.addresses)
                     self._outbox = outbox
                     outbox.put(self._heartbeat(handlers))
                     with self._changed:
@@ -332,8 +358,9 @@ class Attendance:
         except (WelcomeRefused, StatementError, TimeRefused) as error:
             return RpcRefusal("", WELCOME_REFUSED, str(error)), welcomed
         except grpc.RpcError as error:
-            self._must_not_be_revoked(error)
-            return self._member.refusal(error), welcomed
+            if (revoked := revocation(error, self._member)) is not None:
+                raise AttendanceError(revoked) from error
+            return self._member.refusal(error, address), welcomed
         except ValueError as error:  # gRPC's answer to a call on a channel that `stop` closed a moment ago
             return RpcRefusal("CANCELLED", "", str(error)), welcomed
         finally:
@@ -344,23 +371,17 @@ class Attendance:
             outbox.put(None)
             channel.close()
 
-    def _must_not_be_revoked(self, error: grpc.RpcError) -> None:
-        """Raises AttendanceError if a refusal carries the coordinator's signed statement of a revocation."""
-        envelope = signed_detail(error)
-        if envelope is None:
-            return
-        try:
-            manifest = self._member.coordinator.unseal(envelope, RevocationManifest)
-        except Refusal:
-            return
-        ours, serial = (self._federation_id, self._member.client_id), parse_peer(self._member.certificate).serial
-        if (manifest.federation_id, manifest.client_id) != ours or manifest.serial not in ("", serial):
-            return
-        problem, advice = "a security officer shut this client out", "talk to the federation's security officer"
-        if manifest.serial:
-            problem, advice = "this certificate has ended", "use the directory that was renewed, not a copy from before"
-        reason = f" ({escaped(manifest.reason)})" if manifest.reason else ""
-        raise AttendanceError(f"certificate-revoked: {problem}{reason}; the coordinator signed it: {advice}")
+    def _learn(self, address: str, told: Sequence[str]) -> None:
+        """Puts the address that worked first, and adds those that its coordinator tells of."""
+        addresses = known_addresses(address, told, self._member.addresses)
+        with self._changed:
+            changed = addresses != self._member.addresses
+            self._member = replace(self._member, addresses=addresses)
+        if changed:
+            try:
+                self._note(addresses)
+            except (OSError, IdentityError) as error:
+                self._events.warn("addresses", f"the coordinators' addresses could not be noted: {error}")
 
     def _requests(
         self, hello: Hello, outbox: "queue.SimpleQueue[AttendRequest | None]", handlers: Handlers

@@ -12,14 +12,16 @@ import grpc
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from federation.line.addresses import each_problem, is_address, known_addresses
 from federation.line.channels import refusal_from_rpc_error, server_verified_channel
-from federation.line.proxies import Proxy, RouteError
+from federation.line.first_serving import first_serving
+from federation.line.proxies import Proxy, ProxyChoice, RouteError, no_proxy
 from federation.trust.certificates import load_certificate_file, make_csr, pem
 from federation.trust.identity import parse_peer
 from federation.trust.join_string import JoinStringFields, fetch_ca
 from federation.trust.key_chain import CoordinatorKeys
 from federation.trust.keys import IdentityError, load_signing_key, new_tls_key, remedy
-from federation.trust.member_files import MemberFiles, move_address, read_description, save_renewal
+from federation.trust.member_files import MemberFiles, note_addresses, read_description, save_renewal
 from federation.trust.proofs import prove_possession
 from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
@@ -28,6 +30,7 @@ from worker.home import WorkerHome
 
 CONNECT_SECONDS = 20.0
 ENROL_SECONDS = 60.0
+SERVICE = "federation.v1.Enrollment"
 
 _ADVICE = {
     "join-string-invalid": "the coordinator does not know this join string: check that it was copied whole, "
@@ -52,7 +55,7 @@ class Enrolled:
 
 
 def enroll(
-    home: WorkerHome, join: JoinStringFields, *, passphrase: bytes | None = None, proxy: Proxy | None = None
+    home: WorkerHome, join: JoinStringFields, *, passphrase: bytes | None = None, proxy: ProxyChoice = no_proxy
 ) -> Enrolled:
     """Joins as the client that a join string names. The directory appears complete or not at all.
 
@@ -63,15 +66,15 @@ def enroll(
             refused.
     """
     with _new_directory(home) as staging:
-        ca = _ca(join, proxy)
+        address, ca = _coordinator(join, proxy)
         tls_key = new_tls_key()
         signing_key = Ed25519PrivateKey.generate()
-        response = _exchange(join, ca, _request(join, tls_key, signing_key), proxy)
+        response = _exchange(join, address, ca, _request(join, tls_key, signing_key), proxy(address))
         _check(response, join, ca)
         member = MemberFiles(
             federation_id=response.federation_id,
             client_id=response.client_id,
-            address=response.address,
+            addresses=known_addresses("", response.addresses, ()),
             ca=ca,
             certificate=response.certificate,
             tls_key=tls_key,
@@ -85,7 +88,7 @@ def enroll(
 
 
 def join_again(
-    home: WorkerHome, join: JoinStringFields, *, passphrase: bytes | None = None, proxy: Proxy | None = None
+    home: WorkerHome, join: JoinStringFields, *, passphrase: bytes | None = None, proxy: ProxyChoice = no_proxy
 ) -> Enrolled:
     """Gets a certificate for a member whose certificate has ended or whose TLS key is lost.
 
@@ -108,15 +111,15 @@ def join_again(
     ):
         signing_key = load_signing_key(directory / "signing.key", passphrase)
         known = pem(load_certificate_file(directory / "ca.pem"))
-    ca = _ca(join, proxy)
+    address, ca = _coordinator(join, proxy)
     if ca.strip() != known.strip():
         raise EnrollmentError(f"the join string is of another federation than {values['federation_id']}")
     tls_key = new_tls_key()
-    response = _exchange(join, ca, _request(join, tls_key, signing_key), proxy)
+    response = _exchange(join, address, ca, _request(join, tls_key, signing_key), proxy(address))
     _check(response, join, ca)
     try:
         save_renewal(directory, tls_key, response.certificate, passphrase)
-        move_address(directory, MemberFiles.name_key, address=response.address)
+        note_addresses(directory, MemberFiles.name_key, addresses=known_addresses("", response.addresses, ()))
     except OSError as error:
         raise EnrollmentError(
             f"the certificate cannot be written to {directory} ({error.strerror or error}): make room there, and ask "
@@ -162,22 +165,44 @@ def _new_directory(home: WorkerHome) -> Iterator[Path]:
             shutil.rmtree(staging)
 
 
-def _ca(join: JoinStringFields, proxy: Proxy | None) -> bytes:
+def _coordinator(join: JoinStringFields, proxy: ProxyChoice) -> tuple[str, bytes]:
+    """The address of the first coordinator of a join string that serves newcomers, and the CA that it belongs to.
+
+    The join string is used up by one call at most: only coordinators that do not answer, or not as the federation's,
+    are passed over.
+    """
+    problems = dict[str, str]()
+    for address in join.addresses:
+        try:
+            ca = fetch_ca(address, join.ca_fingerprint, CONNECT_SECONDS, proxy(address))
+        except (IdentityError, RouteError) as error:
+            problems[address] = str(error)
+        else:
+            break
+    else:
+        raise EnrollmentError(each_problem(problems))
+    left = [address for address in join.addresses if address not in problems]
     try:
-        return fetch_ca(join.address, join.ca_fingerprint, CONNECT_SECONDS, proxy)
-    except (IdentityError, RouteError) as error:
-        raise EnrollmentError(str(error)) from error
+        address, channel = first_serving(
+            left, SERVICE, proxy, lambda address: server_verified_channel(address, ca, proxy=proxy(address))
+        )
+    except RouteError as error:
+        raise EnrollmentError("; ".join(filter(None, (each_problem(problems), str(error))))) from error
+    channel.close()
+    return address, ca
 
 
-def _exchange(join: JoinStringFields, ca: bytes, request: EnrollRequest, proxy: Proxy | None) -> EnrollResponse:
-    with server_verified_channel(join.address, ca, proxy=proxy) as channel:
+def _exchange(
+    join: JoinStringFields, address: str, ca: bytes, request: EnrollRequest, proxy: Proxy | None
+) -> EnrollResponse:
+    with server_verified_channel(address, ca, proxy=proxy) as channel:
         try:
             return EnrollmentStub(channel).Enroll(request, timeout=ENROL_SECONDS)
         except grpc.RpcError as error:
             refusal = refusal_from_rpc_error(error, proxy=proxy)
             explanation = _ADVICE.get(refusal.reason, refusal.message or refusal.status)
             reason = f"{refusal.reason}: " if refusal.reason else ""
-            raise EnrollmentError(f"{join.address} did not enroll {join.client_id}: {reason}{explanation}") from error
+            raise EnrollmentError(f"{address} did not enroll {join.client_id}: {reason}{explanation}") from error
 
 
 def _check(response: EnrollResponse, join: JoinStringFields, ca: bytes) -> None:
@@ -192,7 +217,7 @@ def _check(response: EnrollResponse, join: JoinStringFields, ca: bytes) -> None:
         and identity.federation_id == response.federation_id
         and response.ca_certificate.strip() == ca.strip()
         and len(response.coordinator_key) == 32
-        and ":" in response.address
+        and any(map(is_address, response.addresses))
     )
     if not fits:
         raise EnrollmentError(

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 import grpc
 
+from federation.line.proxies import RouteError
 from federation.trust.certificates import load_certificate, make_csr, renewal_due
 from federation.trust.identity import parse_peer
 from federation.trust.keys import IdentityError, new_tls_key
@@ -43,15 +44,19 @@ def next_certificate(member: MemberFiles) -> MemberFiles:
     """
     key = new_tls_key()
     csr = make_csr(key)
-    with member.channel() as channel:
+    try:
+        address, channel = member.serving_channel()
+    except RouteError as error:
+        raise RenewalError(f"the certificate of {member.client_id} was not renewed: {error}") from error
+    with channel:
         try:
             request = RenewRequest(csr=csr, proof=prove_renewal(member.signing_key, csr))
             certificate = FederationStub(channel).Renew(request, timeout=RENEW_SECONDS).certificate
         except grpc.RpcError as error:
-            refusal = member.refusal(error)
+            refusal = member.refusal(error, address)
             reason = ": ".join(part for part in (refusal.reason, refusal.message or refusal.status) if part)
             raise RenewalError(
-                f"{member.address} did not renew the certificate of {member.client_id}: {reason}", refusal.retry_seconds
+                f"{address} did not renew the certificate of {member.client_id}: {reason}", refusal.retry_seconds
             ) from error
     try:
         fits = parse_peer(certificate).uri == parse_peer(member.certificate).uri

@@ -20,7 +20,7 @@ _ADMIN: Mapping[Role, tuple[str, ...]] = {
     Role.VIEWER: (
         *("ListJoinStrings", "ListClients", "ListAdministrators", "ListRuns", "ListRounds", "ListReplies"),
         *("GetDisk", "GetSystem", "GetRun", "GetRound", "WatchRun", "ExportRounds", "ExportModel"),
-        *("ListAudit", "VerifyAudit", "ListRequests", "ListAlerts"),
+        *("ListAudit", "VerifyAudit", "ListRequests", "ListAlerts", "ListCoordinators"),
     ),
     Role.OPERATOR: ("SubmitRun", "PauseRun", "ResumeRun", "StopRun", "TagClient"),
     Role.SECURITY_OFFICER: (

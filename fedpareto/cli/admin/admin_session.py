@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,77 +12,101 @@ import grpc
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from federation.line.addresses import known_addresses
 from federation.line.channels import Option, RpcRefusal, refusal_from_rpc_error, server_verified_channel
-from federation.line.proxies import Proxy
+from federation.line.first_serving import first_serving
+from federation.line.proxies import ProxyChoice, RouteError, no_proxy
 from federation.text import escaped
 from federation.trust.admin_files import LOGIN, SIGNING_KEY, Account, AdminFiles, load_admin_key
 from federation.trust.certificates import load_certificate, make_csr, renewal_due
 from federation.trust.envelope import seal
 from federation.trust.keys import FileDamaged, IdentityError, is_encrypted, new_tls_key
+from federation.trust.member_files import note_addresses
 from federation.v1.common_pb2 import LoginManifest
 from federation.v1.enrollment_pb2 import LoginRequest
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
-from fedpareto.cli.secret_input import proxy_for, read_passphrase
+from fedpareto.cli.secret_input import proxies_for, read_passphrase
 
 _LOGIN_SECONDS = 60.0
+_ENROLLMENT = "federation.v1.Enrollment"
 
 
 @dataclass(frozen=True)
 class Local:
-    """The addresses of the coordinator on this machine, "host:port"; TLS checks its public names nevertheless."""
+    """The coordinator on this machine: its addresses, "host:port", and the names that its certificate has for them."""
 
     federation: str
     enrollment: str
+    host: str
+    enrollment_host: str
 
 
-@dataclass(frozen=True)
 class Route:
-    """The route to the coordinator of an administrator.
+    """The route to the coordinators of an administrator.
 
-    `home` is the administrator's directory, `proxy` the user's setting, `local` None for a coordinator on another
-    machine. `stopped` is True if `home` is in the directory of a coordinator that does not run.
+    `home` is the administrator's directory, `proxy` the user's setting, `local` None for coordinators on other
+    machines. `stopped` is True if `home` is in the directory of a coordinator that does not run. `account` has the
+    addresses as they are known by now.
     """
 
-    home: Path
-    account: Account
-    local: Local | None
-    stopped: bool = False
-    passphrase_file: Path | None = None
-    proxy: str | None = None
+    def __init__(
+        self,
+        home: Path,
+        account: Account,
+        local: Local | None,
+        *,
+        stopped: bool = False,
+        passphrase_file: Path | None = None,
+        proxy: str | None = None,
+    ) -> None:
+        self.home = home
+        self.account = account
+        self.local = local
+        self.stopped = stopped
+        self.passphrase_file = passphrase_file
+        known = (*account.addresses, *account.enrollment_addresses)
+        self._proxy: ProxyChoice = no_proxy if local is not None else proxies_for(known, proxy)
+        self.address = account.addresses[0] if local is None else local.federation  # of the newest channel
 
     def channel(self, files: AdminFiles) -> grpc.Channel:
-        """A mutual-TLS channel to the federation port."""
+        """A mutual-TLS channel to the federation port of the first coordinator that serves.
+
+        Raises:
+            CommandFailure: no coordinator answers.
+        """
         if self.local is not None:
-            return replace(files, address=self.local.federation).channel(_named(files.address))
-        return replace(files, proxy=self._proxy(files.address)).channel()
+            return files.channel(_named(self.local.host), address=self.local.federation)
+        with failing(RouteError):
+            self.address, channel = replace(
+                files, addresses=self.account.addresses, proxy=self._proxy
+            ).serving_channel()
+        account = self.account
+        self._note(known_addresses(self.address, (), account.addresses), account.enrollment_addresses)
+        return channel
 
     def refusal(self, error: grpc.RpcError, files: AdminFiles | None) -> RpcRefusal:
         """The refusal of a call that was made with the certificate in `files`."""
         not_after = None if files is None else files.not_after
-        return refusal_from_rpc_error(error, not_after=not_after, proxy=self._proxy(self.account.address))
-
-    def _proxy(self, address: str) -> Proxy | None:
-        return None if self.local is not None else proxy_for(address, self.proxy)
+        return refusal_from_rpc_error(error, not_after=not_after, proxy=self._proxy(self.address))
 
     def log_in(self, key: Ed25519PrivateKey, now: datetime) -> AdminFiles:
         """Logs in with the signing key, for a new TLS key, and writes both into the directory.
 
         Raises:
-            CommandFailure: the coordinator refuses, or cannot be reached.
+            CommandFailure: the coordinator refuses, or none can be reached.
         """
         account, tls_key = self.account, new_tls_key()
         manifest = LoginManifest(federation_id=account.federation_id, name=account.name, csr=make_csr(tls_key))
         manifest.created.FromDatetime(now)
-        address = account.enrollment_address if self.local is None else self.local.enrollment
-        options = () if self.local is None else _named(account.enrollment_address)
-        proxy = self._proxy(account.enrollment_address)
-        with server_verified_channel(address, account.ca, options, proxy=proxy) as channel:
+        with failing(RouteError, what="cannot log in"):
+            address, channel = self._enrollment_channel()
+        with channel:
             try:
                 request = LoginRequest(login=seal(manifest, key))
                 answer = EnrollmentStub(channel).Login(request, timeout=_LOGIN_SECONDS)
             except grpc.RpcError as error:
-                refusal = refusal_from_rpc_error(error, proxy=proxy)
+                refusal = refusal_from_rpc_error(error, proxy=self._proxy(address))
                 reason = f"{escaped(refusal.message)} [{escaped(refusal.reason or refusal.status)}]"
                 raise CommandFailure(f"cannot log in at {address}: {reason}") from None
         with failing(IdentityError):
@@ -92,11 +116,41 @@ class Route:
         files = account.files(tls_key, certificate)
         with failing(OSError):
             files.save(self.home)
+        worked = address if self.local is None else ""
+        self._note(
+            known_addresses("", answer.addresses, account.addresses),
+            known_addresses(worked, answer.enrollment_addresses, account.enrollment_addresses),
+        )
         return files
 
+    def _enrollment_channel(self) -> tuple[str, grpc.Channel]:
+        """The address of the first coordinator that serves logins, and a channel to it."""
+        ca, local = self.account.ca, self.local
+        if local is not None:
+            return local.enrollment, server_verified_channel(local.enrollment, ca, _named(local.enrollment_host))
+        return first_serving(
+            self.account.enrollment_addresses,
+            _ENROLLMENT,
+            self._proxy,
+            lambda address: server_verified_channel(address, ca, proxy=self._proxy(address)),
+        )
 
-def _named(address: str) -> Sequence[Option]:
-    return [("grpc.ssl_target_name_override", address.rpartition(":")[0].strip("[]"))]
+    def _note(self, addresses: tuple[str, ...], enrollment_addresses: tuple[str, ...]) -> None:
+        """Keeps addresses in the directory, where they differ; a directory that cannot be written stays as it is."""
+        changed = replace(self.account, addresses=addresses, enrollment_addresses=enrollment_addresses)
+        if changed != self.account:
+            self.account = changed
+            with suppress(OSError, IdentityError):
+                note_addresses(
+                    self.home,
+                    AdminFiles.name_key,
+                    addresses=addresses,
+                    enrollment_addresses=enrollment_addresses,
+                )
+
+
+def _named(host: str) -> Sequence[Option]:
+    return [("grpc.ssl_target_name_override", host)]
 
 
 class AdminSession:

@@ -61,7 +61,7 @@ def connect(given: Path, *, passphrase_file: Path | None = None, proxy: str | No
     except grpc.RpcError as error:
         refusal = route.refusal(error, session.files)
         if refusal.reason == "unreachable":
-            message = f"cannot reach the coordinator at {route.account.address}: {escaped(refusal.message)}"
+            message = f"cannot reach the coordinator at {route.address}: {escaped(refusal.message)}"
             raise CommandFailure(message) from None
         raise CommandFailure(escaped_lines(f"{refusal.message} [{refusal.reason or refusal.status}]")) from None
     finally:
@@ -75,8 +75,8 @@ def route_to(given: Path, *, passphrase_file: Path | None = None, proxy: str | N
     with failing(IdentityError, code=USAGE):
         account = Account.load(home)
     local = _local(centre)
-    stopped = local is None and (centre / SETTINGS).is_file() and not _answers(account.address)
-    return Route(home, account, local, stopped, passphrase_file, proxy)
+    stopped = local is None and (centre / SETTINGS).is_file() and not any(map(_answers, account.addresses))
+    return Route(home, account, local, stopped=stopped, passphrase_file=passphrase_file, proxy=proxy)
 
 
 def _local(centre: Path) -> Local | None:
@@ -84,14 +84,16 @@ def _local(centre: Path) -> Local | None:
     try:
         ports = json.loads((centre / "ports.json").read_text())
         federation, enrollment = int(ports["federation"]), int(ports["enrollment"])
-        bind = str(tomllib.loads((centre / SETTINGS).read_text()).get("bind", ""))
-    except (OSError, ValueError, KeyError, TypeError):
+        settings = tomllib.loads((centre / SETTINGS).read_text())
+        bind, name = str(settings.get("bind", "")), str(settings["hosts"][0])
+        newcomers = str(settings.get("enrollment_host") or name)
+    except (OSError, ValueError, LookupError, TypeError):
         return None
     loopback = ["[::1]"] if bind.strip("[]") == "::" else []
     own = [] if bind.strip("[]") in ("", "0.0.0.0", "::") else [f"[{bind.strip('[]')}]" if ":" in bind else bind]  # noqa: S104
     hosts = dict.fromkeys([*own, "127.0.0.1", *loopback])
     host = next((host for host in hosts if _answers(f"{host}:{federation}")), None)
-    return None if host is None else Local(f"{host}:{federation}", f"{host}:{enrollment}")
+    return None if host is None else Local(f"{host}:{federation}", f"{host}:{enrollment}", name, newcomers)
 
 
 def _answers(address: str) -> bool:

@@ -159,6 +159,16 @@ def alerts(
 
 
 @command
+def coordinators(stub: AdminStub) -> Answer:
+    """List the coordinators, and the runs that each conducts.
+
+    A coordinator without a sign of life for `lease_seconds` is dead; another one then takes its runs.
+    """
+    response = stub.ListCoordinators(v1.ListCoordinatorsRequest())
+    return response, lambda: member_tables.coordinators(response.coordinators)
+
+
+@command
 def admins(stub: AdminStub) -> Answer:
     """List the administrators."""
     response = stub.ListAdministrators(v1.ListAdministratorsRequest())

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from sqlalchemy.exc import DBAPIError
 
+from coordinator.backups.home_keys import rotate_signing_key
 from coordinator.backups.statement import sign_restore
 from coordinator.check import check_home
 from coordinator.clock import utc_now
@@ -76,7 +77,7 @@ def init(
     """
     values: dict[str, Any] = {
         "federation_id": name,
-        "hosts": host or _own_names(),
+        "hosts": host or own_names(),
         "bind": bind or ("0.0.0.0" if host else "127.0.0.1"),  # noqa: S104 - with --host, others must reach it
         "federation_port": port,
         "enrollment_port": enrollment_port,
@@ -202,7 +203,8 @@ def rotate_key(
     """
     with explained():
         passphrase = passphrase_for(home / "signing.key", passphrase_file)
-        changed = CoordinatorHome.load(home, passphrase).rotate_signing_key(now=utc_now(), passphrase=passphrase)
+        centre = CoordinatorHome.load(home, passphrase)
+        changed = rotate_signing_key(centre, now=utc_now(), passphrase=passphrase)
     key = changed.signing_key.public_key().public_bytes_raw().hex()
     answer(
         as_json,
@@ -227,7 +229,8 @@ def settled(home: Path, bind: str | None, passphrase_file: Path | None) -> Coord
     return replace(loaded, settings=Settings.check(values, "--bind"))
 
 
-def _own_names() -> list[str]:
+def own_names() -> list[str]:
+    """The names of this machine, where no host is given."""
     name = socket.gethostname()
     own = [name] if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", name) else []
     return list(dict.fromkeys(["localhost", "127.0.0.1", *own]))

@@ -18,7 +18,7 @@ from fedpareto.cli import completion
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.cli.member.by_task import TrainerCommandOption, TrainerOption, TrainerSilenceOption, choices
 from fedpareto.cli.member.member_command import membership
-from fedpareto.cli.secret_input import proxy_for
+from fedpareto.cli.secret_input import proxies_for
 from fedpareto.cli.shared_options import (
     CodeOption,
     DownloadOption,
@@ -86,7 +86,7 @@ def _check_connection(
 ) -> Iterator[Finding]:
     """Checks the membership and the connection to the coordinator, or only that to an address."""
     if address is not None:
-        yield from doctor.check_network(address, proxy_for(address, proxy), None, datetime.now(UTC))
+        yield from doctor.check_network(address, proxies_for([address], proxy)(address), None, datetime.now(UTC))
         yield Finding.skipped("coordinator", "only members are let in: join first")
     else:
         try:
@@ -97,18 +97,19 @@ def _check_connection(
                 "membership", f"{failure.message}; before that, check the way with --address HOST:PORT"
             )
         else:
-            yield from _check_as_member(worker_home, replace(member, proxy=proxy_for(member.address, proxy)))
+            yield from _check_as_member(worker_home, replace(member, proxy=proxies_for(member.addresses, proxy)))
 
 
 def _check_as_member(worker_home: WorkerHome, member: MemberFiles) -> Iterator[Finding]:
     """Checks everything from the certificate to the coordinator; skips the checks after a failure."""
-    fine, now = True, datetime.now(UTC)
-    for finding in (
-        doctor.check_membership(member, now),
-        *doctor.check_network(member.address, member.proxy, member, now),
-    ):
-        fine &= finding.outcome is not CheckOutcome.FAILED
-        yield finding
+    now = datetime.now(UTC)
+    yield (own := doctor.check_membership(member, now))
+    ways = [list(doctor.check_network(address, member.proxy(address), member, now)) for address in member.addresses]
+    failed = [any(finding.outcome is CheckOutcome.FAILED for finding in way) for way in ways]
+    for finding in chain.from_iterable(ways):  # one coordinator is enough, so that an address that fails is a warning
+        warns = finding.outcome is CheckOutcome.FAILED and not all(failed)
+        yield replace(finding, outcome=CheckOutcome.WARNING) if warns else finding
+    fine = own.outcome is not CheckOutcome.FAILED and not all(failed)
     if fine:
         yield (coordinator := doctor.check_coordinator(member))
         fine = coordinator.outcome is CheckOutcome.OK

@@ -13,7 +13,7 @@ from fedpareto.cli.secret_input import (
     STANDARD_INPUT,
     new_passphrase,
     passphrase_for,
-    proxy_for,
+    proxies_for,
     read_join_string,
 )
 from fedpareto.cli.shared_options import (
@@ -44,22 +44,22 @@ def join(
     """
     with failing(IdentityError, code=USAGE):
         decoded = JoinStringFields.decode(read_join_string(join_file, arguments or []))
-    proxy_in_use = proxy_for(decoded.address, proxy)
+    proxies = proxies_for(decoded.addresses, proxy)
     worker_home = WorkerHome(home)
     again = worker_home.joined
     with failing(EnrollmentError, WorkerHomeError, IdentityError, OSError):
         if again:
             with worker_home.lock():
                 passphrase = passphrase_for(home / "signing.key", passphrase_file)
-                enrolled = join_again(worker_home, decoded, passphrase=passphrase, proxy=proxy_in_use)
+                enrolled = join_again(worker_home, decoded, passphrase=passphrase, proxy=proxies)
         else:
             passphrase = new_passphrase(passphrase_file, ask=ask_passphrase)
-            enrolled = enroll(worker_home, decoded, passphrase=passphrase, proxy=proxy_in_use)
+            enrolled = enroll(worker_home, decoded, passphrase=passphrase, proxy=proxies)
     member = enrolled.member
     document = {
         "federation_id": member.federation_id,
         "client_id": member.client_id,
-        "address": member.address,
+        "addresses": member.addresses,
         "home": str(home),
         "certificate_expires": member.not_after.isoformat(),
         "approval_pending": enrolled.approval_pending,

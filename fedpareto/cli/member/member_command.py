@@ -13,7 +13,7 @@ import typer
 from federation.trust.keys import IdentityError
 from federation.trust.member_files import MemberFiles
 from fedpareto.cli.failure import failing
-from fedpareto.cli.secret_input import passphrase_for, proxy_for
+from fedpareto.cli.secret_input import passphrase_for, proxies_for
 from fedpareto.cli.shared_options import JsonOption, PassphraseOption, ProxyOption
 from worker.home import WorkerHome, WorkerHomeError
 
@@ -95,9 +95,9 @@ def membership(home: Path, passphrase_file: Path | None, *, lock: bool = False) 
 def connecting(home: Path, passphrase_file: Path | None, proxy: str | None) -> Iterator[MemberSite]:
     """Like `membership`, for a command that calls the coordinator, through the proxy of the user or the site."""
     with membership(home, passphrase_file, lock=True) as (worker_home, member, passphrase):
-        proxy_in_use = proxy_for(member.address, proxy)
-        if proxy_in_use is not None:
+        proxies = proxies_for(member.addresses, proxy)
+        if (proxy_in_use := proxies(member.address)) is not None:
             logging.getLogger("fedpareto.worker").info(
                 "the way to the coordinator is through the proxy %s", proxy_in_use
             )
-        yield MemberSite(worker_home, replace(member, proxy=proxy_in_use), passphrase)
+        yield MemberSite(worker_home, replace(member, proxy=proxies), passphrase)

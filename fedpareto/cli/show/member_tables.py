@@ -12,7 +12,14 @@ from rich.text import Text
 
 from federation.spec.computation import Ability
 from federation.spec.objective_names import JOINT
-from federation.v1.admin_pb2 import Administrator, Client, JoinString, ListRequestsResponse, TaskSummary
+from federation.v1.admin_pb2 import (
+    Administrator,
+    Client,
+    CoordinatorProcess,
+    JoinString,
+    ListRequestsResponse,
+    TaskSummary,
+)
 from federation.v1.common_pb2 import DecisionManifest, RequestManifest, SignedEnvelope
 from fedpareto.admin_messages import name_of
 from fedpareto.cli.show.escaping import make_safe
@@ -124,6 +131,25 @@ def join_strings(items: Iterable[JoinString]) -> RenderableType:
             when(join_string, "ended")[:16],
         )
     return table if table.row_count else Text("no join strings: make one with `fedpareto admin join-string NAME`")
+
+
+def coordinators(items: Iterable[CoordinatorProcess]) -> RenderableType:
+    """Coordinators with the runs that each conducts, and the epochs of their leases."""
+    table = new_table("address", "state", "started", "last seen", ">members", "conducts")
+    for process in items:
+        runs = [
+            f"{run.name}, epoch {run.epoch} until {when(run, 'lease_until')[11:19]}" if run.epoch else run.name
+            for run in process.runs
+        ]
+        table.add_row(
+            process.address or UNKNOWN,
+            state("ALIVE" if process.alive else "DEAD"),
+            when(process, "started")[:16],
+            when(process, "last_seen")[:19],
+            str(process.members),
+            "\n".join(runs),
+        )
+    return table
 
 
 def administrators(items: Iterable[Administrator]) -> RenderableType:

@@ -42,8 +42,8 @@ _NOTICE = AlertSeverity.ALERT_SEVERITY_NOTICE
 LISTED = 5  # members with failures that a list of runs names for each run
 MATRIX_ROWS = 24  # of the indicator matrix; more clients are grouped by the objectives that they serve
 
-_GOOD = {"COMPLETED", "ACTIVE", "FULFILLED", "RUNNING", "STEPPED"}
-_BAD = {"FAILED", "REVOKED", "REFUSED", "SKIPPED", "EXPIRED"}
+_GOOD = {"COMPLETED", "ACTIVE", "ALIVE", "FULFILLED", "RUNNING", "STEPPED"}
+_BAD = {"FAILED", "DEAD", "REVOKED", "REFUSED", "SKIPPED", "EXPIRED"}
 
 
 def console(*, stderr: bool = False) -> Console:

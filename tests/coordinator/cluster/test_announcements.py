@@ -69,7 +69,12 @@ def test_each_reply_is_counted_also_when_many_are_announced_at_once(
     two: tuple[Announcements, Heard, Announcements, Heard],
 ) -> None:
     first, _, _, heard = two
-    threads = [threading.Thread(target=lambda: [first.announce(REPLY, "a-run") for _ in range(50)]) for _ in range(4)]
+
+    def announce() -> None:
+        for _ in range(50):
+            first.announce(REPLY, "a-run")
+
+    threads = [threading.Thread(target=announce) for _ in range(4)]
     for thread in threads:
         thread.start()
     total = 0

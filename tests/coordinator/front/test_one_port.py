@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 from cryptography.x509 import DNSName, SubjectAlternativeName
+from grpc_health.v1.health_pb2 import HealthCheckResponse
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -116,7 +117,7 @@ def test_a_message_that_announces_more_than_a_record_holds_names_nobody() -> Non
 def test_a_member_joins_and_attends_at_one_port(served: Running, tmp_path: Path) -> None:
     port = served.coordinator.federation_port
     assert served.coordinator.enrollment_port == port
-    join = JoinStringFields(f"{NEWCOMERS}:{port}", fingerprint(served.home.ca), served.join_secret("ann"), "ann")
+    join = JoinStringFields((f"{NEWCOMERS}:{port}",), fingerprint(served.home.ca), served.join_secret("ann"), "ann")
     member = enroll(WorkerHome(tmp_path / "ann"), join).member
     assert member.address == f"127.0.0.1:{port}"
     with member.channel() as channel:
@@ -203,7 +204,14 @@ def test_a_handshake_that_comes_in_pieces_is_waited_for_and_half_of_one_ends(ser
 
 def test_the_containers_health_check_asks_for_the_newcomers_name(served: Running) -> None:
     check = runpy.run_path(str(ROOT / "docker" / "healthcheck.py"))
-    assert check["coordinator_serves"](served.home.directory)
+    serves = check["coordinator_serves"]
+    assert serves(served.home.directory, answers=False)
+    served.run(served.coordinator._health.set("", HealthCheckResponse.NOT_SERVING))
+    try:
+        assert not serves(served.home.directory, answers=False)
+        assert serves(served.home.directory, answers=True)  # Kubernetes does not restart it
+    finally:
+        served.run(served.coordinator._health.set("", HealthCheckResponse.SERVING))
 
 
 def test_while_half_a_handshake_is_there_the_process_is_not_woken() -> None:

@@ -38,7 +38,7 @@ def test_a_join_string_and_two_keys_make_a_member(served: Running) -> None:
     applicant = Applicant()
     answer = served.admit(applicant.request(served.join_secret("ward-1")))
     assert (answer.federation_id, answer.client_id, answer.approval_pending) == ("test", "ward-1", False)
-    assert answer.address == served.address
+    assert list(answer.addresses) == [served.address]
     assert answer.coordinator_key == served.home.signing_key.public_key().public_bytes_raw()
     identity = parse_peer(answer.certificate)
     assert (identity.kind, identity.name, identity.federation_id) == ("client", "ward-1", "test")

@@ -10,6 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import func, select
 
+from coordinator.backups.home_keys import rotate_signing_key
 from coordinator.members.rotation import OVERLAP
 from coordinator.services.checks.envelope_checks import EnvelopeChecks
 from coordinator.services.checks.record_check import record_problems
@@ -169,7 +170,7 @@ def test_a_former_key_of_the_coordinator_signs_no_step_whatever_time_it_states(
     old = stage.served.home.signing_key
 
     def change() -> None:
-        stage.served.home = stage.served.home.rotate_signing_key(now=stage.clock())
+        stage.served.home = rotate_signing_key(stage.served.home, now=stage.clock())
 
     stage.restart(between=change)
     for player in stage.players.values():

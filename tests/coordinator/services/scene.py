@@ -63,6 +63,7 @@ PROBES: dict[str, Probe] = {
     "Admin/TagClient": Probe(admin.TagClientRequest(), UNKNOWN_CLIENT),
     "Admin/RevokeClient": Probe(admin.RevokeClientRequest(), UNKNOWN_CLIENT),
     "Admin/ForgetClient": Probe(admin.ForgetClientRequest(), UNKNOWN_CLIENT),
+    "Admin/ListCoordinators": Probe(admin.ListCoordinatorsRequest()),
     "Admin/ListAdministrators": Probe(admin.ListAdministratorsRequest()),
     "Admin/RevokeAdministrator": Probe(admin.RevokeAdministratorRequest(), ("NOT_FOUND", "administrator-unknown")),
     "Admin/RequestAction": Probe(admin.RequestActionRequest(), ("UNAUTHENTICATED", "key-unknown")),

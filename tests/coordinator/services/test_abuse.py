@@ -305,7 +305,7 @@ def test_a_bit_that_is_flipped_on_the_line_ends_the_connection_and_harms_nothing
     served = scene.stage.served
     request = FetchBlobRequest(digest=scene.order.base_model)
     with slow_line(served.coordinator.federation_port) as line:
-        member = Member(replace(scene.mallory.member.files, address=f"localhost:{line.port}"))
+        member = Member(replace(scene.mallory.member.files, addresses=(f"localhost:{line.port}",)))
         with member.channel:
             assert next(member.stub.FetchBlob(request, timeout=SECONDS)).chunk  # the line as such works
             line.damage = line.up.carried + 200

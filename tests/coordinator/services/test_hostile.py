@@ -153,15 +153,15 @@ def test_a_flood_of_refusals_is_counted_to_the_last_one_and_written_a_few_times(
 def test_whoever_stops_watching_leaves_nothing_behind(stage: Stage) -> None:
     run = stage.submit(spec("watched", "nobody-offers-this"))
     supervisor = stage.supervisor
-    before = len(supervisor._watchers)
+    before = len(supervisor.changes._watchers)
     with stage.served.administrator(Role.VIEWER) as viewer:
         calls = [AdminStub(viewer).WatchRun(admin.WatchRunRequest(run=run)) for _ in range(20)]
         for call in calls:
             next(call)
-        wait_for(lambda: len(supervisor._watchers) == before + 20, "the watchers")
+        wait_for(lambda: len(supervisor.changes._watchers) == before + 20, "the watchers")
         for call in calls:
             call.cancel()
-        wait_for(lambda: len(supervisor._watchers) == before, "the watchers to be forgotten")
+        wait_for(lambda: len(supervisor.changes._watchers) == before, "the watchers to be forgotten")
     stage.stop_run(run)
 
 

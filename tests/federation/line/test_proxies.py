@@ -45,7 +45,7 @@ def proxies(tmp_path: Path) -> Iterator[ExitStack]:
 
 def join_string(served: Running, client: str) -> JoinStringFields:
     address = f"{HOST}:{served.coordinator.enrollment_port}"
-    return JoinStringFields(address, fingerprint(served.home.ca), served.join_secret(client), client)
+    return JoinStringFields((address,), fingerprint(served.home.ca), served.join_secret(client), client)
 
 
 def environment(**values: str) -> dict[str, str]:

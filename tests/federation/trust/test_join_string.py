@@ -24,14 +24,16 @@ from tests.federation.trust.scene import Authority
     st.from_regex(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", fullmatch=True),
 )
 def test_a_join_string_says_what_was_put_into_it(ca: bytes, secret: bytes, client_id: str) -> None:
-    join = JoinStringFields(address="[::1]:7444", ca_fingerprint=ca.hex(), secret=secret, client_id=client_id)
+    join = JoinStringFields(
+        addresses=("[::1]:7444", "second.example:7444"), ca_fingerprint=ca.hex(), secret=secret, client_id=client_id
+    )
     word = join.encode()
     assert word.replace("_", "").replace("-", "").isalnum()
     assert JoinStringFields.decode(f" {word}\n") == join
 
 
 def test_a_damaged_join_string_is_refused_and_not_repeated() -> None:
-    word = JoinStringFields(address="host:1", ca_fingerprint="ab" * 32, secret=b"s" * 32, client_id="a").encode()
+    word = JoinStringFields(addresses=("host:1",), ca_fingerprint="ab" * 32, secret=b"s" * 32, client_id="a").encode()
     for damaged in (
         "",
         "hello",
@@ -57,7 +59,7 @@ def test_a_join_string_with_the_right_checksum_must_have_a_name_and_an_address_w
 
 def test_a_join_string_in_a_log_does_not_show_its_secret() -> None:
     assert "SECRET" not in repr(
-        JoinStringFields(address="h:1", ca_fingerprint="ab" * 32, secret=b"SECRET" * 6, client_id="a")
+        JoinStringFields(addresses=("h:1",), ca_fingerprint="ab" * 32, secret=b"SECRET" * 6, client_id="a")
     )
 
 

@@ -14,7 +14,7 @@ from federation.trust.certificates import pem
 from federation.trust.identity import Role, admin_uris, client_uri
 from federation.trust.key_chain import CoordinatorKeys
 from federation.trust.keys import IdentityError, load_signing_key, load_tls_key, new_tls_key, write_private_key
-from federation.trust.member_files import MemberFiles, move_address, save_renewal
+from federation.trust.member_files import MemberFiles, note_addresses, save_renewal
 from tests.federation.trust.scene import NOW, Authority
 
 
@@ -46,7 +46,7 @@ def member(authority: Authority) -> MemberFiles:
     return MemberFiles(
         federation_id="fed",
         client_id="a",
-        address="localhost:1",
+        addresses=("localhost:1",),
         ca=pem(authority.ca),
         certificate=pem(authority.issue([client_uri("fed", "a")], key=key)),
         tls_key=key,
@@ -85,7 +85,11 @@ def test_a_members_directory_is_read_as_it_was_written(tmp_path: Path, passphras
 def test_an_administrators_directory_is_read_as_it_was_written(tmp_path: Path, passphrase: bytes | None) -> None:
     authority, key, signing_key, home = Authority(), new_tls_key(), Ed25519PrivateKey.generate(), tmp_path / "admin"
     account = Account(
-        federation_id="fed", name="eve", address="localhost:1", enrollment_address="localhost:2", ca=pem(authority.ca)
+        federation_id="fed",
+        name="eve",
+        addresses=("localhost:1",),
+        enrollment_addresses=("localhost:2",),
+        ca=pem(authority.ca),
     )
     account.save(home, signing_key, passphrase)
     assert Account.load(home) == account
@@ -164,11 +168,11 @@ def test_an_administrators_directory_follows_the_coordinator(tmp_path: Path) -> 
     home = CoordinatorHome.init(tmp_path, Settings.check({"federation_id": "fed"}, "test"), now=NOW)
     home.note_ports(4321, 4322)
     account = Account.load(home.admin_dir)
-    assert (account.address, account.enrollment_address) == ("localhost:4321", "localhost:4322")
+    assert (account.addresses, account.enrollment_addresses) == (("localhost:4321",), ("localhost:4322",))
     assert home.ports() == (4321, 4322)
-    move_address(home.admin_dir, "admin", address="elsewhere:1", enrollment_address="elsewhere:2")
-    assert Account.load(home.admin_dir).address == "elsewhere:1"
-    assert Account.load(home.admin_dir).enrollment_address == "elsewhere:2"
+    note_addresses(home.admin_dir, "admin", addresses=("elsewhere:1",), enrollment_addresses=("elsewhere:2",))
+    assert Account.load(home.admin_dir).addresses == ("elsewhere:1",)
+    assert Account.load(home.admin_dir).enrollment_addresses == ("elsewhere:2",)
     member(Authority()).save(tmp_path / "member")
     with pytest.raises(IdentityError, match="administrator"):
-        move_address(tmp_path / "member", "admin", address="elsewhere:1")
+        note_addresses(tmp_path / "member", "admin", addresses=("elsewhere:1",))

@@ -29,7 +29,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 def join_string(served: Running, client: str) -> str:
     return JoinStringFields(
-        served.enrollment_address, fingerprint(served.home.ca), served.join_secret(client), client
+        (served.enrollment_address,), fingerprint(served.home.ca), served.join_secret(client), client
     ).encode()
 
 

@@ -51,7 +51,7 @@ def worker(centre: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     MemberFiles(
         federation_id="test",
         client_id="a",
-        address="localhost:1",
+        addresses=("localhost:1",),
         ca=pem(home.ca),
         certificate=pem(certificate),
         tls_key=key,

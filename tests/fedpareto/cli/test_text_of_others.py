@@ -117,6 +117,10 @@ def must_be_safe(words: str) -> None:
 PICTURES: dict[str, tuple[type[Message], Callable[[Any], Any]]] = {
     "clients": (admin_pb2.ListClientsResponse, lambda found: member_tables.clients(found.clients, NOW)),
     "join_strings": (admin_pb2.ListJoinStringsResponse, lambda found: member_tables.join_strings(found.join_strings)),
+    "coordinators": (
+        admin_pb2.ListCoordinatorsResponse,
+        lambda found: member_tables.coordinators(found.coordinators),
+    ),
     "admins": (
         admin_pb2.ListAdministratorsResponse,
         lambda found: member_tables.administrators(found.administrators),

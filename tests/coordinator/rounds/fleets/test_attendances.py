@@ -196,8 +196,11 @@ def test_of_two_streams_that_begin_at_the_same_time_the_one_with_the_higher_numb
         streams = list(pool.map(lambda each: each.attend("client-1"), [first, second] * 4))
     assert sorted(stream.number for stream in streams) == list(range(1, 9))
     (newest,) = (stream for stream in streams if stream.number == 8)
-    left = lambda: [stream for each in (first, second) for stream in each.presence.streams().values()]  # noqa: E731
-    wait_for(lambda: left() == [newest], "the older ones to end")
+
+    def only_newest() -> bool:
+        return [stream for each in (first, second) for stream in each.presence.streams().values()] == [newest]
+
+    wait_for(only_newest, "the older ones to end")
 
 
 def test_without_any_announcement_a_look_each_second_sees_the_same(start: Start) -> None:

@@ -1,0 +1,34 @@
+"""The addresses of a federation's coordinators, in the order in which they are tried."""
+
+from collections.abc import Iterable, Mapping
+
+from federation.line.proxies import ADDRESS
+
+MAX_ADDRESSES = 16  # that a member, an administrator or a join string has
+MAX_LENGTH = 300
+
+
+def is_address(text: object) -> bool:
+    """True for "host:port", with an IPv6 address in brackets. The port is 0 before a coordinator has served."""
+    if not isinstance(text, str) or len(text) > MAX_LENGTH:
+        return False
+    parts = ADDRESS.fullmatch(text)
+    return parts is not None and int(parts[2]) <= 65535
+
+
+def known_addresses(worked: str, told: Iterable[str], before: Iterable[str]) -> tuple[str, ...]:
+    """The addresses to try the next time: the one that worked, those that its coordinator has told, and older ones.
+
+    Older ones stay, since a coordinator tells only of those that serve at the moment; beyond `MAX_ADDRESSES` they are
+    forgotten. What is no address, or has no port yet, is left out. TLS authenticates each coordinator at each
+    connection, so a wrong address costs an attempt and nothing else.
+    """
+    addresses = dict.fromkeys((worked, *told, *before))
+    return tuple(each for each in addresses if is_address(each) and not each.endswith(":0"))[:MAX_ADDRESSES]
+
+
+def each_problem(problems: Mapping[str, str]) -> str:
+    """The reasons why addresses did not work, each with its address; of a single one the reason alone."""
+    if len(problems) == 1:
+        return next(iter(problems.values()))
+    return "; ".join(f"{address}: {problem}" for address, problem in problems.items())

@@ -1,0 +1,147 @@
+"""The start of a coordinator beside others on one PostgreSQL: what it must have in common with them."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import select, text
+
+from coordinator.clock import utc_now
+from coordinator.cluster.leases import SharedLeases
+from coordinator.condition import Condition
+from coordinator.home import CoordinatorHome
+from coordinator.lease_keeper import LeaseKeeper
+from coordinator.office import hold_database, must_share_blobs, take_office
+from coordinator.ownership import CoordinatorHomeError
+from federation.refusals import Refusal
+from storage.blob_directory import DirectoryStore
+from storage.database import DatabaseBusy
+from storage.faults import StorageFault
+from storage.models import CoordinatorProcess, Federation
+from storage.retention import referenced
+from tests.conftest import empty_database
+from tests.running import made_home
+
+
+@pytest.fixture(scope="module", params=["postgresql"])
+def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorHome]:
+    directory = tmp_path_factory.mktemp("federation")
+    with empty_database(request, directory) as url:
+        yield made_home(directory / "first", now=utc_now(), database=url)
+
+
+class Started:
+    """A coordinator that has taken office, without its services."""
+
+    def __init__(self, home: CoordinatorHome, ends: ExitStack) -> None:
+        self.database = home.open_database()
+        ends.callback(self.database.close)
+        self.hold = hold_database(home, self.database)
+        ends.callback(self.hold.release)
+        self.office = take_office(home, self.database, self.hold, home.directory.name, clock=utc_now)
+        ends.callback(self.office.registry.leave)
+
+
+@pytest.fixture
+def ends() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def second(home: CoordinatorHome, tmp_path: Path) -> CoordinatorHome:
+    """The directory of a second coordinator, with the same keys."""
+    shutil.copytree(home.directory, tmp_path / "second")
+    return replace(home, directory=tmp_path / "second")
+
+
+def test_two_coordinators_serve_and_each_needs_a_directory_of_its_own(
+    home: CoordinatorHome, second: CoordinatorHome, ends: ExitStack
+) -> None:
+    one, other = Started(home, ends), Started(second, ends)
+    assert (one.hold.alone, other.hold.alone) == (True, False)
+    with one.database.read() as session:
+        assert sorted(session.scalars(select(CoordinatorProcess.coordinator))) == ["first", "second"]
+        assert one.office.registry.others_alive(session)
+    with pytest.raises(DatabaseBusy, match=r"another coordinator serves from .*copy-keys"):
+        Started(second, ends)
+
+
+def test_settings_of_the_machine_may_differ_and_others_may_not(
+    home: CoordinatorHome, second: CoordinatorHome, ends: ExitStack
+) -> None:
+    Started(home, ends)
+    own = home.settings.model_copy(update={"hosts": ("b.example",), "bind": "0.0.0.0", "device": "cuda"})
+    with ExitStack() as now:
+        Started(replace(second, settings=own), now)
+    differs = home.settings.model_copy(update={"keep_rounds": 3})
+    with pytest.raises(CoordinatorHomeError, match="with other settings"):
+        Started(replace(second, settings=differs), ends)
+
+
+def test_a_coordinator_whose_signing_key_was_replaced_does_not_start(
+    home: CoordinatorHome, second: CoordinatorHome, ends: ExitStack
+) -> None:
+    new = replace(home, signing_key=Ed25519PrivateKey.generate())
+    with ExitStack() as now:
+        Started(new, now)  # its key is recorded as the newest
+    with pytest.raises(CoordinatorHomeError, match=r"the signing key in .* was replaced: .*copy-keys"):
+        Started(second, ends)
+    with closing(new.open_database()) as database, database.begin() as session:
+        session.execute(text("DELETE FROM audit_log WHERE action = 'key.set' AND subject = 'signing key'"))
+
+
+def test_coordinators_must_have_the_same_blobs(
+    home: CoordinatorHome, second: CoordinatorHome, ends: ExitStack, tmp_path: Path
+) -> None:
+    one, other = Started(home, ends), Started(second, ends)
+    blobs, elsewhere = DirectoryStore(tmp_path / "shared"), DirectoryStore(tmp_path / "elsewhere")
+    must_share_blobs(one.database, blobs, one.office.registry)
+    must_share_blobs(other.database, blobs, other.office.registry)
+    with one.database.read() as session:
+        known = session.scalar(select(Federation.shared_blob))
+        assert known in referenced(session, None)
+    with pytest.raises(CoordinatorHomeError, match="not those of the others: give all the same bucket"):
+        must_share_blobs(other.database, elsewhere, other.office.registry)
+    one.office.registry.leave()
+    must_share_blobs(other.database, elsewhere, other.office.registry)  # it is alone, with a store that was replaced
+    with one.database.read() as session:
+        assert elsewhere.exists(session.scalar(select(Federation.shared_blob)) or "")
+
+
+def test_a_coordinator_with_a_wrong_clock_conducts_nothing_and_serves_nobody(
+    home: CoordinatorHome, ends: ExitStack
+) -> None:
+    started, condition, held = Started(home, ends), Condition(), list[str]()
+    ahead = timedelta(seconds=5)
+
+    class Conducting:
+        """The part of a supervisor that the keeper uses."""
+
+        def hold_back(self) -> None:
+            held.append("held back")
+
+        def conducted(self) -> dict[str, object]:
+            return {}
+
+        def take_over(self, runs: object) -> None:
+            held.append("took over")
+
+    leases = started.office.leases
+    assert isinstance(leases, SharedLeases)
+    started.office.registry._clock = lambda: utc_now() + ahead
+    keeper = LeaseKeeper(started.database, leases, started.office.registry, Conducting(), condition)  # type: ignore[arg-type]
+    keeper.look()
+    assert held == ["held back"]
+    assert condition.faults[StorageFault.CLOCK].endswith("s ahead of the database's")
+    with pytest.raises(Refusal, match="clock"):
+        condition.must_serve("Attend")
+    condition.must_serve("Check")
+    ahead = timedelta(0)
+    keeper.look()
+    assert condition.faults == {}

@@ -1,0 +1,101 @@
+"""The addresses of coordinators that members and administrators are told, and the use of those they know."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from coordinator.members.coordinators import CoordinatorAddresses
+from federation.trust.admin_files import Account
+from federation.trust.join_string import JoinStringFields
+from federation.trust.member_files import note_addresses
+from fedpareto.cli.failure import CommandFailure
+from storage.database import Database
+from storage.models import CoordinatorProcess
+from tests.running import Running, command
+
+BOTH_DATABASES = True
+NOBODY = "127.0.0.1:1"
+
+
+def others(session: Session, *, minutes: float = 0.0) -> None:
+    """A second coordinator with a sign of life some time ago, and one that has no addresses yet."""
+    now = session.scalar(select(func.now()))
+    assert now is not None
+    for name, host in {"b" * 32: "second.example", "c" * 32: ""}.items():
+        federation, enrollment = (f"{host}:7443", f"{host}:7444") if host else ("", "")
+        seen = now - timedelta(minutes=minutes)
+        session.add(
+            CoordinatorProcess(
+                coordinator=name, address=federation, enrollment_address=enrollment, started=now, last_seen=seen
+            )
+        )
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize(("minutes", "told"), [(0.0, True), (2.0, False)])
+def test_a_coordinator_tells_of_others_that_have_given_a_sign_of_life(
+    database: Database, minutes: float, told: bool
+) -> None:
+    with database.begin() as session:
+        others(session, minutes=minutes)
+    with database.read() as session:
+        found = CoordinatorAddresses.serving(session, "first.example:1", "first.example:2")
+    assert found.federation == ("first.example:1", *(["second.example:7443"] if told else []))
+    assert found.enrollment == ("first.example:2", *(["second.example:7444"] if told else []))
+
+
+def test_join_strings_memberships_and_logins_have_the_addresses_of_all_coordinators_that_serve(served: Running) -> None:
+    shared = served.database.engine.dialect.name != "sqlite"
+    if shared:
+        with served.database.begin() as session:
+            others(session)
+    try:
+        join = JoinStringFields.decode(served.command("join-string", "ann").strip())
+        _, answer = served.enroll("ben")
+        served.command("login")
+        account = Account.load(served.home.admin_dir)
+    finally:
+        with served.database.begin() as session:
+            session.execute(delete(CoordinatorProcess).where(CoordinatorProcess.coordinator.in_(["b" * 32, "c" * 32])))
+    second = ("second.example:7443",) if shared else ()
+    assert tuple(answer.addresses) == account.addresses == (served.address, *second)
+    assert account.enrollment_addresses[0] == join.address == served.enrollment_address
+    assert join.addresses[1:] == account.enrollment_addresses[1:] == tuple(each[:-1] + "4" for each in second)
+
+
+def test_a_command_of_an_administrator_goes_to_the_first_coordinator_that_serves(
+    served: Running, tmp_path: Path
+) -> None:
+    home = tmp_path / "eve"
+    files = served.home.issue_admin(served.database, "eve", [], home, now=served.clock(), by="test")
+    note_addresses(home, "admin", addresses=(NOBODY, files.address))
+    served.command("clients", home=home)
+    assert Account.load(home).addresses == (files.address, NOBODY)
+    note_addresses(home, "admin", addresses=(NOBODY, "nowhere.invalid:2"))
+    failure = command("admin", "--home", home, "clients", code=1).exception
+    assert isinstance(failure, CommandFailure)
+    assert failure.message.startswith(f"no coordinator answers: {NOBODY}: ")
+    assert "; nowhere.invalid:2: " in failure.message
+
+
+def test_coordinators_are_listed_with_their_signs_of_life(served: Running) -> None:
+    shared = served.database.engine.dialect.name != "sqlite"
+    if shared:
+        with served.database.begin() as session:
+            others(session, minutes=2.0)
+    try:
+        found = served.document("coordinators")["coordinators"]
+        table = served.command("coordinators")
+    finally:
+        with served.database.begin() as session:
+            session.execute(delete(CoordinatorProcess).where(CoordinatorProcess.coordinator.in_(["b" * 32, "c" * 32])))
+    own = found[0]
+    assert (own["address"], own["enrollment_address"]) == (served.address, served.enrollment_address)
+    assert (own["alive"], own["members"], own["runs"]) == (True, 0, [])
+    assert own["software"]
+    assert [process["alive"] for process in found[1:]] == ([False, False] if shared else [])
+    assert "ALIVE" in table
+    assert ("DEAD" in table) == shared

@@ -1,0 +1,106 @@
+"""A worker that knows several coordinators, and joins where one of them answers."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from federation.refusals import Refusal
+from federation.trust.member_files import MemberFiles
+from tests.harness import wait_for
+from tests.scripted import ScriptedCoordinator, files_in, scripted
+from tests.worker.scene import Scene
+from worker.home import WorkerHome
+from worker.line.enroll import EnrollmentError, enroll
+
+
+@pytest.fixture
+def second(scene: Scene) -> Iterator[ScriptedCoordinator]:
+    """A further coordinator of the scene's federation."""
+    made = scene.coordinator.further()
+    made.start()
+    yield made
+    made.stop()
+
+
+def noted(scene: Scene) -> tuple[str, ...]:
+    return MemberFiles.load(scene.home.directory).addresses
+
+
+def test_a_worker_goes_to_the_next_coordinator_and_keeps_in_mind_what_it_was_told(
+    scene: Scene, second: ScriptedCoordinator
+) -> None:
+    first = scene.coordinator
+    scene.joined()
+    first.addresses = [first.address, second.address]
+    running = scene.attending()
+    assert noted(scene) == (first.address, second.address)
+    first.stop()
+    wait_for(lambda: second.hellos, "the worker to attend at the second coordinator")
+    running.wait_for("attending", 2)
+    assert noted(scene) == (second.address, first.address)
+    second.stop()
+
+    def names_both() -> bool:
+        return any(
+            f"{second.address}: " in event["message"] and f"{first.address}: " in event["message"]
+            for event in running.events("disconnected")
+        )
+
+    wait_for(names_both, "a message about both coordinators")
+    first.start()
+    running.wait_for("attending", 3)
+    assert noted(scene) == (first.address, second.address)
+
+
+def test_a_coordinator_that_stops_is_left_at_once(scene: Scene, second: ScriptedCoordinator) -> None:
+    first = scene.coordinator
+    first.attend_refusals = [Refusal("stopping", "the coordinator is stopping")]
+    pauses = []
+
+    def pause(_: float, ceiling: float) -> float:
+        pauses.append(ceiling)
+        return 0.0
+
+    member = replace(scene.member, addresses=(first.address, second.address))
+    scene.joined()
+    running = scene.attending(member=member, uniform=pause)
+    assert len(first.hellos) == len(second.hellos) == 1
+    assert pauses == []
+    [event] = running.events("disconnected")
+    assert event["message"] == (
+        f"not attending at {first.address}: the coordinator is stopping; trying {second.address}"
+    )
+
+
+def test_a_server_that_is_no_coordinator_of_the_federation_is_passed_over(scene: Scene) -> None:
+    with scripted() as impostor:
+        member = replace(scene.member, addresses=(impostor.address, scene.coordinator.address))
+        scene.joined()
+        running = scene.attending(member=member)
+        assert impostor.hellos == []
+    assert "did not prove that it is this federation's coordinator" in running.events("disconnected")[0]["message"]
+
+
+def test_a_refusal_of_the_member_is_not_evaded_at_once(scene: Scene, second: ScriptedCoordinator) -> None:
+    scene.coordinator.attend_refusals = [Refusal("limit:tasks", "too many")]
+    member = replace(scene.member, addresses=(scene.coordinator.address, second.address))
+    scene.joined()
+    running = scene.attending(member=member)
+    assert "offer fewer tasks" in running.events("refused")[0]["message"]
+
+
+def test_a_newcomer_joins_where_a_coordinator_of_the_federation_answers(scene: Scene, tmp_path: Path) -> None:
+    with scripted() as impostor, scripted() as gone:
+        gone.stop()
+        join = scene.coordinator.join()
+        impostor.enrollment_refusal = Refusal("join-string-invalid", "the secret was seen")
+        others = (gone.join().address, impostor.join().address)
+        member = enroll(WorkerHome(tmp_path / "member"), replace(join, addresses=(*others, join.address))).member
+        assert member.addresses == (scene.coordinator.address,)
+        with pytest.raises(EnrollmentError) as caught:
+            enroll(WorkerHome(tmp_path / "other"), replace(join, addresses=others))
+    assert str(caught.value).startswith(f"{others[0]}: no coordinator answers at ")
+    assert f"; {others[1]}: the server at {others[1]} is not the coordinator of this federation" in str(caught.value)
+    assert files_in(tmp_path) == ["member"]
