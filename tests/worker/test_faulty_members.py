@@ -138,7 +138,7 @@ def test_the_operator_is_warned_of_each_failing_member_by_name(
     scene: Scene, faulty: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
     run = scene.fed.admin("run", faulty[0]["run_id"])["run"]
-    failing = {one["client_id"] for one in run["warnings"] if one["kind"].endswith("MEMBER_FAILS")}
+    failing = {one["client_id"] for one in run["alerts"] if one["kind"].endswith("MEMBER_FAILS")}
     assert failing == {"nan", "memory", "slow", "disk"}
 
 
