@@ -15,12 +15,12 @@ from sqlalchemy.orm import Session
 from coordinator.audit.checkpoints import LogError, noted
 from coordinator.audit.log_verifier import log_problems
 from coordinator.device import require_device
-from coordinator.disk import open_runs_bytes
 from coordinator.home import CoordinatorHome
 from coordinator.members.administrators import officers
 from coordinator.members.logged_rights import LoggedRights
 from coordinator.members.requests import officers_caution
 from coordinator.ownership import CoordinatorHomeError
+from coordinator.run_sizes import open_runs_bytes
 from federation.findings import CheckOutcome, Finding
 from federation.trust.certificates import SERVER_LIFETIME
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore, BlobStoreUnavailable

@@ -109,7 +109,7 @@ class AlertMaker:
 
     def start(self) -> None:
         """Starts the thread; it first looks at the runs whose alerts are not complete."""
-        self._unwatch = self._supervisor.watch(self.changed)
+        self._unwatch = self._supervisor.changes.watch(self.changed)
         self._thread.start()
 
     def stop(self) -> None:
@@ -174,7 +174,7 @@ class AlertMaker:
             self._runs[run_id] = recorded.facts
         self._tell(recorded.new)
         if recorded.changed:
-            self._supervisor.tell_watchers(run_id)
+            self._supervisor.changes.tell_watchers(run_id)
 
     # --- members, and the machine
 
@@ -227,7 +227,7 @@ class AlertMaker:
             new = rows.reconcile(session, None, kinds, facts, now)
         self._tell(new)
         for run_id in {fact.run_id for fact in facts if fact.run_id}:
-            self._supervisor.tell_watchers(run_id)
+            self._supervisor.changes.tell_watchers(run_id)
 
     def _end_failed(self, now: datetime) -> None:
         """A run that failed a week ago needs nobody any more."""

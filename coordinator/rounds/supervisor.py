@@ -17,10 +17,10 @@ from sqlalchemy.orm import Session
 
 from coordinator.aggregation.interface import HyperparameterError
 from coordinator.clock import utc_now
-from coordinator.cluster.announcements import Announcement, AnnouncementKind, Announcements
+from coordinator.cluster.announcements import Announcements
 from coordinator.cluster.leases import Lease, Leases, OneConductor
 from coordinator.condition import Condition
-from coordinator.rounds.bell import Bell
+from coordinator.rounds.changes import RunChanges
 from coordinator.rounds.conductor import Conductor
 from coordinator.rounds.fleets.base import Fenced, Held, RunFacts, Surroundings
 from coordinator.rounds.fleets.presence import Presence
@@ -108,7 +108,7 @@ class Supervisor:
         self._presence = presence
         self._signing = signing
         self._condition = condition or Condition()
-        self._announcements = announcements or Announcements()
+        self.changes = RunChanges(announcements or Announcements(), lambda: self._runs(Run.state.in_(UNDER_WAY)))
         self._device = device
         self._clock = clock
         self._new_id = new_id
@@ -116,10 +116,8 @@ class Supervisor:
         self._leases = leases or OneConductor()
         self.signatures = SignatureMemory()  # those that this process has verified or made
         self._lock = threading.Lock()
-        self._bells: dict[str, Bell] = {}
         self._threads: dict[str, threading.Thread] = {}
         self._leased: dict[str, Lease] = {}  # the runs that this process conducts
-        self._watchers: list[Callable[[str], None]] = []
         self._stopping = threading.Event()
         self._conducting = True
         self._expected: frozenset[str] = frozenset()
@@ -127,8 +125,7 @@ class Supervisor:
         self._housekeeper = Housekeeper(
             database, blobs, presence, uploads, self._condition, keep_rounds=keep_rounds, clock=self._clock
         )
-        presence.on_change(self._wake_all)
-        self._announcements.listen(self._hear)
+        presence.on_change(self.changes.wake_all)
 
     # --- life
 
@@ -157,7 +154,7 @@ class Supervisor:
     def stop(self) -> None:
         """Waits until every conductor has stopped. Their runs go on at the next start."""
         self._stopping.set()
-        self._wake_all()
+        self.changes.wake_all()
         with self._lock:
             threads = list(self._threads.values())
         for thread in threads:
@@ -199,7 +196,7 @@ class Supervisor:
             raise
         if not paused:
             self._conduct(run_id)
-        self.notify(run_id)
+        self.changes.notify(run_id)
         return run_id
 
     def pause(self, run_id: str, *, by: str) -> None:
@@ -268,7 +265,7 @@ class Supervisor:
     def hold_back(self) -> None:
         """Ends the leases because of a fault; none is taken until it is over. Other coordinators take the runs."""
         if self._holds_back:
-            self._wake_all()
+            self.changes.wake_all()
 
     @property
     def _holds_back(self) -> bool:
@@ -294,59 +291,7 @@ class Supervisor:
         with self._lock:
             self._leased.pop(run_id, None)
         log.warning("run %s: the lease is lost, another coordinator conducts it", run_id)
-        self._bell(run_id).ring()
-
-    # --- changes
-
-    def watch(self, watcher: Callable[[str], None]) -> Callable[[], None]:
-        """Calls `watcher` with the run's id after every change, from any thread. Returns a function that ends this."""
-        with self._lock:
-            self._watchers.append(watcher)
-
-        def unwatch() -> None:
-            with self._lock:
-                self._watchers.remove(watcher)
-
-        return unwatch
-
-    def notify(self, run_id: str) -> None:
-        """Tells the run's conductor and its watchers, here and elsewhere, that something changed; from any thread."""
-        self._bell(run_id).ring()
-        self.tell_watchers(run_id)
-
-    def count_reply(self, run_id: str) -> None:
-        """Tells the conductor and the watchers, here and elsewhere, that a reply was recorded; from any thread."""
-        self._bell(run_id).count_reply()
-        self._announcements.announce(AnnouncementKind.REPLY, run_id)
-        self._tell_watchers_here(run_id)
-
-    def tell_watchers(self, run_id: str) -> None:
-        """Tells the watchers, from any thread, without the conductor here: what changed does not matter to it."""
-        self._announcements.announce(AnnouncementKind.RUN, run_id)
-        self._tell_watchers_here(run_id)
-
-    def _hear(self, announcement: Announcement | None) -> None:
-        """Takes in what another coordinator announced; None says that something was lost."""
-        if announcement is None:
-            self._wake_all()
-            for run_id in self._runs(Run.state.in_(UNDER_WAY)):
-                self._tell_watchers_here(run_id)
-        elif announcement.kind in (AnnouncementKind.RUN, AnnouncementKind.REPLY):
-            bell = self._bells.get(announcement.subject)
-            if bell is not None and announcement.kind is AnnouncementKind.REPLY:
-                bell.count_reply(announcement.times)
-            elif bell is not None:
-                bell.ring()
-            self._tell_watchers_here(announcement.subject)
-
-    def _tell_watchers_here(self, run_id: str) -> None:
-        with self._lock:
-            watchers = list(self._watchers)
-        for watcher in watchers:
-            try:
-                watcher(run_id)
-            except Exception:
-                log.exception("a watcher of run %s failed", run_id)  # the run goes on
+        self.changes.bell(run_id).ring()
 
     def client_revoked(self, client_id: str) -> None:
         """Cancels the assignments of a revoked client, so that no round waits for it."""
@@ -357,7 +302,7 @@ class Supervisor:
                 end_assignment(assignment, AssignmentState.CANCELLED, now, REVOKED)
             runs = {assignment.phase.round.run_id for assignment in cancelled}
         for run_id in runs:
-            self.notify(run_id)
+            self.changes.notify(run_id)
 
     # --- inside
 
@@ -379,7 +324,7 @@ class Supervisor:
             cancelled = end_conversation(session, run_id, reason, now) if to in RUN_ENDED else []
             audit.record(session, at=now, actor=by, action=action, subject=run_id, detail=reason)
         self._presence.say_cancelled(run_id, cancelled)
-        self.notify(run_id)
+        self.changes.notify(run_id)
 
     def _conduct(self, run_id: str) -> None:
         """Starts a conductor, which begins after the run's previous one has stopped."""
@@ -403,7 +348,7 @@ class Supervisor:
                 if self._condition.note(error) is None:
                     raise
                 self._stopping.wait(RETRY_SECONDS)
-        self.notify(run_id)
+        self.changes.notify(run_id)
 
     def _conduct_now(self, run_id: str) -> None:
         lease = self._leases.take(run_id)
@@ -474,7 +419,7 @@ class Supervisor:
             log.warning("run %s: a change by this coordinator was refused: %s", run_id, refused)
 
     def _surroundings(self, run_id: str, lease: Lease) -> Surroundings:
-        bell, look = self._bell(run_id), self._announcements.look_seconds
+        bell, look = self.changes.bell(run_id), self.changes.look_seconds
 
         def wait(seconds: float | None, replies: int = 1) -> None:
             self._must_conduct(run_id, lease)
@@ -488,7 +433,7 @@ class Supervisor:
             device=self._device,
             clock=self._clock,
             wait=wait,
-            changed=lambda: self.tell_watchers(run_id),  # without its own bell: a conductor would wake itself
+            changed=lambda: self.changes.tell_watchers(run_id),  # without its own bell: a conductor would wake itself
             signatures=self.signatures,
         )
 
@@ -502,16 +447,6 @@ class Supervisor:
         with self._database.read() as session:
             self._expected = self._recently_attending(session)
         self._grace_ends = self._clock() + RECONNECT_GRACE
-
-    def _bell(self, run_id: str) -> Bell:
-        with self._lock:
-            return self._bells.setdefault(run_id, Bell())
-
-    def _wake_all(self) -> None:
-        with self._lock:
-            bells = list(self._bells.values())
-        for bell in bells:
-            bell.ring()
 
     def _recently_attending(self, session: Session) -> frozenset[str]:
         active = select(Client.client_id, Client.last_seen).where(Client.state == ClientState.ACTIVE)

@@ -145,7 +145,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
                 changing=partial(self._access.charge, caller.uri, CONSENT),
             )
             if run_id:
-                await self._in_thread(self._supervisor.notify, run_id)
+                await self._in_thread(self._supervisor.changes.notify, run_id)
         elif kind == "sessions_left":
             sessions = request.sessions_left
             await self._write(_note_left, attendance.client_id, sessions.task, left(sessions, attendance.tasks))

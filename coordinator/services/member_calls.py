@@ -124,7 +124,7 @@ class MemberCalls(Service):
     async def _changed(self, client_id: str) -> messages.Client:
         """Lets runs that wait for clients look again; shows the client."""
         for run_id in await self._read(overview.active_runs):
-            await self._in_thread(self._supervisor.notify, run_id)
+            await self._in_thread(self._supervisor.changes.notify, run_id)
         return await self._read(overview.client, self._presence.attending(), client_id)
 
     # --- administrators

@@ -31,8 +31,8 @@ class ReplyCalls(Service):
         self._intake = Intake(
             parts.threads.database,
             self._home.signing,
-            changed=self._supervisor.notify,
-            replied=self._supervisor.count_reply,
+            changed=self._supervisor.changes.notify,
+            replied=self._supervisor.changes.count_reply,
             clock=self._clock,
             signatures=self._supervisor.signatures,
         )

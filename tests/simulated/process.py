@@ -138,8 +138,8 @@ class Process:
         self.intake = Intake(
             self.database,
             machine.signing,
-            changed=self.supervisor.notify,
-            replied=self.supervisor.count_reply,
+            changed=self.supervisor.changes.notify,
+            replied=self.supervisor.changes.count_reply,
             clock=self.world.now,
             signatures=self.supervisor.signatures,
         )
@@ -312,7 +312,7 @@ class Process:
             membership.revoke(session, client_id, "it left", by="operator", now=self.world.now())
         self._revoked |= {client_id}
         self.supervisor.client_revoked(client_id)
-        self.supervisor.notify(self._run_id)
+        self.supervisor.changes.notify(self._run_id)
 
     @property
     def uploading(self) -> bool:
@@ -498,7 +498,7 @@ class _Supervisor(Supervisor):
             clock=world.now,
             monotonic=world.monotonic,
         )
-        self._bells = {process._run_id: self._only_bell}
+        self.changes._bells = {process._run_id: self._only_bell}
 
     def _conduct(self, run_id: str) -> None:
         self.wanted = True

@@ -2,23 +2,31 @@
 
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import grpc
 import pytest
+from sqlalchemy import select
 
 from coordinator.home import CoordinatorHome
 from coordinator.services import admin as admin_calls
+from federation.digests import digest
+from federation.line.channels import refusal_from_rpc_error
 from federation.trust.identity import Role
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import RunManifest
 from federation.v1.federation_pb2 import AttendResponse
+from federation.vectors import to_bytes, update_layout
+from storage.faults import StorageFault
+from storage.models import Reply, Run
 from storage.states import RunState
 from tests.conftest import empty_database
 from tests.harness import Attending, Member
 from tests.running import SECONDS, Clock, Running, made_home, refused, wait_for
-from tests.stage import Player, Stage, spec
+from tests.stage import MODEL, Player, Stage, spec, vector
 
 
 @pytest.fixture(scope="module", params=["postgresql"])
@@ -27,7 +35,12 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     directory = tmp_path_factory.mktemp("pair")
     with empty_database(request, directory) as url:
         clock = Clock()
-        settings: dict[str, Any] = {"database": url, "blobs": str(directory / "blobs"), "heartbeat_seconds": 300.0}
+        settings: dict[str, Any] = {
+            "database": url,
+            "blobs": str(directory / "blobs"),
+            "heartbeat_seconds": 300.0,
+            "lease_seconds": 1.5,
+        }
         home = made_home(directory / "first", now=clock(), **settings)
         shutil.copytree(directory / "first", directory / "second")
         first = Stage(Running(home, clock))
@@ -161,7 +174,7 @@ def test_a_member_that_changes_its_coordinator_in_a_round_goes_on_with_its_work(
     order, older = gil.order(), gil.stream
     assert older is not None
     gil.stream = None
-    gil.member = Member(replace(gil.member.files, address=second.address))
+    gil.member = Member(replace(gil.member.files, addresses=(second.address,)))
     gil.attend(**gil.tasks)
     assert older.end().reason == "superseded"
     envelope = gil.stream.assignment()  # type: ignore[attr-defined]
@@ -169,3 +182,81 @@ def test_a_member_that_changes_its_coordinator_in_a_round_goes_on_with_its_work(
     gil.reply(order)
     first.play(run, gil, hal)
     assert set(first.replies(run)) == {"gil", "hal"}
+
+
+def conductor_of(first: Stage, run: str) -> str:
+    return first.look(lambda session: session.get_one(Run, run).conductor)
+
+
+def id_of(served: Running) -> str:
+    office = served.coordinator._office
+    assert office is not None
+    return office.registry.coordinator
+
+
+def test_a_coordinator_whose_disk_is_full_gives_its_runs_to_the_other(
+    first: Stage, second: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, players = first.begin("ida", "jon", rounds=2, more="selection.minimum = 2")
+    orders = {player: player.order() for player in players}
+    assert conductor_of(first, run) == id_of(first.served)
+    condition = first.served.coordinator._condition
+    monkeypatch.setattr(condition, "over", lambda fault: None)  # as long as the disk is full
+    condition.begin(StorageFault.DISK, "no space left")
+    first.supervisor.hold_back()
+    wait_for(lambda: conductor_of(first, run) == id_of(second), "the other to take the run")
+    monkeypatch.undo()
+    condition.over(StorageFault.DISK)
+    for player, order in orders.items():
+        player.reply(order)
+    first.play(run, *players)
+    assert first.run(run).state is RunState.COMPLETED
+
+
+def test_the_writes_of_a_conductor_whose_run_was_taken_are_refused_and_the_run_goes_on(
+    first: Stage, second: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, players = first.begin("kim", "leo", rounds=2, more="selection.minimum = 2")
+    orders = {player: player.order() for player in players}
+    with first.served.database.begin() as session:  # as after it slept past its lease, and the other one died since
+        row = session.get_one(Run, run, with_for_update=True)
+        row.epoch, row.conductor, row.lease_until = row.epoch + 1, "0" * 32, row.created
+    for player, order in orders.items():
+        player.reply(order)
+    first.play(run, *players)
+    assert first.run(run).state is RunState.COMPLETED
+    assert set(first.replies(run, 1)) == {"kim", "leo"}
+    assert "another coordinator" in caplog.text
+
+
+def test_of_one_reply_to_both_coordinators_one_is_recorded_and_the_other_gets_its_receipt(
+    first: Stage, second: Running
+) -> None:
+    run, (max_, nia) = first.begin("max", "nia", more="selection.minimum = 2")
+    order, elsewhere = max_.order(), Member(replace(max_.member.files, addresses=(second.address,)))
+    payload = to_bytes(update_layout([(row.name, row.length, row.dtype) for row in order.rows]), vector("max", order))
+    manifest = max_.member.manifest(order, payload)
+    manifest.samples = max_.tasks[order.task]
+    envelope = max_.member.seal(manifest)
+    with ThreadPoolExecutor(2) as pool:
+        receipts = list(pool.map(lambda member: member.submit(envelope, payload), (max_.member, elsewhere)))
+    assert receipts[0] == receipts[1]
+    first.play(run, max_, nia)
+    assert len(first.look(lambda session: session.scalars(select(Reply).where(Reply.client_id == "max")).all())) == 2
+
+
+def test_a_name_is_taken_once_also_at_two_coordinators_at_the_same_time(first: Stage, second: Running) -> None:
+    document = spec("twice", first.task())
+    stubs = [AdminStub(served.administrator(Role.OPERATOR)) for served in (first.served, second)]
+
+    def submit(stub: AdminStub) -> str:
+        header = admin.RunHeader(spec=document, model=digest(MODEL), model_bytes=len(MODEL))
+        requests = [admin.SubmitRunRequest(header=header), admin.SubmitRunRequest(chunk=MODEL)]
+        try:
+            return str(stub.SubmitRun(iter(requests), timeout=SECONDS).run.run_id)
+        except grpc.RpcError as error:
+            return refusal_from_rpc_error(error).reason
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(submit, stubs * 2))
+    assert answers.count("run-exists") == 3

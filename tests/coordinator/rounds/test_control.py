@@ -169,7 +169,7 @@ def test_a_run_that_waits_for_clients_sleeps(stage: Stage, more: str) -> None:
     task = stage.task()
     (ann,) = stage.cast(task, "ann")
     changes: list[str] = []
-    unwatch = stage.supervisor.watch(changes.append)
+    unwatch = stage.supervisor.changes.watch(changes.append)
     run = stage.submit(spec("patient", task, 2, seed=23, more=f"selection.minimum = 2\n{more}"))
     stage.wait_reason(run)
     stage.pass_deadline()  # absent required clients would be given up now; too few clients are waited for

@@ -209,7 +209,7 @@ def test_a_watcher_that_breaks_harms_no_run(stage: Stage) -> None:
     def broken(run_id: str) -> None:
         raise RuntimeError("broken")
 
-    unwatch = stage.supervisor.watch(broken)
+    unwatch = stage.supervisor.changes.watch(broken)
     run, players = begin(stage)
     stage.resume(run)
     stage.play(run, *players)

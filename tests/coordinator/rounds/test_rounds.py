@@ -273,7 +273,7 @@ def test_a_round_waits_for_its_minimum_and_says_so(stage: Stage) -> None:
     assert stage.run(run).state is RunState.RUNNING
     assert (stage.rounds(run), ann.orders()) == ([], [])
     changes: list[str] = []
-    unwatch = stage.supervisor.watch(changes.append)
+    unwatch = stage.supervisor.changes.watch(changes.append)
     (cleo,) = stage.cast(task, "cleo")
     wait_for(lambda: run in changes, "a word to those that watch the run")
     unwatch()
