@@ -68,7 +68,7 @@ def collected(m: int, rounds: int) -> Matrix:
         home = CoordinatorHome.load(directory)
         with home.open_database(durable=False).read() as session:
             digest = str(session.scalars(select(Round.gram).filter_by(number=rounds - 1)).one())
-        K: Matrix = np.load(io.BytesIO(home.open_blobs(durable=False).read(digest)))
+        K: Matrix = np.load(io.BytesIO(home.open_blobs(None, durable=False).read(digest)))
     return K
 
 
