@@ -181,7 +181,7 @@ class Coordinator:
         self._office = office = self._take_office(hold)
         self._sequencer.start()
         self._must_be_logged()
-        blobs = home.open_blobs()
+        blobs = home.open_blobs(database)
         blobs.sweep_temporary()
         blobs.probe(takes_new=True)
         must_share_blobs(database, blobs, office.registry)

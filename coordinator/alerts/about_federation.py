@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from coordinator.alerts.facts import AlertFact
-from coordinator.disk import open_runs_bytes
+from coordinator.run_sizes import open_runs_bytes
 from storage.faults import StorageFault
 from storage.models import AuditEntry, Certificate, Client, Federation
 from storage.states import AlertKind, AlertSeverity, ClientState

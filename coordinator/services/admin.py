@@ -8,12 +8,12 @@ from datetime import timedelta
 from sqlalchemy.orm import Session
 
 from coordinator.audit.excerpt import marked
-from coordinator.disk import open_runs_bytes, run_bytes
 from coordinator.lookup import find_run, model_after, removed_model
 from coordinator.members.access.rpc_messages import NEXT_CHUNK_SECONDS, Context, next_message
 from coordinator.rounds.replies.uploads import Upload
 from coordinator.rounds.runs.scores import best_round
 from coordinator.rounds.runs.submission import Submission
+from coordinator.run_sizes import open_runs_bytes, run_bytes
 from coordinator.services.audit_calls import AuditCalls
 from coordinator.services.bundles import write_bundle
 from coordinator.services.member_calls import MemberCalls

@@ -11,10 +11,10 @@ from datetime import UTC
 from sqlalchemy.orm import Session
 
 from coordinator.alerts import rows
-from coordinator.disk import usage
 from coordinator.lookup import find_round, find_run, must_be_client
 from coordinator.members import administrators, join_strings, requests
 from coordinator.members.access.rpc_messages import Context
+from coordinator.run_sizes import usage
 from coordinator.services.views import alerts, details, member_views, overview, system
 from coordinator.services.views.conversion import like
 from coordinator.services.views.paging import Page, size_of_page

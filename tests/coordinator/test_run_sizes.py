@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from coordinator.disk import run_bytes
+from coordinator.run_sizes import run_bytes
 from federation.digests import digest
 from federation.spec.run_spec import RunSpec
 from federation.v1 import admin_pb2 as admin
