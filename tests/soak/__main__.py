@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _show("three coordinators and eight workers start")
             cluster.start(CLIENTS, forks=False)
             faults = drawn(random, cluster, kinds, pause=pause, lease=LEASE_SECONDS)
-            soak = Soak(cluster, Inflictor(cluster, server, url), faults, _show)
+            soak = Soak(cluster, Inflictor(cluster, server, url), faults, lease=LEASE_SECONDS, show=_show)
             soak.prepare()
             _show("the calm runs have ended; faults begin")
             soak.play(60 * options.minutes)

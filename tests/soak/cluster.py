@@ -218,6 +218,14 @@ class Cluster:
         self.workers[client] = self.first.spawn(client, arguments)
         return self.workers[client]
 
+    def move(self, client: str, coordinator: Coordinator) -> None:
+        """Starts a member's worker again, with this coordinator as the first one that it tries."""
+        self.workers[client].kill()
+        home = self.directory / client
+        others = [one for one in MemberFiles.load(home).addresses if one != coordinator.address]
+        note_addresses(home, MemberFiles.name_key, addresses=(coordinator.address, *others))
+        self.work(client)
+
     def attending(self, *clients: str) -> None:
         """Waits until these members attend, by any coordinator."""
         self.first.attending(*clients)

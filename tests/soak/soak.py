@@ -62,16 +62,24 @@ class Soak:
         cluster: what is soaked; it is started.
         inflictor: makes the faults happen.
         faults: those to come.
+        lease: the seconds of a lease; shorter faults make no other coordinator take a run.
         show: tells of the progress.
     """
 
     def __init__(
-        self, cluster: Cluster, inflictor: Inflictor, faults: Iterator[Fault], show: Callable[[str], None]
+        self,
+        cluster: Cluster,
+        inflictor: Inflictor,
+        faults: Iterator[Fault],
+        *,
+        lease: float,
+        show: Callable[[str], None],
     ) -> None:
         self.findings = Findings()
         self._cluster = cluster
         self._inflictor = inflictor
         self._faults = faults
+        self._lease = lease
         self._show = show
         self._checks = Checks(cluster)
         self._calm: dict[str, Calm] = {}
@@ -147,7 +155,8 @@ class Soak:
         conductor = self._conductor(run)
         repair = self._inflictor.inflict(fault)
         self.findings.faults[fault.kind] += 1
-        if conductor is not None and conductor[0] == fault.target and fault.kind in _PARTING and not self._parted:
+        parts = fault.kind is Kind.KILLED or (fault.kind in _PARTING and fault.seconds > self._lease)
+        if parts and conductor is not None and conductor[0] == fault.target and not self._parted:
             self._parted = (fault.kind, self._elapsed, conductor[1])
         if repair is not None:
             self._later(fault.seconds, fault.target, repair)

@@ -44,9 +44,10 @@ class Scene:
         return self.checks.of_run(run, self.calm(spec, rounds), asked or {}, by)
 
     def restart(self, coordinator: Coordinator, *, crash: str = "") -> None:
-        """Stops a coordinator in order, and starts it again; `crash` as of programs/crashing.py."""
+        """Stops a coordinator in order, and starts it again with a member; `crash` as of programs/crashing.py."""
         coordinator.serving.stop()
         coordinator.serve(crash=crash)
+        self.cluster.move(next(iter(self.cluster.workers)), coordinator)
         self.cluster.attending(*self.cluster.workers)
 
     def wait_taken(self, run: str) -> float:

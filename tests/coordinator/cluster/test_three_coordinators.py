@@ -19,11 +19,8 @@ from tests.postgresql import Postgresql, postgresql
 from tests.soak.cluster import NAMES, OPEN, PRIVATE, Coordinator, cluster
 
 pytestmark = pytest.mark.full
-# Points of programs/crashing.py to which a run of fedmgda+ comes.
-POINTS = (
-    "before-dispatch dispatching one-update-in aggregating model-written stored one-evaluation-in evaluated "
-    "between-rounds"
-)
+# Points of programs/crashing.py to which a conductor of fedmgda+ comes; of later replies others may take the most.
+POINTS = "before-dispatch dispatching one-update-in aggregating model-written stored evaluated between-rounds"
 PRIVATE_PHASES = 12  # of the two rounds
 
 
