@@ -389,7 +389,13 @@ def open_blobs(directory: Path, settings: Settings, ca: x509.Certificate, *, dur
             "'fedpareto[objects]'"
         ) from None
     bucket = ObjectBucket(settings.blobs, endpoint=settings.blobs_endpoint)
-    return ObjectStore(bucket, place, limit=settings.blob_cache_bytes, federation=fingerprint(ca))
+    return ObjectStore(
+        bucket,
+        place,
+        limit=settings.blob_cache_bytes,
+        federation=fingerprint(ca),
+        url_seconds=settings.blob_urls_seconds,
+    )
 
 
 def must_be_vacant(directory: Path) -> None:
