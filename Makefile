@@ -10,13 +10,14 @@ MOTO := .venv-moto
 BASE ?= origin/main
 ARGS ?=
 SEEDS ?= 1000
+MINUTES ?= 60
 JOBS ?= 2
 PYTEST := -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, which would all compile our modules
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-changed test-full test-peers fuzz faults mutants lint types proto bench constraints sbom release-check clean
+.PHONY: help demo test test-changed test-full test-peers fuzz faults soak mutants lint types proto bench constraints sbom release-check clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +45,9 @@ fuzz: $(VENV)/.dev  ## 10,000 inputs for each parser, others each time: make fuz
 
 faults: $(VENV)/.dev  ## schedules of crashes and losses on one thread: make faults SEEDS=10000; one again: ARGS="--seed 7"
 	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.simulated --seeds $(SEEDS) --nice 19 $(ARGS)
+
+soak: $(VENV)/.dev  ## several coordinators while processes die, freeze and lose their lines: make soak MINUTES=60
+	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.soak --minutes $(MINUTES) $(ARGS)
 
 mutants: $(VENV)/.dev $(MUTANTS)/.installed  ## small changes of the code that no test notices: make mutants MODULE=qp ARGS="--count 25"
 	@$(MUTANTS)/bin/python tools/mutants.py $(MODULE) $(ARGS)

@@ -34,7 +34,7 @@ from federation.line.tls import require_tls13  # noqa: E402
 require_tls13()  # gRPC reads it once
 
 SCENARIOS = (
-    *("aggregation", "private", "round", "large", "verify", "connections", "wan", "start", "simulate"),
+    *("qp", "aggregation", "private", "round", "large", "verify", "connections", "wan", "start", "simulate"),
     *("console", "population"),
 )
 FORMS = ("quick", "smallest")

@@ -24,6 +24,7 @@ from coordinator.run_sizes import open_runs_bytes
 from federation.findings import CheckOutcome, Finding
 from federation.trust.certificates import SERVER_LIFETIME
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore, BlobStoreUnavailable
+from storage.database import Database
 from storage.models import AuditEntry, Run
 from storage.reserve import MARGIN_BYTES, RESERVE_BYTES
 from storage.revisions import pending_revisions
@@ -132,7 +133,7 @@ def _record(home: CoordinatorHome, now: datetime) -> Iterator[Finding]:
             if log.outcome is CheckOutcome.OK:
                 yield _rights(session, home)
             yield _officers(session, home)
-            yield from _blobs(session, home)
+            yield from _blobs(session, home, database)
 
 
 def _clock(session: Session, now: datetime) -> Finding:
@@ -177,12 +178,12 @@ def _officers(session: Session, home: CoordinatorHome) -> Finding:
     return Finding.ok("officers", f"security officers: {', '.join(officers(session)) or 'none'}")
 
 
-def _blobs(session: Session, home: CoordinatorHome) -> Iterator[Finding]:
+def _blobs(session: Session, home: CoordinatorHome, database: Database) -> Iterator[Finding]:
     if not home.settings.in_bucket and not home.blobs_dir.is_dir():
         yield Finding.failed("blobs", f"{home.blobs_dir} is missing: restore it from a backup")
         return
     try:
-        yield from _look_at_blobs(session, home.open_blobs())
+        yield from _look_at_blobs(session, home.open_blobs(database))
     except (BlobStoreUnavailable, CoordinatorHomeError) as error:
         yield Finding.failed("blobs", str(error))
     yield _disk(session, home)

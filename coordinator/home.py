@@ -47,6 +47,7 @@ from storage import audit
 from storage.blob_directory import DirectoryStore
 from storage.blobs import BlobStore
 from storage.database import Database, DatabaseIncompatible
+from storage.table_claims import TableClaims
 
 FIRST_ADMIN = "admin"
 TWO_OFFICERS = "two_officers"  # the subject of log entries: the actions that need two officers from then on
@@ -173,14 +174,17 @@ class CoordinatorHome:
             _ = home.signing
         return home
 
-    def open_blobs(self, *, durable: bool = True) -> BlobStore:
+    def open_blobs(self, database: Database | None, *, durable: bool = True) -> BlobStore:
         """Opens the blob store; see `DirectoryStore` for `durable`.
+
+        `database` is the record, which has the claims of a bucket that several coordinators may use at the same time.
+        It is None for a process that keeps all others away, with the exclusive lock.
 
         Raises:
             HomeError: the blobs are in a bucket, and the extra for it is missing.
             BlobStoreUnavailable: the environment does not say how the bucket is reached.
         """
-        return open_blobs(self.directory, self.settings, self.ca, durable=durable)
+        return open_blobs(self.directory, self.settings, self.ca, database, durable=durable)
 
     def open_database(self, *, durable: bool = True) -> Database:
         """Opens the federation's database; see `Database.open` for `durable`.
@@ -374,7 +378,9 @@ def blobs_dir(directory: Path, settings: Settings) -> Path:
     return (directory / (settings.blob_cache if settings.in_bucket else settings.blobs)).absolute()
 
 
-def open_blobs(directory: Path, settings: Settings, ca: x509.Certificate, *, durable: bool = True) -> BlobStore:
+def open_blobs(
+    directory: Path, settings: Settings, ca: x509.Certificate, database: Database | None, *, durable: bool = True
+) -> BlobStore:
     """The blob store that the settings name; see `CoordinatorHome.open_blobs`."""
     place = blobs_dir(directory, settings)
     if not settings.in_bucket:
@@ -389,11 +395,13 @@ def open_blobs(directory: Path, settings: Settings, ca: x509.Certificate, *, dur
             "'fedpareto[objects]'"
         ) from None
     bucket = ObjectBucket(settings.blobs, endpoint=settings.blobs_endpoint)
+    claims = TableClaims(database) if database is not None and database.serves_many else None
     return ObjectStore(
         bucket,
         place,
         limit=settings.blob_cache_bytes,
         federation=fingerprint(ca),
+        claims=claims,
         url_seconds=settings.blob_urls_seconds,
     )
 

@@ -68,6 +68,8 @@ class LeaseKeeper:
             self._supervisor.hold_back()
         elif StorageFault.CLOCK in self._condition.faults:
             self._condition.over(StorageFault.CLOCK)
+        if ended := self._leases.end_silent_transactions():
+            log.warning("ended %d transactions whose coordinators have sent nothing for a lease", ended)
         for run_id in self._leases.renew(self._supervisor.conducted()):
             self._supervisor.lose(run_id)
         with self._database.read() as session:

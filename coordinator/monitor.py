@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 5.0
 FAULT_CHECK_SECONDS = 1.0  # while there is a fault
+LOCK_SECONDS = 10.0  # how long another process may have the database for itself: a coordinator has it while it starts
 SOON_SECONDS = 600.0  # a disk or bucket that fails again within this time is looked at less often, up to
 MAX_PAUSE_SECONDS = 60.0
 
@@ -76,6 +77,7 @@ class Monitor:
 
     def __post_init__(self) -> None:
         self._stopping = False
+        self._lock_missing_since: float | None = None
         self._wake = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._resume = True  # runs that a fault paused, also those from before the start
@@ -146,7 +148,11 @@ class Monitor:
         try:
             anew = self.database.keep_lock()
         except DatabaseBusy as error:
-            raise LockLost(f"the connection that reserved the database broke, and now {error}") from None
+            if not self.database.serves_many or self._waited_for_lock() > LOCK_SECONDS:
+                raise LockLost(f"the connection that reserved the database broke, and now {error}") from None
+            self.condition.begin(StorageFault.DATABASE, str(error))  # mostly another coordinator, which starts
+            return
+        self._lock_missing_since = None
         if (anew or StorageFault.DATABASE in self.condition.faults) and self.registry.give_sign() is None:
             raise LockLost(
                 f"the connection to the database {self.database.url} broke, and another coordinator had the database "
@@ -154,6 +160,12 @@ class Monitor:
             )
         if anew or StorageFault.DATABASE in self.condition.faults:
             self.condition.over(StorageFault.DATABASE)
+
+    def _waited_for_lock(self) -> float:
+        """Seconds since another process was first found to have the database for itself."""
+        now = self.clock()
+        self._lock_missing_since = now if self._lock_missing_since is None else self._lock_missing_since
+        return now - self._lock_missing_since
 
     def _look_at_disk(self) -> None:
         """Takes the reserve: it is there only if there is space again."""

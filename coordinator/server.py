@@ -25,7 +25,7 @@ from coordinator.cluster.registry import Registry
 from coordinator.condition import Condition
 from coordinator.device import require_device
 from coordinator.front.connection_limits import ConnectionLimits, descriptor_limit, raise_descriptor_limit
-from coordinator.front.listener import Front, Serves
+from coordinator.front.listener import BEAT_SECONDS, Front, Serves
 from coordinator.home import CoordinatorHome, address
 from coordinator.lease_keeper import LeaseKeeper
 from coordinator.members.access.control import Access
@@ -145,7 +145,9 @@ class Coordinator:
             clock=clock,
         )
         limits, newcomers = ConnectionLimits.for_descriptors(descriptor_limit()), home.settings.enrollment_host
-        self._front = Front(limits, self._access.note_refused_connections, newcomers)
+        # If this process freezes, members go to another coordinator as soon as that one has its runs.
+        unheard = max(home.settings.lease_seconds, 3 * BEAT_SECONDS) if self._database.serves_many else None
+        self._front = Front(limits, self._access.note_refused_connections, newcomers, unheard)
         self._access.on_verified = self._front.verified
         self._health = HealthService()
         self._server: grpc.aio.Server | None = None
@@ -179,7 +181,7 @@ class Coordinator:
         self._office = office = self._take_office(hold)
         self._sequencer.start()
         self._must_be_logged()
-        blobs = home.open_blobs()
+        blobs = home.open_blobs(database)
         blobs.sweep_temporary()
         blobs.probe(takes_new=True)
         must_share_blobs(database, blobs, office.registry)

@@ -130,7 +130,7 @@ class Simulation(AbstractContextManager["Simulation"]):
             self._database = self._home.open_database(durable=False)
             stack.callback(self._database.close)
             self._database.lock_exclusive()
-            self._blobs = self._home.open_blobs(durable=False)
+            self._blobs = self._home.open_blobs(self._database, durable=False)
             self._around = Surroundings(
                 database=self._database,
                 blobs=self._blobs,

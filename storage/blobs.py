@@ -149,7 +149,7 @@ class BlobStore(ABC):
     """Content-addressed blobs, for several threads and processes at once.
 
     Methods that take a digest raise ValueError for a text that is not one. With a store that is reached over a network,
-    every method may raise BlobStoreUnavailable.
+    every method may raise BlobStoreUnavailable, and an error of the database if its claims are there.
     """
 
     def put(self, data: bytes | memoryview, *, algorithm: str = digests.DEFAULT_ALGORITHM) -> str:

@@ -275,16 +275,24 @@ class Database:
         if self._sqlite:
             yield True
             return
-        key = {"key": LOCK_KEY + duty}
+        with self.locking_session(seconds) as connection:
+            yield bool(connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": LOCK_KEY + duty}))
+
+    @contextmanager
+    def locking_session(self, seconds: int) -> Iterator[Connection]:
+        """A session of PostgreSQL without transactions. It takes advisory locks, which it releases when the block ends.
+
+        The server ends it, and releases the locks, when it has done nothing for these seconds, since its process is
+        frozen. Its statements then raise OperationalError.
+        """
         with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.execute(
                 text("SELECT set_config('idle_session_timeout', :limit, false)"), {"limit": f"{seconds}s"}
             )
-            mine = bool(connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), key))
             try:
-                yield mine
+                yield connection
             finally:
-                with suppress(SQLAlchemyError):  # the server may have ended the turn
+                with suppress(SQLAlchemyError):  # the server may have ended the session
                     connection.execute(text("SELECT pg_advisory_unlock_all()"))
                     connection.execute(text("RESET idle_session_timeout"))
 

@@ -84,6 +84,20 @@ class CoordinatorProcess(Base):
     last_seen: Mapped[datetime]  # its last sign of life, by the database's clock
 
 
+class BlobClaim(Base):
+    """When a blob was last stored or claimed, with several coordinators and a bucket; see `storage.table_claims`.
+
+    Each garbage collection removes the rows that are older than its grace.
+    """
+
+    __tablename__ = "blob_claims"
+
+    digest: Mapped[str] = mapped_column(DIGEST, primary_key=True)
+    claimed: Mapped[datetime]  # by the database's clock, as the next one
+    # While the blob is being deleted, or when that broke off: until then the bucket may remove it.
+    deletion_ends: Mapped[datetime | None]
+
+
 class Client(Base):
     """A member of the federation."""
 

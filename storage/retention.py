@@ -16,6 +16,7 @@ from storage.database import Database
 from storage.models import Assignment, Client, Evaluation, Federation, Input, Phase, Reply, Round, Run
 from storage.records import RunMemory
 from storage.states import RoundState
+from storage.table_claims import forget_claims
 
 _ENDED = Round.state.in_((RoundState.COMPLETED, RoundState.SKIPPED))
 _FORGOTTEN = and_(Client.forgotten.is_not(None), Reply.received <= Client.forgotten)
@@ -46,7 +47,8 @@ def collect(
     whether inputs and payloads are kept; those of a private round lose the ciphertexts and the inputs.
 
     It may run beside live runs: a blob is stored or claimed before a row refers to it, and until that row is committed,
-    the age of the blob protects it. The check of the age and the removal are one step.
+    the age of the blob protects it. The check of the age and the removal are one step. Claims that are older than the
+    grace are removed from the database, too.
 
     Args:
         database: the rows.
@@ -74,6 +76,8 @@ def collect(
         if old and (size := blobs.delete(blob.digest, older_than=young)) is not None:
             deleted += 1
             freed += size
+    if database.serves_many:
+        forget_claims(database, before=young)
     return Collection(kept=len(stored) - deleted, deleted=deleted, freed=freed)
 
 

@@ -131,7 +131,13 @@ def empty_database(request: pytest.FixtureRequest, directory: Path) -> Iterator[
     if request.param == "sqlite":
         yield f"sqlite:///{directory / 'test.db'}"
         return
-    server: Postgres = request.getfixturevalue("postgres")
+    with postgresql_database(request.getfixturevalue("postgres")) as url:
+        yield url
+
+
+@contextmanager
+def postgresql_database(server: Postgres) -> Iterator[str]:
+    """The URL of an empty database of this server."""
     name = f"test_{secrets.token_hex(8)}"
     with psycopg.connect(server.get_uri(), autocommit=True) as admin:
         admin.execute(f"CREATE DATABASE {name}")

@@ -85,6 +85,10 @@ class Federation(federations.ProcessFederation):
     coordinator: Process | None = None
     database_url = ""  # of PostgreSQL; empty for SQLite in the coordinator's directory
 
+    def __init__(self, directory: Path, *, seconds: float = SECONDS) -> None:
+        super().__init__(directory, seconds=seconds)
+        self.workers: dict[str, Process] = {}  # the last one of each client
+
     @property
     def serving(self) -> Process:
         """The coordinator that was started last."""
@@ -154,7 +158,13 @@ class Federation(federations.ProcessFederation):
         program = [str(PROGRAMS / "crashing.py"), crash] if crash else program or federations.COMMAND
         process = super().work(client_id, "--task", task, *options, program=program)
         assert isinstance(process, Process)
+        self.workers[client_id] = process
         return process
+
+    def remembered(self, run: str) -> tuple[str, str]:
+        """The digest of the model of a run that completes, and what it remembers: JSON, with the digests of vectors."""
+        final = str(self.wait_completed(run))
+        return final, str(self.query("select state_data from runs where run_id = :run", run=run)[0][0])
 
     def attending(self, *clients: str) -> None:
         """Waits until these clients attend."""
@@ -185,7 +195,7 @@ class Federation(federations.ProcessFederation):
 @contextmanager
 def federation(directory: Path, *options: str) -> Iterator[Federation]:
     """A federation whose coordinator is initialised; every process is killed at the end."""
-    made = Federation(directory, seconds=SECONDS)
+    made = Federation(directory)
     try:
         made.init(*options)
         yield made

@@ -171,7 +171,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
 
     def further(self) -> "ScriptedCoordinator":
         """A further coordinator, with the same keys and log, which is not started."""
-        other = ScriptedCoordinator()
+        other = type(self)()
         other.ca, other._ca_key, other.signing_key, other.log = self.ca, self._ca_key, self.signing_key, self.log
         return other
 

@@ -30,7 +30,7 @@ from storage.blob_directory import DirectoryStore
 from storage.models import Assignment, Client, Evaluation, Phase, Reply, Round, Run
 from storage.states import ClientState, RoundState, RunState
 from tests.harness import Attending, Member
-from tests.running import SECONDS, Clock, Running, made_home, wait_for
+from tests.running import SECONDS, Clock, Running, made_home, refused, wait_for
 
 T = TypeVar("T")
 LAYOUT = Layout((Tensor("layer.weight", (8, 5)), Tensor("layer.bias", (5,))))
@@ -145,6 +145,11 @@ class Player:
         """Says something on its stream."""
         assert self.stream is not None
         self.stream.say(AttendRequest(**message))
+
+    def submit_zeros(self, order: AssignmentManifest) -> None:
+        """Submits an update without a direction, which is refused."""
+        with refused("INVALID_ARGUMENT", "zero"):
+            self.submit(order, np.zeros(sum(row.length for row in order.rows), np.float32))
 
     def decline(self, order: AssignmentManifest, reason: str, message: str = "") -> None:
         self.say(decline=self.member.declined(order.assignment_id, reason, message))
@@ -289,6 +294,16 @@ class Stage:
         task = self.task()
         players = self.cast(task, *names, samples=samples)
         return self.submit(spec(name or task, task, rounds, **keys), model=model, paused=paused), players
+
+    def troubled(self, name: str, rounds: int, reason: str, message: str) -> str:
+        """A run in whose first round one member replies, one has its update refused, and one declines."""
+        more = "selection.minimum = 3\nselection.quorum = 0.1"
+        run, (ann, ben, cleo) = self.begin("ann", "ben", "cleo", name=name, rounds=rounds, more=more)
+        ann.reply(ann.order())
+        ben.submit_zeros(ben.order())
+        cleo.decline(cleo.order(), reason, message)
+        self.play(run, ann, ben, cleo)
+        return run
 
     def pause(self, run: str) -> None:
         self._admin.PauseRun(admin.PauseRunRequest(run=run), timeout=SECONDS)

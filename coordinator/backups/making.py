@@ -57,7 +57,7 @@ def back_up(home: CoordinatorHome, directory: Path, *, now: datetime, progress: 
             entries = audit.size(session)
             runs = session.scalar(select(func.count()).select_from(Run)) or 0
             _copy_database(session, directory / name)
-        blobs, copy = home.open_blobs(), DirectoryStore(directory / BLOBS)
+        blobs, copy = home.open_blobs(database), DirectoryStore(directory / BLOBS)
         unread = _copy_blobs(blobs, copy, digests, progress)
         with database.read() as session:  # retention may have removed some of them in the meantime
             lost = sorted(unread & referenced(session, home.settings.keep_rounds or None))

@@ -202,7 +202,7 @@ def _copied(home: CoordinatorHome, directory: Path, content: Content) -> Iterato
 
 
 def _copy_blobs(home: CoordinatorHome, directory: Path, copy: Database, content: Content, progress: Progress) -> None:
-    blobs, source, done = home.open_blobs(), DirectoryStore(directory / BLOBS), 0
+    blobs, source, done = home.open_blobs(None), DirectoryStore(directory / BLOBS), 0
     blobs.probe(takes_new=True)
 
     def count(piece: int) -> None:

@@ -15,7 +15,7 @@ from federation.trust.keys import replace_private
 from federation.v1.common_pb2 import KeptLog, KeptRun, RestoreManifest, SignedEnvelope
 from storage import audit
 from storage.database import Database
-from storage.models import AttendanceRow, CoordinatorProcess, Round, Run
+from storage.models import AttendanceRow, BlobClaim, CoordinatorProcess, Round, Run
 from storage.states import RoundState
 
 STATEMENT_FILE = "restored.envelope"
@@ -53,7 +53,7 @@ def state_restore(
         log.restored.FromDatetime(now)
         manifest.logs.append(log)
         envelope = seal(manifest, home.signing_key)
-        for gone in (CoordinatorProcess, AttendanceRow):  # of the time of the backup
+        for gone in (CoordinatorProcess, AttendanceRow, BlobClaim):  # of the time of the backup
             session.execute(delete(gone))
         session.execute(update(Run).values(conductor="", epoch=0, lease_until=None))
         audit.record(

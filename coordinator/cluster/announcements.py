@@ -188,8 +188,9 @@ class SharedAnnouncements(Announcements):
         for listener in self._listeners:
             try:
                 listener(announcement)
-            except Exception:
-                log.exception("an announcement of another coordinator was not taken in")
+            except Exception as error:
+                if self._condition.note(error) is None:  # what it was about is found with the next look at the record
+                    log.exception("an announcement of another coordinator was not taken in")
 
 
 def announcements_of(database: Database, coordinator: str, condition: Condition) -> Announcements:

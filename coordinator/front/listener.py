@@ -49,13 +49,19 @@ class Front:
         limits: on connections.
         refused: called with the source of refused connections, the reason and their number.
         newcomers: on a port for both services, the name of the server that newcomers ask for.
+        unheard_seconds: how long this process may give no sign of life, before its connections end; None: a minute.
     """
 
     def __init__(
-        self, limits: ConnectionLimits, refused: Callable[[str, str, int], Awaitable[None]], newcomers: str = ""
+        self,
+        limits: ConnectionLimits,
+        refused: Callable[[str, str, int], Awaitable[None]],
+        newcomers: str = "",
+        unheard_seconds: float | None = None,
     ) -> None:
         self._limits = limits
         self._newcomers = newcomers
+        self._unheard_seconds = UNHEARD_SECONDS if unheard_seconds is None else unheard_seconds
         self._refused = refused
         self._directory = _Directory()
         self._sockets: dict[str, int] = {}  # by service, gRPC's socket
@@ -133,7 +139,7 @@ class Front:
                 "limits": self._limits._asdict(),
                 "newcomers": self._newcomers,
                 "first": self._started * NUMBERS,
-                "unheard_seconds": UNHEARD_SECONDS,
+                "unheard_seconds": self._unheard_seconds,
             }
             listening = [listener.fileno() for _, listener in self._listeners]
             try:
@@ -165,7 +171,8 @@ class Front:
                 return
             if self._writer is not None:
                 self._writer.close()
-            words = _end_in_words(await asyncio.to_thread(_end, self._process)) if self._process is not None else ""
+            status = await asyncio.to_thread(_end, self._process) if self._process is not None else None
+            words = _end_in_words(status, self._unheard_seconds) if self._process is not None else ""
             ends = 1 if self._answered >= STEADY_BEATS else ends + 1
             while True:
                 pause = min(RESTART_SECONDS * 2 ** min(ends - 1, 8), LONGEST_RESTART_SECONDS)
@@ -303,11 +310,11 @@ def _end(process: "subprocess.Popen[bytes]") -> int | None:
     return None
 
 
-def _end_in_words(status: int | None) -> str:
+def _end_in_words(status: int | None, unheard_seconds: float) -> str:
     if status is None:
         return "cannot be ended, and is given up"
     if status == UNHEARD:
-        return f"ended, because this process gave no sign of life for {UNHEARD_SECONDS:.0f} s"
+        return f"ended, because this process gave no sign of life for {unheard_seconds:.0f} s"
     if status < 0:
         return f"was killed by {signal.Signals(-status).name}, and every connection ended with it"
     return f"ended with status {status}, and every connection with it"

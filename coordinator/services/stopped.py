@@ -62,7 +62,7 @@ def stopped_record(directory: Path, *, clock: Callable[[], datetime]) -> Iterato
                 settings=settings,
                 chain=chain,
                 threads=ThreadPool(database, executor),
-                blobs=open_blobs(directory, settings, ca),
+                blobs=open_blobs(directory, settings, ca, database),
                 presence=Presence(),
                 clock=clock,
             )

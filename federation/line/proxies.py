@@ -56,7 +56,7 @@ class Proxy:
                 f"{source} begins with {parts.scheme}://: {_FORM}; the connection to the proxy is not encrypted, what "
                 "passes through it is"
             )
-        if not host or parts.path.strip("/") or parts.query or parts.fragment:
+        if not host or set(host) & set("[]") or parts.path.strip("/") or parts.query or parts.fragment:
             raise ProxyError(f"{source} is not the URL of a proxy: {_FORM}")
         credentials = None
         if parts.username is not None:

@@ -6,22 +6,18 @@ The keys are the paths of `storage.blob_directory`, so that a directory and a bu
     PREFIX/federation          names the federation that the objects belong to
     CACHE/blake3/ab/cdef...    the same blob, if it is cached
     CACHE/tmp/, CACHE/partial/ uploads, which are sent when they are committed
-    CACHE/ages/ab/cdef...      an empty file, whose time is that of the last `put` or `claim` of a blob
-    CACHE/ages.lock            held for the instants in which a blob is claimed (shared) or deleted (exclusive)
 
 The bucket is the store; the cache may be lost. No request depends on a condition, since storages differ there: a name
-is the digest of verified bytes, so that two uploads of one name are the same. The times of `put` and `claim`, and the
-lock, are on this machine: all processes that use the bucket have to share the cache's directory. They move into a table
-of the database when several coordinators serve one federation.
+is the digest of verified bytes, so that two uploads of one name are the same. `storage.objects.claims` has the times of
+`put` and `claim`.
 """
 
-import fcntl
 import logging
 import re
 import secrets
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -30,7 +26,7 @@ from weakref import WeakValueDictionary
 
 from federation import digests
 from federation.vectors import File
-from storage.blob_directory import DirectoryStore, DirectoryWriter, NamedDirectoryWriter, locked
+from storage.blob_directory import DirectoryStore, DirectoryWriter, NamedDirectoryWriter
 from storage.blobs import (
     BlobCorrupt,
     BlobMissing,
@@ -42,6 +38,7 @@ from storage.blobs import (
     PartialUpload,
 )
 from storage.objects.bucket import Object, ObjectBucket
+from storage.objects.claims import Claims, FileClaims
 
 log = logging.getLogger(__name__)
 
@@ -59,13 +56,23 @@ class ObjectStore(BlobStore):
         cache: a directory of this machine; made if it is missing.
         limit: the bytes of blobs that the cache keeps. Blobs in use stay beyond it, and uploads do not count.
         federation: identifies the federation; a bucket of another one is refused by `probe`.
+        claims: those of all processes that use the bucket; by default files in the cache, which these have to share.
         url_seconds: how long a URL of `download_url` holds; 0: there are none.
     """
 
-    def __init__(self, bucket: ObjectBucket, cache: Path, *, limit: int, federation: str, url_seconds: int = 0) -> None:
+    def __init__(
+        self,
+        bucket: ObjectBucket,
+        cache: Path,
+        *,
+        limit: int,
+        federation: str,
+        claims: Claims | None = None,
+        url_seconds: int = 0,
+    ) -> None:
         self._bucket = bucket
         self._cache = DirectoryStore(cache, durable=False)  # a copy that a loss of power damages is fetched again
-        self._ages = cache / "ages"
+        self._claims = claims or FileClaims(cache)
         self._limit = limit
         self._federation = federation
         self._url_seconds = url_seconds
@@ -98,15 +105,15 @@ class ObjectStore(BlobStore):
         return file
 
     def stat(self, digest: str) -> BlobStat:
-        found = self._head(digest)
-        return BlobStat(digest, found.size, self._age(digest, found))
+        found, claimed = self._head(digest), self._claims.last(digest)
+        return BlobStat(digest, found.size, _modified(found, claimed))
 
     def scan(self) -> Iterator[BlobStat]:
-        blobs = []
+        blobs, claimed = [], self._claims.times()
         for found in self._bucket.list(""):
             if (match := _KEY.fullmatch(found.key)) is not None:
                 digest = f"{match[1]}:{match[2]}{match[3]}"
-                blobs.append(BlobStat(digest, found.size, self._age(digest, found)))
+                blobs.append(BlobStat(digest, found.size, _modified(found, claimed.get(digest))))
         return iter(sorted(blobs, key=lambda blob: blob.digest))
 
     def verify(self, digest: str) -> None:
@@ -122,20 +129,22 @@ class ObjectStore(BlobStore):
         raise BlobCorrupt(digest, actual)
 
     def claim(self, digest: str) -> None:
-        with self._locked(fcntl.LOCK_SH):
-            self._head(digest)
-            self._renew(digest)
+        _key(digest)
+        self._claims.note(digest)
+        self._head(digest)
 
     def delete(self, digest: str, *, older_than: float | None = None) -> int | None:
         key = _key(digest)
-        with self._locked(fcntl.LOCK_EX):
+        with self._claims.deletion(digest) as deletion:
             found = self._bucket.head(key)
-            if found is not None and older_than is not None and self._age(digest, found) >= older_than:
+            if found is not None and older_than is not None and _modified(found, deletion.claimed) >= older_than:
                 return None
             if found is not None:
+                if not deletion.begin():
+                    return None
                 self._bucket.delete(key)
+                deletion.finish()
             self._cache.delete(digest)
-            self._age_file(digest).unlink(missing_ok=True)
         with self._lock:
             self._versions.pop(digest, None)
         return None if found is None else found.size
@@ -190,7 +199,7 @@ class ObjectStore(BlobStore):
 
     def send(self, upload: DirectoryWriter, digest: str) -> None:
         """Stores the bytes of an upload in the bucket, unless this process knows that they are there."""
-        self.renew(digest)  # first, so that it is not deleted from now on
+        self._claims.note(digest)  # first, so that it is not deleted from now on
         known = self._versions.get(digest)
         if known is not None:
             found = self._bucket.head(_key(digest))
@@ -198,11 +207,6 @@ class ObjectStore(BlobStore):
                 return
         self._note_version(digest, self._bucket.put(_key(digest), upload.flushed()))
         self._make_room(upload.written)
-
-    def renew(self, digest: str) -> None:
-        """Sets the age of a blob to zero."""
-        with self._locked(fcntl.LOCK_SH):
-            self._renew(digest)
 
     def cached(self, digest: str) -> File:
         """The file of a blob in the cache, which is fetched if it is not there; it may be evicted at any time."""
@@ -268,23 +272,6 @@ class ObjectStore(BlobStore):
                 self._versions.clear()
             self._versions[digest] = version
 
-    def _age(self, digest: str, found: Object) -> float:
-        try:
-            return self._age_file(digest).stat().st_mtime
-        except FileNotFoundError:
-            return found.modified
-
-    def _age_file(self, digest: str) -> Path:
-        return self._ages / _key(digest)
-
-    def _renew(self, digest: str) -> None:
-        path = self._age_file(digest)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.touch(mode=0o600)
-
-    def _locked(self, mode: int) -> AbstractContextManager[None]:
-        return locked(self._cache.root / "ages.lock", mode)
-
 
 class _Upload(BlobWriter):
     def __init__(self, store: ObjectStore, file: DirectoryWriter, algorithm: str, hashed: bool) -> None:
@@ -334,3 +321,8 @@ def _key(digest: str) -> str:
     """The key of a blob's object. Raises ValueError if it is not a digest."""
     algorithm, value = digests.parse(digest)
     return f"{algorithm}/{value[:2]}/{value[2:]}"
+
+
+def _modified(found: Object, claimed: float | None) -> float:
+    """When a blob was last stored or claimed; an old claim may be forgotten."""
+    return found.modified if claimed is None else claimed

@@ -40,7 +40,6 @@ class Scene:
 
     def __init__(self, fed: Federation) -> None:
         self.fed = fed
-        self.workers: dict[str, Process] = {}
         self.count = 0
         # Made once: making it costs the import of torch.
         self.model = fed.directory / "initial.safetensors"
@@ -60,20 +59,12 @@ class Scene:
     def work(self, client: str, *, crash: str = "") -> Process:
         part = CLIENTS.index(client)
         options = ("--part", f"{part + 1}/3", "--partition", "shards:2", "--part-seed", "5")
-        process = self.fed.work(client, *options, crash=crash)
-        self.workers[client] = process
-        return process
+        return self.fed.work(client, *options, crash=crash)
 
     def submit(self, *, crash: bool = False, pool: str = "enrolled", spec: str = SPEC) -> str:
         self.count += 1
         spec = spec.replace("{pool}", pool)
         return self.fed.submit(f"survival-{self.count}", spec, "--model", str(self.model), crash=crash)
-
-    def remembered(self, run: str) -> tuple[str, str]:
-        """The digest of the model of a run that completes, and what it remembers: JSON, with the digests of vectors."""
-        final = str(self.fed.wait_completed(run))
-        ((state,),) = self.fed.query("select state_data from runs where run_id = :run", run=run)
-        return final, str(state)
 
     def check_counted_once(self, run: str) -> None:
         """Every client took part in every phase, and each assignment was fulfilled by exactly one update."""

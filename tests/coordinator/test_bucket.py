@@ -5,12 +5,14 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from sqlalchemy import select
 from typer.testing import CliRunner
 
 from coordinator.home import CoordinatorHome, open_blobs
@@ -22,8 +24,10 @@ from federation.trust.keys import new_tls_key
 from federation.v1 import admin_pb2 as admin
 from federation.v1.federation_pb2 import LocateBlobRequest
 from fedpareto.cli.main import app
+from storage.models import BlobClaim
 from storage.objects.store import ObjectStore
 from storage.states import RunState
+from tests.conftest import Postgres, postgresql_database
 from tests.running import SECONDS, refused, wait_for
 from tests.stage import Player, Stage, spec, stage
 from tests.storage.buckets import BRIEF, BUCKET, Proxy, environment, juicefs, proxy
@@ -69,7 +73,7 @@ def remote(_remote: Stage, line: Proxy) -> Iterator[Stage]:
 
 
 def store(made: Stage) -> ObjectStore:
-    opened = made.served.home.open_blobs()
+    opened = made.served.home.open_blobs(None)
     assert isinstance(opened, ObjectStore)
     return opened
 
@@ -224,7 +228,7 @@ def test_a_bucket_is_backed_up_and_a_backup_is_restored_into_another_bucket_or_a
             (home.directory / "coordinator.toml").write_text(changed)
             code, words = command("restore", backup, "--home", home.directory, "--replace")
             assert code == 0, words
-            opened = CoordinatorHome.load(home.directory).open_blobs()
+            opened = CoordinatorHome.load(home.directory).open_blobs(None)
             assert set(stored(opened)) <= set(names)
             for name in stored(opened):
                 opened.verify(name)
@@ -272,6 +276,26 @@ def test_urls_are_of_a_bucket_that_members_reach_by_https() -> None:
         assert Settings.check({"federation_id": "test", "blob_urls_seconds": 60, **chosen}, "test").in_bucket
 
 
+@pytest.mark.full
+def test_a_coordinator_on_postgresql_claims_its_blobs_in_the_database(
+    postgres: Postgres, line: Proxy, expected: dict[int, str], tmp_path: Path
+) -> None:
+    with (
+        postgresql_database(postgres) as url,
+        stage(tmp_path / "home", url, **settings(line, "several")) as made,
+        closing(made.served.home.open_database()) as database,
+    ):
+        run, players = begin(made)
+        made.play(run, *players)
+        assert made.run(run).model == expected[3]
+        blobs = made.served.home.open_blobs(database)
+        with database.read() as session:
+            assert sorted(session.scalars(select(BlobClaim.digest))) == stored(blobs)
+        code, words = command("backup", tmp_path / "backup", "--home", made.served.home.directory)
+        assert code == 0, words
+    assert not (made.served.home.blobs_dir / "ages").exists()
+
+
 def test_a_bucket_is_named_by_a_url_of_a_known_kind_and_without_secrets() -> None:
     for blobs in ("http://minio/blobs", "s3://KEY:SECRET@blobs/x", "s3://", "s3://blobs/x?y=z", "s3://blobs/../x y"):
         with pytest.raises(CoordinatorHomeError, match="expected a directory, or s3://BUCKET/PREFIX"):
@@ -292,4 +316,4 @@ def test_without_the_package_for_buckets_the_error_says_what_to_install(
     for name in ("obstore", "storage.objects.bucket", "storage.objects.store"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(CoordinatorHomeError, match=r"pip install 'fedpareto\[objects\]'"):
-        open_blobs(tmp_path, made, make_ca(new_tls_key(), "test", datetime.now(UTC)))
+        open_blobs(tmp_path, made, make_ca(new_tls_key(), "test", datetime.now(UTC)), None)

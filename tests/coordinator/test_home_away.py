@@ -147,7 +147,7 @@ def test_of_a_store_that_is_gone_no_blob_counts_as_missing(tmp_path: Path) -> No
 def test_a_worker_whose_home_is_gone_ends_with_one_line_and_declines_nothing(tmp_path: Path, way: str) -> None:
     with attended(tmp_path) as made:
         calm = made.fed.wait_completed(made.submit())
-        home, elsewhere, worker = made.fed.directory / CLIENTS[0], tmp_path / "elsewhere", made.workers[CLIENTS[0]]
+        home, elsewhere, worker = made.fed.directory / CLIENTS[0], tmp_path / "elsewhere", made.fed.workers[CLIENTS[0]]
         home.rename(elsewhere)
         if way == "replaced":
             home.mkdir()

@@ -145,8 +145,7 @@ def test_a_coordinator_that_is_killed_goes_on_with_another_arithmetic(tmp_path: 
     needs("Haswell", "Nehalem")
     with federation_scene(tmp_path, 8) as scene:
         fed = scene.fed
-        assert fed.coordinator is not None
-        fed.coordinator.stop()
+        fed.serving.stop()
         dying = fed.serve(program=served("Haswell", str(PROGRAMS / "crashing.py"), f"phase-{MASK + 1}"))
         name = fed.submit("moved", SPEC, crash=True)
         dying.wait_killed()

@@ -69,7 +69,7 @@ learning_rate = 0.02
 @pytest.fixture(scope="module")
 def remembered(scene: Scene) -> tuple[str, str]:
     """What a run that remembers comes to when nothing happens: its model, and what it remembers."""
-    return scene.remembered(scene.submit(spec=REMEMBERING))
+    return scene.fed.remembered(scene.submit(spec=REMEMBERING))
 
 
 @pytest.mark.full
@@ -79,7 +79,7 @@ def test_what_a_run_remembers_survives(scene: Scene, remembered: tuple[str, str]
     run = scene.submit(crash=True, spec=REMEMBERING)
     crashing.wait_killed()
     scene.fed.serve()
-    assert scene.remembered(run) == remembered
+    assert scene.fed.remembered(run) == remembered
     assert all(name in remembered[1] for name in ("first", "second", "average", "lambda"))
 
 
@@ -91,12 +91,12 @@ LOOKING_BACK = LOOKING_BACK.replace("[selection]", '[selection]\nmethod = "count
 
 @pytest.mark.full
 def test_the_updates_of_earlier_rounds_survive(scene: Scene) -> None:
-    undisturbed, _ = scene.remembered(scene.submit(spec=LOOKING_BACK))
+    undisturbed, _ = scene.fed.remembered(scene.submit(spec=LOOKING_BACK))
     crashing = scene.restart(crash="between-rounds")
     run = scene.submit(crash=True, spec=LOOKING_BACK)
     crashing.wait_killed()
     scene.fed.serve()
-    final, state = scene.remembered(run)
+    final, state = scene.fed.remembered(run)
     assert final == undisturbed
     history = json.loads(state)["rule"]["history"]
     assert {entry["round"] for entry in history.values()} == {2, 3}
@@ -106,7 +106,7 @@ def test_the_updates_of_earlier_rounds_survive(scene: Scene) -> None:
 @points("uploading", full=("training", "before-receipt", "trained", "spooled", "after-receipt"))
 def test_a_killed_worker_does_its_work_once_it_is_back(scene: Scene, undisturbed: str, point: str) -> None:
     victim = CLIENTS[1]
-    scene.workers[victim].kill()
+    scene.fed.workers[victim].kill()
     crashing = scene.work(victim, crash=point)
     run = scene.submit()
     crashing.wait_killed()
@@ -159,7 +159,7 @@ class Proxy:
 
 def test_a_connection_cut_in_the_middle_of_an_upload_is_made_again(scene: Scene, undisturbed: str) -> None:
     victim = CLIENTS[2]
-    scene.workers[victim].kill()
+    scene.fed.workers[victim].kill()
     # An update of digits takes about 20 kB: the hello and the handshake fit before the cut, the first upload does not.
     member = scene.fed.directory / victim / "member.toml"
     description = member.read_text()
@@ -174,7 +174,7 @@ def test_a_connection_cut_in_the_middle_of_an_upload_is_made_again(scene: Scene,
     finally:
         member.write_text(description)
         proxy.listener.close()
-        scene.workers[victim].kill()
+        scene.fed.workers[victim].kill()
         scene.work(victim)
 
 
@@ -208,7 +208,7 @@ def test_a_front_listener_that_is_killed_ten_times_in_a_row_is_started_ten_times
     scene: Scene, undisturbed: str
 ) -> None:
     coordinator = scene.fed.serving
-    scene.workers[CLIENTS[2]].kill()  # so the run waits
+    scene.fed.workers[CLIENTS[2]].kill()  # so the run waits
     run, front = scene.submit(), front_of(coordinator)
     command = ["-m", "fedpareto", "admin", "--home", str(scene.fed.home / "admin"), "watch", run, "--json"]
     watching = scene.fed.process("watch", command)
@@ -269,8 +269,8 @@ def test_a_stopped_coordinator_ends_cleanly_and_its_workers_come_back(scene: Sce
 
 
 def test_a_worker_that_is_told_to_stop_ends_with_0(scene: Scene) -> None:
-    worker = scene.workers[CLIENTS[0]]
+    worker = scene.fed.workers[CLIENTS[0]]
     os.kill(worker.popen.pid, signal.SIGTERM)
     assert worker.popen.wait(60) == 0
     scene.work(CLIENTS[0])
-    wait_for(lambda: scene.workers[CLIENTS[0]].text, "the worker's first word")
+    wait_for(lambda: scene.fed.workers[CLIENTS[0]].text, "the worker's first word")

@@ -1,8 +1,10 @@
 """Runs `fedpareto` and kills it (SIGKILL, nothing is flushed) when it comes to a named point.
 
-    python tests/programs/crashing.py POINT coordinator serve --home DIR
+    python tests/programs/crashing.py POINT[,frozen][,unfenced] coordinator serve --home DIR
 
-The functions around the point run as shipped; the kill comes before or after one of them.
+The functions around the point run as shipped; the kill comes before or after one of them. With `frozen` the process is
+stopped there (SIGSTOP), until somebody lets it go on. With `unfenced` a conductor does not compare the epoch of its
+lease, which is a planted bug.
 """
 
 import os
@@ -12,9 +14,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+SIGNAL = signal.SIGKILL
+
 
 def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), SIGNAL)
+
+
+def unfence() -> None:
+    """Removes the comparison of epochs from all transactions of conductors."""
+    from coordinator.rounds.fleets.base import RunFacts
+    from storage.models import Run
+
+    RunFacts.locked = lambda self, session: session.get_one(  # type: ignore[method-assign]
+        Run, self.run_id, with_for_update=True
+    )
 
 
 def before(owner: Any, name: str, *, count: int = 1, when: Callable[..., bool] = lambda *_: True) -> None:
@@ -146,8 +160,13 @@ def worker(point: str) -> None:
 
 
 if __name__ == "__main__":
-    _, chosen, *arguments = sys.argv
+    _, words, *arguments = sys.argv
+    chosen, *options = words.split(",")
     {"coordinator": coordinator, "worker": worker}[arguments[0]](chosen)
+    if "frozen" in options:
+        SIGNAL = signal.SIGSTOP
+    if "unfenced" in options:
+        unfence()
     sys.argv = ["fedpareto", *arguments]
     from fedpareto.cli.main import main
 

@@ -1,8 +1,12 @@
-"""A worker that does not train: it returns the same update for each assignment, or with "fresh" other ones.
+"""A worker that does not train: it returns the same update for each assignment.
 
-    python tests/programs/resident_worker.py HOME PARAMETERS [fresh]
+    python tests/programs/resident_worker.py HOME PARAMETERS [fresh | repeatable]
 
-Certificate, stream, signatures, download, spool, upload and receipt are those of a usual worker.
+With "fresh" it returns another update each time. With "repeatable" the update follows from the client, the round and
+the model, so that work that is done again gives the same bytes, as with a trainer; members' updates are of very
+different lengths, so that a sum in another order gives other bytes.
+
+Certificate, stream, policy, signatures, download, spool, upload and receipt are those of a usual worker.
 """
 
 import random
@@ -25,6 +29,7 @@ from federation.work.base import Result
 from worker.events import Events
 from worker.home import WorkerHome
 from worker.service import Worker
+from worker.site.policy import Policy
 
 
 class Nothing(Task):
@@ -42,9 +47,9 @@ class NoTraining(Trainer):
 
     sizes = MappingProxyType({"train": 10, "validation": 0, "test": 10})
 
-    def __init__(self, task: Nothing, seed: int, *, fresh: bool) -> None:
+    def __init__(self, task: Nothing, seed: int, mode: str) -> None:
         super().__init__(task, None)
-        self._fresh = fresh
+        self._mode = mode
         self._update = np.random.default_rng(seed).standard_normal(task.size, dtype=np.float32)
 
     def train(self, model: Vector, plan: TrainingPlan) -> Vector:
@@ -53,20 +58,29 @@ class NoTraining(Trainer):
     def evaluate(self, model: Vector, plan: EvaluationPlan) -> dict[str, float]:
         return {"loss": 1.0, "accuracy": 0.5}
 
-    def compute(self, base: Vector, computation: Computation, **_: Any) -> Result:
+    def compute(self, base: Vector, computation: Computation, **asked: Any) -> Result:
         if isinstance(computation, Measure):
             return Result({}, {}, {"test/accuracy": 0.5, "test/loss": 1.0, "train/loss": 1.0}, self.samples)
-        if self._fresh:
+        if self._mode == "fresh":
             self._update = np.roll(self._update, 1)
+        if self._mode == "repeatable":
+            self._update = repeatable_update(asked["client_id"], asked["round"], base)
         return Result({"loss": self._update}, {"loss": 1.0}, {"train/loss": 1.0}, self.samples)
+
+
+def repeatable_update(client_id: str, number: int, base: Vector) -> Vector:
+    """The update of a client in a round, float32, as long as the model."""
+    name = f"{client_id}/{number}".encode()
+    drawn = np.random.default_rng([zlib.crc32(name), zlib.crc32(base.tobytes())])
+    return drawn.standard_normal(base.size, dtype=np.float32) * np.float32(10.0 ** (zlib.crc32(name) % 3 - 1))
 
 
 def main() -> None:
     home = WorkerHome(Path(sys.argv[1]))
     member = MemberFiles.load(home.directory)
-    fresh = "fresh" in sys.argv[3:]
-    seed = zlib.crc32(member.client_id.encode()) if fresh else len(member.client_id)
-    trainer = NoTraining(Nothing(int(sys.argv[2])), seed, fresh=fresh)
+    mode = "".join(sys.argv[3:])
+    seed = zlib.crc32(member.client_id.encode()) if mode == "fresh" else len(member.client_id)
+    trainer = NoTraining(Nothing(int(sys.argv[2])), seed, mode)
     worker = Worker(
         home=home,
         member=member,
@@ -74,6 +88,7 @@ def main() -> None:
         device="none",
         events=Events(sys.stdout),
         uniform=random.uniform,
+        policy=Policy.load(home.policy),
     )
     signal.signal(signal.SIGTERM, lambda *_: worker.stop())
     worker.run()

@@ -23,7 +23,7 @@ from federation.v1.record_pb2 import RoundRecord
 from federation.vectors import model_row, to_bytes
 from fedpareto.notebook import simulate
 from storage.blob_directory import DirectoryStore
-from tests.harness import Federation, Process, federation
+from tests.harness import Federation, federation
 from tests.verification.scene import Edited, checked, refusal, signed_again
 
 CLIENTS = ("client-000", "client-001", "client-002")
@@ -64,7 +64,6 @@ class Scene:
 
     def __init__(self, fed: Federation) -> None:
         self.fed = fed
-        self.workers: dict[str, Process] = {}
         self.count = 0
         layout, vector = initial_model(task("two-digits"), seed=5)
         self.model = to_bytes(layout, vector)
@@ -75,7 +74,7 @@ class Scene:
         options = ["--task", "two-digits", "--part", f"{part + 1}/3", "--partition", "dirichlet:2"]
         if SERVES[client] != BOTH:
             options += ["--objectives", f"two-digits={','.join(SERVES[client])}"]
-        self.workers[client] = self.fed.work(client, *options, crash=crash)
+        self.fed.work(client, *options, crash=crash)
 
     def submit(self, algorithm: str, *, pool: str = "enrolled") -> str:
         """Submits a run, whose coordinator may die before it has answered; returns its id."""
@@ -95,11 +94,6 @@ class Scene:
             if error.code() is not grpc.StatusCode.UNAVAILABLE:
                 raise
         return str(self.fed.query("select run_id from runs where name = :name", name=name)[0][0])
-
-    def finished(self, run: str) -> tuple[str, str]:
-        """The digest of the model of a run that completes, and what it remembers."""
-        final = str(self.fed.wait_completed(run))
-        return final, str(self.fed.query("select state_data from runs where run_id = :run", run=run)[0][0])
 
     def vector(self, name: str) -> NDArray[np.float32]:
         return model_row(self.blobs.local(name)).read()
@@ -121,14 +115,14 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 def proven(scene: Scene) -> str:
     """A run of FedCMOO to which nothing happens."""
     run = scene.submit(COUNT)
-    scene.finished(run)
+    scene.fed.remembered(run)
     return run
 
 
 @pytest.fixture(scope="module")
 def undisturbed(scene: Scene, proven: str) -> tuple[str, str]:
     """The model that it comes to, and what it remembers."""
-    return scene.finished(proven)
+    return scene.fed.remembered(proven)
 
 
 # --- what the simulation of the same specification computes
@@ -154,7 +148,7 @@ ALGORITHMS = {
 )
 def test_a_simulation_over_objectives_is_the_real_federation(scene: Scene, chosen: str) -> None:
     run = scene.submit(ALGORITHMS[chosen])
-    model, _ = scene.finished(run)
+    model, _ = scene.fed.remembered(run)
     text = SPEC.format(name="simulated", algorithm=ALGORITHMS[chosen], pool="enrolled") + SERVE
     history = simulate(text, backend="loop", threads=1)
     w = scene.vector(model)
@@ -182,13 +176,12 @@ def test_a_simulation_over_objectives_is_the_real_federation(scene: Scene, chose
 def test_a_coordinator_that_is_killed_between_the_phases_goes_on_to_the_same_bytes(
     scene: Scene, undisturbed: tuple[str, str], point: str
 ) -> None:
-    assert scene.fed.coordinator is not None
-    scene.fed.coordinator.kill()
+    scene.fed.serving.kill()
     crashing = scene.fed.serve(crash=point)
     run = scene.submit(COUNT, pool="attending")
     crashing.wait_killed()
     scene.fed.serve()
-    assert scene.finished(run) == undisturbed
+    assert scene.fed.remembered(run) == undisturbed
     rows = scene.fed.query(
         "select a.client_id, r.number, p.number, a.state, count(u.reply_id) from assignments a "
         "join phases p on p.phase_id = a.phase_id join rounds r on r.round_id = p.round_id "
@@ -205,13 +198,13 @@ def test_a_worker_that_dies_after_its_gradients_trains_from_the_same_ones(
     scene: Scene, undisturbed: tuple[str, str]
 ) -> None:
     victim = CLIENTS[0]
-    scene.workers[victim].kill()
+    scene.fed.workers[victim].kill()
     scene.work(victim, crash="after-receipt")
-    crashing = scene.workers[victim]
+    crashing = scene.fed.workers[victim]
     run = scene.submit(COUNT)
     crashing.wait_killed()
     scene.work(victim)
-    assert scene.finished(run) == undisturbed
+    assert scene.fed.remembered(run) == undisturbed
 
 
 # --- what can be proven afterwards

@@ -18,6 +18,7 @@ from socket import create_connection, socket
 import pytest
 
 from storage.objects.bucket import ObjectBucket, Patience
+from storage.objects.claims import Claims
 from storage.objects.store import ObjectStore
 from tests.paths import ROOT
 
@@ -50,9 +51,12 @@ class Storage:
         with environment(changed):
             return ObjectBucket(f"s3://{name}/{prefix}", endpoint=self.endpoint, patience=patience)
 
-    def store(self, cache: Path, prefix: str, *, limit: int = 1 << 30, patience: Patience = BRIEF) -> ObjectStore:
+    def store(
+        self, cache: Path, prefix: str, *, patience: Patience = BRIEF, claims: Claims | None = None
+    ) -> ObjectStore:
         """A store of its own below the prefix, which is marked as the federation's."""
-        made = ObjectStore(self.bucket(prefix, patience=patience), cache, limit=limit, federation="tests")
+        bucket = self.bucket(prefix, patience=patience)
+        made = ObjectStore(bucket, cache, limit=1 << 30, federation="tests", claims=claims)
         made.probe(takes_new=True)
         return made
 

@@ -1,12 +1,18 @@
 """What tests look up in a blob store, and how they damage its blobs and make them old."""
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
+
+from sqlalchemy import update
 
 from federation.digests import parse
 from storage.blob_directory import DirectoryStore
 from storage.blobs import BlobStore
+from storage.models import BlobClaim
+from storage.objects.claims import FileClaims
 from storage.objects.store import ObjectStore
+from storage.table_claims import TableClaims
 from tests.storage.memory_blobs import MemoryStore
 
 
@@ -39,5 +45,11 @@ def date_back(blobs: BlobStore, digest: str, at: float = 0.0) -> None:
     elif isinstance(blobs, DirectoryStore):
         os.utime(blob_file(blobs, digest), (at, at))
     elif isinstance(blobs, ObjectStore):
-        blobs.renew(digest)
-        os.utime(blobs._age_file(digest), (at, at))
+        claims = blobs._claims
+        claims.note(digest)
+        if isinstance(claims, FileClaims):
+            os.utime(claims.file(digest), (at, at))
+        elif isinstance(claims, TableClaims):
+            with claims._database.begin() as session:
+                time = datetime.fromtimestamp(at, UTC)
+                session.execute(update(BlobClaim).where(BlobClaim.digest == digest).values(claimed=time))

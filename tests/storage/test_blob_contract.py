@@ -6,7 +6,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,17 @@ from federation.digests import digest
 from federation.vectors import to_bytes, update_layout, update_rows
 from storage.blob_directory import DirectoryStore
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore, PartialUpload
+from storage.database import Database
 from storage.objects.store import ObjectStore
+from storage.table_claims import TableClaims
+from tests.conftest import Postgres, postgresql_database
+from tests.few import few_of
 from tests.storage.buckets import SERVERS, Storage
 from tests.storage.memory_blobs import MemoryStore
 from tests.storage.scene import date_back, overwrite, stored
 
 ABSENT = digest(b"never stored")
+SEVERAL = "juicefs, for several coordinators"
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +44,24 @@ def storages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
         yield started
 
 
-@pytest.fixture(params=["directory", "memory", "juicefs", pytest.param("moto", marks=pytest.mark.full)])
+@pytest.fixture(scope="module")
+def record(postgres: Postgres) -> Iterator[Database]:
+    """The record of several coordinators."""
+    with postgresql_database(postgres) as url, closing(Database.open(url)) as database:
+        database.migrate()
+        yield database
+
+
+@pytest.fixture(
+    params=few_of(("directory", "memory", "juicefs", "moto", SEVERAL), "directory", "memory", "juicefs"),
+)
 def blobs(request: pytest.FixtureRequest, tmp_path: Path, storages: Callable[[str], Storage]) -> Iterator[BlobStore]:
     store: Any
-    if request.param in SERVERS:
+    if request.param == SEVERAL:
+        claims = TableClaims(request.getfixturevalue("record"))
+        store = storages("juicefs").store(tmp_path / "cache", secrets.token_hex(8), claims=claims)
+        uploads = tmp_path / "cache" / "tmp"
+    elif request.param in SERVERS:
         store = storages(request.param).store(tmp_path / "cache", secrets.token_hex(8))
         uploads = tmp_path / "cache" / "tmp"
     else:

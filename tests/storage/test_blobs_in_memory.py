@@ -24,7 +24,7 @@ from tests.storage.scene import date_back, stored
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     made = MemoryStore()
-    monkeypatch.setattr(CoordinatorHome, "open_blobs", lambda home: made)
+    monkeypatch.setattr(CoordinatorHome, "open_blobs", lambda home, database: made)
     return made
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.home import CoordinatorHome, server_certificate
 from federation.trust.certificates import pem
-from tests.harness import Federation, Process, federation, wait_for
+from tests.harness import Federation, federation, wait_for
 from tests.paths import DOCS, OWNERS_CODE, PROGRAMS
 
 pytestmark = pytest.mark.full
@@ -37,7 +37,6 @@ class Scene:
 
     def __init__(self, fed: Federation) -> None:
         self.fed = fed
-        self.workers: dict[str, Process] = {}
 
     def data(self, client: str) -> Path:
         return self.fed.directory / f"data-{client}"
@@ -47,7 +46,7 @@ class Scene:
 
     def fill_disk(self, client: str, *, full: bool = True) -> None:
         """From now on the kernel refuses what the worker writes, as a full disk does; or no longer."""
-        worker = self.workers[client].popen.pid
+        worker = self.fed.workers[client].popen.pid
         _, hard = resource.prlimit(worker, resource.RLIMIT_FSIZE)
         resource.prlimit(worker, resource.RLIMIT_FSIZE, (DISK_BYTES if full else hard, hard))
 
@@ -56,7 +55,7 @@ class Scene:
         ahead = CLOCKS.get(client)
         program = [str(PROGRAMS / "wrong_clock.py"), str(ahead.total_seconds())] if ahead else ()
         options = ("--data", str(self.data(client)), "--part", part, "--code", str(OWNERS_CODE))
-        self.workers[client] = self.fed.work(client, *options, task=TASK, program=program)
+        self.fed.work(client, *options, task=TASK, program=program)
 
     def submit(self, name: str, deadline: float, pool: str = "attending") -> str:
         spec = SPEC.replace("DEADLINE", str(deadline)).replace("POOL", pool)
@@ -139,7 +138,7 @@ def test_the_operator_is_warned_of_each_failing_member_by_name(
     scene: Scene, faulty: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
     run = scene.fed.admin("run", faulty[0]["run_id"])["run"]
-    failing = {one["client_id"] for one in run["warnings"] if one["kind"].endswith("MEMBER_FAILS")}
+    failing = {one["client_id"] for one in run["alerts"] if one["kind"].endswith("MEMBER_FAILS")}
     assert failing == {"nan", "memory", "slow", "disk"}
 
 
@@ -147,7 +146,7 @@ def test_clocks_that_are_an_hour_ahead_or_behind_are_reported_and_do_no_harm(
     scene: Scene, faulty: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
     for client, ahead in CLOCKS.items():
-        scene.workers[client].wait_for_text(CLOCK.format(-ahead.total_seconds()))
+        scene.fed.workers[client].wait_for_text(CLOCK.format(-ahead.total_seconds()))
         assert faulty[1][client]["state"].endswith("FULFILLED")
 
 
@@ -159,7 +158,7 @@ def test_the_page_for_operators_shows_the_lines_that_they_see(faulty: tuple[dict
 
 
 def test_sites_that_are_healthy_again_count_and_nobody_waits_for_one_that_is_away(scene: Scene) -> None:
-    scene.workers["behind"].stop()
+    scene.fed.workers["behind"].stop()
     for client in CLIENTS:
         scene.fault(client, "")
     scene.fill_disk("disk", full=False)
@@ -174,16 +173,16 @@ def test_a_site_that_vanishes_while_it_trains_counts_again_once_it_is_back_and_d
     scene: Scene,
 ) -> None:
     scene.fault("behind", "slow")
-    before = len(scene.workers["behind"].text)
+    before = len(scene.fed.workers["behind"].text)
     run = scene.submit("vanished", deadline=60.0, pool="enrolled")
-    wait_for(lambda: "round 0: training\n" in scene.workers["behind"].text[before:], "the training to begin")
-    scene.workers["behind"].kill()
+    wait_for(lambda: "round 0: training\n" in scene.fed.workers["behind"].text[before:], "the training to begin")
+    scene.fed.workers["behind"].kill()
     wait_for(lambda: ("train", "absent") in scene.outcomes(run, "behind"), "the end of what it was asked")
     scene.fault("behind", "")
-    before = len(scene.workers["behind"].text)
+    before = len(scene.fed.workers["behind"].text)
     scene.work("behind")
     _, parts = scene.ended(run, 1)
     assert fulfilled(parts) == set(CLIENTS)
     assert scene.outcomes(run, "behind") == [("train", "absent"), ("train", ""), ("train", ""), ("evaluate", "")]
-    back = scene.workers["behind"].text[before:]
+    back = scene.fed.workers["behind"].text[before:]
     assert ("round 0: training\n" in back, "round 1: training\n" in back) == (False, True)

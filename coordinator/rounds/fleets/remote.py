@@ -159,12 +159,12 @@ class RemoteFleet(Fleet):
         """
         now, inputs = self.around.clock(), self.store_inputs(question)
         with self._database.begin() as session:
+            self.run.running(session)  # before the look, so that nothing is on its way to the record meanwhile
             before = session.scalar(
                 select(models.Phase.phase_id).filter_by(round_id=question.current.round_id, number=question.number)
             )
             if before is not None:
                 return before
-            self.run.running(session)
             active = _lock_active(session, question.clients)
             phase = question.row(self._spec, now)
             if question.phase.kind.decides and revoked_before(session, question.current, question.number):

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from datetime import datetime
 
-import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import text
 from sqlalchemy.orm import Session
@@ -17,8 +16,8 @@ from federation.trust.envelope import seal, unseal
 from federation.v1.common_pb2 import SignedEnvelope, StepManifest
 from storage import audit
 from storage.models import Round
-from tests.running import command, refused
-from tests.stage import LAYOUT, Stage
+from tests.running import command
+from tests.stage import Stage
 
 Edit = str | Callable[["Recorded", Session], object]
 
@@ -29,9 +28,7 @@ class Recorded:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.run, (ann, ben, cleo) = stage.begin("ann", "ben", "cleo", rounds=2, more="selection.quorum = 0.1")
-        order = ben.order()
-        with refused("INVALID_ARGUMENT", "zero"):
-            ben.submit(order, np.zeros(LAYOUT.size, dtype=np.float32))
+        ben.submit_zeros(ben.order())
         cleo.decline(cleo.order(), "no-data")
         stage.play(self.run, ann, ben, cleo)
         self.sequencer.sequence(show=True)

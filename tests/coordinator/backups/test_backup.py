@@ -21,7 +21,7 @@ from fedpareto.processes.forked import completed
 from storage import audit
 from storage.blob_directory import DirectoryStore
 from storage.database import Database
-from storage.models import Alert, AuditEntry
+from storage.models import Alert, AuditEntry, BlobClaim
 from storage.states import AlertKind, AlertSeverity, RoundState
 from tests.conftest import empty_database
 from tests.coordinator.backups.scene import answer, fails, kept_blobs, lose_disk, restore_fails, run
@@ -201,12 +201,15 @@ def test_each_restore_is_in_the_statement_of_the_next_one_also_on_a_new_disk(
     assert len(RestoreManifest.FromString(envelope.manifest).logs) == 2
 
 
-def test_ids_go_on_after_those_that_were_copied_to_postgresql(
+def test_ids_go_on_after_those_that_were_copied_to_postgresql_and_claims_of_the_time_of_the_backup_end(
     home: CoordinatorHome, postgresql: str, backup: Path
 ) -> None:
+    with closing(home.open_database()) as database, database.begin() as session:
+        session.add(BlobClaim(digest="of the time of the backup", claimed=LATER))
     answer("backup", backup, "--home", home.directory)
     answer("restore", backup, "--home", move(home, postgresql).directory)
     with closing(Database.open(postgresql)) as database, database.begin() as session:
+        assert session.scalar(select(func.count()).select_from(BlobClaim)) == 0
         largest = session.scalar(select(func.max(AuditEntry.entry_id))) or 0
         audit.record(session, at=LATER, actor="test", action="test")
         assert session.scalar(select(func.max(AuditEntry.entry_id))) == largest + 1

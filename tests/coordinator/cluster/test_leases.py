@@ -2,9 +2,11 @@
 
 import ast
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
+import psycopg
 import pytest
 from sqlalchemy import select, text, update
 from sqlalchemy.exc import DBAPIError
@@ -21,6 +23,7 @@ from storage.faults import StorageFault, fault_of
 from storage.models import CoordinatorProcess, Run, note_model
 from storage.states import RunState
 from tests.conftest import empty_database
+from tests.running import wait_for
 from tests.stage import spec
 
 LEASE = timedelta(seconds=30)
@@ -93,12 +96,33 @@ def test_a_lease_that_was_released_can_be_taken_at_once_and_a_renewed_one_stays(
     assert ben.take("run") == Lease("ben", 2)
 
 
-def test_a_row_that_is_locked_delays_no_other_lease(shared: Database) -> None:
-    ann = SharedLeases(shared, "ann", duration=LEASE)
+def test_a_row_that_stays_locked_is_waited_for_only_for_a_part_of_the_lease(shared: Database) -> None:
+    ann = SharedLeases(shared, "ann", duration=timedelta(milliseconds=600))
     lease = ann.take("run") or NO_LEASE
     with shared.begin() as session:
         session.get_one(Run, "run", with_for_update=True)
         assert ann.renew({"run": lease}) == set()
+
+
+def test_a_lease_whose_row_is_locked_for_a_moment_is_renewed(shared: Database) -> None:
+    ann, ben = (SharedLeases(shared, name, duration=LEASE) for name in ("ann", "ben"))
+    lease = ann.take("run") or NO_LEASE
+    ended_lease(shared)
+    with ThreadPoolExecutor(1) as pool:
+        with shared.begin() as session:
+            session.get_one(Run, "run", with_for_update=True)
+            renewed = pool.submit(ann.renew, {"run": lease})
+            wait_for(lambda: waits_for_a_lock(shared), "the renewal to wait for the row")
+        assert renewed.result() == set()
+    assert ben.take("run") is None
+
+
+def waits_for_a_lock(database: Database) -> bool:
+    with database.read() as session:
+        waiting = (
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        )
+        return bool(session.scalar(text(waiting)))
 
 
 def test_the_transaction_of_a_frozen_process_does_not_keep_others_from_the_run(shared: Database) -> None:
@@ -116,6 +140,31 @@ def test_the_transaction_of_a_frozen_process_does_not_keep_others_from_the_run(s
     assert fault_of(raised.value) is StorageFault.DATABASE
     with shared.read() as session:
         assert session.get_one(Run, "run").reason == ""
+
+
+def test_a_transaction_that_broke_off_within_a_message_is_ended_and_another_coordinator_takes_the_run(
+    shared: Database, url: str
+) -> None:
+    ben = SharedLeases(shared, "ben", duration=timedelta(milliseconds=1))
+    options = "-c idle_in_transaction_session_timeout=1"
+    with psycopg.connect(url, options=options) as frozen, ThreadPoolExecutor(1) as pool:
+        frozen.pgconn.enter_pipeline_mode()
+        frozen.pgconn.send_query_params(b"UPDATE runs SET reason = 'frozen'", None)
+        frozen.pgconn.send_flush_request()  # and no end of the message, after which the limit would count
+        frozen.pgconn.flush()
+        wait_for(lambda: holds_locks(shared), "the run to be locked")
+        taken = pool.submit(ben.take, "run")
+        wait_for(lambda: waits_for_a_lock(shared), "the other coordinator to wait for the row")
+        assert wait_for(ben.end_silent_transactions, "the transaction to be ended") == 1
+        assert taken.result() == Lease("ben", 1)
+        frozen.close()
+    assert ben.end_silent_transactions() == 0
+
+
+def holds_locks(database: Database) -> bool:
+    with database.read() as session:
+        held = "SELECT count(*) FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND datname = current_database()"
+        return bool(session.scalar(text(held)))
 
 
 def test_runs_are_unclaimed_after_two_leases(shared: Database) -> None:

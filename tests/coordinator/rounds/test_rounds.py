@@ -317,5 +317,5 @@ def test_a_sign_of_life_in_the_middle_of_work_is_seen(stage: Stage) -> None:
     order = ann.order()
     ann.say(heartbeat=Heartbeat(assignment_id=order.assignment_id, progress=0.5))
     presence = stage.supervisor._presence
-    wait_for(lambda: presence.attending()["ann"].progress == 0.5, "the progress")
-    assert presence.attending()["ann"].assignment_id == order.assignment_id
+    wait_for(lambda: presence.streams()["ann"].progress == 0.5, "the progress")
+    assert presence.streams()["ann"].assignment_id == order.assignment_id

@@ -410,7 +410,7 @@ def test_a_member_cannot_pose_as_the_coordinator_with_its_own_certificate(scene:
 
         posing = pool.submit(pose)
         address = f"localhost:{listener.getsockname()[1]}"
-        files = replace(scene.honest.member.files, address=address)
+        files = replace(scene.honest.member.files, addresses=(address,))
         with files.channel() as channel, refused("UNAVAILABLE", "unreachable") as messages:
             next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
         assert "did not prove that it is this federation's coordinator" in messages[0]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import Federation, Process, federation
+from tests.harness import Federation, federation
 from tests.paths import OWNERS_CODE
 
 CODE = OWNERS_CODE / "lottery"
@@ -27,11 +27,10 @@ class Scene:
 
     def __init__(self, fed: Federation) -> None:
         self.fed = fed
-        self.workers: dict[str, Process] = {}
 
     def work(self, client: str, *, crash: str = "") -> None:
         part = f"{CLIENTS.index(client) + 1}/3"
-        self.workers[client] = self.fed.work(client, "--part", part, crash=crash)
+        self.fed.work(client, "--part", part, crash=crash)
 
     def models(self, run: str) -> list[str]:
         """The digests of the models of a run that completes, round by round."""
@@ -70,8 +69,7 @@ def test_a_coordinator_that_dies_between_the_phases_of_a_new_kind_goes_on_to_the
     scene: Scene, expected: list[str]
 ) -> None:
     fed = scene.fed
-    assert fed.coordinator is not None
-    fed.coordinator.stop()
+    fed.serving.stop()
     dying = fed.serve(crash="gradients-in")  # as it opens the second phase
     run = fed.submit("coordinator-dies", SPEC, crash=True)
     dying.wait_killed()
@@ -82,10 +80,10 @@ def test_a_coordinator_that_dies_between_the_phases_of_a_new_kind_goes_on_to_the
 @pytest.mark.full
 def test_a_worker_that_dies_after_its_first_answer_still_knows_its_ticket(scene: Scene, expected: list[str]) -> None:
     victim = CLIENTS[0]
-    scene.workers[victim].kill()
+    scene.fed.workers[victim].kill()
     scene.work(victim, crash="after-receipt")
     run = scene.fed.submit("worker-dies", SPEC)
-    scene.workers[victim].wait_killed()
+    scene.fed.workers[victim].wait_killed()
     scene.work(victim)
     assert scene.models(run) == expected
 

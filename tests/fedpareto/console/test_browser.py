@@ -155,8 +155,7 @@ def test_the_page_greys_while_the_coordinator_is_away_and_goes_on_when_it_is_bac
     screen = Screen(browser)
     page = scene.open(screen, f"/runs/{run}")
     page.wait_for_selector("#round-0")
-    assert scene.fed.coordinator is not None
-    scene.fed.coordinator.kill()
+    scene.fed.serving.kill()
     page.wait_for_selector("#connection >> text=is away since")
     assert page.locator("#round-0").count() == 1  # the last state stays
     opacity = "() => getComputedStyle(document.getElementById('head')).opacity"

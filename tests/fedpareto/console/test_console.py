@@ -7,7 +7,6 @@ from importlib import import_module
 from pathlib import Path
 from urllib.parse import quote
 
-import numpy as np
 import pytest
 from sqlalchemy import select
 
@@ -17,8 +16,8 @@ from fedpareto.console.application import SCREENS
 from storage.models import AuditEntry
 from storage.states import RunState
 from tests.fedpareto.console.scene import Served, event, served
-from tests.running import refused, wait_for
-from tests.stage import LAYOUT, Player, Stage, spec
+from tests.running import wait_for
+from tests.stage import Player, Stage, spec
 
 HTML = """</title></style><script>alert(1)</script><img src=http://evil.example/x onerror='x'>"""
 
@@ -101,15 +100,7 @@ def test_a_paused_run_needs_the_operator(stage: Stage, console: Served) -> None:
 
 
 def test_a_failure_is_told_with_its_reason_and_what_to_do(stage: Stage, console: Served) -> None:
-    task = stage.task()
-    ann, ben, cleo = stage.cast(task, "ann", "ben", "cleo")
-    run = stage.submit(spec("failing", task, 1, more="selection.minimum = 3\nselection.quorum = 0.1"))
-    orders = {player: player.order() for player in (ann, ben, cleo)}
-    ann.reply(orders[ann])
-    with refused("INVALID_ARGUMENT", "zero"):
-        ben.submit(orders[ben], np.zeros(LAYOUT.size, dtype=np.float32))
-    cleo.decline(orders[cleo], "disk", HTML)
-    stage.play(run, ann, ben, cleo)
+    run = stage.troubled("failing", 1, "disk", HTML)
     page = console.page(f"/runs/{run}?rounds=failed")
     assert "1 of 3 replied" in page
     assert "cleo declined: disk" in page

@@ -25,7 +25,7 @@ from federation.work.secure.ready import SPECIFICATION
 from federation.work.secure.terms import Invited, SessionTerms
 from federation.work.secure.wire import terms_bytes
 from federation.work.train.work import Train
-from tests.harness import SECONDS, Federation, Process, federation
+from tests.harness import SECONDS, Federation, federation
 from tests.paths import PROGRAMS
 from tests.scripted import CLIENT, FEDERATION
 from tests.works import offer_input
@@ -98,13 +98,12 @@ def to_be_ready(asked: AssignmentManifest, terms: SessionTerms, document: bytes 
 class Members:
     """Members with equal parts of one data set, all of whom have pinned the same roster.
 
-    `workers` are their processes, by client. A client of `cheats` has a file that names what its worker does wrong.
+    A client of `cheats` has a file that names what its worker does wrong.
     """
 
     def __init__(self, fed: Federation, clients: Sequence[str], cheats: Sequence[str]) -> None:
         self.fed, self.clients = fed, tuple(clients)
         self.cheats = {name: fed.directory / f"{name}.cheats" for name in cheats}
-        self.workers: dict[str, Process] = {}
 
     def enrol(self, policy: str) -> None:
         """Enrols all members, who then pin the roster of all."""
@@ -131,7 +130,7 @@ class Members:
             self.cheats[client].touch()
             program = [str(PROGRAMS / "lying.py"), str(self.cheats[client])]
         part = f"{self.clients.index(client) + 1}/{len(self.clients)}"
-        self.workers[client] = self.fed.work(client, "--part", part, task=TASK, program=program)
+        self.fed.work(client, "--part", part, task=TASK, program=program)
 
     @contextmanager
     def cheating(self, **chosen: str) -> Iterator[None]:

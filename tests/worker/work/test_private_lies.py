@@ -85,7 +85,7 @@ def test_five_workers_refuse_a_sum_of_one_and_their_owners_are_alerted(made: Mem
     assert set(told) == set(made.clients)
     mask = record["phases"][-1]
     assert (mask["kind"], mask["asked"], mask.get("replied", 0)) == ("secure-mask", 5, 0)
-    for client, process in made.workers.items():
+    for client, process in made.fed.workers.items():
         process.wait_for_text("the coordinator asked for what would show this member's update, and was refused")
         (kept,) = (made.fed.directory / client).rglob("coefficients-*.order")
         order = AssignmentManifest.FromString(SignedEnvelope.FromString(kept.read_bytes()).manifest)
@@ -103,14 +103,14 @@ def test_after_an_attempt_that_was_voided_with_its_sum_the_run_waits_for_the_own
     first, *others = ((one["attempt"], one["reason"]) for one in made.round(run)["voided"])
     assert first == (0, "the coordinator says that a check failed")
     assert all("their data sets have been in as many private rounds" in reason for _, reason in others), others
-    for process in made.workers.values():
+    for process in made.fed.workers.values():
         process.wait_for_text("declined, model-sums: 1 sums of train from this model have been unmasked; 1 are allowed")
     reason = made.fed.query("select reason from runs where run_id = :run", run=run)[0][0]
     assert "the owners may raise the limits in policy.toml; then resume the run" in reason
     lies(made, "")
     for client in made.clients:
         (made.fed.directory / client / "policy.toml").write_text(POLICY)
-        made.workers[client].stop()
+        made.fed.workers[client].stop()
         made.work(client)
     made.fed.attending(*made.clients)
     made.fed.admin("resume", run)

@@ -243,9 +243,8 @@ def test_each_rule_makes_the_step_of_an_open_round(made: Members, name: str) -> 
 @pytest.mark.full
 def test_a_rule_of_eight_members_survives_kills_of_the_coordinator_and_of_a_member_at_each_stage(made: Members) -> None:
     fed, case, victim = made.fed, RULES["fedmgda+, verified"], made.clients[0]
-    assert fed.coordinator is not None
-    fed.coordinator.stop()
-    made.workers[victim].stop()
+    fed.serving.stop()
+    made.fed.workers[victim].stop()
     for number in range(1, len(STAGES) + 2):
         part = f"1/{len(made.clients)}"
         dying_member = fed.work(victim, "--part", part, task=TASK, crash=f"reply-{number}")
@@ -257,8 +256,8 @@ def test_a_rule_of_eight_members_survives_kills_of_the_coordinator_and_of_a_memb
         made.work(victim)
         fed.wait_completed(run)
         check_sum(check_record(made, run, case), case, moved(made, run))
-        fed.coordinator.stop()
-        made.workers[victim].stop()
+        fed.serving.stop()
+        made.fed.workers[victim].stop()
     fed.serve()
     made.work(victim)
     fed.attending(*made.clients)
@@ -450,7 +449,7 @@ def test_a_member_that_signs_two_statements_leaves_both_on_record(made: Members)
     with made.cheating(**{CHEAT: "two-statements"}):
         run = made.fed.submit("two-statements", text)
         made.fed.wait_completed(run)
-        made.workers[CHEAT].wait_for_text("the second reply was refused: StatusCode.ALREADY_EXISTS")
+        made.fed.workers[CHEAT].wait_for_text("the second reply was refused: StatusCode.ALREADY_EXISTS")
     assert list(made.settled(run).survivors) == list(made.clients)
     details = made.fed.query("select detail from audit_log where action = 'reply.equivocation'")
     assert [True for (detail,) in details if detail.startswith(f"run {run} round 0: ")] == [True]

@@ -29,7 +29,7 @@ from federation.work.base import Shape
 from federation.work.evaluate.work import Evaluate
 from federation.work.site import SessionEntry
 from tests.compared_metrics import must_be_exact, watched
-from tests.harness import Federation, Process, federation, wait_for
+from tests.harness import Federation, federation, wait_for
 from tests.verification.scene import Edited, signed_again
 from tests.verification.test_every_value import Recorded, first_of, must_be_listed
 from verification.errors import Wrong
@@ -61,7 +61,6 @@ class Scene:
 
     def __init__(self, fed: Federation) -> None:
         self.fed = fed
-        self.workers: dict[str, Process] = {}
         self.roster = fed.directory / "roster.toml"
 
     def home(self, client: str) -> Path:
@@ -71,7 +70,7 @@ class Scene:
         return self.fed.fedpareto("worker", "roster", command, *arguments, "--home", str(self.home(client)))
 
     def work(self, client: str) -> None:
-        self.workers[client] = self.fed.work(client, "--part", f"{CLIENTS.index(client) + 1}/5")
+        self.fed.work(client, "--part", f"{CLIENTS.index(client) + 1}/5")
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +93,7 @@ def unpinned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 @pytest.fixture(scope="module")
 def scene(unpinned: Scene) -> Scene:
-    unpinned.workers[LATE].stop()
+    unpinned.fed.workers[LATE].stop()
     unpinned.roster_command("pin", LATE, str(unpinned.roster), "--yes")
     unpinned.work(LATE)
     unpinned.fed.attending(*CLIENTS)
@@ -108,7 +107,7 @@ def test_a_worker_without_a_roster_declines(unpinned: Scene) -> None:
     record = fed.admin("round", run, "0")
     (phase,) = record["phases"]
     assert (phase["kind"], phase["asked"], phase["replied"]) == ("secure-ready", 5, 4)
-    unpinned.workers[LATE].wait_for_text("declined, roster: no roster is pinned here")
+    unpinned.fed.workers[LATE].wait_for_text("declined, roster: no roster is pinned here")
 
 
 class Watch:
@@ -233,8 +232,7 @@ def test_a_coordinator_that_dies_before_each_stage_asks_the_same_and_loses_nobod
 ) -> None:
     fed, stages = scene.fed, MODES[mode]
     watch = Watch(scene.home(LATE))
-    assert fed.coordinator is not None
-    fed.coordinator.stop()
+    fed.serving.stop()
     dying = fed.serve(crash="phase-2")
     run = fed.submit(f"killed-{mode}-{COORDINATORS_SEED}", in_mode(mode, COORDINATORS_SEED), crash=True)
     for number in range(3, len(stages) + 2):
@@ -258,7 +256,7 @@ def test_a_coordinator_that_dies_before_each_stage_asks_the_same_and_loses_nobod
 def test_a_worker_that_dies_at_each_stage_gives_the_same_bytes_or_drops_out(scene: Scene, mode: str) -> None:
     fed, victim = scene.fed, CLIENTS[0]
     for number in range(1, len(MODES[mode]) + 1):
-        scene.workers[victim].stop()
+        scene.fed.workers[victim].stop()
         dying = fed.work(victim, "--part", "1/5", crash=f"reply-{number}")
         run = fed.submit(f"killed-{mode}-{number}", in_mode(mode, number))
         dying.wait_killed()
@@ -282,8 +280,7 @@ def check_evaluation(scene: Scene, run: str) -> None:
 @pytest.mark.full
 def test_a_coordinator_that_dies_before_each_stage_of_an_evaluation_asks_the_same(scene: Scene) -> None:
     fed = scene.fed
-    assert fed.coordinator is not None
-    fed.coordinator.stop()
+    fed.serving.stop()
     dying = fed.serve(crash=f"phase-{len(STAGES) + 1}")
     run = fed.submit("evaluated-after-kills", in_mode("sum", 200), crash=True)
     for number in range(2, len(STAGES) + 1):  # of the evaluation: the step is recorded
@@ -299,7 +296,7 @@ def test_a_coordinator_that_dies_before_each_stage_of_an_evaluation_asks_the_sam
 def test_a_worker_that_dies_at_each_stage_of_an_evaluation_gives_the_same_bytes(scene: Scene) -> None:
     fed, victim = scene.fed, CLIENTS[0]
     for number in range(len(STAGES) + 1, 2 * len(STAGES) + 1):
-        scene.workers[victim].stop()
+        scene.fed.workers[victim].stop()
         dying = fed.work(victim, "--part", "1/5", crash=f"reply-{number}")
         run = fed.submit(f"evaluated-{number}", in_mode("sum", 200 + number))
         dying.wait_killed()

@@ -25,11 +25,9 @@ class Scene:
 
     def __init__(self, fed: Federation, options: Mapping[str, Sequence[str]], task: str) -> None:
         self.fed, self.options, self.task = fed, options, task
-        self.workers: dict[str, Process] = {}
 
     def work(self, client: str, crash: str = "") -> Process:
-        self.workers[client] = self.fed.work(client, *self.options[client], task=self.task, crash=crash)
-        return self.workers[client]
+        return self.fed.work(client, *self.options[client], task=self.task, crash=crash)
 
     def exported(self, client: str, run: str) -> tuple[str, bytes]:
         """What the member's command shows of the personal parameters that it exports, and their file."""

@@ -23,7 +23,7 @@ from fedpareto.cli.admin import runs
 from fedpareto.cli.document import document
 from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.show import participation_table, tables
-from tests.running import SECONDS, refused
+from tests.running import SECONDS
 from tests.stage import LAYOUT, Player, Stage, spec
 
 REPLIED, DECLINED, REFUSED, MISSING, NOT_NEEDED = RoundOutcome
@@ -112,14 +112,6 @@ def against(player: Player, sign: float) -> Callable[[AssignmentManifest], objec
     return lambda order: player.reply(order, vector, metrics={"train/loss": 1.0})
 
 
-def refused_for_zeros(player: Player) -> Callable[[AssignmentManifest], object]:
-    def send(order: AssignmentManifest) -> None:
-        with refused("INVALID_ARGUMENT", "zero"):
-            player.submit(order, np.zeros(LAYOUT.size, dtype=np.float32))
-
-    return send
-
-
 def test_a_single_missed_evaluation_is_told_in_the_singular() -> None:
     one = MemberSummary(client_id="ann", asked=1, replied=1, evaluations_missed=1, last_reason="slow")
     assert participation_table.tally(one) == "ann replied in 1 of 1 round, 1 evaluation missed; round 0: slow"
@@ -142,7 +134,7 @@ def test_members_that_fail_or_oppose_are_seen_wherever_a_run_is_shown(
                 ann: against(ann, 1.0),
                 ben: against(ben, 1.0),
                 cleo: lambda order: cleo.decline(order, "failed", "IndexError: Target 12 is \x1b[31mout of bounds."),
-                dora: refused_for_zeros(dora),
+                dora: dora.submit_zeros,
                 emil: against(emil, -0.5),
             },
         )

@@ -353,7 +353,7 @@ def test_workers_keep_and_export_their_heads_and_everybody_sees_whose_model_was_
 def test_a_worker_that_is_killed_between_training_and_its_receipt_keeps_the_same_heads(
     scene: Scene, whole: str
 ) -> None:
-    scene.workers["ann"].stop()
+    scene.fed.workers["ann"].stop()
     dying = scene.work("ann", "spooled")
     scene.fed.attending(*PARTS)
     run = scene.fed.submit("killed", RUN + HEAD)
@@ -367,7 +367,7 @@ def test_a_worker_that_is_killed_between_training_and_its_receipt_keeps_the_same
 
 @pytest.mark.full
 def test_a_worker_that_has_lost_its_heads_begins_anew_and_says_so(scene: Scene, whole: str) -> None:
-    scene.workers["ann"].stop()
+    scene.fed.workers["ann"].stop()
     dying = scene.work("ann", "reply-3")  # after the first round
     scene.fed.attending(*PARTS)
     run = scene.fed.submit("lost", RUN + HEAD)

@@ -1,0 +1,97 @@
+"""What the tests of several coordinators have in common: calm runs, and runs whose conductor is killed or frozen."""
+
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.harness import wait_for
+from tests.soak.checks import Calm, Checks, Place, questions
+from tests.soak.cluster import Cluster, Coordinator
+
+LEASE_SECONDS = 1.5
+SETTINGS = {"lease_seconds": LEASE_SECONDS, "heartbeat_seconds": 0.5}
+REFUSED = "a change by this coordinator was refused: another coordinator conducts it"
+
+
+class Scene:
+    """A cluster whose runs are compared with calm ones."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.checks = Checks(cluster)
+        self._calm: dict[tuple[str, int], Calm] = {}
+
+    def calm(self, spec: str, rounds: int = 2) -> Calm:
+        """A run while nothing happens; of private ones the second, since members measure a model once."""
+        if (spec, rounds) not in self._calm:
+            for _ in range(1 + ("[privacy]" in spec)):
+                run = self.cluster.submit(self.cluster.first, spec, rounds=rounds)
+                self._calm[spec, rounds] = Calm.of(self.cluster, run)
+            assert self.checks.of_run(run, self._calm[spec, rounds], {}, self.cluster.first) == []
+        return self._calm[spec, rounds]
+
+    def asked(self, run: str) -> Mapping[Place, str]:
+        """The questions on record now."""
+        return questions(self.cluster, run)
+
+    def problems(
+        self, run: str, spec: str, by: Coordinator, asked: Mapping[Place, str] | None = None, *, rounds: int = 2
+    ) -> list[str]:
+        """Waits until a run has ended, and returns what is wrong with it; see `Checks.of_run`."""
+        self.cluster.wait_ended(run)
+        return self.checks.of_run(run, self.calm(spec, rounds), asked or {}, by)
+
+    def restart(self, coordinator: Coordinator, *, crash: str = "") -> None:
+        """Stops a coordinator in order, and starts it again; `crash` as of programs/crashing.py."""
+        coordinator.serving.stop()
+        coordinator.serve(crash=crash)
+        self.cluster.attending(*self.cluster.workers)
+
+    def wait_taken(self, run: str) -> float:
+        """Waits until another coordinator than the first conductor has taken a run; returns the seconds of waiting."""
+        began = time.monotonic()
+        wait_for(lambda: self._look("select epoch > 1 from runs where run_id = :run", run), f"somebody to take {run}")
+        return time.monotonic() - began
+
+    def wait_round(self, run: str, number: int) -> None:
+        """Waits until a run has begun a round."""
+        sql = f"select count(*) > 0 from rounds where run_id = :run and number >= {number}"
+        wait_for(lambda: self._look(sql, run), f"round {number} of run {run}")
+
+    def _look(self, sql: str, run: str) -> bool:
+        return bool(self.cluster.query(sql, run=run)[0][0])
+
+    def oversleep(self, sleeper: Coordinator, spec: str, *options: str) -> tuple[str, list[str]]:
+        """A conductor is frozen before it records its step, and wakes up when the run is in its next round.
+
+        Args:
+            sleeper: conducts the run, and is started again before.
+            spec: of the run, which has three rounds.
+            options: further ones of programs/crashing.py.
+
+        Returns the log of the conductor from its start on, and what is wrong with the run.
+        """
+        self.calm(spec, 3)
+        before = len(sleeper.serving.text)
+        self.restart(sleeper, crash=",".join(["model-written", "frozen", *options]))
+        run = self.cluster.submit(sleeper, spec, rounds=3)
+        wait_for(lambda: is_stopped(sleeper.pid), f"coordinator {sleeper.name} to stop itself")
+        asked = self.asked(run)
+        self.wait_taken(run)
+        self.wait_round(run, 1)
+        worker = next(iter(self.cluster.workers.values()))
+        worker.send(signal.SIGSTOP)  # so the run waits for it
+        try:
+            sleeper.thaw()
+            signs = (REFUSED, "round 0: stepped to", ": failed")
+            wait_for(lambda: any(sign in sleeper.serving.text[before:] for sign in signs), "the conductor to wake up")
+        finally:
+            worker.send(signal.SIGCONT)
+        found = self.problems(run, spec, sleeper, asked, rounds=3)
+        return sleeper.serving.text[before:], found
+
+
+def is_stopped(pid: int) -> bool:
+    """True if a process is stopped by a signal."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"

