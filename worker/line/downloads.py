@@ -83,9 +83,9 @@ def download(
     Raises:
         DownloadFailed: no connection, another answer than these bytes, or too slow.
     """
-    address = url.address
+    address, end = url.address, time.monotonic() + seconds
     try:
-        with _connected(url, proxy(address)) as line, _watched(line, seconds, stopped):
+        with _connected(url, proxy(address)) as line, _watched(line, end, stopped):
             if isinstance(line, ssl.SSLSocket):
                 line.do_handshake()
             response = _asked(line, url, offset, size)
@@ -93,11 +93,13 @@ def download(
             while left:
                 piece = response.read1(min(left, PIECE))
                 if not piece:
-                    raise DownloadFailed(f"{address} ended, or took too long, {left} bytes before the end")
+                    raise ConnectionError(f"the answer ended {left} bytes before its end")
                 left -= len(piece)
                 yield piece
     except (OSError, RouteError, http.client.HTTPException, ValueError) as error:
-        raise DownloadFailed(f"{address}: {error}") from error
+        late = time.monotonic() > end
+        problem = f"the download took longer than {seconds:.0f} s" if late else error
+        raise DownloadFailed(f"{address}: {problem}") from error
 
 
 def _asked(line: socket.socket, url: BlobUrl, offset: int, size: int) -> http.client.HTTPResponse:
@@ -133,9 +135,9 @@ def _connected(url: BlobUrl, proxy: Proxy | None) -> Iterator[socket.socket]:
 
 
 @contextmanager
-def _watched(line: socket.socket, seconds: float, stopped: Callable[[], bool]) -> Iterator[None]:
-    """Ends the connection from another thread after some seconds, or once it is not wanted any more."""
-    over, end = threading.Event(), time.monotonic() + seconds
+def _watched(line: socket.socket, end: float, stopped: Callable[[], bool]) -> Iterator[None]:
+    """Ends the connection from another thread at the monotonic time `end`, or once it is not wanted any more."""
+    over = threading.Event()
 
     def watch() -> None:
         while not over.wait(LOOK_SECONDS):

@@ -29,11 +29,11 @@ from worker.line.attendance import Attendance
 from worker.site.assignments import Declined, Order
 from worker.site.privacy import SitePrivacy
 from worker.work.attacker import Attacker
-from worker.work.control import Control
 from worker.work.fetching import Fetcher
 from worker.work.kept import Keeper
 from worker.work.memory import WorkerMemory, question_digest
 from worker.work.spool import Spool
+from worker.work.work_control import Control
 
 LOGGER = logging.getLogger("fedpareto.worker")
 

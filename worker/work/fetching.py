@@ -17,7 +17,7 @@ from worker.line.backoff import Backoff
 from worker.line.downloads import BlobUrl, DownloadFailed, download
 from worker.site.assignments import Declined, Order
 from worker.work.cache import ModelCache, ModelMismatch
-from worker.work.control import Control
+from worker.work.work_control import Control
 
 LEAST_BYTES = 1 << 20  # a smaller rest of a blob comes from the coordinator
 PAUSE_SECONDS = 600.0  # after a fault of the bucket, until the next attempt
