@@ -81,7 +81,7 @@ class Soak:
         self._numbers = count()
         self._next: Fault | None = None
         self._parted: tuple[Kind, float, int] | None = None  # a conductor's fault: the time, and the epoch before it
-        self._read: dict[str, int] = {name: 0 for name in cluster.coordinators}
+        self._read: dict[str, int] = dict.fromkeys(cluster.coordinators, 0)
 
     def prepare(self) -> None:
         """Plays the calm runs with which the others are compared; members measure a model of a private run once."""
