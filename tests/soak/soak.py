@@ -234,7 +234,8 @@ class Soak:
                 self._read[name] = file.tell()
             self.findings.refused += new.count("a change by this coordinator was refused")
             if (place := new.find("Traceback")) >= 0:
-                yield f"{new.count('Traceback')} tracebacks in the log of coordinator {name}: {new[max(0, place - 300) : place + 2500]}"
+                shown = new[max(0, place - 300) : place + 2500]
+                yield f"{new.count('Traceback')} tracebacks in the log of coordinator {name}: {shown}"
 
     def _show_progress(self) -> None:
         if time.monotonic() - self._shown >= SHOW_SECONDS:
