@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         url = server.create("soak")
         cluster = Cluster(directory, url, NAMES, lease_seconds=LEASE_SECONDS, heartbeat_seconds=1.0)
         stack.callback(cluster.close)
-        ended = "complete"
+        soak, ended = None, "complete"
         code = 0
         random, pause = Random(options.seed), options.pause
         try:
@@ -64,12 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ended, code = f"interrupted, of {options.minutes:g}", 130
         except Stuck as error:
             ended, code = f"given up, of {options.minutes:g}", 1
-            soak.findings.problems.append(str(error))
             _show(str(error))
+            if soak is not None:
+                soak.findings.problems.append(str(error))
         except BaseException:
             _keep_logs(directory, options.logs)
             raise
         _keep_logs(directory, options.logs)
+        if soak is None:
+            return code
         found = soak.findings
         facts = {"command": f"make soak MINUTES={options.minutes:g}", "commit": _commit(), "seed": options.seed}
         facts["command"] += f' ARGS="--pause {pause:g}"' if pause != _parser().get_default("pause") else ""

@@ -123,7 +123,7 @@ class Checks:
                 if [(row.accepted, digest(bytes(row.receipt))) for row in rows] != [
                     (receipt.accepted, receipt.receipt)
                 ]:
-                    yield f"{client}, assignment {receipt.assignment_id}: {len(rows)} replies are on record for its receipt"
+                    yield f"{client}, {receipt.assignment_id}: {len(rows)} replies are on record for its receipt"
 
     def _new_receipts(self, client: str) -> list[Receipt]:
         home = self._cluster.directory / client

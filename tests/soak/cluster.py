@@ -19,6 +19,7 @@ from sqlalchemy.exc import OperationalError
 from coordinator.home import read_settings
 from coordinator.settings import SETTINGS_FILE
 from federation.line.channels import server_verified_channel
+from federation.secure.thresholds import SMALLEST
 from federation.trust.admin_files import AdminFiles
 from federation.trust.join_string import JoinStringFields
 from federation.trust.member_files import MemberFiles, note_addresses
@@ -31,7 +32,7 @@ from tests.paths import PROGRAMS
 from tests.soak.line import Line
 from worker.home import WorkerHome
 from worker.line.enroll import enroll
-from worker.site.roster import SMALLEST, Card, Roster
+from worker.site.roster import Card, Roster
 
 PARAMETERS = 500  # of the model
 NAMES = ("one", "two", "three")  # of the coordinators
@@ -228,9 +229,11 @@ class Cluster:
         wait_for(self._all_attend, "the members to attend")
 
     def _all_attend(self) -> bool:
-        alive = "c.last_seen > clock_timestamp() - make_interval(secs => 2)"
-        sql = f"select client_id from attendances a join coordinators c using (coordinator) where a.left is null and {alive}"
-        return {row[0] for row in self.query(sql)} >= {*self.workers}
+        rows = self.query(
+            "select client_id from attendances a join coordinators c using (coordinator) "
+            "where a.left is null and c.last_seen > clock_timestamp() - make_interval(secs => 2)"
+        )
+        return {row[0] for row in rows} >= {*self.workers}
 
     def submit(self, coordinator: Coordinator, spec: str, *, rounds: int = 2, crash: bool = False) -> str:
         """Submits a run to a coordinator; returns its id. `crash`: the coordinator may die before it has answered."""

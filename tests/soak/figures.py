@@ -79,8 +79,8 @@ def growths(samples: Sequence[Sample], lasting: str, seconds: float) -> list[Gro
         second, last = _quarter(group, seconds, 1), _quarter(group, seconds, 3)
         if second and last:
             for field in fields(Sample)[3:]:
-                means = (fmean(getattr(one, field.name) for one in some) for some in (second, last))
-                found.append(Growth(who, field.name, *means, samples=(len(second), len(last))))
+                before, after = (fmean(getattr(one, field.name) for one in some) for some in (second, last))
+                found.append(Growth(who, field.name, before, after, (len(second), len(last))))
     return found
 
 

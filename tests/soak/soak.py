@@ -81,7 +81,7 @@ class Soak:
         self._numbers = count()
         self._next: Fault | None = None
         self._parted: tuple[Kind, float, int] | None = None  # a conductor's fault: the time, and the epoch before it
-        self._read: dict[str, int] = {name: 0 for name in cluster.coordinators}
+        self._read: dict[str, int] = dict.fromkeys(cluster.coordinators, 0)
 
     def prepare(self) -> None:
         """Plays the calm runs with which the others are compared; members measure a model of a private run once."""
@@ -234,7 +234,8 @@ class Soak:
                 self._read[name] = file.tell()
             self.findings.refused += new.count("a change by this coordinator was refused")
             if (place := new.find("Traceback")) >= 0:
-                yield f"{new.count('Traceback')} tracebacks in the log of coordinator {name}: {new[max(0, place - 300) : place + 2500]}"
+                shown = new[max(0, place - 300) : place + 2500]
+                yield f"{new.count('Traceback')} tracebacks in the log of coordinator {name}: {shown}"
 
     def _show_progress(self) -> None:
         if time.monotonic() - self._shown >= SHOW_SECONDS:

@@ -4,14 +4,15 @@ import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tests.harness import wait_for
 from tests.soak.checks import Calm, Checks, Place, questions
 from tests.soak.cluster import Cluster, Coordinator
 
 LEASE_SECONDS = 1.5
-SETTINGS = {"lease_seconds": LEASE_SECONDS, "heartbeat_seconds": 0.5}
-REFUSED = "a change by this coordinator was refused: another coordinator conducts it"
+SETTINGS: dict[str, Any] = {"lease_seconds": LEASE_SECONDS, "heartbeat_seconds": 0.5}
+REFUSED = "a change by this coordinator was refused: another coordinator has taken it"
 
 
 class Scene:
