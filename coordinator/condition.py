@@ -40,7 +40,7 @@ PAUSING = (StorageFault.DISK, StorageFault.BLOB_STORE)
 # Calls of gRPC's own services, which need neither disk nor database.
 _ALWAYS = frozenset({"Check", "List", "Watch", "ServerReflectionInfo"})
 # Calls that are served while a disk is full: they need no space, or free some.
-_SPARING = frozenset({"FetchBlob", "PauseRun", "ResumeRun", "StopRun", "RevokeClient"})
+_SPARING = frozenset({"FetchBlob", "LocateBlob", "PauseRun", "ResumeRun", "StopRun", "RevokeClient"})
 # Calls whose upload would be in vain while the bucket is away.
 _STORING = frozenset({"Submit", "SubmitRun"})
 

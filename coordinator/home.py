@@ -396,7 +396,14 @@ def open_blobs(
         ) from None
     bucket = ObjectBucket(settings.blobs, endpoint=settings.blobs_endpoint)
     claims = TableClaims(database) if database is not None and database.serves_many else None
-    return ObjectStore(bucket, place, limit=settings.blob_cache_bytes, federation=fingerprint(ca), claims=claims)
+    return ObjectStore(
+        bucket,
+        place,
+        limit=settings.blob_cache_bytes,
+        federation=fingerprint(ca),
+        claims=claims,
+        url_seconds=settings.blob_urls_seconds,
+    )
 
 
 def must_be_vacant(directory: Path) -> None:

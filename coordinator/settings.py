@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from datetime import timedelta
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 import tomli_w
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from coordinator.ownership import CoordinatorHomeError
+from federation.line.proxies import is_loopback
 from federation.spec.problems import Section, explain
 from federation.trust.identity import Action, check_name
 
@@ -59,6 +61,12 @@ class Settings(Section):
     blob_cache: str = Field("cache", description="With a bucket: the directory of the cache, on this machine.")
     blob_cache_bytes: int = Field(
         16 << 30, ge=1 << 20, description="With a bucket: what the cache keeps; at least a model and a round's updates."
+    )
+    blob_urls_seconds: int = Field(
+        0,
+        ge=0,
+        le=86_400,
+        description="With a bucket: how long a URL holds with which a member may download a model there; 0: no URLs.",
     )
     approval: bool = Field(False, description="Whether a new client waits for `fedpareto admin approve`.")
     join_string_lifetime_seconds: int = Field(
@@ -156,6 +164,13 @@ class Settings(Section):
     def _bucket(self) -> Self:
         if self.blobs_endpoint and not self.blobs.startswith("s3://"):
             raise ValueError(f"blobs_endpoint is of an S3 service, and blobs is {self.blobs!r}")
+        if self.blob_urls_seconds and not self.in_bucket:
+            raise ValueError(f"blob_urls_seconds is of a bucket, and blobs is {self.blobs!r}, a directory")
+        unencrypted = urlsplit(self.blobs_endpoint) if self.blobs_endpoint.startswith("http:") else None
+        if self.blob_urls_seconds and unencrypted is not None and not is_loopback(unencrypted.hostname or ""):
+            raise ValueError(
+                f"blob_urls_seconds: members download by https, and blobs_endpoint is {self.blobs_endpoint}"
+            )
         return self
 
     @model_validator(mode="after")

@@ -279,6 +279,13 @@ class BlobStore(ABC):
         the removal are one step, so that no other process can store or claim it in between.
         """
 
+    def download_url(self, digest: str) -> str:
+        """A URL with which anybody can download a blob for a while; empty if this store gives none.
+
+        The blob need not be stored.
+        """
+        return ""
+
     @abstractmethod
     def sweep_temporary(self) -> int:
         """Removes the uploads of dead writers, and returns their number; uploads of living writers stay."""
@@ -289,6 +296,8 @@ class BlobStore(ABC):
 
     def probe(self, *, takes_new: bool = False) -> None:  # noqa: B027 - a directory needs no probe
         """Checks that the store takes, returns, lists and removes bytes, and that it belongs to this federation.
+
+        If it gives URLs, it must be able to sign one.
 
         `takes_new` says that a store that belongs to no federation yet is taken.
 

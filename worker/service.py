@@ -36,6 +36,7 @@ from worker.threads import LOOK_SECONDS, WorkerThreads
 from worker.work.attacker import Attacker
 from worker.work.cache import ModelCache
 from worker.work.execution import Execution
+from worker.work.fetching import Fetcher
 from worker.work.kept import Keeper
 from worker.work.memory import WorkerMemory
 from worker.work.runner import Runner
@@ -178,13 +179,18 @@ class Worker:
             attendance=self._attendance,
             offers=offers,
             attacker=attacker,
-            caches={lane: ModelCache(home.cache / lane) for lane in Lane},
+            fetcher=Fetcher(
+                attendance=self._attendance,
+                caches={lane: ModelCache(home.cache / lane) for lane in Lane},
+                backoff=Backoff(uniform),
+                events=events,
+                hosts=policy.download_addresses,
+            ),
             spool=spool,
             memory=self._memory,
             site=site,
             privacy=privacy,
             keeper=keeper,
-            backoff=Backoff(uniform),
             events=events,
         )
         self._submitter = Submitter(

@@ -213,6 +213,11 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
                 yield fetched(chunk)
                 offset += len(chunk)
 
+    async def LocateBlob(self, request: messages.LocateBlobRequest, context: Context) -> messages.LocateBlobResponse:
+        """Gives the URL in the bucket of a blob that an assignment offered to the caller; empty if there is none."""
+        await self._read(_offering, self._access.caller().name, request.digest)
+        return messages.LocateBlobResponse(url=await self._in_thread(self._blobs.download_url, request.digest))
+
 
 def _note_hello(session: Session, attendance: AttendanceStream, hello: ReceivedHello, caller: PeerIdentity) -> None:
     client = session.get_one(Client, attendance.client_id, with_for_update=True)

@@ -1,4 +1,4 @@
-"""Connections to the coordinator: direct, or through a proxy that takes HTTP CONNECT (RFC 9110, 9.3.6)."""
+"""Connections to the coordinator or a bucket: direct, or through a proxy that takes HTTP CONNECT (RFC 9110, 9.3.6)."""
 
 import base64
 import contextlib
@@ -80,7 +80,9 @@ class Proxy:
     def __str__(self) -> str:
         return f"http://{self._address}"
 
-    def refusal(self, status: int, address: str = "the coordinator", offered: str = "") -> str:
+    def refusal(
+        self, status: int, address: str = "the coordinator", offered: str = "", peer: str = "coordinator"
+    ) -> str:
         """Explains an answer to CONNECT other than 2xx, with the remedy; `offered` are schemes of authentication."""
         answer = f"the proxy {self} answered {status}"
         if status == 407 and offered and "basic" not in offered.lower():
@@ -94,7 +96,7 @@ class Proxy:
             return f"{answer}: it does not accept the user and password that its URL gives: correct them"
         if status >= 500:
             return (
-                f"{answer}: it cannot reach {address}. The coordinator is not running, or its name or a firewall "
+                f"{answer}: it cannot reach {address}. The {peer} is not running, or its name or a firewall "
                 "behind the proxy is in the way: ask the network department"
             )
         return (
@@ -126,7 +128,7 @@ def choose_proxy(address: str, given: str | None, environment: Mapping[str, str]
     if given is not None:
         return Proxy.parse(given, "--proxy")
     name = next((name for name in _PROXY_VARIABLES if environment.get(name, "").strip()), None)
-    return None if name is None or _is_loopback(host) else Proxy.parse(environment[name], name)
+    return None if name is None or is_loopback(host) else Proxy.parse(environment[name], name)
 
 
 def _exempt(host: str, names: str) -> bool:
@@ -139,28 +141,31 @@ def _exempt(host: str, names: str) -> bool:
     return False
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """True if a name or an address of a host is this machine itself."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
 
 
-def dial(address: str, proxy: Proxy | None, timeout: float) -> socket.socket:
-    """Opens a TCP connection to the coordinator at "host:port" within `timeout` seconds; its socket keeps the timeout.
+def dial(address: str, proxy: Proxy | None, timeout: float, peer: str = "coordinator") -> socket.socket:
+    """Opens a TCP connection to "host:port" within `timeout` seconds; its socket keeps the timeout.
+
+    Messages call what is there `peer`.
 
     Raises:
         RouteError: a name has no address, nobody answers, or the proxy refuses.
     """
     parts = ADDRESS.fullmatch(address)
     if parts is None or int(parts[2]) > 65535:
-        raise RouteError(f"{address!r} is not the address of a coordinator: expected HOST:PORT")
+        raise RouteError(f"{address!r} is not the address of a {peer}: expected HOST:PORT")
     if proxy is None:
-        return _connect(parts[1].strip("[]"), int(parts[2]), timeout, f"no coordinator answers at {address}", "it")
+        return _connect(parts[1].strip("[]"), int(parts[2]), timeout, f"no {peer} answers at {address}", "it")
     end = time.monotonic() + timeout
     connection = _connect(proxy.host, proxy.port, timeout, f"the proxy {proxy} does not answer", "the proxy")
     try:
-        _ask(connection, address, proxy, end)
+        _ask(connection, address, proxy, end, peer)
     except BaseException:
         connection.close()
         raise
@@ -181,7 +186,7 @@ def _connect(host: str, port: int, timeout: float, problem: str, peer: str) -> s
         raise RouteError(f"{problem} ({reason}): is {peer} running, and does a firewall let you reach it?") from None
 
 
-def _ask(connection: socket.socket, address: str, proxy: Proxy, end: float) -> None:
+def _ask(connection: socket.socket, address: str, proxy: Proxy, end: float, peer: str) -> None:
     """Sends CONNECT, and reads the answer up to the empty line; it must come before the monotonic time `end`."""
     request = f"CONNECT {address} HTTP/1.1\r\nHost: {address}\r\n"
     if proxy.credentials is not None:
@@ -196,7 +201,7 @@ def _ask(connection: socket.socket, address: str, proxy: Proxy, end: float) -> N
             answer += more
     except TimeoutError:
         raise RouteError(
-            f"the proxy {proxy} takes connections, but did not connect to {address} in time: the coordinator, or a "
+            f"the proxy {proxy} takes connections, but did not connect to {address} in time: the {peer}, or a "
             "firewall behind the proxy, does not answer it"
         ) from None
     except OSError as error:
@@ -207,4 +212,4 @@ def _ask(connection: socket.socket, address: str, proxy: Proxy, end: float) -> N
         raise RouteError(f"what listens at {proxy} is no HTTP proxy: it answered {reply}. Check host and port")
     if not 200 <= (status := int(line[1])) < 300:
         offered = ", ".join(sorted({scheme.decode() for scheme in _OFFERED.findall(answer)}))
-        raise RouteError(proxy.refusal(status, address, offered))
+        raise RouteError(proxy.refusal(status, address, offered, peer))

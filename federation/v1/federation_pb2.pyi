@@ -517,6 +517,50 @@ class FetchBlobResponse(_message.Message):
 Global___FetchBlobResponse: _TypeAlias = FetchBlobResponse  # noqa: Y015
 
 @_typing.final
+class LocateBlobRequest(_message.Message):
+    """Which blob to locate."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    """The digest of the blob."""
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocateBlobRequest: _TypeAlias = LocateBlobRequest  # noqa: Y015
+
+@_typing.final
+class LocateBlobResponse(_message.Message):
+    """The place of a blob."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    URL_FIELD_NUMBER: _builtins.int
+    url: _builtins.str
+    """A URL for GET, also of a range, that holds for the coordinator's blob_urls_seconds. Empty: only FetchBlob has it."""
+    def __init__(
+        self,
+        *,
+        url: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["url", b"url"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocateBlobResponse: _TypeAlias = LocateBlobResponse  # noqa: Y015
+
+@_typing.final
 class SubmitRequest(_message.Message):
     """A reply on its way in."""
 

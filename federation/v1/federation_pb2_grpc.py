@@ -45,6 +45,11 @@ class FederationStub:
                 request_serializer=federation_dot_v1_dot_federation__pb2.FetchBlobRequest.SerializeToString,
                 response_deserializer=federation_dot_v1_dot_federation__pb2.FetchBlobResponse.FromString,
                 _registered_method=True)
+        self.LocateBlob = channel.unary_unary(
+                '/federation.v1.Federation/LocateBlob',
+                request_serializer=federation_dot_v1_dot_federation__pb2.LocateBlobRequest.SerializeToString,
+                response_deserializer=federation_dot_v1_dot_federation__pb2.LocateBlobResponse.FromString,
+                _registered_method=True)
         self.Submit = channel.stream_stream(
                 '/federation.v1.Federation/Submit',
                 request_serializer=federation_dot_v1_dot_federation__pb2.SubmitRequest.SerializeToString,
@@ -78,6 +83,15 @@ class FederationServicer:
     def FetchBlob(self, request, context):
         """Streams a blob that an assignment offered to this client, or the specification of a run that asks it to take part.
         Errors: PERMISSION_DENIED blob-not-offered; OUT_OF_RANGE offset.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LocateBlob(self, request, context):
+        """Says where else a blob that an assignment offered to this client can be downloaded: in the bucket where the
+        coordinator keeps its blobs. A worker that does not want that, or cannot, calls FetchBlob.
+        Errors: PERMISSION_DENIED blob-not-offered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -124,6 +138,11 @@ def add_FederationServicer_to_server(servicer, server):
                     servicer.FetchBlob,
                     request_deserializer=federation_dot_v1_dot_federation__pb2.FetchBlobRequest.FromString,
                     response_serializer=federation_dot_v1_dot_federation__pb2.FetchBlobResponse.SerializeToString,
+            ),
+            'LocateBlob': grpc.unary_unary_rpc_method_handler(
+                    servicer.LocateBlob,
+                    request_deserializer=federation_dot_v1_dot_federation__pb2.LocateBlobRequest.FromString,
+                    response_serializer=federation_dot_v1_dot_federation__pb2.LocateBlobResponse.SerializeToString,
             ),
             'Submit': grpc.stream_stream_rpc_method_handler(
                     servicer.Submit,
@@ -196,6 +215,33 @@ class Federation:
             '/federation.v1.Federation/FetchBlob',
             federation_dot_v1_dot_federation__pb2.FetchBlobRequest.SerializeToString,
             federation_dot_v1_dot_federation__pb2.FetchBlobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LocateBlob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/federation.v1.Federation/LocateBlob',
+            federation_dot_v1_dot_federation__pb2.LocateBlobRequest.SerializeToString,
+            federation_dot_v1_dot_federation__pb2.LocateBlobResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,6 +42,11 @@ class FederationStub:
     """Streams a blob that an assignment offered to this client, or the specification of a run that asks it to take part.
     Errors: PERMISSION_DENIED blob-not-offered; OUT_OF_RANGE offset.
     """
+    LocateBlob: _grpc.UnaryUnaryMultiCallable[_federation_pb2.LocateBlobRequest, _federation_pb2.LocateBlobResponse]
+    """Says where else a blob that an assignment offered to this client can be downloaded: in the bucket where the
+    coordinator keeps its blobs. A worker that does not want that, or cannot, calls FetchBlob.
+    Errors: PERMISSION_DENIED blob-not-offered.
+    """
     Submit: _grpc.StreamStreamMultiCallable[_federation_pb2.SubmitRequest, _federation_pb2.SubmitResponse]
     """Hands in the reply to an assignment: the header first, then the payload in chunks, as far as the coordinator's
     windows allow; the receipt comes last. Safe to repeat: the same envelope gets the same receipt, and an upload that
@@ -73,6 +78,11 @@ class FederationAsyncStub(FederationStub):
     FetchBlob: _aio.UnaryStreamMultiCallable[_federation_pb2.FetchBlobRequest, _federation_pb2.FetchBlobResponse]  # type: ignore[assignment]
     """Streams a blob that an assignment offered to this client, or the specification of a run that asks it to take part.
     Errors: PERMISSION_DENIED blob-not-offered; OUT_OF_RANGE offset.
+    """
+    LocateBlob: _aio.UnaryUnaryMultiCallable[_federation_pb2.LocateBlobRequest, _federation_pb2.LocateBlobResponse]  # type: ignore[assignment]
+    """Says where else a blob that an assignment offered to this client can be downloaded: in the bucket where the
+    coordinator keeps its blobs. A worker that does not want that, or cannot, calls FetchBlob.
+    Errors: PERMISSION_DENIED blob-not-offered.
     """
     Submit: _aio.StreamStreamMultiCallable[_federation_pb2.SubmitRequest, _federation_pb2.SubmitResponse]  # type: ignore[assignment]
     """Hands in the reply to an assignment: the header first, then the payload in chunks, as far as the coordinator's
@@ -114,6 +124,17 @@ class FederationServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_federation_pb2.FetchBlobResponse], _abc.AsyncIterator[_federation_pb2.FetchBlobResponse]]:
         """Streams a blob that an assignment offered to this client, or the specification of a run that asks it to take part.
         Errors: PERMISSION_DENIED blob-not-offered; OUT_OF_RANGE offset.
+        """
+
+    @_abc_1.abstractmethod
+    def LocateBlob(
+        self,
+        request: _federation_pb2.LocateBlobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_federation_pb2.LocateBlobResponse, _abc.Awaitable[_federation_pb2.LocateBlobResponse]]:
+        """Says where else a blob that an assignment offered to this client can be downloaded: in the bucket where the
+        coordinator keeps its blobs. A worker that does not want that, or cannot, calls FetchBlob.
+        Errors: PERMISSION_DENIED blob-not-offered.
         """
 
     @_abc_1.abstractmethod

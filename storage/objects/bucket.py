@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import obstore
 from obstore.exceptions import BaseError
@@ -15,7 +15,7 @@ from obstore.store import from_url
 from storage.blobs import BlobStoreUnavailable
 
 if TYPE_CHECKING:  # obstore has its types in stubs alone
-    from obstore.store import S3Config
+    from obstore.store import AzureStore, GCSStore, S3Config, S3Store
 
 PIECE = 8 << 20  # bytes of a download that are requested, and in memory, at once
 PART = 8 << 20  # bytes of a part of an upload; S3 takes 10,000 parts of one object
@@ -135,6 +135,12 @@ class ObjectBucket:
         with self._explained(f"store {key}"):
             result = obstore.put(self._store, key, content, chunk_size=PART, max_concurrency=PARTS)
         return result["e_tag"]
+
+    def download_url(self, key: str, seconds: int) -> str:
+        """A URL with which anybody can get an object, whole or in ranges, for `seconds`; it need not exist."""
+        store = cast("AzureStore | GCSStore | S3Store", self._store)
+        with self._explained(f"sign a URL of {key}"):
+            return obstore.sign(store, "GET", key, timedelta(seconds=seconds))
 
     def list(self, prefix: str) -> Iterator[Object]:
         """All objects whose keys begin with PREFIX/; every one if the prefix is empty."""

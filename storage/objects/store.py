@@ -57,16 +57,25 @@ class ObjectStore(BlobStore):
         limit: the bytes of blobs that the cache keeps. Blobs in use stay beyond it, and uploads do not count.
         federation: identifies the federation; a bucket of another one is refused by `probe`.
         claims: those of all processes that use the bucket; by default files in the cache, which these have to share.
+        url_seconds: how long a URL of `download_url` holds; 0: there are none.
     """
 
     def __init__(
-        self, bucket: ObjectBucket, cache: Path, *, limit: int, federation: str, claims: Claims | None = None
+        self,
+        bucket: ObjectBucket,
+        cache: Path,
+        *,
+        limit: int,
+        federation: str,
+        claims: Claims | None = None,
+        url_seconds: int = 0,
     ) -> None:
         self._bucket = bucket
         self._cache = DirectoryStore(cache, durable=False)  # a copy that a loss of power damages is fetched again
         self._claims = claims or FileClaims(cache)
         self._limit = limit
         self._federation = federation
+        self._url_seconds = url_seconds
         self._lock = threading.Lock()
         self._versions: dict[str, str | None] = {}  # of the objects that this process has stored or checked, by digest
         self._files: WeakValueDictionary[str, _CachedFile] = WeakValueDictionary()  # those in use
@@ -140,6 +149,9 @@ class ObjectStore(BlobStore):
             self._versions.pop(digest, None)
         return None if found is None else found.size
 
+    def download_url(self, digest: str) -> str:
+        return self._bucket.download_url(_key(digest), self._url_seconds) if self._url_seconds else ""
+
     def sweep_temporary(self) -> int:
         return self._cache.sweep_temporary()
 
@@ -147,6 +159,8 @@ class ObjectStore(BlobStore):
         return None
 
     def probe(self, *, takes_new: bool = False) -> None:
+        if self._url_seconds:
+            self._bucket.download_url(_MARK, self._url_seconds)
         self._must_be_ours(takes_new=takes_new)
         key, content = f"probe/{secrets.token_hex(16)}", secrets.token_bytes(32)
         self._bucket.put(key, content)

@@ -9,6 +9,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from sqlalchemy import select
@@ -17,9 +18,11 @@ from typer.testing import CliRunner
 from coordinator.home import CoordinatorHome, open_blobs
 from coordinator.ownership import CoordinatorHomeError
 from coordinator.settings import Settings
+from federation.digests import digest
 from federation.trust.certificates import make_ca
 from federation.trust.keys import new_tls_key
 from federation.v1 import admin_pb2 as admin
+from federation.v1.federation_pb2 import LocateBlobRequest
 from fedpareto.cli.main import app
 from storage.models import BlobClaim
 from storage.objects.store import ObjectStore
@@ -52,7 +55,7 @@ def line(_line: Proxy) -> Iterator[Proxy]:
 
 
 def settings(line: Proxy, prefix: str) -> dict[str, object]:
-    return {"blobs": f"s3://{BUCKET}/{prefix}", "blobs_endpoint": line.endpoint}
+    return {"blobs": f"s3://{BUCKET}/{prefix}", "blobs_endpoint": line.endpoint, "blob_urls_seconds": 600}
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +224,7 @@ def test_a_bucket_is_backed_up_and_a_backup_is_restored_into_another_bucket_or_a
         for blobs in (f"s3://{BUCKET}/restored", "blobs"):
             changed = text.replace(f's3://{BUCKET}/backup"', f'{blobs}"')
             if blobs == "blobs":
-                changed = changed.replace(line.endpoint, "")
+                changed = changed.replace(line.endpoint, "").replace("blob_urls_seconds = 600", "")
             (home.directory / "coordinator.toml").write_text(changed)
             code, words = command("restore", backup, "--home", home.directory, "--replace")
             assert code == 0, words
@@ -234,6 +237,43 @@ def test_a_bucket_is_backed_up_and_a_backup_is_restored_into_another_bucket_or_a
         made.start()
         made.come_back()
         made.play(run, *players)
+
+
+def located(player: Player, name: str) -> str:
+    return str(player.member.stub.LocateBlob(LocateBlobRequest(digest=name), timeout=SECONDS).url)
+
+
+def test_a_member_gets_urls_of_the_blobs_that_are_offered_to_it_and_of_no_others(remote: Stage) -> None:
+    run, (ann, ben) = begin(remote)
+    orders = {player: player.order() for player in (ann, ben)}
+    model = orders[ann].base_model
+    with urlopen(located(ann, model)) as response:
+        assert digest(response.read()) == model
+    ann.reply(orders[ann])
+    (payload,) = (reply.payload for reply in remote.replies(run).values())
+    stranger = remote.player("cleo")
+    for player, name in ((ben, payload), (ann, payload), (stranger, model), (ann, digest(b"no blob")), (ann, "x")):
+        with refused("PERMISSION_DENIED", "blob-not-offered"):
+            located(player, name)
+    ben.reply(orders[ben])
+    remote.play(run, ann, ben)
+
+
+def test_without_the_option_a_bucket_gives_no_url(line: Proxy, tmp_path: Path) -> None:
+    with stage(tmp_path / "home", SQLITE, **(settings(line, "off") | {"blob_urls_seconds": 0})) as made:
+        _, (ann, _) = begin(made)
+        assert located(ann, ann.order().base_model) == ""
+
+
+def test_urls_are_of_a_bucket_that_members_reach_by_https() -> None:
+    for chosen, problem in (
+        ({}, "blobs is 'blobs', a directory"),
+        ({"blobs": "s3://blobs", "blobs_endpoint": "http://minio:9000"}, "members download by https"),
+    ):
+        with pytest.raises(CoordinatorHomeError, match=problem):
+            Settings.check({"federation_id": "test", "blob_urls_seconds": 60, **chosen}, "test")
+    for chosen in ({"blobs": "az://blobs"}, {"blobs": "s3://blobs", "blobs_endpoint": "https://minio:9000"}):
+        assert Settings.check({"federation_id": "test", "blob_urls_seconds": 60, **chosen}, "test").in_bucket
 
 
 @pytest.mark.full

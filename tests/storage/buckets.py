@@ -3,6 +3,7 @@
 import http.client
 import os
 import shutil
+import ssl
 import subprocess
 import sys
 import threading
@@ -103,6 +104,7 @@ def moto(directory: Path) -> Iterator[Storage]:
         yield Storage(f"http://127.0.0.1:{port}", checks_signatures=False)
 
 
+_CODES = {"307": "TemporaryRedirect", "403": "AccessDenied", "500": "InternalError", "503": "SlowDown"}
 SERVERS = {"juicefs": juicefs, "moto": moto}
 
 
@@ -144,8 +146,8 @@ class Disturbance:
 
     Attributes:
         kind: "" forwards them; "away" closes the connection; "silent" never answers; a status, such as "503", is
-            answered; "cut" closes within the body; "short" returns half of the body as if it were all; "changed"
-            returns other bytes.
+            answered, and 307 with the storage's own place; "cut" closes within the body; "short" returns half of the
+            body as if it were all; "changed" returns other bytes.
         concerns: whether a request is disturbed, by its method and its path with the query.
         times: how many are disturbed.
     """
@@ -170,8 +172,8 @@ class Proxy(Storage):
 
 
 @contextmanager
-def proxy(behind: Storage) -> Iterator[Proxy]:
-    """A proxy of its own. It forwards the Host header, which is signed."""
+def proxy(behind: Storage, *, tls: ssl.SSLContext | None = None) -> Iterator[Proxy]:
+    """A proxy of its own, with https if it is given `tls`. It forwards the Host header, which is signed."""
     ended = threading.Event()
     target = behind.endpoint.removeprefix("http://")
 
@@ -191,9 +193,10 @@ def proxy(behind: Storage) -> Iterator[Proxy]:
                 self.close_connection = True
                 return
             if kind.isdigit():
-                code = {"403": "AccessDenied", "500": "InternalError", "503": "SlowDown"}[kind]
+                code = _CODES[kind]
                 text = f"<Error><Code>{code}</Code><Message>as the test wants it</Message></Error>".encode()
-                return self._answer(int(kind), [], b"" if self.command == "HEAD" else text)
+                place = [("Location", behind.endpoint + self.path)] if kind == "307" else []
+                return self._answer(int(kind), place, b"" if self.command == "HEAD" else text)
             connection = http.client.HTTPConnection(target)
             connection.request(self.command, self.path, body, dict(self.headers))
             response = connection.getresponse()
@@ -243,7 +246,10 @@ def proxy(behind: Storage) -> Iterator[Proxy]:
             pass  # a client that has given up
 
     server = Server(("127.0.0.1", 0), Handler)
-    made = Proxy(f"http://127.0.0.1:{server.server_address[1]}", behind.checks_signatures)
+    port, place = server.server_address[1], "http://127.0.0.1"
+    if tls is not None:
+        server.socket, place = tls.wrap_socket(server.socket, server_side=True), "https://localhost"
+    made = Proxy(f"{place}:{port}", behind.checks_signatures)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:

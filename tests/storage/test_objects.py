@@ -1,17 +1,21 @@
 """A store in a bucket: its cache, its probe, and the faults that a proxy before a real bucket makes."""
 
+import http.client
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from federation.digests import digest
+from storage.blob_directory import DirectoryStore
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStoreUnavailable
 from storage.faults import StorageFault, fault_of
-from storage.objects.bucket import PART, PIECE, Patience
+from storage.objects.bucket import PART, PIECE, ObjectBucket, Patience
 from storage.objects.store import ObjectStore
-from tests.storage.buckets import BUCKET, SECRET, Proxy, Storage, juicefs, proxy
+from tests.running import wait_for
+from tests.storage.buckets import BUCKET, SECRET, Proxy, Storage, environment, juicefs, proxy
 from tests.storage.scene import overwrite, stored
 
 DATA = secrets.token_bytes(100_000)
@@ -48,6 +52,15 @@ def another(blobs: ObjectStore, cache: Path, limit: int = 1 << 30) -> ObjectStor
 
 def cached(blobs: ObjectStore) -> set[str]:
     return {blob.digest for blob in blobs._cache.scan()}
+
+
+def requested(method: str, url: str, **headers: str) -> tuple[int, bytes]:
+    """The status and the body that a request gets."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.netloc)
+    connection.request(method, f"{parts.path}?{parts.query}", headers=headers)
+    response = connection.getresponse()
+    return response.status, response.read()
 
 
 def of_blobs(method: str) -> Callable[[str, str], bool]:
@@ -252,3 +265,37 @@ def test_a_commit_that_the_bucket_refuses_stores_nothing_and_succeeds_later(blob
     assert again.commit(NAME) == NAME
     assert blobs.partial_uploads() == []
     assert blobs.read(NAME) == DATA
+
+
+# --- URLs
+
+
+def test_with_a_url_anybody_gets_one_blob_for_a_while_and_nothing_else(line: Proxy, tmp_path: Path) -> None:
+    bucket = line.bucket("urls")
+    blobs = ObjectStore(bucket, tmp_path / "cache", limit=1 << 30, federation="tests", url_seconds=600)
+    blobs.probe(takes_new=True)
+    blobs.put(DATA)
+    other = blobs.put(b"other")
+    url = blobs.download_url(NAME)
+    assert requested("GET", url) == (200, DATA)
+    assert requested("GET", url, Range="bytes=7-19") == (206, DATA[7:20])
+    for method in ("PUT", "DELETE"):
+        assert requested(method, url)[0] == 403
+    changed = url.replace(urlsplit(url).path, urlsplit(blobs.download_url(other)).path)
+    assert requested("GET", changed)[0] == 403
+    blobs.verify(NAME)
+    brief = bucket.download_url(f"blake3/{NAME[7:9]}/{NAME[9:]}", 1)
+    wait_for(lambda: requested("GET", brief)[0] == 403, "the URL to end")
+
+
+def test_without_the_option_and_with_a_directory_there_are_no_urls(blobs: ObjectStore, tmp_path: Path) -> None:
+    blobs.put(DATA)
+    assert blobs.download_url(NAME) == DirectoryStore(tmp_path / "directory").download_url(NAME) == ""
+
+
+def test_a_probe_names_that_the_credentials_sign_no_urls(tmp_path: Path) -> None:
+    with environment({"AZURE_STORAGE_ACCOUNT_NAME": "tests", "AZURE_STORAGE_SAS_TOKEN": "sv=2023&sig=abc"}):
+        bucket = ObjectBucket("az://container/x")
+    blobs = ObjectStore(bucket, tmp_path / "cache", limit=1 << 30, federation="tests", url_seconds=600)
+    with pytest.raises(BlobStoreUnavailable, match="az://container/x cannot sign a URL of federation: "):
+        blobs.probe(takes_new=True)

@@ -8,6 +8,7 @@
 It sets what the coordinator may ask of this site; the coordinator cannot change it. Every key is optional.
 """
 
+import re
 import tomllib
 from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
@@ -26,6 +27,7 @@ from federation.work.site import SecurePolicy
 _TIME = r"^(([01][0-9]|2[0-3]):[0-5][0-9]|24:00)$"
 _Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 _DAYS: tuple[_Day, ...] = get_args(_Day)
+_ADDRESS = re.compile(r"([A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?)(:[0-9]{1,5})?")
 _KEYS = "docs/member/your-site.md lists the keys that exist"
 
 
@@ -199,10 +201,25 @@ class Policy(Section):
     approve: Literal["none", "each-run"] = Field(
         "none", description="whether nothing is done for a run before the owner has approved it"
     )
+    downloads_from: Annotated[tuple[str, ...], Field(strict=False)] = Field(
+        (),
+        description='the hosts of buckets, such as "bucket.example.org" or "bucket.example.org:9000", from which the '
+        "worker downloads models if the coordinator gives it a URL there; none: from the coordinator alone",
+    )
     limits: WorkLimits = WorkLimits()
     open: OpenHours = OpenHours()
     secure: SecureSection = SecureSection()
     privacy: dict[str, SamplePolicy] = Field({}, description="differential privacy, by the name of a data set")
+
+    @field_validator("downloads_from")
+    @classmethod
+    def _addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for host in value:
+            if _ADDRESS.fullmatch(host) is None:
+                raise ValueError(
+                    f"{host!r} is neither HOST nor HOST:PORT: a scheme, a path or a pattern do not belong here"
+                )
+        return value
 
     @model_validator(mode="after")
     def _one_data_set_for_each_task(self) -> "Policy":
@@ -210,6 +227,11 @@ class Policy(Section):
         if twice := sorted({task for task in tasks if tasks.count(task) > 1}):
             raise ValueError(f"privacy: task {twice[0]!r} belongs to two data sets; it can train on one")
         return self
+
+    @property
+    def download_addresses(self) -> frozenset[str]:
+        """The addresses "host:port" of `downloads_from`, in lower case; the port is 443 unless it is given."""
+        return frozenset(host.lower() if ":" in host else f"{host.lower()}:443" for host in self.downloads_from)
 
     @property
     def data_sets(self) -> dict[str, frozenset[str]]:

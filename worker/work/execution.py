@@ -4,12 +4,9 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 
-import grpc
 import numpy as np
 
-from federation.line.transfer_times import slowest_seconds
 from federation.owners_code import described, owners_frame
 from federation.refusals import Refusal
 from federation.spec.computation import Ability, Computation, Descend, Measure, MeasureAlong
@@ -19,9 +16,8 @@ from federation.training.own import Own, compute
 from federation.training.reasons import reason_of
 from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest, Input, SignedEnvelope
-from federation.v1.federation_pb2 import FetchBlobRequest
 from federation.vectors import Vector, read_vector
-from federation.work.base import Lane, Origin, Result, Shows, WorkError, WorkingClient, payload_layout
+from federation.work.base import Origin, Result, Shows, WorkError, WorkingClient, payload_layout
 from federation.work.registry import decode
 from federation.work.replies import reply_manifest
 from federation.work.secure.member_checks import check_sessions
@@ -29,34 +25,17 @@ from federation.work.site import EVALUATE, Site
 from worker import software
 from worker.events import Events
 from worker.home import DiskFull, FileLocked
-from worker.line.attendance import ANSWER_SECONDS, Attendance
-from worker.line.backoff import Backoff
+from worker.line.attendance import Attendance
 from worker.site.assignments import Declined, Order
 from worker.site.privacy import SitePrivacy
 from worker.work.attacker import Attacker
-from worker.work.cache import ModelCache, ModelMismatch
+from worker.work.fetching import Fetcher
 from worker.work.kept import Keeper
 from worker.work.memory import WorkerMemory, question_digest
 from worker.work.spool import Spool
+from worker.work.work_control import Control
 
 LOGGER = logging.getLogger("fedpareto.worker")
-
-
-@dataclass(frozen=True, eq=False)
-class Control:
-    """Callbacks that control work in progress.
-
-    Attributes:
-        progress: receives the share of the computation that is done, from 0 to 1.
-        stopped: is called before every step; True ends the work.
-        pause: waits for some seconds; raises TrainingStopped if the work is stopped meanwhile.
-        wanted: True while the reply is still wanted.
-    """
-
-    progress: Callable[[float], None]
-    stopped: Callable[[], bool]
-    pause: Callable[[float], None]
-    wanted: Callable[[], bool]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,13 +48,12 @@ class Execution:
     attendance: Attendance
     offers: Mapping[str, Trainer]
     attacker: Attacker | None
-    caches: Mapping[Lane, ModelCache]
+    fetcher: Fetcher
     spool: Spool
     memory: WorkerMemory
     site: Site
     privacy: SitePrivacy
     keeper: Keeper
-    backoff: Backoff
     events: Events
 
     def do(self, order: Order, control: Control) -> None:
@@ -182,7 +160,7 @@ class Execution:
 
     def _base_model(self, order: Order, control: Control) -> Vector:
         manifest = order.manifest
-        path = self._fetch(order, manifest.base_model, manifest.base_model_bytes, control)
+        path = self.fetcher.fetch(order, manifest.base_model, manifest.base_model_bytes, control)
         try:
             layout, vector = read_vector(path)
         except Refusal as refusal:
@@ -197,50 +175,9 @@ class Execution:
         """The content of an input: as it came with the assignment, or fetched and mapped read-only."""
         if item.name in order.sent:
             return memoryview(order.sent[item.name])
-        path = self._fetch(order, item.digest, item.size, control)
+        path = self.fetcher.fetch(order, item.digest, item.size, control)
         content: memoryview = np.memmap(path, dtype=np.uint8, mode="r").data if item.size else memoryview(b"")
         return content
-
-    def _fetch(self, order: Order, digest: str, size: int, control: Control) -> Path:
-        """The file of a blob; a broken download continues where it ended."""
-        reached = 0
-
-        def chunks(offset: int) -> Iterator[memoryview]:
-            nonlocal reached
-            if offset > reached:  # the last attempt brought new bytes, so the next one waits only briefly
-                self.backoff.reset()
-            reached = offset
-            with self.attendance.calling() as files:
-                if files is None:
-                    raise TrainingStopped
-                timeout = ANSWER_SECONDS + slowest_seconds(size - offset)
-                for piece in files.fetch(FetchBlobRequest(digest=digest, offset=offset), timeout=timeout):
-                    if control.stopped():
-                        raise TrainingStopped
-                    yield piece
-
-        name = order.manifest.assignment_id
-        while not control.stopped():
-            try:
-                path = self.caches[order.work.lane].get(digest, size, chunks)
-            except ModelMismatch as error:
-                raise Declined("base-model", str(error)) from error
-            except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed a moment ago
-                refusal = self.attendance.member.refusal(error) if isinstance(error, grpc.RpcError) else None
-                if refusal is not None and refusal.reason in ("blob-not-offered", "blob-removed", "offset"):
-                    raise Declined("base-model", f"{refusal.reason}: {refusal.message}") from error
-                delay = max(self.backoff.delay(), refusal.retry_seconds if refusal is not None else 0.0)
-                self.events.warn(
-                    "download-broken",
-                    f"assignment {name}: the download of the base model broke off, going on in {delay:.1f} s "
-                    f"({refusal.message or refusal.status if refusal is not None else error})",
-                    assignment_id=name,
-                )
-                control.pause(delay)
-            else:
-                self.backoff.reset()
-                return path
-        raise TrainingStopped
 
     def _reply(self, order: Order, result: Result, wanted: Callable[[], bool]) -> None:
         repeatable = Ability.REPEATABLE in self.offers[order.manifest.task].abilities

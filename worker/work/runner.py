@@ -22,8 +22,9 @@ from worker.progress import Progress
 from worker.site.asked_runs import Verdict
 from worker.site.assignments import Consent, Declined, Order, check_assignment, check_cancel
 from worker.site.policy import WorkLimits
-from worker.work.execution import Control, Execution
+from worker.work.execution import Execution
 from worker.work.spool import Spool
+from worker.work.work_control import Control
 
 TIDY_SECONDS = 600.0
 

@@ -37,6 +37,7 @@ RATES: Mapping[str, Rate] = {
     "Login": Rate(30, 30 / 3600),
     "RotateKey": Rate(5, 5 / DAY),
     "FetchBlob": Rate(1000, 100),
+    "LocateBlob": Rate(1000, 100),
     "Submit": Rate(2000, 200),
     "VerifyAudit": Rate(5, 5 / 60),
     **dict.fromkeys(RECORDED, Rate(2000, 5000 / DAY)),

@@ -294,6 +294,7 @@ def federation_calls(scene: Scene) -> dict[str, Say]:
     return {
         "/federation.v1.Federation/Attend": stream_of([hello, beat, decline, beat]),
         "/federation.v1.Federation/FetchBlob": single(blob, wire.FetchBlobRequest(digest="blake3:" + "0" * 64)),
+        "/federation.v1.Federation/LocateBlob": single(wire.LocateBlobRequest(digest=blob.digest)),
         "/federation.v1.Federation/Submit": reply,
         "/federation.v1.Federation/Renew": single(wire.RenewRequest(csr=csr, proof=proof), wire.RenewRequest(csr=csr)),
         "/federation.v1.Federation/RotateKey": single(
