@@ -54,8 +54,9 @@ class Postgresql:
         pid = self._server.get_pid()
 
         def started() -> bool:
-            if Path(f"/proc/{pid}").exists() and psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return False
+            with suppress(psutil.NoSuchProcess):
+                if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                    return False  # its process id is taken until somebody waits for it
             with suppress(subprocess.SubprocessError):
                 self._server.ensure_postgres_running()
                 return True
