@@ -334,7 +334,7 @@ class Supervisor:
             arguments = (run_id, self._threads.get(run_id))
             thread = threading.Thread(target=self._conduct_after, args=arguments, name=f"run-{run_id}", daemon=True)
             self._threads[run_id] = thread
-        thread.start()
+            thread.start()  # under the lock: `take_over` must not take it for one that has ended
 
     def _conduct_after(self, run_id: str, before: threading.Thread | None) -> None:
         if before is not None:
