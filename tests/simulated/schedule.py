@@ -174,6 +174,7 @@ class Schedule:
                 else:
                     self.process.idle()
         self.faults.chances.clear()
+        self.machine.full_until = 0.0  # the end of the log is chained once there is space
         assert self.process is not None
         self.process.sequencer.sequence(show=True)
 
