@@ -155,7 +155,7 @@ def _lock(database: Database) -> bool:
         except DatabaseBusy:
             if time.monotonic() > ends:
                 raise
-        time.sleep(_PAUSE_SECONDS)
+        time.sleep(_PAUSE_SECONDS)  # PostgreSQL tells nobody that an advisory lock was released
 
 
 def _lock_directory(home: CoordinatorHome) -> int:

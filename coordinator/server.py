@@ -176,7 +176,7 @@ class Coordinator:
         """
         home, database, settings = self._home, self._database, self._home.settings
         newcomers = settings.enrollment_host or settings.hosts[0]
-        self._hold = hold = hold_database(home, database)
+        self._hold = hold = await asyncio.to_thread(hold_database, home, database)  # it may wait
         reserve = self._reserve()
         self._office = office = self._take_office(hold)
         self._sequencer.start()

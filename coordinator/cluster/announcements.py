@@ -1,7 +1,7 @@
 """Announcements: what one coordinator tells the others through PostgreSQL, so that they look at the record at once.
 
 An announcement carries ids only; a coordinator believes the record, never an announcement. One may be lost, with the
-connection of either side: whoever waits for announcements also looks at the record every `LOOK_SECONDS`.
+connection of either side. So a coordinator also looks at the record every `LOOK_SECONDS`.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Changes of runs: whoever conducts or watches a run learns of them, here and at other coordinators."""
+"""Changes of runs: they wake the conductor and the watchers of a run, here and at other coordinators."""
 
 import logging
 import threading

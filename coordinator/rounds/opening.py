@@ -30,17 +30,18 @@ def open_round(fleet: Fleet) -> Round | None:
         steps = noisy_steps(session, fleet.run.run_id)
     overspends = over_budget(fleet.run.spec.privacy, steps)
     with fleet.around.database.begin() as session:
+        run = fleet.run.running(session)
         latest = select(Round).where(Round.run_id == fleet.run.run_id).order_by(Round.number.desc())
         recent = session.scalars(latest.limit(fleet.run.spec.limits.skipped_rounds)).all()
         if recent and recent[0].state in (RoundState.OPEN, RoundState.STEPPED):
             return recent[0]
         number = recent[0].number + 1 if recent else 0
-        if _ended(session, fleet, number, recent, overspends):
+        if _ended(session, fleet, run, number, recent, overspends):
             return None
     return _begin_round(fleet, number)
 
 
-def _ended(session: Session, fleet: Fleet, number: int, recent: Sequence[Round], overspends: str) -> bool:
+def _ended(session: Session, fleet: Fleet, run: Run, number: int, recent: Sequence[Round], overspends: str) -> bool:
     """Ends the run if it is complete, too many rounds were skipped, or another one would overspend its budget.
 
     A run without a step has failed, because its model is the initial one. A round whose model stayed as it was, since
@@ -48,7 +49,6 @@ def _ended(session: Session, fleet: Fleet, number: int, recent: Sequence[Round],
     """
     now, spec = fleet.around.clock(), fleet.run.spec
     limit = spec.limits.skipped_rounds
-    run = fleet.run.running(session)
     if len(recent) == limit and all(round_.state is RoundState.SKIPPED for round_ in recent):
         why = f"{limit} rounds in a row were skipped; the last one: {recent[0].reason}"
         move_run(run, RunState.FAILED, now, why)

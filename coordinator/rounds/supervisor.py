@@ -210,7 +210,7 @@ class Supervisor:
     def pause_for_fault(self, fault: StorageFault, cause: str) -> None:
         """Holds every run that is under way until `resume_after_fault` or an operator resumes it.
 
-        With several coordinators the others conduct them, and a run is held that none of them has taken. `fault` is
+        With several coordinators, the others take the runs, and only those that none has taken are held. `fault` is
         DISK or BLOB_STORE.
         """
         self.hold_back()

@@ -19,9 +19,9 @@ def is_address(text: object) -> bool:
 def known_addresses(worked: str, told: Iterable[str], before: Iterable[str]) -> tuple[str, ...]:
     """The addresses to try the next time: the one that worked, those that its coordinator has told, and older ones.
 
-    Older ones stay, since a coordinator tells only of those that serve at the moment; beyond `MAX_ADDRESSES` they are
-    forgotten. What is no address, or has no port yet, is left out. TLS authenticates each coordinator at each
-    connection, so a wrong address costs an attempt and nothing else.
+    Older ones stay at the end, since a coordinator names only those that serve at the moment. At most `MAX_ADDRESSES`
+    are kept. Texts that are not addresses, and addresses with port 0, are left out. TLS authenticates the coordinator
+    at each connection, so a wrong address only costs an attempt.
     """
     addresses = dict.fromkeys((worked, *told, *before))
     return tuple(each for each in addresses if is_address(each) and not each.endswith(":0"))[:MAX_ADDRESSES]

@@ -29,7 +29,7 @@ def open_assignments_of(session: Session, client_id: str) -> list[Assigned]:
 
 
 def deliver(session: Session, streams: Mapping[str, AttendanceStream]) -> None:
-    """Sends open assignments to streams, by client id, that they were not sent, and the ends of those that they were.
+    """Sends each stream, by client id, its new open assignments, and tells it which earlier ones have ended.
 
     An assignment that is sent twice does no harm.
     """

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from coordinator.cluster.announcements import (
     CHANNEL,
@@ -141,6 +142,21 @@ def test_a_listener_that_fails_keeps_no_other_from_hearing(
     second.announce(RUN, "a-run")
     assert heard.get(timeout=SECONDS) == Announcement(RUN, "a-run")
     assert "was not taken in" in caplog.text
+
+
+def test_an_announcement_that_comes_while_the_database_is_away_is_no_unexpected_error(
+    two: tuple[Announcements, Heard, Announcements, Heard], caplog: pytest.LogCaptureFixture
+) -> None:
+    first, _, second, heard = two
+
+    def away(announcement: Announcement | None) -> None:
+        raise OperationalError("SELECT 1", None, Exception("the server closed the connection"))
+
+    second._listeners.insert(0, away)  # type: ignore[attr-defined]
+    first.announce(RUN, "a-run")
+    assert heard.get(timeout=SECONDS) == Announcement(RUN, "a-run")
+    assert "waits for its database" in caplog.text
+    assert "was not taken in" not in caplog.text
 
 
 def test_what_was_announced_before_a_stop_is_sent(url: str) -> None:

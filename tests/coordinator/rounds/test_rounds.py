@@ -275,9 +275,10 @@ def test_a_round_waits_for_its_minimum_and_says_so(stage: Stage) -> None:
     changes: list[str] = []
     unwatch = stage.supervisor.changes.watch(changes.append)
     (cleo,) = stage.cast(task, "cleo")
+    after = f"waiting for clients: 2 of 3 are ready for {task}"
+    wait_for(lambda: stage.run(run).reason == after, "the new reason")  # the word about the first may come this late
     wait_for(lambda: run in changes, "a word to those that watch the run")
     unwatch()
-    assert stage.run(run).reason == f"waiting for clients: 2 of 3 are ready for {task}"
     (dan,) = stage.cast(task, "dan")
     wait_for(lambda: stage.rounds(run), "the first round")
     assert stage.run(run).reason == ""  # while the run is RUNNING: its end would clear the reason, too
