@@ -84,7 +84,10 @@ class FedMDFG(Remembering):
             row = np.zeros(len(K))
             row[present] = guidance
             A = np.vstack([A, row])
-        solution = min_norm(A @ C @ A.T)
+        directions = A @ C @ A.T
+        # Updates that cancel each other in the row of fairness leave a square of rounding, which may be below zero.
+        np.fill_diagonal(directions, np.maximum(np.diag(directions), 0.0))
+        solution = min_norm(directions)
         unit = solution.weights @ A
         shortest, mean_length = (math.sqrt(max(0.0, float(x @ C @ x))) for x in (unit, rows.prior))
         # What is left of updates that cancel each other is their rounding: it must not grow to a whole step.
