@@ -1,6 +1,7 @@
 """Lets several coordinators run while processes die, freeze and lose their lines: python -m tests.soak --minutes 60."""
 
 import argparse
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
@@ -74,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if soak is None:
             return code
         found = soak.findings
+        (options.logs / "samples.jsonl").write_text("".join(json.dumps(asdict(one)) + "\n" for one in found.samples))
         facts = {"command": f"make soak MINUTES={options.minutes:g}", "commit": _commit(), "seed": options.seed}
         facts["command"] += f' ARGS="--pause {pause:g}"' if pause != _parser().get_default("pause") else ""
         left_out = [kind for kind in Kind if kind not in kinds]
@@ -91,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0, help="how long; the runs before the faults come on top")
     parser.add_argument("--seed", type=int, default=1, help="of the faults")
-    parser.add_argument("--pause", type=float, default=6.0, help="the mean of the seconds between two faults of a run")
+    parser.add_argument("--pause", type=float, default=3.0, help="the mean of the seconds between two faults of a run")
     parser.add_argument("--record", type=Path, help=f"writes the summary to this page, below {HEADING!r}")
     parser.add_argument("--logs", type=Path, default=Path("build/soak"), help="where the logs of the processes go")
     parser.add_argument("--nice", type=int, default=0, help="lowers the priority of the processes")

@@ -9,7 +9,7 @@ import psutil
 from tests.soak.cluster import Coordinator
 
 SHARE = 0.05  # by which the last quarter may exceed the second one
-AGES = (20.0, 120.0)  # seconds since the start of the process: those of processes that are killed now and then
+AGES = (30.0, 90.0)  # seconds since the start of the process: those of processes that are killed now and then
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Sample:
         coordinator: its name.
         at: seconds since the beginning of the soak.
         age: seconds since the start of the process.
-        memory: resident, in MiB.
+        memory: of the process alone (unique set size), in MiB.
         descriptors: open ones.
         threads: of the process.
     """
@@ -37,20 +37,21 @@ class Sample:
         """Measures a coordinator; `now` is the time of the machine, in seconds."""
         process = psutil.Process(coordinator.pid)
         with process.oneshot():
-            memory = process.memory_info().rss / (1 << 20)
+            memory = process.memory_full_info().uss / (1 << 20)
             age = now - process.create_time()
             return cls(coordinator.name, at, age, memory, process.num_fds(), process.num_threads())
 
 
 @dataclass(frozen=True)
 class Growth:
-    """A quantity in the second quarter and in the last one: the means, and how many samples they have."""
+    """A quantity in the second quarter and in the last one: the means, how many samples they have, and their ages."""
 
     who: str
     what: str
     second: float
     last: float
     samples: tuple[int, int]
+    ages: tuple[float, float]
 
     @property
     def share(self) -> float:
@@ -78,9 +79,10 @@ def growths(samples: Sequence[Sample], lasting: str, seconds: float) -> list[Gro
     for who, group in groups.items():
         second, last = _quarter(group, seconds, 1), _quarter(group, seconds, 3)
         if second and last:
+            ages = (fmean(one.age for one in second), fmean(one.age for one in last))
             for field in fields(Sample)[3:]:
                 before, after = (fmean(getattr(one, field.name) for one in some) for some in (second, last))
-                found.append(Growth(who, field.name, before, after, (len(second), len(last))))
+                found.append(Growth(who, field.name, before, after, (len(second), len(last)), ages))
     return found
 
 

@@ -25,7 +25,8 @@ def record(
     runs = ", ".join(f"{count} {kind}" for kind, count in sorted(found.runs.items()))
     lines = [
         f"- Command: `{command}`, seed {seed}, commit `{commit}`, a lease of {lease:g} s.",
-        f"- {found.seconds / 60:.1f} minutes, {ended}: {runs} runs with those before the faults.",
+        f"- {found.seconds / 60:.1f} minutes, {ended}: {runs} runs with those before the faults. "
+        f"A run was under way for {found.under_way / 60:.1f} minutes; the rest were checks.",
         f"- Faults: {found.faults.total()}. Another coordinator took a run {found.leases} times; "
         f"{found.refused} writes of coordinators that had lost a lease were refused.",
         f"- Starts that failed while PostgreSQL was away, and were repeated: {found.starts}.",
@@ -45,12 +46,13 @@ def record(
             lines.append(f"| {kind} | {len(seconds)} | {median(seconds):.1f} s | {max(seconds):.1f} s |")
     lines += [
         "",
-        f"| What a coordinator takes | Second quarter | Last quarter | Change (at most {SHARE:+.0%}) | Samples |",
-        "|---|---|---|---|---|",
+        f"| What a coordinator takes | Second quarter | Last quarter | Change (at most {SHARE:+.0%}) | Samples | "
+        "Mean age |",
+        "|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {one.who}: {_UNITS[one.what]} | {one.second:.1f} | {one.last:.1f} | {one.share:+.1%} | "
-        f"{one.samples[0]}, {one.samples[1]} |"
+        f"{one.samples[0]}, {one.samples[1]} | {one.ages[0]:.0f} s, {one.ages[1]:.0f} s |"
         for one in growths(found.samples, lasting, found.seconds)
     ]
     return "\n".join(lines) + "\n"

@@ -37,6 +37,7 @@ class Findings:
         starts: of coordinators that failed, since PostgreSQL was away, and were repeated.
         samples: memory, descriptors and threads.
         seconds: since the beginning.
+        under_way: seconds in which a run was under way; faults begin only then.
     """
 
     faults: Counter[Kind] = field(default_factory=Counter)
@@ -49,6 +50,7 @@ class Findings:
     receipts: int = 0
     samples: list[Sample] = field(default_factory=list)
     seconds: float = 0.0
+    under_way: float = 0.0
 
 
 class Stuck(Exception):
@@ -88,6 +90,7 @@ class Soak:
         self._repairs: list[tuple[float, int, str, Repair]] = []
         self._numbers = count()
         self._next: Fault | None = None
+        self._waited = 0.0  # seconds since the last fault in which a run was under way
         self._parted: tuple[Kind, float, int] | None = None  # a conductor's fault: the time, and the epoch before it
         self._read: dict[str, int] = dict.fromkeys(cluster.coordinators, 0)
 
@@ -119,20 +122,22 @@ class Soak:
         coordinators = [*self._cluster.coordinators.values()]
         run = self._cluster.submit(coordinators[number % len(coordinators)], spec, rounds=ROUNDS[spec])
         asked: Mapping[Place, str] = {}
-        ends, due = self._elapsed + STUCK_SECONDS, self._elapsed + self._upcoming.after
+        began = looked = self._elapsed
         while not self._ended(run):
-            if self._elapsed > ends:
+            now = self._elapsed
+            if now > began + STUCK_SECONDS:
                 raise Stuck(f"run {run} has not ended after {STUCK_SECONDS:.0f} s: {self._cluster.state(run)}")
-            if self._elapsed >= due:
+            self._waited, looked = self._waited + now - looked, now
+            if self._waited >= self._upcoming.after:
                 asked = questions(self._cluster, run) or asked
                 self._inflict(self._upcoming, run)
-                self._next = None
-                due = self._elapsed + self._upcoming.after
+                self._next, self._waited = None, 0.0
             self._repair()
             self._supervise()
             self._look_at_lease(run)
             self._show_progress()
             time.sleep(TICK_SECONDS)
+        self.findings.under_way += self._elapsed - began
         self._parted = None
         self._repair(everything=True)
         wait_for(self._all_served, "the coordinators to serve")
