@@ -44,7 +44,7 @@ class Tree:
 
     def __init__(self, read: Callable[[int, int], Sequence[bytes]]) -> None:
         self.size = 0
-        self._block = lru_cache(maxsize=64)(lambda number: list(read(number * BLOCK, (number + 1) * BLOCK)))
+        self._block = lru_cache(maxsize=16)(lambda number: list(read(number * BLOCK, (number + 1) * BLOCK)))
         self._tail: list[bytes] = []  # the leaves of the last block, while it is incomplete
         self._levels: list[list[bytes]] = []  # the roots of complete subtrees of BLOCK, 2 BLOCK, 4 BLOCK, ... leaves
 

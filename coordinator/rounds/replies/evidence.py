@@ -5,6 +5,7 @@ and the receipt that the coordinator signed. An error names the column that diff
 row was removed and whose assignment was marked as expired is not found here. Its client has the receipt.
 """
 
+import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Container, Mapping
@@ -25,7 +26,7 @@ from federation import digests
 from federation.record.exchange import Mismatch, Opened, OpenedExchange, Signers, Unbound, open_exchange, opened
 from federation.refusals import Refusal
 from federation.spec.sharing import BUFFERS
-from federation.trust.envelope import ManifestT, envelope_digest, seal, unseal
+from federation.trust.envelope import ManifestT, seal, unseal
 from federation.trust.key_chain import KeyChain
 from federation.v1.common_pb2 import (
     AssignmentManifest,
@@ -42,7 +43,7 @@ from storage.models import Assignment, Client
 from storage.records import memory_digest
 from storage.states import AssignmentState
 
-REMEMBERED = 20_000  # envelopes; some 200 bytes each
+REMEMBERED = 10_000  # envelopes; some 200 bytes each
 
 
 class RecordError(Exception):
@@ -58,11 +59,11 @@ class SignatureMemory:
     def __init__(self, capacity: int = REMEMBERED) -> None:
         self._capacity = capacity
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[str, bytes, str], None] = OrderedDict()
+        self._known: OrderedDict[bytes, None] = OrderedDict()
 
     def note(self, envelope: SignedEnvelope, kind: type[Message], key: Ed25519PublicKey) -> None:
         """Remembers an envelope whose signature by `key` holds."""
-        entry = (kind.__name__, key.public_bytes_raw(), envelope_digest(envelope))
+        entry = _entry(envelope, kind, key)
         with self._lock:
             self._known[entry] = None
             self._known.move_to_end(entry)
@@ -81,7 +82,7 @@ class SignatureMemory:
         Raises:
             Refusal: `key-unknown`, `signature` or `manifest`.
         """
-        entry = (kind.__name__, key.public_bytes_raw(), envelope_digest(envelope))
+        entry = _entry(envelope, kind, key)
         with self._lock:
             if entry in self._known:
                 self._known.move_to_end(entry)
@@ -89,6 +90,12 @@ class SignatureMemory:
         manifest = unseal(envelope, kind, key)
         self.note(envelope, kind, key)
         return manifest
+
+
+def _entry(envelope: SignedEnvelope, kind: type[Message], key: Ed25519PublicKey) -> bytes:
+    """The hash of an envelope together with the kind of its manifest and the key that signed it."""
+    named = kind.__name__.encode() + b"\0" + key.public_bytes_raw()
+    return hashlib.sha256(named + envelope.SerializeToString(deterministic=True)).digest()
 
 
 @dataclass(frozen=True)

@@ -283,7 +283,7 @@ def _late(assignment_id: str, deadline: datetime) -> Refusal:
     return Refusal("deadline", f"assignment {assignment_id} ended at {deadline.isoformat()}")
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _spec(document: bytes) -> RunSpec:
     return RunSpec.parse(document)
 

@@ -58,7 +58,7 @@ def concealed(run: Run) -> bool:
     return parsed_spec(run.spec).privacy.client_noise > 0 and run.submitted_by != SIMULATOR
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def parsed_spec(document: bytes) -> RunSpec:
     """The specification of a run that was accepted."""
     return RunSpec.parse(document)

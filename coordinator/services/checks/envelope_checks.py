@@ -6,7 +6,6 @@ columns beside it repeat what was signed. Bytes that are not an envelope are a f
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -15,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.rounds.export import exchange_of, in_order, newest_step, parsed, recorded_phases, round_record
 from coordinator.rounds.replies import signed_columns
+from coordinator.rounds.runs.disclosure import parsed_spec
 from coordinator.rounds.transitions import SIMULATOR
 from coordinator.signing_keys import member_keys, rotations_of
 from federation.record.exchange import (
@@ -29,7 +29,7 @@ from federation.record.exchange import (
 from federation.record.rounds import OpenedRound, RecordReader
 from federation.refusals import Refusal
 from federation.spec.run_facts import run_facts
-from federation.spec.run_spec import RunSpec, SpecError
+from federation.spec.run_spec import SpecError
 from federation.trust.key_chain import KeyChain, whole_chain
 from federation.trust.proofs import UNSIGNED
 from federation.v1 import admin_pb2 as messages
@@ -159,7 +159,7 @@ class EnvelopeChecks:
         facts: dict[str, object] = {"federation_id": self.federation_id, "run_id": run.run_id}
         facts["submitted_by"] = run.submitted_by.rpartition("/")[2]
         try:
-            return facts | run_facts(self.federation_id, run.run_id, run.spec, _spec(run.spec))
+            return facts | run_facts(self.federation_id, run.run_id, run.spec, parsed_spec(run.spec))
         except SpecError:
             return facts | {"spec": run.spec_digest}
 
@@ -184,11 +184,6 @@ class EnvelopeChecks:
             return keys
 
         return Signers(coordinator=self.coordinator, client=client)
-
-
-@lru_cache(maxsize=64)
-def _spec(document: bytes) -> RunSpec:
-    return RunSpec.parse(document)
 
 
 def _known(assignment: models.Assignment) -> dict[str, object]:
