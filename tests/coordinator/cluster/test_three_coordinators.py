@@ -97,7 +97,10 @@ def test_a_run_goes_on_while_its_conductor_stays_frozen_and_the_members_there_go
 def test_a_conductor_that_does_not_compare_epochs_is_found_when_it_wakes_up(
     scene: Scene, conductor: Coordinator
 ) -> None:
-    log, problems = scene.oversleep(conductor, OPEN, "unfenced")
+    try:
+        log, problems = scene.oversleep(conductor, OPEN, "unfenced")
+    finally:
+        conductor.die()  # it must not conduct the runs of the following tests
     assert problems
     assert REFUSED not in log
 
