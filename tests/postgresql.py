@@ -1,7 +1,5 @@
 """A PostgreSQL server of its own, which a test stops, kills and starts."""
 
-import os
-import signal
 import subprocess
 import tempfile
 import warnings
@@ -46,8 +44,16 @@ class Postgresql:
         self._server.stop()
 
     def kill(self) -> None:
-        """Kills it with SIGKILL; its sessions end when they notice."""
-        os.kill(self._server.get_pid(), signal.SIGKILL)
+        """Kills it with SIGKILL, and waits for its end; its sessions end when they notice."""
+        process = psutil.Process(self._server.get_pid())
+        process.kill()
+
+        def ended() -> bool:
+            with suppress(psutil.NoSuchProcess):
+                return bool(process.status() == psutil.STATUS_ZOMBIE)
+            return True
+
+        wait_for(ended, "PostgreSQL to end")  # `start` takes one that has not ended for one that runs
 
     def start(self) -> None:
         """Starts it unless it runs, after a kill as soon as its last process has ended."""

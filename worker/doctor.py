@@ -19,7 +19,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from federation.findings import Finding
-from federation.line.proxies import Proxy, RouteError, dial
+from federation.line.proxies import Proxy, ProxyChoice, RouteError, dial, is_loopback
 from federation.refusals import Refusal
 from federation.tasks import DataError, DataSource
 from federation.text import escaped
@@ -33,6 +33,8 @@ from worker import software
 from worker.home import WorkerHome, WorkerHomeError
 from worker.line.attendance import NONCE_BYTES, WRONG_CLOCK_SECONDS
 from worker.line.clock import TimeRefused, signed_time
+from worker.line.downloads import handshake
+from worker.site.policy import Policy, PolicyError
 from worker.work.cache import KEPT_MODELS
 
 ANSWER_SECONDS = 20.0
@@ -178,6 +180,37 @@ def check_clock(home: WorkerHome, member: MemberFiles) -> Finding:
             "clock", f"this machine's clock is {abs(offset):.0f} s {side} the coordinator's: set the wrong one (NTP)"
         )
     return Finding.ok("clock", f"within {max(abs(offset), 1):.0f} s of the coordinator's")
+
+
+def check_downloads(home: WorkerHome, proxy: ProxyChoice) -> Iterator[Finding]:
+    """Checks TLS with each host from which the owner allows downloads (`downloads_from`); no request is sent.
+
+    A problem is a warning, since the coordinator then sends the models.
+    """
+    try:
+        policy = Policy.load(home.policy)
+    except PolicyError as error:
+        yield Finding.failed("policy", str(error))
+        return
+    for address in sorted(policy.download_addresses):
+        try:
+            version = handshake(address, proxy(address))
+        except RouteError as error:
+            problem = str(error)
+        except ssl.SSLCertVerificationError as error:
+            problem = (
+                f"the certificate of {address} is not accepted ({error.verify_message}). If its authority is your own, "
+                f"name the authority's file in SSL_CERT_FILE; otherwise: {_INSPECTED.format(address)}"
+            )
+        except (OSError, ValueError) as error:
+            if isinstance(error, ssl.SSLError) and is_loopback(address.rpartition(":")[0]):
+                yield Finding.ok("bucket", f"{address} answers without TLS, which is allowed on this machine")
+                continue
+            problem = f"no TLS with {address} ({error}): {_INSPECTED.format(address)}"
+        else:
+            yield Finding.ok("bucket", f"{address} speaks {version}, and its certificate is accepted")
+            continue
+        yield Finding.warning("bucket", f"{problem}. Until then the coordinator sends the models")
 
 
 def check_disk(directory: Path, model_bytes: int) -> Finding:

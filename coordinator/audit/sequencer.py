@@ -140,8 +140,13 @@ class Sequencer:
             return self._newest
 
     def head(self, since: int) -> LogHead:
-        """The newest checkpoint for members, with the proof that it continues the one of this size where it does."""
+        """The newest checkpoint for members, with the proof that it continues the one of this size where it does.
+
+        A member may have seen a newer one at another coordinator: then this coordinator reads on, and shows it too.
+        """
         with self._turn:
+            if self._database.serves_many:
+                self._catch_up(since)
             head = LogHead()
             head.CopyFrom(self._shown)
             if 0 < since <= self._shown_size:
@@ -260,6 +265,14 @@ class Sequencer:
         self._shown = LogHead()
         self._shown.checkpoint.MergeFromString(self._newest)
         self._shown_size, self._shown_at = self._tree.size, monotonic()
+
+    def _catch_up(self, size: int) -> None:
+        """Shows a checkpoint over so many entries, unless the log has fewer."""
+        with suppress(LogError):  # the thread tells of it
+            while size > self._shown_size:
+                self.sequence(show=True)
+                if self._shown_size == self._tree.size:
+                    return  # otherwise another coordinator has replaced the checkpoint meanwhile
 
     def _leaves(self, start: int, stop: int) -> Sequence[bytes]:
         with self._database.read() as session:

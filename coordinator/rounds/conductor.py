@@ -70,6 +70,8 @@ class Conductor:
 
     def _step(self, current: Round) -> None:
         """Makes the round's step from replies of clients that are still members when it is recorded."""
+        if current.voided and current.voided[-1].attempt == current.attempt:  # the last one, before a restart
+            raise self._given_up(current.voided[-1].reason)
         while True:
             try:
                 step, phases = hold(self._fleet, self._algorithm, current)
@@ -99,8 +101,12 @@ class Conductor:
         self._fleet.tell_cancelled(cancelled)
         log.warning("%s: voided: %s", where, why)
         if last:
-            raise Skipped(f"voided: {attempts} attempts; the last one: {why}")
+            raise self._given_up(why)
         return round_
+
+    def _given_up(self, why: str) -> Skipped:
+        """The end of a round whose last attempt was voided."""
+        return Skipped(f"voided: {self._run.spec.limits.attempts} attempts; the last one: {why}")
 
     def _pause(self, current: Round, why: str) -> NoReturn:
         """Pauses the run; when an operator resumes it, it begins the next attempt at the round. Raises Held."""

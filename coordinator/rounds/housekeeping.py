@@ -1,4 +1,4 @@
-"""Housekeeping: records when clients last attended, and removes blobs and uploads that are no longer needed.
+"""Housekeeping: records when clients last attended, ends the work of revoked ones, removes blobs and uploads.
 
 The age of a blob depends on the clock. After the clock is set, nothing is removed for a day.
 """
@@ -30,7 +30,10 @@ CLOCK_SET = timedelta(minutes=1)  # a smaller difference between clock and elaps
 
 
 class Housekeeper:
-    """A thread that removes old data; it notes faults in `condition`, and `keep_rounds` is that of `collect`."""
+    """A thread that does what is left to do; it notes faults in `condition`.
+
+    `end_revoked` ends the open assignments of revoked clients; `keep_rounds` is that of `collect`.
+    """
 
     def __init__(
         self,
@@ -40,6 +43,7 @@ class Housekeeper:
         uploads: Uploads,
         condition: Condition,
         *,
+        end_revoked: Callable[[], None],
         keep_rounds: int | None,
         clock: Callable[[], datetime],
         monotonic: Callable[[], float] = time.monotonic,
@@ -49,6 +53,7 @@ class Housekeeper:
         self._presence = presence
         self._uploads = uploads
         self._condition = condition
+        self._end_revoked = end_revoked
         self._keep_rounds = keep_rounds
         self._clock = clock
         self._monotonic = monotonic
@@ -75,6 +80,7 @@ class Housekeeper:
     def tidy(self) -> None:
         """Does the work that is due."""
         self._look_at_clock()
+        self._end_revoked()
         self._note_seen()
         self._uploads.collect()
         if self._monotonic() >= self._next_collection:

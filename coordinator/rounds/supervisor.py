@@ -123,7 +123,14 @@ class Supervisor:
         self._expected: frozenset[str] = frozenset()
         self._grace_ends = clock()
         self._housekeeper = Housekeeper(
-            database, blobs, presence, uploads, self._condition, keep_rounds=keep_rounds, clock=self._clock
+            database,
+            blobs,
+            presence,
+            uploads,
+            self._condition,
+            end_revoked=self.end_revoked,
+            keep_rounds=keep_rounds,
+            clock=self._clock,
         )
         presence.on_change(self.changes.wake_all)
 
@@ -135,16 +142,7 @@ class Supervisor:
         if not conduct:
             log.info("held: no run advances")
             return
-        with self._database.read() as session:
-            # A coordinator that died while it revoked a client may have left assignments of that client open.
-            revoked = session.scalars(
-                select(Assignment.client_id)
-                .join(Client, Client.client_id == Assignment.client_id)
-                .where(Assignment.state == AssignmentState.OPEN, Client.state == ClientState.REVOKED)
-                .distinct()
-            ).all()
-        for client_id in revoked:
-            self.client_revoked(client_id)
+        self.end_revoked()
         self._expect_members()
         self._housekeeper.start()
         for run_id in self._runs(Run.state.in_(UNDER_WAY)):
@@ -293,11 +291,20 @@ class Supervisor:
         log.warning("run %s: the lease is lost, another coordinator conducts it", run_id)
         self.changes.bell(run_id).ring()
 
-    def client_revoked(self, client_id: str) -> None:
-        """Cancels the assignments of a revoked client, so that no round waits for it."""
+    def end_revoked(self) -> None:
+        """Cancels the open assignments of revoked clients, so that no round waits for them.
+
+        It is called after a revocation is committed, and again at the start and by the housekeeper: the coordinator may
+        have died, or lost its database, in between.
+        """
+        theirs = Assignment.client_id.in_(select(Client.client_id).where(Client.state == ClientState.REVOKED))
+        with self._database.read() as session:
+            left = select(Assignment.assignment_id).where(Assignment.state == AssignmentState.OPEN, theirs)
+            if session.scalar(left.limit(1)) is None:
+                return
         now = self._clock()
         with self._database.begin() as session:
-            cancelled = open_assignments(session, Assignment.client_id == client_id)
+            cancelled = open_assignments(session, theirs)
             for assignment in cancelled:
                 end_assignment(assignment, AssignmentState.CANCELLED, now, REVOKED)
             runs = {assignment.phase.round.run_id for assignment in cancelled}

@@ -119,7 +119,7 @@ class MemberCalls(Service):
 
     async def _end_client(self, client: models.Client) -> None:
         self._access.revoke_live(client)
-        await self._in_thread(self._supervisor.client_revoked, client.client_id)
+        await self._in_thread(self._supervisor.end_revoked)
 
     async def _changed(self, client_id: str) -> messages.Client:
         """Lets runs that wait for clients look again; shows the client."""

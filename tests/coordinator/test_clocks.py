@@ -86,6 +86,7 @@ def test_a_clock_that_is_set_makes_no_blob_old(
         Presence(),
         Uploads(database, blobs, quota=1 << 30),
         Condition(),
+        end_revoked=lambda: None,
         keep_rounds=None,
         clock=lambda: began + timedelta(seconds=passed[0]) + ahead[0],
         monotonic=lambda: passed[0],

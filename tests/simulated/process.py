@@ -311,7 +311,7 @@ class Process:
         with self.database.begin() as session:
             membership.revoke(session, client_id, "it left", by="operator", now=self.world.now())
         self._revoked |= {client_id}
-        self.supervisor.client_revoked(client_id)
+        self.supervisor.end_revoked()
         self.supervisor.changes.notify(self._run_id)
 
     @property
@@ -494,6 +494,7 @@ class _Supervisor(Supervisor):
             process.presence,
             process.uploads,
             process.condition,
+            end_revoked=self.end_revoked,
             keep_rounds=None,
             clock=world.now,
             monotonic=world.monotonic,

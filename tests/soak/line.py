@@ -1,7 +1,11 @@
-"""A line between a process and a server that a test cuts, or on which nothing arrives for a while."""
+"""A line between a process and a server that a test cuts, or on which nothing arrives for a while.
+
+A single connection can break in the middle of a question and its answer, so that the client does not know its outcome.
+"""
 
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +21,7 @@ class Line:
         self._target = target
         self._lock = threading.Lock()
         self._ends: set[socket.socket] = set()
+        self._breaks: dict[int, threading.Event | None] = {}  # by the client's port
         self._passes = threading.Event()
         self._passes.set()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -40,6 +45,17 @@ class Line:
         """What was held arrives, in its order."""
         self._passes.set()
 
+    def break_answer(self, port: int) -> None:
+        """Breaks the connection of the client with this port when the next answer comes, which it does not get."""
+        self._breaks[port] = None
+
+    def break_question(self, port: int, arrives: threading.Event) -> None:
+        """Breaks the connection of the client with this port when it sends the next question.
+
+        The server gets the question when `arrives` is set, and then the end of the connection.
+        """
+        self._breaks[port] = arrives
+
     def close(self) -> None:
         """Ends it."""
         self.release()
@@ -61,24 +77,36 @@ class Line:
         address = str(self._target) if isinstance(self._target, Path) else ("127.0.0.1", self._target)
         try:
             far.connect(address)
+            port = near.getpeername()[1]
         except OSError:
             near.close()
             far.close()
             return
         with self._lock:
             self._ends |= {near, far}
-        back = threading.Thread(target=self._pump, args=(far, near), daemon=True)
+        back = threading.Thread(target=self._pump, args=(far, near, lambda _: self._answered(port)), daemon=True)
         back.start()
-        self._pump(near, far)
+        self._pump(near, far, lambda end: self._asked(port, end))
         back.join()
+        self._breaks.pop(port, None)
         with self._lock:
             self._ends -= {near, far}
         near.close()
         far.close()
 
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+    def _asked(self, port: int, near: socket.socket) -> bool:
+        if (arrives := self._breaks.get(port)) is not None:
+            near.shutdown(socket.SHUT_RDWR)
+            arrives.wait()
+        return True
+
+    def _answered(self, port: int) -> bool:
+        return port not in self._breaks or self._breaks[port] is not None
+
+    def _pump(self, source: socket.socket, sink: socket.socket, passes: Callable[[socket.socket], bool]) -> None:
+        """Forwards what comes, as long as `passes` says so of the source."""
         with suppress(OSError):
-            while data := source.recv(1 << 16):
+            while (data := source.recv(1 << 16)) and passes(source):
                 self._passes.wait()
                 sink.sendall(data)
         for end in (source, sink):

@@ -6,7 +6,9 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -124,24 +126,85 @@ def test_a_revoked_client_is_told_by_the_coordinator(served: Running) -> None:
     assert found["coordinator"][1].startswith("certificate-revoked: ")
 
 
-def test_a_device_that_inspects_tls_is_named_with_its_authority(home: Path, tmp_path: Path) -> None:
-    authority, key = Authority(), new_tls_key()
-    (tmp_path / "pem").write_bytes(pem(authority.issue(["fedpareto://fed/coordinator"], ("localhost",), key)))
-    write_private_key(tmp_path / "key", key)
+@contextmanager
+def plain_server() -> Iterator[int]:
+    """The port of an HTTP server without TLS."""
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+@contextmanager
+def tls_server(directory: Path, authority: Authority) -> Iterator[int]:
+    """The port of a server at "localhost", with a certificate of this authority, that only makes handshakes."""
+    key = new_tls_key()
+    (directory / "pem").write_bytes(pem(authority.issue(["fedpareto://fed/coordinator"], ("localhost",), key)))
+    write_private_key(directory / "key", key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "pem", tmp_path / "key")
+    context.load_cert_chain(directory / "pem", directory / "key")
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
-            plain, _ = listener.accept()
-            with plain, context.wrap_socket(plain, server_side=True) as connection:
-                connection.recv(1)
+            with suppress(OSError):  # the listener is closed, or the other side does not like the certificate
+                while True:
+                    plain, _ = listener.accept()
+                    with suppress(ssl.SSLError), plain, context.wrap_socket(plain, server_side=True) as connection:
+                        connection.recv(1)
 
-        threading.Thread(target=serve, daemon=True).start()
-        address = f"localhost:{listener.getsockname()[1]}"
-        found, code = doctor("--home", str(elsewhere(home, tmp_path, address)))
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def test_a_device_that_inspects_tls_is_named_with_its_authority(home: Path, tmp_path: Path) -> None:
+    with tls_server(tmp_path, Authority()) as port:
+        found, code = doctor("--home", str(elsewhere(home, tmp_path, f"localhost:{port}")))
     assert (code, found["dns"][0], found["tls"][0], found["coordinator"][0]) == (1, OK, FAILED, SKIPPED)
     assert "O=fed, not of this federation. A device on the way inspects TLS: ask the network" in found["tls"][1]
+
+
+def test_the_hosts_from_which_the_owner_allows_downloads_are_tried(
+    served: Running, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, policy = elsewhere(home, tmp_path, served.address), tmp_path / "copy" / "policy.toml"
+
+    def tried(host: str, *arguments: str) -> tuple[str, str]:
+        policy.write_text(f'downloads_from = ["{host}"]')
+        found, code = doctor("--home", str(own), *arguments)
+        assert (code, list(found)[:7]) == (0, [*NETWORK, "bucket"]), found
+        return found["bucket"]
+
+    authority, later = Authority(), "Until then the coordinator sends the models"
+    (tmp_path / "ca.pem").write_bytes(pem(authority.ca))
+    with tls_server(tmp_path, authority) as port:
+        outcome, message = tried(f"localhost:{port}")
+        assert outcome == WARNING
+        assert message.startswith(f"the certificate of localhost:{port} is not accepted (")
+        assert "name the authority's file in SSL_CERT_FILE; otherwise: A device on the way inspects TLS" in message
+        assert message.endswith(later)
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+        assert tried(f"localhost:{port}") == (OK, f"localhost:{port} speaks TLSv1.3, and its certificate is accepted")
+        outcome, message = tried(f"127.0.0.1:{port}")
+        assert (outcome, "is not valid for '127.0.0.1'" in message) == (WARNING, True), message
+        log = tmp_path / "log"
+        with connect_proxy(log) as at:
+            assert tried(f"localhost:{port}", "--proxy", f"http://{at}")[0] == OK
+        assert f"localhost:{port} 200\n" in log.read_text()
+    outcome, message = tried(f"localhost:{port}")
+    assert (outcome, message.endswith(later)) == (WARNING, True)
+    assert message.startswith(f"no bucket answers at localhost:{port} (Connection refused): is it running, and does a")
+    with plain_server() as port:
+        words = f"localhost:{port} answers without TLS, which is allowed on this machine"
+        assert tried(f"localhost:{port}") == (OK, words)
+    policy.write_text("downloads_from = 3")
+    found, code = doctor("--home", str(own))
+    assert (code, found["policy"][0]) == (1, FAILED)
+    assert "downloads_from" in found["policy"][1]
 
 
 def test_the_proxy_has_a_line_and_what_it_refuses_is_said(served: Running, home: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import grpc
 
-from federation.line.addresses import known_addresses
+from federation.line.addresses import in_own_order, known_addresses
 from federation.line.channels import MAX_CHUNK_BYTES, RpcRefusal
 from federation.text import escaped
 from federation.trust.envelope import envelope_digest, seal
@@ -103,9 +103,9 @@ class Attendance:
     """Holds the stream to the coordinator, and lends its channel to the code that fetches and submits.
 
     `rotations` is the file with the rotations of the coordinator's keys; `note` keeps the coordinators' addresses, in
-    the order in which they are tried; `hello` makes the first message, without its nonce; `closed` returns the time
-    until which the site is closed, aware, None while it is open; `patience` gives the delays after a refusal, which
-    grow longer than the delays of `backoff` after a broken connection.
+    the order in which the next start tries them; `hello` makes the first message, without its nonce; `closed` returns
+    the time until which the site is closed, aware, None while it is open; `patience` gives the delays after a refusal,
+    which grow longer than the delays of `backoff` after a broken connection.
     """
 
     def __init__(
@@ -144,6 +144,7 @@ class Attendance:
         self._calls = 0  # of the worker on the channel that is lent, besides the stream
         self._renewed = False  # the stream ends because there is a new certificate
         self._turn = AddressTurn()
+        self._noted = member.addresses
 
     def run(self, handlers: Handlers) -> None:
         """Attends until `stop`, and gives each message to its handler.
@@ -372,14 +373,19 @@ class Attendance:
             channel.close()
 
     def _learn(self, address: str, told: Sequence[str]) -> None:
-        """Puts the address that worked first, and adds those that its coordinator tells of."""
-        addresses = known_addresses(address, told, self._member.addresses)
+        """Learns the addresses that a coordinator tells of. Until the next start, the one that worked comes first.
+
+        An address that worked and is not told of, such as that of a tunnel, is the first one also then: the others may
+        be out of reach.
+        """
+        worked = "" if address in told else address
+        noted = known_addresses(worked, in_own_order(self._member.client_id, told), self._member.addresses)
         with self._changed:
-            changed = addresses != self._member.addresses
-            self._member = replace(self._member, addresses=addresses)
+            changed, self._noted = noted != self._noted, noted
+            self._member = replace(self._member, addresses=known_addresses(address, noted, ()))
         if changed:
             try:
-                self._note(addresses)
+                self._note(noted)
             except (OSError, IdentityError) as error:
                 self._events.warn("addresses", f"the coordinators' addresses could not be noted: {error}")
 

@@ -102,6 +102,26 @@ def download(
         raise DownloadFailed(f"{address}: {problem}") from error
 
 
+def handshake(address: str, proxy: Proxy | None) -> str:
+    """Makes the TLS handshake of a download with the bucket at "host:port"; sends no request.
+
+    Returns:
+        The version of TLS, such as "TLSv1.3".
+
+    Raises:
+        RouteError: no connection.
+        OSError, ValueError: no TLS; an SSLCertVerificationError if the certificate is not accepted.
+    """
+    context, host = ssl.create_default_context(), address.rpartition(":")[0]
+    with (
+        dial(address, proxy, CONNECT_SECONDS, "bucket") as plain,
+        context.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False) as line,
+    ):
+        line.settimeout(SILENCE_SECONDS)
+        line.do_handshake()
+        return line.version() or ""
+
+
 def _asked(line: socket.socket, url: BlobUrl, offset: int, size: int) -> http.client.HTTPResponse:
     """The answer with the bytes from `offset` to the end, before its body."""
     connection = http.client.HTTPConnection(url.host, url.port)

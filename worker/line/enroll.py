@@ -12,7 +12,7 @@ import grpc
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from federation.line.addresses import each_problem, is_address, known_addresses
+from federation.line.addresses import each_problem, in_own_order, is_address, known_addresses
 from federation.line.channels import refusal_from_rpc_error, server_verified_channel
 from federation.line.first_serving import first_serving
 from federation.line.proxies import Proxy, ProxyChoice, RouteError, no_proxy
@@ -74,7 +74,7 @@ def enroll(
         member = MemberFiles(
             federation_id=response.federation_id,
             client_id=response.client_id,
-            addresses=known_addresses("", response.addresses, ()),
+            addresses=_addresses(response),
             ca=ca,
             certificate=response.certificate,
             tls_key=tls_key,
@@ -119,7 +119,7 @@ def join_again(
     _check(response, join, ca)
     try:
         save_renewal(directory, tls_key, response.certificate, passphrase)
-        note_addresses(directory, MemberFiles.name_key, addresses=known_addresses("", response.addresses, ()))
+        note_addresses(directory, MemberFiles.name_key, addresses=_addresses(response))
     except OSError as error:
         raise EnrollmentError(
             f"the certificate cannot be written to {directory} ({error.strerror or error}): make room there, and ask "
@@ -203,6 +203,11 @@ def _exchange(
             explanation = _ADVICE.get(refusal.reason, refusal.message or refusal.status)
             reason = f"{refusal.reason}: " if refusal.reason else ""
             raise EnrollmentError(f"{address} did not enroll {join.client_id}: {reason}{explanation}") from error
+
+
+def _addresses(response: EnrollResponse) -> tuple[str, ...]:
+    """The coordinators' addresses, in the order in which this member tries them."""
+    return in_own_order(response.client_id, known_addresses("", response.addresses, ()))
 
 
 def _check(response: EnrollResponse, join: JoinStringFields, ca: bytes) -> None:

@@ -118,6 +118,7 @@ def _check_as_member(worker_home: WorkerHome, member: MemberFiles) -> Iterator[F
     yield (
         doctor.check_clock(worker_home, member) if fine else Finding.skipped("clock", "the coordinator tells the time")
     )
+    yield from doctor.check_downloads(worker_home, member.proxy)
 
 
 def _train(

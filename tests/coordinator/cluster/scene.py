@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,18 @@ class Scene:
             assert self.checks.of_run(run, self._calm[spec, rounds], {}, self.cluster.first) == []
         return self._calm[spec, rounds]
 
+    def submit(self, conductor: Coordinator, spec: str, *, rounds: int = 2, crash: bool = False) -> str:
+        """Submits a run that this coordinator conducts, or has conducted; returns its id. `crash` as of `Cluster`.
+
+        Another coordinator may look for runs just then, and be faster. Then its run ends, and the next one is tried.
+        """
+        while True:
+            run = self.cluster.submit(conductor, spec, rounds=rounds, crash=crash)
+            wait_for(partial(self._taken, run, 1), f"somebody to conduct {run}")
+            if not conductor.alive or self._taken(run, 2) or self.cluster.conducts(run) is conductor:
+                return run
+            self.cluster.wait_ended(run)
+
     def asked(self, run: str) -> Mapping[Place, str]:
         """The questions on record now."""
         return questions(self.cluster, run)
@@ -53,8 +66,11 @@ class Scene:
     def wait_taken(self, run: str) -> float:
         """Waits until another coordinator than the first conductor has taken a run; returns the seconds of waiting."""
         began = time.monotonic()
-        wait_for(lambda: self._look("select epoch > 1 from runs where run_id = :run", run), f"somebody to take {run}")
+        wait_for(partial(self._taken, run, 2), f"somebody to take {run}")
         return time.monotonic() - began
+
+    def _taken(self, run: str, times: int) -> bool:
+        return self._look(f"select epoch >= {times} from runs where run_id = :run", run)
 
     def wait_round(self, run: str, number: int) -> None:
         """Waits until a run has begun a round."""
@@ -77,7 +93,7 @@ class Scene:
         self.calm(spec, 3)
         before = len(sleeper.serving.text)
         self.restart(sleeper, crash=",".join(["model-written", "frozen", *options]))
-        run = self.cluster.submit(sleeper, spec, rounds=3)
+        run = self.submit(sleeper, spec, rounds=3)
         wait_for(lambda: is_stopped(sleeper.pid), f"coordinator {sleeper.name} to stop itself")
         asked = self.asked(run)
         self.wait_taken(run)

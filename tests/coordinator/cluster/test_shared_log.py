@@ -95,6 +95,25 @@ def test_a_checkpoint_that_one_coordinator_has_shown_is_kept_by_the_others(datab
     assert continues(first.size, first.root, second.size, second.root, head.consistency)
 
 
+def test_a_member_that_comes_from_another_coordinator_gets_the_proof_that_the_log_goes_on(
+    database: Database, made: Make
+) -> None:
+    ann, ben = made("ann"), made("ben")
+    act(database)
+    ben.sequence(show=True)
+    for _ in range(4):
+        act(database)
+    ann.sequence(show=True)
+    assert (ben.shown_size, ann.shown_size) == (1, 5)
+    kept = KEY.open(ann.head(0).checkpoint.SerializeToString())
+    head = ben.head(kept.size)
+    shown = KEY.open(head.checkpoint.SerializeToString())
+    assert (head.since, shown.size) == (5, 5)
+    assert continues(kept.size, kept.root, shown.size, shown.root, head.consistency)
+    act(database)
+    assert (ben.head(7).since, ben.shown_size) == (0, 6), "no more than there is"
+
+
 def test_coordinators_that_chain_at_once_leave_no_gap_and_no_fork(database: Database, made: Make) -> None:
     sequencers = [made(name) for name in ("ann", "ben", "cleo")]
 

@@ -51,7 +51,7 @@ def killed(scene: Scene, conductor: Coordinator, point: str, spec: str) -> None:
     """Kills the conductor of a run at a point; the others end the run, and it starts again."""
     scene.calm(spec)
     scene.restart(conductor, crash=point)
-    run = scene.cluster.submit(conductor, spec, crash=True)
+    run = scene.submit(conductor, spec, crash=True)
     conductor.serving.wait_killed()
     asked = scene.asked(run)
     print(f"{point}: taken after {scene.wait_taken(run):.2f} s, with a lease of {LEASE_SECONDS} s")
@@ -84,7 +84,7 @@ def test_a_run_goes_on_while_its_conductor_stays_frozen_and_the_members_there_go
     scene: Scene, conductor: Coordinator
 ) -> None:
     calm = scene.calm(OPEN)
-    run = scene.cluster.submit(conductor, OPEN)
+    run = scene.submit(conductor, OPEN)
     scene.wait_round(run, 0)
     conductor.freeze()
     began = time.monotonic()
@@ -97,7 +97,10 @@ def test_a_run_goes_on_while_its_conductor_stays_frozen_and_the_members_there_go
 def test_a_conductor_that_does_not_compare_epochs_is_found_when_it_wakes_up(
     scene: Scene, conductor: Coordinator
 ) -> None:
-    log, problems = scene.oversleep(conductor, OPEN, "unfenced")
+    try:
+        log, problems = scene.oversleep(conductor, OPEN, "unfenced")
+    finally:
+        conductor.die()  # it must not conduct the runs of the following tests
     assert problems
     assert REFUSED not in log
 
@@ -106,7 +109,7 @@ def test_a_run_goes_on_when_the_line_of_its_conductor_to_the_database_is_cut(
     scene: Scene, conductor: Coordinator
 ) -> None:
     scene.calm(OPEN, 3)
-    run = scene.cluster.submit(conductor, OPEN, rounds=3)
+    run = scene.submit(conductor, OPEN, rounds=3)
     scene.wait_round(run, 0)
     assert conductor.line.cut()
     assert scene.problems(run, OPEN, conductor, rounds=3) == []
@@ -116,7 +119,7 @@ def test_a_run_goes_on_when_nothing_arrives_any_more_on_the_line_of_its_conducto
     scene: Scene, conductor: Coordinator
 ) -> None:
     scene.calm(OPEN, 3)
-    run = scene.cluster.submit(conductor, OPEN, rounds=3)
+    run = scene.submit(conductor, OPEN, rounds=3)
     scene.wait_round(run, 0)
     conductor.line.hold()
     asked = scene.asked(run)

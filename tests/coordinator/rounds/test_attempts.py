@@ -16,6 +16,7 @@ from federation.vectors import RowFile, update_rows
 from storage.models import AuditEntry
 from storage.states import RoundState, RunState
 from tests.coordinator.rounds.scene import Averaging, register
+from tests.coordinator.rounds.test_faults import at, fail, once
 from tests.running import refused
 from tests.stage import Player, Stage
 from tests.verification.test_bundle import exported
@@ -131,6 +132,19 @@ def test_the_last_voided_attempt_skips_the_round_and_says_why(stage: Stage) -> N
     assert skipped.reason == "voided: 2 attempts; the last one: 3 replies are not trusted"
     assert [phase.attempt for phase in stage.phases(run)] == [0, 1]
     assert skipped.attempt == 1
+
+
+def test_a_restart_after_the_last_voided_attempt_skips_the_round_and_voids_nothing_twice(stage: Stage) -> None:
+    run, players = begin(stage, "second-thoughts", "algorithm.given_up = 9\nlimits.attempts = 2")
+    with at(stage, run, "UPDATE rounds SET state", once(fail)) as seen:  # a conductor begins anew
+        stage.play(run, *players, until=lambda: stage.rounds(run) and stage.rounds(run)[0].state is RoundState.SKIPPED)
+    assert len(seen) == 2
+    skipped = stage.rounds(run)[0]
+    assert skipped.reason == "voided: 2 attempts; the last one: 3 replies are not trusted"
+    assert [void.attempt for void in skipped.voided] == [0, 1]
+    details = [f"run {run} round 0 attempt {attempt}: its sums differ" for attempt in (0, 1)]
+    named = stage.served.entries(AuditEntry.detail.contains(run), action="member.named")
+    assert [entry.detail for entry in named] == details
 
 
 def test_after_a_pause_of_a_round_its_attempts_are_counted_anew(stage: Stage) -> None:

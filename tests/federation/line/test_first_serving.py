@@ -1,5 +1,6 @@
 """The choice of a coordinator for calls: the first one that serves, and why the others do not."""
 
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -8,7 +9,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from federation.line.addresses import MAX_ADDRESSES, each_problem, is_address, known_addresses
+from federation.line.addresses import MAX_ADDRESSES, each_problem, in_own_order, is_address, known_addresses
 from federation.line.first_serving import first_serving
 from federation.line.proxies import RouteError, no_proxy
 
@@ -58,3 +59,23 @@ def test_the_address_that_worked_comes_first_and_older_ones_stay_up_to_a_limit()
     assert known_addresses("", told, ()) == ("[::1]:2",)
     assert is_address("a:0")  # before a coordinator has served
     assert each_problem({"a:1": "gone"}) == "gone"
+
+
+def test_each_coordinator_is_the_first_one_of_a_fair_share_of_the_members_and_of_those_that_lose_theirs() -> None:
+    addresses = ("fl-0.example.org:7443", "fl-1.example.org:7443", "fl-2.example.org:7443")
+    members = [f"hospital-{number}" for number in range(60)]
+    orders = {member: in_own_order(member, addresses) for member in members}
+    assert all(sorted(order) == sorted(addresses) for order in orders.values())
+    shares = Counter(order[0] for order in orders.values())
+    assert min(shares[address] for address in addresses) >= 15, shares
+    for gone in addresses:
+        left = [address for address in addresses if address != gone]
+        losers = [member for member in members if orders[member][0] == gone]
+        shares = Counter(orders[member][1] for member in losers)
+        assert min(shares[address] for address in left) >= len(losers) / 4, shares
+        assert all(
+            in_own_order(member, left) == tuple(one for one in orders[member] if one != gone) for member in members
+        )
+    assert all(in_own_order(member, reversed(addresses)) == orders[member] for member in members), "in any order"
+    assert in_own_order("hospital-0", addresses[:1]) == addresses[:1]
+    assert in_own_order("hospital-0", ()) == ()

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from federation.line.addresses import in_own_order
 from federation.refusals import Refusal
 from federation.trust.member_files import MemberFiles
 from tests.harness import wait_for
-from tests.scripted import ScriptedCoordinator, files_in, scripted
+from tests.scripted import CLIENT, ScriptedCoordinator, files_in, scripted
 from tests.worker.scene import Scene
 from worker.home import WorkerHome
 from worker.line.enroll import EnrollmentError, enroll
@@ -35,11 +36,11 @@ def test_a_worker_goes_to_the_next_coordinator_and_keeps_in_mind_what_it_was_tol
     scene.joined()
     first.addresses = [first.address, second.address]
     running = scene.attending()
-    assert noted(scene) == (first.address, second.address)
+    assert noted(scene) == in_own_order(CLIENT, first.addresses)
     first.stop()
     wait_for(lambda: second.hellos, "the worker to attend at the second coordinator")
     running.wait_for("attending", 2)
-    assert noted(scene) == (second.address, first.address)
+    assert noted(scene) == (second.address, first.address), "the second tells of no address, not even of its own"
     second.stop()
 
     def names_both() -> bool:
@@ -51,7 +52,25 @@ def test_a_worker_goes_to_the_next_coordinator_and_keeps_in_mind_what_it_was_tol
     wait_for(names_both, "a message about both coordinators")
     first.start()
     running.wait_for("attending", 3)
-    assert noted(scene) == (first.address, second.address)
+    assert noted(scene) == in_own_order(CLIENT, first.addresses)
+
+
+def test_a_worker_stays_where_it_attends_and_its_next_start_begins_with_its_own_first_coordinator(
+    scene: Scene, second: ScriptedCoordinator
+) -> None:
+    known = [scene.coordinator.address, second.address]
+    by_address = dict(zip(known, (scene.coordinator, second), strict=True))
+    mine, other = (by_address[address] for address in in_own_order(CLIENT, known))
+    mine.addresses = other.addresses = known
+    scene.joined()
+    running = scene.attending(member=replace(scene.member, addresses=(other.address, mine.address)))
+    assert noted(scene) == (mine.address, other.address)
+    other.end_stream(Refusal("database", "a stream that breaks"))
+    running.wait_for("attending", 2)
+    assert (len(mine.hellos), len(other.hellos)) == (0, 2), "a stream that broke is made again at the same coordinator"
+    running.stop()
+    scene.attending(member=replace(scene.member, addresses=noted(scene)))
+    assert (len(mine.hellos), len(other.hellos)) == (1, 2)
 
 
 def test_a_coordinator_that_stops_is_left_at_once(scene: Scene, second: ScriptedCoordinator) -> None:
