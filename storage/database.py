@@ -8,6 +8,7 @@ import secrets
 import socket
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
@@ -431,10 +432,28 @@ def _connect_sqlite(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def _prepare(durable: bool, read_only: bool, connection: Any, record: object) -> None:
-    for pragma in ("journal_mode=WAL", f"synchronous={'FULL' if durable else 'OFF'}", "foreign_keys=ON"):
-        connection.execute(f"PRAGMA {pragma}")
+    _write_ahead(connection)
+    connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'OFF'}")
+    connection.execute("PRAGMA foreign_keys=ON")
     # Once for each connection: SQLite recompiles all statements of a connection after such a PRAGMA.
     connection.execute(f"PRAGMA query_only={'ON' if read_only else 'OFF'}")
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Has the file use a write-ahead log; the first connection of all changes the file for this.
+
+    That one reads, then writes. If two connections do so at once, SQLite refuses one of them without the time-out of
+    the connection, since each would wait for the other's read to end. The one refused tries again.
+    """
+    last = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > last:
+                raise
+        time.sleep(0.01)
 
 
 def _begin(read_only: bool, connection: Connection) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
 
@@ -323,6 +324,21 @@ def test_migrating_twice_and_by_several_at_once_changes_nothing(database_url: st
     assert differences(databases[0]) == []
     for database in databases:
         database.close()
+
+
+def test_connections_that_are_the_first_of_a_file_at_once_are_all_served(tmp_path: Path) -> None:
+    together = Barrier(4)
+
+    def read_first(file: Path) -> None:
+        database = Database.open(f"sqlite:///{file}", durable=False)
+        together.wait()
+        with database.read() as session:
+            assert session.scalar(text("PRAGMA journal_mode")) == "wal"
+        database.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        for number in range(50):
+            list(pool.map(read_first, [tmp_path / f"{number}.db"] * 4))
 
 
 def test_a_database_of_a_newer_version_is_refused_and_left_alone(database: Database) -> None:
