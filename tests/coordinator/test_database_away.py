@@ -136,9 +136,17 @@ def taken(database: Database) -> bool:
         return False
 
 
+IMPATIENT = """
+from coordinator import monitor
+monitor.CHECK_SECONDS = monitor.LOCK_SECONDS = 1.0
+from fedpareto.__main__ import main
+main()
+"""
+
+
 def test_a_coordinator_ends_with_a_sentence_when_another_one_has_its_database(url: str, tmp_path: Path) -> None:
     with federation(tmp_path, "--database", url) as fed:
-        served = fed.serve()
+        served = fed.serve(program=IMPATIENT)
         other = Database.open(url)
 
         def take() -> bool:

@@ -188,11 +188,21 @@ def next_front(coordinator: Process, ended: int) -> int:
     return wait_for(found, "another front listener")
 
 
+IMPATIENT = """
+from coordinator.front import listener
+listener.BEAT_SECONDS = 0.2
+from fedpareto.__main__ import main
+main()
+"""
+
+
 @pytest.mark.parametrize("number", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.full)])
 def test_a_front_listener_that_hangs_or_dies_is_replaced(
     scene: Scene, undisturbed: str, number: signal.Signals
 ) -> None:
-    coordinator = scene.fed.serving
+    scene.fed.serving.kill()
+    coordinator = scene.fed.serve(program=IMPATIENT)
+    scene.fed.attending(*CLIENTS)
     front, run = front_of(coordinator), scene.submit()
     under_way(scene, run)
     os.kill(front, number)

@@ -161,6 +161,7 @@ def test_the_last_state_stays_while_the_coordinator_is_away(stage: Stage, consol
     listed(console, run)
     console.page(f"/runs/{run}")
     stage.stop()
+    console.reader.hurry()  # as when a page is opened
     wait_for(lambda: not console.reader.connection.live, "the console to lose the coordinator")
     page = console.page(f"/runs/{run}")
     assert "The coordinator is away since" in page
