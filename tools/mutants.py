@@ -85,7 +85,7 @@ SUBJECTS = {
         tuple(f"{ROUNDS}/replies/{name}.py" for name in ("intake", "content", "recorder")),
         tuple(
             f"tests/coordinator/rounds/replies/test_{name}.py"
-            for name in ("content", "equivocation", "claims", "bounds_on_words", "refusals")
+            for name in ("content", "claims", "bounds_on_words", "refusals")
         ),
     ),
     "identity": Subject(

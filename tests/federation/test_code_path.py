@@ -131,8 +131,7 @@ def test_an_error_in_the_code_of_a_task_is_three_lines_with_file_and_line(
     code_path.append([code])
     with pytest.raises(TaskError) as caught:
         task(f"{name}:Own")
-    lines = str(caught.value).splitlines()
-    assert len(lines) == 3
+    assert len(str(caught.value).splitlines()) == 3
     assert expected.replace("MODULE", name).replace("FILE", str(code / f"{name}.py")) in str(caught.value)
 
 

@@ -246,8 +246,7 @@ def test_a_worker_refuses_a_coordinator_whose_keys_do_not_follow(tmp_path: Path,
             if missing != "all":
                 coordinator.rotations = made
                 worker.wait_for("attending")
-                kept = (tmp_path / "home" / "coordinator.rotations").read_text()
-                assert len(kept.split()) == 2
+                assert len((tmp_path / "home" / "coordinator.rotations").read_text().split()) == 2
         finally:
             worker.stop()
         assert worker.failure is None

@@ -56,7 +56,7 @@ def squeezed(kind: str, m: int, d: int, seed: int) -> Matrix:
     return U @ U.T
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.sampled_from(KINDS), st.integers(1, 6), st.integers(1, 9), st.integers(0, 10**6))
 def test_the_weights_are_a_distribution_that_meets_the_constraints(kind: str, m: int, d: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -141,7 +141,7 @@ def test_an_infeasible_programme_is_named_so() -> None:
         solve(np.array([[1.0, -3.0], [-3.0, 1.0]]), programme)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(2, 5), st.integers(0, 10**6))
 def test_an_indefinite_estimate_is_clipped_and_then_feasible(m: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -1,26 +1,36 @@
-"""Several coordinators on one PostgreSQL: one of them conducts a run, and a write of any other is refused."""
+"""Several coordinators on one PostgreSQL: one of them conducts a run, and they chain one audit log in turns."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import select, text, update
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import func, select, text, update
 from sqlalchemy.exc import DBAPIError
 
 import coordinator.rounds
+from coordinator.audit.checkpoints import LogError, LogKey
+from coordinator.audit.log_verifier import log_problems
+from coordinator.audit.sequencer import Sequencer
 from coordinator.clock import utc_now
 from coordinator.cluster.leases import NO_LEASE, Lease, OneConductor, SharedLeases, database_time
 from coordinator.cluster.registry import CoordinatorFacts, Registry
-from coordinator.ownership import CoordinatorHomeError
+from coordinator.condition import Condition
+from coordinator.ownership import CoordinatorHomeError, claim_database
 from coordinator.rounds.fleets.base import Fenced, RunFacts
 from federation.digests import digest
+from federation.record.log_entries import LogEntry
+from federation.record.merkle import continues
+from federation.trust.certificates import make_ca
+from federation.trust.keys import new_tls_key
+from storage import audit
 from storage.database import Database, DatabaseBusy, Duty
 from storage.faults import StorageFault, fault_of
-from storage.models import CoordinatorProcess, Run, note_model
+from storage.models import AuditEntry, Checkpoint, CoordinatorProcess, Run, note_model
 from storage.states import RunState
 from tests.conftest import empty_database
 from tests.running import wait_for
@@ -135,9 +145,8 @@ def test_the_transaction_of_a_frozen_process_does_not_keep_others_from_the_run(s
             facts.running(session).reason = "frozen"
             assert ben.take("run") == Lease("ben", 2)  # it waits for the row until the server ends this transaction
 
-    with pytest.raises(DBAPIError) as raised:
+    with pytest.raises(DBAPIError, check=lambda error: fault_of(error) is StorageFault.DATABASE):
         freeze()
-    assert fault_of(raised.value) is StorageFault.DATABASE
     with shared.read() as session:
         assert session.get_one(Run, "run").reason == ""
 
@@ -273,3 +282,118 @@ def test_every_transaction_of_a_conductor_begins_with_the_comparison_of_the_leas
                     unchecked.add((str(path.relative_to(root)), function.name))
     assert found > 12
     assert unchecked == _OTHERS.keys()
+
+
+NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+KEY = LogKey(federation_id="fed", key=Ed25519PrivateKey.generate())
+Make = Callable[[str], Sequencer]
+
+
+@pytest.fixture(params=["postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    with empty_database(request, tmp_path) as url:
+        made = Database.open(url)
+        made.migrate()
+        made.entry_key = KEY.entry_key
+        claim_database(made, "fed", make_ca(new_tls_key(), "fed", NOON), now=NOON)
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def heard() -> dict[str, list[LogEntry]]:
+    """The entries that each coordinator has heard of."""
+    return {}
+
+
+@pytest.fixture
+def made(database: Database, tmp_path: Path, heard: dict[str, list[LogEntry]]) -> Make:
+    """Makes the sequencer of a coordinator with a directory of its own."""
+
+    def make(name: str) -> Sequencer:
+        directory, listener = tmp_path / name, heard.setdefault(name, []).extend
+        directory.mkdir(exist_ok=True)
+        return Sequencer(database, KEY, directory, condition=Condition(), clock=lambda: NOON, listener=listener)
+
+    return make
+
+
+def act(database: Database, actor: str = "a") -> None:
+    with database.begin() as session:
+        audit.record(session, at=NOON, actor=actor, action="act")
+
+
+def test_each_coordinator_goes_on_where_another_one_has_stopped(
+    database: Database, made: Make, heard: dict[str, list[LogEntry]]
+) -> None:
+    ann, ben = made("ann"), made("ben")
+    for turn in range(6):
+        act(database)
+        assert [one.sequence(show=turn == 5) for one in ((ann, ben), (ben, ann))[turn % 2]] == [1, 0]
+    assert ann.newest == ben.newest
+    assert ann.digest(6) == ben.digest(6)
+    assert heard["ann"] == heard["ben"]
+    assert [entry.number for entry in heard["ann"]] == list(range(6))
+    with database.read() as session:
+        assert [item for item in log_problems(session, KEY, b"") if isinstance(item, str)] == []
+
+
+def test_a_checkpoint_that_one_coordinator_has_shown_is_kept_by_the_others(database: Database, made: Make) -> None:
+    ann, ben = made("ann"), made("ben")
+    act(database)
+    ann.sequence(show=True)
+    shown = ann.head(0)
+    for _ in range(2):
+        act(database)
+        ben.sequence()
+    with database.read() as session:
+        assert session.scalars(select(Checkpoint.size).order_by(Checkpoint.size)).all() == [1, 3]
+    ann.sequence(show=True)
+    head = ann.head(1)
+    first = KEY.open(shown.checkpoint.SerializeToString())
+    second = KEY.open(head.checkpoint.SerializeToString())
+    assert (first.size, second.size) == (1, 3)
+    assert continues(first.size, first.root, second.size, second.root, head.consistency)
+
+
+def test_coordinators_that_chain_at_once_leave_no_gap_and_no_fork(database: Database, made: Make) -> None:
+    sequencers = [made(name) for name in ("ann", "ben", "cleo")]
+
+    def work(sequencer: Sequencer) -> int:
+        count = 0
+        for _ in range(15):
+            act(database)
+            count += sequencer.sequence()
+        return count
+
+    with ThreadPoolExecutor(3) as pool:
+        assert sum(pool.map(work, sequencers)) == 45
+    for sequencer in sequencers:
+        assert sequencer.sequence(show=True) == 0
+    assert len({sequencer.digest(45) for sequencer in sequencers}) == 1
+    with database.read() as session:
+        assert session.scalar(select(func.count()).where(AuditEntry.number.is_not(None))) == 45
+        assert [item for item in log_problems(session, KEY, b"") if isinstance(item, str)] == []
+
+
+def test_a_coordinator_that_follows_sees_an_entry_that_was_changed(database: Database, made: Make) -> None:
+    ann, ben = made("ann"), made("ben")
+    act(database)
+    ann.sequence()
+    with database.engine.begin() as connection:
+        connection.execute(text("UPDATE audit_log SET actor = 'somebody'"))
+    with pytest.raises(LogError, match="is not what its leaf was made of"):
+        ben.sequence()
+
+
+def test_a_coordinator_whose_directory_is_newer_than_the_database_does_not_start(
+    database: Database, made: Make
+) -> None:
+    for _ in range(2):
+        act(database)
+    made("ann").sequence(show=True)
+    with database.engine.begin() as connection:  # as after a failover to a copy that had not received all
+        connection.execute(text("DELETE FROM audit_log WHERE number = 1"))
+        connection.execute(text("DELETE FROM audit_checkpoints"))
+    with pytest.raises(LogError, match="its directory was signed over 2: entries were removed"):
+        made("ann").sequence()

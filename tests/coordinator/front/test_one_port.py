@@ -254,9 +254,8 @@ def test_half_a_handshake_has_the_time_of_a_first_byte(tmp_path: Path, monkeypat
     ],
 )
 def test_a_name_that_cannot_tell_newcomers_apart_is_refused(values: dict[str, object], problem: str) -> None:
-    with pytest.raises(CoordinatorHomeError) as caught:
+    with pytest.raises(CoordinatorHomeError, check=lambda error: problem in str(error)):
         Settings.check({"federation_id": "test", **values}, "coordinator.toml")
-    assert problem in str(caught.value)
 
 
 def test_the_second_name_is_in_the_certificate_and_the_ports_are_one(tmp_path: Path) -> None:

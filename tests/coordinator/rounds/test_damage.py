@@ -52,8 +52,7 @@ def test_a_damaged_model_holds_the_run_until_it_is_repaired(stage: Stage, damage
     model = stage.rounds(run)[0].base_model
     repair = damage(blob_file(stage.blobs, model))
     reply(orders)
-    held = stage.wait_state(run, RunState.PAUSED)
-    assert held.reason.startswith(f"storage: {WORDS[damage]} {model}")
+    assert stage.wait_state(run, RunState.PAUSED).reason.startswith(f"storage: {WORDS[damage]} {model}")
     repair()
     stage.restart()
     assert stage.run(run).state is RunState.PAUSED  # a restart resumes nothing that an operator has not

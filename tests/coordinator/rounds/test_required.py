@@ -159,5 +159,4 @@ def test_a_simulation_honours_members_and_refuses_names_and_tags_that_it_does_no
             Simulation(SIMULATED + keys, tmp_path / "refused", threads=1)
     keys = b"members = ['client-001', 'client-003']\nrequired = ['client-003']"
     with Simulation(SIMULATED + keys, tmp_path / "run", threads=1) as simulation:
-        history = simulation.run()
-        assert set(history.members["client"]) == {"client-001", "client-003"}
+        assert set(simulation.run().members["client"]) == {"client-001", "client-003"}

@@ -99,8 +99,7 @@ def test_a_quorum_that_is_met_at_the_deadline_makes_a_step_without_the_straggler
     stage.pass_deadline()
     stage.wait_round(run, 0, RoundState.STEPPED)
     assert stage.outcomes(run)["cleo"] == ("EXPIRED", "deadline")
-    evaluation = cleo.order()
-    assert evaluation.base_model == stage.rounds(run)[0].result_model
+    assert cleo.order().base_model == stage.rounds(run)[0].result_model
     assert (cleo.cancelled[0].assignment_id, cleo.cancelled[0].reason) == (straggler.assignment_id, "deadline")
     # The evaluation asks the straggler too, and has a deadline of its own.
     assert set(stage.outcomes(run, 0, 1)) == {"ann", "ben", "cleo"}

@@ -179,5 +179,4 @@ def test_members_train_by_the_loop_of_the_page_in_a_federation_and_the_model_is_
     layout, vector = read_vector(file)
     trainer = example.trainer(example, example.load(DataSource()), threads=1)  # type: ignore[operator]
     assert layout == trainer.layout
-    scores = trainer.measure(np.array(vector), ("test",))
-    assert scores["test/accuracy"] > 0.85
+    assert trainer.measure(np.array(vector), ("test",))["test/accuracy"] > 0.85

@@ -234,9 +234,8 @@ def test_a_live_stream_ends_when_its_certificate_expires(served: Running) -> Non
 def test_nobody_may_call_what_has_no_rule(served: Running) -> None:
     with served.administrator(*Role) as channel:
         sudo: Any = channel.unary_unary("/federation.v1.Admin/Sudo")
-        with pytest.raises(grpc.RpcError) as caught:
+        with pytest.raises(grpc.RpcError, check=lambda error: error.code() is grpc.StatusCode.UNIMPLEMENTED):
             sudo(b"", timeout=SECONDS)
-        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_health_and_reflection_answer_on_both_ports(served: Running) -> None:
@@ -264,9 +263,8 @@ def test_a_message_over_the_limit_is_refused_also_when_it_arrives_compressed(ser
     assert len(gzip.compress(request.SerializeToString())) < 10_000
     with served.newcomer() as channel:
         for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip):
-            with pytest.raises(grpc.RpcError) as caught:
+            with pytest.raises(grpc.RpcError, check=lambda error: error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED):
                 EnrollmentStub(channel).Enroll(request, timeout=SECONDS, compression=compression)
-            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         with refused("UNAUTHENTICATED", "join-string-invalid"):
             greet(channel)
 

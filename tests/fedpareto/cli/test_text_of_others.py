@@ -136,7 +136,7 @@ PICTURES: dict[str, tuple[type[Message], Callable[[Any], Any]]] = {
 
 
 @pytest.mark.parametrize("command", PICTURES)
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, derandomize=True)
 @given(data=st.data())
 def test_a_command_shows_hostile_text_as_text(command: str, data: st.DataObject) -> None:
     kind, picture = PICTURES[command]
@@ -151,7 +151,7 @@ def test_a_command_shows_hostile_text_as_text(command: str, data: st.DataObject)
         admin_pb2.ListRepliesResponse,
     ],
 )
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, derandomize=True)
 @given(data=st.data())
 def test_a_document_of_hostile_text_is_json_without_a_control_character(
     kind: type[Message], data: st.DataObject
@@ -162,7 +162,7 @@ def test_a_document_of_hostile_text_is_json_without_a_control_character(
 
 
 @pytest.mark.full
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, derandomize=True)
 @given(data=st.data())
 def test_a_page_of_hostile_text_is_html_without_a_control_character(data: st.DataObject) -> None:
     run = data.draw(any_message(admin_pb2.Run))

@@ -17,7 +17,7 @@ from federation.trust.keys import load_tls_key, new_tls_key
 from federation.trust.member_files import MemberFiles, save_renewal
 from tests import running
 from tests.coordinator.members.scene import certificates
-from tests.coordinator.members.test_renewal import AGE
+from tests.coordinator.members.test_enrollment import AGE
 from tests.harness import Federation, Process, federation, wait_for
 from tests.worker.scene import Running as Worker
 from worker.home import WorkerHome

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.aggregation import HyperparameterError, aggregate
@@ -30,7 +30,6 @@ def as_written(U: Matrix, losses: Vector, gamma: float) -> Vector:
     return direction
 
 
-@settings(deadline=None)
 @given(problems)
 def test_the_direction_is_that_of_the_orthogonal_updates_in_any_order(problem: tuple[int, int, float]) -> None:
     m, seed, gamma = problem
@@ -42,7 +41,6 @@ def test_the_direction_is_that_of_the_orthogonal_updates_in_any_order(problem: t
     np.testing.assert_allclose(coefficients_of(result) @ U, result.direction, atol=1e-9 * size)
 
 
-@settings(deadline=None)
 @given(problems)
 def test_every_client_gains_in_proportion_to_its_loss_to_the_power_gamma(problem: tuple[int, int, float]) -> None:
     m, seed, gamma = problem

@@ -333,8 +333,7 @@ def test_normalised_objectives_are_trained_for_equally_whatever_their_scale() ->
     assert isinstance(phase, TrainingPhase)
     assert phase.weights is not None
     assert 300 < phase.weights["right"] / phase.weights["left"] < 3000
-    step = last(conversation, clients.answer(phase))
-    assert objectives_of(step).weights.sum() == pytest.approx(1.0)
+    assert objectives_of(last(conversation, clients.answer(phase))).weights.sum() == pytest.approx(1.0)
     terms = [np.linalg.norm(phase.weights[name] * clients.mean(name)) for name in TWO]
     assert terms[0] == pytest.approx(terms[1], rel=0.5)
 

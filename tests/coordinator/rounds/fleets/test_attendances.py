@@ -237,8 +237,7 @@ def test_members_of_a_coordinator_that_was_dead_at_the_start_left_a_lease_after_
     assert timedelta(hours=2) - timedelta(seconds=601) < ago < timedelta(hours=2)
     with second.database.begin() as session:
         session.delete(session.get_one(CoordinatorProcess, first.name))
-    third = start()
-    assert third.presence.left() == {"client-1": first.row("client-1").last_seen}
+    assert start().presence.left() == {"client-1": first.row("client-1").last_seen}
 
 
 def test_a_member_that_comes_back_to_another_coordinator_after_its_own_died_attends(start: Start) -> None:
