@@ -93,17 +93,8 @@ def test_the_alarm_of_the_deadline_ends_a_test_and_those_after_it_are_left_out_a
     )
     completed = subprocess.run(
         [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-c",
-            os.devnull,
-            "--rootdir",
-            ".",
-            "-p",
-            "tests.deadline",
-            "--deadline",
-            "600",
+            *(sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", ".", "-p", "tests.deadline"),
+            *("--deadline", "600"),
         ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
