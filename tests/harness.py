@@ -398,12 +398,14 @@ class Member:
 
 
 @contextmanager
-def refused(status: str, reason: str) -> Iterator[None]:
-    """The call inside must be refused with exactly this status and reason."""
+def refused(status: str, reason: str) -> Iterator[list[str]]:
+    """The call inside must be refused with exactly this status and reason; yields where its message goes."""
+    messages: list[str] = []
     try:
-        yield
+        yield messages
     except grpc.RpcError as error:
         found = refusal_from_rpc_error(error)
         assert (found.status, found.reason) == (status, reason), found
+        messages.append(found.message)
     else:
         raise AssertionError(f"was not refused; expected {status} {reason}")

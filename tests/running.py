@@ -24,7 +24,7 @@ from coordinator.members.logged_rights import join_string_digest
 from coordinator.server import Coordinator
 from coordinator.settings import Settings
 from federation.digests import digest
-from federation.line.channels import mutual_channel, refusal_from_rpc_error, server_verified_channel
+from federation.line.channels import mutual_channel, server_verified_channel
 from federation.trust.certificates import fingerprint, issue_certificate, make_csr, pem
 from federation.trust.identity import Role, client_uri
 from federation.trust.join_string import JoinStringFields, secret_hash
@@ -39,6 +39,7 @@ from storage.database import Database
 from storage.models import AuditEntry, Client
 from storage.models import JoinString as JoinRow
 from storage.states import ClientState
+from tests import harness
 from worker.home import WorkerHome
 from worker.line.enroll import enroll
 
@@ -57,18 +58,7 @@ def wait_for(condition: Callable[[], T | None], what: str) -> T:
     raise AssertionError(f"waited {SECONDS} s for {what}")
 
 
-@contextmanager
-def refused(status: str, reason: str) -> Iterator[list[str]]:
-    """The call inside must be refused with exactly this status and reason; yields where its message goes."""
-    messages: list[str] = []
-    try:
-        yield messages
-    except grpc.RpcError as error:
-        found = refusal_from_rpc_error(error)
-        assert (found.status, found.reason) == (status, reason), found
-        messages.append(found.message)
-    else:
-        raise AssertionError(f"was not refused; expected {status} {reason}")
+refused = harness.refused
 
 
 def command(*arguments: object, code: int = 0, columns: int = 100, text: str | None = None) -> Result:

@@ -23,7 +23,8 @@ MEAN, STD = PEERS.mean(axis=0, dtype=np.float64), PEERS.astype(np.float64).std(a
 
 def sent(text: str, *, own: NDArray[np.float32] = OWN, m: int = 8, seed: int = 1) -> NDArray[np.float32]:
     update = parse_attack(text).on_update(own, peers=PEERS, m=m, seed=seed)
-    assert (update.dtype, update.shape) == (np.float32, own.shape)
+    assert update.dtype == np.float32
+    assert update.shape == own.shape
     return update
 
 

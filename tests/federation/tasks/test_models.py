@@ -51,7 +51,8 @@ def test_the_models_have_the_papers_sizes(
 ) -> None:
     layout, vector = initial_model(task(name), seed=0)
     assert layout.size == parameters
-    assert (vector.shape, vector.dtype) == ((parameters,), np.float32)
+    assert vector.shape == (parameters,)
+    assert vector.dtype == np.float32
     model = task(name).model()
     assert [tensor.name for tensor in layout.tensors] == [name for name, _ in model.named_parameters()]
     assert model(samples(shape, kind, 2, classes).x).shape == (2, outputs)

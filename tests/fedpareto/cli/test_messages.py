@@ -2,6 +2,7 @@
 
 import shutil
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from storage.database import Database
 from tests.running import running
 
 NOWHERE = "no-such-host.invalid"
+DAMAGES = ["empty", "missing", "other"]
 
 
 @pytest.fixture(scope="module")
@@ -74,31 +76,23 @@ def test_a_coordinator_that_shall_aggregate_on_a_gpu_does_not_start_without_one(
         serve(CoordinatorHome.load(home))
 
 
-@pytest.mark.parametrize("damage", ["empty", "missing", "other"])
-@pytest.mark.parametrize("name", ["ca.key", "ca.pem", "server.key", "server.pem", "signing.key"])
-def test_a_damaged_file_of_the_coordinator_is_named_with_the_remedy(
-    centre: Path, tmp_path: Path, name: str, damage: str
+@pytest.mark.parametrize(
+    ("owner", "name", "damage"),
+    [
+        *product(["coordinator"], ["ca.key", "ca.pem", "server.key", "server.pem", "signing.key"], DAMAGES),
+        *product(["worker"], ["tls.key", "certificate.pem", "ca.pem", "signing.key", "coordinator.pub"], DAMAGES[:2]),
+    ],
+)
+def test_a_damaged_file_of_the_coordinator_or_of_a_worker_is_named_with_the_remedy(
+    centre: Path, worker: Path, tmp_path: Path, owner: str, name: str, damage: str
 ) -> None:
-    home = shutil.copytree(centre, tmp_path / "home")
+    of_worker = owner == "worker"
+    home = shutil.copytree(worker if of_worker else centre, tmp_path / "home")
     _damage(home / name, damage)
-    with pytest.raises(IdentityError) as caught:
-        CoordinatorHome.load(home)
     named = home / name.replace("key", "pem") if damage == "other" and name != "signing.key" else home / name
-    assert str(named) in str(caught.value)
-    assert "restore it from the backup of the keys" in str(caught.value)
-
-
-@pytest.mark.parametrize("damage", ["empty", "missing"])
-@pytest.mark.parametrize("name", ["tls.key", "certificate.pem", "ca.pem", "signing.key", "coordinator.pub"])
-def test_a_damaged_file_of_a_worker_is_named_with_the_remedy(
-    worker: Path, tmp_path: Path, name: str, damage: str
-) -> None:
-    home = shutil.copytree(worker, tmp_path / "home")
-    _damage(home / name, damage)
-    with pytest.raises(IdentityError) as caught:
-        MemberFiles.load(home)
-    assert str(home / name) in str(caught.value)
-    assert "or join again" in str(caught.value)
+    remedy = "or join again" if of_worker else "restore it from the backup of the keys"
+    with pytest.raises(IdentityError, match=remedy, check=lambda error: str(named) in str(error)):
+        (MemberFiles if of_worker else CoordinatorHome).load(home)
 
 
 def test_a_damaged_file_of_an_administrator_is_named_with_the_remedy(centre: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from fedpareto.cli.show import round_tables, tables
 from tests.harness import wait_for
 from tests.scripted import opened
 from tests.stage import Stage, spec
-from tests.worker.scene import Running, Scene, policy_refused
+from tests.worker.scene import Running, Scene
 from tests.works import set_work
 from worker.home import MEMBER_FILE, WorkerHome
 from worker.site.policy import Policy, SamplePolicy
@@ -175,22 +175,6 @@ def test_a_training_is_on_the_disk_before_it_begins_and_does_not_begin_if_it_can
         with pytest.raises(OSError, match=r"privacy\.db is locked"):
             site.admit(order(task="digits"), asked, trainer, datetime.now(UTC))
     assert len(read_ledger(path)) == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("[privacy.digits]\nepsilon = 8.0", "privacy.digits.noise: missing"),
-        ("[privacy.digits]\nnoise = 0.1\nepsilon = 8.0", "privacy.digits.noise: Input should be greater than or equal"),
-        ("[privacy.digits]\nnoise = 1.0\nepsilon = 8.0\ndelta = 1.0", "privacy.digits.delta"),
-        (
-            "[privacy.a]\nnoise = 1.0\nepsilon = 8.0\ntasks = ['b']\n[privacy.b]\nnoise = 1.0\nepsilon = 8.0",
-            "task 'b' belongs to two data sets",
-        ),
-    ],
-)
-def test_a_policy_on_privacy_that_cannot_be_used_is_refused(tmp_path: Path, text: str, words: str) -> None:
-    assert words in policy_refused(tmp_path / "policy.toml", text)
 
 
 def test_the_command_shows_what_is_spent_and_left(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from federation.v1.common_pb2 import AssignmentManifest, ObjectiveWeight, Row, T
 from federation.v1.federation_pb2 import AttendResponse
 from federation.vectors import update_layout
 from tests.harness import wait_for
-from tests.worker.scene import LAYOUT, Scene, gradients, policy_refused, reason, training
+from tests.worker.scene import LAYOUT, Scene, gradients, reason, training
 from tests.works import set_train
 from worker.events import Events
 from worker.site.policy import Policy, PolicyError, WorkLimits
@@ -26,28 +26,6 @@ ENDLESS = 1_000_000  # steps
 
 def test_a_worker_without_a_policy_file_has_the_defaults(tmp_path: Path) -> None:
     assert Policy.load(tmp_path / "policy.toml") == Policy()
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("restore = 'never'", "restore: Input should be 'accept' or 'ask'"),
-        ("[limits]\nsample = 3", "limits.sample: no such key"),
-        ("[limits]\nsamples = 0", "limits.samples: Input should be greater than or equal to 1; got 0"),
-        ("[limits]\nsamples = '3'", "limits.samples: Input should be a valid integer; got '3'"),
-        ("[limits]\nhours = nan", "limits.hours: Input should be a finite number"),
-        ("limits = 3", "limits: Input should be a valid dictionary"),
-        ("tasks = 'digits'", "tasks: Input should be a valid tuple"),
-        ("[limits]\nmembers = 0", "limits.members: Input should be greater than or equal to 1; got 0"),
-        ("restore", "is not a TOML document"),
-        ("\xff", "is not a TOML document"),
-    ],
-)
-def test_a_policy_that_cannot_be_used_is_refused_with_the_key(tmp_path: Path, text: str, words: str) -> None:
-    path = tmp_path / "policy.toml"
-    message = policy_refused(path, text)
-    assert words in message
-    assert str(path) in message
 
 
 def test_a_policy_is_read_with_its_keys(tmp_path: Path) -> None:

@@ -37,16 +37,9 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         database.migrate()
         with database.begin() as session:
             for number in range(30):
-                key = secrets.token_bytes(32)
-                session.add(
-                    Client(
-                        client_id=f"client-{number}",
-                        state=ClientState.ACTIVE,
-                        signing_key=key,
-                        key_id=key.hex(),
-                        enrolled=utc_now(),
-                    )
-                )
+                name, key = f"client-{number}", secrets.token_bytes(32)
+                of_key = {"signing_key": key, "key_id": key.hex()}
+                session.add(Client(client_id=name, state=ClientState.ACTIVE, enrolled=utc_now(), **of_key))
         database.close()
         yield made
 
