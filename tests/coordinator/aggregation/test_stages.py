@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from coordinator.aggregation import HyperparameterError, aggregate
+from coordinator.aggregation import aggregate
 from coordinator.aggregation.base import Rule
 from coordinator.aggregation.interface import Rows
 from coordinator.aggregation.phases import Replies, RoundContext
@@ -208,23 +208,3 @@ def test_a_run_specification_names_the_stages() -> None:
     asked = RunSpec.parse(text).algorithm
     rule = algorithm(asked.name, asked.hyperparameters)
     assert rule == Krum(byzantine=3, stages=(Clip(), Nnm(byzantine=3)))
-
-
-@pytest.mark.parametrize(
-    ("hyperparameters", "message"),
-    [
-        ({"pre": "nnm"}, "pre must be a list of texts; got 'nnm'"),
-        ({"pre": [1]}, "pre must be a list of texts"),
-        ({"pre": ["nn"]}, "pre: no stage 'nn'; there are normalise, clip, arc, nnm, bucket"),
-        ({"pre": ["nnm", "nnm"]}, "each stage at most once"),
-        ({"byzantine": 2}, 'byzantine: only for the stage "arc" or "nnm", which pre lacks'),
-        ({"pre": ["nnm"], "bucket_size": 2}, 'bucket_size: only for the stage "bucket"'),
-        ({"pre": ["nnm"], "byzantine": -1}, r"byzantine must lie in \[0, inf\)"),
-        ({"pre": ["clip"], "clip_norm": math.nan}, r"clip_norm must lie in \[0, inf\); got nan"),
-        ({"pre": ["bucket"], "bucket_size": 0}, r"bucket_size must lie in \[1, inf\)"),
-        ({"pre": ["bucket"], "bucket_seed": -1}, r"bucket_seed must lie in \[0, inf\)"),
-    ],
-)
-def test_wrong_stages_are_named(hyperparameters: dict[str, Any], message: str) -> None:
-    with pytest.raises(HyperparameterError, match=message):
-        algorithm("fedavg", hyperparameters)
