@@ -123,6 +123,11 @@ class Federation(federations.ProcessFederation):
         self.admin("submit", str(path), *options, code=None if crash else 0)
         return str(self.query("select run_id from runs where name = :name", name=name)[0][0])
 
+    def completed(self, name: str, spec: str, *options: str) -> str:
+        """Submits a run, and waits until it is completed; returns its id."""
+        run = self.completed(name, spec, *options)
+        return run
+
     def run_state(self, run: str) -> Any:
         return self.admin("run", run)["run"]
 

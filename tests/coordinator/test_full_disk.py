@@ -143,8 +143,7 @@ def test_a_run_that_an_operator_pauses_while_the_disk_is_full_stays_paused(small
     wait_for(lambda: health(small) == SERVING, "the health to tell")
     assert small.run(run).state is RunState.PAUSED
     assert small.run(run).reason.startswith("paused by ")
-    small.resume(run)
-    small.play(run, *replayed(small, run, orders))
+    small.resume(run, *replayed(small, run, orders))
 
 
 def test_a_coordinator_that_starts_on_a_full_disk_pauses_and_one_that_starts_after_it_goes_on(

@@ -108,8 +108,7 @@ def test_a_run_becomes_a_page_with_every_figure(stage: Stage) -> None:
 
 
 def test_a_round_that_was_skipped_has_its_bytes_and_its_remark(stage: Stage) -> None:
-    task = stage.task()
-    (player,) = stage.cast(task, "dora")
+    task, (player,) = stage.crew("dora")
     run = stage.submit(spec(f"skipped-{stage.count}", task, 1))
     player.submit_zeros(player.order())
     stage.wait_round(run, 0, RoundState.SKIPPED)

@@ -55,8 +55,7 @@ def answer(record: RoundRecord, phase: int = 0, place: int = 0) -> Answer:
 
 
 def test_the_decline_of_a_member_is_verified(stage: Stage, tmp_path: Path) -> None:
-    task = stage.task()
-    players = stage.cast(task, "ann", "ben", "cleo")
+    task, players = stage.crew("ann", "ben", "cleo")
     run = stage.submit(spec(f"bundle-{stage.count}", task, more="selection.minimum = 3"))
     players[2].decline(players[2].order(), "limit:steps", "too many")
     stage.play(run, *players)

@@ -223,8 +223,7 @@ privacy.secure = "private"
 def private(directory: Path) -> Recorded:
     """A private run of real workers."""
     with scene(directory, 8) as made:
-        run = made.fed.submit("private", PRIVATE)
-        made.fed.wait_completed(run)
+        run = made.fed.completed("private", PRIVATE)
         path = directory / "private.fedpareto"
         with made.fed.administrator() as channel:
             request = admin.ExportBundleRequest(run=run, payloads=True)

@@ -68,8 +68,7 @@ def test_the_models_of_a_run_carry_the_digest_of_its_record(stage: Stage, tmp_pa
 
 
 def test_a_model_of_a_run_that_goes_on_carries_the_digest_of_the_record_up_to_it(stage: Stage, tmp_path: Path) -> None:
-    task = stage.task()
-    players = stage.cast(task, "ann", "ben")
+    task, players = stage.crew("ann", "ben")
     run = stage.submit(spec(f"bundle-{stage.count}", task, 2, more="evaluate.every = 0"))
     first = export(stage, run, tmp_path / "first.safetensors")
     orders = [player.order() for player in players]

@@ -137,8 +137,7 @@ def test_after_a_pause_of_a_round_its_attempts_are_counted_anew(stage: Stage) ->
     run, players = begin(stage, "hesitant", "limits.attempts = 2")
     stage.play(run, *players, until=lambda: stage.run(run).state is RunState.PAUSED)
     assert stage.run(run).reason == "an owner must agree"
-    stage.resume(run)
-    stage.play(run, *players)
+    stage.resume(run, *players)
     (round_,) = stage.rounds(run)
     assert (round_.state, round_.attempt) == (RoundState.COMPLETED, 3)
     assert [void.paused for void in round_.voided] == [False, True, False]

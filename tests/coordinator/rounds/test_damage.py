@@ -40,8 +40,7 @@ def test_a_damaged_update_holds_the_run_until_it_is_repaired(stage: Stage, damag
     stage.resume(run)  # nothing was repaired: nothing has changed
     assert payload in stage.wait_reason(run, payload)
     repair()
-    stage.resume(run)
-    stage.play(run, ann, ben)
+    stage.resume(run, ann, ben)
     assert stage.run(run).model == expected
 
 
@@ -56,8 +55,7 @@ def test_a_damaged_model_holds_the_run_until_it_is_repaired(stage: Stage, damage
     repair()
     stage.restart()
     assert stage.run(run).state is RunState.PAUSED  # a restart resumes nothing that an operator has not
-    stage.resume(run)
-    stage.play(run, ann, ben)
+    stage.resume(run, ann, ben)
     assert stage.run(run).model == expected
 
 

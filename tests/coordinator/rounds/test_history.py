@@ -142,8 +142,7 @@ def test_an_earlier_update_that_is_lost_holds_the_run_until_it_is_back(stage: St
     assert stage.wait_state(run, RunState.PAUSED).reason.startswith(f"storage: there is no blob {lost} ")
     assert stage.rounds(run)[1].state is RoundState.OPEN
     stage.blobs.put(good)
-    stage.resume(run)
-    stage.play(run, *players)
+    stage.resume(run, *players)
     assert models(stage, run) == undisturbed(stage, "dual-cone")
 
 

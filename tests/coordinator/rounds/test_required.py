@@ -24,8 +24,7 @@ def begun(stage: Stage, task: str, more: str, rounds: int = 1) -> str:
 
 
 def test_a_round_asks_members_of_the_run_with_its_tags_and_nobody_who_is_excluded(stage: Stage) -> None:
-    task = stage.task()
-    ann, ben, cleo, dan = stage.cast(task, "ann", "ben", "cleo", "dan")
+    task, (ann, ben, cleo, dan) = stage.crew("ann", "ben", "cleo", "dan")
     assert tag(stage, "ann", "north", "large", "north") == ["large", "north"]
     assert [tag(stage, name, "north") for name in ("ben", "cleo")] == [["north"], ["north"]]
     more = "selection = { tags = ['north'], exclude = ['ben'], members = ['ann', 'cleo', 'dan'] }"
@@ -50,8 +49,7 @@ def test_a_round_asks_members_of_the_run_with_its_tags_and_nobody_who_is_exclude
     ],
 )
 def test_a_selection_of_clients_that_do_not_exist_is_refused(stage: Stage, more: str, words: str) -> None:
-    task = stage.task()
-    stage.cast(task, "ann")
+    task, _ = stage.crew("ann")
     with refused("INVALID_ARGUMENT", "spec") as messages:
         begun(stage, task, more)
     assert words in messages[0]
@@ -67,8 +65,7 @@ def test_what_cannot_be_a_tag_is_refused(stage: Stage, bad: str) -> None:
 
 
 def test_a_round_waits_for_a_required_client_and_says_for_whom(stage: Stage) -> None:
-    task = stage.task()
-    ann, ben = stage.cast(task, "ann", "ben")
+    task, (ann, ben) = stage.crew("ann", "ben")
     ben.leave()
     run = begun(stage, task, "selection.required = ['ben']")
     stage.wait_reason(run, "waiting for required clients: ben does not attend")
@@ -79,8 +76,7 @@ def test_a_round_waits_for_a_required_client_and_says_for_whom(stage: Stage) -> 
 
 
 def test_a_round_is_skipped_after_its_patience_and_three_in_a_row_end_the_run(stage: Stage) -> None:
-    task = stage.task()
-    [ann, ben] = stage.cast(task, "ann", "ben")
+    task, [ann, ben] = stage.crew("ann", "ben")
     ben.leave()
     run = begun(stage, task, "selection.required = ['ben']\nselection.patience_seconds = 600", rounds=5)
     for number in range(3):

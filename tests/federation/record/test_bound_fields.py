@@ -194,8 +194,7 @@ _scenes: list[Scene] = []  # one for each coordinator
 @pytest.fixture
 def scene(stage: Coordinator, tmp_path: Path) -> Scene:
     if not _scenes or _scenes[-1].stage is not stage:
-        task = stage.task()
-        players = stage.cast(task, *CLIENTS)
+        task, players = stage.crew(*CLIENTS)
         more = "selection = { minimum = 4, quorum = 0.5 }"
         run = stage.submit(spec(f"bound-{stage.count}", task, more=more))
         _, ben, cleo, dan = players
@@ -373,8 +372,7 @@ def test_each_field_of_its_assignment_that_a_decline_repeats_counts(scene: Scene
 @pytest.fixture
 def asked(stage: Coordinator) -> tuple[Player, AssignmentManifest]:
     """A client with an assignment that is open."""
-    task = stage.task()
-    (ann,) = stage.cast(task, "ann")
+    task, (ann,) = stage.crew("ann")
     stage.submit(spec(f"bound-{stage.count}", task, algorithm="fedavg"))
     return ann, ann.order()
 

@@ -402,8 +402,7 @@ def test_members_train_one_model_with_trainers_of_their_own_and_replies_that_can
 ) -> None:
     monkeypatch.setenv("FEDPARETO_CODE", str(EXAMPLES))
     text = 'task = "scikit:Tumours"\nrounds = 3\n[train]\nepochs = 3\nbatch_size = 16\nlearning_rate = 0.003\n'
-    run = running.submit("tumours", f'{text}[algorithm]\nname = "fedavg"\n[selection]\nminimum = 4\nquorum = 1.0\n')
-    running.wait_completed(run)
+    run = running.completed("tumours", f'{text}[algorithm]\nname = "fedavg"\n[selection]\nminimum = 4\nquorum = 1.0\n')
     replies = running.query("select client_id, unrepeatable, envelope from replies where payload != ''")
     manifests = [ReplyManifest.FromString(SignedEnvelope.FromString(row[2]).manifest) for row in replies]
     assert len(replies) == 12

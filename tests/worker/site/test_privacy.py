@@ -204,8 +204,7 @@ STATED = SamplePrivacy(noise=1.0, clip=1.0, rate=0.1, steps=5, epsilon=1.5, boun
 
 
 def test_the_record_and_the_commands_show_what_a_reply_states(stage: Stage) -> None:
-    name = stage.task()
-    [alice] = stage.cast(name, "alice", samples=[50])
+    name, [alice] = stage.crew("alice", samples=[50])
     run = stage.submit(spec("private", name, 1, more="privacy.sample_noise = 1.0"))
     alice.reply(alice.order(), privacy=STATED)
     alice.reply(alice.order())
@@ -228,8 +227,7 @@ def test_the_record_and_the_commands_show_what_a_reply_states(stage: Stage) -> N
 
 @pytest.mark.parametrize("changes", [{}, {"noise": 0.9}, {"steps": 6}, {"epsilon": float("nan")}], ids=str)
 def test_a_reply_with_less_noise_than_the_run_asks_for_is_refused(stage: Stage, changes: dict[str, float]) -> None:
-    name = stage.task()
-    alice, *others = stage.cast(name, "alice", "ben", "cleo", samples=[50] * 3)
+    name, (alice, *others) = stage.crew("alice", "ben", "cleo", samples=[50] * 3)
     run = stage.submit(spec(name, name, 1, more="privacy.sample_noise = 1.0"))
     stated = SamplePrivacy()
     if changes:

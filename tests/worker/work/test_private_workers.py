@@ -181,8 +181,7 @@ def secrets_left_nowhere(scene: Scene, watch: Watch, copy: Path) -> int:
 def test_a_private_round_shows_one_sum_and_leaves_no_secret(scene: Scene, tmp_path: Path) -> None:
     fed = scene.fed
     watch = Watch(scene.home(LATE))
-    run = fed.submit("private", SPEC)
-    fed.wait_completed(run)
+    run = fed.completed("private", SPEC)
     record = fed.admin("round", run, "0")
     phases = record["phases"][: len(STAGES)]
     assert not record["gram_clients"], "one combined vector has no cosines"
@@ -427,8 +426,7 @@ def test_a_run_over_objectives_is_verified_round_by_round(scene: Scene) -> None:
     """The weights of the second round follow from those of the first, which the run remembers."""
     fedcmoo = 'algorithm = { name = "fedcmoo", bound = "none", scope = "all" }'
     spec = SPEC.replace('algorithm.name = "fedavg-n"', fedcmoo).replace("\nrounds = 1", "\nrounds = 2\nseed = 9")
-    run = scene.fed.submit("objectives", spec + "privacy.clip = 10.0\n")
-    scene.fed.wait_completed(run)
+    scene.fed.completed("objectives", spec + "privacy.clip = 10.0\n")
     record = record_of(scene, "objectives")
     models = record.verify()
     assert len(set(models)) == 2

@@ -77,8 +77,7 @@ def test_an_absurd_offer_of_samples_is_drawn_no_more_often_than_the_largest_that
     assert {name for chosen in expected for name in chosen} - {"dora", "emil"}
     for player in players[3:]:
         player.tasks = {task: 10}  # what their updates claim
-    stage.resume(run)
-    stage.play(run, *players)
+    stage.resume(run, *players)
     assert [round_.selected for round_ in stage.rounds(run)] == expected
 
 

@@ -118,8 +118,7 @@ def test_a_single_missed_evaluation_is_told_in_the_singular() -> None:
 def test_members_that_fail_or_oppose_are_seen_wherever_a_run_is_shown(
     stage: Stage, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    task = stage.task()
-    ann, ben, cleo, dora, emil = stage.cast(task, "ann", "ben", "cleo", "dora", "emil")
+    task, (ann, ben, cleo, dora, emil) = stage.crew("ann", "ben", "cleo", "dora", "emil")
     more = "selection.minimum = 5\nselection.quorum = 0.2"
     with caplog.at_level(logging.WARNING, logger="coordinator.alerts.maker"):
         run = stage.submit(spec(f"seen-{stage.count}", task, 4, algorithm="fedavg", more=more))
@@ -181,8 +180,7 @@ def test_members_that_fail_or_oppose_are_seen_wherever_a_run_is_shown(
 def test_a_run_whose_last_round_everybody_answered_ends_well_whatever_was_before(
     stage: Stage, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    task = stage.task()
-    ann, ben = stage.cast(task, "ann", "ben")
+    task, (ann, ben) = stage.crew("ann", "ben")
     run = stage.submit(spec(f"well-{stage.count}", task, 2, more="selection.minimum = 2\nselection.quorum = 0.5"))
     ann.reply(ann.order())
     ben.decline(ben.order(), "busy")

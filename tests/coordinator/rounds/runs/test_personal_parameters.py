@@ -325,8 +325,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 @pytest.fixture(scope="module")
 def whole(scene: Scene) -> str:
     """A run that nothing disturbed."""
-    run = scene.fed.submit("whole", RUN + HEAD)
-    scene.fed.wait_completed(run)
+    run = scene.fed.completed("whole", RUN + HEAD)
     return run
 
 
