@@ -456,6 +456,11 @@ class Stage:
 
         wait_for(over, f"run {run} to be played")
 
+    def complete(self, run: str, *players: Player) -> None:
+        """The players answer what they are asked, and the run must be completed."""
+        self.play(run, *players)
+        self.wait_state(run, RunState.COMPLETED)
+
     def clear(self) -> None:
         """Ends what a test has left. Clients stay: after a restart the coordinator waits for those of before."""
         going = select(Run.run_id).where(Run.state.not_in(OVER))

@@ -27,8 +27,7 @@ def open_run(made: Stage) -> str:
     task, players = made.crew(*NAMES, samples=(10, 20, 30))
     more = 'algorithm.prior = "samples"\nselection.minimum = 3'
     run = made.submit(spec("open", task, 2, algorithm="fedavg", more=more))
-    made.play(run, *players)
-    made.wait_state(run, RunState.COMPLETED)
+    made.complete(run, *players)
     return run
 
 
@@ -56,16 +55,14 @@ def multi_gradient(made: Stage) -> str:
     task, players = made.crew(*NAMES)
     more = "server = { optimiser = 'momentum', learning_rate = 0.5 }\nselection.minimum = 3\nevaluate.every = 0"
     run = made.submit(spec("multi-gradient", task, 2, more=more))
-    made.play(run, *players)
-    made.wait_state(run, RunState.COMPLETED)
+    made.complete(run, *players)
     return run
 
 
 def objectives(made: Stage) -> str:
     """Two rounds of FSMGDA: each client sends an update for each objective that it serves."""
     run, players = begin(made, "fsmgda", rounds=2)
-    made.play(run, *players.values())
-    made.wait_state(run, RunState.COMPLETED)
+    made.complete(run, *players.values())
     return run
 
 

@@ -16,7 +16,6 @@ from federation.trust.envelope import envelope_digest
 from federation.v1 import common_pb2 as common
 from federation.v1.record_pb2 import Answer, Bundle, Exchange, RoundRecord
 from fedpareto.cli.main import app
-from storage.states import RunState
 from tests.stage import Stage, spec
 from tests.verification.scene import Edited, checked, other, refusal, signed_again
 from tests.verification.test_bundle import NAMES, exported, played
@@ -58,8 +57,7 @@ def test_the_decline_of_a_member_is_verified(stage: Stage, tmp_path: Path) -> No
     task, players = stage.crew("ann", "ben", "cleo")
     run = stage.submit(spec(f"bundle-{stage.count}", task, more="selection.minimum = 3"))
     players[2].decline(players[2].order(), "limit:steps", "too many")
-    stage.play(run, *players)
-    stage.wait_state(run, RunState.COMPLETED)
+    stage.complete(run, *players)
     whole = Edited.of(exported(stage, run, tmp_path / "run.fedpareto"))
     declined = exchange(whole.round(0), 0, 2)
     assert common.DeclineManifest.FromString(declined.decline.manifest).reason == "limit:steps"

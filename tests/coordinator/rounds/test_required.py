@@ -32,8 +32,7 @@ def test_a_round_asks_members_of_the_run_with_its_tags_and_nobody_who_is_exclude
     stage.play(run, ann, ben, cleo, dan, until=lambda: len(stage.rounds(run)) == 2)
     assert stage.rounds(run)[0].selected == ["ann", "cleo"]
     assert tag(stage, "cleo") == []
-    stage.play(run, ann, ben, cleo, dan)
-    stage.wait_state(run, RunState.COMPLETED)
+    stage.complete(run, ann, ben, cleo, dan)
     for name in ("ann", "ben"):
         tag(stage, name)
 
@@ -101,8 +100,7 @@ def test_a_round_without_the_reply_of_a_required_client_makes_no_step(stage: Sta
     skipped = stage.wait_round(run, 0, RoundState.SKIPPED)
     assert skipped.reason == "required: ben declined (limit:steps)"
     assert skipped.metrics["required/missing"] == 1.0
-    stage.play(run, ann, ben, cleo)
-    stage.wait_state(run, RunState.COMPLETED)
+    stage.complete(run, ann, ben, cleo)
     assert stage.rounds(run)[1].state is RoundState.COMPLETED
 
 

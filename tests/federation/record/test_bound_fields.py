@@ -44,7 +44,6 @@ from federation.work.secure.terms import SessionStage
 from federation.work.secure.wire import read_terms, terms_bytes
 from federation.work.site import PeerReply
 from storage import models
-from storage.states import RunState
 from tests.coordinator.rounds.replies.test_evidence import edit
 from tests.federation.work.scene import cast, setting
 from tests.harness import refused
@@ -205,8 +204,7 @@ def scene(stage: Coordinator, tmp_path: Path) -> Scene:
         ben.reply(order)
         with refused("ALREADY_EXISTS", "assignment-fulfilled"):
             ben.submit(order, np.ones(LAYOUT.size, np.float32))
-        stage.play(run, *players)
-        stage.wait_state(run, RunState.COMPLETED)
+        stage.complete(run, *players)
         _scenes.append(Scene(stage, run, Edited.of(exported(stage, run, tmp_path / "run.fedpareto"))))
     return _scenes[-1]
 

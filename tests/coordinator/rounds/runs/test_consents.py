@@ -20,7 +20,7 @@ from federation.v1.common_pb2 import ConsentManifest, RunManifest
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse, FetchBlobRequest, Heartbeat
 from federation.v1.record_pb2 import Consents
 from storage.models import AuditEntry, Consent
-from storage.states import Answer, RunState
+from storage.states import Answer
 from tests.harness import Attending, refused
 from tests.running import SECONDS, wait_for
 from tests.stage import Player, Stage, spec
@@ -187,8 +187,7 @@ def test_a_closed_site_is_not_asked_and_the_run_says_when_it_opens(stage: Stage)
     assert f"closed until {opens:%Y-%m-%d %H:%M}" in command(stage, "clients")
     assert words in command(stage, "run", run)
     ann.say(heartbeat=Heartbeat())
-    stage.play(run, ann)
-    stage.wait_state(run, RunState.COMPLETED)
+    stage.complete(run, ann)
 
 
 def test_answers_are_in_the_bundle_and_an_edited_one_is_named(stage: Stage, tmp_path: Path) -> None:
@@ -198,8 +197,7 @@ def test_answers_are_in_the_bundle_and_an_edited_one_is_named(stage: Stage, tmp_
     told = {player: asked(player, stream) for player, stream in streams.items()}
     for player, said in ((ann, "waiting"), (ben, "refused")):
         say(player, streams[player], answer(player, told[player], said, reason="owner"))
-    stage.play(run, cleo)
-    stage.wait_state(run, RunState.COMPLETED)
+    stage.complete(run, cleo)
     whole = Edited.of(exported(stage, run, tmp_path / "run.fedpareto"))
 
     def verified(edited: Edited) -> list[Verified]:
