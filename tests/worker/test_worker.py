@@ -101,8 +101,7 @@ def test_a_cancelled_assignment_is_dropped_in_the_middle_of_its_training(scene: 
     assert not running.events("cancelled")
     scene.coordinator.cancel("assignment-0")
     running.wait_for("cancelled")
-    scene.assign(1)
-    running.wait_for("receipt")
+    scene.receipts(1, 1)
     assert [submission.manifest.round for submission in scene.coordinator.submissions] == [1]
 
 

@@ -137,8 +137,7 @@ def test_nothing_is_done_for_a_run_before_its_owner_has_approved_this_specificat
     assert digest(DOCUMENT) in command("approve", "run-1", *place)
     assert scene.answers(2)[-1] == ("run-1", "accepted", "")
     assert time.monotonic() - began < 30
-    scene.assign(2, spec=digest(DOCUMENT))
-    running.wait_for("receipt")
+    scene.receipts(1, 2, spec=digest(DOCUMENT))
     other = DOCUMENT.replace(b"rounds = 2", b"rounds = 3")
     scene.coordinator.ask(other)
     assert scene.answers(3)[-1] == ("run-1", "waiting", WAITING.message)

@@ -137,8 +137,7 @@ def test_the_deadline_ends_work_and_the_next_assignment_is_taken(scene: Scene) -
     asked.deadline.FromDatetime(datetime.now(UTC) + timedelta(seconds=1.5))
     scene.coordinator.assign(asked)
     running.wait_for("training")
-    scene.assign(1)
-    running.wait_for("receipt")
+    scene.receipts(1, 1)
     [event] = running.events("declined")
     assert (event["assignment_id"], event["reason"]) == scene.declined()[:2] == ("assignment-0", "deadline")
 
@@ -155,8 +154,7 @@ def test_work_whose_deadline_passed_while_the_coordinator_was_away_is_dropped(sc
     running.wait_for("declined", 2)
     scene.coordinator.open.clear()
     scene.coordinator.start()
-    scene.assign(2)
-    running.wait_for("receipt")
+    scene.receipts(1, 2)
     assert [event["assignment_id"] for event in running.events("training")] == ["assignment-0", "assignment-2"]
 
 
@@ -184,8 +182,7 @@ def test_a_flood_of_assignments_is_declined_beyond_a_bound_and_does_not_grow_the
     for number in range(6):
         scene.coordinator.cancel(f"assignment-{number}")
     running.wait_for("cancelled", 6)
-    scene.assign(2000)
-    running.wait_for("receipt")
+    scene.receipts(1, 2000)
 
 
 NASTY = "\x1b[2J\x1b]0;title\x07one\nCRITICAL forged line\r\u202egnp.exe\u2066"
@@ -196,8 +193,7 @@ def test_nothing_that_the_coordinator_sends_moves_the_cursor_or_forges_a_line(
 ) -> None:
     running = scene.attending()
     with caplog.at_level(logging.INFO):
-        scene.assign(assignment_id=NASTY, run_id=NASTY)
-        running.wait_for("receipt")
+        scene.receipts(1, assignment_id=NASTY, run_id=NASTY)
         scene.assign(1, task=NASTY, assignment_id=NASTY + "2")
         running.wait_for("declined")
         scene.train(2, steps=ENDLESS)
