@@ -29,8 +29,8 @@ from storage.states import RunState
 from tests.harness import SECONDS, Member
 from tests.running import refused
 from tests.stage import Player, Stage, spec
-from tests.verification.scene import Edited, log_signed_again, signed_again
-from tests.verification.test_bundle import exported
+from tests.verification.scene import Edited, checked, log_signed_again, refusal, signed_again
+from tests.verification.test_bundle import exported, verified
 from verification.errors import Wrong
 from verification.run import verify
 
@@ -148,8 +148,7 @@ def test_what_was_asked_before_is_answered_with_either_key_and_what_comes_later_
     stage.play(run, ann, ben)
     assert signers(stage, run)[ann.name] == key_id(old.files.signing_key.public_key())
     assert signers(stage, run, 1)[ann.name] == key_id(change.key.public_key())
-    with BundleReader(exported(stage, run, tmp_path / "run.fedpareto")) as bundle:
-        assert len(list(verify(bundle))) == 2
+    assert len(verified(stage, run, tmp_path)) == 2
     stage.served.coordinator._sequencer.sequence(show=True)
     assert problems(stage) == []
 
@@ -186,12 +185,9 @@ def test_a_former_key_of_the_coordinator_signs_no_step_whatever_time_it_states(
             entry.digest = name
             log_signed_again(log, stage.served.home.log_key.key)
 
-        with BundleReader(record.with_log(told).write(tmp_path / "forged")) as bundle, pytest.raises(Wrong) as wrong:
-            list(verify(bundle))
-        return str(wrong.value)
+        return refusal(record.with_log(told), tmp_path)
 
-    with BundleReader(good.write(tmp_path / "good")) as bundle:
-        assert len(list(verify(bundle))) == 2
+    assert len(checked(good, tmp_path)) == 2
     assert "was replaced at" in forged(stage.clock())
     early = stage.clock() - timedelta(hours=1)
     assert "tells of the step; a key that was replaced by entry" in forged(early)
