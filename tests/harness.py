@@ -1,7 +1,10 @@
 """A real federation for tests: the coordinator and its workers as processes, TLS, database and blobs as shipped."""
 
+import os
 import queue
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -400,6 +403,16 @@ class Member:
     def answer(self, envelope: SignedEnvelope, seed: int = 0) -> ReceiptManifest:
         """Does an assignment as an honest worker would."""
         return self.submit(*self.signed(self.open(envelope), seed))
+
+
+def python(
+    *arguments: str | Path, code: int = 0, cwd: Path = ROOT, **environment: str
+) -> "subprocess.CompletedProcess[str]":
+    """An interpreter of its own, which must end with this code; `environment` is added to that of this process."""
+    command, env = [sys.executable, *map(str, arguments)], {**os.environ, **environment}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False, cwd=cwd, env=env)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
 
 
 @contextmanager

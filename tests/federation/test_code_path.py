@@ -15,6 +15,7 @@ from fedpareto.cli import code_path
 from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.main import app
 from fedpareto.processes.process_federation import ProcessFederation
+from tests import harness
 from tests.paths import ROOT
 
 TASK = "from federation.tasks.digits import Digits\n\n\nclass Own(Digits):\n    ...\n"
@@ -36,14 +37,8 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def python(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-P", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, **environment},
-    )
+    command, env = [sys.executable, "-P", *arguments], {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
 
 
 def test_the_command_ends_when_other_packages_hide_its_own_and_names_both_paths(code: Path) -> None:
@@ -154,13 +149,5 @@ def test_a_coordinator_takes_the_current_directory_off_the_path_unless_it_is_nam
 
 def test_a_file_beside_the_one_that_is_verified_is_not_imported(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("raise SystemExit('this is not the library')\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "fedpareto", "verify", "run.fedpareto"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 1
+    done = harness.python("-m", "fedpareto", "verify", "run.fedpareto", code=1, cwd=tmp_path)
     assert "cannot read run.fedpareto" in done.stderr or "No such file" in done.stderr

@@ -2,8 +2,6 @@
 
 import pickle
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from federation import tasks
 from federation.tasks import parameters as flat
 from federation.tasks.digits import Digits, write_parts
 from fedpareto.processes.forked import completed
+from tests.harness import python
 from tests.paths import DOCS, EXAMPLES, ROOT
 
 BUILT_IN = {
@@ -38,9 +37,7 @@ def test_listing_and_making_a_task_imports_neither_torch_nor_numpy_nor_sklearn()
         "import sys; from federation.tasks import available, Part; print([t.name for t in available()]);"
         "assert not {'torch', 'numpy', 'sklearn'} & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert set(eval(done.stdout)) >= BUILT_IN
+    assert set(eval(python("-c", code).stdout)) >= BUILT_IN
 
 
 def test_every_built_in_task_loads_and_bears_the_name_it_was_asked_by() -> None:

@@ -3,7 +3,6 @@
 import math
 import re
 import shlex
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -28,7 +27,7 @@ from federation.vectors import Array, Vector
 from federation.work.base import WorkError
 from fedpareto import simulate
 from simulation import SimulationError
-from tests.harness import Federation, federation
+from tests.harness import Federation, federation, python
 from tests.paths import DOCS, EXAMPLES, ROOT
 from tests.trained import train
 
@@ -318,11 +317,7 @@ def test_a_worker_without_pytorch_trains_a_task_of_scikit_learn_and_an_administr
         submitted = made_model("scikit:Tumours", 0)
         print(offers["scikit:Tumours"].measure(base - one, ("test",))["test/accuracy"], submitted.digest)
     """
-    paths = {"PYTHONPATH": f"{EXAMPLES}:{ROOT}"}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, env=paths, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = python("-c", textwrap.dedent(code), PYTHONPATH=f"{EXAMPLES}:{ROOT}")
     accuracy, submitted = done.stdout.split()
     assert float(accuracy) > 0.8
     assert submitted.startswith("blake3:"), "what `admin submit` sends"

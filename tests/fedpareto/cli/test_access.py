@@ -7,7 +7,6 @@ import socket
 import ssl
 import struct
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -33,6 +32,7 @@ from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Hello
 from federation.v1.federation_pb2_grpc import FederationStub
 from fedpareto.processes.forked import Forked, completed
+from tests.harness import python
 from tests.paths import ROOT
 from tests.running import SECONDS, Applicant, Running, refused, running, wait_for
 
@@ -124,16 +124,7 @@ from coordinator.settings import Settings
 from coordinator.server import serve
 serve(Home.init(Path(sys.argv[1]), Settings.check({"federation_id": "test"}, "test"), now=datetime.now(UTC)))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "home")],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-        cwd=ROOT,
-    )
-    assert done.returncode == 1
-    assert "it would serve TLS 1.2" in done.stderr
+    assert "it would serve TLS 1.2" in python("-c", program, tmp_path / "home", code=1).stderr
     assert not (tmp_path / "home" / "ports.json").exists()
 
 

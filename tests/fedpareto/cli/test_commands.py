@@ -3,7 +3,6 @@ import math
 import re
 import signal
 import subprocess
-import sys
 import time
 import tomllib
 from importlib import import_module
@@ -27,6 +26,7 @@ from fedpareto.cli.research import explain
 from fedpareto.cli.show import heat_map, round_tables, tables
 from fedpareto.processes.forked import completed
 from tests.command_lines import command_paths, fedpareto_command
+from tests.harness import python
 
 SPEC = 'name = "a"\ntask = "digits"\nrounds = 2\n'
 
@@ -76,8 +76,7 @@ def test_help_loads_nothing_heavy() -> None:
         "heavy = {'torch', 'grpc', 'sqlalchemy', 'numpy', 'alembic', 'sklearn', 'cryptography', 'google.protobuf'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
+    assert python("-c", program).stdout.strip() == "[]"
 
 
 def test_the_version_is_that_of_the_distribution() -> None:
