@@ -348,21 +348,21 @@ def test_without_the_signing_key_nobody_joins_again_and_the_reason_says_what_to_
 
 
 def test_a_signing_key_joins_again_under_its_own_name_only(served: Running, tmp_path: Path) -> None:
-    applicant, _ = served.enroll("owner")
+    applicant, _ = served.enroll("holder")
     served.enroll("other")
     with refused("INVALID_ARGUMENT", "signing-key"):
         served.admit(applicant.request(served.join_secret("other")))
 
 
 def test_a_revoked_member_does_not_join_again(served: Running, tmp_path: Path) -> None:
-    served.joined(tmp_path / "h", "gone", ago=LONG_AGO)
-    join = served.join_string("gone")
+    served.joined(tmp_path / "h", "departed", ago=LONG_AGO)
+    join = served.join_string("departed")
     with served.database.begin() as session:
-        revoke(session, "gone", "left", by="test", now=served.clock())
+        revoke(session, "departed", "left", by="test", now=served.clock())
     said = join_again(join, tmp_path / "h", code=1)
-    assert "client-state: gone was revoked and cannot join again" in said
+    assert "client-state: departed was revoked and cannot join again" in said
     assert served.refusals("Enroll")[-1].outcome == "client-state"
-    assert record(served, "gone") == ["join-string.created", "Enroll", "join-string.created", "client.revoked"]
+    assert record(served, "departed") == ["join-string.created", "Enroll", "join-string.created", "client.revoked"]
 
 
 def test_a_join_string_for_a_member_is_made_on_purpose_and_not_for_a_revoked_one(served: Running) -> None:
@@ -399,6 +399,6 @@ def test_a_directory_is_that_of_the_name_and_federation_in_the_join_string(serve
 
 
 def test_a_worker_that_runs_is_not_replaced_behind_its_back(served: Running, tmp_path: Path) -> None:
-    served.joined(tmp_path / "h", "busy", ago=LONG_AGO)
+    served.joined(tmp_path / "h", "at-work", ago=LONG_AGO)
     with WorkerHome(tmp_path / "h").lock():
-        assert "stop it first" in join_again(served.join_string("busy"), tmp_path / "h", code=1)
+        assert "stop it first" in join_again(served.join_string("at-work"), tmp_path / "h", code=1)
