@@ -8,14 +8,12 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from federation.tasks import TaskError, task
 from fedpareto.cli import code_path
-from fedpareto.cli.failure import CommandFailure
-from fedpareto.cli.main import app
 from fedpareto.processes.process_federation import ProcessFederation
 from tests import harness
+from tests.command_lines import failure
 from tests.paths import ROOT
 
 TASK = "from federation.tasks.digits import Digits\n\n\nclass Own(Digits):\n    ...\n"
@@ -95,10 +93,9 @@ def test_a_task_whose_module_is_hidden_is_refused_with_both_paths(code: Path) ->
 
 
 def test_a_directory_of_code_that_is_not_there_is_bad_usage(code: Path) -> None:
-    result = CliRunner().invoke(app, ["data", "show", "digits", "--code", str(code / "missing")])
-    assert isinstance(result.exception, CommandFailure)
-    assert result.exception.message == f"--code: {code / 'missing'} is not a directory"
-    assert result.exception.code == 2
+    result = failure("data", "show", "digits", "--code", str(code / "missing"))
+    assert result.message == f"--code: {code / 'missing'} is not a directory"
+    assert result.code == 2
 
 
 @pytest.mark.parametrize(

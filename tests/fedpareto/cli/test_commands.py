@@ -25,7 +25,7 @@ from fedpareto.cli.main import app, main
 from fedpareto.cli.research import explain
 from fedpareto.cli.show import heat_map, round_tables, tables
 from fedpareto.processes.forked import completed
-from tests.command_lines import command_paths, fedpareto_command
+from tests.command_lines import command_paths, failure, fedpareto_command
 from tests.harness import python
 
 SPEC = 'name = "a"\ntask = "digits"\nrounds = 2\n'
@@ -131,11 +131,10 @@ def test_bad_usage_ends_with_exit_code_2(arguments: tuple[str, ...]) -> None:
 def test_a_wrong_specification_is_refused_with_its_key(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "run.toml"
     path.write_text(text)
-    result = CliRunner().invoke(app, ["admin", "submit", str(path)])
-    assert isinstance(result.exception, CommandFailure)
-    assert result.exception.code == 2
-    assert str(path) in result.exception.message
-    assert message in result.exception.message
+    result = failure("admin", "submit", str(path))
+    assert result.code == 2
+    assert str(path) in result.message
+    assert message in result.message
 
 
 def test_an_interrupt_in_the_middle_of_an_import_is_not_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from experiments.loading import names
 from experiments.results import Job, Store
 from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.main import app
+from tests.command_lines import failure
 from tests.experiments import scene as experiment_cases
 from tests.experiments.scene import TINY, tiny
 
@@ -155,8 +156,7 @@ def test_the_list_says_whether_data_is_there(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_done_is_refused_with_what_can(arguments: list[str], message: str) -> None:
-    refused = CliRunner().invoke(app, ["experiment", *arguments]).exception
-    assert isinstance(refused, CommandFailure)
+    refused = failure("experiment", *arguments)
     assert refused.code == 2
     assert message in refused.message
 
