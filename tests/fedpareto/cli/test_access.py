@@ -23,7 +23,7 @@ from coordinator.members.access.callers import RULES
 from coordinator.server import MAX_MESSAGE_BYTES
 from federation.line.channels import mutual_channel, refusal_from_rpc_error, server_verified_channel
 from federation.trust.admin_files import AdminFiles
-from federation.trust.certificates import make_ca, pem
+from federation.trust.certificates import pem
 from federation.trust.identity import Role, client_uri
 from federation.trust.keys import new_tls_key, private_key_pem
 from federation.v1 import admin_pb2, enrollment_pb2, federation_pb2
@@ -32,6 +32,7 @@ from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Hello
 from federation.v1.federation_pb2_grpc import FederationStub
 from fedpareto.processes.forked import Forked, completed
+from tests.federation.trust.scene import Authority
 from tests.harness import python
 from tests.paths import ROOT
 from tests.running import SECONDS, Applicant, Running, refused, running, wait_for
@@ -159,21 +160,9 @@ def test_without_a_certificate_the_enrollment_port_serves_no_members(served: Run
 
 def foreign(served: Running, *, ca: bytes) -> grpc.Channel:
     """A channel with a certificate of another CA, for a client of the same name in a federation of the same name."""
-    from federation.trust.certificates import issue_certificate
-
-    key, other_key = new_tls_key(), new_tls_key()
-    other = make_ca(other_key, "test", served.clock())
-    certificate = issue_certificate(
-        ca=other,
-        ca_key=other_key,
-        public_key=key.public_key(),
-        federation_id="test",
-        common_name="a",
-        uris=[client_uri("test", "a")],
-        now=served.clock(),
-        lifetime=timedelta(days=1),
-    )
-    return mutual_channel(served.address, ca=ca or pem(other), key=private_key_pem(key), certificate=pem(certificate))
+    other, key = Authority("test"), new_tls_key()
+    pair: Any = {"key": private_key_pem(key), "certificate": pem(other.issue([client_uri("test", "a")], key=key))}
+    return mutual_channel(served.address, ca=ca or pem(other.ca), **pair)
 
 
 def test_a_certificate_of_another_ca_does_not_shake_hands(served: Running) -> None:

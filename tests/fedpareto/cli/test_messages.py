@@ -6,15 +6,13 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.home import CoordinatorHome
 from coordinator.ownership import CoordinatorHomeError
 from coordinator.server import serve
 from coordinator.settings import Settings
 from federation.trust.admin_files import Account, AdminFiles, load_admin_key
-from federation.trust.certificates import issue_certificate, pem
-from federation.trust.identity import Role, client_uri
+from federation.trust.identity import Role
 from federation.trust.key_chain import CoordinatorKeys
 from federation.trust.keys import IdentityError, new_tls_key, private_key_pem
 from federation.trust.member_files import MemberFiles
@@ -22,6 +20,7 @@ from federation.v1.admin_pb2 import CreateJoinStringRequest, ListClientsRequest
 from fedpareto.cli.admin.client import connect
 from fedpareto.cli.failure import CommandFailure
 from storage.database import Database
+from tests.federation.trust.scene import Authority
 from tests.running import running
 
 NOWHERE = "no-such-host.invalid"
@@ -39,27 +38,9 @@ def centre(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def worker(centre: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A worker's directory."""
-    home, key, directory = CoordinatorHome.load(centre), new_tls_key(), tmp_path_factory.mktemp("worker") / "home"
-    certificate = issue_certificate(
-        ca=home.ca,
-        ca_key=home.ca_key,
-        public_key=key.public_key(),
-        federation_id="test",
-        common_name="a",
-        uris=[client_uri("test", "a")],
-        now=datetime.now(UTC),
-        lifetime=timedelta(days=1),
-    )
-    MemberFiles(
-        federation_id="test",
-        client_id="a",
-        addresses=("localhost:1",),
-        ca=pem(home.ca),
-        certificate=pem(certificate),
-        tls_key=key,
-        signing_key=Ed25519PrivateKey.generate(),
-        coordinator=CoordinatorKeys(home.federation_id, home.signing_key.public_key()),
-    ).save(directory)
+    home, directory = CoordinatorHome.load(centre), tmp_path_factory.mktemp("worker") / "home"
+    authority = Authority("test", home.ca, home.ca_key)
+    authority.member(CoordinatorKeys(home.federation_id, home.signing_key.public_key())).save(directory)
     return directory
 
 
