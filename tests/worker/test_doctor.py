@@ -5,7 +5,6 @@ import shutil
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,10 +37,7 @@ OK, WARNING, FAILED, SKIPPED = CheckOutcome
 NETWORK = ["membership", "dns", "proxy", "tls", "coordinator", "clock"]
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tmp_path_factory.mktemp("doctor") / "coordinator", hosts=["localhost", "fl.example"]) as made:
-        yield made
+SETTINGS = {"hosts": ["localhost", "fl.example"]}
 
 
 @pytest.fixture(scope="module")

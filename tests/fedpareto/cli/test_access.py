@@ -38,12 +38,6 @@ from tests.paths import ROOT
 from tests.running import SECONDS, Applicant, Running, refused, running, wait_for
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tmp_path_factory.mktemp("access") / "home") as served:
-        yield served
-
-
 class Stream:
     """An attendance stream that stays open until the coordinator ends it."""
 

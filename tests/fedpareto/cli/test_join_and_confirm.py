@@ -6,10 +6,8 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from federation.trust.certificates import fingerprint
@@ -19,13 +17,7 @@ from fedpareto.cli.main import app
 from storage.models import Client
 from storage.states import ClientState
 from tests.command_lines import failure
-from tests.running import Running, running
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tmp_path_factory.mktemp("join") / "home") as made:
-        yield made
+from tests.running import Running
 
 
 def join_string(served: Running, client: str) -> str:

@@ -53,12 +53,6 @@ def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[running.Running]:
-    with running.running(tmp_path_factory.mktemp("renewal") / "home") as made:
-        yield made
-
-
 def events(worker: Process) -> list[dict[str, Any]]:
     lines = worker.text.splitlines()
     return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
