@@ -30,6 +30,7 @@ from tests.command_documents import must_suit
 from tests.few import FEW_EXAMPLES
 
 if TYPE_CHECKING:
+    from tests.harness import Federation
     from tests.running import Running
     from tests.stage import Stage
 
@@ -191,6 +192,16 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         if hasattr(request, "param"):
             settings = settings | {"database": stack.enter_context(empty_database(request, directory))}
         yield stack.enter_context(running(directory / "home", **settings))
+
+
+@pytest.fixture(scope="module")
+def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Federation"]:
+    """A federation whose coordinator has a process of its own; the tests of a module share it."""
+    from tests.harness import federation
+
+    with federation(tmp_path_factory.mktemp("federation")) as made:
+        made.serve()
+        yield made
 
 
 @pytest.fixture(scope="module")
