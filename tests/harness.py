@@ -128,7 +128,8 @@ class Federation(federations.ProcessFederation):
 
     def completed(self, name: str, spec: str, *options: str) -> str:
         """Submits a run, and waits until it is completed; returns its id."""
-        run = self.completed(name, spec, *options)
+        run = self.submit(name, spec, *options)
+        self.wait_completed(run)
         return run
 
     def run_state(self, run: str) -> Any:
