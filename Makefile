@@ -40,7 +40,7 @@ test-peers: $(PEERS)/.installed  ## our rules against other libraries, and all s
 
 fuzz: $(VENV)/.dev  ## 10,000 inputs for each parser, others each time: make fuzz ARGS="-k gram"
 	@$(BIN)/python -m pytest --hypothesis-profile fuzz --timeout 3600 -m "full or not full" \
-		tests/coordinator/services/test_fuzz.py tests/worker/test_fuzz.py tests/federation/test_fuzz_texts.py tests/federation/test_fuzz_files.py \
+		tests/coordinator/services/test_fuzz.py tests/worker/test_fuzz.py tests/federation/test_fuzz_parsers.py \
 		tests/federation/test_fuzz_messages.py $(ARGS)
 
 faults: $(VENV)/.dev  ## schedules of crashes and losses on one thread: make faults SEEDS=10000; one again: ARGS="--seed 7"

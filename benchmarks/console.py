@@ -87,9 +87,8 @@ class Scene:
     def __init__(
         self, fed: Federation, console: Served, browser: Any, database: Database, run: str, members: int, pid: int
     ) -> None:
-        self.console, self.browser, self.database, self.run, self.members, self.pid = (
-            console, browser, database, run, members, pid,
-        )  # fmt: skip
+        self.console, self.browser, self.database = console, browser, database
+        self.run, self.members, self.pid = run, members, pid
         self.admin = AdminStub(fed.administrator())
         self.context = browser.new_context(viewport={"width": 1280, "height": 900})
         self.received = 0

@@ -39,10 +39,9 @@ LONGEST_SECONDS = 1800.0
 
 def measure(members: int, parameters: int) -> Document:
     needed = 4 * parameters * (members + 3)
-    if (free := shutil.disk_usage(tempfile.gettempdir()).free) < 1.1 * needed:
-        raise SystemExit(
-            f"{needed / 1e9:.0f} GB of disk are needed in {tempfile.gettempdir()}; {free / 1e9:.0f} are free"
-        )
+    parent = tempfile.gettempdir()
+    if (free := shutil.disk_usage(parent).free) < 1.1 * needed:
+        raise SystemExit(f"{needed / 1e9:.0f} GB of disk are needed in {parent}; {free / 1e9:.0f} are free")
     with temporary_federation() as fed:
         return one_round(fed, members, parameters)
 
@@ -122,9 +121,8 @@ def one_round(fed: Federation, members: int, parameters: int) -> Document:
     with model.open("wb") as file:
         file.write(layout.header)
         file.truncate(layout.file_bytes)  # zeros that take no room
-    run = fed.submit(
-        f"large-{members}-{parameters}", SPEC.format(rounds=1, clients=members, mode="off"), "--model", str(model)
-    )
+    spec = SPEC.format(rounds=1, clients=members, mode="off")
+    run = fed.submit(f"large-{members}-{parameters}", spec, "--model", str(model))
     pid = coordinator.popen.pid
     cpu = cpu_seconds(pid)
     context = multiprocessing.get_context("spawn")

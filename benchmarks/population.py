@@ -102,20 +102,11 @@ def simulated(count: int, rounds: int, home: Path, result: "multiprocessing.conn
     """Simulates, and sends the figures."""
     os.environ[CLIENTS] = str(count)
     began, ends = cpu_seconds(os.getpid()), list[float]()
-    done = simulate(
-        SPEC.format(rounds=rounds, clients=count),
-        home=home,
-        device="cpu",
-        threads=1,
-        progress=lambda _: ends.append(cpu_seconds(os.getpid())),
-    )
+    spec = SPEC.format(rounds=rounds, clients=count)
+    told = lambda _: ends.append(cpu_seconds(os.getpid()))  # noqa: E731
+    done = simulate(spec, home=home, device="cpu", threads=1, progress=told)
     if done.state != "COMPLETED":
         raise RuntimeError(f"the run ended as {done.state}")
-    result.send(
-        {
-            "start_cpu_seconds": ends[0] - began,
-            "round_cpu_seconds": (ends[-1] - ends[0]) / (len(ends) - 1),
-            "peak_megabytes": peak_memory(os.getpid()) / 1e6,
-        }
-    )
+    per_round, peak = (ends[-1] - ends[0]) / (len(ends) - 1), peak_memory(os.getpid())
+    result.send({"start_cpu_seconds": ends[0] - began, "round_cpu_seconds": per_round, "peak_megabytes": peak / 1e6})
     result.close()

@@ -52,11 +52,8 @@ from worker.home import WorkerHome
 from worker.site.roster import Card, Roster
 
 FORMS = {
-    "full": {
-        "sizes": "800000x10x40 11200000x10x5 11200000x50x2",  # the last one for the coordinator's memory
-        "modes": "off",
-        "entries": 50_000,
-    },
+    # The last size is for the coordinator's memory.
+    "full": {"sizes": "800000x10x40 11200000x10x5 11200000x50x2", "modes": "off", "entries": 50_000},
     "quick": {"sizes": "800000x10x20", "entries": 10_000},
     "smallest": {"sizes": "1000x1x2", "entries": 300},
 }
@@ -78,17 +75,7 @@ def measure(sizes: str, modes: str, entries: int) -> Document:
             result["rounds"].append(found)
     if entries:
         with tempfile.TemporaryDirectory() as name, databases(Path(name)) as urls:
-            result["log"] = [
-                {
-                    "database": kind,
-                    **(
-                        in_log(url, entries, Path(tempfile.mkdtemp(dir=name)))
-                        if url
-                        else {"entries_per_cpu_second": None}
-                    ),
-                }
-                for kind, url in urls.items()
-            ]
+            result["log"] = [{"database": kind, **in_log(url, entries, Path(name))} for kind, url in urls.items()]
     return result
 
 
@@ -101,13 +88,7 @@ def pin_roster(homes: Sequence[Path]) -> None:
 
 
 def play(
-    fed: Federation,
-    parameters: int,
-    clients: int,
-    rounds: int,
-    mode: str = "off",
-    *,
-    fresh: bool = False,
+    fed: Federation, parameters: int, clients: int, rounds: int, mode: str = "off", *, fresh: bool = False
 ) -> Document:
     """Measures one run without training; with `fresh`, all updates are different."""
     progress(f"{rounds} rounds of {clients} workers and {parameters:,} parameters, privacy.secure = {mode!r}")
@@ -256,8 +237,11 @@ def databases(directory: Path) -> Iterator[dict[str, str]]:
         server.cleanup()
 
 
-def in_log(url: str, entries: int, directory: Path) -> dict[str, float]:
-    """Records, chains, proves, reads again and verifies this many entries."""
+def in_log(url: str, entries: int, parent: Path) -> Document:
+    """Records, chains, proves, reads again and verifies this many entries; without a URL nothing is measured."""
+    if not url:
+        return {"entries_per_cpu_second": None}
+    directory = Path(tempfile.mkdtemp(dir=parent))
     key = LogKey(federation_id="bench", key=Ed25519PrivateKey.generate())
     database, now = Database.open(url), datetime(2026, 5, 4, tzinfo=UTC)
     database.migrate()

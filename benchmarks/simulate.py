@@ -110,10 +110,9 @@ def measure(flower: str, threads: int, repeats: int, rounds: str, apart: int) ->
 
 
 def ours(case: Path, result: Path, *, backend: str, spec: str) -> None:
-    threads, ends = Case.read(case).threads, []
-    done = simulate(
-        spec, device="cpu", backend=backend, threads=threads, progress=lambda _: ends.append(time.monotonic())
-    )
+    threads, ends = Case.read(case).threads, list[float]()
+    told = lambda _: ends.append(time.monotonic())  # noqa: E731
+    done = simulate(spec, device="cpu", backend=backend, threads=threads, progress=told)
     if done.state != "COMPLETED":
         raise RuntimeError(f"the run ended as {done.state}")
     Result(torch.from_numpy(np.array(done.model)), ends, f"fedpareto {version('fedpareto')}").write(result)
@@ -148,20 +147,17 @@ def contenders(setting: Setting, python: str) -> dict[str, Contender | None]:
     backends = {"loop": True, "stacked": True, "ray": find_spec("ray") is not None}
     if setting.task != PHOTOGRAPHS:  # with long steps it is not faster
         backends["compiled"] = which("g++") is not None
-    return {
-        "PyTorch": partial(in_a_process, partial(plain, measure=False)),
-        "PyTorch, measuring too": partial(in_a_process, partial(plain, measure=True)),
+    choice: dict[str, Contender | None] = {
+        "PyTorch": partial(plain, measure=False),
+        "PyTorch, measuring too": partial(plain, measure=True),
         **{
-            f"fedpareto {name}": partial(in_a_process, partial(ours, backend=name, spec=setting.spec()))
-            if there
-            else None
+            f"fedpareto {name}": partial(ours, backend=name, spec=setting.spec()) if there else None
             for name, there in backends.items()
         },
-        "fedpareto loop, measuring too": partial(
-            in_a_process, partial(ours, backend="loop", spec=setting.spec(measure=True))
-        ),
-        "Flower": partial(flower, python=python) if python else None,
+        "fedpareto loop, measuring too": partial(ours, backend="loop", spec=setting.spec(measure=True)),
     }
+    apart = {name: work and partial(in_a_process, work) for name, work in choice.items()}
+    return {**apart, "Flower": partial(flower, python=python) if python else None}
 
 
 def in_this_process(setting: Setting) -> dict[str, Contender | None]:

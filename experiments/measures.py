@@ -16,16 +16,8 @@ FEW = 10  # up to this number, clients are shown one by one
 
 _SHARES = ("mean", "std", "worst", "best", "worst5", "best5", "p5", "p95")
 _OF_ROUNDS = (
-    "direction_norm",
-    "stationarity",
-    "stationarity/relative",
-    "stationary",
-    "conflicts",
-    "conflict_depth",
-    "descent_min",
-    "descent_share",
-    "entropy",
-    "step/rate",
+    *("direction_norm", "stationarity", "stationarity/relative", "stationary", "conflicts", "conflict_depth"),
+    *("descent_min", "descent_share", "entropy", "step/rate"),
 )
 _SHARES_OF_ROUNDS = ("improved", "backdoor")
 _OF_OBJECTIVES = r"loss/[a-z]+/.+|(weight|objective|preference)/.+"
@@ -65,10 +57,10 @@ def final(history: "History", *, exclude: Collection[str] = ()) -> Measures:
     clients = tested[max(tested)] if tested else {}
     records = history.round_records
     improved = [100 * record["improved"] for record in records if _known(record.get("improved"))]
-    last = evaluated[-1] if evaluated else _means_on_record(records)
-    uploads, agreements = _uploads(history).values(), _agreements(history).values()
     rates = [float(record["step/rate"]) for record in records if _known(record.get("step/rate"))]
     shares = [record["private/rule_share"] for record in records if _known(record.get("private/rule_share"))]
+    last = evaluated[-1] if evaluated else _means_on_record(records)
+    uploads, agreements = _uploads(history).values(), _agreements(history).values()
     optional = {
         "improved": _mean(improved),
         "improved_late": _mean(improved[-math.ceil(len(improved) / 10) :]),

@@ -57,18 +57,12 @@ def command(words: Sequence[str]) -> str:
 
 def _commit() -> str | None:
     """The commit of this code, with "-dirty" if files differ from it; None outside a Git tree."""
+    describe = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    here = Path(__file__).parent
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-        )
+        return subprocess.run(describe, cwd=here, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
 
 
 def _cpu() -> str:

@@ -1,11 +1,13 @@
-"""Checks command lines in documents and container files against the command line as it is."""
+"""Commands that must fail; and command lines in documents and container files, checked against the real one."""
 
 import shlex
 from functools import cache
 from typing import Any
 
 import typer.main
+from typer.testing import CliRunner
 
+from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.main import app
 
 
@@ -13,6 +15,13 @@ from fedpareto.cli.main import app
 def fedpareto_command() -> Any:
     """The command line; its commands are loaded one by one."""
     return typer.main.get_command(app)
+
+
+def failure(*arguments: str) -> CommandFailure:
+    """How a command ends that must fail."""
+    done = CliRunner().invoke(app, [*arguments])
+    assert isinstance(done.exception, CommandFailure), done.output
+    return done.exception
 
 
 def command_paths(command: Any = None, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:

@@ -30,6 +30,7 @@ from tests.command_documents import must_suit
 from tests.few import FEW_EXAMPLES
 
 if TYPE_CHECKING:
+    from tests.harness import Federation
     from tests.running import Running
     from tests.stage import Stage
 
@@ -52,8 +53,9 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # as the command sets it; gRPC
 # gRPC's handlers of forks end the children with a segmentation fault now and then; none of them goes on with a channel.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 require_tls13()  # before a test imports gRPC
-settings.register_profile("few", max_examples=FEW_EXAMPLES)  # make test
-settings.register_profile("fuzz", max_examples=10_000)  # make fuzz
+settings.register_profile("few", max_examples=FEW_EXAMPLES, deadline=None)  # make test
+settings.register_profile("full", deadline=None)  # make test-full
+settings.register_profile("fuzz", max_examples=10_000, deadline=None)  # make fuzz
 # A shell ignores interrupts in what it starts in the background, and children inherit that; tests send interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if in_memory(Path("/dev/shm")):
@@ -78,8 +80,8 @@ forked.completed = _compared(forked.completed, lambda arguments, **_: arguments)
 
 def pytest_configure(config: pytest.Config) -> None:
     """Without the long tests, each property gets half of the inputs that hypothesis draws by itself."""
-    if config.option.markexpr == "not full" and config.option.hypothesis_profile is None:
-        settings.load_profile("few")
+    if config.option.hypothesis_profile is None:
+        settings.load_profile("few" if config.option.markexpr == "not full" else "full")
 
 
 def pytest_collection_finish() -> None:
@@ -190,6 +192,16 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         if hasattr(request, "param"):
             settings = settings | {"database": stack.enter_context(empty_database(request, directory))}
         yield stack.enter_context(running(directory / "home", **settings))
+
+
+@pytest.fixture(scope="module")
+def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Federation"]:
+    """A federation whose coordinator has a process of its own; the tests of a module share it."""
+    from tests.harness import federation
+
+    with federation(tmp_path_factory.mktemp("federation")) as made:
+        made.serve()
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -202,7 +202,6 @@ def fuzz(name: str, parser: Parser, *fresh: bytes) -> None:
         max_examples=INPUTS,
         derandomize=INPUTS == FEW_EXAMPLES,
         database=None,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
     )
     @given(parser.inputs(seeds))

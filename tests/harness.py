@@ -1,7 +1,10 @@
 """A real federation for tests: the coordinator and its workers as processes, TLS, database and blobs as shipped."""
 
+import os
 import queue
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -122,6 +125,12 @@ class Federation(federations.ProcessFederation):
         path.write_text(f'name = "{name}"\n' + spec)
         self.admin("submit", str(path), *options, code=None if crash else 0)
         return str(self.query("select run_id from runs where name = :name", name=name)[0][0])
+
+    def completed(self, name: str, spec: str, *options: str) -> str:
+        """Submits a run, and waits until it is completed; returns its id."""
+        run = self.submit(name, spec, *options)
+        self.wait_completed(run)
+        return run
 
     def run_state(self, run: str) -> Any:
         return self.admin("run", run)["run"]
@@ -397,13 +406,25 @@ class Member:
         return self.submit(*self.signed(self.open(envelope), seed))
 
 
+def python(
+    *arguments: str | Path, code: int = 0, cwd: Path = ROOT, **environment: str
+) -> "subprocess.CompletedProcess[str]":
+    """An interpreter of its own, which must end with this code; `environment` is added to that of this process."""
+    command, env = [sys.executable, *map(str, arguments)], {**os.environ, **environment}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False, cwd=cwd, env=env)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
 @contextmanager
-def refused(status: str, reason: str) -> Iterator[None]:
-    """The call inside must be refused with exactly this status and reason."""
+def refused(status: str, reason: str) -> Iterator[list[str]]:
+    """The call inside must be refused with exactly this status and reason; yields where its message goes."""
+    messages: list[str] = []
     try:
-        yield
+        yield messages
     except grpc.RpcError as error:
         found = refusal_from_rpc_error(error)
         assert (found.status, found.reason) == (status, reason), found
+        messages.append(found.message)
     else:
         raise AssertionError(f"was not refused; expected {status} {reason}")

@@ -11,18 +11,8 @@ from sqlalchemy.orm import Session
 
 from federation.digests import digest
 from federation.record.log_entries import SUBMITTED
-from storage import audit
+from storage import audit, models
 from storage.database import Database
-from storage.models import (
-    Assignment,
-    Client,
-    Evaluation,
-    Phase,
-    Reply,
-    Round,
-    Run,
-    note_model,
-)
 from storage.states import AssignmentState, ClientState, PhaseState, RoundState, RunState
 
 BEGUN = datetime(2026, 11, 1, 8, tzinfo=UTC)
@@ -39,7 +29,7 @@ def member_names(members: int) -> list[str]:
 def add_members(database: Database, members: int) -> None:
     """Adds members; the database must have its entry key, since the log tells of each member and run."""
     with database.begin() as session:
-        note_model(session, MODEL, size=1000, parameters=100, created=BEGUN)
+        models.note_model(session, MODEL, size=1000, parameters=100, created=BEGUN)
         rows: list[dict[str, Any]] = [
             {
                 "client_id": name,
@@ -54,7 +44,7 @@ def add_members(database: Database, members: int) -> None:
             }
             for name in member_names(members)
         ]
-        session.execute(insert(Client), rows)
+        session.execute(insert(models.Client), rows)
         for row in rows:
             key = digest(row["signing_key"])
             audit.record(session, at=BEGUN, actor="test", action=audit.ENROLLED, subject=row["client_id"], digest=key)
@@ -69,7 +59,7 @@ def add_run(
     ended = BEGUN + done * ROUND if state in (RunState.COMPLETED, RunState.STOPPED) else None
     with database.begin() as session:
         session.add(
-            Run(
+            models.Run(
                 run_id=run_id, name=name, state=state, spec=document, spec_digest=digest(document), initial_model=MODEL,
                 model=MODEL, submitted_by="test", created=BEGUN, started=BEGUN, ended=ended,
             )
@@ -106,7 +96,7 @@ def _add_round(session: Session, run_id: str, number: int, members: int) -> None
         "accuracy/std": float(reached.std()), "loss/train": 2 * math.exp(-number / 60),
         "improved": 0.9, "direction_norm": 1.0, "bytes/up": 1000.0 * members, "bytes/down": 1000.0 * members,
     }  # fmt: skip
-    round_ = Round(
+    round_ = models.Round(
         run_id=run_id, number=number, state=RoundState.COMPLETED, base_model=MODEL, result_model=MODEL, wanted=members,
         selected=names, evaluation_phase=1, metrics=metrics, started=started, stepped=started + ROUND / 2,
         ended=started + ROUND,
@@ -114,7 +104,7 @@ def _add_round(session: Session, run_id: str, number: int, members: int) -> None
     session.add(round_)
     session.flush()
     phases = [
-        Phase(
+        models.Phase(
             round_id=round_.round_id, number=at, kind=kind, decides=at == 0, state=PhaseState.CLOSED, wanted=members,
             started=started + at * ROUND / 2, deadline=started + ROUND, ended=started + (at + 1) * ROUND / 2,
         )
@@ -123,7 +113,7 @@ def _add_round(session: Session, run_id: str, number: int, members: int) -> None
     session.add_all(phases)
     session.flush()
     assignments = list(_assignments(run_id, number, phases, names, failed.tolist()))
-    session.execute(insert(Assignment), assignments)
+    session.execute(insert(models.Assignment), assignments)
     replies = [
         {
             "assignment_id": row["assignment_id"], "client_id": row["client_id"], "accepted": True, "reason": "",
@@ -134,7 +124,7 @@ def _add_round(session: Session, run_id: str, number: int, members: int) -> None
         }
         for at, row in enumerate(assignments) if row["state"] is AssignmentState.FULFILLED
     ]  # fmt: skip
-    session.execute(insert(Reply), replies)
+    session.execute(insert(models.Reply), replies)
     scores = [
         {
             "round_id": round_.round_id, "client_id": name, "model": MODEL, "split": "test", "samples": 20,
@@ -142,11 +132,11 @@ def _add_round(session: Session, run_id: str, number: int, members: int) -> None
         }
         for at, name in enumerate(names) if not failed[at]
     ]  # fmt: skip
-    session.execute(insert(Evaluation), scores)
+    session.execute(insert(models.Evaluation), scores)
 
 
 def _assignments(
-    run_id: str, number: int, phases: list[Phase], names: list[str], failed: list[bool]
+    run_id: str, number: int, phases: list[models.Phase], names: list[str], failed: list[bool]
 ) -> Iterator[dict[str, Any]]:
     states = (AssignmentState.DECLINED, AssignmentState.REFUSED, AssignmentState.EXPIRED)
     reasons = ("disk", "non-finite", "deadline")

@@ -24,8 +24,8 @@ from coordinator.members.logged_rights import join_string_digest
 from coordinator.server import Coordinator
 from coordinator.settings import Settings
 from federation.digests import digest
-from federation.line.channels import mutual_channel, refusal_from_rpc_error, server_verified_channel
-from federation.trust.certificates import fingerprint, issue_certificate, make_csr, pem
+from federation.line.channels import mutual_channel, server_verified_channel
+from federation.trust.certificates import fingerprint, make_csr, pem
 from federation.trust.identity import Role, client_uri
 from federation.trust.join_string import JoinStringFields, secret_hash
 from federation.trust.keys import new_tls_key, private_key_pem
@@ -39,6 +39,8 @@ from storage.database import Database
 from storage.models import AuditEntry, Client
 from storage.models import JoinString as JoinRow
 from storage.states import ClientState
+from tests import harness
+from tests.federation.trust.scene import Authority
 from worker.home import WorkerHome
 from worker.line.enroll import enroll
 
@@ -57,18 +59,7 @@ def wait_for(condition: Callable[[], T | None], what: str) -> T:
     raise AssertionError(f"waited {SECONDS} s for {what}")
 
 
-@contextmanager
-def refused(status: str, reason: str) -> Iterator[list[str]]:
-    """The call inside must be refused with exactly this status and reason; yields where its message goes."""
-    messages: list[str] = []
-    try:
-        yield messages
-    except grpc.RpcError as error:
-        found = refusal_from_rpc_error(error)
-        assert (found.status, found.reason) == (status, reason), found
-        messages.append(found.message)
-    else:
-        raise AssertionError(f"was not refused; expected {status} {reason}")
+refused = harness.refused
 
 
 def command(*arguments: object, code: int = 0, columns: int = 100, text: str | None = None) -> Result:
@@ -230,25 +221,14 @@ class Running:
     def certified(self, client_id: str, *, known: bool, lifetime: timedelta = timedelta(days=1)) -> grpc.Channel:
         """A client with a certificate of the CA, made behind the coordinator's back; `known` puts it on record."""
         key, now = new_tls_key(), datetime.now(UTC)
+        authority = Authority(self.home.federation_id, self.home.ca, self.home.ca_key)
         uris = [client_uri(self.home.federation_id, client_id)]
-        certificate = issue_certificate(
-            ca=self.home.ca,
-            ca_key=self.home.ca_key,
-            public_key=key.public_key(),
-            federation_id=self.home.federation_id,
-            common_name=client_id,
-            uris=uris,
-            now=now,
-            lifetime=lifetime,
-        )
+        certificate = authority.issue(uris, key=key, now=now, lifetime=lifetime)
         if known:
             with self.database.begin() as session:
                 raw = Ed25519PrivateKey.generate().public_key().public_bytes_raw()
-                session.add(
-                    Client(
-                        client_id=client_id, state=ClientState.ACTIVE, signing_key=raw, key_id=raw.hex(), enrolled=now
-                    )
-                )
+                of_key = {"signing_key": raw, "key_id": raw.hex()}
+                session.add(Client(client_id=client_id, state=ClientState.ACTIVE, enrolled=now, **of_key))
                 session.flush()
                 register(session, certificate, client_id=client_id)
                 logged = digest(raw)

@@ -29,33 +29,10 @@ from federation.trust.key_chain import CoordinatorKeys
 from federation.trust.keys import private_key_pem
 from federation.trust.member_files import MemberFiles
 from federation.trust.proofs import proves_possession
-from federation.v1.common_pb2 import (
-    AssignmentManifest,
-    CancelManifest,
-    ConsentManifest,
-    DeclineManifest,
-    KeyRotation,
-    LogHead,
-    ReceiptManifest,
-    ReplyManifest,
-    Row,
-    RunManifest,
-    SignedEnvelope,
-    TimeManifest,
-    TrainWork,
-)
+from federation.v1 import common_pb2 as common
+from federation.v1 import federation_pb2 as wire
 from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
 from federation.v1.enrollment_pb2_grpc import EnrollmentServicer, add_EnrollmentServicer_to_server
-from federation.v1.federation_pb2 import (
-    AttendResponse,
-    FetchBlobResponse,
-    Heartbeat,
-    Hello,
-    SessionsLeft,
-    SubmitResponse,
-    Welcome,
-    Window,
-)
 from federation.v1.federation_pb2_grpc import FederationServicer, add_FederationServicer_to_server
 from federation.vectors import Layout
 from tests.harness import CONTEXT, copied, wait_for
@@ -74,8 +51,8 @@ class HungUp(Exception):
 class Submission:
     """What a worker handed in."""
 
-    envelope: SignedEnvelope
-    manifest: ReplyManifest
+    envelope: common.SignedEnvelope
+    manifest: common.ReplyManifest
     payload: bytes
 
 
@@ -96,10 +73,10 @@ class ScriptedLog:
             tree.append(leaf)
         return tree
 
-    def head(self, since: int) -> LogHead:
+    def head(self, since: int) -> common.LogHead:
         """The checkpoint of the whole log, as an honest coordinator shows it."""
         tree = self.tree()
-        head = LogHead(checkpoint=self.key.sign(tree.size, tree.root(), datetime.now(UTC)))
+        head = common.LogHead(checkpoint=self.key.sign(tree.size, tree.root(), datetime.now(UTC)))
         if 0 < since <= tree.size:
             head.since = since
             head.consistency.extend(tree.consistency(since, tree.size))
@@ -111,26 +88,30 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     """Answers as the test says; honest where the test says nothing."""
 
     blobs: dict[str, bytes] = field(default_factory=dict)
-    open: list[SignedEnvelope] = field(default_factory=list)  # sent on every attendance, as the real one does
-    hellos: list[Hello] = field(default_factory=list)
-    heartbeats: list[Heartbeat] = field(default_factory=list)
-    declines: list[DeclineManifest] = field(default_factory=list)
-    consents: list[ConsentManifest] = field(default_factory=list)
-    left: list[SessionsLeft] = field(default_factory=list)
+    open: list[common.SignedEnvelope] = field(default_factory=list)  # sent on every attendance, as the real one does
+    hellos: list[wire.Hello] = field(default_factory=list)
+    heartbeats: list[wire.Heartbeat] = field(default_factory=list)
+    declines: list[common.DeclineManifest] = field(default_factory=list)
+    consents: list[common.ConsentManifest] = field(default_factory=list)
+    left: list[wire.SessionsLeft] = field(default_factory=list)
     fetches: list[int] = field(default_factory=list)
     submissions: list[Submission] = field(default_factory=list)
     federation_id: str = FEDERATION
     ahead: timedelta = timedelta()  # of the real time
-    change_time: Callable[[TimeManifest], SignedEnvelope | None] | None = None  # None: as it is, changed or not
-    restored: SignedEnvelope | None = None
-    rotations: list[KeyRotation] = field(default_factory=list)  # of its signing key
+    change_time: Callable[[common.TimeManifest], common.SignedEnvelope | None] | None = (
+        None  # None: as it is, changed or not
+    )
+    restored: common.SignedEnvelope | None = None
+    rotations: list[common.KeyRotation] = field(default_factory=list)  # of its signing key
     addresses: list[str] = field(default_factory=list)  # that a welcome tells
     # A list of refusals to give before the honest answer.
     attend_refusals: list[Refusal] = field(default_factory=list)
     submit_refusals: list[Refusal | HungUp] = field(default_factory=list)
     serve_blob: Callable[[bytes, int], Iterator[bytes]] | None = None
-    receipt: Callable[[Submission, ReceiptManifest], SignedEnvelope] | None = None
-    receipt_log: Callable[[int], LogHead] | None = None  # shown beside receipts, to a worker with this many entries
+    receipt: Callable[[Submission, common.ReceiptManifest], common.SignedEnvelope] | None = None
+    receipt_log: Callable[[int], common.LogHead] | None = (
+        None  # shown beside receipts, to a worker with this many entries
+    )
     hold_submissions: threading.Event | None = None
     window_bytes: int = 1 << 20
     chunks: list[tuple[int, int]] = field(default_factory=list)  # offset and length of each that came
@@ -143,7 +124,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
         self.log = ScriptedLog(self.signing_key)
         self._ca_key = generate_tls_key(SECP256R1())
         self.ca = make_ca(self._ca_key, FEDERATION, now)
-        self._outboxes: list[queue.SimpleQueue[AttendResponse | Refusal]] = []
+        self._outboxes: list[queue.SimpleQueue[wire.AttendResponse | Refusal]] = []
         self._server: grpc.Server | None = None
         self.federation_port = self.enrollment_port = 0
 
@@ -207,10 +188,10 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
 
     # work
 
-    def assignment(self, layout: Layout, model: bytes, number: int = 0, **changes: Any) -> AssignmentManifest:
+    def assignment(self, layout: Layout, model: bytes, number: int = 0, **changes: Any) -> common.AssignmentManifest:
         """An assignment to train digits for one step, with the given fields changed."""
         self.blobs[digest(model)] = model
-        manifest = AssignmentManifest(
+        manifest = common.AssignmentManifest(
             federation_id=FEDERATION,
             run_id="run-1",
             round=number,
@@ -220,54 +201,56 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
             base_model_bytes=len(model),
             spec=digest(b"spec"),
             task="digits",
-            rows=[Row(name="loss", dtype="F32", length=layout.size)],
+            rows=[common.Row(name="loss", dtype="F32", length=layout.size)],
             max_payload_bytes=len(model) + 1000,
             seed=7,
         )
-        set_work(manifest, TrainWork(steps=1, batch_size=10, learning_rate=0.1))
+        set_work(manifest, common.TrainWork(steps=1, batch_size=10, learning_rate=0.1))
         manifest.deadline.FromDatetime(datetime.now(UTC) + timedelta(hours=1))
         for name, value in changes.items():
             setattr(manifest, name, value)
         return manifest
 
-    def assign(self, manifest: AssignmentManifest, key: Ed25519PrivateKey | None = None) -> SignedEnvelope:
+    def assign(
+        self, manifest: common.AssignmentManifest, key: Ed25519PrivateKey | None = None
+    ) -> common.SignedEnvelope:
         envelope = seal(manifest, key or self.signing_key)
         self.give(envelope)
         return envelope
 
-    def give(self, envelope: SignedEnvelope) -> None:
+    def give(self, envelope: common.SignedEnvelope) -> None:
         self.open.append(envelope)
-        self._say(AttendResponse(assignment=envelope))
+        self._say(wire.AttendResponse(assignment=envelope))
 
-    def ask(self, document: bytes, run_id: str = "run-1", **changes: str) -> RunManifest:
+    def ask(self, document: bytes, run_id: str = "run-1", **changes: str) -> common.RunManifest:
         """A run with this specification asks the worker to take part."""
         self.blobs[digest(document)] = document
         fields: dict[str, Any] = {"federation_id": FEDERATION, "name": "trial", "task": "digits", **changes}
-        manifest = RunManifest(run_id=run_id, spec=digest(document), submitted_by="alice", **fields)
-        self._say(AttendResponse(run=seal(manifest, self.signing_key)))
+        manifest = common.RunManifest(run_id=run_id, spec=digest(document), submitted_by="alice", **fields)
+        self._say(wire.AttendResponse(run=seal(manifest, self.signing_key)))
         return manifest
 
     def cancel(self, assignment_id: str, *, key: Ed25519PrivateKey | None = None, **changes: str) -> None:
         fields = {"federation_id": FEDERATION, "client_id": CLIENT, "reason": "run-ended", **changes}
-        manifest = CancelManifest(assignment_id=assignment_id, **fields)
+        manifest = common.CancelManifest(assignment_id=assignment_id, **fields)
         if key is None and not changes.keys() - {"reason"}:
             self.open.clear()
-        self._say(AttendResponse(cancel=seal(manifest, key or self.signing_key)))
+        self._say(wire.AttendResponse(cancel=seal(manifest, key or self.signing_key)))
 
     def end_stream(self, refusal: Refusal) -> None:
         wait_for(lambda: bool(self._outboxes), "an attendance")
         self._outboxes[-1].put(refusal)
 
-    def _say(self, response: AttendResponse) -> None:
+    def _say(self, response: wire.AttendResponse) -> None:
         for outbox in self._outboxes:
             outbox.put(response)
 
     def now(self) -> datetime:
         return datetime.now(UTC) + self.ahead
 
-    def time(self, hello: Hello) -> SignedEnvelope:
+    def time(self, hello: wire.Hello) -> common.SignedEnvelope:
         """The signed time, changed as the test says."""
-        manifest = TimeManifest(federation_id=FEDERATION, client_id=CLIENT, nonce=hello.nonce)
+        manifest = common.TimeManifest(federation_id=FEDERATION, client_id=CLIENT, nonce=hello.nonce)
         manifest.now.FromDatetime(self.now())
         changed = self.change_time(manifest) if self.change_time else None
         return seal(manifest, self.signing_key) if changed is None else changed
@@ -292,25 +275,25 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
             self.change_enrollment(response)
         return response
 
-    def Attend(self, request_iterator: Any, context: grpc.ServicerContext) -> Iterator[AttendResponse]:  # noqa: N802
+    def Attend(self, request_iterator: Any, context: grpc.ServicerContext) -> Iterator[wire.AttendResponse]:  # noqa: N802
         self.hellos.append(next(request_iterator).hello)
         if self.attend_refusals:
             _abort(context, self.attend_refusals.pop(0))
-        outbox: queue.SimpleQueue[AttendResponse | Refusal] = queue.SimpleQueue()
+        outbox: queue.SimpleQueue[wire.AttendResponse | Refusal] = queue.SimpleQueue()
         for envelope in self.open:
-            outbox.put(AttendResponse(assignment=envelope))
+            outbox.put(wire.AttendResponse(assignment=envelope))
         self._outboxes.append(outbox)
         context.add_callback(lambda: outbox.put(Refusal("stopping", "the stream is gone")))
         threading.Thread(target=self._listen, args=(request_iterator,), daemon=True).start()
-        welcome = Welcome(federation_id=self.federation_id, heartbeat_seconds=0.2, restored=self.restored)
+        welcome = wire.Welcome(federation_id=self.federation_id, heartbeat_seconds=0.2, restored=self.restored)
         welcome.addresses.extend(self.addresses)
         welcome.rotations.extend(self.rotations)
         welcome.time.CopyFrom(self.time(self.hellos[-1]))
         welcome.log_key.CopyFrom(self.log.certified)
         welcome.log.CopyFrom(self.log.head(self.hellos[-1].log_size))
         try:
-            yield AttendResponse(welcome=welcome)
-            while isinstance(message := outbox.get(), AttendResponse):
+            yield wire.AttendResponse(welcome=welcome)
+            while isinstance(message := outbox.get(), wire.AttendResponse):
                 yield message
         finally:  # also where the worker ends the stream, and gRPC closes this generator
             self._outboxes.remove(outbox)
@@ -322,37 +305,37 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
                 if request.WhichOneof("message") == "heartbeat":
                     self.heartbeats.append(request.heartbeat)
                 elif request.WhichOneof("message") == "consent":
-                    self.consents.append(ConsentManifest.FromString(request.consent.manifest))
+                    self.consents.append(common.ConsentManifest.FromString(request.consent.manifest))
                 elif request.WhichOneof("message") == "sessions_left":
                     self.left.append(request.sessions_left)
                 else:
-                    self.declines.append(DeclineManifest.FromString(request.decline.manifest))
+                    self.declines.append(common.DeclineManifest.FromString(request.decline.manifest))
         except Exception:
             return  # the stream is gone
 
-    def FetchBlob(self, request: Any, context: grpc.ServicerContext) -> Iterator[FetchBlobResponse]:  # noqa: N802
+    def FetchBlob(self, request: Any, context: grpc.ServicerContext) -> Iterator[wire.FetchBlobResponse]:  # noqa: N802
         self.fetches.append(request.offset)
         blob = self.blobs[request.digest]
         pieces = self.serve_blob(blob, request.offset) if self.serve_blob else iter([blob[request.offset :]])
         try:
             for piece in pieces:
-                yield FetchBlobResponse(chunk=piece)
+                yield wire.FetchBlobResponse(chunk=piece)
         except HungUp:
             context.abort(grpc.StatusCode.UNAVAILABLE, "hung up")
 
-    def Submit(self, request_iterator: Any, context: grpc.ServicerContext) -> Iterator[SubmitResponse]:  # noqa: N802
+    def Submit(self, request_iterator: Any, context: grpc.ServicerContext) -> Iterator[wire.SubmitResponse]:  # noqa: N802
         first = next(request_iterator)
         envelope = first.reply
-        size, payload, limit = ReplyManifest.FromString(envelope.manifest).payload_bytes, b"", self.window_bytes
+        size, payload, limit = common.ReplyManifest.FromString(envelope.manifest).payload_bytes, b"", self.window_bytes
         if size:
-            yield SubmitResponse(window=Window(offset=0, limit=limit))
+            yield wire.SubmitResponse(window=wire.Window(offset=0, limit=limit))
         for request in request_iterator:
             self.chunks.append((request.offset, len(request.chunk)))
             payload += request.chunk
             if len(payload) == limit < size:
                 limit += self.window_bytes
-                yield SubmitResponse(window=Window(offset=len(payload), limit=limit))
-        submission = Submission(envelope, ReplyManifest.FromString(envelope.manifest), payload)
+                yield wire.SubmitResponse(window=wire.Window(offset=len(payload), limit=limit))
+        submission = Submission(envelope, common.ReplyManifest.FromString(envelope.manifest), payload)
         self.submissions.append(submission)
         if self.hold_submissions is not None:
             self.hold_submissions.wait(60)
@@ -366,15 +349,15 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
         self.open = [
             other
             for other in self.open
-            if AssignmentManifest.FromString(other.manifest).assignment_id != submission.manifest.assignment_id
+            if common.AssignmentManifest.FromString(other.manifest).assignment_id != submission.manifest.assignment_id
         ]
         log = self.receipt_log(first.log_size) if self.receipt_log else None
-        yield SubmitResponse(receipt=sealed, log=log)
+        yield wire.SubmitResponse(receipt=sealed, log=log)
 
-    def honest_receipt(self, submission: Submission) -> ReceiptManifest:
+    def honest_receipt(self, submission: Submission) -> common.ReceiptManifest:
         manifest = submission.manifest
         repeated = copied(manifest, *CONTEXT, "payload")
-        return ReceiptManifest(envelope=envelope_digest(submission.envelope), accepted=True, **repeated)
+        return common.ReceiptManifest(envelope=envelope_digest(submission.envelope), accepted=True, **repeated)
 
 
 def _abort(context: grpc.ServicerContext, refusal: Refusal) -> NoReturn:
@@ -393,9 +376,9 @@ def scripted() -> Iterator[ScriptedCoordinator]:
         coordinator.stop()
 
 
-def opened(submission: Submission, member: MemberFiles) -> ReplyManifest:
+def opened(submission: Submission, member: MemberFiles) -> common.ReplyManifest:
     """The manifest, verified with the member's key."""
-    return unseal(submission.envelope, ReplyManifest, member.signing_key.public_key())
+    return unseal(submission.envelope, common.ReplyManifest, member.signing_key.public_key())
 
 
 def files_in(directory: Path) -> list[str]:

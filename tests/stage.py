@@ -267,6 +267,11 @@ class Stage:
             player.attend(**{task: size})
         return players
 
+    def crew(self, *names: str, **given: Any) -> tuple[str, list[Player]]:
+        """A new task, and clients that attend with it."""
+        task = self.task()
+        return task, self.cast(task, *names, **given)
+
     def task(self) -> str:
         """A task that no other test names."""
         self.count += 1
@@ -291,8 +296,7 @@ class Stage:
         **keys: Any,
     ) -> tuple[str, list[Player]]:
         """A run of a new task, and the clients of these names, which attend with it; `keys` are those of `spec`."""
-        task = self.task()
-        players = self.cast(task, *names, samples=samples)
+        task, players = self.crew(*names, samples=samples)
         return self.submit(spec(name or task, task, rounds, **keys), model=model, paused=paused), players
 
     def troubled(self, name: str, rounds: int, reason: str, message: str) -> str:
@@ -308,8 +312,11 @@ class Stage:
     def pause(self, run: str) -> None:
         self._admin.PauseRun(admin.PauseRunRequest(run=run), timeout=SECONDS)
 
-    def resume(self, run: str) -> None:
+    def resume(self, run: str, *players: Player) -> None:
+        """Resumes a run, which these players then play to its end."""
         self._admin.ResumeRun(admin.ResumeRunRequest(run=run), timeout=SECONDS)
+        if players:
+            self.play(run, *players)
 
     def stop_run(self, run: str, reason: str = "") -> None:
         self._admin.StopRun(admin.StopRunRequest(run=run, reason=reason), timeout=SECONDS)
@@ -448,6 +455,11 @@ class Stage:
             return stepless or row.state is RunState.COMPLETED
 
         wait_for(over, f"run {run} to be played")
+
+    def complete(self, run: str, *players: Player) -> None:
+        """The players answer what they are asked, and the run must be completed."""
+        self.play(run, *players)
+        self.wait_state(run, RunState.COMPLETED)
 
     def clear(self) -> None:
         """Ends what a test has left. Clients stay: after a restart the coordinator waits for those of before."""

@@ -29,9 +29,8 @@ from typing import IO, Any, cast
 
 ROOT = Path(__file__).resolve().parent.parent
 LEFT = ("# no mutant: ", "frozen=True", "if TYPE_CHECKING:")  # in lines that are not changed
-SAME = re.compile(  # no change for enums, None, flags and booleans
-    "_(Is_Eq|Eq_Is|IsNot_NotEq|NotEq_IsNot|BitOr_BitXor|BitOr_Add|BitAnd_Mul)$"
-)
+# No change for enums, None, flags and booleans.
+SAME = re.compile("_(Is_Eq|Eq_Is|IsNot_NotEq|NotEq_IsNot|BitOr_BitXor|BitOr_Add|BitAnd_Mul)$")
 DELETABLE = {"expr_stmt", "atom_expr", "raise_stmt", "del_stmt", "return_stmt", "assert_stmt"}
 
 TRUST = ("identity", "proofs", "join_string", "member_files")
@@ -54,6 +53,7 @@ class Subject:
 
 ROUNDS = "coordinator/rounds"
 MEASURES = "coordinator/aggregation/measures"
+METRICS = "tests/coordinator/aggregation/test_metrics.py"
 SUBJECTS = {
     "qp": Subject(
         ("coordinator/aggregation/qp.py",),
@@ -65,41 +65,27 @@ SUBJECTS = {
             for name in ("conductor", "conversation", "opening", "finish", "step", "signed_results", "manifest")
         ),
         (
-            "tests/coordinator/aggregation/test_metrics.py",
-            "tests/coordinator/rounds/test_attempts.py",
-            "tests/coordinator/rounds/test_required.py",
-            "tests/coordinator/rounds/replies/test_revoked_replies.py",
-            "tests/coordinator/rounds/test_record.py",
-            "tests/coordinator/rounds/test_phases.py",
-            "tests/coordinator/rounds/test_rounds.py",
-            "tests/coordinator/rounds/runs/test_private_evaluation.py",
-            "tests/coordinator/rounds/runs/test_client_noise.py",
+            METRICS,
+            *(f"tests/{ROUNDS}/test_{name}.py" for name in ("attempts", "required")),
+            f"tests/{ROUNDS}/replies/test_revoked_replies.py",
+            *(f"tests/{ROUNDS}/test_{name}.py" for name in ("record", "phases", "rounds")),
+            *(f"tests/{ROUNDS}/runs/test_{name}.py" for name in ("private_evaluation", "client_noise")),
         ),
         (
-            "before[sqlite-2]",
-            "simulation_honours",
-            "cannot_be_a_tag",
-            "seeded",
-            "client_that_declines",
-            "stragglers",
-            "deadline_of_its_kind",
-            "pool",
-            "joins_while",
-            "not_waited_for",
-            "sign_of_life",
-            "fedavg\\nalgorithm.prior",
-            "fedmgda]",
+            *("before[sqlite-2]", "simulation_honours", "cannot_be_a_tag", "seeded", "client_that_declines"),
+            *("stragglers", "deadline_of_its_kind", "pool", "joins_while", "not_waited_for", "sign_of_life"),
+            *("fedavg\\nalgorithm.prior", "fedmgda]"),
         ),
     ),
     "scores": Subject(
         (f"{ROUNDS}/runs/scores.py", f"{MEASURES}/metrics.py", f"{MEASURES}/model_metrics.py"),
-        ("tests/coordinator/aggregation/test_metrics.py", "tests/coordinator/rounds/runs/test_scores.py"),
+        (METRICS, f"tests/{ROUNDS}/runs/test_scores.py"),
     ),
     "intake": Subject(
         tuple(f"{ROUNDS}/replies/{name}.py" for name in ("intake", "content", "recorder")),
         tuple(
             f"tests/coordinator/rounds/replies/test_{name}.py"
-            for name in ("content", "equivocation", "claims", "bounds_on_words", "refusals")
+            for name in ("content", "claims", "bounds_on_words", "refusals")
         ),
     ),
     "identity": Subject(
@@ -137,10 +123,8 @@ class Mutant:
 
     def diff(self) -> str:
         """The change, with the lines around it."""
-        lines = difflib.unified_diff(
-            self.before.splitlines(), self.after.splitlines(), self.file, self.file, lineterm="", n=2
-        )
-        return "\n".join(lines)
+        before, after = self.before.splitlines(), self.after.splitlines()
+        return "\n".join(difflib.unified_diff(before, after, self.file, self.file, lineterm="", n=2))
 
 
 class DeleteStatement:
@@ -236,13 +220,8 @@ class Copy:
     def __init__(self, root: Path, python: Path) -> None:
         self._root = root
         self._time = time.time() - 1_000_000  # modification time; Python compiles a file again if it differs
-        listed = subprocess.run(
-            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-            cwd=ROOT,
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
+        command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
         for name in filter(None, listed.split("\0")):
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             if (ROOT / name).is_file():

@@ -43,6 +43,13 @@ FILE = Path(__file__).resolve().parent.parent / "docs" / "schemas" / "output.jso
 _NAMES = {str: "string", bytes: "string", datetime: "string", Path: "string", bool: "boolean", int: "integer",
           NoneType: "null"}  # fmt: skip
 
+_CPP = FieldDescriptor
+_CPP_TYPES = {
+    _CPP.CPPTYPE_BOOL: bool,
+    **dict.fromkeys((_CPP.CPPTYPE_DOUBLE, _CPP.CPPTYPE_FLOAT), float),
+    **dict.fromkeys((_CPP.CPPTYPE_STRING, _CPP.CPPTYPE_ENUM, _CPP.CPPTYPE_MESSAGE), str),
+}
+
 
 class Open(dict[str, Any]):
     """An object that may have further keys."""
@@ -287,15 +294,7 @@ class Schemas:
             return self._object({**envelope, "decoded": {"anyOf": [manifest, {"type": "null"}]}})
         if field.message_type is not None and field.message_type.full_name != "google.protobuf.Timestamp":
             return self._message(field.message_type)
-        kinds = {
-            FieldDescriptor.CPPTYPE_BOOL: bool,
-            FieldDescriptor.CPPTYPE_DOUBLE: float,
-            FieldDescriptor.CPPTYPE_FLOAT: float,
-            FieldDescriptor.CPPTYPE_STRING: str,
-            FieldDescriptor.CPPTYPE_ENUM: str,
-            FieldDescriptor.CPPTYPE_MESSAGE: str,
-        }
-        return self.of(kinds.get(field.cpp_type, int))
+        return self.of(_CPP_TYPES.get(field.cpp_type, int))
 
 
 def commands() -> Iterator[str]:

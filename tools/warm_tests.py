@@ -16,24 +16,11 @@ from pathlib import Path
 
 import psutil
 
-PRELOADED = [
-    "alembic.command",
-    "cryptography.x509",
-    "grpc_health.v1.health",
-    "hypothesis",
-    "piqp",
-    "psycopg",
-    "pydantic",
-    "pytest",
-    "rich.progress",
-    "scipy.optimize",
-    "sklearn.datasets",
-    "sqlalchemy.dialects.postgresql.psycopg",
-    "sqlalchemy.dialects.sqlite",
-    "sqlalchemy.orm",
-    "torch",
-    "typer",
-]
+PRELOADED = (
+    *("alembic.command", "cryptography.x509", "grpc_health.v1.health", "hypothesis", "piqp", "psycopg", "pydantic"),
+    *("pytest", "rich.progress", "scipy.optimize", "sklearn.datasets", "sqlalchemy.dialects.postgresql.psycopg"),
+    *("sqlalchemy.dialects.sqlite", "sqlalchemy.orm", "torch", "typer"),
+)
 LATE = "late"
 
 

@@ -85,8 +85,7 @@ def command(*arguments: object) -> tuple[int, str]:
 
 def begin(made: Stage, rounds: int = 1, *, seed: int = 3) -> tuple[str, list[Player]]:
     """A run; another seed gives other updates, and so other blobs."""
-    task = made.task()
-    players = made.cast(task, "ann", "ben")
+    task, players = made.crew("ann", "ben")
     document = spec(f"bucket-{made.count}", task, rounds, seed=seed, algorithm="fedavg", more="selection.minimum = 2")
     return made.submit(document), players
 
@@ -179,8 +178,7 @@ def test_an_object_that_was_changed_or_removed_pauses_the_run_until_it_is_restor
     assert payload in reason
     assert remote.served.coordinator._condition.faults == {}
     blobs.put(good)
-    remote.resume(run)
-    remote.play(run, ann, ben)
+    remote.resume(run, ann, ben)
 
 
 def test_a_coordinator_starts_only_with_a_bucket_that_works_and_the_check_names_what_fails(

@@ -1,10 +1,13 @@
-"""Models that are missing or damaged on the disk: never served, named with a stable reason, and repaired."""
+"""Models that are missing, damaged or removed: never served, named with a stable reason, and repaired or kept."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from coordinator.lookup import _listed
 from federation.digests import digest
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import AssignmentManifest
@@ -12,10 +15,12 @@ from federation.v1.federation_pb2 import FetchBlobRequest
 from storage import blob_directory
 from storage.blob_directory import DirectoryStore
 from storage.blobs import BlobCorrupt
+from storage.models import AuditEntry
+from storage.retention import collect
 from storage.states import RunState
 from tests.coordinator.rounds.scene import cut, flip, lose
-from tests.running import refused
-from tests.stage import MODEL, Player, Stage, reply
+from tests.running import SECONDS, refused
+from tests.stage import MODEL, Player, Stage, reply, stage
 from tests.storage.scene import blob_file
 
 Damage = Callable[[Path], Callable[[], None]]
@@ -97,3 +102,81 @@ def test_a_blob_of_another_process_is_checked_when_it_is_opened_first_and_each_b
     repair()
     blobs.local(name)
     assert checked == [name] * 4
+
+
+ROUNDS = 6
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """A coordinator that keeps the first, the best and the last round of each run."""
+    directory = tmp_path_factory.mktemp("removed")
+    with stage(directory, f"sqlite:///{directory / 'test.db'}", keep_rounds=1) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def run(short: Stage) -> str:
+    """A run whose old models have been collected."""
+    run, players = short.begin("ann", "ben", rounds=ROUNDS, algorithm="fedavg", more="selection.minimum = 2")
+    short.play(run, *players)
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    collect(short.served.database, short.blobs, now=tomorrow, grace_seconds=60, keep_rounds=1)
+    return run
+
+
+def left(short: Stage, run: str) -> list[int]:
+    """The rounds whose models are there."""
+    return [row.number for row in short.rounds(run) if short.blobs.exists(row.deployed_model or "")]
+
+
+def export(short: Stage, run: str, number: int | None = None) -> str:
+    return next(short._admin.ExportModel(admin.ExportModelRequest(run=run, round=number), timeout=SECONDS)).digest
+
+
+def exports(short: Stage) -> int:
+    entries = short.look(lambda session: session.query(AuditEntry).filter_by(action="model.exported").count())
+    return int(entries)
+
+
+def test_the_export_of_a_removed_model_is_refused_with_the_rounds_that_can_be_exported(short: Stage, run: str) -> None:
+    there = left(short, run)
+    (gone, *_) = set(range(ROUNDS)) - set(there)
+    before = exports(short)
+    with refused("NOT_FOUND", "blob-removed") as messages:
+        export(short, run, gone)
+    assert messages == [
+        f"the model after round {gone} of run {run} was removed: of each run, only the first, the best and the last "
+        "rounds keep their models and updates (keep_rounds = 1 in the coordinator's settings). Of this run there are "
+        f"the models after {_listed(there)}; without --round the newest is exported"
+    ]
+    assert exports(short) == before  # an export that was refused is none
+    for number in there:
+        assert export(short, run, number) == short.rounds(run)[number].deployed_model
+    assert export(short, run) == short.run(run).model
+    assert exports(short) == before + len(there) + 1
+
+
+def test_a_client_that_asks_for_a_removed_model_is_told_that_it_was_removed(short: Stage, run: str) -> None:
+    row = next(row for row in short.rounds(run) if not short.blobs.exists(row.base_model))
+    with refused("NOT_FOUND", "blob-removed") as messages:
+        list(short.players["ann"].member.stub.FetchBlob(FetchBlobRequest(digest=row.base_model), timeout=SECONDS))
+    assert messages[0].startswith(f"{row.base_model} of assignment ")
+    asked = {n for n in range(ROUNDS) if f"was removed: round {n} of run {run} has ended" in messages[0]}
+    assert asked < {row.number - 1, row.number}  # the one that evaluated the model, or the one that began with it
+    assert "keep_rounds = 1" in messages[0]
+    assert short.run(run).state is RunState.COMPLETED
+
+
+def test_a_model_that_is_to_be_kept_and_is_not_there_is_damage(short: Stage, run: str, tmp_path: Path) -> None:
+    path = blob_file(short.blobs, short.run(run).model)
+    os.rename(path, tmp_path / "away")
+    for number in (None, ROUNDS - 1):
+        with refused("DATA_LOSS", "blob-damaged"):
+            export(short, run, number)
+    os.rename(tmp_path / "away", path)
+
+
+def test_rounds_are_listed_in_spans() -> None:
+    assert _listed([0, 3, 4, 5, 9]) == "rounds 0, 3 to 5, 9"
+    assert (_listed([7]), _listed([])) == ("round 7", "no round")

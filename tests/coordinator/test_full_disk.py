@@ -23,6 +23,7 @@ from storage.reserve import MARGIN_BYTES, RESERVE_BYTES, Reserve
 from storage.states import RunState
 from tests.coordinator.scene import NOT_SERVING, SERVING, health
 from tests.running import refused, wait_for
+from tests.soak.faults import fill
 from tests.stage import Player, Stage, spec, stage
 
 MEBI = 1 << 20
@@ -57,19 +58,6 @@ def small(_small: Stage, disk: Path) -> Iterator[Stage]:
     (disk / "ballast").unlink(missing_ok=True)
     wait_for(lambda: health(_small) == SERVING, "the coordinator to serve")
     _small.clear()
-
-
-def fill(disk: Path) -> None:
-    """Takes every byte that is left, those of the reserve apart."""
-    with (disk / "ballast").open("ab", buffering=0) as file:
-        size = MEBI
-        while size:
-            try:
-                file.write(b"\0" * size)
-            except OSError as error:
-                if error.errno != errno.ENOSPC:
-                    raise
-                size //= 2
 
 
 def begin(made: Stage, rounds: int = 1) -> tuple[str, dict[Player, AssignmentManifest]]:
@@ -155,8 +143,7 @@ def test_a_run_that_an_operator_pauses_while_the_disk_is_full_stays_paused(small
     wait_for(lambda: health(small) == SERVING, "the health to tell")
     assert small.run(run).state is RunState.PAUSED
     assert small.run(run).reason.startswith("paused by ")
-    small.resume(run)
-    small.play(run, *replayed(small, run, orders))
+    small.resume(run, *replayed(small, run, orders))
 
 
 def test_a_coordinator_that_starts_on_a_full_disk_pauses_and_one_that_starts_after_it_goes_on(

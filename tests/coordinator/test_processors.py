@@ -1,11 +1,9 @@
 """Processors round differently: rounds that were made on one of them are verified, and go on, on another."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from coordinator.aggregation.phases import Voided
 from federation.secure.thresholds import ONE, Mode
 from tests.federation.work.scene import cast, equal, play, setting
+from tests.harness import python
 from tests.paths import PROGRAMS, ROOT
 from tests.programs.processors import RULES
 from tests.worker.work.scene import scene as federation_scene
@@ -45,15 +44,8 @@ def needs(*names: str) -> None:
 
 def run(core: str, *arguments: str) -> list[str]:
     """What tests/programs/processors.py prints with the arithmetic of this kind of processor."""
-    environment = {**os.environ, "OPENBLAS_CORETYPE": core, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    made = subprocess.run(
-        [sys.executable, str(PROGRAMS / "processors.py"), *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return made.stdout.splitlines()
+    environment: Any = {"OPENBLAS_CORETYPE": core, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return python(PROGRAMS / "processors.py", *arguments, **environment).stdout.splitlines()
 
 
 def verified(file: Path, core: str) -> None:
@@ -156,9 +148,7 @@ def test_a_coordinator_that_is_killed_goes_on_with_another_arithmetic(tmp_path: 
         bundle = tmp_path / "run.bundle"
         fed.admin("bundle", name, "--payloads", "--yes", "--out", str(bundle))
         for core in ABLE:
-            environment = {**os.environ, "OPENBLAS_CORETYPE": core}
-            command = [sys.executable, "-m", "fedpareto", "verify", str(bundle)]
-            subprocess.run(command, env=environment, check=True, capture_output=True)
+            python("-m", "fedpareto", "verify", bundle, OPENBLAS_CORETYPE=core)
 
 
 def served(core: str, *program: str) -> str:

@@ -33,8 +33,7 @@ def test_the_disk_is_counted_by_models_updates_and_runs(stage: Stage) -> None:
     [planned] = [item for item in look(stage).runs if item.run_id == run]
     assert (planned.models, planned.replies) == (len(MODEL), 0)
     assert planned.needed == 3 * 2 * len(MODEL)  # a model and, as far as is known, one update for each round
-    stage.resume(run)
-    stage.play(run, *players)
+    stage.resume(run, *players)
     after = look(stage)
     [found] = [item for item in after.runs if item.run_id == run]
     stage.wait_state(run, RunState.COMPLETED)
@@ -60,8 +59,7 @@ def test_the_estimate_of_a_run_counts_a_model_and_the_wanted_updates_of_each_rou
 
 
 def test_a_dry_run_says_whom_a_round_would_ask_and_stores_nothing(stage: Stage) -> None:
-    task = stage.task()
-    stage.cast(task, "a", "b", "c")
+    task, _ = stage.crew("a", "b", "c")
     blobs = set(stored(stage.blobs))
     half = 'selection.method = "fraction"\nselection.fraction = 0.5\nselection.minimum = 2\nalgorithm.prior = "samples"'
     response = ask(stage, spec("dry", task, 5, more=half))
@@ -88,13 +86,11 @@ def test_a_dry_run_refuses_what_a_submission_would_refuse(stage: Stage) -> None:
 
 
 def test_a_run_that_is_larger_than_the_disk_is_warned_of(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
-    task = stage.task()
-    stage.cast(task, "a")
+    task, _ = stage.crew("a")
     response = ask(stage, spec("large", task, 1_000_000), size=8 << 30)
     assert "the run will take about 17179869.2 GB on the coordinator's disk" in response.warnings[0]
-    with pytest.raises(CommandFailure, match="too little space") as caught:
+    with pytest.raises(CommandFailure, match="too little space", check=lambda error: error.code == 1):
         upload.show_prospects(response, as_json=False)
-    assert caught.value.code == 1
     assert "1 (a); a round asks 1" in capsys.readouterr().out
     nobody = ask(stage, spec("lonely", stage.task()))
     with pytest.raises(CommandFailure, match="0 members could be asked, and a round needs 1"):

@@ -1,6 +1,8 @@
-"""What a coordinator learns: attacks find what is there to find, and the views are those of the private round."""
+"""What a coordinator learns, and what it reaches with noise of its choice that `fedpareto verify` does not detect.
 
-from collections.abc import Iterator
+Attacks find what is there to find, and the views are those of the private round.
+"""
+
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,11 @@ from federation.secure import masks, sketch
 from federation.secure.blocks import blocks
 from federation.secure.fields import F_P
 from federation.secure.thresholds import S_BITS, Mode, truncated
+from federation.spec.noise_rows import noise_defect
+from federation.vectors import to_bytes, update_layout, update_rows
 from fedpareto.cli.main import app
+from tests.experiments import scene as experiment_cases
+from tests.experiments.noise_search import Search
 from tests.federation.secure.scene import session
 from tests.paths import DOCS
 
@@ -34,13 +40,7 @@ def laboratory() -> Laboratory:
     return Laboratory()
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Models this small are trained fastest by one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+one_thread = experiment_cases.one_thread  # a fixture
 
 
 def measured(laboratory: Laboratory, attack: str, view: str, **changes: object) -> Measures:
@@ -195,8 +195,7 @@ def test_one_sample_moves_a_private_step_by_no_more_than_the_clipping_norm() -> 
         local_updates(network, network.start, Clients(images, y), train, generator.manual_seed(2), sigma=1e-9)
         for images in (x, without)
     ]
-    lengths = [float(update.norm()) for update in moved]
-    assert max(lengths) <= 0.2 + 1e-6
+    assert max([float(update.norm()) for update in moved]) <= 0.2 + 1e-6
     assert 1e-3 < float((moved[0] - moved[1]).norm()) <= 2 * 0.2 / 5 + 1e-6
 
 
@@ -259,3 +258,23 @@ def test_the_quick_form_makes_tables_and_the_figure_and_can_be_compared_again(tm
     assert again.exit_code == 0, again.output
     assert all(figure.exists() for figure in figures)
     assert (tmp_path / "table.md").read_text() == table
+
+
+# --- noise of its choice
+
+
+@pytest.mark.parametrize(
+    ("clients", "rounds"), [(10, 1), pytest.param(100, 10, marks=pytest.mark.full)], ids=["1-round", "10-rounds"]
+)
+def test_noise_that_passes_the_check_gives_the_coordinator_the_model_that_it_wants(
+    tmp_path: Path, clients: int, rounds: int
+) -> None:
+    wrong, backdoor = Search(clients, 1.0), Search(clients, 1.0)
+    assert wrong.play(rounds, wrong.next_digit)[-1].next > 0.9
+    reached = backdoor.play(rounds, backdoor.marked_as_zero)[-1]
+    assert (reached.right > 0.8, reached.marked > 0.9) == (True, True)
+    assert Search(clients, 1.0).play(rounds, None)[-1].marked < 0.3
+    for search in (wrong, backdoor):
+        path = tmp_path / "noise"
+        path.write_bytes(to_bytes(update_layout([("noise", len(search.noise))]), search.noise.numpy()))
+        assert noise_defect(update_rows(path).values()) == ""

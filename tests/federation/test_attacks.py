@@ -92,8 +92,7 @@ def test_min_max_goes_as_far_from_the_farthest_as_the_honest_are_from_each_other
 @pytest.mark.parametrize("text", ["alie:z=1.5", "min-max", "mimic"])
 @pytest.mark.parametrize("peers", [PEERS[:0], OWN[None]])
 def test_whoever_knows_only_itself_sends_what_it_has(text: str, peers: NDArray[np.float32]) -> None:
-    update = parse_attack(text).on_update(OWN, peers=peers, m=1, seed=0)
-    np.testing.assert_allclose(update, OWN, rtol=1e-6)
+    np.testing.assert_allclose(parse_attack(text).on_update(OWN, peers=peers, m=1, seed=0), OWN, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("text", "size"), [("gaussian:deviation=3", 3.0), ("gaussian", 200.0), ("free-rider", 0.5)])

@@ -8,13 +8,12 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from federation.tasks import TaskError, task
 from fedpareto.cli import code_path
-from fedpareto.cli.failure import CommandFailure
-from fedpareto.cli.main import app
 from fedpareto.processes.process_federation import ProcessFederation
+from tests import harness
+from tests.command_lines import failure
 from tests.paths import ROOT
 
 TASK = "from federation.tasks.digits import Digits\n\n\nclass Own(Digits):\n    ...\n"
@@ -36,20 +35,13 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def python(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-P", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, **environment},
-    )
+    command, env = [sys.executable, "-P", *arguments], {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
 
 
 def test_the_command_ends_when_other_packages_hide_its_own_and_names_both_paths(code: Path) -> None:
     done = python("-m", "fedpareto", "--help", PYTHONPATH=str(code))
-    assert done.returncode == 2
-    assert done.stdout == ""
+    assert (done.returncode, done.stdout) == (2, "")
     for name, file in (("storage", "storage"), ("experiments", "experiments"), ("worker", "worker.py")):
         assert f"  {code / file} hides {ROOT / name}\n" in done.stderr
     assert "Traceback" not in done.stderr
@@ -101,10 +93,9 @@ def test_a_task_whose_module_is_hidden_is_refused_with_both_paths(code: Path) ->
 
 
 def test_a_directory_of_code_that_is_not_there_is_bad_usage(code: Path) -> None:
-    result = CliRunner().invoke(app, ["data", "show", "digits", "--code", str(code / "missing")])
-    assert isinstance(result.exception, CommandFailure)
-    assert result.exception.message == f"--code: {code / 'missing'} is not a directory"
-    assert result.exception.code == 2
+    result = failure("data", "show", "digits", "--code", str(code / "missing"))
+    assert result.message == f"--code: {code / 'missing'} is not a directory"
+    assert result.code == 2
 
 
 @pytest.mark.parametrize(
@@ -131,8 +122,7 @@ def test_an_error_in_the_code_of_a_task_is_three_lines_with_file_and_line(
     code_path.append([code])
     with pytest.raises(TaskError) as caught:
         task(f"{name}:Own")
-    lines = str(caught.value).splitlines()
-    assert len(lines) == 3
+    assert len(str(caught.value).splitlines()) == 3
     assert expected.replace("MODULE", name).replace("FILE", str(code / f"{name}.py")) in str(caught.value)
 
 
@@ -156,13 +146,5 @@ def test_a_coordinator_takes_the_current_directory_off_the_path_unless_it_is_nam
 
 def test_a_file_beside_the_one_that_is_verified_is_not_imported(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("raise SystemExit('this is not the library')\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "fedpareto", "verify", "run.fedpareto"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 1
+    done = harness.python("-m", "fedpareto", "verify", "run.fedpareto", code=1, cwd=tmp_path)
     assert "cannot read run.fedpareto" in done.stderr or "No such file" in done.stderr

@@ -28,19 +28,8 @@ from federation.spec.run_spec import RunSpec
 from federation.training.pipe import Messages, PipeError
 from federation.trust.envelope import seal, unseal
 from federation.trust.key_chain import KeyChain
+from federation.v1 import common_pb2 as common
 from federation.v1 import secure_pb2 as secure
-from federation.v1.common_pb2 import (
-    AssignmentManifest,
-    DeclineManifest,
-    EvaluateWork,
-    JacobianWork,
-    LogHead,
-    ReplyManifest,
-    ResidualWork,
-    SearchWork,
-    SignedEnvelope,
-    TrainWork,
-)
 from federation.v1.federation_pb2 import FetchBlobResponse, SubmitRequest
 from federation.work.base import Shape, WorkError
 from federation.work.peers import open_reply
@@ -48,7 +37,7 @@ from federation.work.registry import decode, decode_statement, encode, statement
 from federation.work.secure.wire import read_terms, terms_bytes
 from federation.work.site import Site
 from federation.work.train.work import Train
-from tests.federation.test_fuzz_texts import KEY, MEMBER
+from tests.federation.test_fuzz_parsers import KEY, MEMBER
 from tests.fuzzing import CORPUS, Parser, corpus, fuzz, messages
 from tests.scripted import CLIENT, FEDERATION, ScriptedLog
 from tests.worker.scene import ALLOWED, LAYOUT
@@ -67,11 +56,11 @@ SHAPE = Shape(LAYOUT, OBJECTIVES, OBJECTIVES)
 SKETCHES = ("count", "svd", "svd-two-way", "top-k", "mask", "gram", "exact")
 SPEC = RunSpec.parse('name = "fuzz"\ntask = "digits"\nrounds = 1')
 WORK: dict[str, type[Message]] = {
-    "train": TrainWork,
-    "evaluate": EvaluateWork,
-    "jacobian": JacobianWork,
-    "residual": ResidualWork,
-    "search": SearchWork,
+    "train": common.TrainWork,
+    "evaluate": common.EvaluateWork,
+    "jacobian": common.JacobianWork,
+    "residual": common.ResidualWork,
+    "search": common.SearchWork,
     "secure-ready": secure.SecureReadyWork,
     "secure-deal": secure.SecureDealWork,
     "secure-open": secure.SecureOpenWork,
@@ -104,11 +93,11 @@ def fetched(data: bytes) -> memoryview:
     return found
 
 
-def opened(data: bytes) -> ReplyManifest:
+def opened(data: bytes) -> common.ReplyManifest:
     """An update that the key of the corpus has signed: one of those in the corpus, and no other."""
-    envelope = message(SignedEnvelope, data)
-    found = unseal(envelope, ReplyManifest, KEY.public_key())
-    signed = [SignedEnvelope.FromString(seed).manifest for seed in corpus("envelope") if seed != b"junk"]
+    envelope = message(common.SignedEnvelope, data)
+    found = unseal(envelope, common.ReplyManifest, KEY.public_key())
+    signed = [common.SignedEnvelope.FromString(seed).manifest for seed in corpus("envelope") if seed != b"junk"]
     assert envelope.manifest in signed
     return found
 
@@ -116,7 +105,7 @@ def opened(data: bytes) -> ReplyManifest:
 def asked(data: bytes) -> Any:
     """What a worker makes of an assignment that its coordinator has signed."""
     return check_assignment(
-        seal(message(AssignmentManifest, data), KEY),
+        seal(message(common.AssignmentManifest, data), KEY),
         member=MEMBER,
         offers=ALLOWED,
         limits=WorkLimits(),
@@ -148,10 +137,10 @@ def statement(data: bytes) -> Any:
     return said
 
 
-def reply(data: bytes) -> ReplyManifest:
+def reply(data: bytes) -> common.ReplyManifest:
     """A reply whose client has signed it: what the coordinator checks before it looks at the payload."""
-    order = AssignmentManifest.FromString((CORPUS / "assignment" / "train").read_bytes())
-    manifest: ReplyManifest = message(ReplyManifest, data)
+    order = common.AssignmentManifest.FromString((CORPUS / "assignment" / "train").read_bytes())
+    manifest: common.ReplyManifest = message(common.ReplyManifest, data)
     must_be_a_time(manifest.created)
     must_match(manifest, order)
     if (problem := content_problem(manifest, Train, SPEC.limits) or privacy_problem(manifest, order)) is not None:
@@ -159,11 +148,11 @@ def reply(data: bytes) -> ReplyManifest:
     return manifest
 
 
-def declined(data: bytes) -> DeclineManifest:
+def declined(data: bytes) -> common.DeclineManifest:
     """A member's signed refusal of the assignment of the corpus, as the coordinator takes it."""
-    envelope = message(SignedEnvelope, data)
+    envelope = message(common.SignedEnvelope, data)
     claimed_assignment(envelope)
-    order = seal(AssignmentManifest.FromString((CORPUS / "assignment" / "train").read_bytes()), KEY)
+    order = seal(common.AssignmentManifest.FromString((CORPUS / "assignment" / "train").read_bytes()), KEY)
     found = verified_decline(envelope, order, KEYS)
     reason, text = reason_and_message(found)
     assert len(reason) <= 80
@@ -240,7 +229,7 @@ def witnessed(path: Path) -> Callable[[bytes], Any]:
         path.unlink(missing_ok=True)
         witness = Witness(path, path.with_suffix(".fork"), member=MEMBER, events=Events(io.StringIO()))
         witness.welcome(certified, first, None)
-        witness.saw(message(LogHead, data))
+        witness.saw(message(common.LogHead, data))
         return witness.size
 
     return shown
@@ -256,12 +245,12 @@ def said(data: bytes) -> int:
 
 # By the name of its corpus; `path` is a place for a file.
 PARSERS: dict[str, Callable[[Path], Parser]] = {
-    "envelope": lambda path: Parser(opened, Refusal, None, messages(SignedEnvelope)),
+    "envelope": lambda path: Parser(opened, Refusal, None, messages(common.SignedEnvelope)),
     "submit-request": lambda path: Parser(submitted, DecodeError, None, messages(SubmitRequest)),
     "fetch-response": lambda path: Parser(fetched, DecodeError, None, messages(FetchBlobResponse)),
-    "assignment": lambda path: Parser(asked, (Refusal, Declined), None, messages(AssignmentManifest)),
-    "reply": lambda path: Parser(reply, Refusal, None, messages(ReplyManifest)),
-    "decline": lambda path: Parser(declined, Refusal, None, messages(SignedEnvelope)),
+    "assignment": lambda path: Parser(asked, (Refusal, Declined), None, messages(common.AssignmentManifest)),
+    "reply": lambda path: Parser(reply, Refusal, None, messages(common.ReplyManifest)),
+    "decline": lambda path: Parser(declined, Refusal, None, messages(common.SignedEnvelope)),
     "statement": lambda path: Parser(statement, WorkError, None, messages(secure.SecureStatement)),
     "secure-terms": lambda path: Parser(
         lambda data: read_terms(data, SHAPE), WorkError, terms_bytes, messages(secure.SecureTerms)
@@ -275,7 +264,7 @@ PARSERS: dict[str, Callable[[Path], Parser]] = {
     ),
     "sketch": lambda path: Parser(estimate, SketchError),
     "status": lambda path: Parser(status, LookupError, None, messages(Status)),
-    "log-head": lambda path: Parser(witnessed(path), (Refusal, StatementError), None, messages(LogHead)),
+    "log-head": lambda path: Parser(witnessed(path), (Refusal, StatementError), None, messages(common.LogHead)),
     "trainer": lambda path: Parser(said, PipeError),
     **{
         f"work-{name}": lambda path, name=name, of=of: Parser(work(name), WorkError, encode, messages(of))  # type: ignore[misc]

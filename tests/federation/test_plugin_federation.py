@@ -56,8 +56,7 @@ def test_the_examples_on_the_page_are_the_files() -> None:
 
 def test_a_rule_and_a_stage_of_ones_own_make_the_steps_of_a_run(running: Federation) -> None:
     text = specification("worst-first").replace("share = 0.25", 'share = 0.25\npre = ["equal_length:EqualLength"]')
-    run = running.submit("worst-first", text)
-    running.wait_completed(run)
+    run = running.completed("worst-first", text)
     for step in steps(running, run):
         assert step.algorithm == "worst_first:WorstFirst"
         assert [(code.kind, code.class_name, code.package, code.digest) for code in step.code] == [
@@ -75,8 +74,7 @@ def test_an_attack_of_ones_own_is_rehearsed_by_a_real_worker(running: Federation
 
 
 def test_a_sketch_of_ones_own_is_sent_by_workers_that_allow_it(running: Federation) -> None:
-    run = running.submit("random-signs", specification("random-signs", rounds=1))
-    running.wait_completed(run)
+    run = running.completed("random-signs", specification("random-signs", rounds=1))
     (step,) = steps(running, run)
     assert [(code.kind, code.class_name, code.package, code.version) for code in step.code] == [
         ("algorithm", "coordinator.aggregation.rules.fedcmoo:FedCMOO", "fedpareto", version("fedpareto")),

@@ -264,8 +264,7 @@ def test_a_coordinator_refuses_a_run_whose_rule_fails_and_goes_on(
 
 def test_a_rule_that_fails_in_a_round_ends_its_own_run_with_file_and_line(stage: Stage, code: Path) -> None:
     name = rule(code, MEAN.replace("FIELD", "").replace("return conclude", "raise SystemExit(3) #"), "exits")
-    task = stage.task()
-    players = stage.cast(task, "ann", "ben")
+    task, players = stage.crew("ann", "ben")
     failing = stage.submit(spec(f"exits-{stage.count}", task, algorithm=name, more="selection.minimum = 2"))
     stage.play(failing, *players, until=lambda: stage.run(failing).state is RunState.FAILED)
     reason = " ".join(stage.run(failing).reason.split())
@@ -279,8 +278,7 @@ def test_a_run_whose_rule_is_gone_after_a_restart_is_paused_and_goes_on_when_it_
     stage: Stage, code: Path
 ) -> None:
     name = rule(code, MEAN.replace("FIELD", ""), "comes_back")
-    task = stage.task()
-    players = stage.cast(task, "ann", "ben")
+    task, players = stage.crew("ann", "ben")
     run = stage.submit(spec(f"comes-back-{stage.count}", task, algorithm=name, more="selection.minimum = 2"))
 
     def forget() -> None:
@@ -295,8 +293,7 @@ def test_a_run_whose_rule_is_gone_after_a_restart_is_paused_and_goes_on_when_it_
     (code / "kept").rename(code / "comes_back.py")
     invalidate_caches()
     stage.come_back()
-    stage.resume(run)
-    stage.play(run, *players)
+    stage.resume(run, *players)
     assert stage.run(run).state is RunState.COMPLETED
 
 

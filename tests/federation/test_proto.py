@@ -6,13 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from google.protobuf.descriptor_pb2 import (
-    DescriptorProto,
-    EnumDescriptorProto,
-    FileDescriptorProto,
-    FileDescriptorSet,
-    ServiceDescriptorProto,
-)
+from google.protobuf import descriptor_pb2 as descriptors
 from grpc_tools import protoc
 
 from tests.paths import ROOT
@@ -42,21 +36,21 @@ def test_the_stubs_in_the_tree_are_the_ones_that_proto_generates(tmp_path: Path)
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> list[FileDescriptorProto]:
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[descriptors.FileDescriptorProto]:
     out = tmp_path_factory.mktemp("descriptors") / "set"
     include = Path(protoc.__file__).parent / "_proto"
     options = [f"-I{PROTO}", f"-I{include}", "--include_source_info", f"--descriptor_set_out={out}"]
     assert protoc.main(["protoc", *options, *SOURCES]) == 0
-    return sorted(FileDescriptorSet.FromString(out.read_bytes()).file, key=lambda file: file.name)
+    return sorted(descriptors.FileDescriptorSet.FromString(out.read_bytes()).file, key=lambda file: file.name)
 
 
-def of_enum(enum: EnumDescriptorProto, path: tuple[int, ...], name: str) -> Iterator[Place]:
+def of_enum(enum: descriptors.EnumDescriptorProto, path: tuple[int, ...], name: str) -> Iterator[Place]:
     yield path, name
     for i, value in enumerate(enum.value):
         yield (*path, ENUM_VALUE, i), f"{name}.{value.name}"
 
 
-def of_message(message: DescriptorProto, path: tuple[int, ...], name: str) -> Iterator[Place]:
+def of_message(message: descriptors.DescriptorProto, path: tuple[int, ...], name: str) -> Iterator[Place]:
     if message.options.map_entry:
         return
     yield path, name
@@ -72,13 +66,13 @@ def of_message(message: DescriptorProto, path: tuple[int, ...], name: str) -> It
         yield from of_message(nested, (*path, MESSAGE_NESTED, i), f"{name}.{nested.name}")
 
 
-def of_service(service: ServiceDescriptorProto, path: tuple[int, ...]) -> Iterator[Place]:
+def of_service(service: descriptors.ServiceDescriptorProto, path: tuple[int, ...]) -> Iterator[Place]:
     yield path, service.name
     for i, method in enumerate(service.method):
         yield (*path, SERVICE_METHOD, i), f"{service.name}.{method.name}"
 
 
-def places(file: FileDescriptorProto) -> Iterator[Place]:
+def places(file: descriptors.FileDescriptorProto) -> Iterator[Place]:
     for i, message in enumerate(file.message_type):
         yield from of_message(message, (FILE_MESSAGE, i), message.name)
     for i, enum in enumerate(file.enum_type):
@@ -87,7 +81,7 @@ def places(file: FileDescriptorProto) -> Iterator[Place]:
         yield from of_service(service, (FILE_SERVICE, i))
 
 
-def test_everything_in_the_contract_has_a_comment(files: list[FileDescriptorProto]) -> None:
+def test_everything_in_the_contract_has_a_comment(files: list[descriptors.FileDescriptorProto]) -> None:
     assert [file.name for file in files] == SOURCES
     silent = []
     for file in files:
@@ -96,12 +90,14 @@ def test_everything_in_the_contract_has_a_comment(files: list[FileDescriptorProt
     assert not silent
 
 
-def test_the_contract_is_one_package_in_proto3_whose_enums_start_unspecified(files: list[FileDescriptorProto]) -> None:
+def test_the_contract_is_one_package_in_proto3_whose_enums_start_unspecified(
+    files: list[descriptors.FileDescriptorProto],
+) -> None:
     for file in files:
         assert (file.syntax, file.package) == ("proto3", "federation.v1"), file.name
         for enum in file.enum_type:
             assert enum.value[0].name.endswith("_UNSPECIFIED"), enum.name
 
 
-def test_the_services_are_enrollment_federation_and_admin(files: list[FileDescriptorProto]) -> None:
+def test_the_services_are_enrollment_federation_and_admin(files: list[descriptors.FileDescriptorProto]) -> None:
     assert sorted(service.name for file in files for service in file.service) == ["Admin", "Enrollment", "Federation"]

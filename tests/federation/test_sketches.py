@@ -151,7 +151,7 @@ def minimum(name: str, d: int, served: int) -> int:
     return {"count": served, "mask": served, "top-k": 2}.get(name, 0)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(shapes, st.data())
 def test_a_message_has_the_rows_that_are_told_and_stays_within_the_budget(
     shape: tuple[str, int, int, float], data: st.DataObject

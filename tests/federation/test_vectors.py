@@ -12,28 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import numpy as safetensors
 
+from federation import vectors
 from federation.digests import digest
 from federation.line.payload_check import PayloadCheck
 from federation.refusals import Refusal
-from federation.vectors import (
-    MAX_HEADER_BYTES,
-    Layout,
-    Tensor,
-    model_layout,
-    model_row,
-    parse_header,
-    read_vector,
-    to_bytes,
-    update_layout,
-    update_rows,
-    write_vectors,
-)
 
-MODEL = Layout((Tensor("weight", (2, 3)), Tensor("bias", (3,)), Tensor("scale", ())))
-ROWS = update_layout([("loss", 7), ("fairness", 5)])
+MODEL = vectors.Layout((vectors.Tensor("weight", (2, 3)), vectors.Tensor("bias", (3,)), vectors.Tensor("scale", ())))
+ROWS = vectors.update_layout([("loss", 7), ("fairness", 5)])
 
 
-def numbers(layout: Layout) -> np.ndarray[Any, np.dtype[np.float32]]:
+def numbers(layout: vectors.Layout) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.arange(1, layout.size + 1).astype(np.float32) / np.float32(7)
 
 
@@ -46,7 +34,9 @@ def entry(begin: int, end: int, shape: list[Any], dtype: str = "F32") -> dict[st
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
-def check(payload: bytes, layout: Layout = ROWS, cuts: tuple[int, ...] = (), algorithm: str = "blake3") -> PayloadCheck:
+def check(
+    payload: bytes, layout: vectors.Layout = ROWS, cuts: tuple[int, ...] = (), algorithm: str = "blake3"
+) -> PayloadCheck:
     found = PayloadCheck(layout, algorithm)
     edges = [0, *sorted(cut % (len(payload) + 1) for cut in cuts), len(payload)]
     for start, stop in pairwise(edges):
@@ -56,18 +46,18 @@ def check(payload: bytes, layout: Layout = ROWS, cuts: tuple[int, ...] = (), alg
 
 
 def test_a_vector_survives_its_file(tmp_path: Path) -> None:
-    write_vectors(tmp_path / "m", MODEL, numbers(MODEL))
-    layout, vector = read_vector(tmp_path / "m")
-    assert layout == MODEL == model_layout(tmp_path / "m")
+    vectors.write_vectors(tmp_path / "m", MODEL, numbers(MODEL))
+    layout, vector = vectors.read_vector(tmp_path / "m")
+    assert layout == MODEL == vectors.model_layout(tmp_path / "m")
     np.testing.assert_array_equal(vector, numbers(MODEL))
     assert not vector.flags.writeable
-    assert (tmp_path / "m").read_bytes() == to_bytes(MODEL, numbers(MODEL))
+    assert (tmp_path / "m").read_bytes() == vectors.to_bytes(MODEL, numbers(MODEL))
     assert (tmp_path / "m").stat().st_size == MODEL.file_bytes
-    np.testing.assert_array_equal(model_row(tmp_path / "m").read(), numbers(MODEL))
+    np.testing.assert_array_equal(vectors.model_row(tmp_path / "m").read(), numbers(MODEL))
 
 
 def test_the_safetensors_library_reads_our_files() -> None:
-    tensors = safetensors.load(to_bytes(MODEL, numbers(MODEL)))
+    tensors = safetensors.load(vectors.to_bytes(MODEL, numbers(MODEL)))
     assert {name: t.shape for name, t in tensors.items()} == {"weight": (2, 3), "bias": (3,), "scale": ()}
     np.testing.assert_array_equal(tensors["bias"], numbers(MODEL)[6:9])
 
@@ -75,50 +65,50 @@ def test_the_safetensors_library_reads_our_files() -> None:
 def test_we_read_files_of_the_safetensors_library(tmp_path: Path) -> None:
     tensors = {"b": np.ones((2, 2), np.float32), "a": np.zeros(3, np.float32)}
     (tmp_path / "m").write_bytes(safetensors.save(tensors, metadata={"format": "pt"}))
-    layout, vector = read_vector(tmp_path / "m")
+    layout, vector = vectors.read_vector(tmp_path / "m")
     assert {t.name: t.shape for t in layout.tensors} == {"b": (2, 2), "a": (3,)}
     assert vector.sum() == 4
 
 
 def test_the_header_is_aligned_and_depends_on_the_layout_alone() -> None:
     assert len(MODEL.header) % 8 == 0
-    assert MODEL.header == Layout(tuple(MODEL.tensors)).header
-    assert parse_header(MODEL.header) == (MODEL, len(MODEL.header))
+    assert MODEL.header == vectors.Layout(tuple(MODEL.tensors)).header
+    assert vectors.parse_header(MODEL.header) == (MODEL, len(MODEL.header))
 
 
 def test_rows_of_an_update_are_found_by_objective(tmp_path: Path) -> None:
-    write_vectors(tmp_path / "u", ROWS, numbers(ROWS))
-    rows = update_rows(tmp_path / "u")
+    vectors.write_vectors(tmp_path / "u", ROWS, numbers(ROWS))
+    rows = vectors.update_rows(tmp_path / "u")
     assert list(rows) == ["loss", "fairness"]
     np.testing.assert_array_equal(rows["loss"].read(), numbers(ROWS)[:7])
     np.testing.assert_array_equal(rows["fairness"].read(), numbers(ROWS)[7:])
 
 
 def test_a_row_must_be_a_vector(tmp_path: Path) -> None:
-    write_vectors(tmp_path / "u", MODEL, numbers(MODEL))
+    vectors.write_vectors(tmp_path / "u", MODEL, numbers(MODEL))
     with pytest.raises(Refusal, match="layout"):
-        update_rows(tmp_path / "u")
+        vectors.update_rows(tmp_path / "u")
 
 
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
         ((), "at least one"),
-        ((Tensor("a", (1,)), Tensor("a", (2,))), "twice"),
-        ((Tensor("", (1,)),), "cannot name"),
-        ((Tensor("__metadata__", (1,)),), "cannot name"),
-        ((Tensor("a", (2, 0)),), "no elements"),
+        ((vectors.Tensor("a", (1,)), vectors.Tensor("a", (2,))), "twice"),
+        ((vectors.Tensor("", (1,)),), "cannot name"),
+        ((vectors.Tensor("__metadata__", (1,)),), "cannot name"),
+        ((vectors.Tensor("a", (2, 0)),), "no elements"),
     ],
 )
-def test_an_impossible_layout_cannot_be_made(tensors: tuple[Tensor, ...], message: str) -> None:
+def test_an_impossible_layout_cannot_be_made(tensors: tuple[vectors.Tensor, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Layout(tensors)
+        vectors.Layout(tensors)
 
 
 def test_a_vector_of_another_size_or_type_is_not_written(tmp_path: Path) -> None:
     for wrong in (np.zeros(9, np.float32), np.zeros(10, np.float64), np.zeros((1, 10), np.float32)):
         with pytest.raises(ValueError, match="not the float32"):
-            write_vectors(tmp_path / "m", MODEL, wrong)  # type: ignore[arg-type]
+            vectors.write_vectors(tmp_path / "m", MODEL, wrong)  # type: ignore[arg-type]
     assert not (tmp_path / "m").exists()
 
 
@@ -127,7 +117,7 @@ BAD_HEADERS = {
     "short": (b"\x01\x02", "layout"),
     "truncated": (raw({"a": entry(0, 4, [1])})[:-3], "layout"),
     "absurd length": (struct.pack("<Q", 2**63) + b"{}", "limit:header"),
-    "one byte too long": (struct.pack("<Q", MAX_HEADER_BYTES + 1) + b"{}", "limit:header"),
+    "one byte too long": (struct.pack("<Q", vectors.MAX_HEADER_BYTES + 1) + b"{}", "limit:header"),
     "not utf-8": (raw(b"{\xff\xfe}"), "layout"),
     "not json": (raw(b"{'a': 1}"), "layout"),
     "pickle": (raw(b"\x80\x04\x95"), "layout"),
@@ -160,9 +150,8 @@ BAD_HEADERS = {
 @pytest.mark.parametrize("case", BAD_HEADERS)
 def test_a_bad_header_is_refused_with_its_reason(case: str) -> None:
     payload, reason = BAD_HEADERS[case]
-    with pytest.raises(Refusal) as refusal:
-        parse_header(payload)
-    assert refusal.value.reason == reason
+    with pytest.raises(Refusal, check=lambda error: error.reason == reason):
+        vectors.parse_header(payload)
     found = check(payload, cuts=(1, 9))
     assert found.problem is not None
     assert found.problem.reason == reason
@@ -171,7 +160,7 @@ def test_a_bad_header_is_refused_with_its_reason(case: str) -> None:
 @given(st.binary(max_size=300))
 def test_random_bytes_are_refused_and_nothing_else(data: bytes) -> None:
     with pytest.raises(Refusal):
-        parse_header(data)
+        vectors.parse_header(data)
     assert check(data).problem is not None
 
 
@@ -180,7 +169,7 @@ def test_a_damaged_header_is_read_or_refused_and_nothing_else(position: int, val
     damaged = bytearray(MODEL.header)
     damaged[position] = value
     try:
-        layout, offset = parse_header(bytes(damaged))
+        layout, offset = vectors.parse_header(bytes(damaged))
     except Refusal:
         return
     assert not damaged[offset:].strip()  # a shorter length may cut off padding
@@ -188,16 +177,16 @@ def test_a_damaged_header_is_read_or_refused_and_nothing_else(position: int, val
 
 
 def test_a_file_that_is_longer_or_shorter_than_its_header_says_is_refused(tmp_path: Path) -> None:
-    payload = to_bytes(MODEL, numbers(MODEL))
+    payload = vectors.to_bytes(MODEL, numbers(MODEL))
     for wrong in (payload + b"\0", payload[:-1]):
         (tmp_path / "m").write_bytes(wrong)
         with pytest.raises(Refusal, match="header describes"):
-            read_vector(tmp_path / "m")
+            vectors.read_vector(tmp_path / "m")
 
 
 @given(st.lists(st.integers(0, 10_000), max_size=12), st.sampled_from(["blake3", "sha256"]))
 def test_a_good_payload_passes_however_it_is_cut(cuts: list[int], algorithm: str) -> None:
-    found = check(to_bytes(ROWS, numbers(ROWS)), cuts=tuple(cuts), algorithm=algorithm)
+    found = check(vectors.to_bytes(ROWS, numbers(ROWS)), cuts=tuple(cuts), algorithm=algorithm)
     assert found.problem is None
     vector = numbers(ROWS).astype(np.float64)
     assert found.norms == pytest.approx({"loss": np.linalg.norm(vector[:7]), "fairness": np.linalg.norm(vector[7:])})
@@ -211,7 +200,7 @@ def test_a_good_payload_passes_however_it_is_cut(cuts: list[int], algorithm: str
 def test_one_value_that_is_not_finite_is_found_wherever_it_is(where: int, value: float, cuts: list[int]) -> None:
     vector = numbers(ROWS)
     vector[where] = value
-    found = check(to_bytes(ROWS, vector), cuts=tuple(cuts))
+    found = check(vectors.to_bytes(ROWS, vector), cuts=tuple(cuts))
     assert found.problem is not None
     assert found.problem.reason == "non-finite"
     assert ("loss" if where < 7 else "fairness") in found.problem.message
@@ -221,9 +210,9 @@ def test_one_value_that_is_not_finite_is_found_wherever_it_is(where: int, value:
 def test_the_norm_of_a_row_is_zero_only_where_every_element_is(cuts: list[int]) -> None:
     vector = np.zeros(ROWS.size, np.float32)
     vector[0] = -0.0
-    assert check(to_bytes(ROWS, vector), cuts=tuple(cuts)).norms == {"loss": 0.0, "fairness": 0.0}
+    assert check(vectors.to_bytes(ROWS, vector), cuts=tuple(cuts)).norms == {"loss": 0.0, "fairness": 0.0}
     vector[3] = np.finfo(np.float32).smallest_subnormal
-    found = check(to_bytes(ROWS, vector), cuts=tuple(cuts))
+    found = check(vectors.to_bytes(ROWS, vector), cuts=tuple(cuts))
     assert found.norms == {"loss": pytest.approx(float(vector[3]), abs=0), "fairness": 0.0}
     assert found.problem is None
 
@@ -231,21 +220,21 @@ def test_the_norm_of_a_row_is_zero_only_where_every_element_is(cuts: list[int]) 
 @given(st.lists(st.integers(0, 10_000), max_size=12))
 def test_the_norm_of_the_largest_values_does_not_overflow(cuts: list[int]) -> None:
     largest = np.finfo(np.float32).max
-    found = check(to_bytes(ROWS, np.full(ROWS.size, -largest)), cuts=tuple(cuts))
+    found = check(vectors.to_bytes(ROWS, np.full(ROWS.size, -largest)), cuts=tuple(cuts))
     assert found.problem is None
     assert found.norms == pytest.approx({"loss": float(largest) * 7**0.5, "fairness": float(largest) * 5**0.5})
 
 
 @given(st.integers(0, ROWS.file_bytes - 1), st.lists(st.integers(0, 10_000), max_size=6))
 def test_a_payload_that_ends_too_early_is_a_layout_problem(length: int, cuts: list[int]) -> None:
-    found = check(to_bytes(ROWS, numbers(ROWS))[:length], cuts=tuple(cuts))
+    found = check(vectors.to_bytes(ROWS, numbers(ROWS))[:length], cuts=tuple(cuts))
     assert found.problem is not None
     assert found.problem.reason == "layout"
 
 
 @pytest.mark.parametrize("tail", [b"\0", b"\0\0\0\0", b"\0" * 1000])
 def test_a_payload_that_goes_on_is_a_layout_problem(tail: bytes) -> None:
-    found = check(to_bytes(ROWS, numbers(ROWS)) + tail, cuts=(ROWS.file_bytes,))
+    found = check(vectors.to_bytes(ROWS, numbers(ROWS)) + tail, cuts=(ROWS.file_bytes,))
     assert found.problem is not None
     assert found.problem.reason == "layout"
 
@@ -253,28 +242,28 @@ def test_a_payload_that_goes_on_is_a_layout_problem(tail: bytes) -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        update_layout([("loss", 7)]),
-        update_layout([("loss", 5), ("fairness", 7)]),
-        update_layout([("fairness", 5), ("loss", 7)]),
-        Layout((Tensor("loss", (7, 1)), Tensor("fairness", (5,)))),
+        vectors.update_layout([("loss", 7)]),
+        vectors.update_layout([("loss", 5), ("fairness", 7)]),
+        vectors.update_layout([("fairness", 5), ("loss", 7)]),
+        vectors.Layout((vectors.Tensor("loss", (7, 1)), vectors.Tensor("fairness", (5,)))),
     ],
 )
-def test_another_layout_than_the_assignments_is_refused(other: Layout) -> None:
-    found = check(to_bytes(other, numbers(other)))
+def test_another_layout_than_the_assignments_is_refused(other: vectors.Layout) -> None:
+    found = check(vectors.to_bytes(other, numbers(other)))
     assert found.problem is not None
     assert found.problem.reason == "layout"
 
 
 def test_an_absurd_header_is_refused_before_it_is_kept() -> None:
     found = PayloadCheck(ROWS)
-    found.feed(struct.pack("<Q", MAX_HEADER_BYTES + 1))
+    found.feed(struct.pack("<Q", vectors.MAX_HEADER_BYTES + 1))
     assert found.problem is not None
     assert found.problem.reason == "limit:header"
 
 
 def test_large_chunks_are_seen_whole() -> None:
-    layout = update_layout([("loss", 300_001)])
+    layout = vectors.update_layout([("loss", 300_001)])
     vector = np.ones(300_001, np.float32)
     vector[-1] = np.inf
-    assert check(to_bytes(layout, vector), layout, cuts=(200_003,)).problem is not None
-    assert check(to_bytes(layout, np.ones_like(vector)), layout, cuts=(200_003,)).problem is None
+    assert check(vectors.to_bytes(layout, vector), layout, cuts=(200_003,)).problem is not None
+    assert check(vectors.to_bytes(layout, np.ones_like(vector)), layout, cuts=(200_003,)).problem is None

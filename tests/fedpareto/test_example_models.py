@@ -81,8 +81,7 @@ def test_a_personal_classifier_stays_and_the_adapters_of_a_run_are_put_into_the_
     tensors = {name: torch.from_numpy(np.array(values)) for name, values in layout.split(history.model).items()}
     model = build(notes)
     before = {name: values.clone() for name, values in model.state_dict().items()}
-    found = model.load_state_dict(tensors, strict=False)
-    assert not found.unexpected_keys
+    assert not model.load_state_dict(tensors, strict=False).unexpected_keys
     changed = {name for name, values in model.state_dict().items() if not torch.equal(values, before[name])}
     assert changed == {tensor.name for tensor in layout.tensors}
 
@@ -90,8 +89,7 @@ def test_a_personal_classifier_stays_and_the_adapters_of_a_run_are_put_into_the_
 @needs_peft
 @pytest.mark.full
 def test_adapters_learn_what_the_frozen_model_does_not_know() -> None:
-    accuracy = trained("adapters").rounds["accuracy/mean"].tolist()
-    assert accuracy[-1] > 0.95
+    assert trained("adapters").rounds["accuracy/mean"].tolist()[-1] > 0.95
 
 
 @pytest.mark.full

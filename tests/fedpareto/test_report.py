@@ -108,8 +108,7 @@ def test_a_run_becomes_a_page_with_every_figure(stage: Stage) -> None:
 
 
 def test_a_round_that_was_skipped_has_its_bytes_and_its_remark(stage: Stage) -> None:
-    task = stage.task()
-    (player,) = stage.cast(task, "dora")
+    task, (player,) = stage.crew("dora")
     run = stage.submit(spec(f"skipped-{stage.count}", task, 1))
     player.submit_zeros(player.order())
     stage.wait_round(run, 0, RoundState.SKIPPED)
@@ -291,8 +290,7 @@ def test_lines_differ_in_shape_and_bars_in_fill_besides_their_colours() -> None:
     drawn = charts.lines([0], [Series(str(k), [float(k)], k) for k in range(6)], axis, alt="x")
     corners = [frozenset((round(x), round(y)) for x, y in marks.outline(k, 0.0, 0.0, 100.0)) for k in range(6)]
     assert len(set(corners)) == 6
-    assert drawn.count("<polygon") == 5
-    assert drawn.count("<circle") == 1
+    assert (drawn.count("<polygon"), drawn.count("<circle")) == (5, 1)
     assert len(set(re.findall(r"─(.)─", drawn))) == 6
     assert 'class="hollow s2"' in charts.lines([0], [Series("x", [1.0], 2, dashed=True)], axis, alt="x")
     layers = [Series(name, [1.0], colour) for name, colour in (("a", 2), ("b", 1), ("c", 4))]

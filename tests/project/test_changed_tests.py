@@ -3,13 +3,13 @@
 import os
 import re
 import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.harness import python
 from tests.paths import ROOT
 
 
@@ -80,8 +80,7 @@ def test_without_a_merge_base_nothing_is_known_to_have_changed(changed_tests: An
     git(tree, "commit", "--quiet", "--allow-empty", "--message", "unrelated")
     for base in ("main", "origin/main"):
         assert changed_tests.changed_files(base, tree) is None
-    command = [sys.executable, str(ROOT / "tools/changed_tests.py"), "--base", "no-such-branch"]
-    completed = subprocess.run(command, capture_output=True, text=True, check=True)
+    completed = python(ROOT / "tools/changed_tests.py", "--base", "no-such-branch")
     assert completed.stdout == "HEAD and no-such-branch have no merge base here: no long tests run.\n"
 
 
@@ -91,27 +90,9 @@ def test_the_alarm_of_the_deadline_ends_a_test_and_those_after_it_are_left_out_a
         "def test_long(): signal.raise_signal(signal.SIGALRM); raise AssertionError\n"
         "def test_later(): raise AssertionError\n"
     )
-    completed = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-c",
-            os.devnull,
-            "--rootdir",
-            ".",
-            "-p",
-            "tests.deadline",
-            "--deadline",
-            "600",
-        ],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert completed.returncode == 0, completed.stdout
+    options = ("-c", os.devnull, "--rootdir", ".", "-p", "tests.deadline", "--deadline", "600")
+    environment: dict[str, Any] = {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    completed = python("-m", "pytest", *options, cwd=tmp_path, **environment)
     assert re.findall("^Left out: (.+)$", completed.stdout, re.MULTILINE) == [
         "test_slow.py::test_long",
         "test_slow.py::test_later",

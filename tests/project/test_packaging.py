@@ -175,8 +175,7 @@ def test_the_wheel_holds_the_pages_scripts_and_styles_of_the_console(wheel: Path
 def test_each_script_of_others_is_as_it_was_published_with_version_and_licence(folder: str) -> None:
     place = ROOT / folder
     listed = tomllib.loads((place / "vendored.toml").read_text())
-    others = {path.name for path in place.iterdir() if ".min." in path.name}
-    assert others == listed.keys()
+    assert {path.name for path in place.iterdir() if ".min." in path.name} == listed.keys()
     for name, entry in listed.items():
         assert entry.keys() == {"package", "version", "path", "licence", "sha256"}
         assert re.fullmatch(r"\d+\.\d+\.\d+", entry["version"])

@@ -22,13 +22,7 @@ from federation.refusals import Refusal
 from federation.spec.computation import Computation
 from federation.trust.envelope import envelope_digest, seal, unseal
 from federation.trust.key_chain import KeyChain
-from federation.v1.common_pb2 import (
-    AssignmentManifest,
-    DeclineManifest,
-    ReceiptManifest,
-    ReplyManifest,
-    SignedEnvelope,
-)
+from federation.v1 import common_pb2 as common
 from federation.vectors import payload_bytes
 from federation.work.base import Memory, Origin, Result, Shape, Work, WorkError, WorkingClient, payload_layout
 from federation.work.registry import decode
@@ -82,8 +76,8 @@ class _Stream(AttendanceStream):
 class SpoolEntry:
     """A finished reply."""
 
-    envelope: SignedEnvelope
-    manifest: ReplyManifest
+    envelope: common.SignedEnvelope
+    manifest: common.ReplyManifest
     payload: bytes
 
 
@@ -108,14 +102,14 @@ class Member:
     faults: Faults
     coordinator: Callable[[], Process | None]
     spool: dict[str, SpoolEntry] = field(default_factory=dict)
-    receipts: list[tuple[SignedEnvelope, SignedEnvelope]] = field(default_factory=list)
+    receipts: list[tuple[common.SignedEnvelope, common.SignedEnvelope]] = field(default_factory=list)
     answered: dict[str, str] = field(default_factory=dict)
     nonces: dict[bytes, set[tuple[int, int]]] = field(default_factory=dict)
     gone: bool = False
     _stream: _Stream | None = None
     _served: Process | None = None  # the process at the other end of the stream
     _arrives: float = 0.0  # when the last message of the stream arrives
-    _orders: dict[str, SignedEnvelope] = field(default_factory=dict)  # under way
+    _orders: dict[str, common.SignedEnvelope] = field(default_factory=dict)  # under way
     _inputs: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
     _cancelled: set[str] = field(default_factory=set)
     _done: set[str] = field(default_factory=set)
@@ -211,8 +205,8 @@ class Member:
             self._cancelled.add(message.assignment_id)
             self._orders.pop(message.assignment_id, None)
         elif isinstance(message, Assigned):
-            envelope = SignedEnvelope.FromString(message.envelope)
-            order = self.trusted.unseal(envelope, AssignmentManifest)
+            envelope = common.SignedEnvelope.FromString(message.envelope)
+            order = self.trusted.unseal(envelope, common.AssignmentManifest)
             name = order.assignment_id
             if name in self._orders or name in self.spool or name in self._done:
                 return
@@ -221,7 +215,7 @@ class Member:
 
     # --- the work
 
-    def _work(self, order: AssignmentManifest) -> None:
+    def _work(self, order: common.AssignmentManifest) -> None:
         name = order.assignment_id
         if name not in self._orders:
             return
@@ -252,7 +246,7 @@ class Member:
         self.spool[name] = entry
         self._submit(entry)
 
-    def _answered(self, order: AssignmentManifest, fetch: Callable[[str], bytes]) -> SpoolEntry:
+    def _answered(self, order: common.AssignmentManifest, fetch: Callable[[str], bytes]) -> SpoolEntry:
         """Does the work of an assignment."""
         content = fetch(order.base_model)
         layout = self.plan.layout
@@ -285,7 +279,7 @@ class Member:
             manifest.payload, manifest.payload_bytes = digest(payload), len(payload)
         return SpoolEntry(seal(manifest, self.key), manifest, payload)
 
-    def _note_question(self, order: AssignmentManifest, work: Work) -> bool:
+    def _note_question(self, order: common.AssignmentManifest, work: Work) -> bool:
         """Notes a question that is answered once; True if it was noted before. Raises if that was another one."""
         if not (question := work.once()):
             return False
@@ -296,11 +290,11 @@ class Member:
             raise WorkError("another question of this name was answered", reason="answered")
         return again
 
-    def _decline(self, order: AssignmentManifest, reason: str, message: str) -> None:
+    def _decline(self, order: common.AssignmentManifest, reason: str, message: str) -> None:
         name = order.assignment_id
         self._orders.pop(name, None)
         self.world.note("declines", self.name, order.kind, reason)
-        manifest = DeclineManifest(
+        manifest = common.DeclineManifest(
             federation_id=order.federation_id,
             client_id=self.name,
             assignment_id=name,
@@ -348,7 +342,7 @@ class Member:
         except _FAILURES as error:
             self._answer(entry, process.refusal(error))
             return
-        if isinstance(admitted, SignedEnvelope):
+        if isinstance(admitted, common.SignedEnvelope):
             self._answer(entry, admitted)
             return
         self.world.after(self.faults.seconds(0.0, 1.0), lambda: self._take(process, entry, admitted))
@@ -388,7 +382,7 @@ class Member:
             if ends and process.alive:
                 process.end(upload)
 
-    def _answer(self, entry: SpoolEntry, answer: SignedEnvelope | Refusal) -> None:
+    def _answer(self, entry: SpoolEntry, answer: common.SignedEnvelope | Refusal) -> None:
         """Carries the answer of a call to the member."""
         if self.faults.strikes("answer lost", self.name):
             return
@@ -403,7 +397,7 @@ class Member:
                     if not {stem, receipt.reason}.isdisjoint(_CLOSED | _WRONG | {"certificate-revoked"}):
                         self.spool.pop(name, None)
                     return
-                receipt = SignedEnvelope.FromString(receipt.signed)
+                receipt = common.SignedEnvelope.FromString(receipt.signed)
             self._verify(receipt, entry)
             self.receipts.append((entry.envelope, receipt))
             self.world.note("receipt", self.name, envelope_digest(receipt))
@@ -412,13 +406,13 @@ class Member:
 
         self.world.after(self.faults.seconds(0.01, 1.0), arrive)
 
-    def _verify(self, receipt: SignedEnvelope, entry: SpoolEntry) -> None:
-        manifest = unseal(receipt, ReceiptManifest, self.trusted.signer(receipt))
+    def _verify(self, receipt: common.SignedEnvelope, entry: SpoolEntry) -> None:
+        manifest = unseal(receipt, common.ReceiptManifest, self.trusted.signer(receipt))
         assert not difference(entry.manifest, manifest, bound_fields.RECEIPT), "a receipt for another reply"
         assert manifest.envelope == envelope_digest(entry.envelope), "a receipt for another envelope"
 
 
-def _origin(order: AssignmentManifest) -> Origin:
+def _origin(order: common.AssignmentManifest) -> Origin:
     return Origin(
         federation_id=order.federation_id,
         run_id=order.run_id,

@@ -25,8 +25,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
 
 @pytest.mark.parametrize("seeds", [range(13), pytest.param(range(13, 100), marks=pytest.mark.full)], ids=["13", "100"])
 def test_no_schedule_of_faults_changes_a_result_without_a_reason(runner: Runner, seeds: range) -> None:
-    problems = {seed: outcome.problems for seed in seeds if (outcome := runner.run(seed)).problems}
-    assert problems == {}
+    assert {seed: outcome.problems for seed in seeds if (outcome := runner.run(seed)).problems} == {}
 
 
 @pytest.mark.parametrize("seed", few_of([1, 6, 9, 12], 9, 12))

@@ -142,18 +142,21 @@ class Inflictor:
         return None
 
     def _fill(self, directory: Path) -> Repair:
-        """Takes every byte of a file system that is left."""
-        ballast = directory / "ballast"
-        with ballast.open("ab", buffering=0) as file:
-            size = 1 << 20
-            while size:
-                try:
-                    file.write(b"\0" * size)
-                except OSError as error:
-                    if error.errno != errno.ENOSPC:
-                        raise
-                    size //= 2
-        return lambda: ballast.unlink(missing_ok=True)
+        fill(directory)
+        return lambda: (directory / "ballast").unlink(missing_ok=True)
+
+
+def fill(directory: Path) -> None:
+    """Takes every byte of a file system that is left, those of a reserve apart."""
+    with (directory / "ballast").open("ab", buffering=0) as file:
+        size = 1 << 20
+        while size:
+            try:
+                file.write(b"\0" * size)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                size //= 2
 
 
 @contextmanager

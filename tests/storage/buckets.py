@@ -259,3 +259,23 @@ def proxy(behind: Storage, *, tls: ssl.SSLContext | None = None) -> Iterator[Pro
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
+    with juicefs(tmp_path_factory.mktemp("juicefs")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def _line(storage: Storage) -> Iterator[Proxy]:
+    with proxy(storage) as made:
+        yield made
+
+
+@pytest.fixture
+def line(_line: Proxy) -> Iterator[Proxy]:
+    """The line to the storage, which disturbs nothing at first."""
+    _line.seen.clear()
+    yield _line
+    _line.calm()

@@ -10,19 +10,10 @@ from typing import Literal
 
 from federation import digests
 from federation.vectors import File
-from storage.blobs import (
-    BlobCorrupt,
-    BlobMissing,
-    BlobStat,
-    BlobStore,
-    BlobWriter,
-    NamedWriter,
-    PartialUpload,
-    check_upload_name,
-)
+from storage import blobs
 
 
-class MemoryStore(BlobStore):
+class MemoryStore(blobs.BlobStore):
     """Blobs of one process.
 
     Args:
@@ -38,26 +29,26 @@ class MemoryStore(BlobStore):
     def __init__(self, capacity: int = 1 << 30) -> None:
         self.contents: dict[str, bytes] = {}
         self.modified: dict[str, float] = {}
-        self.uploads: set[BlobWriter] = set()
+        self.uploads: set[blobs.BlobWriter] = set()
         self.partial: dict[str, bytearray] = {}
         self._capacity = capacity
         self._verified: dict[str, bytes] = {}
         self._lock = threading.RLock()
 
-    def writer(self, *, algorithm: str = digests.DEFAULT_ALGORITHM, hash: bool = True) -> BlobWriter:  # noqa: A002
+    def writer(self, *, algorithm: str = digests.DEFAULT_ALGORITHM, hash: bool = True) -> blobs.BlobWriter:  # noqa: A002
         return _Upload(self, algorithm, hash)
 
-    def resume(self, name: str) -> NamedWriter:
+    def resume(self, name: str) -> blobs.NamedWriter:
         with self._lock:
-            return _NamedUpload(self, check_upload_name(name))
+            return _NamedUpload(self, blobs.check_upload_name(name))
 
-    def partial_uploads(self) -> list[PartialUpload]:
+    def partial_uploads(self) -> list[blobs.PartialUpload]:
         with self._lock:
-            return [PartialUpload(name, len(data)) for name, data in sorted(self.partial.items())]
+            return [blobs.PartialUpload(name, len(data)) for name, data in sorted(self.partial.items())]
 
     def drop(self, name: str) -> bool:
         with self._lock:
-            return not self.written_by(check_upload_name(name)) and self.partial.pop(name, None) is not None
+            return not self.written_by(blobs.check_upload_name(name)) and self.partial.pop(name, None) is not None
 
     def written_by(self, name: str) -> bool:
         return any(isinstance(upload, _NamedUpload) and upload.name == name for upload in self.uploads)
@@ -69,11 +60,11 @@ class MemoryStore(BlobStore):
             self._verified[digest] = data
         return _MemoryFile(self, digest)
 
-    def stat(self, digest: str) -> BlobStat:
+    def stat(self, digest: str) -> blobs.BlobStat:
         with self._lock:
-            return BlobStat(digest, len(self.content(digest)), self.modified[digest])
+            return blobs.BlobStat(digest, len(self.content(digest)), self.modified[digest])
 
-    def scan(self) -> Iterator[BlobStat]:
+    def scan(self) -> Iterator[blobs.BlobStat]:
         with self._lock:
             return iter([self.stat(digest) for digest in sorted(self.contents)])
 
@@ -81,7 +72,7 @@ class MemoryStore(BlobStore):
         algorithm, _ = digests.parse(digest)
         found = digests.digest(self.content(digest), algorithm)
         if found != digest:
-            raise BlobCorrupt(digest, found)
+            raise blobs.BlobCorrupt(digest, found)
 
     def claim(self, digest: str) -> None:
         with self._lock:
@@ -108,7 +99,7 @@ class MemoryStore(BlobStore):
         try:
             return self.contents[digest]
         except KeyError:
-            raise BlobMissing(digest) from None
+            raise blobs.BlobMissing(digest) from None
 
     def keep(self, digest: str, data: bytes) -> None:
         with self._lock:
@@ -116,7 +107,7 @@ class MemoryStore(BlobStore):
             self.claim(digest)
 
 
-class _Upload(BlobWriter):
+class _Upload(blobs.BlobWriter):
     def __init__(self, store: MemoryStore, algorithm: str, hashed: bool) -> None:
         super().__init__(algorithm, hashed)
         self._memory = store
@@ -135,7 +126,7 @@ class _Upload(BlobWriter):
         self._memory.keep(digest, bytes(self._data))
 
 
-class _NamedUpload(_Upload, NamedWriter):
+class _NamedUpload(_Upload, blobs.NamedWriter):
     def __init__(self, store: MemoryStore, name: str) -> None:
         if store.written_by(name):
             raise BlockingIOError(f"another writer has the upload {name}")

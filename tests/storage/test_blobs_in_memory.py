@@ -64,8 +64,7 @@ def test_a_federation_stores_serves_aggregates_and_collects_without_a_directory(
     ben.reply(orders[ben])
     assert payload in remote.wait_state(run, RunState.PAUSED).reason
     store.contents[payload] = good
-    remote.resume(run)
-    remote.play(run, *players)
+    remote.resume(run, *players)
 
     base, made = (read_vector(store.local(digest))[1] for digest in (name, remote.run(run).model))
     mean = (vector("ann", orders[ann]) + vector("ben", orders[ben])) / 2

@@ -2,7 +2,7 @@
 
 import http.client
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,29 +15,15 @@ from storage.faults import StorageFault, fault_of
 from storage.objects.bucket import PART, PIECE, ObjectBucket, Patience
 from storage.objects.store import ObjectStore
 from tests.running import wait_for
-from tests.storage.buckets import BUCKET, SECRET, Proxy, Storage, environment, juicefs, proxy
+from tests.storage import buckets
+from tests.storage.buckets import BUCKET, SECRET, Proxy, Storage, environment
 from tests.storage.scene import overwrite, stored
 
 DATA = secrets.token_bytes(100_000)
 NAME = digest(DATA)
 
 
-@pytest.fixture(scope="module")
-def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
-    with juicefs(tmp_path_factory.mktemp("juicefs")) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def _line(storage: Storage) -> Iterator[Proxy]:
-    with proxy(storage) as made:
-        yield made
-
-
-@pytest.fixture
-def line(_line: Proxy) -> Iterator[Proxy]:
-    yield _line
-    _line.calm()
+storage, _line, line = buckets.storage, buckets._line, buckets.line  # fixtures
 
 
 @pytest.fixture

@@ -24,19 +24,16 @@ NAMES = ("ann", "ben", "cleo")
 
 def open_run(made: Stage) -> str:
     """Two rounds of averages, weighted by samples."""
-    task = made.task()
-    players = made.cast(task, *NAMES, samples=(10, 20, 30))
+    task, players = made.crew(*NAMES, samples=(10, 20, 30))
     more = 'algorithm.prior = "samples"\nselection.minimum = 3'
     run = made.submit(spec("open", task, 2, algorithm="fedavg", more=more))
-    made.play(run, *players)
-    made.wait_state(run, RunState.COMPLETED)
+    made.complete(run, *players)
     return run
 
 
 def interrupted(made: Stage) -> str:
     """One client is revoked after it has replied, one declines; nobody replies in the second round."""
-    task = made.task()
-    players = made.cast(task, *NAMES, "dan", "eve")
+    task, players = made.crew(*NAMES, "dan", "eve")
     more = 'selection.minimum = 2\nselection.pool = "enrolled"\nevaluate.every = 0'
     run = made.submit(spec("interrupted", task, 2, algorithm="fedavg", more=more))
     orders = {player.name: player.order() for player in players}
@@ -55,20 +52,17 @@ def interrupted(made: Stage) -> str:
 
 def multi_gradient(made: Stage) -> str:
     """Two rounds of FedMGDA+ with momentum. Its bundle has no payloads."""
-    task = made.task()
-    players = made.cast(task, *NAMES)
+    task, players = made.crew(*NAMES)
     more = "server = { optimiser = 'momentum', learning_rate = 0.5 }\nselection.minimum = 3\nevaluate.every = 0"
     run = made.submit(spec("multi-gradient", task, 2, more=more))
-    made.play(run, *players)
-    made.wait_state(run, RunState.COMPLETED)
+    made.complete(run, *players)
     return run
 
 
 def objectives(made: Stage) -> str:
     """Two rounds of FSMGDA: each client sends an update for each objective that it serves."""
     run, players = begin(made, "fsmgda", rounds=2)
-    made.play(run, *players.values())
-    made.wait_state(run, RunState.COMPLETED)
+    made.complete(run, *players.values())
     return run
 
 

@@ -13,17 +13,9 @@ from federation.digests import digest
 from federation.record import bundle
 from federation.record.bundle import BundleError, BundleReader
 from federation.trust.envelope import envelope_digest
-from federation.v1.common_pb2 import (
-    AssignmentManifest,
-    DeclineManifest,
-    ReceiptManifest,
-    ReplyManifest,
-    SignedEnvelope,
-    StepManifest,
-)
+from federation.v1 import common_pb2 as common
 from federation.v1.record_pb2 import Answer, Bundle, Exchange, RoundRecord
 from fedpareto.cli.main import app
-from storage.states import RunState
 from tests.stage import Stage, spec
 from tests.verification.scene import Edited, checked, other, refusal, signed_again
 from tests.verification.test_bundle import NAMES, exported, played
@@ -35,10 +27,10 @@ LAST = 1  # the last round: nothing after it names what is edited in it
 
 # Fields from which nothing follows for an outsider: times, words, and what only the client could judge.
 FREE = {
-    StepManifest: {"created", "code"},
-    AssignmentManifest: {"created", "deadline"},
-    ReceiptManifest: {"created", "message"},
-    ReplyManifest: set[str](),
+    common.StepManifest: {"created", "code"},
+    common.AssignmentManifest: {"created", "deadline"},
+    common.ReceiptManifest: {"created", "message"},
+    common.ReplyManifest: set[str](),
 }
 
 
@@ -62,20 +54,18 @@ def answer(record: RoundRecord, phase: int = 0, place: int = 0) -> Answer:
 
 
 def test_the_decline_of_a_member_is_verified(stage: Stage, tmp_path: Path) -> None:
-    task = stage.task()
-    players = stage.cast(task, "ann", "ben", "cleo")
+    task, players = stage.crew("ann", "ben", "cleo")
     run = stage.submit(spec(f"bundle-{stage.count}", task, more="selection.minimum = 3"))
     players[2].decline(players[2].order(), "limit:steps", "too many")
-    stage.play(run, *players)
-    stage.wait_state(run, RunState.COMPLETED)
+    stage.complete(run, *players)
     whole = Edited.of(exported(stage, run, tmp_path / "run.fedpareto"))
     declined = exchange(whole.round(0), 0, 2)
-    assert DeclineManifest.FromString(declined.decline.manifest).reason == "limit:steps"
+    assert common.DeclineManifest.FromString(declined.decline.manifest).reason == "limit:steps"
     assert [one.missing for one in checked(whole, tmp_path)] == [()]
 
     def contradicting(record: RoundRecord) -> None:
         told = exchange(record)
-        name = AssignmentManifest.FromString(told.assignment.manifest).assignment_id
+        name = common.AssignmentManifest.FromString(told.assignment.manifest).assignment_id
         told.decline.CopyFrom(players[0].member.declined(name, "disk"))
 
     unsigned = whole.with_round(0, lambda record: setattr(exchange(record, 0, 2).decline, "signature", bytes(64)))
@@ -88,11 +78,11 @@ def test_the_record_itself_is_verified(record: Edited, tmp_path: Path) -> None:
     assert [one.missing for one in checked(record, tmp_path)] == [(), ()]
 
 
-WHERE: dict[type[Message], Callable[[RoundRecord], SignedEnvelope]] = {
-    StepManifest: lambda record: record.step,
-    AssignmentManifest: lambda record: exchange(record).assignment,
-    ReceiptManifest: lambda record: answer(record).receipt,
-    ReplyManifest: lambda record: answer(record).reply,
+WHERE: dict[type[Message], Callable[[RoundRecord], common.SignedEnvelope]] = {
+    common.StepManifest: lambda record: record.step,
+    common.AssignmentManifest: lambda record: exchange(record).assignment,
+    common.ReceiptManifest: lambda record: answer(record).receipt,
+    common.ReplyManifest: lambda record: answer(record).reply,
 }
 
 
@@ -105,7 +95,7 @@ def test_each_field_of_each_manifest_counts_even_if_it_is_signed_again(
     stage: Stage, record: Edited, tmp_path: Path, kind: type[Message], field: str
 ) -> None:
     key = stage.served.home.signing_key
-    if kind is ReplyManifest:  # its client plays along
+    if kind is common.ReplyManifest:  # its client plays along
         key = stage.players[NAMES[0]].member.files.signing_key
 
     def edit(found: RoundRecord) -> None:
@@ -116,15 +106,15 @@ def test_each_field_of_each_manifest_counts_even_if_it_is_signed_again(
     assert "audit log" not in said  # it is found without the log, too
 
 
-def step_again(stage: Stage, record: RoundRecord, change: Callable[[StepManifest], object]) -> None:
+def step_again(stage: Stage, record: RoundRecord, change: Callable[[common.StepManifest], object]) -> None:
     """The coordinator signs another step."""
-    signed_again(record.step, StepManifest, stage.served.home.signing_key, change)
+    signed_again(record.step, common.StepManifest, stage.served.home.signing_key, change)
 
 
 def test_each_coefficient_counts(stage: Stage, record: Edited, tmp_path: Path) -> None:
     for place in range(len(NAMES)):
 
-        def scale(step: StepManifest, place: int = place) -> None:
+        def scale(step: common.StepManifest, place: int = place) -> None:
             step.coefficients[place] *= 1 + 1e-6
 
         edited = record.with_round(LAST, lambda found: step_again(stage, found, scale))
@@ -132,7 +122,7 @@ def test_each_coefficient_counts(stage: Stage, record: Edited, tmp_path: Path) -
 
 
 def test_two_clients_cannot_be_swapped(stage: Stage, record: Edited, tmp_path: Path) -> None:
-    def swap(step: StepManifest) -> None:
+    def swap(step: common.StepManifest) -> None:
         step.replies[0], step.replies[1] = step.replies[1], step.replies[0]
 
     edited = record.with_round(LAST, lambda found: step_again(stage, found, swap))
@@ -152,7 +142,9 @@ def asked_again(record: RoundRecord, key: Ed25519PrivateKey) -> None:
     """The first client has a second assignment."""
     again = record.phases[0].exchanges.add()
     again.assignment.CopyFrom(exchange(record).assignment)
-    signed_again(again.assignment, AssignmentManifest, key, lambda order: setattr(order, "assignment_id", "another"))
+    signed_again(
+        again.assignment, common.AssignmentManifest, key, lambda order: setattr(order, "assignment_id", "another")
+    )
 
 
 def test_a_reply_that_is_removed_added_or_moved_is_named(stage: Stage, record: Edited, tmp_path: Path) -> None:
@@ -229,16 +221,16 @@ def test_no_step_follows_from_a_reply_that_is_signed_and_has_no_payload(
         reply, receipt = answer(found).reply, answer(found).receipt
         before, key = envelope_digest(reply), stage.served.home.signing_key
         client = stage.players[NAMES[0]].member.files.signing_key
-        signed_again(reply, ReplyManifest, client, lambda said: said.ClearField("payload"))
+        signed_again(reply, common.ReplyManifest, client, lambda said: said.ClearField("payload"))
         after = envelope_digest(reply)
 
-        def without(said: ReceiptManifest) -> None:
+        def without(said: common.ReceiptManifest) -> None:
             said.payload, said.envelope = "", after
 
-        def naming(said: StepManifest) -> None:
+        def naming(said: common.StepManifest) -> None:
             said.replies[:] = [after if name == before else name for name in said.replies]
 
-        signed_again(receipt, ReceiptManifest, key, without)
+        signed_again(receipt, common.ReceiptManifest, key, without)
         step_again(stage, found, naming)
 
     assert "no step follows from the replies" in refusal(record.with_round(LAST, edit), tmp_path)

@@ -24,8 +24,7 @@ _made: list[tuple[Stage, Edited]] = []  # the record that the tests of this file
 def record(stage: Stage, tmp_path: Path) -> Edited:
     if not _made or _made[-1][0] is not stage:
         played(stage, "fedavg", "", rounds=1)  # entries of another run, which the bundle does not show
-        task = stage.task()
-        players = stage.cast(task, *NAMES)
+        task, players = stage.crew(*NAMES)
         run = stage.submit(spec("logged", task, 2, algorithm="fedavg", more=f"selection.minimum = {len(NAMES)}"))
         stage.play(run, *players, until=lambda: len(stage.rounds(run)) == 2)
         stage.served.coordinator._sequencer.sequence(show=True)  # a checkpoint for each step
@@ -222,8 +221,7 @@ def test_a_log_that_the_coordinator_has_signed_again_has_to_agree_with_the_recor
 
 
 def test_the_bundle_of_a_run_that_goes_on_has_the_rounds_that_have_ended(stage: Stage, tmp_path: Path) -> None:
-    task = stage.task()
-    players = stage.cast(task, "ann", "ben")
+    task, players = stage.crew("ann", "ben")
     run = stage.submit(spec(f"bundle-{stage.count}", task, 2, more="evaluate.every = 0"))
     for player in players:
         player.reply(player.order())

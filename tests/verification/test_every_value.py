@@ -22,7 +22,6 @@ from federation.trust.envelope import key_id
 from federation.trust.member_files import MemberFiles
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
-from storage.states import RunState
 from tests.coordinator.members.test_rotation import Change
 from tests.coordinator.rounds.runs.test_consents import answer, asked, attends, say
 from tests.paths import DOCS
@@ -202,8 +201,7 @@ def eventful(stage: Stage, path: Path) -> Recorded:
     stage.restart(between=replace)
     for player in stage.players.values():
         player.member.files.coordinator.learn(stage.served.home.rotations)
-    stage.play(run, *players)
-    stage.wait_state(run, RunState.COMPLETED)
+    stage.complete(run, *players)
     keys |= {"replaced": stage.served.home.signing_key, "log": stage.served.home.log_key.key}
     return Recorded(Edited.of(exported(stage, run, path)), keys)
 
@@ -223,8 +221,7 @@ privacy.secure = "private"
 def private(directory: Path) -> Recorded:
     """A private run of real workers."""
     with scene(directory, 8) as made:
-        run = made.fed.submit("private", PRIVATE)
-        made.fed.wait_completed(run)
+        run = made.fed.completed("private", PRIVATE)
         path = directory / "private.fedpareto"
         with made.fed.administrator() as channel:
             request = admin.ExportBundleRequest(run=run, payloads=True)

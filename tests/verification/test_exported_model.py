@@ -56,8 +56,7 @@ def test_the_models_of_a_run_carry_the_digest_of_its_record(stage: Stage, tmp_pa
     run = played(stage, rule, "", rounds=2)
     models = {number: export(stage, run, tmp_path / f"{number}.safetensors", number) for number in (0, 1, None)}
     played(stage, rule, "", rounds=1)  # the log goes on
-    again = export(stage, run, tmp_path / "again.safetensors")
-    assert again.read_bytes() == models[None].read_bytes()
+    assert export(stage, run, tmp_path / "again.safetensors").read_bytes() == models[None].read_bytes()
     bundles = [exported(stage, run, tmp_path / f"{kept}.fedpareto", payloads=kept) for kept in (True, False)]
     for bundle in bundles:
         for number, path in models.items():
@@ -69,8 +68,7 @@ def test_the_models_of_a_run_carry_the_digest_of_its_record(stage: Stage, tmp_pa
 
 
 def test_a_model_of_a_run_that_goes_on_carries_the_digest_of_the_record_up_to_it(stage: Stage, tmp_path: Path) -> None:
-    task = stage.task()
-    players = stage.cast(task, "ann", "ben")
+    task, players = stage.crew("ann", "ben")
     run = stage.submit(spec(f"bundle-{stage.count}", task, 2, more="evaluate.every = 0"))
     first = export(stage, run, tmp_path / "first.safetensors")
     orders = [player.order() for player in players]

@@ -15,14 +15,9 @@ from coordinator.aggregation.interface import Combination, Rows, TooFewUpdatesEr
 from coordinator.aggregation.phases import PhaseReply, RoundContext, Selected, Step, Waiting
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.rules.fedmgda import FedMGDAPlus
+from coordinator.aggregation.secure import repetition
 from coordinator.aggregation.secure.evaluation import evaluation
 from coordinator.aggregation.secure.private_rule import invited
-from coordinator.aggregation.secure.repetition import (
-    SecureEvidence,
-    UnverifiedSession,
-    verify_evaluation,
-    verify_secure_step,
-)
 from federation.secure.thresholds import Mode
 from federation.v1.common_pb2 import SignedEnvelope, StepManifest
 from federation.work.evaluate.work import Evaluate
@@ -32,10 +27,10 @@ from storage.models import Round
 from tests.federation.work.scene import TRAIN, Cast, cast, context, document, held, round_of
 
 
-def evidence(scene: Cast, step: Step) -> SecureEvidence:
+def evidence(scene: Cast, step: Step) -> repetition.SecureEvidence:
     """What is on record of a step."""
     assert step.combined is not None
-    return SecureEvidence(
+    return repetition.SecureEvidence(
         sessions=step.sessions,
         replies=(*step.consulted, *step.replies),
         asked=scene.asked,
@@ -63,7 +58,7 @@ def test_the_step_of_a_rule_is_near_the_open_one_and_is_verified(mode: Mode, nam
     scene = cast(9, d=300, assumed=1, lost={(SessionStage.MASK.value, 0): ["silo-04"]} if mode is Mode.PRIVATE else {})
     step = round_of(scene, mode, name)
     assert step.combined is not None
-    again = verify_secure_step(algorithm(name), scene.spec, context(scene, mode), evidence(scene, step))
+    again = repetition.verify_secure_step(algorithm(name), scene.spec, context(scene, mode), evidence(scene, step))
     assert again.combination.weights.tolist() == step.combination.weights.tolist()
     U = np.stack([member.vector / np.linalg.norm(member.vector) for member in scene.members.values()])
     mean = U.mean(axis=0)
@@ -72,14 +67,14 @@ def test_the_step_of_a_rule_is_near_the_open_one_and_is_verified(mode: Mode, nam
     assert len(step.replies) == len(step.combination.weights)
 
 
-Edit = Callable[[SecureEvidence], SecureEvidence]
+Edit = Callable[[repetition.SecureEvidence], repetition.SecureEvidence]
 READY, DEAL, OPEN, MASK, CONFIRM, UNMASK = SessionStage
 
 
 def reply_of(stage: SessionStage, opening: int = 0, session: int = 0, **fields: Any) -> Edit:
     """Another first reply to a stage of a session."""
 
-    def edited(found: SecureEvidence) -> SecureEvidence:
+    def edited(found: repetition.SecureEvidence) -> repetition.SecureEvidence:
         replies = list(found.replies)
         place = next(i for i, one in enumerate(replies) if _is(one, found, stage, opening, session))
         one: PhaseReply = replies[place]
@@ -96,7 +91,7 @@ def reply_of(stage: SessionStage, opening: int = 0, session: int = 0, **fields: 
     return edited
 
 
-def _is(reply: PhaseReply, found: SecureEvidence, stage: SessionStage, opening: int, session: int) -> bool:
+def _is(reply: PhaseReply, found: repetition.SecureEvidence, stage: SessionStage, opening: int, session: int) -> bool:
     said = reply.statement
     return (said.session, said.stage, said.opening) == (found.sessions[session].session, stage, opening)
 
@@ -104,7 +99,7 @@ def _is(reply: PhaseReply, found: SecureEvidence, stage: SessionStage, opening: 
 def of_record(function: Callable[[Any], dict[str, Any]], place: int = 0) -> Edit:
     """Other fields of what the step says of a session."""
 
-    def edited(found: SecureEvidence) -> SecureEvidence:
+    def edited(found: repetition.SecureEvidence) -> repetition.SecureEvidence:
         sessions = list(found.sessions)
         sessions[place] = replace(sessions[place], **function(sessions[place]))
         return replace(found, sessions=sessions)
@@ -123,21 +118,21 @@ def terms(**fields: Any) -> Edit:
 def without(stage: SessionStage, session: int = 0) -> Edit:
     """Without the first reply to a stage."""
 
-    def edited(found: SecureEvidence) -> SecureEvidence:
+    def edited(found: repetition.SecureEvidence) -> repetition.SecureEvidence:
         gone = next(one for one in found.replies if _is(one, found, stage, one.statement.opening, session))
         return replace(found, replies=[one for one in found.replies if one is not gone])
 
     return edited
 
 
-def foreign(found: SecureEvidence) -> SecureEvidence:
+def foreign(found: repetition.SecureEvidence) -> repetition.SecureEvidence:
     """With a reply of another session."""
     one = found.replies[0]
     stranger = replace(one, envelope="other", statement=replace(one.statement, session=bytes(32)))
     return replace(found, replies=[*found.replies, stranger])
 
 
-def serving_others(found: SecureEvidence) -> SecureEvidence:
+def serving_others(found: repetition.SecureEvidence) -> repetition.SecureEvidence:
     """With clients that were told of other objectives than those of the work."""
     return replace(found, replies=[replace(one, objectives=("other",)) for one in found.replies])
 
@@ -180,7 +175,7 @@ OPENED: list[tuple[Edit, str]] = [
 
 
 @cache
-def verified_round() -> tuple[RoundContext, SecureEvidence]:
+def verified_round() -> tuple[RoundContext, repetition.SecureEvidence]:
     scene = cast(9, assumed=1)
     found = evidence(scene, round_of(scene, Mode.VERIFIED, "fedmgda+"))
     return context(scene, Mode.VERIFIED), found
@@ -190,8 +185,8 @@ def verified_round() -> tuple[RoundContext, SecureEvidence]:
 def test_what_was_edited_is_named(edit: Edit, named: str) -> None:
     around, found = verified_round()
     assert around.private is not None
-    with pytest.raises(UnverifiedSession, match=named):
-        verify_secure_step(algorithm("fedmgda+"), around.private.spec, around, edit(found))
+    with pytest.raises(repetition.UnverifiedSession, match=named):
+        repetition.verify_secure_step(algorithm("fedmgda+"), around.private.spec, around, edit(found))
 
 
 def test_a_member_that_was_invited_with_another_key_is_named() -> None:
@@ -199,8 +194,8 @@ def test_a_member_that_was_invited_with_another_key_is_named() -> None:
     found, around = evidence(scene, round_of(scene, Mode.SUM, "fedavg-n")), context(scene, Mode.SUM)
     assert around.private is not None
     strange = replace(around.private, keys={**around.private.keys, "silo-03": bytes(32)})
-    with pytest.raises(UnverifiedSession, match="silo-03 was invited with a key that is not its own"):
-        verify_secure_step(algorithm("fedavg-n"), scene.spec, replace(around, private=strange), found)
+    with pytest.raises(repetition.UnverifiedSession, match="silo-03 was invited with a key that is not its own"):
+        repetition.verify_secure_step(algorithm("fedavg-n"), scene.spec, replace(around, private=strange), found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +215,7 @@ def test_a_stationary_round_signs_a_session_without_a_sum_and_each_edit_is_named
     assert step.combination.diagnostics["stationary"] == 1.0
     assert (session.survivors, session.coefficients, session.members) == ((), (), tuple(scene.members))
     assert not any(phase.kind.name == MASK for phase in scene.phases)
-    verify_secure_step(rule, scene.spec, context(scene, Mode.PRIVATE), evidence(scene, step))
+    repetition.verify_secure_step(rule, scene.spec, context(scene, Mode.PRIVATE), evidence(scene, step))
     edits: list[tuple[Edit, str]] = [
         *LISTS,
         *OPENED,
@@ -229,8 +224,8 @@ def test_a_stationary_round_signs_a_session_without_a_sum_and_each_edit_is_named
         (without(DEAL), "silo-00 replied to secure-open, and was not asked"),
     ]
     for edit, named in edits:
-        with pytest.raises(UnverifiedSession, match=named):
-            verify_secure_step(rule, scene.spec, context(scene, Mode.PRIVATE), edit(evidence(scene, step)))
+        with pytest.raises(repetition.UnverifiedSession, match=named):
+            repetition.verify_secure_step(rule, scene.spec, context(scene, Mode.PRIVATE), edit(evidence(scene, step)))
 
 
 STILL = """
@@ -280,8 +275,8 @@ def test_a_round_that_could_move_is_not_verified_as_stationary() -> None:
         combined=np.zeros_like(step.combined),
         weights=None,
     )
-    with pytest.raises(UnverifiedSession, match="another direction than the rule"):
-        verify_secure_step(FedMGDAPlus(), scene.spec, context(scene, Mode.PRIVATE), still)
+    with pytest.raises(repetition.UnverifiedSession, match="another direction than the rule"):
+        repetition.verify_secure_step(FedMGDAPlus(), scene.spec, context(scene, Mode.PRIVATE), still)
 
 
 def with_objectives() -> Cast:
@@ -315,7 +310,7 @@ def test_every_session_of_a_rule_over_objectives_is_signed_and_each_edit_is_name
 
     step: Step = held(scene, rule.round(around()))
     assert [session.purpose for session in step.sessions] == purposes
-    again = verify_secure_step(rule, scene.spec, around(), evidence(scene, step))
+    again = repetition.verify_secure_step(rule, scene.spec, around(), evidence(scene, step))
     objectives, expected = again.combination.objectives, step.combination.objectives
     assert objectives is not None
     assert expected is not None
@@ -346,8 +341,8 @@ def test_every_session_of_a_rule_over_objectives_is_signed_and_each_edit_is_name
             (reply_of(READY, session=0, losses={"a": 1.0, "b": 9.0}), "for .step. have another work than the round")
         )
     for edit, named in edits:
-        with pytest.raises(UnverifiedSession, match=named):
-            verify_secure_step(rule, scene.spec, around(), edit(evidence(scene, step)))
+        with pytest.raises(repetition.UnverifiedSession, match=named):
+            repetition.verify_secure_step(rule, scene.spec, around(), edit(evidence(scene, step)))
 
 
 def test_an_evaluation_is_verified_from_its_replies() -> None:
@@ -358,7 +353,7 @@ def test_an_evaluation_is_verified_from_its_replies() -> None:
     wanted = Evaluate(splits=spec.evaluated)
     means = held(scene, evaluation(around, wanted, tuple(scene.members)))
     replies = [reply for part in scene.sent.values() for reply in part]
-    assert verify_evaluation(spec, wanted, around, replies, scene.asked) == means
+    assert repetition.verify_evaluation(spec, wanted, around, replies, scene.asked) == means
     assert abs(means.metrics["test/loss"] - 0.35) < 5 * 10 * means.noise
 
     def other_metrics(reply: PhaseReply) -> PhaseReply:
@@ -368,24 +363,24 @@ def test_an_evaluation_is_verified_from_its_replies() -> None:
 
     masked = [reply.statement.stage is MASK for reply in replies]
     changed = [other_metrics(one) if is_masked else one for one, is_masked in zip(replies, masked, strict=True)]
-    with pytest.raises(UnverifiedSession, match="payload of silo-00 at secure-mask has another digest"):
-        verify_evaluation(spec, wanted, around, changed, scene.asked)
-    with pytest.raises(UnverifiedSession, match="have sent their masked vectors"):
-        verify_evaluation(
+    with pytest.raises(repetition.UnverifiedSession, match="payload of silo-00 at secure-mask has another digest"):
+        repetition.verify_evaluation(spec, wanted, around, changed, scene.asked)
+    with pytest.raises(repetition.UnverifiedSession, match="have sent their masked vectors"):
+        repetition.verify_evaluation(
             spec,
             wanted,
             around,
             [one for one, is_masked in zip(replies, masked, strict=True) if not is_masked],
             scene.asked,
         )
-    with pytest.raises(UnverifiedSession, match="another length than the round"):
-        verify_evaluation(spec, Evaluate(splits=("train", "test")), around, replies, scene.asked)
+    with pytest.raises(repetition.UnverifiedSession, match="another length than the round"):
+        repetition.verify_evaluation(spec, Evaluate(splits=("train", "test")), around, replies, scene.asked)
     assert around.private is not None
     of_other = replace(around.private, origin=replace(around.private.origin, base_model="other"))
-    with pytest.raises(UnverifiedSession, match="another base_model than the round"):
-        verify_evaluation(spec, wanted, replace(around, private=of_other), replies, scene.asked)
-    with pytest.raises(UnverifiedSession, match="not on record"):
-        verify_evaluation(spec, wanted, around, replies, {})
+    with pytest.raises(repetition.UnverifiedSession, match="another base_model than the round"):
+        repetition.verify_evaluation(spec, wanted, replace(around, private=of_other), replies, scene.asked)
+    with pytest.raises(repetition.UnverifiedSession, match="not on record"):
+        repetition.verify_evaluation(spec, wanted, around, replies, {})
 
 
 def test_members_that_were_named_are_not_invited_and_groups_are_left_out_after_blind_failures() -> None:

@@ -12,7 +12,6 @@ from coordinator.rounds.fleets.remote import RemoteFleet
 from federation.record.merkle import ranges_around, root_from
 from federation.v1.common_pb2 import CheckpointManifest
 from federation.v1.record_pb2 import LogNode, LogRecord, RoundRecord
-from storage.states import RunState
 from tests.stage import Stage, spec
 from tests.verification.scene import Edited, checked, leaf
 from tests.verification.test_bundle import exported
@@ -48,8 +47,7 @@ def test_a_client_that_was_revoked_after_its_selection_is_no_reason_to_refuse_a_
 
     monkeypatch.setattr(RemoteFleet, "_issue", later)
     run = stage.submit(spec(f"crowd-{stage.count}", task, algorithm="fedavg", more="selection.minimum = 3"))
-    stage.play(run, *players[:2])
-    stage.wait_state(run, RunState.COMPLETED)
+    stage.complete(run, *players[:2])
     record = Edited.of(exported(stage, run, tmp_path / "run.fedpareto"))
     assert len(checked(record, tmp_path)) == 1
     with pytest.raises(Wrong, match=r"2 clients were asked; by selection\.minimum = 3, at least 3 are"):
@@ -73,13 +71,11 @@ def test_a_coordinator_that_is_content_with_fewer_clients_is_named(
     monkeypatch.setattr(opening, "_missing", lambda *_: "")
     monkeypatch.setattr(conversation, "replies_needed", lambda *_: 1)
     monkeypatch.setattr(conversation, "_must_have", lambda *_: None)
-    task = stage.task()
-    ann, ben = stage.cast(task, "ann", "ben")
+    task, (ann, ben) = stage.crew("ann", "ben")
     run = stage.submit(spec(f"crowd-{stage.count}", task, algorithm="fedavg", more=more))
     ann.reply(ann.order())
     ben.decline(ben.order(), "no-data")
-    stage.play(run, ann, ben)
-    stage.wait_state(run, RunState.COMPLETED)
+    stage.complete(run, ann, ben)
     with pytest.raises(Wrong, match=says):
         checked(Edited.of(exported(stage, run, tmp_path / "run.fedpareto")), tmp_path)
 
@@ -101,12 +97,10 @@ def test_everybody_can_hide_a_message_that_nothing_else_names(tmp_path: Path) ->
 
 
 def test_a_run_that_its_measurements_have_stopped_is_complete(stage: Stage, tmp_path: Path) -> None:
-    task = stage.task()
-    players = stage.cast(task, "ann", "ben")
+    task, players = stage.crew("ann", "ben")
     more = 'selection.minimum = 2\nstop = { metric = "loss", target = 1e9, split = "test" }'
     run = stage.submit(spec(f"crowd-{stage.count}", task, 3, algorithm="fedavg", more=more))
-    stage.play(run, *players)
-    stage.wait_state(run, RunState.COMPLETED)
+    stage.complete(run, *players)
     record = Edited.of(exported(stage, run, tmp_path / "run.fedpareto"))
     assert len(checked(record, tmp_path)) == 1
 

@@ -116,8 +116,7 @@ def test_a_reply_that_is_signed_and_names_a_loss_that_is_no_number_frees_no_metr
 
 def evaluated(stage: Stage, more: str, change: Callable[[Player, dict[str, float]], object], rounds: int = 1) -> str:
     """A run of three members, in which each changes what it measures of a model."""
-    task = stage.task()
-    players = stage.cast(task, *NAMES[:3])
+    task, players = stage.crew(*NAMES[:3])
     text = spec(f"metrics-{stage.count}", task, rounds, algorithm="fedavg", more=f"selection.minimum = 3\n{more}")
     run = stage.submit(text)
 
@@ -216,8 +215,7 @@ def test_metrics_of_a_coordinate_wise_direction_need_the_updates(stage: Stage, t
 
 
 def test_a_run_that_is_stopped_while_its_model_is_measured_has_no_metrics_of_it(stage: Stage, tmp_path: Path) -> None:
-    task = stage.task()
-    players = stage.cast(task, *NAMES[:2])
+    task, players = stage.crew(*NAMES[:2])
     run = stage.submit(spec(f"metrics-{stage.count}", task, 2, algorithm="fedavg", more="selection.minimum = 2"))
     for player in players:
         player.reply(player.order())

@@ -260,6 +260,11 @@ class Scene:
     def assign(self, number: int = 0, **changes: Any) -> SignedEnvelope:
         return self.coordinator.assign(self.order(number, **changes))
 
+    def receipts(self, count: int, number: int = 0, **changes: Any) -> None:
+        """Assigns a training, and waits until the worker that was started last has so many receipts."""
+        self.assign(number, **changes)
+        self.started[-1].wait_for("receipt", count)
+
     def train(self, number: int = 0, run: str = "run-1", **fields: Any) -> AssignmentManifest:
         """Assigns a training with these fields of the work changed."""
         asked = self.order(number, run_id=run)

@@ -61,35 +61,30 @@ def test_a_model_that_the_disk_does_not_take_is_declined(scene: Scene) -> None:
         declined = running.wait_for("declined")[0]
         assert declined["reason"] == "disk"
         assert "make room" in declined["message"]
-    scene.assign(1)
-    running.wait_for("receipt")
+    scene.receipts(1, 1)
 
 
 def test_an_update_that_the_disk_does_not_take_is_handed_in_from_memory_and_its_receipt_is_written_later(
     scene: Scene, tmp_path: Path
 ) -> None:
     running = scene.attending()
-    scene.assign(0)
-    running.wait_for("receipt")
+    scene.receipts(1, 0)
     with files_of_at_most(running.home.receipts.stat().st_size + 100):
-        scene.assign(1)
-        running.wait_for("receipt", 2)
+        scene.receipts(2, 1)
         told = " ".join(event["message"] for event in running.events("disk"))
         assert "the update for assignment assignment-1 is kept in memory" in told
         assert "the receipt for assignment assignment-1 is kept in memory" in told
         assert len(running.home.receipts.read_text().splitlines()) == 1
     submission = scene.coordinator.submissions[1]
     assert opened(submission, running.member).payload == digest(submission.payload)
-    scene.assign(2)
-    running.wait_for("receipt", 3)
+    scene.receipts(3, 2)
     receipts = read_receipts(running.home.receipts, running.member.coordinator.chain)
     assert [receipt.assignment_id for receipt in receipts] == [f"assignment-{number}" for number in range(3)]
 
 
 def test_few_updates_are_kept_in_memory_and_further_work_is_declined(scene: Scene) -> None:
     running = scene.attending()
-    scene.assign(0)
-    running.wait_for("receipt")
+    scene.receipts(1, 0)
     scene.coordinator.hold_submissions = threading.Event()
     with files_of_at_most(5000):
         for number in range(1, 4):
@@ -145,15 +140,12 @@ def test_a_worker_goes_on_with_a_disk_that_is_really_full(
 ) -> None:
     where, fill = full_disk
     running = scene.attending(home=WorkerHome(where / "home"))
-    scene.assign(0)
-    running.wait_for("receipt")
+    scene.receipts(1, 0)
     fill()
-    scene.assign(1)
-    running.wait_for("receipt", 2)
+    scene.receipts(2, 1)
     assert any("kept in memory" in event["message"] for event in running.events("disk"))
     (where / "filler").unlink()
-    scene.assign(2)
-    running.wait_for("receipt", 3)
+    scene.receipts(3, 2)
     assert len(read_receipts(running.home.receipts, running.member.coordinator.chain)) == 3
 
 

@@ -40,10 +40,7 @@ OK, WARNING, FAILED, SKIPPED = CheckOutcome
 NETWORK = ["membership", "dns", "proxy", "tls", "coordinator", "clock"]
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tmp_path_factory.mktemp("doctor") / "coordinator", hosts=["localhost", "fl.example"]) as made:
-        yield made
+SETTINGS = {"hosts": ["localhost", "fl.example"]}
 
 
 @pytest.fixture(scope="module")

@@ -61,8 +61,7 @@ def test_runs_that_ask_without_end_are_refused_beyond_a_bound_and_an_approved_on
     (told,) = running.events("runs-crowded")
     assert "`fedpareto worker refuse` makes room" in told["message"]
     assert running.home.runs.stat().st_size < 2 * MAX_UNDECIDED_BYTES
-    scene.assign(run_id="wanted", spec=wanted.spec)
-    running.wait_for("receipt")
+    scene.receipts(1, run_id="wanted", spec=wanted.spec)
     decide(scene, "run-0", "refused")
     wait_for(lambda: scene.coordinator.consents[-1].reason == "owner", "the owner's refusal")
     scene.coordinator.ask(document, "another")
@@ -136,8 +135,7 @@ def test_replies_without_receipts_count_as_assignments_that_wait(scene: Scene) -
     assert "2 assignments, or finished replies without a receipt, wait here already" in message
     scene.coordinator.hold_submissions.set()
     running.wait_for("receipt", 2)
-    scene.assign(3)
-    running.wait_for("receipt", 3)
+    scene.receipts(3, 3)
 
 
 def test_a_worker_whose_files_take_more_than_its_policy_allows_takes_no_assignment(
@@ -152,8 +150,7 @@ def test_a_worker_whose_files_take_more_than_its_policy_allows_takes_no_assignme
     assert reason == "limit:disk"
     assert "its policy allows 1048576" in message
     filled.unlink()
-    scene.assign(1)
-    running.wait_for("receipt")
+    scene.receipts(1, 1)
 
 
 def test_a_receipt_of_megabytes_is_not_kept(scene: Scene) -> None:

@@ -42,8 +42,7 @@ def test_joining_makes_a_private_directory_that_a_worker_can_run_from(scene: Sce
         assert path.stat().st_mode & 0o777 == 0o600
         assert b"ENCRYPTED" in path.read_bytes()
     loaded = MemberFiles.load(home.directory, b"secret")
-    assert loaded.certificate == enrolled.member.certificate
-    assert loaded.client_id == CLIENT
+    assert (loaded.certificate, loaded.client_id) == (enrolled.member.certificate, CLIENT)
     with pytest.raises(IdentityError, match="passphrase"):
         MemberFiles.load(home.directory, b"wrong")
     with pytest.raises(EnrollmentError, match="holds a membership already"):
@@ -217,8 +216,7 @@ def test_workers_join_a_real_federation_and_carry_a_run_to_its_end(tmp_path: Pat
         workers = [made.work(name, "--part", f"{number}/2") for number, name in enumerate("ab", 1)]
         for worker in workers:
             worker.wait_for_text("attending federation")
-        run = made.submit("two-rounds", 'task = "digits"\nrounds = 2\n[selection]\nminimum = 2\n')
-        made.wait_completed(run)
+        made.completed("two-rounds", 'task = "digits"\nrounds = 2\n[selection]\nminimum = 2\n')
         for worker, name in zip(workers, "ab", strict=True):
             worker.wait_for_text("receipt accepted", 4)  # the last one is on its way when the run is over
             assert worker.stop() == 0
@@ -243,8 +241,7 @@ def test_attackers_of_a_real_federation_collude_or_are_refused_and_the_run_goes_
         }
         for worker in workers.values():
             worker.wait_for_text("attending federation")
-        run = made.submit("attacked", 'task = "digits"\nrounds = 2\n[selection]\nminimum = 3\n')
-        made.wait_completed(run)
+        made.completed("attacked", 'task = "digits"\nrounds = 2\n[selection]\nminimum = 3\n')
         for name in options:
             assert "REHEARSAL OF AN ATTACK" in workers[name].text
         found = made.query("select client_id, accepted, reason, payload from replies where payload_bytes > 0")

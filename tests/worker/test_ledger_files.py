@@ -13,12 +13,10 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from typer.testing import CliRunner
 
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.work.site import SessionEntry
-from fedpareto.cli.failure import CommandFailure
-from fedpareto.cli.main import app
+from tests.command_lines import failure
 from tests.paths import ROOT
 from tests.worker.scene import files_of_at_most
 from worker import ledger_file, rotation
@@ -183,9 +181,8 @@ def test_a_command_of_the_owner_says_that_a_file_is_locked(
     opened(name)
     with closing(sqlite3.connect(tmp_path / name, isolation_level=None)) as another:
         another.execute("BEGIN EXCLUSIVE")
-        result = CliRunner().invoke(app, ["worker", command, "--home", str(tmp_path)])
-    assert isinstance(result.exception, CommandFailure)
-    assert str(result.exception).startswith(f"{tmp_path / name} is locked by another process, probably")
+        result = failure("worker", command, "--home", str(tmp_path))
+    assert str(result).startswith(f"{tmp_path / name} is locked by another process, probably")
 
 
 def test_an_assignment_is_declined_while_the_runs_that_asked_are_locked(

@@ -38,21 +38,12 @@ def written(path: Path, *lines: str) -> Path:
 
 
 def test_members_who_were_told_of_different_models_or_steps_find_out(tmp_path: Path) -> None:
-    ours = written(
-        tmp_path / "a",
-        line("a", 0, "m0", ""),
-        line("a", 1, "m1", "s0"),
-        line("a", 2, "m2", "s1"),
-        line("a", 3, "m3", "s2"),
+    of_a = ((0, "m0", ""), (1, "m1", "s0"), (2, "m2", "s1"), (3, "m3", "s2"))
+    of_b = ((0, "m0", ""), (1, "other", "s0"), (2, "m2", "other"), (4, "m4", ""))
+    mine, others = (
+        read_receipts(written(tmp_path / name, *(line(name, *one) for one in told)), KeyChain(KEY.public_key()))
+        for name, told in (("a", of_a), ("b", of_b))
     )
-    theirs = written(
-        tmp_path / "b",
-        line("b", 0, "m0", ""),
-        line("b", 1, "other", "s0"),
-        line("b", 2, "m2", "other"),
-        line("b", 4, "m4", ""),
-    )
-    mine, others = (read_receipts(path, KeyChain(KEY.public_key())) for path in (ours, theirs))
     found = disagreements(mine, others)
     assert [(one.client_id, one.occasion, other.client_id) for one, other in found] == [
         ("a", ("run-1", 1, 0), "b"),

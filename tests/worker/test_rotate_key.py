@@ -3,7 +3,6 @@
 import itertools
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,13 +32,6 @@ train.deadline_seconds = 300
 evaluate.every = 0
 """
 FULL = pytest.mark.full
-
-
-@pytest.fixture(scope="module")
-def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    with federation(tmp_path_factory.mktemp("rotation")) as made:
-        made.serve()
-        yield made
 
 
 def work(fed: Federation, client: str, crash: str = "") -> Process:
@@ -246,8 +238,7 @@ def test_a_worker_refuses_a_coordinator_whose_keys_do_not_follow(tmp_path: Path,
             if missing != "all":
                 coordinator.rotations = made
                 worker.wait_for("attending")
-                kept = (tmp_path / "home" / "coordinator.rotations").read_text()
-                assert len(kept.split()) == 2
+                assert len((tmp_path / "home" / "coordinator.rotations").read_text().split()) == 2
         finally:
             worker.stop()
         assert worker.failure is None

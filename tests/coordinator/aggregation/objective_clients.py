@@ -6,16 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.aggregation import phases
 from coordinator.aggregation.phase_kinds import GradientsPhase, ResidualsPhase, TrainingPhase
-from coordinator.aggregation.phases import (
-    AlgorithmPhase,
-    PhaseReply,
-    Replies,
-    RoundContext,
-    RoundGenerator,
-    Selected,
-    Step,
-)
 from federation.sketches import sketch
 from federation.sketches.draws import own_seed, shared_seed
 from federation.sketches.svd import TwoWaySvd
@@ -30,21 +22,23 @@ TWO = ("left", "right")
 
 def context(
     clients: Mapping[str, tuple[str, ...]], *, objectives: tuple[str, ...] = TWO, **changed: Any
-) -> RoundContext:
+) -> phases.RoundContext:
     facts: dict[str, Any] = {
         "number": 0,
         "total": 10,
         "objectives": objectives,
         "parameters": D,
         "encoder": encoder_columns(LAYOUT),
-        "selected": {name: Selected(10 * (at + 1), served) for at, (name, served) in enumerate(clients.items())},
+        "selected": {name: phases.Selected(10 * (at + 1), served) for at, (name, served) in enumerate(clients.items())},
     }
-    return RoundContext(**(facts | changed))
+    return phases.RoundContext(**(facts | changed))
 
 
-def reply(client: str, rows: Mapping[str, NDArray[Any]], served: tuple[str, ...] = TWO, **changed: Any) -> PhaseReply:
+def reply(
+    client: str, rows: Mapping[str, NDArray[Any]], served: tuple[str, ...] = TWO, **changed: Any
+) -> phases.PhaseReply:
     facts: dict[str, Any] = {"samples": 10, "losses": {}, "metrics": {}, "envelope": f"envelope of {client}"}
-    return PhaseReply(
+    return phases.PhaseReply(
         client_id=client, rows=tuple(rows.values()), names=tuple(rows), objectives=served, **(facts | changed)
     )
 
@@ -63,18 +57,18 @@ class Clients:
             for name in served
         }
 
-    def answer(self, phase: AlgorithmPhase, number: int = 0, missing: tuple[str, ...] = ()) -> Replies:
+    def answer(self, phase: phases.AlgorithmPhase, number: int = 0, missing: tuple[str, ...] = ()) -> phases.Replies:
         asked = self.serves if phase.clients is None else phase.clients
-        return Replies([self._reply(phase, name, number) for name in asked if name not in missing])
+        return phases.Replies([self._reply(phase, name, number) for name in asked if name not in missing])
 
-    def play(self, conversation: RoundGenerator) -> Step:
+    def play(self, conversation: phases.RoundGenerator) -> phases.Step:
         """The step of a round in which all of them answer what they are asked."""
         phase = next(conversation)
         while not isinstance(phase, TrainingPhase):
             phase = conversation.send(self.answer(phase))
         return last(conversation, self.answer(phase))
 
-    def _reply(self, phase: AlgorithmPhase, client: str, number: int) -> PhaseReply:
+    def _reply(self, phase: phases.AlgorithmPhase, client: str, number: int) -> phases.PhaseReply:
         served = self.serves[client]
         if isinstance(phase, TrainingPhase):
             sums = {

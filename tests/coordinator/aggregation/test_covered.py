@@ -71,7 +71,7 @@ HOW = ["even", "heavy", "one", "few", "signed", "opposed", "tiny"]
 KINDS = [kind for kind in BoundKind if kind is not BoundKind.EQUAL]
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(
     st.sampled_from([5, 7, 8, 10, 11, 12, 20, 33, 50, 100]),
     st.sampled_from(list(Mode)),

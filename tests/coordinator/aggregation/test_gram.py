@@ -23,7 +23,7 @@ def joined(coefficients: NDArray[np.float64], rows: list[Row], workers: int | No
     return np.concatenate(list(combine(coefficients, rows, workers=workers)))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 12), st.integers(1, 3000), st.integers(0, 999))
 def test_integers_give_the_exact_gram_matrix_and_direction(m: int, d: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

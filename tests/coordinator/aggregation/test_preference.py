@@ -1,6 +1,5 @@
 """Weights that follow a preference: the references, the promises of the programme, and what happens without one."""
 
-import subprocess
 import sys
 
 import numpy as np
@@ -15,6 +14,7 @@ from coordinator.aggregation.rules.preference import NoSolutionError, divergence
 from federation.sketches.base import clip_to_psd
 from fedpareto.processes.forked import completed
 from tests.coordinator.aggregation.scene import KINDS, Matrix, matrix, reference
+from tests.harness import python
 
 
 def test_the_programmes_and_their_solutions_are_those_of_the_reference() -> None:
@@ -57,7 +57,7 @@ def squeezed(kind: str, m: int, d: int, seed: int) -> Matrix:
     return U @ U.T
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.sampled_from(KINDS), st.integers(1, 6), st.integers(1, 9), st.integers(0, 10**6))
 def test_the_weights_are_a_distribution_that_meets_the_constraints(kind: str, m: int, d: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -142,7 +142,7 @@ def test_an_infeasible_programme_is_named_so() -> None:
         solve(np.array([[1.0, -3.0], [-3.0, 1.0]]), programme)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(2, 5), st.integers(0, 10**6))
 def test_an_indefinite_estimate_is_clipped_and_then_feasible(m: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -175,8 +175,7 @@ def test_without_cvxpy_an_error_says_what_to_install(monkeypatch: pytest.MonkeyP
 
 def test_cvxpy_is_loaded_only_where_a_preference_is_followed() -> None:
     code = "import coordinator.aggregation.rules.preference, sys; print('cvxpy' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert python("-c", code).stdout.strip() == "False"
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,7 @@ HOUR = timedelta(hours=1)
 
 def failing_run(stage: Stage, rounds: int = 4) -> str:
     """A run in which the member ben declines each round."""
-    task = stage.task()
-    ann, ben, cleo = stage.cast(task, "ann", "ben", "cleo")
+    task, (ann, ben, cleo) = stage.crew("ann", "ben", "cleo")
     run = stage.submit(
         spec(f"alerts-{stage.count}", task, rounds, more="selection.minimum = 3\nselection.quorum = 0.2")
     )
@@ -135,8 +134,7 @@ def test_what_holds_is_one_row_that_keeps_its_beginning_until_it_has_ended(stage
 
 @pytest.mark.parametrize(("minutes", "stalled"), [(2, False), (4, True)])
 def test_a_run_is_stalled_after_three_times_its_median_round(stage: Stage, minutes: int, stalled: bool) -> None:
-    task = stage.task()
-    stage.cast(task, "emil")
+    task, _ = stage.crew("emil")
     run = stage.submit(spec(f"stalled-{stage.count}", task, 2))
     stage.wait_state(run, RunState.RUNNING)
     now = datetime.now(UTC) + timedelta(minutes=minutes)
@@ -152,8 +150,7 @@ def test_a_run_is_stalled_after_three_times_its_median_round(stage: Stage, minut
 
 
 def test_a_pause_by_the_coordinator_is_an_alert_until_the_run_goes_on(stage: Stage) -> None:
-    task = stage.task()
-    stage.cast(task, "gina")
+    task, _ = stage.crew("gina")
     run = stage.submit(spec(f"paused-{stage.count}", task, 2))
     stage.wait_state(run, RunState.RUNNING)
     database = stage.served.database

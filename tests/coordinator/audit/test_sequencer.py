@@ -104,8 +104,7 @@ def test_members_get_a_step_at_once_and_other_entries_within_a_minute(database: 
     sequencer.sequence()
     sequencer.sequence(show=True)
     assert checkpoint(sequencer.head(5)).size == 6
-    shown = column(database, "select size from audit_checkpoints order by size")
-    assert shown == [1, 5, 6]
+    assert column(database, "select size from audit_checkpoints order by size") == [1, 5, 6]
 
 
 def test_what_a_dead_process_recorded_or_chained_is_gone_on_with(database: Database, made: Make) -> None:

@@ -104,8 +104,7 @@ def test_coordinators_must_have_the_same_blobs(
     must_share_blobs(one.database, blobs, one.office.registry)
     must_share_blobs(other.database, blobs, other.office.registry)
     with one.database.read() as session:
-        known = session.scalar(select(Federation.shared_blob))
-        assert known in referenced(session, None)
+        assert session.scalar(select(Federation.shared_blob)) in referenced(session, None)
     with pytest.raises(CoordinatorHomeError, match="not those of the others: give all the same bucket"):
         must_share_blobs(other.database, elsewhere, other.office.registry)
     one.office.registry.leave()

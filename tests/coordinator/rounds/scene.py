@@ -99,8 +99,7 @@ def begin(
     names: Sequence[str] = tuple(SAMPLES),
 ) -> tuple[str, dict[str, Player]]:
     """A run of ann, ben and cleo, or of some of them; it is evaluated after its last round."""
-    task = stage.task()
-    players = stage.cast(task, *names, samples=[SAMPLES.get(name, 10) for name in names], serves=serves)
+    task, players = stage.crew(*names, samples=[SAMPLES.get(name, 10) for name in names], serves=serves)
     for player in players:
         player.losses = {name: 1.0 + at for at, name in enumerate(serves.get(player.name, NAMES))}
     lines = [f"objectives.names = {list(NAMES)}", "jacobian.deadline_seconds = 800", "evaluate.every = 0", more]

@@ -40,8 +40,7 @@ def compared(stage: Stage) -> tuple[str, str, Player, Player]:
 def test_clients_that_leave_while_a_round_is_opened_are_selected_or_none_is(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = stage.task()
-    stage.cast(task, "ann", "ben")
+    task, _ = stage.crew("ann", "ben")
     pool, calls = RemoteFleet.pool, count()
 
     def leaving(self: RemoteFleet, session: Session) -> dict[str, int]:
@@ -71,8 +70,7 @@ def test_replies_to_open_assignments_count_while_a_run_is_paused_and_it_goes_on_
     assert stage.outcomes(run) == {"ann": ("FULFILLED", ""), "ben": ("FULFILLED", "")}
     assert stage.rounds(run)[0].state is RoundState.OPEN
     assert not ann.orders()
-    stage.resume(run)
-    stage.play(run, ann, ben)
+    stage.resume(run, ann, ben)
     assert stage.run(run).model == expected
     assert stage.assignment_ids(run) == {first.assignment_id, second.assignment_id}
 
@@ -92,22 +90,19 @@ def test_deadlines_go_on_while_a_run_is_paused(stage: Stage) -> None:
 
 
 def test_a_run_that_is_submitted_paused_asks_nobody_before_it_is_resumed(stage: Stage) -> None:
-    task = stage.task()
-    ann, ben = stage.cast(task, "ann", "ben")
+    task, (ann, ben) = stage.crew("ann", "ben")
     run = stage.submit(document("held", task), paused=True)
     stage.nudge()
     row = stage.run(run)
     assert (row.state, row.started, stage.rounds(run), conducting(run)) == (RunState.PAUSED, None, [], False)
     stage.restart()
     assert (stage.run(run).state, conducting(run)) == (RunState.PAUSED, False)
-    stage.resume(run)
-    stage.play(run, ann, ben)
+    stage.resume(run, ann, ben)
     assert stage.run(run).started is not None
 
 
 def test_a_stop_cancels_what_is_open_and_keeps_the_last_model(stage: Stage) -> None:
-    task = stage.task()
-    ann, ben = stage.cast(task, "ann", "ben")
+    task, (ann, ben) = stage.crew("ann", "ben")
     run = stage.submit(document("stopped", task, rounds=3))
     for _ in ("train", "evaluate"):
         answer(ann, ben)
@@ -166,8 +161,7 @@ def test_a_name_is_given_once_at_a_time_however_many_ask_for_it(stage: Stage) ->
     "more", ["", 'selection.required = ["ann"]\nselection.patience_seconds = 600'], ids=["minimum", "after-patience"]
 )
 def test_a_run_that_waits_for_clients_sleeps(stage: Stage, more: str) -> None:
-    task = stage.task()
-    (ann,) = stage.cast(task, "ann")
+    task, (ann,) = stage.crew("ann")
     changes: list[str] = []
     unwatch = stage.supervisor.changes.watch(changes.append)
     run = stage.submit(spec("patient", task, 2, seed=23, more=f"selection.minimum = 2\n{more}"))
@@ -209,8 +203,7 @@ def test_a_client_that_waits_for_approval_gets_nothing_until_it_has_it(tmp_path:
 
 @pytest.mark.full
 def test_runs_beside_each_other_come_to_what_each_comes_to_alone(stage: Stage) -> None:
-    task = stage.task()
-    players = stage.cast(task, "ann", "ben", "cleo")
+    task, players = stage.crew("ann", "ben", "cleo")
     rules = {"fedavg": 1, "fedmgda": 2, "fedmgda+": 3}
 
     def text(name: str, suffix: str) -> bytes:
@@ -272,8 +265,7 @@ def test_a_coordinator_that_stops_in_the_evaluation_and_between_rounds_goes_on_t
 
 
 def test_a_round_begins_with_those_who_come_back_after_a_restart(stage: Stage) -> None:
-    task = stage.task()
-    ann, ben = stage.cast(task, "ann", "ben")
+    task, (ann, ben) = stage.crew("ann", "ben")
     stage.cast(task, f"latecomer-{stage.count}")
     run = stage.submit(spec("back", task), paused=True)
     stage.stop()
@@ -291,8 +283,7 @@ def test_a_round_begins_with_those_who_come_back_after_a_restart(stage: Stage) -
 
 
 def test_a_clock_that_is_set_back_after_a_restart_does_not_hold_the_first_round(stage: Stage) -> None:
-    task = stage.task()
-    (ann,) = stage.cast(task, "ann")
+    task, (ann,) = stage.crew("ann")
     stage.cast(task, f"latecomer-{stage.count}")
     run = stage.submit(spec("set-back", task), paused=True)
     stage.stop()

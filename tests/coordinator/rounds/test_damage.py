@@ -40,8 +40,7 @@ def test_a_damaged_update_holds_the_run_until_it_is_repaired(stage: Stage, damag
     stage.resume(run)  # nothing was repaired: nothing has changed
     assert payload in stage.wait_reason(run, payload)
     repair()
-    stage.resume(run)
-    stage.play(run, ann, ben)
+    stage.resume(run, ann, ben)
     assert stage.run(run).model == expected
 
 
@@ -52,13 +51,11 @@ def test_a_damaged_model_holds_the_run_until_it_is_repaired(stage: Stage, damage
     model = stage.rounds(run)[0].base_model
     repair = damage(blob_file(stage.blobs, model))
     reply(orders)
-    held = stage.wait_state(run, RunState.PAUSED)
-    assert held.reason.startswith(f"storage: {WORDS[damage]} {model}")
+    assert stage.wait_state(run, RunState.PAUSED).reason.startswith(f"storage: {WORDS[damage]} {model}")
     repair()
     stage.restart()
     assert stage.run(run).state is RunState.PAUSED  # a restart resumes nothing that an operator has not
-    stage.resume(run)
-    stage.play(run, ann, ben)
+    stage.resume(run, ann, ben)
     assert stage.run(run).model == expected
 
 

@@ -132,8 +132,7 @@ def test_a_word_between_two_looks_of_the_conductor_is_heard(
     else:
         assert stage.run(run).state is RunState.PAUSED
         assert stage.rounds(run)[:1] == [] or stage.rounds(run)[0].ended is None
-        stage.resume(run)
-        stage.play(run, *players)
+        stage.resume(run, *players)
 
 
 # --- the database fails
@@ -153,8 +152,7 @@ def test_a_word_between_two_looks_of_the_conductor_is_heard(
 def test_a_database_that_fails_for_a_moment_fails_no_run(stage: Stage, statement: str) -> None:
     run, players = begin(stage)
     with at(stage, run, statement, once(fail)) as seen:
-        stage.resume(run)
-        stage.play(run, *players)
+        stage.resume(run, *players)
     assert seen
     assert stage.rounds(run)[0].state is RoundState.COMPLETED
     assert len(stage.evaluations(run)) == 4
@@ -173,8 +171,7 @@ def test_descriptors_that_run_out_for_a_moment_neither_pause_nor_fail_a_run(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with caplog.at_level(logging.ERROR), at(stage, run, statement, once(exhaust)) as seen:
-        stage.resume(run)
-        stage.play(run, *players)
+        stage.resume(run, *players)
     assert len(seen) > 1
     assert [record.message for record in caplog.records if record.exc_info] == []
     assert stage.served.entries(subject=run, action="run.paused") == []
@@ -190,8 +187,7 @@ def test_a_database_that_fails_while_a_failure_is_recorded_leaves_no_run_without
         assert digest(MODEL) in stage.wait_state(run, RunState.PAUSED).reason
     assert seen
     (stage.served.home.directory / "lost").rename(stage.blobs.root / "blake3" / digest(MODEL)[7:9] / digest(MODEL)[9:])
-    stage.resume(run)
-    stage.play(run, *players)
+    stage.resume(run, *players)
 
 
 def test_a_coordinator_stops_while_its_database_fails(stage: Stage) -> None:
@@ -211,8 +207,7 @@ def test_a_watcher_that_breaks_harms_no_run(stage: Stage) -> None:
 
     unwatch = stage.supervisor.changes.watch(broken)
     run, players = begin(stage)
-    stage.resume(run)
-    stage.play(run, *players)
+    stage.resume(run, *players)
     unwatch()
 
 

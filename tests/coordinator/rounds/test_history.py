@@ -139,12 +139,10 @@ def test_an_earlier_update_that_is_lost_holds_the_run_until_it_is_back(stage: St
     good = blob_file(stage.blobs, lost).read_bytes()
     blob_file(stage.blobs, lost).unlink()
     answer(*(player for player in players if player.name in asked))
-    held = stage.wait_state(run, RunState.PAUSED)
-    assert held.reason.startswith(f"storage: there is no blob {lost} ")
+    assert stage.wait_state(run, RunState.PAUSED).reason.startswith(f"storage: there is no blob {lost} ")
     assert stage.rounds(run)[1].state is RoundState.OPEN
     stage.blobs.put(good)
-    stage.resume(run)
-    stage.play(run, *players)
+    stage.resume(run, *players)
     assert models(stage, run) == undisturbed(stage, "dual-cone")
 
 

@@ -300,7 +300,6 @@ def test_the_end_of_a_round_is_not_recorded_while_its_run_is_paused(
     wait_rest(run)
     (held,) = stage.rounds(run)
     assert (held.state, held.attempt, held.step) == (RoundState.OPEN, 0, None)
-    stage.resume(run)
-    stage.play(run, *players)
+    stage.resume(run, *players)
     (ended,) = stage.rounds(run)
     assert (ended.state, ended.attempt) == (state, attempt)

@@ -24,8 +24,7 @@ def begun(stage: Stage, task: str, more: str, rounds: int = 1) -> str:
 
 
 def test_a_round_asks_members_of_the_run_with_its_tags_and_nobody_who_is_excluded(stage: Stage) -> None:
-    task = stage.task()
-    ann, ben, cleo, dan = stage.cast(task, "ann", "ben", "cleo", "dan")
+    task, (ann, ben, cleo, dan) = stage.crew("ann", "ben", "cleo", "dan")
     assert tag(stage, "ann", "north", "large", "north") == ["large", "north"]
     assert [tag(stage, name, "north") for name in ("ben", "cleo")] == [["north"], ["north"]]
     more = "selection = { tags = ['north'], exclude = ['ben'], members = ['ann', 'cleo', 'dan'] }"
@@ -33,8 +32,7 @@ def test_a_round_asks_members_of_the_run_with_its_tags_and_nobody_who_is_exclude
     stage.play(run, ann, ben, cleo, dan, until=lambda: len(stage.rounds(run)) == 2)
     assert stage.rounds(run)[0].selected == ["ann", "cleo"]
     assert tag(stage, "cleo") == []
-    stage.play(run, ann, ben, cleo, dan)
-    stage.wait_state(run, RunState.COMPLETED)
+    stage.complete(run, ann, ben, cleo, dan)
     for name in ("ann", "ben"):
         tag(stage, name)
 
@@ -50,8 +48,7 @@ def test_a_round_asks_members_of_the_run_with_its_tags_and_nobody_who_is_exclude
     ],
 )
 def test_a_selection_of_clients_that_do_not_exist_is_refused(stage: Stage, more: str, words: str) -> None:
-    task = stage.task()
-    stage.cast(task, "ann")
+    task, _ = stage.crew("ann")
     with refused("INVALID_ARGUMENT", "spec") as messages:
         begun(stage, task, more)
     assert words in messages[0]
@@ -67,8 +64,7 @@ def test_what_cannot_be_a_tag_is_refused(stage: Stage, bad: str) -> None:
 
 
 def test_a_round_waits_for_a_required_client_and_says_for_whom(stage: Stage) -> None:
-    task = stage.task()
-    ann, ben = stage.cast(task, "ann", "ben")
+    task, (ann, ben) = stage.crew("ann", "ben")
     ben.leave()
     run = begun(stage, task, "selection.required = ['ben']")
     stage.wait_reason(run, "waiting for required clients: ben does not attend")
@@ -79,8 +75,7 @@ def test_a_round_waits_for_a_required_client_and_says_for_whom(stage: Stage) -> 
 
 
 def test_a_round_is_skipped_after_its_patience_and_three_in_a_row_end_the_run(stage: Stage) -> None:
-    task = stage.task()
-    [ann, ben] = stage.cast(task, "ann", "ben")
+    task, [ann, ben] = stage.crew("ann", "ben")
     ben.leave()
     run = begun(stage, task, "selection.required = ['ben']\nselection.patience_seconds = 600", rounds=5)
     for number in range(3):
@@ -105,8 +100,7 @@ def test_a_round_without_the_reply_of_a_required_client_makes_no_step(stage: Sta
     skipped = stage.wait_round(run, 0, RoundState.SKIPPED)
     assert skipped.reason == "required: ben declined (limit:steps)"
     assert skipped.metrics["required/missing"] == 1.0
-    stage.play(run, ann, ben, cleo)
-    stage.wait_state(run, RunState.COMPLETED)
+    stage.complete(run, ann, ben, cleo)
     assert stage.rounds(run)[1].state is RoundState.COMPLETED
 
 
@@ -159,5 +153,4 @@ def test_a_simulation_honours_members_and_refuses_names_and_tags_that_it_does_no
             Simulation(SIMULATED + keys, tmp_path / "refused", threads=1)
     keys = b"members = ['client-001', 'client-003']\nrequired = ['client-003']"
     with Simulation(SIMULATED + keys, tmp_path / "run", threads=1) as simulation:
-        history = simulation.run()
-        assert set(history.members["client"]) == {"client-001", "client-003"}
+        assert set(simulation.run().members["client"]) == {"client-001", "client-003"}

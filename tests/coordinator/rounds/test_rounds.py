@@ -99,8 +99,7 @@ def test_a_quorum_that_is_met_at_the_deadline_makes_a_step_without_the_straggler
     stage.pass_deadline()
     stage.wait_round(run, 0, RoundState.STEPPED)
     assert stage.outcomes(run)["cleo"] == ("EXPIRED", "deadline")
-    evaluation = cleo.order()
-    assert evaluation.base_model == stage.rounds(run)[0].result_model
+    assert cleo.order().base_model == stage.rounds(run)[0].result_model
     assert (cleo.cancelled[0].assignment_id, cleo.cancelled[0].reason) == (straggler.assignment_id, "deadline")
     # The evaluation asks the straggler too, and has a deadline of its own.
     assert set(stage.outcomes(run, 0, 1)) == {"ann", "ben", "cleo"}
@@ -182,8 +181,7 @@ def test_a_phase_that_everybody_declines_is_over_at_once(stage: Stage) -> None:
 
 
 def test_each_phase_has_the_deadline_of_its_kind(stage: Stage) -> None:
-    task = stage.task()
-    (ann,) = stage.cast(task, "ann")
+    task, (ann,) = stage.crew("ann")
     text = spec("deadlines", task).decode().replace("train.deadline_seconds = 900", "train.deadline_seconds = 77")
     run = stage.submit(text.encode())
     train = ann.order()
@@ -235,8 +233,7 @@ def test_selection_is_seeded_and_recorded(stage: Stage, rule: str, asked: int) -
 
 
 def test_a_pool_of_those_who_attend_leaves_the_absent_alone_and_a_pool_of_the_enrolled_does_not(stage: Stage) -> None:
-    task = stage.task()
-    ann, ben = stage.cast(task, "ann", "ben")
+    task, (ann, ben) = stage.crew("ann", "ben")
     stage.hang_up(ben)
     attending = stage.submit(spec("attending", task, more='selection.pool = "attending"'))
     stage.play(attending, ann)
@@ -252,8 +249,7 @@ def test_a_pool_of_those_who_attend_leaves_the_absent_alone_and_a_pool_of_the_en
 def test_a_run_of_a_task_that_no_member_offers_says_at_submission_and_while_it_waits_what_they_offer(
     stage: Stage,
 ) -> None:
-    task = stage.task()
-    stage.cast(task, "ann", "ben")
+    task, _ = stage.crew("ann", "ben")
     header = RunHeader(spec=spec("misnamed", "digitz"), model=digest(MODEL), model_bytes=len(MODEL), dry_run=True)
     (warning,) = stage._admin.SubmitRun(iter([SubmitRunRequest(header=header)])).warnings
     assert warning.startswith("no member offers digitz; they offer ")
@@ -287,8 +283,7 @@ def test_a_round_waits_for_its_minimum_and_says_so(stage: Stage) -> None:
 
 
 def test_a_client_that_joins_while_a_run_is_under_way_takes_part_from_the_next_round_on(stage: Stage) -> None:
-    task = stage.task()
-    (ann,) = stage.cast(task, "ann")
+    task, (ann,) = stage.crew("ann")
     run = stage.submit(spec("joined", task, rounds=2))
     order = ann.order()
     (newcomer,) = stage.cast(task, f"newcomer-{stage.count}")

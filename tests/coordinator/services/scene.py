@@ -16,17 +16,9 @@ from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from federation.digests import digest
 from federation.line.channels import refusal_from_rpc_error
 from federation.v1 import admin_pb2 as admin
+from federation.v1 import federation_pb2 as wire
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.enrollment_pb2 import EnrollRequest, LoginRequest
-from federation.v1.federation_pb2 import (
-    AttendRequest,
-    FetchBlobRequest,
-    Heartbeat,
-    LocateBlobRequest,
-    RenewRequest,
-    RotateKeyRequest,
-    SubmitRequest,
-)
 from federation.vectors import Layout, Tensor, to_bytes
 from tests.harness import Attending, Federation, Member, wait_for
 from tests.paths import DOCS
@@ -50,12 +42,12 @@ UNKNOWN_CLIENT = ("NOT_FOUND", "client-unknown")
 PROBES: dict[str, Probe] = {
     "Enrollment/Enroll": Probe(EnrollRequest(), ("UNAUTHENTICATED", "join-string-invalid")),
     "Enrollment/Login": Probe(LoginRequest(), ("UNAUTHENTICATED", "login")),
-    "Federation/Attend": Probe(AttendRequest(), ("INVALID_ARGUMENT", "hello")),
-    "Federation/FetchBlob": Probe(FetchBlobRequest(), ("PERMISSION_DENIED", "blob-not-offered")),
-    "Federation/LocateBlob": Probe(LocateBlobRequest(), ("PERMISSION_DENIED", "blob-not-offered")),
-    "Federation/Submit": Probe(SubmitRequest(), ("INVALID_ARGUMENT", "header")),
-    "Federation/Renew": Probe(RenewRequest(), ("INVALID_ARGUMENT", "csr")),
-    "Federation/RotateKey": Probe(RotateKeyRequest(), ("INVALID_ARGUMENT", "csr")),
+    "Federation/Attend": Probe(wire.AttendRequest(), ("INVALID_ARGUMENT", "hello")),
+    "Federation/FetchBlob": Probe(wire.FetchBlobRequest(), ("PERMISSION_DENIED", "blob-not-offered")),
+    "Federation/LocateBlob": Probe(wire.LocateBlobRequest(), ("PERMISSION_DENIED", "blob-not-offered")),
+    "Federation/Submit": Probe(wire.SubmitRequest(), ("INVALID_ARGUMENT", "header")),
+    "Federation/Renew": Probe(wire.RenewRequest(), ("INVALID_ARGUMENT", "csr")),
+    "Federation/RotateKey": Probe(wire.RotateKeyRequest(), ("INVALID_ARGUMENT", "csr")),
     "Admin/CreateJoinString": Probe(admin.CreateJoinStringRequest(), ("INVALID_ARGUMENT", "argument")),
     "Admin/ListJoinStrings": Probe(admin.ListJoinStringsRequest()),
     "Admin/CancelJoinStrings": Probe(admin.CancelJoinStringsRequest(), ("NOT_FOUND", "join-string-unknown")),
@@ -154,7 +146,7 @@ def work(member: Member) -> Attending:
         with contextlib.suppress(AssertionError, grpc.RpcError, ValueError):
             while True:
                 member.answer(stream.assignment())
-                stream.say(AttendRequest(heartbeat=Heartbeat()))
+                stream.say(wire.AttendRequest(heartbeat=wire.Heartbeat()))
 
     threading.Thread(target=answer, daemon=True).start()
     return stream

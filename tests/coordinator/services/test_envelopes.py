@@ -134,8 +134,7 @@ def test_bytes_that_are_no_envelope_are_shown_as_such_and_end_no_command(recorde
     assert recorded.checks("cleo")["reply", 0]["reason"] == "key-unknown"
     text = recorded.command("round", recorded.run, "0")
     assert "ann: reply of phase 0 not verified because manifest: the recorded bytes are not a signed envelope" in text
-    listed = recorded.document("replies", recorded.run, "--client", "ann")["replies"]
-    assert listed[0]["envelope"] is None
+    assert recorded.document("replies", recorded.run, "--client", "ann")["replies"][0]["envelope"] is None
     assert "not verified because manifest" in recorded.command("replies", recorded.run)
 
 

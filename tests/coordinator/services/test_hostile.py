@@ -340,8 +340,7 @@ def test_one_model_may_be_submitted_many_times_at_once(stage: Stage) -> None:
 
 @pytest.mark.full
 def test_runs_that_are_alike_may_make_the_same_model_at_the_same_time(stage: Stage) -> None:
-    task = stage.task()
-    (busy,) = stage.cast(task, "busy")
+    task, (busy,) = stage.crew("busy")
     runs = [stage.submit(spec(f"alike-{i}", task, rounds=2)) for i in range(2)]
     for run in runs:
         stage.play(run, busy)

@@ -77,8 +77,7 @@ def test_whoever_watches_without_a_terminal_is_told_whom_the_round_waits_for_and
 
 
 def test_a_terminal_shows_at_its_bottom_whom_the_round_waits_for_and_the_time_running_down(stage: Stage) -> None:
-    task = stage.task()
-    (ann,) = stage.cast(task, "ann")
+    task, (ann,) = stage.crew("ann")
     document = spec(f"live-{stage.count}", task, 1)
     run = stage.submit(document.replace(b"deadline_seconds = 900", b"deadline_seconds = 90"))
     order = ann.order()

@@ -23,7 +23,7 @@ from fedpareto.cli.failure import USAGE, CommandFailure
 from fedpareto.cli.main import app
 from fedpareto.processes import forked
 from tests.federation.line.connect_proxy import connect_proxy
-from tests.running import Running, running, wait_for
+from tests.running import Running, wait_for
 
 HOST = "coordinator.example"  # a name that only the proxies know
 SECRET = "p@ss:wörd %41"
@@ -31,10 +31,7 @@ CREDENTIALS = f"hospital a:{SECRET}"
 IN_URL = "hospital%20a:p%40ss%3Aw%C3%B6rd%20%2541@"
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tmp_path_factory.mktemp("proxies") / "home", hosts=[HOST, "localhost"]) as made:
-        yield made
+SETTINGS = {"hosts": [HOST, "localhost"]}
 
 
 @pytest.fixture

@@ -44,7 +44,6 @@ from federation.work.secure.terms import SessionStage
 from federation.work.secure.wire import read_terms, terms_bytes
 from federation.work.site import PeerReply
 from storage import models
-from storage.states import RunState
 from tests.coordinator.rounds.replies.test_evidence import edit
 from tests.federation.work.scene import cast, setting
 from tests.harness import refused
@@ -150,13 +149,8 @@ class Scene:
         """What `admin audit verify` says of the record."""
         home = self.stage.served.home
         checks = EnvelopeChecks(home.federation_id, home.signing.chain)
-        return self.stage.look(
-            lambda s: [
-                one
-                for one in record_problems(s, checks, home.log_key.entry_key, self.stage.blobs)
-                if isinstance(one, str)
-            ]
-        )
+        found = self.stage.look(lambda s: [*record_problems(s, checks, home.log_key.entry_key, self.stage.blobs)])
+        return [one for one in found if isinstance(one, str)]
 
     def evidence(self) -> str:
         """Why the replies of the first phase cannot enter a step; empty if they can."""
@@ -184,14 +178,22 @@ class Scene:
         return ""
 
 
+def resigned(
+    row: models.Reply, key: Ed25519PrivateKey, change: Callable[[Any], object]
+) -> tuple[SignedEnvelope, dict[str, Any]]:
+    """A reply of which its client has signed something else, and the columns that hold it."""
+    envelope = SignedEnvelope.FromString(row.envelope)
+    signed_again(envelope, ReplyManifest, key, change)
+    return envelope, {"envelope": envelope.SerializeToString(), "envelope_digest": envelope_digest(envelope)}
+
+
 _scenes: list[Scene] = []  # one for each coordinator
 
 
 @pytest.fixture
 def scene(stage: Coordinator, tmp_path: Path) -> Scene:
     if not _scenes or _scenes[-1].stage is not stage:
-        task = stage.task()
-        players = stage.cast(task, *CLIENTS)
+        task, players = stage.crew(*CLIENTS)
         more = "selection = { minimum = 4, quorum = 0.5 }"
         run = stage.submit(spec(f"bound-{stage.count}", task, more=more))
         _, ben, cleo, dan = players
@@ -202,8 +204,7 @@ def scene(stage: Coordinator, tmp_path: Path) -> Scene:
         ben.reply(order)
         with refused("ALREADY_EXISTS", "assignment-fulfilled"):
             ben.submit(order, np.ones(LAYOUT.size, np.float32))
-        stage.play(run, *players)
-        stage.wait_state(run, RunState.COMPLETED)
+        stage.complete(run, *players)
         _scenes.append(Scene(stage, run, Edited.of(exported(stage, run, tmp_path / "run.fedpareto"))))
     return _scenes[-1]
 
@@ -232,14 +233,12 @@ def test_a_reply_whose_row_names_another_client_is_not_shown_as_verified(scene: 
 
 def test_a_reply_to_other_work_than_its_assignment_is_not_shown_as_verified(scene: Scene) -> None:
     row = scene.stage.replies(scene.run)["ann"]
-    envelope = SignedEnvelope.FromString(row.envelope)
 
     def elsewhere(said: Message) -> None:
         for field in ("base_model", "spec", "task", "attempt"):
             other(said, field)
 
-    signed_again(envelope, ReplyManifest, scene.client_key("ann"), elsewhere)
-    values = {"envelope": envelope.SerializeToString(), "envelope_digest": envelope_digest(envelope)}
+    _, values = resigned(row, scene.client_key("ann"), elsewhere)
     with scene.having(models.Reply, row.reply_id, **values):
         assert scene.checks("ann")["reply"].startswith("mismatch:")
 
@@ -248,9 +247,8 @@ def test_a_reply_to_other_work_than_its_assignment_is_not_shown_as_verified(scen
 def test_each_field_of_its_assignment_that_a_reply_repeats_counts(scene: Scene, tmp_path: Path, field: str) -> None:
     """The client has signed another value, and the coordinator's receipt repeats it."""
     row = scene.stage.replies(scene.run)["ann"]
-    reply, receipt = SignedEnvelope.FromString(row.envelope), SignedEnvelope.FromString(row.receipt)
-    signed_again(reply, ReplyManifest, scene.client_key("ann"), lambda said: other(said, field))
-    said = ReplyManifest.FromString(reply.manifest)
+    reply, values = resigned(row, scene.client_key("ann"), lambda said: other(said, field))
+    said, receipt = ReplyManifest.FromString(reply.manifest), SignedEnvelope.FromString(row.receipt)
 
     def repeats(made: Any) -> None:
         made.envelope = envelope_digest(reply)
@@ -258,7 +256,6 @@ def test_each_field_of_its_assignment_that_a_reply_repeats_counts(scene: Scene, 
             setattr(made, field, getattr(said, field))
 
     signed_again(receipt, ReceiptManifest, scene.key, repeats)
-    values = {"envelope": reply.SerializeToString(), "envelope_digest": envelope_digest(reply)}
     with scene.having(models.Reply, row.reply_id, **values, receipt=receipt.SerializeToString()):
         assert scene.checks("ann")["reply"] == f"mismatch:{field}"
         assert scene.evidence().startswith(f"replies {row.reply_id}: envelope ({field}): ")
@@ -282,11 +279,10 @@ def test_each_field_of_its_assignment_that_a_reply_repeats_counts(scene: Scene, 
 )
 def test_what_the_intake_refuses_enters_no_step(scene: Scene, field: str, values: dict[str, Any]) -> None:
     row = scene.stage.replies(scene.run)["ann"]
-    reply, receipt = SignedEnvelope.FromString(row.envelope), SignedEnvelope.FromString(row.receipt)
-    signed_again(reply, ReplyManifest, scene.client_key("ann"), lambda said: said.MergeFrom(ReplyManifest(**values)))
-    digest = envelope_digest(reply)
-    signed_again(receipt, ReceiptManifest, scene.key, lambda said: setattr(said, "envelope", digest))
-    kept = {"envelope": reply.SerializeToString(), "envelope_digest": digest, "receipt": receipt.SerializeToString()}
+    receipt = SignedEnvelope.FromString(row.receipt)
+    _, kept = resigned(row, scene.client_key("ann"), lambda said: said.MergeFrom(ReplyManifest(**values)))
+    signed_again(receipt, ReceiptManifest, scene.key, lambda said: setattr(said, "envelope", kept["envelope_digest"]))
+    kept["receipt"] = receipt.SerializeToString()
     with scene.having(models.Reply, row.reply_id, **kept, samples=min(values.get("samples", 10), 2**63 - 1)):
         assert f"replies {row.reply_id}: {field}: " in scene.evidence()
 
@@ -297,9 +293,7 @@ def test_each_field_counts_in_replies_that_were_not_accepted(
     scene: Scene, tmp_path: Path, name: str, place: int, field: str
 ) -> None:
     row = scene.replies(name)[place]
-    reply = SignedEnvelope.FromString(row.envelope)
-    signed_again(reply, ReplyManifest, scene.client_key(name), lambda said: other(said, field))
-    values = {"envelope": reply.SerializeToString(), "envelope_digest": envelope_digest(reply)}
+    reply, values = resigned(row, scene.client_key(name), lambda said: other(said, field))
     with scene.having(models.Reply, row.reply_id, **values):
         assert scene.checks(name)["reply"] == f"mismatch:{field}"
     found = scene.outsider(tmp_path, lambda exchange: exchange.answers[place].reply.CopyFrom(reply), name)
@@ -329,20 +323,8 @@ def test_a_reply_that_was_not_accepted_and_is_removed_is_told_of_by_the_log(
 
 # What the run, the round and the row say of an assignment.
 OF_ASSIGNMENT = {
-    *(
-        "federation_id",
-        "run_id",
-        "spec",
-        "task",
-        "seed",
-        "unshared",
-        "submitted_by",
-        "round",
-        "phase",
-        "attempt",
-        "kind",
-    ),
-    *("base_model", "previous_step", "members", "assignment_id", "client_id"),
+    *("federation_id", "run_id", "spec", "task", "seed", "unshared", "submitted_by", "round", "phase", "attempt"),
+    *("kind", "base_model", "previous_step", "members", "assignment_id", "client_id"),
 }
 
 
@@ -388,8 +370,7 @@ def test_each_field_of_its_assignment_that_a_decline_repeats_counts(scene: Scene
 @pytest.fixture
 def asked(stage: Coordinator) -> tuple[Player, AssignmentManifest]:
     """A client with an assignment that is open."""
-    task = stage.task()
-    (ann,) = stage.cast(task, "ann")
+    task, (ann,) = stage.crew("ann")
     stage.submit(spec(f"bound-{stage.count}", task, algorithm="fedavg"))
     return ann, ann.order()
 
@@ -427,18 +408,9 @@ def test_the_intake_refuses_a_decline_that_repeats_another_value(asked: tuple[Pl
 
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
-ORDER = AssignmentManifest(
-    federation_id="test",
-    run_id="run-1",
-    round=3,
-    attempt=1,
-    phase=2,
-    assignment_id="0" * 32,
-    client_id="ann",
-    base_model="blake3:1",
-    spec="blake3:2",
-    task="digits",
-)
+PLACE = {"federation_id": "test", "run_id": "run-1", "round": 3, "attempt": 1, "phase": 2}
+OF_WORK = {"base_model": "blake3:1", "spec": "blake3:2", "task": "digits"}
+ORDER = AssignmentManifest(**PLACE, **OF_WORK, assignment_id="0" * 32, client_id="ann")  # type: ignore[arg-type]
 REPLY = ReplyManifest(**repeated(ORDER, bound_fields.REPLY), payload="blake3:3", payload_bytes=9)
 
 
@@ -495,9 +467,8 @@ def test_a_member_refuses_a_reply_of_another_member_that_repeats_another_value_o
     said = SimpleNamespace(session=b"session", stage=SessionStage.READY)
     terms = repeated(agreed, set(bound_fields.TERMS) - {"seed"})
     reply = PeerReply(client_id=VICTIM, attempt=0, samples=1, statement=said, **terms)
-    journal: Any = SimpleNamespace(
-        session=b"session", agreed=lambda stage: {**repeated(agreed, bound_fields.SESSION), "invited": [VICTIM]}
-    )
+    of_session = {**repeated(agreed, bound_fields.SESSION), "invited": [VICTIM]}
+    journal: Any = SimpleNamespace(session=b"session", agreed=lambda stage: of_session)
 
     def found(reply: PeerReply) -> Any:
         client: Any = SimpleNamespace(site=SimpleNamespace(roster={}, open_reply=lambda envelope, roster: reply))

@@ -34,7 +34,7 @@ COEFFICIENT = st.one_of(st.integers(-ONE, ONE), st.integers(-20, 20), st.builds(
 LEAST = st.fractions(1, 20, max_denominator=8)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(st.lists(COEFFICIENT, min_size=1, max_size=7), st.integers(0, 4), LEAST)
 def test_the_cover_is_its_definition(values: list[int], t: int, least: Fraction) -> None:
     a = dict(zip(NAMES, values, strict=False))
@@ -46,7 +46,7 @@ def test_the_cover_is_its_definition(values: list[int], t: int, least: Fraction)
     assert first is None or expected[first] == min(expected.values())
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(st.integers(3, 7), st.integers(0, 2), st.integers(1, 2**14), st.integers(0, 2**14), st.integers(-2, 2))
 def test_the_cover_turns_at_its_limit(m: int, t: int, own: int, rest: int, by: int) -> None:
     """All others hold the same, so a limit that is reached exactly is known."""

@@ -7,18 +7,8 @@ import federation.secure
 
 FILES = sorted(Path(federation.secure.__file__).parent.glob("*.py"))
 ALLOWED = {
-    "blake3",
-    "collections",
-    "cryptography",
-    "dataclasses",
-    "enum",
-    "federation",
-    "fractions",
-    "itertools",
-    "math",
-    "numpy",
-    "statistics",
-    "typing",
+    *("blake3", "collections", "cryptography", "dataclasses", "enum", "federation", "fractions", "itertools", "math"),
+    *("numpy", "statistics", "typing"),
 }
 PRIMITIVES = {
     "cryptography.exceptions",
@@ -33,15 +23,8 @@ PRIMITIVES = {
     "numpy.typing",
 }
 GENERATORS = {
-    "random",
-    "default_rng",
-    "Generator",
-    "RandomState",
-    "urandom",
-    "token_bytes",
-    "generate",
-    "getrandbits",
-    "seed",
+    *("random", "default_rng", "Generator", "RandomState", "urandom", "token_bytes", "generate"),
+    *("getrandbits", "seed"),
 }
 
 

@@ -126,7 +126,7 @@ def test_a_ciphertext_opens_for_its_sender_receiver_and_view_alone() -> None:
     assert pair_mask_key(shared, view, "a", "b") == pair_mask_key(shared, view, "b", "a")
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(st.lists(st.binary(max_size=6), max_size=4), st.binary(max_size=5), st.data())
 def test_an_inbox_is_cut_as_it_was_joined_or_refused(envelopes: list[bytes], rest: bytes, data: st.DataObject) -> None:
     inbox = join_envelopes(envelopes) + rest

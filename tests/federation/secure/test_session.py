@@ -139,8 +139,7 @@ def test_fedavg_shortens_what_is_longer_than_its_clip() -> None:
 def test_no_algorithm_asks_for_updates_in_the_clear_in_a_private_round(name: str) -> None:
     mode = Mode.SUM if ALGORITHMS[name].private == "sum" else Mode.PRIVATE
     values = {"scope": "all"} if name.startswith("fedcmoo") else {}
-    first = next(algorithm(name, values).round(context(cast(8), mode)))
-    assert first.kind.name == SessionStage.READY.value
+    assert next(algorithm(name, values).round(context(cast(8), mode))).kind.name == SessionStage.READY.value
 
 
 def test_afl_gives_the_share_of_a_revoked_member_to_the_others() -> None:

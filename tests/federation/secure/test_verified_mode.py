@@ -7,28 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from federation.secure import verified_mode
 from federation.secure.blocks import blocks
 from federation.secure.checks import Check, failures_of_gram, failures_of_identity, failures_of_sum
 from federation.secure.fields import F_Q, Elements
 from federation.secure.payloads import CheckAnswers
 from federation.secure.sketch import second_elements, second_sketch
 from federation.secure.streams import Stream
-from federation.secure.verified_mode import (
-    Challenge,
-    CheckShares,
-    ShareFindings,
-    challenge,
-    check_answers,
-    check_shares,
-    confirm_bytes,
-    examine,
-    failures_of_second_sketch,
-)
 
 M, T = 13, 3
 NAMES = [f"silo-{i:02}" for i in range(M)]
 POINTS = {name: i + 1 for i, name in enumerate(NAMES)}
-TAU1, FINAL, CHALLENGE = b"1" * 32, b"f" * 32, challenge(b"2" * 32)
+TAU1, FINAL, CHALLENGE = b"1" * 32, b"f" * 32, verified_mode.challenge(b"2" * 32)
 A = [2**32 // M] * M
 ENOUGH, FEW = 4 * T + 1, 3 * T + 1
 
@@ -39,19 +29,21 @@ U /= np.linalg.norm(U, axis=1, keepdims=True)
 SKETCHES = [second_elements(TAU1, blocks(u)) for u in U]
 
 
-def dealt(sketch: Elements, dealer: int) -> tuple[CheckShares, ...]:
-    return check_shares(sketch, list(POINTS.values()), T, bytes([dealer]) * 32, FINAL)
+def dealt(sketch: Elements, dealer: int) -> tuple[verified_mode.CheckShares, ...]:
+    return verified_mode.check_shares(sketch, list(POINTS.values()), T, bytes([dealer]) * 32, FINAL)
 
 
 DEALT = {name: dealt(SKETCHES[i], i) for i, name in enumerate(NAMES)}
 
 
-def answers(shares: Mapping[str, Sequence[CheckShares]], who: Sequence[str]) -> dict[str, CheckAnswers]:
-    return {name: check_answers([shares[h][POINTS[name] - 1] for h in NAMES], A, CHALLENGE) for name in who}
+def answers(shares: Mapping[str, Sequence[verified_mode.CheckShares]], who: Sequence[str]) -> dict[str, CheckAnswers]:
+    return {
+        name: verified_mode.check_answers([shares[h][POINTS[name] - 1] for h in NAMES], A, CHALLENGE) for name in who
+    }
 
 
-def examined(given: Mapping[str, CheckAnswers]) -> ShareFindings:
-    return examine({name: POINTS[name] for name in given}, given, NAMES, T)
+def examined(given: Mapping[str, CheckAnswers]) -> verified_mode.ShareFindings:
+    return verified_mode.examine({name: POINTS[name] for name in given}, given, NAMES, T)
 
 
 def changed(answer: CheckAnswers, by: int, *, sums: bool = False) -> CheckAnswers:
@@ -83,14 +75,14 @@ def test_honest_members_prove_their_norms_and_their_sum(n: int) -> None:
     assert found.sums is not None
     assert found.sums.tolist() == exact_sum()
     R = sum(u / M for u in U)
-    assert not failures_of_second_sketch(second_sketch(TAU1, blocks(R)), found.sums, 300, M)
+    assert not verified_mode.failures_of_second_sketch(second_sketch(TAU1, blocks(R)), found.sums, 300, M)
 
 
 def test_shares_survive_the_wire() -> None:
     held = DEALT[NAMES[0]][0]
     plaintext = held.to_bytes()
-    assert len(plaintext) + 16 == confirm_bytes() == 8 * 291 + 16
-    assert CheckShares.from_bytes(plaintext).to_bytes() == plaintext
+    assert len(plaintext) + 16 == verified_mode.confirm_bytes() == 8 * 291 + 16
+    assert verified_mode.CheckShares.from_bytes(plaintext).to_bytes() == plaintext
 
 
 @pytest.mark.parametrize("n", [FEW, ENOUGH - 1, ENOUGH])
@@ -109,7 +101,7 @@ def test_a_dealer_is_named_only_when_as_many_errors_as_liars_could_be_corrected(
         elif cheat == "degree" and i < T + 2:
             values[:256] = F_Q.mul(values[:256], np.full(256, 5, np.uint64))
         if cheat != "norm":
-            shares[bad] = (*shares[bad][:i], CheckShares(values), *shares[bad][i + 1 :])
+            shares[bad] = (*shares[bad][:i], verified_mode.CheckShares(values), *shares[bad][i + 1 :])
     found = examined(answers(shares, NAMES[:n]))
     assert check in {failure.check for failure in found.failures if failure.member == bad}
     assert {failure.member for failure in found.failures} <= {bad, None}
@@ -148,7 +140,9 @@ def test_a_norm_that_is_small_only_modulo_q_is_seen_by_the_projections(n: int) -
     assert 0.5 < norm < 1.5, "the norm passes"
     assert found.sums is not None
     R = sum(u / M for u in U) + 9 * U[4] / M
-    assert not failures_of_second_sketch(second_sketch(TAU1, blocks(R)), found.sums, 300, M), "the sum passes"
+    assert not verified_mode.failures_of_second_sketch(second_sketch(TAU1, blocks(R)), found.sums, 300, M), (
+        "the sum passes"
+    )
     assert [(failure.check, failure.member) for failure in found.failures] == [(Check.RANGE, NAMES[4])]
     assert set(found.named) == {NAMES[4]}
 
@@ -159,7 +153,7 @@ def test_a_negative_norm_fails() -> None:
     values = [held.values.copy() for held in DEALT[NAMES[4]]]
     for row in values:
         row[256] = F_Q.add(row[256:257], np.array([low]))[0]
-    shares[NAMES[4]] = tuple(CheckShares(row) for row in values)
+    shares[NAMES[4]] = tuple(verified_mode.CheckShares(row) for row in values)
     found = examined(answers(shares, NAMES))
     assert {failure.check for failure in found.failures} == {Check.ZERO, Check.NORM}
 
@@ -228,7 +222,7 @@ def test_bad_dealers_cannot_frame_an_honest_member() -> None:
     shares = dict(DEALT)
     for bad in NAMES[:T]:
         values = F_Q.add(DEALT[bad][7].values, np.ones(291, np.uint64))
-        shares[bad] = (*DEALT[bad][:7], CheckShares(values), *DEALT[bad][8:])
+        shares[bad] = (*DEALT[bad][:7], verified_mode.CheckShares(values), *DEALT[bad][8:])
     found = examined(answers(shares, NAMES))
     assert found.corrected == {NAMES[7]: frozenset(NAMES[:T])}
     assert (found.failures, found.named) == ((), {})
@@ -258,13 +252,13 @@ def test_a_sum_of_other_inputs_than_those_shared_is_seen() -> None:
     assert found.sums is not None
     for scale in (2.0, 3.0, -1.0):
         other = R + (scale - 1) * U[5] / M
-        failures = failures_of_second_sketch(second_sketch(TAU1, blocks(other)), found.sums, 300, M)
+        failures = verified_mode.failures_of_second_sketch(second_sketch(TAU1, blocks(other)), found.sums, 300, M)
         assert [failure.check for failure in failures] == [Check.SECOND_SKETCH]
 
 
 def test_the_challenge_is_that_of_tau2() -> None:
-    other = challenge(b"3" * 32)
-    assert isinstance(other, Challenge)
+    other = verified_mode.challenge(b"3" * 32)
+    assert isinstance(other, verified_mode.Challenge)
     assert other.s[0] != CHALLENGE.s[0]
     assert len(set(CHALLENGE.rho.tolist())) == 256
 

@@ -15,16 +15,7 @@ from federation.tasks.partition import split
 from federation.tasks.river_flow import FILE as RIVERS
 from federation.tasks.shakespeare import SYMBOLS, Shakespeare
 from federation.tasks.vision import Vision
-from tests.federation.tasks.scene import (
-    copy_few,
-    packed_or_not,
-    picture,
-    published,
-    refused,
-    write,
-    write_copies,
-    write_idx,
-)
+from tests.federation.tasks import scene
 from tests.paths import PUBLIC_DATA
 
 
@@ -57,7 +48,7 @@ def test_a_missing_data_set_is_named_with_the_place_where_it_was_expected(
     if there:
         write_set(tmp_path, there)
     before = sorted(tmp_path.rglob("*"))
-    assert str(tmp_path / place) in refused(name, tmp_path)
+    assert str(tmp_path / place) in scene.refused(name, tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
     with pytest.raises(DataError, match="--data DIR"):
         task(name).pool(DataSource())
@@ -71,11 +62,11 @@ def write_set(root: Path, dataset: str, *, packed: bool = True, count: int = 40)
     images = np.random.default_rng(0).integers(0, 256, (count, 28, 28), dtype=np.uint8)
     labels = (np.arange(count) % 10).astype(np.uint8)
     for half in ("emnist-byclass-train", "emnist-byclass-test") if dataset == "EMNIST" else ("train", "t10k"):
-        write_idx(root / dataset / "raw" / half, images, labels, packed=packed)
+        scene.write_idx(root / dataset / "raw" / half, images, labels, packed=packed)
     return images, labels
 
 
-@packed_or_not
+@scene.packed_or_not
 @pytest.mark.parametrize(("name", "dataset"), [("mnist", "MNIST"), ("fashion-mnist", "FashionMNIST")])
 def test_idx_files_are_read_packed_or_not_and_nothing_is_written(
     tmp_path: Path, name: str, dataset: str, packed: bool
@@ -89,7 +80,7 @@ def test_idx_files_are_read_packed_or_not_and_nothing_is_written(
     assert np.array_equal(splits.train.y.numpy(), labels[train])
 
 
-@packed_or_not
+@scene.packed_or_not
 def test_the_characters_of_emnist_are_put_upright(tmp_path: Path, packed: bool) -> None:
     images, labels = write_set(tmp_path, "EMNIST", packed=packed)
     pool = task("emnist").pool(DataSource(tmp_path))
@@ -117,7 +108,7 @@ def test_a_damaged_idx_file_is_refused_with_its_path(tmp_path: Path, damage: str
             "size": gzip.compress(content[:8] + np.array([56, 14], ">u4").tobytes() + content[16:]),
         }[damage]
     )
-    assert str(file).removesuffix(".gz") in refused("mnist", tmp_path)
+    assert str(file).removesuffix(".gz") in scene.refused("mnist", tmp_path)
 
 
 @pytest.mark.full
@@ -129,11 +120,9 @@ def test_a_damaged_idx_file_is_refused_with_its_path(tmp_path: Path, damage: str
     ],
 )
 def test_the_published_images_are_read(name: str, dataset: str, first: list[int]) -> None:
-    source = published(dataset)
+    source = scene.published(dataset)
     pool = task(name).pool(source)
-    assert pool.x.shape == (60000, 1, 28, 28)
-    assert pool.x.dtype == torch.uint8
-    assert pool.y[:10].tolist() == first
+    assert (pool.x.shape, pool.x.dtype, pool.y[:10].tolist()) == ((60000, 1, 28, 28), torch.uint8, first)
     pixels: Any = task(name).model().get_submodule("pixels")
     x = pool.x.numpy()
     assert float(x.mean() / 255) == pytest.approx(float(pixels.mean), abs=1e-4)
@@ -148,8 +137,7 @@ def test_the_published_images_are_read(name: str, dataset: str, first: list[int]
 def test_colour_images_come_channels_first(tmp_path: Path) -> None:
     write_jpegs(tmp_path)
     pool = task("cifar10").pool(DataSource(tmp_path))
-    assert pool.x.shape == (3, 3, 32, 32)
-    assert pool.x.dtype == torch.uint8
+    assert (pool.x.shape, pool.x.dtype) == ((3, 3, 32, 32), torch.uint8)
     # Red, green, blue: what a JPEG file leaves of a plain colour is near it.
     wanted = torch.eye(3) * 255
     assert (pool.x.float().mean(dim=(2, 3)) - wanted).abs().max() < 5
@@ -164,7 +152,7 @@ def write_jpegs(root: Path, **replaced: object) -> Path:
     """Four plain images: red, green and blue to train on, a white one for testing."""
     colours = ((255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255))
     parts = {"labels": np.array([1, 4, 7, 9], np.uint8), "is_test": np.array([0, 0, 0, 1], np.uint8)}
-    return write_copies(root, [*map(picture, colours)], **{**parts, **replaced})
+    return scene.write_copies(root, [*map(scene.picture, colours)], **{**parts, **replaced})
 
 
 def test_that_the_copies_are_lossy_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -177,7 +165,7 @@ def test_that_the_copies_are_lossy_is_said(tmp_path: Path, caplog: pytest.LogCap
 def test_the_original_files_go_before_the_copies(tmp_path: Path) -> None:
     write_jpegs(tmp_path)
     (tmp_path / "cifar-10-batches-py").mkdir()
-    refused("cifar10", tmp_path, "cifar-10-batches-py")
+    scene.refused("cifar10", tmp_path, "cifar-10-batches-py")
 
 
 @pytest.mark.parametrize(
@@ -200,17 +188,17 @@ def test_copies_that_do_not_hold_the_images_are_refused_with_the_path(
     tmp_path: Path, replaced: dict[str, object]
 ) -> None:
     path = write_jpegs(tmp_path, **replaced)
-    assert str(path) in refused("cifar10", tmp_path, r"expected an \.npz with JPEG images")
+    assert str(path) in scene.refused("cifar10", tmp_path, r"expected an \.npz with JPEG images")
 
 
 @pytest.mark.parametrize(("kind", "size"), [("PNG", (32, 32)), ("JPEG", (64, 32))])
 def test_an_image_of_another_kind_or_size_is_refused(tmp_path: Path, kind: str, size: tuple[int, int]) -> None:
-    write_copies(tmp_path, [picture(kind=kind, size=size)], *np.zeros((2, 1), np.uint8))
-    refused("cifar10", tmp_path, r"cifar10_jpeg\.npz")
+    scene.write_copies(tmp_path, [scene.picture(kind=kind, size=size)], *np.zeros((2, 1), np.uint8))
+    scene.refused("cifar10", tmp_path, r"cifar10_jpeg\.npz")
 
 
 def test_the_published_copies_of_cifar10_are_images(tmp_path: Path) -> None:
-    copy_few(tmp_path, 2, by_class=True)
+    scene.copy_few(tmp_path, 2, by_class=True)
     pool = task("cifar10-fedfv").pool(DataSource(tmp_path))
     assert pool.x.shape == (20, 3, 32, 32)
     assert pool.y.tolist() == np.repeat(np.arange(10), 2).tolist()
@@ -234,12 +222,11 @@ def leaf(writers: dict[str, int]) -> str:
 
 
 def test_femnist_belongs_to_its_writers(tmp_path: Path) -> None:
-    write(tmp_path / "femnist" / "all_data" / "all_data_0.json", leaf({"f0000_14": 2, "f0002_01": 3}))
-    write(tmp_path / "femnist" / "all_data" / "all_data_1.json", leaf({"f0001_41": 4}))
+    scene.write(tmp_path / "femnist" / "all_data" / "all_data_0.json", leaf({"f0000_14": 2, "f0002_01": 3}))
+    scene.write(tmp_path / "femnist" / "all_data" / "all_data_1.json", leaf({"f0001_41": 4}))
     pool = task("femnist").pool(DataSource(tmp_path))
     assert owned(pool) == {"f0000_14": 2, "f0001_41": 4, "f0002_01": 3}
-    assert pool.x.shape == (9, 1, 28, 28)
-    assert pool.x.dtype == torch.uint8
+    assert (pool.x.shape, pool.x.dtype) == ((9, 1, 28, 28), torch.uint8)
     assert (pool.x[0] == 255).all()
     # From bytes to shares of 255 and back: nothing is lost.
     wanted = np.random.default_rng(0).integers(0, 256, (1, 784))
@@ -249,13 +236,13 @@ def test_femnist_belongs_to_its_writers(tmp_path: Path) -> None:
 
 
 def test_the_test_part_of_leaf_goes_to_the_same_writers(tmp_path: Path) -> None:
-    write(tmp_path / "femnist" / "train" / "all_data_0_train_9.json", leaf({"b": 9, "a": 4, "c": 2}))
-    write(tmp_path / "femnist" / "test" / "all_data_0_test_9.json", leaf({"b": 1, "c": 2}))
+    scene.write(tmp_path / "femnist" / "train" / "all_data_0_train_9.json", leaf({"b": 9, "a": 4, "c": 2}))
+    scene.write(tmp_path / "femnist" / "test" / "all_data_0_test_9.json", leaf({"b": 1, "c": 2}))
     pool = task("femnist").pool(DataSource(tmp_path))
     assert pool.test is not None
     assert (owned(pool), owned(pool.test)) == ({"a": 4, "b": 9, "c": 2}, {"a": 0, "b": 1, "c": 2})
-    write(tmp_path / "femnist" / "test" / "all_data_1_test_9.json", leaf({"d": 1}))
-    refused("femnist", tmp_path, "'d'")
+    scene.write(tmp_path / "femnist" / "test" / "all_data_1_test_9.json", leaf({"d": 1}))
+    scene.refused("femnist", tmp_path, "'d'")
 
 
 @pytest.mark.parametrize(
@@ -273,14 +260,14 @@ def test_the_test_part_of_leaf_goes_to_the_same_writers(tmp_path: Path) -> None:
     ],
 )
 def test_a_malformed_file_of_femnist_is_refused_with_its_path(tmp_path: Path, content: str) -> None:
-    path = write(tmp_path / "femnist" / "all_data" / "all_data_0.json", content)
-    assert str(path) in refused("femnist", tmp_path, "expected LEAF's FEMNIST")
+    path = scene.write(tmp_path / "femnist" / "all_data" / "all_data_0.json", content)
+    assert str(path) in scene.refused("femnist", tmp_path, "expected LEAF's FEMNIST")
 
 
 def test_a_writer_has_one_file(tmp_path: Path) -> None:
     for number in range(2):
-        write(tmp_path / "femnist" / "all_data" / f"all_data_{number}.json", leaf({"f0": 2}))
-    refused("femnist", tmp_path, "'f0' is in another file")
+        scene.write(tmp_path / "femnist" / "all_data" / f"all_data_{number}.json", leaf({"f0": 2}))
+    scene.refused("femnist", tmp_path, "'f0' is in another file")
 
 
 # ---- Adult
@@ -289,13 +276,12 @@ PERSON = "39, State-gov, 77516, Bachelors, 13, Never-married, ?, Not-in-family, 
 DOCTOR = "50, Private, 83311, Doctorate, 16, Divorced, Sales, Husband, Black, Female, 0, 0, 13, United-States, >50K"
 
 
-@packed_or_not
+@scene.packed_or_not
 def test_adult_is_99_binary_features_and_two_owners(tmp_path: Path, packed: bool) -> None:
-    write(tmp_path / "adult" / "adult.data", f"{PERSON}\n{DOCTOR}\n{PERSON}\n\n", packed=packed)
-    write(tmp_path / "adult" / "adult.test", f"|1x3 Cross validator\n{DOCTOR}.\n\n", packed=packed)
+    scene.write(tmp_path / "adult" / "adult.data", f"{PERSON}\n{DOCTOR}\n{PERSON}\n\n", packed=packed)
+    scene.write(tmp_path / "adult" / "adult.test", f"|1x3 Cross validator\n{DOCTOR}.\n\n", packed=packed)
     pool = task("adult").pool(DataSource(tmp_path))
-    assert pool.x.shape == (3, 99)
-    assert pool.x.dtype == torch.uint8
+    assert (pool.x.shape, pool.x.dtype) == ((3, 99), torch.uint8)
     assert pool.x[1].nonzero().flatten().tolist() == [0, 8 + 13, 24 + 1, 31 + 3, 45 + 2, 51 + 4, 56 + 0, 58 + 0]
     assert pool.x.sum(dim=1).tolist() == [7, 8, 7]  # an unknown occupation is none
     assert pool.y.tolist() == [0, 1, 0]
@@ -315,13 +301,13 @@ def test_adult_is_99_binary_features_and_two_owners(tmp_path: Path, packed: bool
     ],
 )
 def test_a_malformed_file_of_adult_is_refused_with_its_path(tmp_path: Path, content: str | bytes, says: str) -> None:
-    write(tmp_path / "adult" / "adult.test", PERSON)
-    path = write(tmp_path / "adult" / "adult.data", content)
-    assert str(path) in refused("adult", tmp_path, says)
+    scene.write(tmp_path / "adult" / "adult.test", PERSON)
+    path = scene.write(tmp_path / "adult" / "adult.data", content)
+    assert str(path) in scene.refused("adult", tmp_path, says)
 
 
 def test_the_published_rows_of_adult_are_read() -> None:
-    pool = task("adult").pool(published("adult"))
+    pool = task("adult").pool(scene.published("adult"))
     assert pool.test is not None
     assert (pool.x.shape, pool.test.x.shape) == ((32561, 99), (16281, 99))
     assert (pool.y.bincount().tolist(), pool.test.y.bincount().tolist()) == ([24720, 7841], [12435, 3846])
@@ -342,7 +328,7 @@ def decoded(row: torch.Tensor) -> str:
     return "".join(SYMBOLS[code] for code in row.tolist())
 
 
-@packed_or_not
+@scene.packed_or_not
 def test_windows_of_a_role_are_cut_from_its_speeches_in_order(tmp_path: Path, packed: bool) -> None:
     speeches = [
         {"play": "z", "speaker": "B", "text": "x" * 200},
@@ -351,7 +337,7 @@ def test_windows_of_a_role_are_cut_from_its_speeches_in_order(tmp_path: Path, pa
         {"play": "a", "speaker": "B", "text": "é$~" + "that " * 10},
     ]
     lines = "".join(json.dumps(speech) + "\n" for speech in speeches)
-    write(tmp_path / "shakespeare" / "mit_shakespeare_speeches.jsonl", lines, packed=packed)
+    scene.write(tmp_path / "shakespeare" / "mit_shakespeare_speeches.jsonl", lines, packed=packed)
     pool = task("shakespeare").pool(DataSource(tmp_path))
     assert pool.test is not None
     text = "To be, or not; " * 10 + "\n   " + "that " * 10
@@ -364,13 +350,12 @@ def test_windows_of_a_role_are_cut_from_its_speeches_in_order(tmp_path: Path, pa
         assert decoded(pool.x[number]) == text[number : number + 80]
     for number in range(held):
         assert decoded(pool.test.x[number]) == text[windows - held + number :][:80]
-    following = torch.cat([pool.y[: windows - held], pool.test.y[:held]])
-    assert decoded(following) == text[80:]
+    assert decoded(torch.cat([pool.y[: windows - held], pool.test.y[:held]])) == text[80:]
 
 
 def test_a_long_role_is_cut_short(tmp_path: Path) -> None:
     line = json.dumps({"play": "a", "speaker": "B", "text": "abc" * 2000})
-    write(tmp_path / "shakespeare" / "mit_shakespeare_speeches.jsonl", line)
+    scene.write(tmp_path / "shakespeare" / "mit_shakespeare_speeches.jsonl", line)
     pool = task("shakespeare").pool(DataSource(tmp_path))
     assert pool.test is not None
     assert (len(pool.y), len(pool.test.y)) == (3200, 800)
@@ -390,12 +375,12 @@ def test_a_long_role_is_cut_short(tmp_path: Path) -> None:
     ],
 )
 def test_a_malformed_text_is_refused_with_its_path(tmp_path: Path, name: str, content: str, says: str) -> None:
-    path = write(tmp_path / "shakespeare" / name, content)
-    assert str(path if says.startswith("line") else path.parent) in refused("shakespeare", tmp_path, says)
+    path = scene.write(tmp_path / "shakespeare" / name, content)
+    assert str(path if says.startswith("line") else path.parent) in scene.refused("shakespeare", tmp_path, says)
 
 
 def test_the_published_plays_are_read() -> None:
-    source = published("shakespeare")
+    source = scene.published("shakespeare")
     pool = Shakespeare().pool(source)
     assert pool.test is not None
     roles = owned(pool)
@@ -409,10 +394,10 @@ def test_the_published_plays_are_read() -> None:
 
 
 def test_the_tiny_selection_is_read(tmp_path: Path) -> None:
-    source = published("shakespeare")
+    source = scene.published("shakespeare")
     assert source.directory is not None
     name = "shakespeare/tinyshakespeare.txt"
-    write(tmp_path / name, gzip.decompress((source.directory / f"{name}.gz").read_bytes()))
+    scene.write(tmp_path / name, gzip.decompress((source.directory / f"{name}.gz").read_bytes()))
     pool = task("shakespeare").pool(DataSource(tmp_path))
     assert decoded(pool.x[0])
     assert len(pool.owners) > 200
@@ -435,11 +420,10 @@ def test_three_owners_have_a_garment_each_of_both_official_parts(tmp_path: Path)
 
 @pytest.mark.full
 def test_the_published_garments_of_fedfv_are_dealt_by_kind() -> None:
-    published("FashionMNIST")
+    scene.published("FashionMNIST")
     pool = task("fashion-mnist-3").pool(DataSource(PUBLIC_DATA))
     assert owned(pool) == {"T-shirt": 7000, "pullover": 7000, "shirt": 7000}
-    assert pool.x.shape == (21000, 784)
-    assert pool.x.dtype == torch.float32
+    assert (pool.x.shape, pool.x.dtype) == ((21000, 784), torch.float32)
     assert bool(pool.x.isfinite().all())
     own = task("fashion-mnist-3").load(DataSource(PUBLIC_DATA, Part(2, 3, "natural")))
     assert [len(cut) for cut in (own.train, own.validation, own.test)] == [5600, 700, 700]

@@ -26,7 +26,7 @@ def _labels(labels: np.ndarray, scheme: str) -> list[np.ndarray]:
     return [labels[own] for own in partition(_pool(labels), Part(0, 10, scheme))]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     scheme=st.sampled_from(SCHEMES),
     count=st.integers(1, 12),
@@ -103,8 +103,7 @@ def test_dirichlet_deals_by_the_pools_own_labels() -> None:
     pool = Pool(samples, torch.rand(1000, 2), labels=samples.numpy() // 100)
     for scheme in ("dirichlet:0.001", "shards:1"):
         for own in deal_all(pool, Part(0, 10, scheme)):
-            counts = np.bincount(own.train.x.numpy() // 100)
-            assert counts.max() > 0.5 * len(own.train)
+            assert np.bincount(own.train.x.numpy() // 100).max() > 0.5 * len(own.train)
     with pytest.raises(DataError, match=r"\(n, 2\) of torch.float32 are no classes"):
         deal(replace(pool, labels=None), Part(0, 10, "shards:1"))
     assert len(deal(replace(pool, labels=None), Part(0, 10)).train) == 80
@@ -128,7 +127,6 @@ def test_the_papers_recipes_give_every_client_as_many_samples_as_the_papers(
 
 
 @given(count=st.integers(0, 500), seed=st.integers(0, 5))
-@settings(deadline=None)
 def test_a_split_is_disjoint_complete_and_leaves_no_cut_empty_from_three_samples_on(count: int, seed: int) -> None:
     cuts = split(count, seed=seed)
     assert np.array_equal(np.sort(np.concatenate(cuts)), np.arange(count))
@@ -182,7 +180,6 @@ def test_more_clients_than_samples_is_refused() -> None:
     sigma=st.sampled_from(["0.000000001", "0.5", "2", "999999"]),
     seed=st.integers(0, 3),
 )
-@settings(deadline=None)
 def test_unequal_sizes_add_up_and_leave_everybody_the_least(samples: int, count: int, sigma: str, seed: int) -> None:
     part = Part(0, count, "iid", seed, f"lognormal:{sigma}")
     if samples < count:

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset
-from typer.testing import CliRunner
 
 from federation.attacks import AttackError, parse_attack
 from federation.spec.computation import Descend, LocalSgd, MeasureAlong, PrivateSgd
@@ -23,10 +22,9 @@ from federation.training.stored import with_stored
 from federation.training.torch_trainer import TorchTrainer
 from federation.vectors import Vector
 from federation.work.base import WorkError
-from fedpareto.cli.failure import CommandFailure
-from fedpareto.cli.main import app
 from fedpareto.notebook import simulate
 from simulation.population import populate
+from tests.command_lines import failure
 from tests.trained import jacobian, train
 from worker.service import prepare_offers
 
@@ -155,9 +153,8 @@ def test_only_the_samples_of_the_minibatches_are_read(base: Vector) -> None:
 def test_a_sample_that_cannot_be_used_is_named(how: str, message: str, workers: int, base: Vector) -> None:
     trainer = made(5, how, workers)
     for work in (lambda: train(trainer, base, WORK), lambda: trainer.measure(base), trainer.try_out):
-        with pytest.raises(DataError) as caught:
+        with pytest.raises(DataError, check=lambda error: str(error).startswith(message)):
             work()
-        assert str(caught.value).startswith(message)
     assert trainer.measure(base, ("test",))["test/samples"] == len(trainer.data.test)
     trainer.close()
 
@@ -223,9 +220,7 @@ class Asked(Digits):
     [([], Loading()), (["--loader-workers", "2"], Loading(2)), (["--pin-memory"], Loading(pin=True))],
 )
 def test_the_owner_says_how_samples_are_read(options: list[str], loading: Loading) -> None:
-    done = CliRunner().invoke(app, ["worker", "run", "--rehearse", "--task", f"{__name__}:Asked", *options])
-    assert isinstance(done.exception, CommandFailure)
-    assert done.exception.message == str(loading)
+    assert failure("worker", "run", "--rehearse", "--task", f"{__name__}:Asked", *options).message == str(loading)
 
 
 SPEC = "name = 'stored'\nrounds = 2\nsimulation.clients = 3\ntrain = { batch_size = 50 }\n"

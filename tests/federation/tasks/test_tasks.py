@@ -2,8 +2,6 @@
 
 import pickle
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -14,21 +12,11 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.utils import vector_to_parameters
 
-from federation.tasks import (
-    DataError,
-    Dataset,
-    DataSource,
-    Part,
-    Splits,
-    Task,
-    TaskError,
-    available,
-    initial_model,
-    task,
-)
+from federation import tasks
 from federation.tasks import parameters as flat
 from federation.tasks.digits import Digits, write_parts
 from fedpareto.processes.forked import completed
+from tests.harness import python
 from tests.paths import DOCS, EXAMPLES, ROOT
 
 BUILT_IN = {
@@ -49,26 +37,24 @@ def test_listing_and_making_a_task_imports_neither_torch_nor_numpy_nor_sklearn()
         "import sys; from federation.tasks import available, Part; print([t.name for t in available()]);"
         "assert not {'torch', 'numpy', 'sklearn'} & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert set(eval(done.stdout)) >= BUILT_IN
+    assert set(eval(python("-c", code).stdout)) >= BUILT_IN
 
 
 def test_every_built_in_task_loads_and_bears_the_name_it_was_asked_by() -> None:
     for name in BUILT_IN:
-        assert task(name).name == name
+        assert tasks.task(name).name == name
 
 
 def test_the_page_of_tasks_and_the_package_name_the_built_in_tasks() -> None:
     listed = re.findall(r"^\| `([a-z0-9-]+)` \|", (DOCS / "research/tasks.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(BUILT_IN)
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["fedpareto.tasks"]
-    assert points == {offer.name: offer.origin for offer in available() if offer.package == "fedpareto"}
+    assert points == {offer.name: offer.origin for offer in tasks.available() if offer.package == "fedpareto"}
     assert set(points) == BUILT_IN
 
 
 def test_a_class_of_ones_own_is_named_as_module_and_class() -> None:
-    loaded = task("federation.tasks.digits:Digits")
+    loaded = tasks.task("federation.tasks.digits:Digits")
     assert isinstance(loaded, Digits)
     assert loaded.name == "federation.tasks.digits:Digits"
 
@@ -85,8 +71,8 @@ def test_a_class_of_ones_own_is_named_as_module_and_class() -> None:
     ],
 )
 def test_a_task_that_cannot_be_used_is_refused_with_its_name(name: str, says: str) -> None:
-    with pytest.raises(TaskError, match=says):
-        task(name)
+    with pytest.raises(tasks.TaskError, match=says):
+        tasks.task(name)
 
 
 def test_a_package_cannot_take_the_name_of_a_built_in_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,21 +83,19 @@ def test_a_package_cannot_take_the_name_of_a_built_in_task(tmp_path: Path, monke
         "[fedpareto.tasks]\ndigits = intruder:Bad\nown = federation.tasks.digits:Digits\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    offers = {offer.name: offer for offer in available()}
-    assert offers["digits"].package == "fedpareto"
-    assert offers["own"].package == "intruder"
-    assert type(task("digits")) is Digits
-    assert type(task("own")) is Digits
+    offers = {offer.name: offer for offer in tasks.available()}
+    assert (offers["digits"].package, offers["own"].package) == ("fedpareto", "intruder")
+    assert type(tasks.task("digits")) is Digits
+    assert type(tasks.task("own")) is Digits
 
 
 # ---- digits
 
 
 def test_digits_needs_no_file_and_is_cut_80_10_10() -> None:
-    splits = task("digits").load(DataSource())
+    splits = tasks.task("digits").load(tasks.DataSource())
     assert [len(cut) for cut in (splits.train, splits.validation, splits.test)] == [1437, 180, 180]
-    assert splits.train.x.dtype == torch.float32
-    assert splits.train.x.shape == (1437, 64)
+    assert (splits.train.x.dtype, splits.train.x.shape) == (torch.float32, (1437, 64))
     assert float(splits.train.x.min()) == 0
     assert float(splits.train.x.max()) == 1
     assert set(splits.train.y.tolist()) == set(range(10))
@@ -121,26 +105,26 @@ def test_written_parts_hold_the_same_samples_as_parts_of_the_bundled_set(tmp_pat
     directories = [tmp_path / str(index) for index in range(8)]
     files = write_parts(directories, scheme="shards:2", seed=3)
     assert files == tuple(directory / "digits.npz" for directory in directories)
-    held = [task("digits").load(DataSource(directory)) for directory in directories]
+    held = [tasks.task("digits").load(tasks.DataSource(directory)) for directory in directories]
     assert sum(len(cut) for own in held for cut in (own.train, own.validation, own.test)) == 1797
     for index, own in enumerate(held):
-        direct = task("digits").load(DataSource(part=Part(index, 8, "shards:2", 3)))
+        direct = tasks.task("digits").load(tasks.DataSource(part=tasks.Part(index, 8, "shards:2", 3)))
         assert _samples(own) == _samples(direct)
 
 
-def _samples(splits: Splits) -> list[bytes]:
+def _samples(splits: tasks.Splits) -> list[bytes]:
     return sorted(x.numpy().tobytes() for cut in (splits.train, splits.validation, splits.test) for x in cut.x)
 
 
 def test_a_file_of_digits_can_be_shared_in_parts_too(tmp_path: Path) -> None:
     write_parts([tmp_path])
-    splits = task("digits").load(DataSource(tmp_path, Part(0, 2)))
+    splits = tasks.task("digits").load(tasks.DataSource(tmp_path, tasks.Part(0, 2)))
     assert len(splits.train) + len(splits.validation) + len(splits.test) == 899
 
 
 def test_a_missing_file_of_digits_is_named_with_how_to_get_one(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="write_parts") as caught:
-        task("digits").load(DataSource(tmp_path))
+    with pytest.raises(tasks.DataError, match="write_parts") as caught:
+        tasks.task("digits").load(tasks.DataSource(tmp_path))
     assert str(tmp_path / "digits.npz") in str(caught.value)
 
 
@@ -165,15 +149,15 @@ def test_a_file_that_does_not_hold_digits_is_refused_with_its_path(
     tmp_path: Path, arrays: dict[str, np.ndarray]
 ) -> None:
     np.savez(tmp_path / "digits.npz", allow_pickle=True, **arrays)
-    with pytest.raises(DataError, match=r"digits\.npz"):
-        task("digits").load(DataSource(tmp_path))
+    with pytest.raises(tasks.DataError, match=r"digits\.npz"):
+        tasks.task("digits").load(tasks.DataSource(tmp_path))
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 not a zip", b"x" * 1000, np.lib.format.magic(1, 0)])
 def test_a_broken_file_of_digits_is_refused_with_its_path(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "digits.npz").write_bytes(content)
-    with pytest.raises(DataError, match=r"digits\.npz"):
-        task("digits").load(DataSource(tmp_path))
+    with pytest.raises(tasks.DataError, match=r"digits\.npz"):
+        tasks.task("digits").load(tasks.DataSource(tmp_path))
 
 
 class _Trap:
@@ -194,8 +178,8 @@ def test_a_pickle_in_the_place_of_digits_is_not_run(tmp_path: Path, wrapped: boo
         np.savez(file, x=trap, y=trap)
     else:
         file.write_bytes(pickle.dumps(_Trap(str(sprung))))
-    with pytest.raises(DataError, match=r"digits\.npz"):
-        task("digits").load(DataSource(tmp_path))
+    with pytest.raises(tasks.DataError, match=r"digits\.npz"):
+        tasks.task("digits").load(tasks.DataSource(tmp_path))
     assert not sprung.exists()
 
 
@@ -205,11 +189,11 @@ def test_a_pickle_in_the_place_of_digits_is_not_run(tmp_path: Path, wrapped: boo
 def test_an_initial_model_depends_on_its_seed_alone_and_leaves_torchs_generator_as_it_was() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    one = initial_model(task("digits"), 5)[1]
+    one = tasks.initial_model(tasks.task("digits"), 5)[1]
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
-    assert np.array_equal(one, initial_model(task("digits"), 5)[1])
-    assert not np.array_equal(one, initial_model(task("digits"), 6)[1])
+    assert np.array_equal(one, tasks.initial_model(tasks.task("digits"), 5)[1])
+    assert not np.array_equal(one, tasks.initial_model(tasks.task("digits"), 6)[1])
 
 
 def _flat(model: nn.Module) -> NDArray[np.float32]:
@@ -217,8 +201,8 @@ def _flat(model: nn.Module) -> NDArray[np.float32]:
 
 
 def test_a_vector_goes_into_a_model_and_comes_back() -> None:
-    _, vector = initial_model(task("mnist"), 1)
-    model = flat.build(task("mnist"))
+    _, vector = tasks.initial_model(tasks.task("mnist"), 1)
+    model = flat.build(tasks.task("mnist"))
     assert not np.array_equal(_flat(model), vector)
     vector_to_parameters(torch.from_numpy(vector.copy()), model.parameters())
     assert np.array_equal(_flat(model), vector)
@@ -226,7 +210,7 @@ def test_a_vector_goes_into_a_model_and_comes_back() -> None:
     assert np.array_equal(bias.detach().numpy(), vector[250:260])
 
 
-class Made(Task):
+class Made(tasks.Task):
     """A task around any model."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -235,7 +219,7 @@ class Made(Task):
     def model(self) -> nn.Module:
         return self._made
 
-    def load(self, source: DataSource) -> Splits:
+    def load(self, source: tasks.DataSource) -> tasks.Splits:
         raise NotImplementedError
 
 
@@ -257,25 +241,25 @@ def _with_constant() -> nn.Module:
     ids=["half", "nothing", "frozen", "empty"],
 )
 def test_a_model_that_a_flat_vector_cannot_carry_is_refused(model: nn.Module, says: str) -> None:
-    with pytest.raises(TaskError, match=says):
-        initial_model(Made(model), 0)
+    with pytest.raises(tasks.TaskError, match=says):
+        tasks.initial_model(Made(model), 0)
 
 
 def test_constants_and_group_norm_and_frozen_parts_are_welcome() -> None:
     frozen = nn.Linear(2, 2).requires_grad_(False)
-    layout, vector = initial_model(Made(nn.Sequential(frozen, _with_constant(), nn.GroupNorm(1, 2))), 0)
+    layout, vector = tasks.initial_model(Made(nn.Sequential(frozen, _with_constant(), nn.GroupNorm(1, 2))), 0)
     assert [tensor.name for tensor in layout.tensors] == ["1.weight", "1.bias", "2.weight", "2.bias"]
     assert len(vector) == 10
 
 
 def test_a_shared_parameter_counts_once() -> None:
     layer = nn.Linear(2, 2)
-    assert initial_model(Made(nn.Sequential(layer, layer)), 0)[0].size == 6
+    assert tasks.initial_model(Made(nn.Sequential(layer, layer)), 0)[0].size == 6
 
 
 def test_samples_and_labels_must_agree() -> None:
-    with pytest.raises(DataError, match="3 samples but 2 labels"):
-        Dataset(torch.zeros(3, 1), torch.zeros(2))
+    with pytest.raises(tasks.DataError, match="3 samples but 2 labels"):
+        tasks.Dataset(torch.zeros(3, 1), torch.zeros(2))
 
 
 # ---- a task of one's own
@@ -283,19 +267,19 @@ def test_samples_and_labels_must_agree() -> None:
 
 def test_the_documented_example_reads_a_clinics_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    tumours = task("clinic:Tumours")
-    bundled = tumours.load(DataSource())
+    tumours = tasks.task("clinic:Tumours")
+    bundled = tumours.load(tasks.DataSource())
     rows = torch.cat([bundled.test.x.expm1(), bundled.test.y[:, None]], dim=1).numpy()
     header = ",".join([*(f"m{number}" for number in range(30)), "benign"])
     np.savetxt(tmp_path / "tumours.csv", rows, delimiter=",", header=header, comments="")
-    own = tumours.load(DataSource(tmp_path))
+    own = tumours.load(tasks.DataSource(tmp_path))
     assert [len(cut) for cut in (own.train, own.validation, own.test)] == [45, 6, 6]
-    assert initial_model(tumours, 0)[0].size == 30 * 16 + 16 + 2 * 16 + 16 * 2 + 2
-    with pytest.raises(DataError, match=r"tumours\.csv"):
-        tumours.load(DataSource(tmp_path / "elsewhere"))
+    assert tasks.initial_model(tumours, 0)[0].size == 30 * 16 + 16 + 2 * 16 + 16 * 2 + 2
+    with pytest.raises(tasks.DataError, match=r"tumours\.csv"):
+        tumours.load(tasks.DataSource(tmp_path / "elsewhere"))
     (tmp_path / "tumours.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(DataError, match=r"tumours\.csv"):
-        tumours.load(DataSource(tmp_path))
+    with pytest.raises(tasks.DataError, match=r"tumours\.csv"):
+        tumours.load(tasks.DataSource(tmp_path))
 
 
 def test_the_documented_example_is_the_one_that_runs() -> None:

@@ -24,15 +24,13 @@ def test_divergence_is_reported_with_its_step(batch_size: int) -> None:
 
 
 def test_a_last_step_that_overflows_is_divergence_too() -> None:
-    with pytest.raises(TrainingDiverged) as caught:
+    with pytest.raises(TrainingDiverged, check=lambda error: error.step == 1):
         _train(_trainer(Line()), BASE, LocalSgd(steps=1, batch_size=0, learning_rate=3e38))
-    assert caught.value.step == 1
 
 
 def test_a_base_model_without_a_finite_loss_is_divergence_at_step_0() -> None:
-    with pytest.raises(TrainingDiverged) as caught:
+    with pytest.raises(TrainingDiverged, check=lambda error: error.step == 0):
         _train(_trainer(Line()), np.full(4, np.nan, dtype=np.float32))
-    assert caught.value.step == 0
 
 
 def test_a_trainer_works_on_after_divergence() -> None:

@@ -170,8 +170,7 @@ def test_members_train_by_the_loop_of_the_page_in_a_federation_and_the_model_is_
             running.work(name, "--task", "own_loop:Digits", "--part", f"{place}/2", "--code", str(EXAMPLES))
         running.attending("ann", "ben")
         text = specification(rounds=6).partition("\n")[2].partition("[simulation]")[0]
-        run = running.submit("own", f"{text}[selection]\nminimum = 2\nquorum = 1.0\n")
-        running.wait_completed(run)
+        run = running.completed("own", f"{text}[selection]\nminimum = 2\nquorum = 1.0\n")
         item = running.admin("rounds", run)["rounds"][-1]
         assert item["metrics"]["accuracy/mean"] > 0.85, item
         file = tmp_path / "model.safetensors"
@@ -179,5 +178,4 @@ def test_members_train_by_the_loop_of_the_page_in_a_federation_and_the_model_is_
     layout, vector = read_vector(file)
     trainer = example.trainer(example, example.load(DataSource()), threads=1)  # type: ignore[operator]
     assert layout == trainer.layout
-    scores = trainer.measure(np.array(vector), ("test",))
-    assert scores["test/accuracy"] > 0.85
+    assert trainer.measure(np.array(vector), ("test",))["test/accuracy"] > 0.85

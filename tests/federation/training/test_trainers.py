@@ -3,7 +3,6 @@
 import math
 import re
 import shlex
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -28,7 +27,7 @@ from federation.vectors import Array, Vector
 from federation.work.base import WorkError
 from fedpareto import simulate
 from simulation import SimulationError
-from tests.harness import Federation, federation
+from tests.harness import Federation, federation, python
 from tests.paths import DOCS, EXAMPLES, ROOT
 from tests.trained import train
 
@@ -141,9 +140,8 @@ def test_an_evaluation_without_a_loss_or_with_a_name_that_no_reply_can_hold_is_n
         def evaluate(self, model: Vector, plan: EvaluationPlan) -> Mapping[str, float]:
             return scores
 
-    with pytest.raises(WorkError, match=says) as caught:
+    with pytest.raises(WorkError, match=says, check=lambda error: error.reason == "trainer:result"):
         halving(Wrong).measure(BASE, ("train",), ("auc",))
-    assert caught.value.reason == "trainer:result"
 
 
 def test_of_several_objectives_a_trainer_gives_the_loss_of_each_and_their_mean_follows() -> None:
@@ -319,11 +317,7 @@ def test_a_worker_without_pytorch_trains_a_task_of_scikit_learn_and_an_administr
         submitted = made_model("scikit:Tumours", 0)
         print(offers["scikit:Tumours"].measure(base - one, ("test",))["test/accuracy"], submitted.digest)
     """
-    paths = {"PYTHONPATH": f"{EXAMPLES}:{ROOT}"}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, env=paths, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = python("-c", textwrap.dedent(code), PYTHONPATH=f"{EXAMPLES}:{ROOT}")
     accuracy, submitted = done.stdout.split()
     assert float(accuracy) > 0.8
     assert submitted.startswith("blake3:"), "what `admin submit` sends"
@@ -403,8 +397,7 @@ def test_members_train_one_model_with_trainers_of_their_own_and_replies_that_can
 ) -> None:
     monkeypatch.setenv("FEDPARETO_CODE", str(EXAMPLES))
     text = 'task = "scikit:Tumours"\nrounds = 3\n[train]\nepochs = 3\nbatch_size = 16\nlearning_rate = 0.003\n'
-    run = running.submit("tumours", f'{text}[algorithm]\nname = "fedavg"\n[selection]\nminimum = 4\nquorum = 1.0\n')
-    running.wait_completed(run)
+    run = running.completed("tumours", f'{text}[algorithm]\nname = "fedavg"\n[selection]\nminimum = 4\nquorum = 1.0\n')
     replies = running.query("select client_id, unrepeatable, envelope from replies where payload != ''")
     manifests = [ReplyManifest.FromString(SignedEnvelope.FromString(row[2]).manifest) for row in replies]
     assert len(replies) == 12

@@ -9,7 +9,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from federation.trust.certificates import csr_public_key, issue_certificate, make_csr
+from federation.trust.certificates import csr_public_key, make_csr
 from federation.trust.identity import client_uri, coordinator_uri
 from federation.trust.keys import IdentityError, new_tls_key
 from tests.federation.trust.scene import NOW, Authority
@@ -47,16 +47,7 @@ def test_certificates_may_be_used_for_what_they_are_and_nothing_else(authority: 
 
 def test_a_certificate_does_not_outlive_its_ca(authority: Authority) -> None:
     late = authority.ca.not_valid_after_utc - timedelta(days=1)
-    certificate = issue_certificate(
-        ca=authority.ca,
-        ca_key=authority.key,
-        public_key=new_tls_key().public_key(),
-        federation_id="fed",
-        common_name="x",
-        uris=[client_uri("fed", "a")],
-        now=late,
-        lifetime=timedelta(days=90),
-    )
+    certificate = authority.issue([client_uri("fed", "a")], now=late)
     assert certificate.not_valid_after_utc == authority.ca.not_valid_after_utc
 
 

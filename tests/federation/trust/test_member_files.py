@@ -42,17 +42,7 @@ def test_a_private_key_is_a_file_for_its_owner_alone(tmp_path: Path, passphrase:
 
 
 def member(authority: Authority) -> MemberFiles:
-    key = new_tls_key()
-    return MemberFiles(
-        federation_id="fed",
-        client_id="a",
-        addresses=("localhost:1",),
-        ca=pem(authority.ca),
-        certificate=pem(authority.issue([client_uri("fed", "a")], key=key)),
-        tls_key=key,
-        signing_key=Ed25519PrivateKey.generate(),
-        coordinator=CoordinatorKeys("test", Ed25519PrivateKey.generate().public_key()),
-    )
+    return authority.member(CoordinatorKeys("test", Ed25519PrivateKey.generate().public_key()))
 
 
 @pytest.mark.parametrize("passphrase", [None, b"correct horse"])

@@ -1,15 +1,8 @@
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from federation.trust import proofs
 from federation.trust.keys import IdentityError
-from federation.trust.proofs import (
-    UNSIGNED,
-    prove_possession,
-    prove_renewal,
-    proves_possession,
-    proves_renewal,
-    signing_public_key,
-)
 
 
 def test_points_of_small_order_are_no_signing_keys() -> None:
@@ -50,23 +43,23 @@ def test_points_of_small_order_are_no_signing_keys() -> None:
         assert order_divides_8(point)
         for key in (raw, raw[:31] + bytes([raw[31] | 0x80])):
             with pytest.raises(IdentityError):
-                signing_public_key(key)
+                proofs.signing_public_key(key)
     with pytest.raises(IdentityError, match="small order"):
-        signing_public_key(UNSIGNED)
-    assert signing_public_key(Ed25519PrivateKey.generate().public_key().public_bytes_raw())
+        proofs.signing_public_key(proofs.UNSIGNED)
+    assert proofs.signing_public_key(Ed25519PrivateKey.generate().public_key().public_bytes_raw())
     with pytest.raises(IdentityError, match="31"):
-        signing_public_key(b"\x05" * 31)
+        proofs.signing_public_key(b"\x05" * 31)
 
 
 def test_a_proof_holds_for_its_key_its_purpose_and_what_it_signs_alone() -> None:
     key, other, secret, csr = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate(), b"s" * 32, b"request"
-    possession, renewal = prove_possession(key, secret, csr), prove_renewal(key, csr)
-    assert proves_possession(key.public_key(), possession, secret, csr)
-    assert proves_renewal(key.public_key(), renewal, csr)
-    assert not proves_possession(other.public_key(), possession, secret, csr)
-    assert not proves_possession(key.public_key(), possession, b"t" * 32, csr)
-    assert not proves_possession(key.public_key(), possession, secret, b"another")
-    assert not proves_possession(key.public_key(), renewal, b"", csr)
-    assert not proves_renewal(other.public_key(), renewal, csr)
-    assert not proves_renewal(key.public_key(), renewal, b"another")
-    assert not proves_renewal(key.public_key(), prove_possession(key, b"", csr), csr)
+    possession, renewal = proofs.prove_possession(key, secret, csr), proofs.prove_renewal(key, csr)
+    assert proofs.proves_possession(key.public_key(), possession, secret, csr)
+    assert proofs.proves_renewal(key.public_key(), renewal, csr)
+    assert not proofs.proves_possession(other.public_key(), possession, secret, csr)
+    assert not proofs.proves_possession(key.public_key(), possession, b"t" * 32, csr)
+    assert not proofs.proves_possession(key.public_key(), possession, secret, b"another")
+    assert not proofs.proves_possession(key.public_key(), renewal, b"", csr)
+    assert not proofs.proves_renewal(other.public_key(), renewal, csr)
+    assert not proofs.proves_renewal(key.public_key(), renewal, b"another")
+    assert not proofs.proves_renewal(key.public_key(), proofs.prove_possession(key, b"", csr), csr)

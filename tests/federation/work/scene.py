@@ -40,6 +40,7 @@ from federation.work.registry import decode, encode, encode_statement, statement
 from federation.work.secure.allowed import run_bounds
 from federation.work.secure.terms import SessionStage, SessionTerms
 from federation.work.secure.wire import terms_bytes
+from federation.work.site import SecurePolicy
 from federation.work.train.work import Train
 from simulation.simulated_members import SimulatedMembers
 
@@ -131,6 +132,13 @@ class Member:
     @property
     def site(self) -> Any:
         return self.members.site(self.name)
+
+    def allow(self, policy: SecurePolicy) -> None:
+        """Its owner changes what it takes part in."""
+        self.change_site(policies={ORIGIN.task: policy})
+
+    def change_site(self, **values: Any) -> None:
+        self.members._sites[self.name] = replace(self.site, **values)
 
     def do(self, work: Work, inputs: Mapping[str, bytes], *, round_: int = 0) -> Result:
         """What a worker does with an assignment. Raises WorkError where it declines."""

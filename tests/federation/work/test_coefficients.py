@@ -28,7 +28,7 @@ from federation.work.secure.terms import SessionStage
 from federation.work.secure.wire import terms_bytes
 from federation.work.site import SecurePolicy
 from tests.federation.secure.test_cover import by_definition
-from tests.federation.work.scene import ORIGIN, TRAIN, Cast, Member, cast, document, names, play, setting
+from tests.federation.work.scene import TRAIN, Cast, Member, cast, document, names, play, setting
 from tests.federation.work.test_refusals import VICTIM, tried
 
 Inputs = Mapping[str, bytes]
@@ -90,7 +90,7 @@ def scaled(weights: Sequence[int]) -> tuple[int, ...]:
 WEIGHT = st.one_of(st.integers(-9, 9), st.integers(0, 5), st.sampled_from([1, 100]))
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80, derandomize=True)
 @given(st.lists(WEIGHT, min_size=8, max_size=8).filter(any))
 def test_a_member_answers_mask_only_where_the_others_cover_it(weights: list[int]) -> None:
     member, mask = at_mask()
@@ -99,7 +99,7 @@ def test_a_member_answers_mask_only_where_the_others_cover_it(weights: list[int]
     assert tried(member, (replace(mask, coefficients=a), {})) == ("answers" if covered else "cover")
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(st.lists(st.integers(4, 12), min_size=8, max_size=8), st.sets(st.sampled_from(EIGHT), max_size=2))
 def test_a_member_answers_confirm_only_where_all_that_are_left_cover_each_other(
     weights: list[int], lost: set[str]
@@ -133,8 +133,7 @@ def test_an_owner_may_require_more_cover() -> None:
     site = member.site
     try:
         for least, answer in ((None, "answers"), (8 - T, "answers"), (8 - T + 0.1, "cover"), (1, "answers")):
-            policy = SecurePolicy(assumed=1, effective_members=least)
-            member.members._sites[VICTIM] = replace(site, policies={ORIGIN.task: policy})
+            member.allow(SecurePolicy(assumed=1, effective_members=least))
             assert tried(member, (equal, {})) == answer
         heavy = replace(mask, coefficients=(0, 0, ONE, *[0] * 5))
         assert tried(member, (heavy, {})) == "answers", "its owner has chosen 1: no cover"
@@ -269,18 +268,15 @@ def test_a_specification_or_an_algorithm_that_the_worker_does_not_know_is_declin
         assert ready_with(scene, specification) == "policy:algorithm"
     wide = document(Mode.SUM, "fedmgda+", {"epsilon": "wide"})
     assert ready_with(scene, wide) == "policy:algorithm"
-    site = scene.members[VICTIM].site
-    allowed = SecurePolicy(assumed=1, algorithms=frozenset({"mystery"}))
-    scene.members[VICTIM].members._sites[VICTIM] = replace(site, policies={ORIGIN.task: allowed})
+    scene.members[VICTIM].allow(SecurePolicy(assumed=1, algorithms=frozenset({"mystery"})))
     assert ready_with(scene, unknown) == "answers"
     assert ready_with(scene, document(Mode.SUM, "krum")) == "policy:algorithm"
 
 
 def test_of_an_algorithm_that_only_its_owner_knows_a_member_requires_the_cover() -> None:
     scene = cast(8, assumed=1)
-    for name, member in scene.members.items():
-        policy = SecurePolicy(assumed=1, algorithms=frozenset({"mystery"}))
-        member.members._sites[name] = replace(member.site, policies={ORIGIN.task: policy})
+    for member in scene.members.values():
+        member.allow(SecurePolicy(assumed=1, algorithms=frozenset({"mystery"})))
     total = play(scene, Mode.SUM, lambda _: np.array([-3.0, *[1.0] * 7]), setting(scene, Mode.SUM, "mystery"))
     assert not scene.declined
     assert total.record.coefficients[0] < 0

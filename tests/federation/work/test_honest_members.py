@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from federation.secure import sketch
+from federation.secure import sketch, thresholds
 from federation.secure.blocks import blocks, norm, unit
 from federation.secure.checks import Failure, failures_of_gram, failures_of_identity, failures_of_sum
 from federation.secure.derivation import dense_key
@@ -18,18 +18,6 @@ from federation.secure.fields import F_Q, fixed
 from federation.secure.masks import masked, reals
 from federation.secure.openings import noise
 from federation.secure.streams import Stream
-from federation.secure.thresholds import (
-    COEFFICIENT_BITS,
-    ONE,
-    RANGE_LIMIT,
-    RANGE_NOISE,
-    S_BITS,
-    T_BITS,
-    T_ROWS,
-    Mode,
-    Thresholds,
-    truncated,
-)
 from federation.secure.verified_mode import NORM_LIMIT, challenge, failures_of_second_sketch
 from tests.federation.work.scene import cast, exact, play
 
@@ -46,7 +34,7 @@ def test_honest_sessions_pass_every_check(m: int, sessions: int) -> None:
     for number in range(sessions):
         seed = 1_000_000 * m + number
         scene = cast(m, d=D, seed=seed)
-        total = play(scene, Mode.VERIFIED)
+        total = play(scene, thresholds.Mode.VERIFIED)
         assert not scene.declined, f"seed {seed}"
         assert not total.record.alarms, f"seed {seed}"
         assert (total.words == exact(scene, total)).all(), f"seed {seed}"
@@ -64,21 +52,21 @@ def sketches(seed: bytes, units: list[NDArray[np.float64]], rows: int) -> NDArra
 
 def alarms(seed: int, m: int) -> list[Failure | str]:
     """What the checks of section 4 find in one session of m honest members."""
-    rng, cohort = np.random.default_rng(seed), Thresholds(m, Mode.VERIFIED)
+    rng, cohort = np.random.default_rng(seed), thresholds.Thresholds(m, thresholds.Mode.VERIFIED)
     session, tau1, tau2, view = (rng.bytes(32) for _ in range(4))
     common = rng.standard_normal(D) * rng.uniform(0, 3)
     vectors = [(common + rng.standard_normal(D)).astype(np.float32) for _ in range(m)]
     units = [np.concatenate(list(unit(blocks(v), norm(blocks(v))))) for v in vectors]
     weights = np.minimum(rng.dirichlet(np.full(m, 1.0)), cohort.cap) if rng.random() < 0.5 else np.full(m, 1 / m)
-    coefficients = truncated(weights.tolist())
-    a = np.array(coefficients) / ONE
+    coefficients = thresholds.truncated(weights.tolist())
+    a = np.array(coefficients) / thresholds.ONE
 
     S = sketches(session, units, cohort.k)
-    q = np.stack([fixed(row / np.sqrt(np.square(row).sum()), S_BITS) for row in S])
+    q = np.stack([fixed(row / np.sqrt(np.square(row).sum()), thresholds.S_BITS) for row in S])
     upper = np.triu_indices(m)
     added = sum(noise(rng.bytes(32), view, cohort.k, m) for _ in range(m))
     G = np.zeros((m, m))
-    G[upper] = np.ldexp(((q @ q.T)[upper] + added).astype(np.float64), -2 * S_BITS)
+    G[upper] = np.ldexp(((q @ q.T)[upper] + added).astype(np.float64), -2 * thresholds.S_BITS)
     G += np.triu(G, 1).T
 
     parts = (masked(blocks(u), A, []) for u, A in zip(units, coefficients, strict=True))
@@ -88,15 +76,20 @@ def alarms(seed: int, m: int) -> list[Failure | str]:
     failures, square = failures_of_sum([reals(words)], a.tolist())
     found += [*failures, *failures_of_identity(square, G, a, cohort.k)]
 
-    T = sketches(tau1, [*units, reals(words)], T_ROWS) / (2.0**_MANTISSA * np.sqrt(_PARTS * T_ROWS))
-    t = fixed(T[:-1].ravel(), T_BITS).reshape(m, T_ROWS)
-    E = F_Q.decode(challenge(tau2).E.ravel()).reshape(-1, T_ROWS)
-    projections = t @ E.T + rng.integers(-RANGE_NOISE, RANGE_NOISE, (m, len(E)), endpoint=True)
-    if np.abs(projections).max() > RANGE_LIMIT:
+    T = sketches(tau1, [*units, reals(words)], thresholds.T_ROWS) / (
+        2.0**_MANTISSA * np.sqrt(_PARTS * thresholds.T_ROWS)
+    )
+    t = fixed(T[:-1].ravel(), thresholds.T_BITS).reshape(m, thresholds.T_ROWS)
+    E = F_Q.decode(challenge(tau2).E.ravel()).reshape(-1, thresholds.T_ROWS)
+    projections = t @ E.T + rng.integers(-thresholds.RANGE_NOISE, thresholds.RANGE_NOISE, (m, len(E)), endpoint=True)
+    if np.abs(projections).max() > thresholds.RANGE_LIMIT:
         found.append("range")
-    if np.ldexp(np.square(t).sum(axis=1).max(), -2 * T_BITS) > NORM_LIMIT:
+    if np.ldexp(np.square(t).sum(axis=1).max(), -2 * thresholds.T_BITS) > NORM_LIMIT:
         found.append("norm")
-    sums = np.ldexp((np.array(coefficients, object) @ t.astype(object)).astype(np.float64), -T_BITS - COEFFICIENT_BITS)
+    sums = np.ldexp(
+        (np.array(coefficients, object) @ t.astype(object)).astype(np.float64),
+        -thresholds.T_BITS - thresholds.COEFFICIENT_BITS,
+    )
     return [*found, *failures_of_second_sketch(T[-1], sums, D, m)]
 
 

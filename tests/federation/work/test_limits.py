@@ -30,9 +30,8 @@ TEST = Evaluate(splits=("test",))
 def limited(m: int = 6, **policy: object) -> Cast:
     """Members with the limits of real owners."""
     scene = cast(m, assumed=1)
-    for name, member in scene.members.items():
-        chosen = SecurePolicy(assumed=1, **policy)  # type: ignore[arg-type]
-        member.members._sites[name] = replace(member.site, policies={ORIGIN.task: chosen})
+    for member in scene.members.values():
+        member.allow(SecurePolicy(assumed=1, **policy))  # type: ignore[arg-type]
         member.metrics = {"test/loss": 1.0, "test/accuracy": 0.5}
     return scene
 
@@ -231,9 +230,8 @@ def test_after_a_sum_a_session_from_the_same_model_waits_until_owners_raise_the_
     with pytest.raises(Waiting, match=r"the owners may raise the limits in policy\.toml; then resume the run"):
         summing(scene, b"2")
     assert scene.declined == {(SessionStage.READY.value, name): "model-sums" for name in scene.members}
-    for name, member in scene.members.items():
-        policy = SecurePolicy(assumed=1, sums_per_model=2)
-        member.members._sites[name] = replace(member.site, policies={ORIGIN.task: policy})
+    for member in scene.members.values():
+        member.allow(SecurePolicy(assumed=1, sums_per_model=2))
     summing(scene, b"2")
     with pytest.raises(Waiting):
         summing(scene, b"3")
@@ -271,8 +269,7 @@ def test_a_sum_that_was_unmasked_is_known_after_a_restart(tmp_path: Path) -> Non
 
     def restarted() -> RoundLedger:
         ledger = RoundLedger(tmp_path / "private-rounds.db")
-        member = scene.members[victim]
-        member.members._sites[victim] = replace(member.site, ledger=ledger)
+        scene.members[victim].change_site(ledger=ledger)
         return ledger
 
     ledgers = [restarted()]

@@ -86,8 +86,7 @@ def test_of_two_challenges_nobody_opens_a_mask() -> None:
 
 
 def test_of_one_list_the_same_question_is_answered() -> None:
-    answers = told(Mode.PRIVATE, lambda member, work: work)
-    assert set(answers.values()) == {"answers"}
+    assert set(told(Mode.PRIVATE, lambda member, work: work).values()) == {"answers"}
 
 
 def test_openings_come_in_order_and_there_are_two() -> None:
@@ -101,27 +100,25 @@ def test_openings_come_in_order_and_there_are_two() -> None:
 
         return changed
 
-    late = {
-        "a third": opening(3, lambda members: members[:-1]),
-        "the second, of all": opening(2, lambda members: members),
-        "the second, with one more": opening(2, lambda members: (*members, "silo-99")),
-    }
-    reasons = liar.run(
-        secure_mask__0={**late, "the second, of fewer": opening(2, lambda members: members[:-1])},
-        secure_confirm__0={**late, "the second, of fewer": opening(2, lambda members: members[:-1])},
+    def of_all(members: tuple[str, ...]) -> tuple[str, ...]:
+        return members
+
+    fewer = opening(2, lambda members: members[:-1])
+    more = opening(2, lambda members: (*members, "silo-99"))
+    liar.hears(
+        secure_mask__0={
+            "a third": ("", opening(3, lambda members: members[:-1])),
+            "the second, of all": ("members", opening(2, of_all)),
+            "the second, with one more": ("members", more),
+            "the second, of fewer": ("answers", fewer),
+        },
+        secure_confirm__0={
+            "a third": ("", opening(3, lambda members: members[:-1])),
+            "the second, of all": ("stage", opening(2, of_all)),
+            "the second, with one more": ("stage", more),
+            "the second, of fewer": ("stage", fewer),
+        },
     )
-    assert reasons["secure-mask/0"] == {
-        "a third": "",
-        "the second, of all": "members",
-        "the second, with one more": "members",
-        "the second, of fewer": "answers",
-    }
-    assert reasons["secure-confirm/0"] == {
-        "a third": "",
-        "the second, of all": "stage",
-        "the second, with one more": "stage",
-        "the second, of fewer": "stage",
-    }
 
 
 def changed(value: Any) -> Any:

@@ -19,16 +19,7 @@ from federation.line.payload_check import PayloadCheck
 from federation.record.metric_definitions import DEFINITIONS
 from federation.record.provenance import read_exported
 from federation.trust.certificates import der, load_certificate_file
-from federation.v1.admin_pb2 import (
-    Client,
-    ExportRoundsRequest,
-    GetRoundRequest,
-    GetRunRequest,
-    ListRoundsRequest,
-    ListRunsRequest,
-    SubmitRunRequest,
-    TaskSummary,
-)
+from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import ClientState
 from federation.vectors import to_bytes
@@ -47,13 +38,10 @@ from tests.verification.scene import Edited
 def test_a_round_shows_every_clients_part_and_the_cosines(centre: Federation, finished: Finished) -> None:
     run_id, clients = finished
     last = centre.admin("round", run_id, "-1")
-    assert last["summary"]["round"] == 1
-    assert last["summary"]["state"] == "COMPLETED"
+    assert (last["summary"]["round"], last["summary"]["state"]) == (1, "COMPLETED")
     assert [part["client_id"] for part in last["participations"]] == list(clients)
     for part in last["participations"]:
-        assert part["state"] == "FULFILLED"
-        assert part["samples"] == 10
-        assert part["loss_before"] == 2.0
+        assert (part["state"], part["samples"], part["loss_before"]) == ("FULFILLED", 10, 2.0)
         assert part["update_norm"] > 0
         assert len(part["key_id"]) == 64
         assert part["payload_bytes"] > 4 * LAYOUT.size
@@ -96,15 +84,15 @@ def test_the_tables_for_people_fit_and_name_what_they_show(centre: Federation, f
 def test_a_table_of_members_says_what_is_wrong_and_one_member_shows_the_rest(centre: Federation) -> None:
     now = datetime(2026, 5, 4, 12, tzinfo=UTC)
 
-    def member(name: str, days: int = 5, **fields: Any) -> Client:
-        made = Client(client_id=name, state=ClientState.CLIENT_STATE_ACTIVE, **fields)
+    def member(name: str, days: int = 5, **fields: Any) -> admin.Client:
+        made = admin.Client(client_id=name, state=ClientState.CLIENT_STATE_ACTIVE, **fields)
         made.certificate_expires.FromDatetime(now + timedelta(days=days))
         return made
 
-    task = TaskSummary(task="digits", samples=10, abilities=["repeatable"], training_sessions_left=0)
+    task = admin.TaskSummary(task="digits", samples=10, abilities=["repeatable"], training_sessions_left=0)
     members = [
         member("member-10", attending=True, tasks=[task]),
-        member("member-2", attending=True, tasks=[TaskSummary(task="digits", samples=7)]),
+        member("member-2", attending=True, tasks=[admin.TaskSummary(task="digits", samples=7)]),
         member("member-1", -1, tags=["north"]),
     ]
     with (out := Console(width=100)).capture() as captured:
@@ -211,10 +199,10 @@ def test_a_bundle_with_payloads_says_before_what_it_would_show_also_what_noise_w
 
 def test_an_export_has_every_round_with_every_clients_part_and_scores(stub: AdminStub, finished: Finished) -> None:
     run_id, _ = finished
-    rounds = list(stub.ExportRounds(ExportRoundsRequest(run="finished")))
-    assert [item.summary for item in rounds] == list(stub.ListRounds(ListRoundsRequest(run=run_id)).rounds)
+    rounds = list(stub.ExportRounds(admin.ExportRoundsRequest(run="finished")))
+    assert [item.summary for item in rounds] == list(stub.ListRounds(admin.ListRoundsRequest(run=run_id)).rounds)
     for item in rounds:
-        detail = stub.GetRound(GetRoundRequest(run=run_id, round=item.summary.round))
+        detail = stub.GetRound(admin.GetRoundRequest(run=run_id, round=item.summary.round))
         for part in detail.participations:
             assert part.key_id
             part.key_id = ""
@@ -224,7 +212,7 @@ def test_an_export_has_every_round_with_every_clients_part_and_scores(stub: Admi
             part.client_id: dict(part.evaluation) for part in item.participations
         }
     with refused("NOT_FOUND", "run-unknown"):
-        list(stub.ExportRounds(ExportRoundsRequest(run="nothing")))
+        list(stub.ExportRounds(admin.ExportRoundsRequest(run="nothing")))
 
 
 def test_every_number_that_a_round_records_is_defined(centre: Federation, finished: Finished) -> None:
@@ -232,14 +220,7 @@ def test_every_number_that_a_round_records_is_defined(centre: Federation, finish
     assert set(found) <= set(DEFINITIONS)
     missing = {"accuracy/weighted", "loss/validation", "loss/worst", "loss/jain", "backdoor"}  # nobody has those here
     others = [
-        "objective",
-        "preference",
-        "epsilon",
-        "private",
-        "evaluation",
-        "metric",
-        "stop",
-        "required",
+        *("objective", "preference", "epsilon", "private", "evaluation", "metric", "stop", "required"),
     ]
     # Groups of metrics of other runs:
     of_others = {name for name in DEFINITIONS if "<objective>" in name or name.partition("/")[0] in others}
@@ -271,8 +252,7 @@ def test_replies_carry_the_signed_envelope_for_a_third_party(
     run_id, clients = finished
     replies = centre.admin("replies", run_id, "--client", "alpha")["replies"]
     assert {reply["client_id"] for reply in replies} == {"alpha"}
-    assert len(replies) == 4
-    assert replies[0]["envelope"]["decoded"]["run_id"] == run_id
+    assert (len(replies), replies[0]["envelope"]["decoded"]["run_id"]) == (4, run_id)
     assert replies[0]["received"].endswith("Z")
     assert len(centre.admin("replies", run_id, "--round", "1")["replies"]) == 2 * len(clients)
 
@@ -280,12 +260,12 @@ def test_replies_carry_the_signed_envelope_for_a_third_party(
 def test_an_unknown_run_or_round_is_refused_by_name(centre: Federation, stub: AdminStub, finished: Finished) -> None:
     run_id, _ = finished
     with refused("NOT_FOUND", "run-unknown"):
-        stub.GetRun(GetRunRequest(run="nothing"))
+        stub.GetRun(admin.GetRunRequest(run="nothing"))
     with refused("NOT_FOUND", "run-unknown"):
-        stub.GetRun(GetRunRequest(run=""))
+        stub.GetRun(admin.GetRunRequest(run=""))
     for number in (2, -3):
         with refused("NOT_FOUND", "round-unknown"):
-            stub.GetRound(GetRoundRequest(run=run_id, round=number))
+            stub.GetRound(admin.GetRoundRequest(run=run_id, round=number))
     done = command(centre, "round", run_id, "7")
     assert done.returncode == 1
     assert "has no round 7: it has rounds 0 to 1 [round-unknown]" in done.stderr
@@ -293,7 +273,7 @@ def test_an_unknown_run_or_round_is_refused_by_name(centre: Federation, stub: Ad
 
 def test_a_run_goes_by_the_beginning_of_its_id(stub: AdminStub, finished: Finished) -> None:
     run_id, _ = finished
-    assert stub.GetRun(GetRunRequest(run=run_id[:6])).run.run_id == run_id
+    assert stub.GetRun(admin.GetRunRequest(run=run_id[:6])).run.run_id == run_id
 
 
 # --- models
@@ -326,7 +306,7 @@ def test_what_a_submission_promises_must_arrive(stub: AdminStub) -> None:
         ("INVALID_ARGUMENT", "payload-length", requests(spec, data, size=len(data) + 1)),
         ("RESOURCE_EXHAUSTED", "limit:model", requests(spec, data, size=1 << 60)),
         ("INVALID_ARGUMENT", "argument", requests(spec, data, model="blake3:../../etc/passwd")),
-        ("INVALID_ARGUMENT", "argument", iter([SubmitRunRequest(chunk=data)])),
+        ("INVALID_ARGUMENT", "argument", iter([admin.SubmitRunRequest(chunk=data)])),
         ("INVALID_ARGUMENT", "argument", iter([])),
         ("INVALID_ARGUMENT", "spec", requests("rounds = 1", data)),
         ("INVALID_ARGUMENT", "spec", requests(spec.replace("fedmgda+", "fedmagic"), data)),
@@ -337,7 +317,7 @@ def test_what_a_submission_promises_must_arrive(stub: AdminStub) -> None:
     ):
         with refused(status, reason):
             stub.SubmitRun(submission)
-    assert "promises" not in {run.name for run in stub.ListRuns(ListRunsRequest()).runs}
+    assert "promises" not in {run.name for run in stub.ListRuns(admin.ListRunsRequest()).runs}
 
 
 @pytest.mark.parametrize(

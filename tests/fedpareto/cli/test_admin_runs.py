@@ -26,70 +26,52 @@ from federation.digests import digest
 from federation.refusals import Refusal
 from federation.trust.join_string import JoinStringFields
 from federation.trust.key_chain import KeyChain
-from federation.v1.admin_pb2 import (
-    ApproveClientRequest,
-    CreateJoinStringRequest,
-    ListRunsRequest,
-    PauseRunRequest,
-    RevokeClientRequest,
-    WatchRunRequest,
-)
+from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import RunState
 from storage import models, states
 from storage.blob_directory import DirectoryStore
 from storage.database import Database, DatabaseTooOld
-from tests.fedpareto.cli.scene import (
-    LAYOUT,
-    SPEC,
-    Finished,
-    attending,
-    close,
-    command,
-    good_model,
-    play,
-    requests,
-    submit,
-)
+from tests.fedpareto.cli import scene
 from tests.harness import Federation, Member, Process, federation, refused, wait_for
 
 # --- runs
 
 
 def test_a_run_is_held_and_stopped_and_refuses_what_does_not_fit_its_state(centre: Federation, stub: AdminStub) -> None:
-    run_id = submit(centre, "held", SPEC.replace("minimum = 3", "minimum = 60"), "--paused")
+    run_id = scene.submit(centre, "held", scene.SPEC.replace("minimum = 3", "minimum = 60"), "--paused")
     assert centre.run_state(run_id)["state"] == "PAUSED"
     assert centre.admin("resume", run_id)["run"]["state"] == "RUNNING"
     with refused("ALREADY_EXISTS", "run-exists"):
-        stub.SubmitRun(requests('name = "held"\n' + SPEC, good_model()))
+        stub.SubmitRun(scene.requests('name = "held"\n' + scene.SPEC, scene.good_model()))
     wait_for(lambda: "waiting for clients" in centre.run_state(run_id)["reason"], "the run to say what it waits for")
     assert centre.admin("pause", "held")["run"]["state"] == "PAUSED"
     with refused("FAILED_PRECONDITION", "run-state"):
-        stub.PauseRun(PauseRunRequest(run=run_id))
+        stub.PauseRun(admin.PauseRunRequest(run=run_id))
     stopped = centre.admin("stop", run_id, "--yes", "--reason", "enough")["run"]
     assert (stopped["state"], stopped["reason"]) == ("STOPPED", "enough")
-    done = command(centre, "watch", run_id)
+    done = scene.command(centre, "watch", run_id)
     assert done.returncode == 1
     assert "did not complete: STOPPED enough" in done.stderr
 
 
 def test_watching_begins_with_the_present_and_ends_with_the_run(centre: Federation, stub: AdminStub) -> None:
-    streams = attending(centre, stub, "watched-a", "watched-b", "watched-c")
-    run_id = submit(centre, "watched", SPEC, "--paused")
-    call = stub.WatchRun(WatchRunRequest(run=run_id))
+    streams = scene.attending(centre, stub, "watched-a", "watched-b", "watched-c")
+    run_id = scene.submit(centre, "watched", scene.SPEC, "--paused")
+    call = stub.WatchRun(admin.WatchRunRequest(run=run_id))
     first = next(call)
     assert first.run.state == RunState.RUN_STATE_PAUSED
     assert not first.HasField("ended")
     centre.admin("resume", run_id)
-    play(streams, 4)
+    scene.play(streams, 4)
     seen = list(call)
     assert [update.ended.round for update in seen if update.HasField("ended")] == [0, 1]
     assert seen[-1].run.state == RunState.RUN_STATE_COMPLETED
     assert any(update.phase.asked == 3 for update in seen)
-    (only,) = map(json.loads, command(centre, "watch", run_id, "--json").stdout.splitlines())
+    (only,) = map(json.loads, scene.command(centre, "watch", run_id, "--json").stdout.splitlines())
     assert (only["run"]["state"], only["run"]["rounds_done"]) == ("COMPLETED", 2)
     assert [member["last_outcome"] for member in only["run"]["members"]] == ["REPLIED"] * 3
-    close(streams)
+    scene.close(streams)
 
 
 def rounds_in(text: str) -> list[int]:
@@ -99,27 +81,27 @@ def rounds_in(text: str) -> list[int]:
 
 @pytest.mark.full
 def test_watching_shows_the_rounds_so_far_and_then_each_one_once(centre: Federation, stub: AdminStub) -> None:
-    streams = attending(centre, stub, "joined-a", "joined-b", "joined-c")
-    run_id = submit(centre, "joined")
-    play(streams, 2)
+    streams = scene.attending(centre, stub, "joined-a", "joined-b", "joined-c")
+    run_id = scene.submit(centre, "joined")
+    scene.play(streams, 2)
     wait_for(lambda: centre.run_state(run_id)["rounds_done"] == 1, "the first round to end")
     log = centre.directory / "watch.log"
     arguments = ["-m", "fedpareto", "admin", "--home", str(centre.home / "admin"), "watch", run_id]
     watching = Process(arguments, log)
     wait_for(lambda: log.exists() and rounds_in(log.read_text()) == [0], "the round so far")
-    play(streams, 2)
+    scene.play(streams, 2)
     assert watching.popen.wait(120) == 0
     assert rounds_in(log.read_text()) == [0, 1]
     assert "joined  COMPLETED  2/2 rounds" in log.read_text()
-    close(streams)
+    scene.close(streams)
 
 
 @pytest.mark.full
 def test_watching_a_run_that_has_ended_shows_its_rounds_and_how_it_ended(
-    centre: Federation, finished: Finished
+    centre: Federation, finished: scene.Finished
 ) -> None:
     run_id, _ = finished
-    done = command(centre, "watch", run_id)
+    done = scene.command(centre, "watch", run_id)
     assert done.returncode == 0, done.stderr
     assert rounds_in(done.stdout) == [0, 1]
     assert done.stdout.splitlines()[-1] == "finished  COMPLETED  2/2 rounds"
@@ -140,8 +122,8 @@ def test_watching_a_run_that_has_ended_shows_its_rounds_and_how_it_ended(
 def test_a_run_that_one_client_could_bring_to_a_standstill_is_taken_with_a_warning(
     stub: AdminStub, rule: str, warned: bool
 ) -> None:
-    spec = f'name = "warned-{digest(rule.encode())[7:15]}"\n' + SPEC.replace('"fedmgda+"', rule)
-    warnings = stub.SubmitRun(requests(spec, good_model())).warnings
+    spec = f'name = "warned-{digest(rule.encode())[7:15]}"\n' + scene.SPEC.replace('"fedmgda+"', rule)
+    warnings = stub.SubmitRun(scene.requests(spec, scene.good_model())).warnings
     assert len(warnings) == warned
     assert all("standstill" in warning and "epsilon" in warning for warning in warnings)
 
@@ -157,7 +139,7 @@ def test_a_rule_that_reads_losses_says_who_could_abuse_it() -> None:
 
 
 def test_a_join_string_is_shown_once_and_nowhere_else(centre: Federation) -> None:
-    done = command(centre, "join-string", "discreet")
+    done = scene.command(centre, "join-string", "discreet")
     assert done.returncode == 0
     assert done.stdout.startswith("fpjoin1_")
     assert "fedpareto worker join --home discreet" in done.stderr
@@ -166,32 +148,32 @@ def test_a_join_string_is_shown_once_and_nowhere_else(centre: Federation) -> Non
 
 def test_another_join_string_for_a_name_replaces_the_first_and_says_so(centre: Federation) -> None:
     older = JoinStringFields.decode(centre.join_string("twice"))
-    done = command(centre, "join-string", "twice")
+    done = scene.command(centre, "join-string", "twice")
     assert "It replaces 1 open join string for twice" in done.stderr
     with refused("UNAUTHENTICATED", "join-string-cancelled"):
         Member.enroll(older)
     Member.enroll(JoinStringFields.decode(done.stdout.strip())).channel.close()
-    assert "replaces" not in command(centre, "join-string", "once").stderr
+    assert "replaces" not in scene.command(centre, "join-string", "once").stderr
 
 
 def test_a_member_is_made_approved_and_shut_out(centre: Federation, stub: AdminStub) -> None:
     member = centre.enroll("visitor")
     with refused("ALREADY_EXISTS", "client-exists"):
-        stub.CreateJoinString(CreateJoinStringRequest(client_id="visitor"))
+        stub.CreateJoinString(admin.CreateJoinStringRequest(client_id="visitor"))
     for name in ("", "Upper", "../etc", "a" * 64):
         with refused("INVALID_ARGUMENT", "argument"):
-            stub.CreateJoinString(CreateJoinStringRequest(client_id=name))
+            stub.CreateJoinString(admin.CreateJoinStringRequest(client_id=name))
     with refused("INVALID_ARGUMENT", "argument"):
-        stub.CreateJoinString(CreateJoinStringRequest(client_id="later", lifetime_seconds=40 * 86_400))
+        stub.CreateJoinString(admin.CreateJoinStringRequest(client_id="later", lifetime_seconds=40 * 86_400))
     for name in ("nobody", "", "nobo\0dy"):
         with refused("NOT_FOUND", "client-unknown"):
-            stub.ApproveClient(ApproveClientRequest(client_id=name))
+            stub.ApproveClient(admin.ApproveClientRequest(client_id=name))
     stream = member.attend(digits=10)
     states = {client["client_id"]: client for client in centre.admin("clients")["clients"]}
     assert states["visitor"]["state"] == "PENDING"
     assert centre.admin("approve", "visitor")["client"]["state"] == "ACTIVE"
     with refused("FAILED_PRECONDITION", "client-state"):
-        stub.ApproveClient(ApproveClientRequest(client_id="visitor"))
+        stub.ApproveClient(admin.ApproveClientRequest(client_id="visitor"))
     centre.attending("visitor")
     assert centre.admin("revoke", "visitor", "--yes", "--reason", "left the consortium")["client"]["state"] == "REVOKED"
     found = stream.next()
@@ -201,7 +183,7 @@ def test_a_member_is_made_approved_and_shut_out(centre: Federation, stub: AdminS
         assert found is not None
         raise found
     with refused("FAILED_PRECONDITION", "client-state"):
-        stub.RevokeClient(RevokeClientRequest(client_id="visitor"))
+        stub.RevokeClient(admin.RevokeClientRequest(client_id="visitor"))
     actions = {row[0] for row in centre.query("select action from audit_log where subject = 'visitor'")}
     assert {"join-string.created", "client.approved", "client.revoked"} <= actions
 
@@ -209,11 +191,11 @@ def test_a_member_is_made_approved_and_shut_out(centre: Federation, stub: AdminS
 def test_a_run_that_waits_for_clients_begins_when_one_is_approved(centre: Federation, stub: AdminStub) -> None:
     member = centre.enroll("latecomer")
     stream = member.attend(**{"digits-late": 10})
-    spec = SPEC.replace('"digits"', '"digits-late"').replace("minimum = 3", "minimum = 1")
-    run_id = submit(centre, "late", spec)
+    spec = scene.SPEC.replace('"digits"', '"digits-late"').replace("minimum = 3", "minimum = 1")
+    run_id = scene.submit(centre, "late", spec)
     wait_for(lambda: "0 of 1" in centre.run_state(run_id)["reason"], "the run to wait")
-    stub.ApproveClient(ApproveClientRequest(client_id="latecomer"))
-    play({member: stream}, 4)
+    stub.ApproveClient(admin.ApproveClientRequest(client_id="latecomer"))
+    scene.play({member: stream}, 4)
     centre.wait_completed(run_id)
     stream.close()
 
@@ -226,12 +208,12 @@ def test_a_viewer_sees_and_cannot_touch(centre: Federation) -> None:
     centre.fedpareto(*made, "--out", str(out), "--home", str(centre.home))
     with AdminFiles.load(out).channel() as channel:
         viewer = AdminStub(channel)
-        viewer.ListRuns(ListRunsRequest())
+        viewer.ListRuns(admin.ListRunsRequest())
         for call in (
-            lambda: viewer.CreateJoinString(CreateJoinStringRequest(client_id="mole")),
-            lambda: viewer.RevokeClient(RevokeClientRequest(client_id="alpha")),
-            lambda: viewer.PauseRun(PauseRunRequest(run="finished")),
-            lambda: viewer.SubmitRun(requests('name = "mine"\n' + SPEC, good_model())),
+            lambda: viewer.CreateJoinString(admin.CreateJoinStringRequest(client_id="mole")),
+            lambda: viewer.RevokeClient(admin.RevokeClientRequest(client_id="alpha")),
+            lambda: viewer.PauseRun(admin.PauseRunRequest(run="finished")),
+            lambda: viewer.SubmitRun(scene.requests('name = "mine"\n' + scene.SPEC, scene.good_model())),
         ):
             with refused("PERMISSION_DENIED", "role"):
                 call()
@@ -252,7 +234,7 @@ def test_while_no_coordinator_runs_commands_that_show_read_its_directory_and_oth
     with federation(tmp_path) as made:
         process = made.serve()
         stream = made.enroll("reader").attend(digits=10)
-        run_id = submit(made, "open", SPEC.replace("minimum = 3", "minimum = 1"))
+        run_id = scene.submit(made, "open", scene.SPEC.replace("minimum = 3", "minimum = 1"))
         stream.assignment()
         served = {arguments: made.admin(*arguments) for arguments in (("run", "open"), ("round", "open", "0"))}
         process.kill()
@@ -267,12 +249,12 @@ def test_while_no_coordinator_runs_commands_that_show_read_its_directory_and_oth
             key.rename(key.with_suffix(".away"))  # none is needed, so no passphrase either
         before = database.read_bytes()
         for shown in SHOWING:
-            done = command(made, *shown.split())
+            done = scene.command(made, *shown.split())
             assert done.returncode == 0, done.stderr
             assert done.stdout
         assert database.read_bytes() == before
         for refusal in (("pause", "open"), ("watch", "open"), ("login",), ("export", "open", "--out", "model")):
-            refusing = command(made, *refusal)
+            refusing = scene.command(made, *refusal)
             assert refusing.returncode == 1
             start = f"fedpareto coordinator serve --home {made.home}"
             assert f"no coordinator serves {made.home}" in refusing.stderr.replace("\n", " ")
@@ -289,7 +271,7 @@ def test_a_record_in_postgresql_is_shown_by_a_coordinator_alone(tmp_path: Path) 
         settings = made.home / "coordinator.toml"
         text = settings.read_text().replace("sqlite:///coordinator.db", "postgresql://fedpareto@localhost/fedpareto")
         settings.write_text(text)
-        done = command(made, "runs")
+        done = scene.command(made, "runs")
         assert done.returncode == 1
         assert "PostgreSQL" in done.stderr
         assert f"fedpareto coordinator serve --home {made.home}" in done.stderr.replace("\n", " ")
@@ -309,7 +291,7 @@ def test_the_database_of_a_record_is_opened_so_that_nothing_can_be_written(tmp_p
 def test_an_engine_that_does_not_conduct_notes_what_operators_say_and_asks_nobody(
     database: Database, blobs: DirectoryStore
 ) -> None:
-    data, key = good_model(), Ed25519PrivateKey.generate()
+    data, key = scene.good_model(), Ed25519PrivateKey.generate()
     supervisor = Supervisor(
         database=database,
         blobs=blobs,
@@ -319,9 +301,9 @@ def test_an_engine_that_does_not_conduct_notes_what_operators_say_and_asks_nobod
     )
     with database.begin() as session:
         now = datetime.now(UTC)
-        session.add(models.Model(digest=blobs.put(data), size=len(data), parameters=LAYOUT.size, created=now))
+        session.add(models.Model(digest=blobs.put(data), size=len(data), parameters=scene.LAYOUT.size, created=now))
     supervisor.start(conduct=False)
-    submission = Submission.parse(b'name = "held"\n' + SPEC.encode(), ())
+    submission = Submission.parse(b'name = "held"\n' + scene.SPEC.encode(), ())
     run_id = supervisor.submit(submission, digest(data), by="test", paused=True)
     supervisor.resume(run_id, by="test")
     assert not [thread.name for thread in threading.enumerate() if thread.name == f"run-{run_id}"]

@@ -1,7 +1,6 @@
 """The output of commands with --json has a schema; `command_documents` compares it in every test that runs one."""
 
 import json
-from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from tests.command_documents import FILE, must_suit
 from tests.command_lines import command_paths, fedpareto_command
 from tests.fedpareto.cli.scene import submit
-from tests.harness import Federation, federation
+from tests.harness import Federation
 from tests.paths import ROOT
 
 
@@ -46,13 +45,6 @@ def test_another_document_does_not_suit(wrong: dict[str, Any]) -> None:
     must_suit(["report", "b", "--json"], 0, json.dumps(right))
     with pytest.raises(AssertionError, match="report --json"):
         must_suit(["report", "b", "--json"], 0, json.dumps(wrong if "file" in wrong or not wrong else right | wrong))
-
-
-@pytest.fixture(scope="module")
-def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    with federation(tmp_path_factory.mktemp("documents")) as made:
-        made.serve()
-        yield made
 
 
 def test_commands_that_no_other_test_asks_for_json_suit_their_schemas(fed: Federation) -> None:

@@ -3,7 +3,6 @@ import math
 import re
 import signal
 import subprocess
-import sys
 import time
 import tomllib
 from importlib import import_module
@@ -26,7 +25,8 @@ from fedpareto.cli.main import app, main
 from fedpareto.cli.research import explain
 from fedpareto.cli.show import heat_map, round_tables, tables
 from fedpareto.processes.forked import completed
-from tests.command_lines import command_paths, fedpareto_command
+from tests.command_lines import command_paths, failure, fedpareto_command
+from tests.harness import python
 
 SPEC = 'name = "a"\ntask = "digits"\nrounds = 2\n'
 
@@ -76,8 +76,7 @@ def test_help_loads_nothing_heavy() -> None:
         "heavy = {'torch', 'grpc', 'sqlalchemy', 'numpy', 'alembic', 'sklearn', 'cryptography', 'google.protobuf'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
+    assert python("-c", program).stdout.strip() == "[]"
 
 
 def test_the_version_is_that_of_the_distribution() -> None:
@@ -132,11 +131,10 @@ def test_bad_usage_ends_with_exit_code_2(arguments: tuple[str, ...]) -> None:
 def test_a_wrong_specification_is_refused_with_its_key(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "run.toml"
     path.write_text(text)
-    result = CliRunner().invoke(app, ["admin", "submit", str(path)])
-    assert isinstance(result.exception, CommandFailure)
-    assert result.exception.code == 2
-    assert str(path) in result.exception.message
-    assert message in result.exception.message
+    result = failure("admin", "submit", str(path))
+    assert result.code == 2
+    assert str(path) in result.message
+    assert message in result.message
 
 
 def test_an_interrupt_in_the_middle_of_an_import_is_not_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -237,15 +235,12 @@ def test_a_document_has_enums_by_name_times_in_iso_8601_and_null_for_nan() -> No
     response.step.manifest = StepManifest(run_id="r", coefficients=[1.0]).SerializeToString()
     response.step.key_id = b"\x01\xff"
     found = json.loads(document.dumps(response))
-    assert found["run"]["state"] == "RUNNING"
-    assert found["run"]["created"] == "2026-03-01T12:00:00.250000Z"
+    assert (found["run"]["state"], found["run"]["created"]) == ("RUNNING", "2026-03-01T12:00:00.250000Z")
     assert found["run"]["started"] is None
     assert found["summary"]["metrics"] == {"a": 0.5, "b": None}
     assert found["participations"][0]["weight"] is None
-    assert found["participations"][0]["state"] == "REFUSED"
-    assert found["step"]["key_id"] == "01ff"
-    assert found["step"]["decoded"]["run_id"] == "r"
-    assert found["summary"]["round"] == 0
+    assert (found["participations"][0]["state"], found["step"]["key_id"]) == ("REFUSED", "01ff")
+    assert (found["step"]["decoded"]["run_id"], found["summary"]["round"]) == ("r", 0)
 
 
 def text_of(picture: Any) -> str:
@@ -363,17 +358,10 @@ def test_a_round_of_several_objectives_shows_their_weights_and_why_one_was_left_
     text = text_of(round_tables.round_(item))
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 100
     for row in (
-        "left 0.750 2.500 2.250 – 3",
-        "right 0.250 1.500 – 50.0 % 2",
-        "hat – – – – 0 nobody serves it",
-        "weights: min-norm",
-        "the programme was infeasible",
-        "1 left 1.00 -0.40",
-        "objectives pairs in conflict 1",
-        "jacobian: 3 of 4 replied, 12.0 kB",
-        "for 2.50 s",
-        "hospital-number-0 accepted",
-        "hospital-number-1 answered",
+        *("left 0.750 2.500 2.250 – 3", "right 0.250 1.500 – 50.0 % 2", "hat – – – – 0 nobody serves it"),
+        *("weights: min-norm", "the programme was infeasible", "1 left 1.00 -0.40", "objectives pairs in conflict 1"),
+        *("jacobian: 3 of 4 replied, 12.0 kB", "for 2.50 s"),
+        *("hospital-number-0 accepted", "hospital-number-1 answered"),
     ):
         assert row in " ".join(text.split()), row
 

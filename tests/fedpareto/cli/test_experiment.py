@@ -14,6 +14,7 @@ from experiments.loading import names
 from experiments.results import Job, Store
 from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.main import app
+from tests.command_lines import failure
 from tests.experiments import scene as experiment_cases
 from tests.experiments.scene import TINY, tiny
 
@@ -130,20 +131,9 @@ def test_the_list_says_whether_data_is_there(tmp_path: Path) -> None:
     there = {item["name"]: item["data_there"] for item in json.loads(listed.stdout)["experiments"]}
     assert set(there) == set(names())
     without_data = [
-        "cover-search",
-        "drift-digits",
-        "fair-digits",
-        "improved-digits",
-        "leakage-digits",
-        "objectives-digits",
-        "objectives-served",
-        "preferences-digits",
-        "private-cover-digits",
-        "private-digits",
-        "robustness-digits",
-        "robustness-objectives",
-        "scaled-digits",
-        "scanners",
+        *("cover-search", "drift-digits", "fair-digits", "improved-digits", "leakage-digits", "objectives-digits"),
+        *("objectives-served", "preferences-digits", "private-cover-digits", "private-digits", "robustness-digits"),
+        *("robustness-objectives", "scaled-digits", "scanners"),
     ]
     assert [name for name, found in there.items() if found] == sorted(["fedmgda-adult-bias", *without_data])
     assert CliRunner().invoke(app, ["experiment", "list"]).exit_code == 0
@@ -166,8 +156,7 @@ def test_the_list_says_whether_data_is_there(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_done_is_refused_with_what_can(arguments: list[str], message: str) -> None:
-    refused = CliRunner().invoke(app, ["experiment", *arguments]).exception
-    assert isinstance(refused, CommandFailure)
+    refused = failure("experiment", *arguments)
     assert refused.code == 2
     assert message in refused.message
 

@@ -6,10 +6,8 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from federation.trust.certificates import fingerprint
@@ -18,13 +16,8 @@ from fedpareto.cli.failure import USAGE, CommandFailure
 from fedpareto.cli.main import app
 from storage.models import Client
 from storage.states import ClientState
-from tests.running import Running, running
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tmp_path_factory.mktemp("join") / "home") as made:
-        yield made
+from tests.command_lines import failure
+from tests.running import Running
 
 
 def join_string(served: Running, client: str) -> str:
@@ -81,9 +74,8 @@ def test_a_join_string_comes_from_standard_input_or_from_a_file(served: Running,
     file.write_text(join_string(served, "ben") + "\n")
     done = CliRunner().invoke(app, ["worker", "join", "--home", str(tmp_path / "b"), "--join-file", str(file)])
     assert "ben is a member of test" in done.stdout
-    done = CliRunner().invoke(app, ["worker", "join", "--home", str(tmp_path / "c"), "--join-file", "nowhere"])
-    assert isinstance(done.exception, CommandFailure)
-    assert done.exception.message == "cannot read the join string from nowhere: No such file or directory"
+    failed = failure("worker", "join", "--home", str(tmp_path / "c"), "--join-file", "nowhere")
+    assert failed.message == "cannot read the join string from nowhere: No such file or directory"
 
 
 def test_a_join_string_on_the_command_line_is_refused_and_not_repeated(served: Running, tmp_path: Path) -> None:
@@ -106,9 +98,8 @@ def test_a_join_string_that_is_typed_at_a_terminal_is_not_shown(served: Running,
 def test_a_revocation_without_a_terminal_needs_the_option_that_says_yes(served: Running) -> None:
     served.enroll("erik")
     arguments = ["admin", "--home", str(served.home.admin_dir), "revoke", "erik"]
-    done = CliRunner().invoke(app, arguments)
-    assert isinstance(done.exception, CommandFailure)
-    assert (done.exception.code, "--yes" in done.exception.message) == (USAGE, True)
+    done = failure(*arguments)
+    assert (done.code, "--yes" in done.message) == (USAGE, True)
     assert state(served, "erik") is ClientState.ACTIVE
     assert CliRunner().invoke(app, [*arguments, "--yes"]).exit_code == 0
     assert state(served, "erik") is ClientState.REVOKED

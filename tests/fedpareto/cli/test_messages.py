@@ -2,18 +2,17 @@
 
 import shutil
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.home import CoordinatorHome
 from coordinator.ownership import CoordinatorHomeError
 from coordinator.server import serve
 from coordinator.settings import Settings
 from federation.trust.admin_files import Account, AdminFiles, load_admin_key
-from federation.trust.certificates import issue_certificate, pem
-from federation.trust.identity import Role, client_uri
+from federation.trust.identity import Role
 from federation.trust.key_chain import CoordinatorKeys
 from federation.trust.keys import IdentityError, new_tls_key, private_key_pem
 from federation.trust.member_files import MemberFiles
@@ -21,9 +20,11 @@ from federation.v1.admin_pb2 import CreateJoinStringRequest, ListClientsRequest
 from fedpareto.cli.admin.client import connect
 from fedpareto.cli.failure import CommandFailure
 from storage.database import Database
+from tests.federation.trust.scene import Authority
 from tests.running import running
 
 NOWHERE = "no-such-host.invalid"
+DAMAGES = ["empty", "missing", "other"]
 
 
 @pytest.fixture(scope="module")
@@ -37,27 +38,9 @@ def centre(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def worker(centre: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A worker's directory."""
-    home, key, directory = CoordinatorHome.load(centre), new_tls_key(), tmp_path_factory.mktemp("worker") / "home"
-    certificate = issue_certificate(
-        ca=home.ca,
-        ca_key=home.ca_key,
-        public_key=key.public_key(),
-        federation_id="test",
-        common_name="a",
-        uris=[client_uri("test", "a")],
-        now=datetime.now(UTC),
-        lifetime=timedelta(days=1),
-    )
-    MemberFiles(
-        federation_id="test",
-        client_id="a",
-        addresses=("localhost:1",),
-        ca=pem(home.ca),
-        certificate=pem(certificate),
-        tls_key=key,
-        signing_key=Ed25519PrivateKey.generate(),
-        coordinator=CoordinatorKeys(home.federation_id, home.signing_key.public_key()),
-    ).save(directory)
+    home, directory = CoordinatorHome.load(centre), tmp_path_factory.mktemp("worker") / "home"
+    authority = Authority("test", home.ca, home.ca_key)
+    authority.member(CoordinatorKeys(home.federation_id, home.signing_key.public_key())).save(directory)
     return directory
 
 
@@ -74,31 +57,23 @@ def test_a_coordinator_that_shall_aggregate_on_a_gpu_does_not_start_without_one(
         serve(CoordinatorHome.load(home))
 
 
-@pytest.mark.parametrize("damage", ["empty", "missing", "other"])
-@pytest.mark.parametrize("name", ["ca.key", "ca.pem", "server.key", "server.pem", "signing.key"])
-def test_a_damaged_file_of_the_coordinator_is_named_with_the_remedy(
-    centre: Path, tmp_path: Path, name: str, damage: str
+@pytest.mark.parametrize(
+    ("owner", "name", "damage"),
+    [
+        *product(["coordinator"], ["ca.key", "ca.pem", "server.key", "server.pem", "signing.key"], DAMAGES),
+        *product(["worker"], ["tls.key", "certificate.pem", "ca.pem", "signing.key", "coordinator.pub"], DAMAGES[:2]),
+    ],
+)
+def test_a_damaged_file_of_the_coordinator_or_of_a_worker_is_named_with_the_remedy(
+    centre: Path, worker: Path, tmp_path: Path, owner: str, name: str, damage: str
 ) -> None:
-    home = shutil.copytree(centre, tmp_path / "home")
+    of_worker = owner == "worker"
+    home = shutil.copytree(worker if of_worker else centre, tmp_path / "home")
     _damage(home / name, damage)
-    with pytest.raises(IdentityError) as caught:
-        CoordinatorHome.load(home)
     named = home / name.replace("key", "pem") if damage == "other" and name != "signing.key" else home / name
-    assert str(named) in str(caught.value)
-    assert "restore it from the backup of the keys" in str(caught.value)
-
-
-@pytest.mark.parametrize("damage", ["empty", "missing"])
-@pytest.mark.parametrize("name", ["tls.key", "certificate.pem", "ca.pem", "signing.key", "coordinator.pub"])
-def test_a_damaged_file_of_a_worker_is_named_with_the_remedy(
-    worker: Path, tmp_path: Path, name: str, damage: str
-) -> None:
-    home = shutil.copytree(worker, tmp_path / "home")
-    _damage(home / name, damage)
-    with pytest.raises(IdentityError) as caught:
-        MemberFiles.load(home)
-    assert str(home / name) in str(caught.value)
-    assert "or join again" in str(caught.value)
+    remedy = "or join again" if of_worker else "restore it from the backup of the keys"
+    with pytest.raises(IdentityError, match=remedy, check=lambda error: str(named) in str(error)):
+        (MemberFiles if of_worker else CoordinatorHome).load(home)
 
 
 def test_a_damaged_file_of_an_administrator_is_named_with_the_remedy(centre: Path, tmp_path: Path) -> None:

@@ -12,19 +12,17 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from typer.testing import CliRunner
 
 from coordinator.clock import utc_now
 from coordinator.home import CoordinatorHome
 from coordinator.settings import Settings
 from federation.attacks.lone import SignFlip
 from federation.trust.keys import IdentityError
-from fedpareto.cli.failure import CommandFailure
-from fedpareto.cli.main import app
 from fedpareto.notebook import simulate
 from simulation import SimulationError
 from simulation.simulate import Simulation
 from storage.database import DatabaseBusy
+from tests.command_lines import failure
 from tests.harness import SECONDS
 from tests.simulation import scene as simulations
 from tests.simulation.scene import OBJECTIVES, close, run_cli, spec
@@ -95,9 +93,8 @@ def test_a_simulation_that_cannot_be_says_why_and_makes_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("run.toml").write_text(spec().replace(*change, 1))
-    result = CliRunner().invoke(app, ["simulate", "run.toml", "--home", "home", *options])
-    assert isinstance(result.exception, CommandFailure), result.output
-    assert (result.exception.code, words in result.exception.message) == (code, True), result.exception.message
+    result = failure("simulate", "run.toml", "--home", "home", *options)
+    assert (result.code, words in result.message) == (code, True), result.message
     assert not Path("home").exists()
 
 

@@ -10,20 +10,11 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from google.protobuf.wrappers_pb2 import UInt64Value
 
+from coordinator.aggregation import phases
 from coordinator.aggregation.base import Algorithm
 from coordinator.aggregation.diagnostics import describe
 from coordinator.aggregation.interface import Combination, Rows
 from coordinator.aggregation.phase_kinds import TrainingPhase
-from coordinator.aggregation.phases import (
-    AlgorithmPhase,
-    Asked,
-    Closing,
-    PhaseReply,
-    Replies,
-    RoundContext,
-    RoundGenerator,
-    Step,
-)
 from federation.vectors import RowFile
 from federation.work.base import Lane, Result, RowSchema, Shape, Terms, Work, WorkError, WorkingClient
 from federation.work.registry import Kind
@@ -89,7 +80,7 @@ KIND = Kind(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tickets(AlgorithmPhase):
+class Tickets(phases.AlgorithmPhase):
     """Hand out tickets, or ask for them again."""
 
     kind: ClassVar[type[Work]] = Ticket
@@ -97,7 +88,7 @@ class Tickets(AlgorithmPhase):
     numbers: dict[str, int]
     again: bool = False
 
-    def work(self, asked: Asked) -> Ticket:
+    def work(self, asked: phases.Asked) -> Ticket:
         """A number for each client."""
         return Ticket(number=0 if self.again else self.numbers[asked.client_id])
 
@@ -105,9 +96,9 @@ class Tickets(AlgorithmPhase):
         """A note for each client, the second time."""
         return {"note": note(self.numbers[client_id])} if self.again else {}
 
-    def closes(self, asked: int) -> Closing:
+    def closes(self, asked: int) -> phases.Closing:
         """Everybody answers."""
-        return Closing(wanted=asked, needed=asked)
+        return phases.Closing(wanted=asked, needed=asked)
 
 
 def note(number: int) -> bytes:
@@ -125,7 +116,7 @@ class Lottery(Algorithm):
         """The plain average."""
         return Combination(rows.prior, rows.prior, {}, describe(rows.gram, rows.prior, rows.prior))
 
-    def round(self, context: RoundContext) -> RoundGenerator:
+    def round(self, context: phases.RoundContext) -> phases.RoundGenerator:
         numbers = {name: 10 * (context.number + 1) + at for at, name in enumerate(sorted(context.selected))}
         squares = yield Tickets(numbers=numbers)
         kept = yield Tickets(numbers=numbers, again=True)
@@ -136,11 +127,11 @@ class Lottery(Algorithm):
             assert read(reply, "answer")[0] == numbers[reply.client_id]
             assert bytes(read(reply, "note")) == note(numbers[reply.client_id])
         winners = sorted(numbers, key=numbers.__getitem__)[-2:]
-        replies: Replies = yield TrainingPhase(clients=tuple(winners))
-        return Step(replies, self.combine(replies.rows(context)), consulted=(*squares, *kept))
+        replies: phases.Replies = yield TrainingPhase(clients=tuple(winners))
+        return phases.Step(replies, self.combine(replies.rows(context)), consulted=(*squares, *kept))
 
 
-def read(reply: PhaseReply, name: str) -> np.ndarray:
+def read(reply: phases.PhaseReply, name: str) -> np.ndarray:
     """A row of a reply."""
     row = reply.rows[reply.names.index(name)]
     return row.read() if isinstance(row, RowFile) else row

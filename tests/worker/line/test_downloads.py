@@ -21,6 +21,7 @@ from storage.objects.bucket import ObjectBucket
 from storage.states import RunState
 from tests.federation.line.connect_proxy import connect_proxy
 from tests.stage import Stage, stage
+from tests.storage import buckets
 from tests.storage.buckets import BRIEF, BUCKET, SERVERS, Proxy, Storage, environment, proxy
 from tests.worker.scene import Running, policy_refused, soon
 from worker.home import WorkerHome
@@ -39,17 +40,7 @@ def storage(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
         yield made
 
 
-@pytest.fixture(scope="module")
-def _line(storage: Storage) -> Iterator[Proxy]:
-    with proxy(storage) as made:
-        yield made
-
-
-@pytest.fixture
-def line(_line: Proxy) -> Iterator[Proxy]:
-    _line.seen.clear()
-    yield _line
-    _line.calm()
+_line, line = buckets._line, buckets.line  # fixtures
 
 
 @pytest.fixture(scope="module")

@@ -124,8 +124,7 @@ def test_a_worker_whose_owner_wants_to_be_asked_holds_the_runs_that_go_back_unti
     scene: Scene,
 ) -> None:
     running = scene.start(policy=Policy(restore="ask"))
-    scene.assign(7)
-    running.wait_for("receipt")
+    scene.receipts(1, 7)
     scene.assign(6)
     assert running.wait_for("declined")[0]["reason"] == "round"
     scene.coordinator.open.clear()
@@ -133,8 +132,7 @@ def test_a_worker_whose_owner_wants_to_be_asked_holds_the_runs_that_go_back_unti
     scene.coordinator.end_stream(Refusal("stopping", "restored"))
     running.wait_for("restore-pending")
     scene.assign(3)
-    scene.assign(0, run_id="run-2")
-    running.wait_for("receipt", 2)
+    scene.receipts(2, 0, run_id="run-2")
     assert [event["run_id"] for event in running.events("training")] == ["run-1", "run-2"]
     place = ("--home", scene.joined())
     assert "run run-1 goes back from round 7 to round 3" in command("restored", *place)

@@ -1,7 +1,6 @@
 """A worker that runs renews its own certificate: no stop, no work lost, and a failure is told."""
 
 import json
-from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,8 +16,8 @@ from federation.trust.keys import load_tls_key, new_tls_key
 from federation.trust.member_files import MemberFiles, save_renewal
 from tests import running
 from tests.coordinator.members.scene import certificates
-from tests.coordinator.members.test_renewal import AGE
-from tests.harness import Federation, Process, federation, wait_for
+from tests.coordinator.members.test_enrollment import AGE
+from tests.harness import Federation, Process, wait_for
 from tests.worker.scene import Running as Worker
 from worker.home import WorkerHome
 
@@ -44,19 +43,6 @@ renewal.renewal_due, renewal.LOOK_SECONDS = now_or_when_due, 0.02
 from fedpareto.cli.main import main
 main()
 """
-
-
-@pytest.fixture(scope="module")
-def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    with federation(tmp_path_factory.mktemp("renewal")) as made:
-        made.serve()
-        yield made
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[running.Running]:
-    with running.running(tmp_path_factory.mktemp("renewal") / "home") as made:
-        yield made
 
 
 def events(worker: Process) -> list[dict[str, Any]]:

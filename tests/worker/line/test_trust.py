@@ -16,14 +16,7 @@ from federation.trust.envelope import CONTEXTS, key_id, seal
 from federation.trust.identity import parse_peer
 from federation.trust.key_chain import CoordinatorKeys
 from federation.trust.member_files import MemberFiles
-from federation.v1.common_pb2 import (
-    KeptRun,
-    ReceiptManifest,
-    RestoreManifest,
-    RevocationManifest,
-    SignedEnvelope,
-    TimeManifest,
-)
+from federation.v1 import common_pb2 as common
 from fedpareto.cli.main import app
 from tests.harness import federation
 from tests.scripted import CLIENT, FEDERATION, ScriptedCoordinator, scripted
@@ -67,8 +60,8 @@ def member(scene: Scene) -> MemberFiles:
 # --- time
 
 
-BAD_TIMES: list[tuple[str, Callable[[TimeManifest], SignedEnvelope | None]]] = [
-    ("not signed", lambda manifest: SignedEnvelope(manifest=manifest.SerializeToString())),
+BAD_TIMES: list[tuple[str, Callable[[common.TimeManifest], common.SignedEnvelope | None]]] = [
+    ("not signed", lambda manifest: common.SignedEnvelope(manifest=manifest.SerializeToString())),
     ("not signed", lambda manifest: seal(manifest, Ed25519PrivateKey.generate())),
     ("clock shows 9999", lambda manifest: setattr(manifest.now, "seconds", 253402300799)),
     ("does not exist", lambda manifest: setattr(manifest.now, "seconds", 2**62)),
@@ -96,13 +89,15 @@ def test_a_signature_made_for_another_type_of_message_is_no_signed_time(member: 
     key = Ed25519PrivateKey.generate()
     clock, _ = clock_of(member, tmp_path, key)
     manifest = time_manifest(datetime.now(UTC)).SerializeToString()
-    signature = key.sign(CONTEXTS[ReceiptManifest] + b"\0" + manifest)
+    signature = key.sign(CONTEXTS[common.ReceiptManifest] + b"\0" + manifest)
     with pytest.raises(TimeRefused, match="not signed"):
-        clock.set(SignedEnvelope(manifest=manifest, key_id=key_id(key.public_key()), signature=signature), b"nonce")
+        clock.set(
+            common.SignedEnvelope(manifest=manifest, key_id=key_id(key.public_key()), signature=signature), b"nonce"
+        )
 
 
-def time_manifest(now: datetime) -> TimeManifest:
-    manifest = TimeManifest(federation_id=FEDERATION, client_id=CLIENT, nonce=b"nonce")
+def time_manifest(now: datetime) -> common.TimeManifest:
+    manifest = common.TimeManifest(federation_id=FEDERATION, client_id=CLIENT, nonce=b"nonce")
     manifest.now.FromDatetime(now)
     return manifest
 
@@ -122,7 +117,7 @@ def clock_of(member: MemberFiles, directory: Path, key: Ed25519PrivateKey) -> tu
 def test_time_goes_forward_only_also_after_a_restart_of_the_worker(member: MemberFiles, tmp_path: Path) -> None:
     key, noon = Ed25519PrivateKey.generate(), datetime.now(UTC)
 
-    def sign(minutes: float) -> SignedEnvelope:
+    def sign(minutes: float) -> common.SignedEnvelope:
         return seal(time_manifest(noon + timedelta(minutes=minutes)), key)
 
     clock, seconds = clock_of(member, tmp_path, key)
@@ -159,15 +154,15 @@ def test_a_worker_that_is_refused_without_a_signed_revocation_keeps_trying_and_s
         assert "may have lost its database" in told[0]["message"]
 
 
-def revocation(**changes: Any) -> RevocationManifest:
+def revocation(**changes: Any) -> common.RevocationManifest:
     fields = {"federation_id": FEDERATION, "client_id": CLIENT, "reason": "left \x1b[2Jthe consortium", **changes}
-    return RevocationManifest(**fields)
+    return common.RevocationManifest(**fields)
 
 
 NOT_THIS_CLIENT = [{"client_id": "hospital-b"}, {"federation_id": "another"}, {"serial": "abcdef"}]
 
 
-def shut_out(signed: SignedEnvelope) -> Refusal:
+def shut_out(signed: common.SignedEnvelope) -> Refusal:
     return Refusal("certificate-revoked", "no", signed=signed.SerializeToString())
 
 
@@ -202,9 +197,9 @@ def test_a_worker_whose_stream_ends_with_its_revocation_ends_too(scene: Scene) -
 # --- restored backups
 
 
-def restore(key: Ed25519PrivateKey, made: datetime, **runs: int) -> SignedEnvelope:
-    kept = [KeptRun(run_id=run, next_round=number) for run, number in runs.items()]
-    manifest = RestoreManifest(federation_id=FEDERATION, runs=kept)
+def restore(key: Ed25519PrivateKey, made: datetime, **runs: int) -> common.SignedEnvelope:
+    kept = [common.KeptRun(run_id=run, next_round=number) for run, number in runs.items()]
+    manifest = common.RestoreManifest(federation_id=FEDERATION, runs=kept)
     manifest.restored.FromDatetime(made)
     return seal(manifest, key)
 
@@ -235,7 +230,7 @@ def test_a_signed_restore_moves_rounds_and_time_back_once_and_an_older_one_does_
 def test_a_restore_that_the_coordinator_did_not_sign_is_refused(scene: Scene, tmp_path: Path) -> None:
     progress = progress_of(scene.member, tmp_path)
     progress.saw_round("a", 7)
-    foreign = RestoreManifest(federation_id="another")
+    foreign = common.RestoreManifest(federation_id="another")
     for envelope in (restore(Ed25519PrivateKey.generate(), NOON, a=0), seal(foreign, scene.coordinator.signing_key)):
         with pytest.raises(StatementError):
             progress.restored(envelope)

@@ -64,6 +64,16 @@ def test_without_a_section_the_defaults_are_those_of_the_protocol() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("restore = 'never'", "restore: Input should be 'accept' or 'ask'"),
+        ("[limits]\nsample = 3", "limits.sample: no such key"),
+        ("[limits]\nsamples = 0", "limits.samples: Input should be greater than or equal to 1; got 0"),
+        ("[limits]\nsamples = '3'", "limits.samples: Input should be a valid integer; got '3'"),
+        ("[limits]\nhours = nan", "limits.hours: Input should be a finite number"),
+        ("limits = 3", "limits: Input should be a valid dictionary"),
+        ("tasks = 'digits'", "tasks: Input should be a valid tuple"),
+        ("[limits]\nmembers = 0", "limits.members: Input should be greater than or equal to 1; got 0"),
+        ("restore", "is not a TOML document"),
+        ("\xff", "is not a TOML document"),
         ("[secure]\nmodes = ['off']", "secure.modes.0: Input should be 'sum', 'private' or 'verified'; got 'off'"),
         ("[secure]\ndisclose = ['all']", "secure.disclose.0: Input should be"),
         ("[secure]\nsmallest = 4", "secure.smallest: Input should be greater than or equal to 5; got 4"),
@@ -71,10 +81,27 @@ def test_without_a_section_the_defaults_are_those_of_the_protocol() -> None:
         ("[secure]\nrequired = 1", "secure.required: Input should be a valid boolean"),
         ("[secure.tasks.digits]\nmode = 'sum'", "secure.tasks.digits.mode: no such key"),
         ("[secure.digits]\nrequired = true", "secure.digits: no such key"),
+        ("[privacy.digits]\nepsilon = 8.0", "privacy.digits.noise: missing"),
+        ("[privacy.digits]\nnoise = 0.1\nepsilon = 8.0", "privacy.digits.noise: Input should be greater than or equal"),
+        ("[privacy.digits]\nnoise = 1.0\nepsilon = 8.0\ndelta = 1.0", "privacy.digits.delta"),
+        (
+            "[privacy.a]\nnoise = 1.0\nepsilon = 8.0\ntasks = ['b']\n[privacy.b]\nnoise = 1.0\nepsilon = 8.0",
+            "task 'b' belongs to two data sets",
+        ),
+        ("[open]\nzone = 'Mars/Olympus'", "open.zone: this machine knows no time zone 'Mars/Olympus'"),
+        ("[open]\nzone = '/etc/passwd'", "open.zone: this machine knows no time zone"),
+        ("[open]\nbegin = '8:00'", "open.begin: String should match pattern"),
+        ("[open]\nend = '24:01'", "open.end: String should match pattern"),
+        ("[open]\ndays = ['monday']", "open.days.0: Input should be 'mon'"),
+        ("[open]\ndays = []", "open.days: Tuple should have at least 1 item"),
+        ("approve = 'always'", "approve: Input should be 'none' or 'each-run'"),
     ],
 )
-def test_a_section_that_cannot_be_used_is_refused_with_its_key(tmp_path: Path, text: str, words: str) -> None:
-    assert words in policy_refused(tmp_path / "policy.toml", text)
+def test_a_policy_that_cannot_be_used_is_refused_with_the_key(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "policy.toml"
+    message = policy_refused(path, text)
+    assert words in message
+    assert str(path) in message
 
 
 # --- the ledger

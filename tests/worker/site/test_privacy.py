@@ -24,7 +24,7 @@ from fedpareto.cli.show import round_tables, tables
 from tests.harness import wait_for
 from tests.scripted import opened
 from tests.stage import Stage, spec
-from tests.worker.scene import Running, Scene, policy_refused
+from tests.worker.scene import Running, Scene
 from tests.works import set_work
 from worker.home import MEMBER_FILE, WorkerHome
 from worker.site.policy import Policy, SamplePolicy
@@ -88,8 +88,7 @@ def test_a_training_that_would_overspend_is_declined_after_a_restart_too_and_oth
     running.wait_for("receipt")
     told = wait_for(lambda: scene.coordinator.declines, "a decline")[-1]
     spent = epsilon([Mechanism(4.0, rate, 3)], DELTA).value
-    assert told.assignment_id == "assignment-2"
-    assert told.reason == "dp-budget"
+    assert (told.assignment_id, told.reason) == ("assignment-2", "dp-budget")
     assert f"spent epsilon = {spent:.4g} of {budget:g}" in told.message
     assert f"{budget - spent:.4g} is left" in told.message
     assert [row[-1] for row in entries(running.home)] == [3, 2]  # nothing was drawn for the one that was declined
@@ -178,22 +177,6 @@ def test_a_training_is_on_the_disk_before_it_begins_and_does_not_begin_if_it_can
     assert len(read_ledger(path)) == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("[privacy.digits]\nepsilon = 8.0", "privacy.digits.noise: missing"),
-        ("[privacy.digits]\nnoise = 0.1\nepsilon = 8.0", "privacy.digits.noise: Input should be greater than or equal"),
-        ("[privacy.digits]\nnoise = 1.0\nepsilon = 8.0\ndelta = 1.0", "privacy.digits.delta"),
-        (
-            "[privacy.a]\nnoise = 1.0\nepsilon = 8.0\ntasks = ['b']\n[privacy.b]\nnoise = 1.0\nepsilon = 8.0",
-            "task 'b' belongs to two data sets",
-        ),
-    ],
-)
-def test_a_policy_on_privacy_that_cannot_be_used_is_refused(tmp_path: Path, text: str, words: str) -> None:
-    assert words in policy_refused(tmp_path / "policy.toml", text)
-
-
 def test_the_command_shows_what_is_spent_and_left(tmp_path: Path) -> None:
     home = WorkerHome(tmp_path)
     replace_private(tmp_path / MEMBER_FILE, b"")
@@ -221,8 +204,7 @@ STATED = SamplePrivacy(noise=1.0, clip=1.0, rate=0.1, steps=5, epsilon=1.5, boun
 
 
 def test_the_record_and_the_commands_show_what_a_reply_states(stage: Stage) -> None:
-    name = stage.task()
-    [alice] = stage.cast(name, "alice", samples=[50])
+    name, [alice] = stage.crew("alice", samples=[50])
     run = stage.submit(spec("private", name, 1, more="privacy.sample_noise = 1.0"))
     alice.reply(alice.order(), privacy=STATED)
     alice.reply(alice.order())
@@ -245,8 +227,7 @@ def test_the_record_and_the_commands_show_what_a_reply_states(stage: Stage) -> N
 
 @pytest.mark.parametrize("changes", [{}, {"noise": 0.9}, {"steps": 6}, {"epsilon": float("nan")}], ids=str)
 def test_a_reply_with_less_noise_than_the_run_asks_for_is_refused(stage: Stage, changes: dict[str, float]) -> None:
-    name = stage.task()
-    alice, *others = stage.cast(name, "alice", "ben", "cleo", samples=[50] * 3)
+    name, (alice, *others) = stage.crew("alice", "ben", "cleo", samples=[50] * 3)
     run = stage.submit(spec(name, name, 1, more="privacy.sample_noise = 1.0"))
     stated = SamplePrivacy()
     if changes:

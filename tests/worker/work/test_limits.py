@@ -14,7 +14,7 @@ from federation.v1.common_pb2 import AssignmentManifest, ObjectiveWeight, Row, T
 from federation.v1.federation_pb2 import AttendResponse
 from federation.vectors import update_layout
 from tests.harness import wait_for
-from tests.worker.scene import LAYOUT, Scene, gradients, policy_refused, reason, training
+from tests.worker.scene import LAYOUT, Scene, gradients, reason, training
 from tests.works import set_train
 from worker.events import Events
 from worker.site.policy import Policy, PolicyError, WorkLimits
@@ -26,28 +26,6 @@ ENDLESS = 1_000_000  # steps
 
 def test_a_worker_without_a_policy_file_has_the_defaults(tmp_path: Path) -> None:
     assert Policy.load(tmp_path / "policy.toml") == Policy()
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("restore = 'never'", "restore: Input should be 'accept' or 'ask'"),
-        ("[limits]\nsample = 3", "limits.sample: no such key"),
-        ("[limits]\nsamples = 0", "limits.samples: Input should be greater than or equal to 1; got 0"),
-        ("[limits]\nsamples = '3'", "limits.samples: Input should be a valid integer; got '3'"),
-        ("[limits]\nhours = nan", "limits.hours: Input should be a finite number"),
-        ("limits = 3", "limits: Input should be a valid dictionary"),
-        ("tasks = 'digits'", "tasks: Input should be a valid tuple"),
-        ("[limits]\nmembers = 0", "limits.members: Input should be greater than or equal to 1; got 0"),
-        ("restore", "is not a TOML document"),
-        ("\xff", "is not a TOML document"),
-    ],
-)
-def test_a_policy_that_cannot_be_used_is_refused_with_the_key(tmp_path: Path, text: str, words: str) -> None:
-    path = tmp_path / "policy.toml"
-    message = policy_refused(path, text)
-    assert words in message
-    assert str(path) in message
 
 
 def test_a_policy_is_read_with_its_keys(tmp_path: Path) -> None:
@@ -159,8 +137,7 @@ def test_the_deadline_ends_work_and_the_next_assignment_is_taken(scene: Scene) -
     asked.deadline.FromDatetime(datetime.now(UTC) + timedelta(seconds=1.5))
     scene.coordinator.assign(asked)
     running.wait_for("training")
-    scene.assign(1)
-    running.wait_for("receipt")
+    scene.receipts(1, 1)
     [event] = running.events("declined")
     assert (event["assignment_id"], event["reason"]) == scene.declined()[:2] == ("assignment-0", "deadline")
 
@@ -177,8 +154,7 @@ def test_work_whose_deadline_passed_while_the_coordinator_was_away_is_dropped(sc
     running.wait_for("declined", 2)
     scene.coordinator.open.clear()
     scene.coordinator.start()
-    scene.assign(2)
-    running.wait_for("receipt")
+    scene.receipts(1, 2)
     assert [event["assignment_id"] for event in running.events("training")] == ["assignment-0", "assignment-2"]
 
 
@@ -206,8 +182,7 @@ def test_a_flood_of_assignments_is_declined_beyond_a_bound_and_does_not_grow_the
     for number in range(6):
         scene.coordinator.cancel(f"assignment-{number}")
     running.wait_for("cancelled", 6)
-    scene.assign(2000)
-    running.wait_for("receipt")
+    scene.receipts(1, 2000)
 
 
 NASTY = "\x1b[2J\x1b]0;title\x07one\nCRITICAL forged line\r\u202egnp.exe\u2066"
@@ -218,8 +193,7 @@ def test_nothing_that_the_coordinator_sends_moves_the_cursor_or_forges_a_line(
 ) -> None:
     running = scene.attending()
     with caplog.at_level(logging.INFO):
-        scene.assign(assignment_id=NASTY, run_id=NASTY)
-        running.wait_for("receipt")
+        scene.receipts(1, assignment_id=NASTY, run_id=NASTY)
         scene.assign(1, task=NASTY, assignment_id=NASTY + "2")
         running.wait_for("declined")
         scene.train(2, steps=ENDLESS)

@@ -206,8 +206,7 @@ def check_sum(step: SecureSession, case: Case, delta: Vector) -> None:
 @pytest.mark.parametrize("name", few_of(RULES))
 def test_a_mode_sums_what_the_coefficients_say(made: Members, name: str) -> None:
     case = RULES[name]
-    run = made.fed.submit(re.sub("[^a-z0-9]+", "-", name), specification(case.algorithm, private(case.mode)))
-    made.fed.wait_completed(run)
+    run = made.fed.completed(re.sub("[^a-z0-9]+", "-", name), specification(case.algorithm, private(case.mode)))
     step, delta = check_record(made, run, case), moved(made, run)
     check_sum(step, case, delta)
     weights = np.array(step.coefficients) / ONE
@@ -226,13 +225,11 @@ def test_each_rule_makes_the_step_of_an_open_round(made: Members, name: str) -> 
     case = (RULES | MORE)[name]
     label = re.sub("[^a-z0-9]+", "-", name)
     secret = private(case.mode, case.disclose, case.clip)
-    run = made.fed.submit(f"private-{label}", specification(case.algorithm, secret, sgd=case.sgd))
-    made.fed.wait_completed(run)
+    run = made.fed.completed(f"private-{label}", specification(case.algorithm, secret, sgd=case.sgd))
     step, delta = check_record(made, run, case), moved(made, run)
     if case.sessions == 1 and case.algorithm["name"] not in ("fsmgda", "scalarised"):
         check_sum(step, case, delta)
-    other = made.fed.submit(f"open-{label}", specification(case.opened, {}, sgd=case.sgd))
-    made.fed.wait_completed(other)
+    other = made.fed.completed(f"open-{label}", specification(case.opened, {}, sgd=case.sgd))
     expected = moved(made, other)
     if case.near == 1.0:
         assert error(delta, expected) < 1e-4
@@ -266,8 +263,7 @@ def test_a_rule_of_eight_members_survives_kills_of_the_coordinator_and_of_a_memb
 @pytest.mark.full
 def test_a_rule_that_would_give_one_member_too_large_a_share_is_moved_towards_averaging(made: Members) -> None:
     """AdaFed of updates that are much alike: in an open round, one member has a quarter of all coefficients."""
-    run = made.fed.submit("adafed-one-step", specification({"name": "adafed"}, private(PRIVATE, ("loss",))))
-    made.fed.wait_completed(run)
+    run = made.fed.completed("adafed-one-step", specification({"name": "adafed"}, private(PRIVATE, ("loss",))))
     ((state, metrics),) = made.fed.query("select state, metrics from rounds where run_id = :run", run=run)
     assert state == "COMPLETED"
     assert 0 < json.loads(metrics)["private/rule_share"] < 1
@@ -386,8 +382,7 @@ def test_a_member_that_cheats(made: Members, cheat: Cheat) -> None:
     label = re.sub("[^a-z0-9]+", "-", f"{cheat.mode}-{cheat.words}")
     text = specification({"name": "fedavg-n"}, private(cheat.mode), seed=seed_that_leaves_out(CHEAT, cheat.mode))
     with made.cheating(**{CHEAT: cheat.words}):
-        run = made.fed.submit(label, text)
-        made.fed.wait_completed(run)
+        run = made.fed.completed(label, text)
     record, step = made.round(run), made.settled(run)
     voided = [(one["attempt"], one.get("named", [])) for one in record.get("voided", [])]
     assert voided == (
@@ -420,8 +415,7 @@ def test_two_members_that_lie_about_norms_are_both_named_and_eight_are_too_few(m
     """They are named in a round that makes its step, and are not asked in the next one."""
     text = specification({"name": "fedavg-n"}, private(VERIFIED)).replace("rounds = 1", "rounds = 2")
     with made.cheating(**{CHEAT: "lower-norms", OTHER: "lower-norms"}):
-        run = made.fed.submit("two-lie", text)
-        made.fed.wait_completed(run)
+        run = made.fed.completed("two-lie", text)
     assert [name for name, _ in named_by(made, run)] == [CHEAT, OTHER]
     found = made.fed.query("select state, reason from rounds where run_id = :run order by number", run=run)
     (first, _), (state, reason) = found
@@ -433,8 +427,7 @@ def test_two_members_that_lie_about_norms_are_both_named_and_eight_are_too_few(m
 def test_one_bad_share_of_the_second_sketch_costs_the_answer_of_its_receiver(made: Members) -> None:
     text = specification({"name": "fedavg-n"}, private(VERIFIED))
     with made.cheating(**{CHEAT: "bad-shares:1"}):
-        run = made.fed.submit("bad-share", text)
-        made.fed.wait_completed(run)
+        run = made.fed.completed("bad-share", text)
     record, step = made.round(run), made.settled(run)
     assert list(step.survivors) == list(made.clients)
     (told,) = (part["reason"] for part in record["participations"] if part.get("reason"))
@@ -447,8 +440,7 @@ def test_one_bad_share_of_the_second_sketch_costs_the_answer_of_its_receiver(mad
 def test_a_member_that_signs_two_statements_leaves_both_on_record(made: Members) -> None:
     text = specification({"name": "fedavg-n"}, private(VERIFIED))
     with made.cheating(**{CHEAT: "two-statements"}):
-        run = made.fed.submit("two-statements", text)
-        made.fed.wait_completed(run)
+        run = made.fed.completed("two-statements", text)
         made.fed.workers[CHEAT].wait_for_text("the second reply was refused: StatusCode.ALREADY_EXISTS")
     assert list(made.settled(run).survivors) == list(made.clients)
     details = made.fed.query("select detail from audit_log where action = 'reply.equivocation'")

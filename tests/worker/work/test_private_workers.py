@@ -181,8 +181,7 @@ def secrets_left_nowhere(scene: Scene, watch: Watch, copy: Path) -> int:
 def test_a_private_round_shows_one_sum_and_leaves_no_secret(scene: Scene, tmp_path: Path) -> None:
     fed = scene.fed
     watch = Watch(scene.home(LATE))
-    run = fed.submit("private", SPEC)
-    fed.wait_completed(run)
+    run = fed.completed("private", SPEC)
     record = fed.admin("round", run, "0")
     phases = record["phases"][: len(STAGES)]
     assert not record["gram_clients"], "one combined vector has no cosines"
@@ -225,6 +224,31 @@ def signed_step(scene: Scene, run: str) -> StepManifest:
     return StepManifest.FromString(SignedEnvelope.FromString(step).manifest)
 
 
+def with_dying_coordinators(fed: Federation, name: str, spec: str, phases: Iterable[int]) -> str:
+    """A completed run; one coordinator after the other dies before one of these phases."""
+    fed.serving.stop()
+    run = ""
+    for phase in phases:
+        dying = fed.serve(crash=f"phase-{phase}")
+        run = run or fed.submit(name, spec, crash=True)
+        dying.wait_killed()
+    fed.serve()
+    fed.wait_completed(run)
+    return run
+
+
+def with_dying_worker(scene: Scene, name: str, spec: str, number: int) -> str:
+    """A completed run, during which the worker of the first client dies at its reply of this number."""
+    fed, victim = scene.fed, CLIENTS[0]
+    fed.workers[victim].stop()
+    dying = fed.work(victim, "--part", "1/5", crash=f"reply-{number}")
+    run = fed.submit(name, spec)
+    dying.wait_killed()
+    scene.work(victim)
+    fed.wait_completed(run)
+    return run
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("mode", ["verified", "sum", "private"])
 def test_a_coordinator_that_dies_before_each_stage_asks_the_same_and_loses_nobody(
@@ -232,15 +256,8 @@ def test_a_coordinator_that_dies_before_each_stage_asks_the_same_and_loses_nobod
 ) -> None:
     fed, stages = scene.fed, MODES[mode]
     watch = Watch(scene.home(LATE))
-    fed.serving.stop()
-    dying = fed.serve(crash="phase-2")
-    run = fed.submit(f"killed-{mode}-{COORDINATORS_SEED}", in_mode(mode, COORDINATORS_SEED), crash=True)
-    for number in range(3, len(stages) + 2):
-        dying.wait_killed()
-        dying = fed.serve(crash=f"phase-{number}")
-    dying.wait_killed()
-    fed.serve()
-    fed.wait_completed(run)
+    spec = in_mode(mode, COORDINATORS_SEED)
+    run = with_dying_coordinators(fed, f"killed-{mode}-{COORDINATORS_SEED}", spec, range(2, len(stages) + 2))
     phases = fed.admin("round", run, "0")["phases"][: len(stages)]
     assert [(phase["kind"], phase["replied"]) for phase in phases] == [(name, 5) for name in stages]
     (step,) = signed_step(scene, run).secure
@@ -254,15 +271,9 @@ def test_a_coordinator_that_dies_before_each_stage_asks_the_same_and_loses_nobod
 @pytest.mark.full
 @pytest.mark.parametrize("mode", list(MODES))
 def test_a_worker_that_dies_at_each_stage_gives_the_same_bytes_or_drops_out(scene: Scene, mode: str) -> None:
-    fed, victim = scene.fed, CLIENTS[0]
     for number in range(1, len(MODES[mode]) + 1):
-        scene.fed.workers[victim].stop()
-        dying = fed.work(victim, "--part", "1/5", crash=f"reply-{number}")
-        run = fed.submit(f"killed-{mode}-{number}", in_mode(mode, number))
-        dying.wait_killed()
-        scene.work(victim)
-        fed.wait_completed(run)
-        assert victim in signed_step(scene, run).secure[0].survivors
+        run = with_dying_worker(scene, f"killed-{mode}-{number}", in_mode(mode, number), number)
+        assert CLIENTS[0] in signed_step(scene, run).secure[0].survivors
         assert {count for (count,) in replies_of(scene, run)} == {1}
 
 
@@ -279,30 +290,15 @@ def check_evaluation(scene: Scene, run: str) -> None:
 
 @pytest.mark.full
 def test_a_coordinator_that_dies_before_each_stage_of_an_evaluation_asks_the_same(scene: Scene) -> None:
-    fed = scene.fed
-    fed.serving.stop()
-    dying = fed.serve(crash=f"phase-{len(STAGES) + 1}")
-    run = fed.submit("evaluated-after-kills", in_mode("sum", 200), crash=True)
-    for number in range(2, len(STAGES) + 1):  # of the evaluation: the step is recorded
-        dying.wait_killed()
-        dying = fed.serve(crash=f"phase-{number}")
-    dying.wait_killed()
-    fed.serve()
-    fed.wait_completed(run)
+    phases = (len(STAGES) + 1, *range(2, len(STAGES) + 1))  # the others of the evaluation: the step is recorded
+    run = with_dying_coordinators(scene.fed, "evaluated-after-kills", in_mode("sum", 200), phases)
     check_evaluation(scene, run)
 
 
 @pytest.mark.full
 def test_a_worker_that_dies_at_each_stage_of_an_evaluation_gives_the_same_bytes(scene: Scene) -> None:
-    fed, victim = scene.fed, CLIENTS[0]
     for number in range(len(STAGES) + 1, 2 * len(STAGES) + 1):
-        scene.fed.workers[victim].stop()
-        dying = fed.work(victim, "--part", "1/5", crash=f"reply-{number}")
-        run = fed.submit(f"evaluated-{number}", in_mode("sum", 200 + number))
-        dying.wait_killed()
-        scene.work(victim)
-        fed.wait_completed(run)
-        check_evaluation(scene, run)
+        check_evaluation(scene, with_dying_worker(scene, f"evaluated-{number}", in_mode("sum", 200 + number), number))
 
 
 @pytest.mark.full
@@ -430,8 +426,7 @@ def test_a_run_over_objectives_is_verified_round_by_round(scene: Scene) -> None:
     """The weights of the second round follow from those of the first, which the run remembers."""
     fedcmoo = 'algorithm = { name = "fedcmoo", bound = "none", scope = "all" }'
     spec = SPEC.replace('algorithm.name = "fedavg-n"', fedcmoo).replace("\nrounds = 1", "\nrounds = 2\nseed = 9")
-    run = scene.fed.submit("objectives", spec + "privacy.clip = 10.0\n")
-    scene.fed.wait_completed(run)
+    scene.fed.completed("objectives", spec + "privacy.clip = 10.0\n")
     record = record_of(scene, "objectives")
     models = record.verify()
     assert len(set(models)) == 2

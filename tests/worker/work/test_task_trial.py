@@ -4,12 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from federation.tasks import DataError, Dataset, DataSource, Splits, Task, TaskError
 from federation.training.data_trial import try_splits
-from fedpareto.cli.failure import CommandFailure
-from fedpareto.cli.main import app
+from tests.command_lines import failure
 from worker.service import prepare_offers
 
 OWN = """
@@ -101,9 +99,8 @@ def test_a_worker_finds_out_before_it_attends(name: str, kind: type[Exception], 
     ],
 )
 def test_data_show_finds_out_too(name: str, message: str) -> None:
-    result = CliRunner().invoke(app, ["data", "show", f"trial_tasks:{name}", "--clients", "2"])
-    assert isinstance(result.exception, CommandFailure)
-    assert message in result.exception.message
+    result = failure("data", "show", f"trial_tasks:{name}", "--clients", "2")
+    assert message in result.message
 
 
 class Regression(Task):

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.aggregation import HyperparameterError, aggregate
+from coordinator.aggregation import aggregate
 from tests.coordinator.aggregation.scene import Matrix, Vector, coefficients_of, matrix
 
 problems = st.tuples(st.integers(2, 8), st.integers(0, 999), st.sampled_from([0.0, 0.5, 1.0, 2.0]))
@@ -30,7 +30,6 @@ def as_written(U: Matrix, losses: Vector, gamma: float) -> Vector:
     return direction
 
 
-@settings(deadline=None)
 @given(problems)
 def test_the_direction_is_that_of_the_orthogonal_updates_in_any_order(problem: tuple[int, int, float]) -> None:
     m, seed, gamma = problem
@@ -42,7 +41,6 @@ def test_the_direction_is_that_of_the_orthogonal_updates_in_any_order(problem: t
     np.testing.assert_allclose(coefficients_of(result) @ U, result.direction, atol=1e-9 * size)
 
 
-@settings(deadline=None)
 @given(problems)
 def test_every_client_gains_in_proportion_to_its_loss_to_the_power_gamma(problem: tuple[int, int, float]) -> None:
     m, seed, gamma = problem
@@ -94,9 +92,3 @@ def test_any_loss_that_can_be_claimed_gives_a_finite_direction(claimed: float) -
         result = aggregate("adafed", U, losses=losses, gamma=5.0)
         assert np.isfinite(result.direction).all()
     assert not aggregate("adafed", U, losses=[0.0] * 3).direction.any()  # nobody has anything to gain
-
-
-def test_a_negative_or_infinite_gamma_is_refused() -> None:
-    for gamma in (-0.1, float("inf")):
-        with pytest.raises(HyperparameterError, match=r"gamma must lie in \[0, inf\)"):
-            aggregate("adafed", np.eye(2), losses=[1.0, 1.0], gamma=gamma)

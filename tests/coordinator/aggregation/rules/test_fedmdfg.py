@@ -12,8 +12,8 @@ from scipy.optimize import minimize
 from sqlalchemy import select, text
 
 import fedpareto
-from coordinator.aggregation import HyperparameterError, aggregate
-from coordinator.aggregation.rules.fedmdfg import FedMDFG, choose, step_sizes, unfairness
+from coordinator.aggregation import aggregate
+from coordinator.aggregation.rules.fedmdfg import choose, step_sizes, unfairness
 from coordinator.rounds.runs.specification import cautions, parse_run
 from federation.spec.computation import MeasureAlong
 from federation.spec.run_spec import SpecError
@@ -80,7 +80,6 @@ def test_the_direction_is_that_of_a_general_solver_with_the_row_of_fairness(m: i
     assert found.diagnostics["residual"] <= 1e-9
 
 
-@settings(deadline=None)
 @given(st.integers(2, 7), st.integers(0, 10**6))
 def test_the_direction_opposes_no_client_and_makes_unequal_losses_more_equal(m: int, seed: int) -> None:
     U, losses = matrix("random", m, 30, seed), told(m, seed)
@@ -144,7 +143,6 @@ def brute_force(steps: Vector, before: Vector, after: Matrix, slopes: Vector, fa
     return lower[0] if lower else min(range(len(sums)), key=lambda k: (sums[k], -k))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 5), st.integers(1, 8), st.integers(0, 10**6), st.booleans(), st.floats(-1, 1))
 def test_the_step_is_that_of_brute_force(n: int, k: int, seed: int, fairer: bool, shift: float) -> None:
     rng = np.random.default_rng(seed)
@@ -171,14 +169,6 @@ def test_the_steps_go_down_with_a_direction_that_was_lengthened_and_not_up_for_t
 
 
 # --- what cannot be run, and what to know
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("theta", 0.0), ("theta", 90.0), ("theta", math.inf), ("s", -1), ("s", 21), ("tau", -1)]
-)
-def test_a_hyper_parameter_out_of_range_is_refused(key: str, value: float) -> None:
-    with pytest.raises(HyperparameterError, match=f"{key} must"):
-        FedMDFG(**{key: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,7 @@ def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
 @pytest.fixture(scope="module")
 def expected(fed: Federation) -> list[tuple[str, float]]:
     """The rounds of a run to which nothing happens."""
-    run = fed.submit("undisturbed", SPEC)
-    fed.wait_completed(run)
+    run = fed.completed("undisturbed", SPEC)
     record = fed.admin("round", run, "0")
     assert [phase["kind"] for phase in record["phases"]] == ["train", "search", "evaluate"]
     assert [(phase["asked"], phase["replied"]) for phase in record["phases"]] == [(3, 3)] * 3

@@ -15,7 +15,7 @@ def spread_out(m: int, spread: float, seed: int) -> np.ndarray:
     return rng.normal(size=(m, 3 * m)) * spread ** rng.uniform(0, 1, (m, 1))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.integers(1, 12), st.sampled_from([1.0, 10.0, 1e6]), st.integers(0, 10**6))
 def test_every_client_gains_the_same_in_proportion_to_its_weight(m: int, spread: float, seed: int) -> None:
     U = spread_out(m, spread, seed)
@@ -35,7 +35,7 @@ def test_a_prior_divides_the_gains() -> None:
 KINDS = st.sampled_from(["random", "conflicting", "badly scaled"])
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.builds(matrix, KINDS, st.integers(2, 9), st.integers(1, 12), st.integers(0, 999)))
 def test_the_direction_is_good_for_every_client_or_there_is_none(U: np.ndarray) -> None:
     found = aggregate("nash-mtl", U)

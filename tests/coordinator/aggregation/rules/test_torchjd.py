@@ -1,6 +1,5 @@
 """The weightings of TorchJD as rules: what is there, what is refused and why, and the same bytes again."""
 
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -16,6 +15,7 @@ from coordinator.aggregation.qp import UnsolvedError
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.rules import torchjd
 from tests.coordinator.aggregation.scene import Vector, coefficients_of, matrix, reply, stepped
+from tests.harness import python
 
 pytestmark = pytest.mark.skipif(find_spec("torchjd") is None, reason="TorchJD is not installed")
 
@@ -123,5 +123,4 @@ def test_without_torchjd_the_name_says_what_to_install(monkeypatch: pytest.Monke
 def test_nothing_of_it_is_loaded_before_it_is_named() -> None:
     code = "import sys, fedpareto, coordinator.server, coordinator.aggregation.registry as r; r.algorithm('fedavg')\n"
     code += "print({'torch', 'torchjd'} & sys.modules.keys())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+    assert python("-c", code).stdout.strip() == "set()"

@@ -37,16 +37,9 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         database.migrate()
         with database.begin() as session:
             for number in range(30):
-                key = secrets.token_bytes(32)
-                session.add(
-                    Client(
-                        client_id=f"client-{number}",
-                        state=ClientState.ACTIVE,
-                        signing_key=key,
-                        key_id=key.hex(),
-                        enrolled=utc_now(),
-                    )
-                )
+                name, key = f"client-{number}", secrets.token_bytes(32)
+                of_key = {"signing_key": key, "key_id": key.hex()}
+                session.add(Client(client_id=name, state=ClientState.ACTIVE, enrolled=utc_now(), **of_key))
         database.close()
         yield made
 
@@ -237,8 +230,7 @@ def test_members_of_a_coordinator_that_was_dead_at_the_start_left_a_lease_after_
     assert timedelta(hours=2) - timedelta(seconds=601) < ago < timedelta(hours=2)
     with second.database.begin() as session:
         session.delete(session.get_one(CoordinatorProcess, first.name))
-    third = start()
-    assert third.presence.left() == {"client-1": first.row("client-1").last_seen}
+    assert start().presence.left() == {"client-1": first.row("client-1").last_seen}
 
 
 def test_a_member_that_comes_back_to_another_coordinator_after_its_own_died_attends(start: Start) -> None:

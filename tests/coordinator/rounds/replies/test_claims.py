@@ -77,8 +77,7 @@ def test_an_absurd_offer_of_samples_is_drawn_no_more_often_than_the_largest_that
     assert {name for chosen in expected for name in chosen} - {"dora", "emil"}
     for player in players[3:]:
         player.tasks = {task: 10}  # what their updates claim
-    stage.resume(run)
-    stage.play(run, *players)
+    stage.resume(run, *players)
     assert [round_.selected for round_ in stage.rounds(run)] == expected
 
 
@@ -109,8 +108,7 @@ def test_the_default_box_leaves_no_client_more_than_its_share_and_one_over_m() -
     for m in range(2, 12):
         U = rng.standard_normal((m, 30)) + 1
         U[0] = -U[1:].mean(axis=0)
-        weights = aggregate("fedmgda+", U).weights
-        assert weights.max() <= 2 / m + 1e-12
+        assert aggregate("fedmgda+", U).weights.max() <= 2 / m + 1e-12
         claims = np.arange(1.0, m + 1)
         shares = claims / claims.sum()
         assert (aggregate("fedmgda+", U, prior=claims).weights <= shares + 1 / m + 1e-12).all()

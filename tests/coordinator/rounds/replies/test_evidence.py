@@ -115,12 +115,10 @@ def test_a_row_that_differs_from_what_was_signed_pauses_the_run_and_is_named_unt
         if words:
             assert reason.startswith(f"record: {table} {key}: {words}"), (name, reason)
         edit(stage, kind, key, before)
-    stage.resume(run)
-    stage.play(run, *players)
+    stage.resume(run, *players)
     # Nothing of it is left: the step is that of a run that nobody touched.
     again, players = ready(stage, f"untouched-{stage.count}")
-    stage.resume(again)
-    stage.play(again, *players)
+    stage.resume(again, *players)
     assert stage.run(run).model == stage.run(again).model != digest(MODEL)
 
 
@@ -135,8 +133,7 @@ def test_an_evaluation_counts_as_it_was_signed(stage: Stage) -> None:
     reason = stage.wait_state(run, RunState.PAUSED).reason
     assert reason.startswith(f"record: replies {scored.reply_id}: metrics: the record says")
     edit(stage, models.Reply, scored.reply_id, {"metrics": scored.metrics})
-    stage.resume(run)
-    stage.play(run, ann, ben)
+    stage.resume(run, ann, ben)
     assert stage.evaluations(run)["ann", "test"].accuracy == scored.metrics["test/accuracy"]
 
 
@@ -151,8 +148,7 @@ def test_a_round_begins_from_the_model_of_the_last_signed_step(stage: Stage) -> 
     assert reason.startswith(f"record: runs {run}: model: the record says '{digest(MODEL)}', signed is '{made}'")
     assert len(stage.rounds(run)) == 1  # nobody was asked to work from it
     edit(stage, models.Run, run, {"model": made})
-    stage.resume(run)
-    stage.play(run, ann)
+    stage.resume(run, ann)
     assert stage.rounds(run)[1].base_model == made
 
 

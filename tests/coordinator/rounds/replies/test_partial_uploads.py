@@ -238,8 +238,7 @@ def test_an_upload_ends_with_its_assignment(lines: Stage, restarted: bool) -> No
 
 
 def test_uploads_of_a_member_have_a_quota_together_and_one_alone_has_none(lines: Stage) -> None:
-    task = lines.task()
-    ann, ben = lines.cast(task, "ann", "ben")
+    task, (ann, ben) = lines.crew("ann", "ben")
     runs = [lines.submit(spec(f"{task}-{i}", task, more="selection.minimum = 2"), model=MODEL) for i in range(2)]
     first, second = replies(ann)
     others = replies(ben)
@@ -272,8 +271,7 @@ def replies(player: Player) -> list[Reply]:
 
 
 def test_a_payload_in_one_chunk_needs_no_quota_and_leaves_no_upload(lines: Stage) -> None:
-    task = lines.task()
-    (ann,) = lines.cast(task, "ann")
+    task, (ann,) = lines.crew("ann")
     runs = [lines.submit(spec(f"{task}-{i}", task, more="selection.minimum = 1"), model=MODEL) for i in range(2)]
     first, second = replies(ann)
     first.break_off(lines, 0, 3000)

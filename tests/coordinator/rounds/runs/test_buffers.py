@@ -234,8 +234,7 @@ def test_a_pretrained_resnet_keeps_local_buffers_at_a_worker_which_exports_them(
         fed.join("ann")
         fed.work("ann", *code, task="resnet_task:ResNet")
         fed.attending("ann")
-        run = fed.submit("resnet", RESNET_RUN.format(treatment="local"), *code)
-        fed.wait_completed(run)
+        run = fed.completed("resnet", RESNET_RUN.format(treatment="local"), *code)
         shared, kept = tmp_path / "shared.safetensors", tmp_path / "kept.safetensors"
         fed.fedpareto("admin", "export", run, "--out", str(shared), "--home", str(fed.home / "admin"))
         fed.fedpareto("worker", "export", run, "--out", str(kept), "--home", str(tmp_path / "ann"))

@@ -20,7 +20,7 @@ from federation.v1.common_pb2 import ConsentManifest, RunManifest
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse, FetchBlobRequest, Heartbeat
 from federation.v1.record_pb2 import Consents
 from storage.models import AuditEntry, Consent
-from storage.states import Answer, RunState
+from storage.states import Answer
 from tests.harness import Attending, refused
 from tests.running import SECONDS, wait_for
 from tests.stage import Player, Stage, spec
@@ -70,8 +70,7 @@ def fetched(player: Player, name: str) -> bytes:
 
 
 def test_a_client_that_answers_runs_is_told_of_each_and_gets_work_of_those_that_it_has_accepted(stage: Stage) -> None:
-    task = stage.task()
-    ann, ben = stage.cast(task, "ann", "ben")
+    task, (ann, ben) = stage.crew("ann", "ben")
     stream = attends(ann, task)
     document = spec(f"consents-{stage.count}", task, 2)
     run = stage.submit(document)
@@ -116,8 +115,7 @@ def test_a_client_that_keeps_changing_its_answer_is_told_to_wait_and_writes_no_m
     rates = {kind: Rate(1e9, 1e9) for kind in RATES} | {CONSENT: Rate(3, 0.01)}
     access = stage.served.coordinator._access
     monkeypatch.setattr(access, "_buckets", Buckets(rates))
-    task = stage.task()
-    (ann,) = stage.cast(task, "ann")
+    task, (ann,) = stage.crew("ann")
     stream = attends(ann, task)
     run = stage.submit(spec(f"consents-{stage.count}", task))
     told = asked(ann, stream)
@@ -156,8 +154,7 @@ def test_a_client_that_keeps_changing_its_answer_is_told_to_wait_and_writes_no_m
 def test_an_answer_that_its_client_has_not_signed_for_this_run_does_not_count(
     stage: Stage, changes: dict[str, str], reason: str
 ) -> None:
-    task = stage.task()
-    [ann] = stage.cast(task, "ann")
+    task, [ann] = stage.crew("ann")
     stream = attends(ann, task)
     run = stage.submit(spec(f"consents-{stage.count}", task))
     told = asked(ann, stream)
@@ -172,8 +169,7 @@ def test_an_answer_that_its_client_has_not_signed_for_this_run_does_not_count(
 
 
 def test_a_closed_site_is_not_asked_and_the_run_says_when_it_opens(stage: Stage) -> None:
-    task = stage.task()
-    [ann] = stage.cast(task, "ann")
+    task, [ann] = stage.crew("ann")
     beat = Heartbeat()
     opens = stage.clock().astimezone(UTC) + timedelta(hours=3)
     beat.closed_until.FromDatetime(opens)
@@ -191,20 +187,17 @@ def test_a_closed_site_is_not_asked_and_the_run_says_when_it_opens(stage: Stage)
     assert f"closed until {opens:%Y-%m-%d %H:%M}" in command(stage, "clients")
     assert words in command(stage, "run", run)
     ann.say(heartbeat=Heartbeat())
-    stage.play(run, ann)
-    stage.wait_state(run, RunState.COMPLETED)
+    stage.complete(run, ann)
 
 
 def test_answers_are_in_the_bundle_and_an_edited_one_is_named(stage: Stage, tmp_path: Path) -> None:
-    task = stage.task()
-    ann, ben, cleo = stage.cast(task, "ann", "ben", "cleo")
+    task, (ann, ben, cleo) = stage.crew("ann", "ben", "cleo")
     streams = {player: attends(player, task) for player in (ann, ben)}
     run = stage.submit(spec(f"consents-{stage.count}", task))
     told = {player: asked(player, stream) for player, stream in streams.items()}
     for player, said in ((ann, "waiting"), (ben, "refused")):
         say(player, streams[player], answer(player, told[player], said, reason="owner"))
-    stage.play(run, cleo)
-    stage.wait_state(run, RunState.COMPLETED)
+    stage.complete(run, cleo)
     whole = Edited.of(exported(stage, run, tmp_path / "run.fedpareto"))
 
     def verified(edited: Edited) -> list[Verified]:

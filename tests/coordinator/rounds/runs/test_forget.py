@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 
-from federation.record.bundle import BundleReader
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import AssignmentManifest
 from storage.records import RunMemory
@@ -12,8 +11,8 @@ from storage.retention import collect
 from storage.states import RoundState
 from tests.running import refused, wait_for
 from tests.stage import Player, Stage
+from tests.verification.scene import Edited, checked
 from tests.verification.test_bundle import exported
-from verification.run import verify
 
 
 def forget(stage: Stage, client: str) -> dict[str, int]:
@@ -71,8 +70,7 @@ def test_payloads_are_removed_and_signed_messages_stay(stage: Stage, tmp_path: P
     assert forget(stage, "ann")["removed"] == 1
     entries = stage.served.entries(action="client.forgotten")
     assert [(entry.subject, entry.actor.rpartition("/")[2]) for entry in entries] == [("ann", "admin")] * 2
-    with BundleReader(exported(stage, run, tmp_path / "run.fedpareto")) as bundle:
-        found = list(verify(bundle))
+    found = checked(Edited.of(exported(stage, run, tmp_path / "run.fedpareto")), tmp_path)
     assert ["the rule's 2 coefficients" in one.words for one in found] == [True] * 4
     assert [len(one.missing) for one in found] == [1] * 4
     assert all(one.missing[0].endswith("is not in the bundle (forgotten: ann)") for one in found)

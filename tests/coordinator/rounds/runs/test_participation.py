@@ -10,13 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from coordinator.rounds.runs.participation import (
-    EndedRound,
-    MemberRound,
-    Participation,
-    RoundOutcome,
-    read_rounds,
-)
+from coordinator.rounds.runs import participation
 from federation.v1.admin_pb2 import GetRunRequest, ListRunsRequest, MemberOutcome, MemberSummary, WatchRunRequest
 from federation.v1.common_pb2 import AssignmentManifest
 from fedpareto.cli.admin import runs
@@ -26,23 +20,23 @@ from fedpareto.cli.show import participation_table, tables
 from tests.running import SECONDS
 from tests.stage import LAYOUT, Player, Stage, spec
 
-REPLIED, DECLINED, REFUSED, MISSING, NOT_NEEDED = RoundOutcome
+REPLIED, DECLINED, REFUSED, MISSING, NOT_NEEDED = participation.RoundOutcome
 
 
-def fold(*rounds: EndedRound) -> Participation:
+def fold(*rounds: participation.EndedRound) -> participation.Participation:
     """The summary of some rounds."""
-    made = Participation()
+    made = participation.Participation()
     for round_ in rounds:
         made.add(round_)
     return made
 
 
-def asked(number: int, *outcomes: RoundOutcome) -> EndedRound:
+def asked(number: int, *outcomes: participation.RoundOutcome) -> participation.EndedRound:
     """A round that asked the members a, b, c, ... to train."""
-    return EndedRound(
+    return participation.EndedRound(
         number,
         tuple(
-            MemberRound(name, training=outcome, reason=f"why-{number}" if outcome.failed else "")
+            participation.MemberRound(name, training=outcome, reason=f"why-{number}" if outcome.failed else "")
             for name, outcome in zip("abcdef", outcomes, strict=False)
         ),
     )
@@ -75,7 +69,9 @@ def test_rounds_that_did_not_ask_a_member_or_did_not_need_it_neither_end_its_fai
 
 def test_missed_evaluations_count_though_the_training_went_well() -> None:
     rounds = [
-        EndedRound(n, (MemberRound("a", training=REPLIED, evaluation=MISSING, reason="evaluate: deadline"),))
+        participation.EndedRound(
+            n, (participation.MemberRound("a", training=REPLIED, evaluation=MISSING, reason="evaluate: deadline"),)
+        )
         for n in range(3)
     ]
     (a,) = fold(*rounds).members
@@ -122,8 +118,7 @@ def test_a_single_missed_evaluation_is_told_in_the_singular() -> None:
 def test_members_that_fail_or_oppose_are_seen_wherever_a_run_is_shown(
     stage: Stage, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    task = stage.task()
-    ann, ben, cleo, dora, emil = stage.cast(task, "ann", "ben", "cleo", "dora", "emil")
+    task, (ann, ben, cleo, dora, emil) = stage.crew("ann", "ben", "cleo", "dora", "emil")
     more = "selection.minimum = 5\nselection.quorum = 0.2"
     with caplog.at_level(logging.WARNING, logger="coordinator.alerts.maker"):
         run = stage.submit(spec(f"seen-{stage.count}", task, 4, algorithm="fedavg", more=more))
@@ -172,8 +167,7 @@ def test_members_that_fail_or_oppose_are_seen_wherever_a_run_is_shown(
     assert failure.value.code == 1
     assert "2 of 5 members failed in the last round: cleo declined" in failure.value.message
     assert "dora was refused: zero" in failure.value.message
-    out = capsys.readouterr().out
-    assert out.count("warning: cleo failed in 4 rounds in a row") == 1
+    assert capsys.readouterr().out.count("warning: cleo failed in 4 rounds in a row") == 1
     with pytest.raises(CommandFailure):
         runs.follow(stage._admin, run, as_json=True)
     last = json.loads(capsys.readouterr().out.splitlines()[-1])["run"]
@@ -186,8 +180,7 @@ def test_members_that_fail_or_oppose_are_seen_wherever_a_run_is_shown(
 def test_a_run_whose_last_round_everybody_answered_ends_well_whatever_was_before(
     stage: Stage, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    task = stage.task()
-    ann, ben = stage.cast(task, "ann", "ben")
+    task, (ann, ben) = stage.crew("ann", "ben")
     run = stage.submit(spec(f"well-{stage.count}", task, 2, more="selection.minimum = 2\nselection.quorum = 0.5"))
     ann.reply(ann.order())
     ben.decline(ben.order(), "busy")
@@ -195,6 +188,6 @@ def test_a_run_whose_last_round_everybody_answered_ends_well_whatever_was_before
     runs.follow(stage._admin, run, as_json=False)
     out = capsys.readouterr().out
     assert re.search(r"^ben +2 +1 +1 +0 +0 +round 0: busy", out, re.MULTILINE)
-    read = stage.look(lambda session: read_rounds(session, run))
+    read = stage.look(lambda session: participation.read_rounds(session, run))
     assert [round_.number for round_ in read] == [0, 1]
     assert {member.outcome for member in read[1].members} == {REPLIED}
