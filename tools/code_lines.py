@@ -13,8 +13,13 @@ ROOT = Path(__file__).resolve().parent.parent
 HOUSE = ("coordinator", "federation", "fedpareto", "worker", "storage", "simulation", "verification")
 GENERATED = ROOT / "federation" / "v1"
 _NO_CODE = {
-    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
-    *(tokenize.ENDMARKER, tokenize.ENCODING),
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+    tokenize.ENCODING,
 }
 
 

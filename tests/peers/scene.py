@@ -10,8 +10,17 @@ Matrix = NDArray[np.float64]
 Vector = NDArray[np.float64]
 
 KINDS = (
-    *("random", "clustered", "sign flips", "scaled by 1e3", "scaled by 1e12", "ALIE", "IPM", "duplicates", "zeros"),
-    *("mimics", "offset"),
+    "random",
+    "clustered",
+    "sign flips",
+    "scaled by 1e3",
+    "scaled by 1e12",
+    "ALIE",
+    "IPM",
+    "duplicates",
+    "zeros",
+    "mimics",
+    "offset",
 )
 _EACH = 92
 _CLOSE = 1e-6  # of the median norm of the updates

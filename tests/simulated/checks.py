@@ -63,8 +63,13 @@ def problems(schedule: Schedule, calm: Result) -> list[str]:
         record = _Record(session, schedule)
         found = [*record.of_result(calm)]
         for check in (
-            *(record.of_receipts, record.of_assignments, record.of_rounds, record.of_steps, record.of_pauses),
-            *(record.of_log, record.of_sessions),
+            record.of_receipts,
+            record.of_assignments,
+            record.of_rounds,
+            record.of_steps,
+            record.of_pauses,
+            record.of_log,
+            record.of_sessions,
         ):
             found += [f"{check.__name__}: {problem}" for problem in check()]
     return [*found, *_of_blobs(schedule)]

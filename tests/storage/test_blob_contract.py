@@ -295,8 +295,14 @@ def test_a_blob_that_is_not_stored_is_missing_by_name(blobs: BlobStore) -> None:
 )
 def test_nothing_but_a_digest_names_a_blob(blobs: BlobStore, name: str) -> None:
     for access in (
-        *(blobs.local, blobs.open_range, blobs.stat, blobs.exists, blobs.read, blobs.verify),
-        *(blobs.delete, blobs.claim),
+        blobs.local,
+        blobs.open_range,
+        blobs.stat,
+        blobs.exists,
+        blobs.read,
+        blobs.verify,
+        blobs.delete,
+        blobs.claim,
     ):
         with pytest.raises(ValueError, match="not a digest"):
             access(name)

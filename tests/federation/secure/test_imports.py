@@ -7,8 +7,18 @@ import federation.secure
 
 FILES = sorted(Path(federation.secure.__file__).parent.glob("*.py"))
 ALLOWED = {
-    *("blake3", "collections", "cryptography", "dataclasses", "enum", "federation", "fractions", "itertools", "math"),
-    *("numpy", "statistics", "typing"),
+    "blake3",
+    "collections",
+    "cryptography",
+    "dataclasses",
+    "enum",
+    "federation",
+    "fractions",
+    "itertools",
+    "math",
+    "numpy",
+    "statistics",
+    "typing",
 }
 PRIMITIVES = {
     "cryptography.exceptions",
@@ -23,8 +33,15 @@ PRIMITIVES = {
     "numpy.typing",
 }
 GENERATORS = {
-    *("random", "default_rng", "Generator", "RandomState", "urandom", "token_bytes", "generate"),
-    *("getrandbits", "seed"),
+    "random",
+    "default_rng",
+    "Generator",
+    "RandomState",
+    "urandom",
+    "token_bytes",
+    "generate",
+    "getrandbits",
+    "seed",
 }
 
 

@@ -220,7 +220,14 @@ def test_every_number_that_a_round_records_is_defined(centre: Federation, finish
     assert set(found) <= set(DEFINITIONS)
     missing = {"accuracy/weighted", "loss/validation", "loss/worst", "loss/jain", "backdoor"}  # nobody has those here
     others = [
-        *("objective", "preference", "epsilon", "private", "evaluation", "metric", "stop", "required"),
+        "objective",
+        "preference",
+        "epsilon",
+        "private",
+        "evaluation",
+        "metric",
+        "stop",
+        "required",
     ]
     # Groups of metrics of other runs:
     of_others = {name for name in DEFINITIONS if "<objective>" in name or name.partition("/")[0] in others}

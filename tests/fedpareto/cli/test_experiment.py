@@ -131,9 +131,20 @@ def test_the_list_says_whether_data_is_there(tmp_path: Path) -> None:
     there = {item["name"]: item["data_there"] for item in json.loads(listed.stdout)["experiments"]}
     assert set(there) == set(names())
     without_data = [
-        *("cover-search", "drift-digits", "fair-digits", "improved-digits", "leakage-digits", "objectives-digits"),
-        *("objectives-served", "preferences-digits", "private-cover-digits", "private-digits", "robustness-digits"),
-        *("robustness-objectives", "scaled-digits", "scanners"),
+        "cover-search",
+        "drift-digits",
+        "fair-digits",
+        "improved-digits",
+        "leakage-digits",
+        "objectives-digits",
+        "objectives-served",
+        "preferences-digits",
+        "private-cover-digits",
+        "private-digits",
+        "robustness-digits",
+        "robustness-objectives",
+        "scaled-digits",
+        "scanners",
     ]
     assert [name for name, found in there.items() if found] == sorted(["fedmgda-adult-bias", *without_data])
     assert CliRunner().invoke(app, ["experiment", "list"]).exit_code == 0
