@@ -41,7 +41,8 @@ def python(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[
 
 def test_the_command_ends_when_other_packages_hide_its_own_and_names_both_paths(code: Path) -> None:
     done = python("-m", "fedpareto", "--help", PYTHONPATH=str(code))
-    assert (done.returncode, done.stdout) == (2, "")
+    assert done.returncode == 2
+    assert done.stdout == ""
     for name, file in (("storage", "storage"), ("experiments", "experiments"), ("worker", "worker.py")):
         assert f"  {code / file} hides {ROOT / name}\n" in done.stderr
     assert "Traceback" not in done.stderr

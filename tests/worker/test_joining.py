@@ -42,7 +42,8 @@ def test_joining_makes_a_private_directory_that_a_worker_can_run_from(scene: Sce
         assert path.stat().st_mode & 0o777 == 0o600
         assert b"ENCRYPTED" in path.read_bytes()
     loaded = MemberFiles.load(home.directory, b"secret")
-    assert (loaded.certificate, loaded.client_id) == (enrolled.member.certificate, CLIENT)
+    assert loaded.certificate == enrolled.member.certificate
+    assert loaded.client_id == CLIENT
     with pytest.raises(IdentityError, match="passphrase"):
         MemberFiles.load(home.directory, b"wrong")
     with pytest.raises(EnrollmentError, match="holds a membership already"):

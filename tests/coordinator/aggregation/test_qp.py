@@ -165,7 +165,8 @@ def test_one_huge_row_does_not_make_the_others_look_stationary() -> None:
 def test_a_vertex_is_reached_exactly() -> None:
     U = np.array([[1.0, 0.0], [2.0, 0.5]])
     solution = min_norm(U @ U.T)
-    assert (solution.weights.tolist(), solution.residual) == ([1.0, 0.0], 0.0)
+    assert solution.weights.tolist() == [1.0, 0.0]
+    assert solution.residual == 0.0
 
 
 @pytest.mark.parametrize("kind", ["random", "shifted", "orthogonal"])

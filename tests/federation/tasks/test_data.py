@@ -122,7 +122,9 @@ def test_a_damaged_idx_file_is_refused_with_its_path(tmp_path: Path, damage: str
 def test_the_published_images_are_read(name: str, dataset: str, first: list[int]) -> None:
     source = scene.published(dataset)
     pool = task(name).pool(source)
-    assert (pool.x.shape, pool.x.dtype, pool.y[:10].tolist()) == ((60000, 1, 28, 28), torch.uint8, first)
+    assert pool.x.shape == (60000, 1, 28, 28)
+    assert pool.x.dtype == torch.uint8
+    assert pool.y[:10].tolist() == first
     pixels: Any = task(name).model().get_submodule("pixels")
     x = pool.x.numpy()
     assert float(x.mean() / 255) == pytest.approx(float(pixels.mean), abs=1e-4)
@@ -137,7 +139,8 @@ def test_the_published_images_are_read(name: str, dataset: str, first: list[int]
 def test_colour_images_come_channels_first(tmp_path: Path) -> None:
     write_jpegs(tmp_path)
     pool = task("cifar10").pool(DataSource(tmp_path))
-    assert (pool.x.shape, pool.x.dtype) == ((3, 3, 32, 32), torch.uint8)
+    assert pool.x.shape == (3, 3, 32, 32)
+    assert pool.x.dtype == torch.uint8
     # Red, green, blue: what a JPEG file leaves of a plain colour is near it.
     wanted = torch.eye(3) * 255
     assert (pool.x.float().mean(dim=(2, 3)) - wanted).abs().max() < 5
@@ -226,7 +229,8 @@ def test_femnist_belongs_to_its_writers(tmp_path: Path) -> None:
     scene.write(tmp_path / "femnist" / "all_data" / "all_data_1.json", leaf({"f0001_41": 4}))
     pool = task("femnist").pool(DataSource(tmp_path))
     assert owned(pool) == {"f0000_14": 2, "f0001_41": 4, "f0002_01": 3}
-    assert (pool.x.shape, pool.x.dtype) == ((9, 1, 28, 28), torch.uint8)
+    assert pool.x.shape == (9, 1, 28, 28)
+    assert pool.x.dtype == torch.uint8
     assert (pool.x[0] == 255).all()
     # From bytes to shares of 255 and back: nothing is lost.
     wanted = np.random.default_rng(0).integers(0, 256, (1, 784))
@@ -281,7 +285,8 @@ def test_adult_is_99_binary_features_and_two_owners(tmp_path: Path, packed: bool
     scene.write(tmp_path / "adult" / "adult.data", f"{PERSON}\n{DOCTOR}\n{PERSON}\n\n", packed=packed)
     scene.write(tmp_path / "adult" / "adult.test", f"|1x3 Cross validator\n{DOCTOR}.\n\n", packed=packed)
     pool = task("adult").pool(DataSource(tmp_path))
-    assert (pool.x.shape, pool.x.dtype) == ((3, 99), torch.uint8)
+    assert pool.x.shape == (3, 99)
+    assert pool.x.dtype == torch.uint8
     assert pool.x[1].nonzero().flatten().tolist() == [0, 8 + 13, 24 + 1, 31 + 3, 45 + 2, 51 + 4, 56 + 0, 58 + 0]
     assert pool.x.sum(dim=1).tolist() == [7, 8, 7]  # an unknown occupation is none
     assert pool.y.tolist() == [0, 1, 0]
@@ -423,7 +428,8 @@ def test_the_published_garments_of_fedfv_are_dealt_by_kind() -> None:
     scene.published("FashionMNIST")
     pool = task("fashion-mnist-3").pool(DataSource(PUBLIC_DATA))
     assert owned(pool) == {"T-shirt": 7000, "pullover": 7000, "shirt": 7000}
-    assert (pool.x.shape, pool.x.dtype) == ((21000, 784), torch.float32)
+    assert pool.x.shape == (21000, 784)
+    assert pool.x.dtype == torch.float32
     assert bool(pool.x.isfinite().all())
     own = task("fashion-mnist-3").load(DataSource(PUBLIC_DATA, Part(2, 3, "natural")))
     assert [len(cut) for cut in (own.train, own.validation, own.test)] == [5600, 700, 700]

@@ -212,7 +212,8 @@ def test_images_without_labels_are_not_composed(tmp_path: Path, images: int, lab
 def test_the_published_grey_images_are_composed(name: str, folders: list[str]) -> None:
     pool = task(name).pool(published(*folders))
     for (_, part), samples in zip(halves(pool), (60_000, 10_000), strict=True):
-        assert (part.x.shape, part.x.dtype) == ((samples, 1, 28, 28), torch.uint8)
+        assert part.x.shape == (samples, 1, 28, 28)
+        assert part.x.dtype == torch.uint8
         assert part.labels is not None
         # The labels of a pair have nothing to do with each other: no pair is much rarer or more frequent than others.
         shares = np.bincount(part.labels, minlength=100) / (samples / 100)

@@ -84,7 +84,8 @@ def test_a_package_cannot_take_the_name_of_a_built_in_task(tmp_path: Path, monke
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     offers = {offer.name: offer for offer in tasks.available()}
-    assert (offers["digits"].package, offers["own"].package) == ("fedpareto", "intruder")
+    assert offers["digits"].package == "fedpareto"
+    assert offers["own"].package == "intruder"
     assert type(tasks.task("digits")) is Digits
     assert type(tasks.task("own")) is Digits
 
@@ -95,7 +96,8 @@ def test_a_package_cannot_take_the_name_of_a_built_in_task(tmp_path: Path, monke
 def test_digits_needs_no_file_and_is_cut_80_10_10() -> None:
     splits = tasks.task("digits").load(tasks.DataSource())
     assert [len(cut) for cut in (splits.train, splits.validation, splits.test)] == [1437, 180, 180]
-    assert (splits.train.x.dtype, splits.train.x.shape) == (torch.float32, (1437, 64))
+    assert splits.train.x.dtype == torch.float32
+    assert splits.train.x.shape == (1437, 64)
     assert float(splits.train.x.min()) == 0
     assert float(splits.train.x.max()) == 1
     assert set(splits.train.y.tolist()) == set(range(10))

@@ -38,10 +38,13 @@ from tests.verification.scene import Edited
 def test_a_round_shows_every_clients_part_and_the_cosines(centre: Federation, finished: Finished) -> None:
     run_id, clients = finished
     last = centre.admin("round", run_id, "-1")
-    assert (last["summary"]["round"], last["summary"]["state"]) == (1, "COMPLETED")
+    assert last["summary"]["round"] == 1
+    assert last["summary"]["state"] == "COMPLETED"
     assert [part["client_id"] for part in last["participations"]] == list(clients)
     for part in last["participations"]:
-        assert (part["state"], part["samples"], part["loss_before"]) == ("FULFILLED", 10, 2.0)
+        assert part["state"] == "FULFILLED"
+        assert part["samples"] == 10
+        assert part["loss_before"] == 2.0
         assert part["update_norm"] > 0
         assert len(part["key_id"]) == 64
         assert part["payload_bytes"] > 4 * LAYOUT.size
@@ -259,7 +262,8 @@ def test_replies_carry_the_signed_envelope_for_a_third_party(
     run_id, clients = finished
     replies = centre.admin("replies", run_id, "--client", "alpha")["replies"]
     assert {reply["client_id"] for reply in replies} == {"alpha"}
-    assert (len(replies), replies[0]["envelope"]["decoded"]["run_id"]) == (4, run_id)
+    assert len(replies) == 4
+    assert replies[0]["envelope"]["decoded"]["run_id"] == run_id
     assert replies[0]["received"].endswith("Z")
     assert len(centre.admin("replies", run_id, "--round", "1")["replies"]) == 2 * len(clients)
 

@@ -63,7 +63,8 @@ def test_an_assignment_that_the_coordinator_signed_is_declined_when_it_is_not_fo
     scene.coordinator.assign(asked)
     running = scene.start()
     assert scene.declined()[:2] == ("assignment-0", reason)
-    assert (scene.coordinator.fetches, scene.coordinator.submissions) == ([], [])
+    assert scene.coordinator.fetches == []
+    assert scene.coordinator.submissions == []
     assert not running.events("training")
 
 

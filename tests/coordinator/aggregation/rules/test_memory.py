@@ -144,7 +144,8 @@ def test_afl_steps_with_the_old_lambda_and_a_newcomer_gets_an_equal_share() -> N
 def test_clients_without_a_share_step_as_equals_and_stay_without() -> None:
     state = {"lambda": {"a": 1.0, "b": 0.0, "c": 0.0}}
     result = aggregate("afl", np.eye(2), losses=[1.0, 5.0], clients=["b", "c"], state=state)
-    assert (result.weights.tolist(), result.state) == ([0.5, 0.5], state)
+    assert result.weights.tolist() == [0.5, 0.5]
+    assert result.state == state
 
 
 # --- FedFa

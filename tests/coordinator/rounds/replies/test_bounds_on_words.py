@@ -71,7 +71,8 @@ def test_a_hello_within_its_bounds_is_taken_and_its_text_is_shown_escaped(stage:
     assert isinstance(stream.inbox.get(timeout=60), AttendResponse)
     stream.close()
     row = stage.look(lambda session: session.get_one(Client, "ben"))
-    assert (len(row.tasks), row.device) == (100, "cuda:0 \\x1b[2J[/red]\\u202e\\u200b\\r\\n")
+    assert len(row.tasks) == 100
+    assert row.device == "cuda:0 \\x1b[2J[/red]\\u202e\\u200b\\r\\n"
     assert len(row.software) == 200
     assert "[/red]" in "".join(command(stage, "client", "ben").split())
     (shown,) = [one for one in json.loads(command(stage, "clients", "--json"))["clients"] if one["client_id"] == "ben"]
