@@ -11,11 +11,14 @@ from typing import Any, TypeVar
 
 import grpc
 import numpy as np
+import pytest
 from google.protobuf.message import Message
 from numpy.typing import NDArray
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from coordinator import office
+from coordinator.cluster.leases import time_of
 from coordinator.rounds.supervisor import Supervisor
 from federation.digests import digest
 from federation.line.channels import MAX_CHUNK_BYTES
@@ -477,13 +480,19 @@ class Stage:
 
 @contextmanager
 def stage(directory: Path, database: str, **settings: Any) -> Iterator[Stage]:
-    """A federation on a database, served until the end."""
+    """A federation on a database, served until the end.
+
+    PostgreSQL tells the coordinator the time of the stage's clock. Otherwise it would take its own clock for wrong, as
+    soon as a test moves it.
+    """
     clock = Clock()
     # Players give no sign of life: they are taken for dead after three heartbeats.
     settings = {"database": database, "heartbeat_seconds": 300.0, **settings}
-    made = Stage(Running(made_home(directory, now=clock(), **settings), clock))
-    try:
-        yield made
-    finally:
-        made.clear()
-        made.stop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(office, "database_time", time_of(clock))
+        made = Stage(Running(made_home(directory, now=clock(), **settings), clock))
+        try:
+            yield made
+        finally:
+            made.clear()
+            made.stop()
