@@ -150,10 +150,12 @@ def test_a_run_is_stalled_after_three_times_its_median_round(stage: Stage, minut
 
 
 def test_a_pause_by_the_coordinator_is_an_alert_until_the_run_goes_on(stage: Stage) -> None:
+    database = stage.served.database
+    if database.serves_many:
+        pytest.skip("with several coordinators, one whose disk has space takes the run: here, this one does so itself")
     task, _ = stage.crew("gina")
     run = stage.submit(spec(f"paused-{stage.count}", task, 2))
     stage.wait_state(run, RunState.RUNNING)
-    database = stage.served.database
 
     def pauses() -> list[tuple[AlertSeverity, bool]]:
         record_run(database, run, None, datetime.now(UTC))
