@@ -16,7 +16,9 @@ class DataclassColumn(Protocol):
 
 RecordT = TypeVar("RecordT", bound=DataclassColumn)
 LARGEST_INTEGER = 2**63 - 1
-"""That a column of integers holds, and that a query may compare it with."""
+"""That a BigInteger column holds, and that a query may compare it with."""
+LARGEST_NUMBER = 2**31 - 1
+"""The same for an Integer column, which has 4 bytes in PostgreSQL: the numbers of rounds and of entries."""
 
 
 class UtcDateTime(sa.TypeDecorator[datetime]):

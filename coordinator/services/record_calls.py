@@ -24,7 +24,7 @@ from coordinator.services.views.watching import run_alone, run_with_members, run
 from federation.refusals import Refusal
 from federation.v1 import admin_pb2 as messages
 from storage import audit
-from storage.columns import LARGEST_INTEGER
+from storage.columns import LARGEST_NUMBER
 
 ALERTS_AT_A_TIME = 200  # of a list
 RUNS_AT_A_TIME = 100  # of a list
@@ -122,7 +122,7 @@ class RecordCalls(RecordViews):
         """Streams the rounds of a run with every client's part and scores."""
         run_id = await self._read(lambda session: find_run(session, request.run).run_id)
         await self._note_export("rounds.exported", run_id)
-        start = min(request.first, LARGEST_INTEGER)
+        start = min(request.first, LARGEST_NUMBER)
         while rounds := await self._read(details.export_rounds, run_id, start, ROUNDS_AT_A_TIME):
             for message in rounds:
                 yield message
@@ -210,7 +210,7 @@ class RecordCalls(RecordViews):
         if request.newest:
             if request.follow or request.newest > ENTRIES_AT_A_TIME:
                 raise Refusal("argument", f"newest: at most {ENTRIES_AT_A_TIME} entries, and not with follow")
-            before = min(request.before, LARGEST_INTEGER) if request.HasField("before") else None
+            before = min(request.before, LARGEST_NUMBER) if request.HasField("before") else None
             entries = await self._read(
                 audit.newest, request.newest, before, since=since, actor=request.actor, text=request.text
             )
