@@ -116,6 +116,7 @@ def test_schedules_decay_and_frozen_parameters_hold_in_two_processes(
 def test_the_statistics_of_the_first_process_are_kept_and_samples_may_be_read_when_they_are_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.syspath_prepend(OWNERS_CODE)  # this process reads the task, too
     monkeypatch.setenv("PYTHONPATH", str(OWNERS_CODE), prepend=os.pathsep)
     learned, source = task("normed_task:Normed"), replace(SOURCE, loading=Loading(1))
     start, rows = initial_model(learned, 1)[1], []
