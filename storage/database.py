@@ -453,7 +453,7 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > last:
                 raise
-        time.sleep(0.01)
+        time.sleep(0.01)  # SQLite does not notify of a lock's end
 
 
 def _begin(read_only: bool, connection: Connection) -> None:

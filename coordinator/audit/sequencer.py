@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from time import monotonic
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from coordinator.audit.checkpoints import LogError, LogKey, newest_signed, note, noted
@@ -145,7 +145,7 @@ class Sequencer:
         A member may have seen a newer one at another coordinator: then this coordinator reads on, and shows it too.
         """
         with self._turn:
-            if self._database.serves_many:
+            if since > self._shown_size and self._database.serves_many:
                 self._catch_up(since)
             head = LogHead()
             head.CopyFrom(self._shown)
@@ -267,12 +267,17 @@ class Sequencer:
         self._shown_size, self._shown_at = self._tree.size, monotonic()
 
     def _catch_up(self, size: int) -> None:
-        """Shows a checkpoint over so many entries, unless the log has fewer."""
+        """Shows the newest checkpoint if another coordinator has shown one over at least `size` entries.
+
+        A member chooses `size`: without such a checkpoint it changes nothing.
+        """
+        with self._database.read() as session:
+            shown = session.scalar(select(func.max(Checkpoint.size)).where(Checkpoint.shown)) or 0
         with suppress(LogError):  # the thread tells of it
-            while size > self._shown_size:
+            while self._shown_size < size <= shown:  # again if another one has replaced the checkpoint meanwhile
                 self.sequence(show=True)
-                if self._shown_size == self._tree.size:
-                    return  # otherwise another coordinator has replaced the checkpoint meanwhile
+                if self._tree.size < size:
+                    return  # entries are missing
 
     def _leaves(self, start: int, stop: int) -> Sequence[bytes]:
         with self._database.read() as session:

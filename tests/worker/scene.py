@@ -261,7 +261,7 @@ class Scene:
         return self.coordinator.assign(self.order(number, **changes))
 
     def receipts(self, count: int, number: int = 0, **changes: Any) -> None:
-        """Assigns a training, and waits until the worker that was started last has so many receipts."""
+        """Assigns a training. Waits until the newest worker has this number of receipts."""
         self.assign(number, **changes)
         self.started[-1].wait_for("receipt", count)
 

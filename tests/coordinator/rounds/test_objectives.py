@@ -371,7 +371,7 @@ def ids(stage: Stage, run: str) -> dict[str, tuple[int, int]]:
 
 
 def test_independent_choices_are_made_of_whoever_was_there_when_the_round_began(stage: Stage) -> None:
-    """A restart empties the pool of those who attend for a while; the choice must not depend on that."""
+    """After a restart nobody attends for a while. The choice of the clients must not depend on who attends."""
     more = CONVERSATIONS["unbiased"][0]
     run, players = begin(stage, "fedcmoo", more)
     selected = wait_for(lambda: [*stage.outcomes(run)], "the first phase")
