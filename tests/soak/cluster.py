@@ -318,7 +318,7 @@ class Cluster:
         )
 
     def _spread(self, clients: Sequence[str]) -> None:
-        """Lets each coordinator be the first one of some members."""
+        """Lets each coordinator be the first one of some members. By their own orders one could have none of so few."""
         for number, client in enumerate(clients):
             home = self.directory / client
             addresses = MemberFiles.load(home).addresses
