@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 from weakref import WeakValueDictionary
 
+from blake3 import blake3
+
 from federation import digests
 from federation.vectors import File
 from storage.blobs import (
@@ -53,7 +55,7 @@ class DirectoryStore(BlobStore):
         self.root = root
         self._durable = durable
         self._lock = threading.Lock()
-        self._verified: dict[str, tuple[int, int, int]] = {}  # the `_version` of each file that was checked
+        self._verified: set[bytes] = set()  # a `_mark` of each file that was checked, in its version
         self._turns: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in ("tmp", "partial"):
@@ -88,10 +90,10 @@ class DirectoryStore(BlobStore):
             with self._lock:
                 turn = self._turns.setdefault(digest, threading.Lock())
             with turn:  # many callers ask for a new model at once: one of them checks it
-                version = _version(os.fstat(file.fileno()))
-                if self._verified.get(digest) != version:
+                mark = _mark(digest, os.fstat(file.fileno()))
+                if mark not in self._verified:
                     _check(digest, file)
-                    self._note_verified(digest, version)
+                    self._note_verified(mark)
         return blob
 
     def stat(self, digest: str) -> BlobStat:
@@ -102,9 +104,10 @@ class DirectoryStore(BlobStore):
 
     def scan(self) -> Iterator[BlobStat]:
         for algorithm in ("blake3", "sha256"):
-            for path in sorted((self.root / algorithm).glob("[0-9a-f][0-9a-f]/*")):
-                with suppress(BlobMissing):
-                    yield self.stat(f"{algorithm}:{path.parent.name}{path.name}")
+            for directory in sorted((self.root / algorithm).glob("[0-9a-f][0-9a-f]")):
+                for name in sorted(os.listdir(directory)):
+                    with suppress(BlobMissing):
+                        yield self.stat(f"{algorithm}:{directory.name}{name}")
 
     def verify(self, digest: str) -> None:
         with _BlobFile(digest, self._path(digest)).open("rb", 0) as file:  # no mutant: mypy takes no other number
@@ -148,7 +151,7 @@ class DirectoryStore(BlobStore):
                 if self._durable:
                     os.fsync(descriptor)
                 temporary.replace(path)
-                self._note_verified(digest, _version(path.stat()))  # the writer has hashed its bytes
+                self._note_verified(_mark(digest, path.stat()))  # the writer has hashed its bytes
             else:
                 self._touch(digest)
         if self._durable:
@@ -157,16 +160,16 @@ class DirectoryStore(BlobStore):
     def _touch(self, digest: str) -> None:
         """Sets the age of a blob to zero; a checked blob stays checked."""
         path = self._path(digest)
-        checked = self._verified.get(digest) == _version(path.stat())
+        checked = _mark(digest, path.stat()) in self._verified
         os.utime(path)
         if checked:
-            self._note_verified(digest, _version(path.stat()))
+            self._note_verified(_mark(digest, path.stat()))
 
-    def _note_verified(self, digest: str, version: tuple[int, int, int]) -> None:
+    def _note_verified(self, mark: bytes) -> None:
         with self._lock:
             if len(self._verified) >= MAX_VERIFIED:
                 self._verified.clear()
-            self._verified[digest] = version
+            self._verified.add(mark)
 
     def _locked(self, mode: int) -> AbstractContextManager[None]:
         return locked(self.root / "lock", mode)
@@ -273,9 +276,9 @@ class _BlobFile:
             return FileIO(self.path)
 
 
-def _version(status: os.stat_result) -> tuple[int, int, int]:
-    """Identifies a file and its content: inode, size and change time (nanoseconds)."""
-    return status.st_ino, status.st_size, status.st_ctime_ns
+def _mark(digest: str, status: os.stat_result) -> bytes:
+    """Identifies a blob, its file, and the content of that file: by inode, size and change time (nanoseconds)."""
+    return blake3(f"{digest} {status.st_ino} {status.st_size} {status.st_ctime_ns}".encode()).digest(length=16)
 
 
 def _remove_abandoned(path: Path) -> bool:

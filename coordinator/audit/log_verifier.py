@@ -13,7 +13,7 @@ from storage import audit
 from storage.audit import ChainedEntry
 from storage.models import Checkpoint
 
-_AT_A_TIME = 2000  # entries
+_AT_A_TIME = 500  # entries
 
 
 def log_problems(session: Session, key: LogKey, newest: bytes) -> Iterator[str | int]:
@@ -25,11 +25,7 @@ def log_problems(session: Session, key: LogKey, newest: bytes) -> Iterator[str |
         newest: the newest checkpoint that the coordinator has signed, from outside the database; empty if none.
     """
     signed: dict[int, bytes] = {}
-    rows = session.execute(select(Checkpoint.size, Checkpoint.envelope).order_by(Checkpoint.size))
-    envelopes = [(f"the checkpoint of {size} entries", size, data) for size, data in rows]
-    if newest:
-        envelopes.append(("the newest checkpoint", key.open(newest).size, newest))
-    for name, size, data in envelopes:
+    for name, size, data in _checkpoints(session, key, newest):
         try:
             manifest = key.open(data)
         except LogError as error:
@@ -39,6 +35,15 @@ def log_problems(session: Session, key: LogKey, newest: bytes) -> Iterator[str |
             yield f"{name}: it was signed over {manifest.size} entries"
         signed[manifest.size] = manifest.root
     yield from _Walk(signed, key.entry_key).problems(session)
+
+
+def _checkpoints(session: Session, key: LogKey, newest: bytes) -> Iterator[tuple[str, int, bytes]]:
+    """Each checkpoint: its name in a message, the number of entries that it is recorded for, and its envelope."""
+    rows = select(Checkpoint.size, Checkpoint.envelope).order_by(Checkpoint.size)
+    for size, data in session.execute(rows.execution_options(yield_per=_AT_A_TIME)):
+        yield f"the checkpoint of {size} entries", size, data
+    if newest:
+        yield "the newest checkpoint", key.open(newest).size, newest
 
 
 class _Walk:

@@ -1,7 +1,7 @@
 """Compares the record with the audit log, and blobs with their digests: finds edited rows."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -12,6 +12,7 @@ from coordinator.members.membership import FORGOTTEN
 from coordinator.rounds.export import parsed
 from coordinator.rounds.transitions import RUN_ENDED, SIMULATOR
 from coordinator.services.checks.envelope_checks import EnvelopeChecks
+from coordinator.services.checks.logged_facts import LoggedFacts, read_facts
 from coordinator.services.checks.metrics_check import MetricsCheck
 from coordinator.services.checks.officers_check import request_problems
 from federation.digests import digest
@@ -37,6 +38,7 @@ from storage.models import (
 )
 
 _BLOBS_AT_A_TIME = 50
+_RUNS_AT_A_TIME = 50
 # The actions of entries about rounds, and their subjects.
 _OF_ROUNDS = {
     log_entries.STEPPED: "step of round",
@@ -73,13 +75,15 @@ class _LoggedRounds:
     """The entries about rounds, compared with the envelopes on record."""
 
     def __init__(self, session: Session) -> None:
-        self._logged = {action: LoggedDigests.read(session, action) for action in _OF_ROUNDS}
-        self._seen: set[Fact] = set()
+        self._session = session
+        self._facts = LoggedFacts(read_facts(session, _OF_ROUNDS))
+        steps = read_facts(session, [log_entries.STEPPED])
+        self._stepped = LoggedFacts(replace(step, digest="") for step in steps)
         self._named: set[tuple[str, str]] = set()  # actions and subjects whose problem was reported already
 
     def problems(self, round_name: str, opened: OpenedRound) -> Iterator[str]:
         """Describes the envelopes of a round that have no entry in the log."""
-        if opened.step is None and round_name in self._logged[log_entries.STEPPED].digests:
+        if opened.step is None and Fact(log_entries.STEPPED, round_name, "") in self._stepped:
             self._named.add((log_entries.STEPPED, round_name))
             yield f"round {round_name}: the log tells of its step, and it has none"
         facts = [(item.name, item.fact) for item in opened.envelopes if item.fact is not None]
@@ -90,18 +94,19 @@ class _LoggedRounds:
                 subject = exchange.assignment.fact.subject  # its receipt was reported
                 self._named |= {(log_entries.ACCEPTED, subject), (log_entries.REFUSED, subject)}
         for name, fact in facts:
-            self._seen.add(fact)
-            if self._logged[fact.action].missing(fact.subject, fact.digest):
+            if not self._facts.see(fact):
                 self._named.add((fact.action, fact.subject))
                 yield f"round {round_name}: {name}: no entry of the log tells of it"
 
     def further(self) -> Iterator[str]:
         """Describes the entries without an envelope in the record, after all rounds."""
-        for action, logged in self._logged.items():
-            for subject, digests in logged.digests.items():
-                unseen = any(Fact(action, subject, logged_digest) not in self._seen for logged_digest in digests)
-                if unseen and (action, subject) not in self._named:
-                    yield f"{_OF_ROUNDS[action]} {subject}: the log tells of it, and it is not in the record"
+        if self._facts.all_seen:
+            return
+        for fact in read_facts(self._session, _OF_ROUNDS):
+            subject = fact.action, fact.subject
+            if subject not in self._named and not self._facts.has_seen(fact):
+                self._named.add(subject)
+                yield f"{_OF_ROUNDS[fact.action]} {fact.subject}: the log tells of it, and it is not in the record"
 
 
 def record_problems(session: Session, checks: EnvelopeChecks, key: bytes, blobs: BlobStore) -> Iterator[str | int]:
@@ -156,8 +161,10 @@ def _private(run: Run, round_name: str, opened: OpenedRound) -> Iterator[str]:
 def _runs(session: Session) -> Iterator[str]:
     submitted = LoggedDigests.read(session, log_entries.SUBMITTED)
     ends = {state: LoggedDigests.read(session, f"run.{state.lower()}") for state in RUN_ENDED}
-    runs = session.scalars(select(Run).where(Run.submitted_by != SIMULATOR).order_by(Run.run_id)).all()
-    for run in runs:
+    missing = {*submitted.digests}
+    runs = select(Run).where(Run.submitted_by != SIMULATOR).order_by(Run.run_id)
+    for run in session.scalars(runs.execution_options(yield_per=_RUNS_AT_A_TIME)):
+        missing.discard(run.run_id)
         spec_digest = digest(run.spec)
         if spec_digest != run.spec_digest or submitted.missing(run.run_id, spec_digest):
             yield f"run {run.run_id}: its specification is not the one whose submission the log tells of"
@@ -165,7 +172,7 @@ def _runs(session: Session) -> Iterator[str]:
             if (run.run_id in logged.digests) != (run.state is state):
                 verb = "tells" if run.run_id in logged.digests else "does not tell"
                 yield f"run {run.run_id}: it is {run.state}, and the log {verb} that it became {state}"
-    for run_id in submitted.digests.keys() - {run.run_id for run in runs}:
+    for run_id in sorted(missing):
         yield f"run {run_id}: the log tells of it, and it is not in the record"
 
 
@@ -216,9 +223,9 @@ def _certificates(session: Session) -> Iterator[str]:
 
 def blob_problems(blobs: BlobStore, needed: set[str]) -> Iterator[str | int]:
     """Describes damaged blobs and missing `needed` ones; now and then, yields the number of blobs read so far."""
-    count, stored = 0, set()
+    count, missing = 0, set(needed)
     for count, blob in enumerate(blobs.scan(), 1):
-        stored.add(blob.digest)
+        missing.discard(blob.digest)
         try:
             blobs.verify(blob.digest)
         except BlobCorrupt as error:
@@ -227,7 +234,7 @@ def blob_problems(blobs: BlobStore, needed: set[str]) -> Iterator[str | int]:
             pass  # it was removed a moment ago
         if count % _BLOBS_AT_A_TIME == 0:
             yield count
-    for digest_ in sorted(needed - stored):
+    for digest_ in sorted(missing):
         yield f"blob {digest_}: it is missing, and a run needs it"
     yield count
 
