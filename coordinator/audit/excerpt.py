@@ -17,7 +17,6 @@ from storage import audit
 from storage.audit import ChainedEntry
 from storage.models import Assignment, AuditEntry, Checkpoint, Consent, Phase, Round, Run
 
-_READ = 65_536  # leaves that are read at a time
 # Besides entries with the digest of a key or a certificate.
 _OF_MEMBERS = ("client.approved", "client.revoked", "client.forgotten")
 _OF_KEYS = ("key.set", "coordinator.restored")
@@ -38,11 +37,10 @@ def excerpt(session: Session, run_id: str, rounds: int, key: SignedEnvelope) -> 
     tree = Tree(lambda start, stop: audit.chained_leaves(session, start, stop))
     previous = {0: FIRST}
     needed = {chained.entry.number for chained in entries}
-    for start in range(0, sizes[-1], _READ):
-        for leaf in audit.chained_leaves(session, start, min(start + _READ, sizes[-1])):
-            tree.append(leaf)
-            if tree.size in needed:
-                previous[tree.size] = leaf
+    for leaf in audit.read_leaves(session, 0, sizes[-1]):
+        tree.append(leaf)
+        if tree.size in needed:
+            previous[tree.size] = leaf
     nodes = tree.around(needed, sorted(checkpoint_sizes))
     signed = select(Checkpoint.envelope).where(Checkpoint.size.in_(checkpoint_sizes)).order_by(Checkpoint.size)
     return LogRecord(

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 0.5
 SHOW_SECONDS = 60.0  # the longest time until a checkpoint is shown to members, and kept
 BATCH = 5000  # entries that one transaction chains
-_READ = 65_536  # leaves that are read at a time
+_TOLD_AT_A_TIME = 500  # entries
 
 
 class _Behind(Exception):
@@ -299,8 +299,7 @@ class Sequencer:
         """
         with self._database.read() as session:
             size, newest = audit.size(session), newest_signed(session)
-        for start in range(tree.size, size, _READ):
-            for leaf in self._leaves(start, min(start + _READ, size)):
+            for leaf in audit.read_leaves(session, tree.size, size):
                 tree.append(leaf)
                 last = leaf
         if tree.size != size:
@@ -323,7 +322,7 @@ class Sequencer:
             number = self._told
             try:
                 with self._database.read() as session:
-                    entries = audit.chained(session, self._told, min(BATCH, size - self._told))
+                    entries = audit.chained(session, self._told, min(_TOLD_AT_A_TIME, size - self._told))
                 for entry in entries:
                     number = entry.entry.number
                     if entry.entry.leaf(previous) != entry.leaf:
