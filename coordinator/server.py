@@ -26,6 +26,7 @@ from coordinator.condition import Condition
 from coordinator.device import require_device
 from coordinator.front.connection_limits import ConnectionLimits, descriptor_limit, raise_descriptor_limit
 from coordinator.front.listener import BEAT_SECONDS, Front, Serves
+from coordinator.heap import share_heap
 from coordinator.home import CoordinatorHome, address
 from coordinator.lease_keeper import LeaseKeeper
 from coordinator.members.access.control import Access
@@ -439,6 +440,7 @@ def serve(
 
 
 async def _serve(home: CoordinatorHome, ready: Callable[[Coordinator], None], conduct: bool) -> None:
+    share_heap()
     raise_descriptor_limit()
     loop = asyncio.get_running_loop()
     signalled = asyncio.Event()

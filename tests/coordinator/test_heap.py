@@ -1,0 +1,30 @@
+import subprocess
+import sys
+
+# Prints how many heaps of threads there are: glibc places each at a multiple of 64 MiB, in a reserved range of that
+# size, whose used part is the mapping that starts there.
+_PROGRAM = """
+import re, threading
+from coordinator.heap import share_heap
+SHARE
+barrier = threading.Barrier(9)
+kept = []
+def allocate():
+    kept.append(bytearray(10_000))
+    barrier.wait()
+threads = [threading.Thread(target=allocate) for _ in range(8)]
+for thread in threads:
+    thread.start()
+barrier.wait()
+maps = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) rw-p 00000000 00:00 0 *$", open("/proc/self/maps").read(), re.M)
+print(sum(int(start, 16) % (1 << 26) == 0 for start, _ in maps))
+"""
+
+
+def test_threads_of_a_coordinator_share_one_heap() -> None:
+    heaps = []
+    for call in ("", "share_heap()"):
+        program = [sys.executable, "-c", _PROGRAM.replace("SHARE", call)]
+        heaps.append(int(subprocess.run(program, capture_output=True, check=True).stdout))
+    assert heaps[0] > 0
+    assert heaps[1] == 0
