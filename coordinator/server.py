@@ -26,7 +26,6 @@ from coordinator.condition import Condition
 from coordinator.device import require_device
 from coordinator.front.connection_limits import ConnectionLimits, descriptor_limit, raise_descriptor_limit
 from coordinator.front.listener import BEAT_SECONDS, Front, Serves
-from coordinator.heap import share_heap
 from coordinator.home import CoordinatorHome, address
 from coordinator.lease_keeper import LeaseKeeper
 from coordinator.members.access.control import Access
@@ -45,7 +44,7 @@ from coordinator.services.enrollment import EnrollmentService
 from coordinator.services.federation import FederationService
 from coordinator.services.health import HealthService
 from coordinator.services.transfers import LARGEST_WINDOW
-from coordinator.thread_pool import ThreadPool
+from coordinator.thread_pool import ThreadPool, share_heap
 from federation.directories import Directories
 from federation.line.channels import Option
 from federation.trust.certificates import pem

@@ -5,7 +5,7 @@ import sys
 # size, whose used part is the mapping that starts there.
 _PROGRAM = """
 import re, threading
-from coordinator.heap import share_heap
+from coordinator.thread_pool import share_heap
 SHARE
 barrier = threading.Barrier(9)
 kept = []
