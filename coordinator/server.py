@@ -7,7 +7,6 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from importlib.metadata import version
 
@@ -44,7 +43,7 @@ from coordinator.services.enrollment import EnrollmentService
 from coordinator.services.federation import FederationService
 from coordinator.services.health import HealthService
 from coordinator.services.transfers import LARGEST_WINDOW
-from coordinator.thread_pool import ThreadPool, share_heap
+from coordinator.thread_pool import ThreadPool, all_started, share_heap
 from federation.directories import Directories
 from federation.line.channels import Option
 from federation.trust.certificates import pem
@@ -122,9 +121,9 @@ class Coordinator:
         self._conduct = conduct
         self._clock = clock
         self._database = home.open_database()
-        self._executor = ThreadPoolExecutor(16, thread_name_prefix="service")
+        self._executor = all_started(16, "service")
         # A second one, so that access is checked without a queue behind the calls that are served.
-        self._access_executor = ThreadPoolExecutor(4, thread_name_prefix="access")
+        self._access_executor = all_started(4, "access")
         self._condition = Condition()
         self._rights = LoggedRights()
         self._sequencer = Sequencer(

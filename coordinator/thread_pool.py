@@ -3,8 +3,9 @@
 import asyncio
 import ctypes
 import os
+import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial, wraps
 from typing import Any, BinaryIO, Concatenate, ParamSpec, TypeVar
@@ -89,6 +90,14 @@ def to_the_end(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Cor
         return await wait_ended(asyncio.create_task(function(*args, **kwargs)))
 
     return run
+
+
+def all_started(count: int, prefix: str) -> ThreadPoolExecutor:
+    """An executor whose threads have started, so that their number does not depend on the calls that came so far."""
+    executor, barrier = ThreadPoolExecutor(count, thread_name_prefix=prefix), threading.Barrier(count)
+    for started in [executor.submit(barrier.wait) for _ in range(count)]:
+        started.result()
+    return executor
 
 
 def share_heap() -> None:

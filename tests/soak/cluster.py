@@ -23,8 +23,6 @@ from federation.secure.thresholds import SMALLEST
 from federation.trust.admin_files import AdminFiles
 from federation.trust.join_string import JoinStringFields
 from federation.trust.member_files import MemberFiles, note_addresses
-from federation.v1.admin_pb2 import ListRunsRequest
-from federation.v1.admin_pb2_grpc import AdminStub
 from federation.vectors import Layout, Tensor, to_bytes
 from fedpareto.processes.process_federation import COMMAND, serving
 from storage.database import Database
@@ -67,7 +65,6 @@ PRIVATE = (
 
 # All private runs begin from one model, so that their results can be compared.
 POLICY = "secure = { sessions = 1000000, sessions_per_model = 1000000, sums_per_model = 1000000 }\n"
-CALLS = 64  # at a time: more than a coordinator has threads for calls
 ENDED = ("COMPLETED", "FAILED", "STOPPED", "PAUSED")
 
 
@@ -206,13 +203,6 @@ class Cluster:
         for client in clients:
             self.work(client)
         self.attending(*clients)
-
-    def fill_pools(self, coordinator: Coordinator) -> None:
-        """Makes many calls to a coordinator at a time: then it has all the threads that it may have."""
-        with AdminFiles.load(coordinator.home / "admin").channel() as channel:
-            list_runs = AdminStub(channel).ListRuns
-            for call in [list_runs.future(ListRunsRequest(), timeout=SECONDS) for _ in range(CALLS)]:
-                call.result()
 
     def close(self) -> None:
         """Kills every process."""

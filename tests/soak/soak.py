@@ -95,11 +95,7 @@ class Soak:
         self._read: dict[str, int] = dict.fromkeys(cluster.coordinators, 0)
 
     def prepare(self) -> None:
-        """Plays the calm runs with which the others are compared; members measure a model of a private run once.
-
-        Before, the coordinator that is never killed gets its threads, so that only further ones count as growth.
-        """
-        self._cluster.fill_pools(self._cluster.first)
+        """Plays the calm runs with which the others are compared; members measure a model of a private run once."""
         for spec, times in ((OPEN, 1), (PRIVATE, 2)):
             for _ in range(times):
                 run = self._cluster.submit(self._cluster.first, spec, rounds=ROUNDS[spec])
