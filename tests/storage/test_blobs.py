@@ -196,10 +196,3 @@ def test_the_sweep_goes_on_after_uploads_of_living_writers(blobs: DirectoryStore
             path.write_bytes(b"left by a writer that died")
         assert blobs.sweep_temporary() == len(dead)
         assert len(leftovers(blobs)) == 2
-
-
-def test_a_second_store_on_the_same_directory_sees_the_same_blobs(blobs: DirectoryStore) -> None:
-    name = blobs.put(b"hello")
-    again = DirectoryStore(blobs.root)
-    assert stored(again) == [name]
-    assert again.read(name) == b"hello"
