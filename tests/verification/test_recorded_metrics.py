@@ -215,8 +215,7 @@ def test_metrics_of_a_coordinate_wise_direction_need_the_updates(stage: Stage, t
 
 
 def test_a_run_that_is_stopped_while_its_model_is_measured_has_no_metrics_of_it(stage: Stage, tmp_path: Path) -> None:
-    task, players = stage.crew(*NAMES[:2])
-    run = stage.submit(spec(f"metrics-{stage.count}", task, 2, algorithm="fedavg", more="selection.minimum = 2"))
+    run, players = stage.begin(*NAMES[:2], rounds=2, algorithm="fedavg", more="selection.minimum = 2")
     for player in players:
         player.reply(player.order())
     players[0].reply(players[0].order())
@@ -234,10 +233,8 @@ def test_a_run_that_is_stopped_while_its_model_is_measured_has_no_metrics_of_it(
 def test_a_member_that_is_revoked_after_it_has_measured_counts_unless_the_evaluation_went_on(
     stage: Stage, tmp_path: Path, late: bool
 ) -> None:
-    task = stage.task()
     names = (*NAMES[:2], f"leaving-{stage.count}")
-    players = stage.cast(task, *names)
-    run = stage.submit(spec(f"metrics-{stage.count}", task, algorithm="fedavg", more="selection.minimum = 3"))
+    run, players = stage.begin(*names, algorithm="fedavg", more="selection.minimum = 3")
     for player in players:
         player.reply(player.order())
     orders = [player.order() for player in players]

@@ -359,14 +359,12 @@ def test_rounds_of_others_go_on_while_a_member_mounts_every_attack_again_and_aga
                 except grpc.RpcError as error:
                     answers[refusal_from_rpc_error(error).reason] += 1
 
-    task = stage.task()
-    others = stage.cast(task, "ann", "ben")
+    task, others = stage.crew("ann", "ben")
     with ThreadPoolExecutor(1) as pool:
         storming = pool.submit(storm)
         try:
             run = stage.submit(spec(f"meanwhile-{stage.count}", task, rounds=5, more="selection.minimum = 2"))
-            stage.play(run, *others)
-            stage.wait_state(run, RunState.COMPLETED)
+            stage.complete(run, *others)
             wait_for(lambda: answers.total() >= 3 * len(FORGED), "attacks")
         finally:
             over.set()

@@ -193,9 +193,8 @@ _scenes: list[Scene] = []  # one for each coordinator
 @pytest.fixture
 def scene(stage: Coordinator, tmp_path: Path) -> Scene:
     if not _scenes or _scenes[-1].stage is not stage:
-        task, players = stage.crew(*CLIENTS)
         more = "selection = { minimum = 4, quorum = 0.5 }"
-        run = stage.submit(spec(f"bound-{stage.count}", task, more=more))
+        run, players = stage.begin(*CLIENTS, more=more)
         _, ben, cleo, dan = players
         cleo.decline(cleo.order(), "limit:steps", "too many")
         with refused("INVALID_ARGUMENT", "non-finite"):
