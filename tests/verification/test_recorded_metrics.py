@@ -181,10 +181,9 @@ def test_a_run_without_evaluations_has_no_metrics_of_models(
 def test_epsilons_and_the_members_that_a_skipped_round_lacks_are_shown(
     stage: Stage, tmp_path: Path, expected: list[Compared]
 ) -> None:
-    task, names = stage.task(), NAMES[:2]
-    players = stage.cast(task, *names)
+    names = NAMES[:2]
     more = f"selection = {{ minimum = 2, required = {json.dumps(names)} }}"
-    run = stage.submit(spec(f"metrics-{stage.count}", task, 2, algorithm="fedavg", more=more))
+    run, players = stage.begin(*names, rounds=2, algorithm="fedavg", more=more)
     for player, epsilon in zip(players, (3.0, 2.0), strict=True):
         player.reply(player.order(), privacy=SamplePrivacy(epsilon=epsilon))
     for player in players:

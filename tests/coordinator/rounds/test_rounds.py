@@ -197,12 +197,10 @@ def test_each_phase_has_the_deadline_of_its_kind(stage: Stage) -> None:
     ],
 )
 def test_selection_is_seeded_and_recorded(stage: Stage, rule: str, asked: int) -> None:
-    task = stage.task()
     names, samples = ("ann", "ben", "cleo", "dan", "eve"), (10, 20, 30, 40, 1000)
-    players = stage.cast(task, *names, samples=samples)
-    document = spec("choice", task, rounds=3, seed=17, more=f"selection = {{ {rule}, minimum = 5 }}")
-    run = stage.submit(document)
-    rules = RunSpec.parse(document).selection
+    more = f"selection = {{ {rule}, minimum = 5 }}"
+    run, players = stage.begin(*names, rounds=3, samples=samples, seed=17, more=more)
+    rules = RunSpec.parse(stage.run(run).spec).selection
 
     def over() -> bool:
         for player in players:
