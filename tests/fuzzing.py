@@ -162,12 +162,12 @@ def corpus(name: str) -> list[bytes]:
 
 
 @contextmanager
-def bounded_memory() -> Iterator[None]:
-    """Inside, this process may take `MEMORY` in addition; more is a MemoryError."""
+def bounded_memory(more: int = MEMORY) -> Iterator[None]:
+    """Inside, this process may take so many bytes in addition; beyond them is a MemoryError."""
     status = Path("/proc/self/status").read_text()
     taken = int(status.partition("VmSize:")[2].split()[0]) << 10
     before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, before[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (taken + more, before[1]))
     try:
         yield
     finally:

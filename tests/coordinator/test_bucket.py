@@ -85,9 +85,7 @@ def command(*arguments: object) -> tuple[int, str]:
 
 def begin(made: Stage, rounds: int = 1, *, seed: int = 3) -> tuple[str, list[Player]]:
     """A run; another seed gives other updates, and so other blobs."""
-    task, players = made.crew("ann", "ben")
-    document = spec(f"bucket-{made.count}", task, rounds, seed=seed, algorithm="fedavg", more="selection.minimum = 2")
-    return made.submit(document), players
+    return made.begin("ann", "ben", rounds=rounds, seed=seed, algorithm="fedavg", more="selection.minimum = 2")
 
 
 @pytest.fixture(scope="module")

@@ -26,9 +26,8 @@ def look(stage: Stage) -> admin.GetDiskResponse:
 
 
 def test_the_disk_is_counted_by_models_updates_and_runs(stage: Stage) -> None:
-    before, task = look(stage), stage.task()
-    players = stage.cast(task, "a", "b")
-    run = stage.submit(spec("counted", task, 3), paused=True)
+    before = look(stage)
+    run, players = stage.begin("a", "b", rounds=3, paused=True)
     update = len(stage.blobs.read(stage.run(run).model))  # an update has the size of a model, but for its header
     [planned] = [item for item in look(stage).runs if item.run_id == run]
     assert (planned.models, planned.replies) == (len(MODEL), 0)

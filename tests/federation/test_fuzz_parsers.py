@@ -32,7 +32,7 @@ from federation.trust.member_files import MemberFiles
 from federation.vectors import DTYPES, Layout, Tensor, model_layout, parse_header, to_bytes
 from tests.fuzzing import Parser, documents, fuzz
 from tests.scripted import CLIENT, FEDERATION
-from tests.stage import Stage, spec
+from tests.stage import Stage
 from tests.verification.test_bundle import exported
 from verification.errors import Wrong
 from verification.replay import parse_gram
@@ -180,9 +180,8 @@ def test_each_input_gives_a_value_or_the_parsers_own_error(name: str, tmp_path: 
 
 
 def test_a_bundle_is_verified_or_refused_with_what_is_wrong(stage: Stage, tmp_path: Path) -> None:
-    task, players = stage.crew("ann", "ben")
     model = to_bytes(Layout((Tensor("weight", (3,)),)), np.ones(3, np.float32))
-    run = stage.submit(spec(f"fuzz-{stage.count}", task, more="selection.minimum = 2"), model=model)
+    run, players = stage.begin("ann", "ben", more="selection.minimum = 2", model=model)
     stage.complete(run, *players)
     made = [exported(stage, run, tmp_path / "run", payloads=payloads).read_bytes() for payloads in (True, False)]
     fuzz("bundle", Parser(bundle(tmp_path / "input"), (BundleError, BlobAbsent, Wrong)), *made)

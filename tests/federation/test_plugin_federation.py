@@ -49,11 +49,6 @@ def steps(made: Federation, run: str) -> list[StepManifest]:
     return [StepManifest.FromString(SignedEnvelope.FromString(row[0]).manifest) for row in rows]
 
 
-def test_the_examples_on_the_page_are_the_files() -> None:
-    for name in ("worst_first", "equal_length", "backwards", "random_signs"):
-        assert (EXAMPLES / f"{name}.py").read_text().partition("\n\n")[2] in PAGE
-
-
 def test_a_rule_and_a_stage_of_ones_own_make_the_steps_of_a_run(running: Federation) -> None:
     text = specification("worst-first").replace("share = 0.25", 'share = 0.25\npre = ["equal_length:EqualLength"]')
     run = running.completed("worst-first", text)

@@ -278,8 +278,7 @@ def test_a_run_whose_rule_is_gone_after_a_restart_is_paused_and_goes_on_when_it_
     stage: Stage, code: Path
 ) -> None:
     name = rule(code, MEAN.replace("FIELD", ""), "comes_back")
-    task, players = stage.crew("ann", "ben")
-    run = stage.submit(spec(f"comes-back-{stage.count}", task, algorithm=name, more="selection.minimum = 2"))
+    run, players = stage.begin("ann", "ben", algorithm=name, more="selection.minimum = 2")
 
     def forget() -> None:
         (code / "comes_back.py").rename(code / "kept")

@@ -17,7 +17,21 @@ from fedpareto import simulate
 from fedpareto.cli.main import app
 from fedpareto.processes.forked import completed
 from fedpareto.processes.process_federation import ProcessFederation
-from tests.paths import DOCS, EXAMPLES, ROOT
+from tests.paths import DOCS, EXAMPLES
+
+SHOWN = {  # from these words on
+    "adapters.py": ("start/adapters-and-segmentation.md", "import torch"),
+    "backwards.py": ("research/plugins.md", "from dataclasses"),
+    "clinic.py": ("start/your-own-task.md", "import numpy"),
+    "equal_length.py": ("research/plugins.md", "from dataclasses"),
+    "my-experiment.toml": ("research/experiments.md", "title"),
+    "progression.py": ("start/your-own-task.md", "import torch"),
+    "random_signs.py": ("research/plugins.md", "from dataclasses"),
+    "scikit.py": ("start/your-own-trainer.md", "import warnings"),
+    "segment.py": ("start/adapters-and-segmentation.md", "def dice"),
+    "use_the_model.py": ("start/first-federation.md", "import sys"),
+    "worst_first.py": ("research/plugins.md", "from dataclasses"),
+}
 
 SPEC = """
 name = "exported"
@@ -36,16 +50,11 @@ def test_the_run_specification_of_the_first_federation_comes_without_a_warning()
     assert cautions(*parse_run(texts[0].encode())) == ()
 
 
-def test_the_examples_in_the_pages_are_the_files() -> None:
-    for page, name in (
-        ("start/first-federation.md", "use_the_model.py"),
-        ("research/experiments.md", "my-experiment.toml"),
-    ):
-        source = (EXAMPLES / name).read_text()
-        assert (
-            source.removeprefix(source.partition("import sys")[0] if name.endswith("py") else "")
-            in (ROOT / "docs" / page).read_text()
-        )
+@pytest.mark.parametrize("name", SHOWN)
+def test_the_example_on_a_page_is_the_file(name: str) -> None:
+    page, begin = SHOWN[name]
+    source = (EXAMPLES / name).read_text()
+    assert f"{source[source.index(begin) :]}```\n" in (DOCS / page).read_text()
 
 
 @pytest.mark.full

@@ -40,12 +40,6 @@ def trained(example: str) -> History:
     return simulate(run_of(example), threads=1)
 
 
-@pytest.mark.parametrize(("name", "begin"), [("adapters.py", "import torch"), ("segment.py", "def dice")])
-def test_the_examples_on_the_page_are_the_files(name: str, begin: str) -> None:
-    source = (EXAMPLES / name).read_text()
-    assert f"```python\n{source[source.index(begin) :]}```" in PAGE
-
-
 @needs_peft
 @pytest.mark.full
 def test_only_the_adapters_of_the_language_model_travel() -> None:

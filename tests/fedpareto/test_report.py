@@ -25,7 +25,7 @@ from fedpareto.report.page import page
 from fedpareto.report.report_data import RunData
 from storage.states import RoundState
 from tests.browsers import NARROW, WIDE, Scheme, chromium, fits, smallest_text, violations
-from tests.stage import LAYOUT, Stage, spec
+from tests.stage import LAYOUT, Stage
 
 VOID = {"meta", "br"}
 EVIL = """</title></style><script>alert("1")</script><img src=http://evil.example/x onerror='x'>"""
@@ -108,8 +108,7 @@ def test_a_run_becomes_a_page_with_every_figure(stage: Stage) -> None:
 
 
 def test_a_round_that_was_skipped_has_its_bytes_and_its_remark(stage: Stage) -> None:
-    task, (player,) = stage.crew("dora")
-    run = stage.submit(spec(f"skipped-{stage.count}", task, 1))
+    run, (player,) = stage.begin("dora")
     player.submit_zeros(player.order())
     stage.wait_round(run, 0, RoundState.SKIPPED)
     data = RunData.read(stage._admin, run)

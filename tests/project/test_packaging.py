@@ -12,7 +12,6 @@ import sys
 import tomllib
 import zipfile
 from functools import cache
-from importlib import import_module
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,18 +66,6 @@ def test_the_constraints_pin_every_direct_dependency_inside_its_range() -> None:
 def test_the_constraints_name_nothing_that_depends_on_the_platform() -> None:
     assert not [name for name in pins() if name.startswith(("nvidia", "cuda", "triton"))]
     assert not [name for name, version in pins().items() if version.local]
-
-
-def test_pip_reads_the_constraints_as_requirements_with_exact_versions() -> None:
-    session = import_module("pip._internal.network.session").PipSession()
-    parse = import_module("pip._internal.req.req_file").parse_requirements
-    read = list(parse(str(ROOT / "constraints.txt"), session))
-    assert [not one.is_editable and not one.options for one in read] == [True] * len(pins())
-    found = [Requirement(one.requirement) for one in read]
-    assert not [one for one in found if one.url or one.marker or one.extras]
-    assert {canonicalize_name(one.name): str(one.specifier) for one in found} == {
-        name: f"=={version}" for name, version in pins().items()
-    }
 
 
 def test_every_direct_dependency_has_a_lower_bound() -> None:

@@ -1,11 +1,10 @@
-"""Several objectives in the real federation: the same models as in simulation, through kill -9, and provable after.
+"""Several objectives in the real federation: the same models as in simulation, and through kill -9.
 
 Real processes: one coordinator, three workers that hold parts of `two-digits`, one of which serves one objective.
 """
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import numpy as np
@@ -13,18 +12,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from coordinator.home import CoordinatorHome
 from federation.digests import digest
 from federation.tasks import initial_model, task
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.common_pb2 import StepManifest
-from federation.v1.record_pb2 import RoundRecord
 from federation.vectors import model_row, to_bytes
 from fedpareto.notebook import simulate
 from storage.blob_directory import DirectoryStore
 from tests.harness import Federation, federation
-from tests.verification.scene import Edited, checked, refusal, signed_again
 
 CLIENTS = ("client-000", "client-001", "client-002")
 BOTH = ("left", "right")
@@ -112,17 +107,9 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 @pytest.fixture(scope="module")
-def proven(scene: Scene) -> str:
-    """A run of FedCMOO to which nothing happens."""
-    run = scene.submit(COUNT)
-    scene.fed.remembered(run)
-    return run
-
-
-@pytest.fixture(scope="module")
-def undisturbed(scene: Scene, proven: str) -> tuple[str, str]:
-    """The model that it comes to, and what it remembers."""
-    return scene.fed.remembered(proven)
+def undisturbed(scene: Scene) -> tuple[str, str]:
+    """The model that a run of FedCMOO comes to when nothing happens to it, and what it remembers."""
+    return scene.fed.remembered(scene.submit(COUNT))
 
 
 # --- what the simulation of the same specification computes
@@ -205,18 +192,3 @@ def test_a_worker_that_dies_after_its_gradients_trains_from_the_same_ones(
     crashing.wait_killed()
     scene.work(victim)
     assert scene.fed.remembered(run) == undisturbed
-
-
-# --- what can be proven afterwards
-
-
-def test_a_run_can_be_recomputed_and_proven_from_what_was_signed(scene: Scene, proven: str, tmp_path: Path) -> None:
-    path, key = tmp_path / "run.fedpareto", CoordinatorHome.load(scene.fed.home).signing_key
-    scene.fed.admin("bundle", proven, "--payloads", "--yes", "--out", str(path))
-    record = Edited.of(path)
-    assert [one.missing for one in checked(record, tmp_path)] == [(), ()]
-
-    def other_weights(found: RoundRecord) -> None:
-        signed_again(found.step, StepManifest, key, lambda step: setattr(step.weights[0], "weight", 0.5))
-
-    assert "weights" in refusal(record.with_round(0, other_weights), tmp_path)

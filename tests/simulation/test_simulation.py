@@ -165,23 +165,6 @@ def test_a_round_may_ask_none_but_attackers_that_do_not_train(backend: str) -> N
     assert history.state == "COMPLETED"
 
 
-def test_the_same_specification_gives_the_same_bytes(tmp_path: Path) -> None:
-    text = spec(fraction=0.5, algorithm="fedavg")
-    first, second = simulate(text), simulate(text)
-    assert first.model.tobytes() == second.model.tobytes()
-    assert first.client_records == second.client_records
-
-
-@pytest.mark.full
-def test_fedmgda_plus_makes_the_same_bytes_of_an_update_that_is_scaled_by_a_power_of_two() -> None:
-    def model(algorithm: str, scale: int) -> bytes:
-        text = spec(algorithm=algorithm, attackers=1, attack=f"scale={scale}")
-        return bytes(simulate(text, threads=1).model.tobytes())
-
-    assert model("fedmgda+", 8) == model("fedmgda+", 1)
-    assert model("fedavg", 8) != model("fedavg", 1)
-
-
 def test_a_simulation_that_was_stopped_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     text = spec(rounds=5).encode()
     whole = simulate(text)

@@ -16,7 +16,7 @@ from federation.vectors import read_vector
 from storage.retention import collect
 from storage.states import RunState
 from tests.running import SECONDS, refused
-from tests.stage import MODEL, Player, Stage, spec, stage, vector
+from tests.stage import MODEL, Player, Stage, stage, vector
 from tests.storage.memory_blobs import MemoryStore
 from tests.storage.scene import date_back, stored
 
@@ -46,9 +46,8 @@ def export(stage: Stage, run: str) -> bytes:
 def test_a_federation_stores_serves_aggregates_and_collects_without_a_directory(
     remote: Stage, store: MemoryStore
 ) -> None:
-    task = remote.task()
-    ann, ben = players = remote.cast(task, "ann", "ben")
-    run = remote.submit(spec("memory", task, algorithm="fedavg", more="selection.minimum = 2"))
+    run, players = remote.begin("ann", "ben", algorithm="fedavg", more="selection.minimum = 2")
+    ann, ben = players
     orders = {player: player.order() for player in players}
     name = digest(MODEL)
     assert fetch(ann, name) == MODEL

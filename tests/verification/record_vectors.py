@@ -15,7 +15,7 @@ from federation.v1 import admin_pb2 as admin
 from storage.states import RunState
 from tests.coordinator.rounds.scene import begin
 from tests.paths import VECTORS
-from tests.stage import Stage, spec, stage
+from tests.stage import Stage, stage
 from verification.run import OpenedRun
 
 DIRECTORY = VECTORS / "record"
@@ -24,18 +24,16 @@ NAMES = ("ann", "ben", "cleo")
 
 def open_run(made: Stage) -> str:
     """Two rounds of averages, weighted by samples."""
-    task, players = made.crew(*NAMES, samples=(10, 20, 30))
-    more = 'algorithm.prior = "samples"\nselection.minimum = 3'
-    run = made.submit(spec("open", task, 2, algorithm="fedavg", more=more))
+    more, samples = 'algorithm.prior = "samples"\nselection.minimum = 3', (10, 20, 30)
+    run, players = made.begin(*NAMES, name="open", rounds=2, samples=samples, algorithm="fedavg", more=more)
     made.complete(run, *players)
     return run
 
 
 def interrupted(made: Stage) -> str:
     """One client is revoked after it has replied, one declines; nobody replies in the second round."""
-    task, players = made.crew(*NAMES, "dan", "eve")
     more = 'selection.minimum = 2\nselection.pool = "enrolled"\nevaluate.every = 0'
-    run = made.submit(spec("interrupted", task, 2, algorithm="fedavg", more=more))
+    run, players = made.begin(*NAMES, "dan", "eve", name="interrupted", rounds=2, algorithm="fedavg", more=more)
     orders = {player.name: player.order() for player in players}
     players[4].reply(orders["eve"])
     made.revoke("eve", "left the federation")
@@ -52,9 +50,8 @@ def interrupted(made: Stage) -> str:
 
 def multi_gradient(made: Stage) -> str:
     """Two rounds of FedMGDA+ with momentum. Its bundle has no payloads."""
-    task, players = made.crew(*NAMES)
     more = "server = { optimiser = 'momentum', learning_rate = 0.5 }\nselection.minimum = 3\nevaluate.every = 0"
-    run = made.submit(spec("multi-gradient", task, 2, more=more))
+    run, players = made.begin(*NAMES, name="multi-gradient", rounds=2, more=more)
     made.complete(run, *players)
     return run
 

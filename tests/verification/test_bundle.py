@@ -14,7 +14,7 @@ from storage.states import RunState
 from tests.compared_metrics import differences
 from tests.coordinator.rounds.scene import EXACT, begin
 from tests.few import few_of
-from tests.stage import MODEL, Stage, spec
+from tests.stage import MODEL, Stage
 from verification.counterfactual import Replayed, counterfactual
 from verification.errors import Verified, Wrong
 from verification.noise_size import CHOSEN
@@ -54,14 +54,11 @@ NAMES = ("ann", "ben", "cleo", "dan", "eve")
 
 def played(stage: Stage, algorithm: str, more: str, rounds: int = 3, model: bytes = MODEL) -> str:
     """A run that has ended."""
-    task = stage.task()
-    players = stage.cast(task, *NAMES, samples=(10, 20, 30, 40, 50))
+    more, samples = f"selection.minimum = {len(NAMES)}\n{more}", (10, 20, 30, 40, 50)
+    run, players = stage.begin(*NAMES, rounds=rounds, samples=samples, algorithm=algorithm, more=more, model=model)
     for place, player in enumerate(players):
         player.losses.update({"loss": 1.0 + place / 7})
-    more = f"selection.minimum = {len(NAMES)}\n{more}"
-    run = stage.submit(spec(f"bundle-{stage.count}", task, rounds, algorithm=algorithm, more=more), model=model)
-    stage.play(run, *players)
-    stage.wait_state(run, RunState.COMPLETED)
+    stage.complete(run, *players)
     return run
 
 
@@ -97,9 +94,7 @@ def test_the_local_rate_of_each_round_is_verified_from_its_bundle(stage: Stage, 
 
 
 def test_a_run_that_was_stopped_within_a_round_is_verified(stage: Stage, tmp_path: Path) -> None:
-    task = stage.task()
-    ann, ben = stage.cast(task, "ann", "ben")
-    run = stage.submit(spec(f"bundle-{stage.count}", task, algorithm="fedavg", more="selection.minimum = 2"))
+    run, (ann, ben) = stage.begin("ann", "ben", algorithm="fedavg", more="selection.minimum = 2")
     ann.reply(ann.order())
     ben.order()
     stage.stop_run(run, "enough")

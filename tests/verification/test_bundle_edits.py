@@ -16,7 +16,7 @@ from federation.trust.envelope import envelope_digest
 from federation.v1 import common_pb2 as common
 from federation.v1.record_pb2 import Answer, Bundle, Exchange, RoundRecord
 from fedpareto.cli.main import app
-from tests.stage import Stage, spec
+from tests.stage import Stage
 from tests.verification.scene import Edited, checked, other, refusal, signed_again
 from tests.verification.test_bundle import NAMES, exported, played
 from verification.errors import Wrong
@@ -54,8 +54,7 @@ def answer(record: RoundRecord, phase: int = 0, place: int = 0) -> Answer:
 
 
 def test_the_decline_of_a_member_is_verified(stage: Stage, tmp_path: Path) -> None:
-    task, players = stage.crew("ann", "ben", "cleo")
-    run = stage.submit(spec(f"bundle-{stage.count}", task, more="selection.minimum = 3"))
+    run, players = stage.begin("ann", "ben", "cleo", more="selection.minimum = 3")
     players[2].decline(players[2].order(), "limit:steps", "too many")
     stage.complete(run, *players)
     whole = Edited.of(exported(stage, run, tmp_path / "run.fedpareto"))

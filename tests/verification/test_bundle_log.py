@@ -221,8 +221,7 @@ def test_a_log_that_the_coordinator_has_signed_again_has_to_agree_with_the_recor
 
 
 def test_the_bundle_of_a_run_that_goes_on_has_the_rounds_that_have_ended(stage: Stage, tmp_path: Path) -> None:
-    task, players = stage.crew("ann", "ben")
-    run = stage.submit(spec(f"bundle-{stage.count}", task, 2, more="evaluate.every = 0"))
+    run, players = stage.begin("ann", "ben", rounds=2, more="evaluate.every = 0")
     for player in players:
         player.reply(player.order())
     stage.wait_round(run, 0)

@@ -15,7 +15,7 @@ from federation.v1 import admin_pb2 as admin
 from federation.vectors import Layout, Tensor, read_vector
 from fedpareto.cli.admin import download
 from fedpareto.cli.main import app
-from tests.stage import LAYOUT, MODEL, Stage, spec
+from tests.stage import LAYOUT, MODEL, Stage
 from tests.verification.test_bundle import exported, played
 from verification.errors import Wrong
 from verification.exported import CheckedModel, check_model
@@ -68,8 +68,7 @@ def test_the_models_of_a_run_carry_the_digest_of_its_record(stage: Stage, tmp_pa
 
 
 def test_a_model_of_a_run_that_goes_on_carries_the_digest_of_the_record_up_to_it(stage: Stage, tmp_path: Path) -> None:
-    task, players = stage.crew("ann", "ben")
-    run = stage.submit(spec(f"bundle-{stage.count}", task, 2, more="evaluate.every = 0"))
+    run, players = stage.begin("ann", "ben", rounds=2, more="evaluate.every = 0")
     first = export(stage, run, tmp_path / "first.safetensors")
     orders = [player.order() for player in players]
     for player, order in zip(players, orders, strict=True):

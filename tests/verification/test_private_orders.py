@@ -18,6 +18,7 @@ from tests.federation.work.scene import Cast, cast, document, play
 
 VICTIM = "silo-03"
 Message = SecureMaskWork | SecureConfirmWork | SecureDealWork
+OnRecord = tuple[RunSpec, list[AssignmentManifest], list[ReplyManifest]]
 MESSAGES: dict[SessionStage, Any] = {
     SessionStage.MASK: SecureMaskWork,
     SessionStage.CONFIRM: SecureConfirmWork,
@@ -43,7 +44,7 @@ def recorded(scene: Cast) -> tuple[list[AssignmentManifest], list[ReplyManifest]
 
 
 @pytest.fixture(scope="module")
-def record() -> tuple[RunSpec, list[AssignmentManifest], list[ReplyManifest]]:
+def record() -> OnRecord:
     scene = cast(10, assumed=1)
     play(scene, Mode.SUM)
     return scene.spec, *recorded(scene)
@@ -89,9 +90,7 @@ def shorter(message: Message) -> None:
     del message.members[:1]
 
 
-def test_an_honest_session_gives_no_problem(
-    record: tuple[RunSpec, list[AssignmentManifest], list[ReplyManifest]],
-) -> None:
+def test_an_honest_session_gives_no_problem(record: OnRecord) -> None:
     assert not list(order_problems(*record))
     assert not list(order_problems(*record, Owner("silo-00", 7.0)))
     assert list(order_problems(*record, Owner("silo-00", 7.5))), "ten equal coefficients without three colluders"
@@ -109,7 +108,7 @@ def test_an_honest_session_gives_no_problem(
     ],
 )
 def test_what_members_should_have_refused_is_named(
-    record: tuple[RunSpec, list[AssignmentManifest], list[ReplyManifest]],
+    record: OnRecord,
     stage: SessionStage,
     edit: Callable[[Message], None],
     only: str,
@@ -119,9 +118,7 @@ def test_what_members_should_have_refused_is_named(
     assert words in "\n".join(order_problems(spec, edited(orders, stage, edit, only), replies))
 
 
-def test_coefficients_that_the_algorithm_cannot_give_are_named(
-    record: tuple[RunSpec, list[AssignmentManifest], list[ReplyManifest]],
-) -> None:
+def test_coefficients_that_the_algorithm_cannot_give_are_named(record: OnRecord) -> None:
     _, orders, replies = record
     spec = RunSpec.parse(document(Mode.SUM, "fedavg-n"))
     assert not list(order_problems(spec, orders, replies))
@@ -134,9 +131,7 @@ def test_coefficients_that_the_algorithm_cannot_give_are_named(
     assert "silo-00" in "\n".join(order_problems(spec, edited(orders, SessionStage.MASK, shifted), replies))
 
 
-def test_a_session_without_what_comes_before_its_masks_is_named(
-    record: tuple[RunSpec, list[AssignmentManifest], list[ReplyManifest]],
-) -> None:
+def test_a_session_without_what_comes_before_its_masks_is_named(record: OnRecord) -> None:
     spec, orders, replies = record
     for stage in (SessionStage.READY, SessionStage.DEAL):
         rest = [order for order in orders if order.kind != stage]
@@ -145,9 +140,7 @@ def test_a_session_without_what_comes_before_its_masks_is_named(
     assert f"{VICTIM} has a coefficient, and no accepted reply" in "\n".join(order_problems(spec, orders, silent))
 
 
-def test_work_that_is_no_message_is_named_and_harms_nothing_else(
-    record: tuple[RunSpec, list[AssignmentManifest], list[ReplyManifest]],
-) -> None:
+def test_work_that_is_no_message_is_named_and_harms_nothing_else(record: OnRecord) -> None:
     spec, orders, replies = record
     bad = AssignmentManifest(client_id="silo-00", phase=9, kind=SessionStage.MASK.value, work=b"\xff\xff")
     (problem,) = order_problems(spec, [*orders, bad], replies)
@@ -167,9 +160,7 @@ def test_a_voided_attempt_is_checked_like_any_other() -> None:
     assert list(order_problems(scene.spec, edited(orders, SessionStage.MASK, alone), replies))
 
 
-def test_the_coefficients_of_assignments_are_read_by_session(
-    record: tuple[RunSpec, list[AssignmentManifest], list[ReplyManifest]],
-) -> None:
+def test_the_coefficients_of_assignments_are_read_by_session(record: OnRecord) -> None:
     _, orders, _ = record
     masks = [order for order in orders if order.kind == SessionStage.MASK]
     envelopes = [SignedEnvelope(manifest=order.SerializeToString()).SerializeToString() for order in masks]

@@ -7,10 +7,8 @@ value that was changed. It never ends with a traceback, never needs much memory,
 import io
 import random
 import re
-import resource
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from federation.record.bundle import LOG, ROTATIONS
 from federation.text import escaped_lines
 from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.verify import verify_command
+from tests.fuzzing import bounded_memory
 from tests.stage import stage
 from tests.verification.every_value import Edit
 from tests.verification.random_edits import FORGED, Editor
@@ -38,18 +37,6 @@ class Read:
     code: int
     output: str
     memory: int
-
-
-@contextmanager
-def bounded_memory() -> Iterator[None]:
-    """Refuses the process a further GiB: a search must not take the machine's memory."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 30), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def read(path: Path) -> Read:
@@ -114,7 +101,7 @@ def search(recorded: Recorded, path: Path, seeds: range) -> Counter[str]:
     honest = read(recorded.bundle.write(path)).code
     assert honest in (0, 3)
     outcomes: Counter[str] = Counter()
-    with bounded_memory():
+    with bounded_memory(1 << 30):
         for seed in seeds:
             for signed in (False, True):
                 draft = editor.draw(random.Random(seed))
@@ -158,7 +145,7 @@ def damage(name: str, path: Path, seeds: range) -> Counter[int]:
     """Damages the bytes of a bundle once for each seed. Returns how often each exit code was."""
     data = vector(name).read_bytes()
     codes: Counter[int] = Counter()
-    with bounded_memory():
+    with bounded_memory(1 << 30):
         for seed in seeds:
             path.write_bytes(damaged(data, random.Random(seed)))
             result = read(path)

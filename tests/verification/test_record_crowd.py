@@ -71,8 +71,7 @@ def test_a_coordinator_that_is_content_with_fewer_clients_is_named(
     monkeypatch.setattr(opening, "_missing", lambda *_: "")
     monkeypatch.setattr(conversation, "replies_needed", lambda *_: 1)
     monkeypatch.setattr(conversation, "_must_have", lambda *_: None)
-    task, (ann, ben) = stage.crew("ann", "ben")
-    run = stage.submit(spec(f"crowd-{stage.count}", task, algorithm="fedavg", more=more))
+    run, (ann, ben) = stage.begin("ann", "ben", algorithm="fedavg", more=more)
     ann.reply(ann.order())
     ben.decline(ben.order(), "no-data")
     stage.complete(run, ann, ben)
@@ -97,9 +96,8 @@ def test_everybody_can_hide_a_message_that_nothing_else_names(tmp_path: Path) ->
 
 
 def test_a_run_that_its_measurements_have_stopped_is_complete(stage: Stage, tmp_path: Path) -> None:
-    task, players = stage.crew("ann", "ben")
     more = 'selection.minimum = 2\nstop = { metric = "loss", target = 1e9, split = "test" }'
-    run = stage.submit(spec(f"crowd-{stage.count}", task, 3, algorithm="fedavg", more=more))
+    run, players = stage.begin("ann", "ben", rounds=3, algorithm="fedavg", more=more)
     stage.complete(run, *players)
     record = Edited.of(exported(stage, run, tmp_path / "run.fedpareto"))
     assert len(checked(record, tmp_path)) == 1

@@ -181,10 +181,9 @@ def test_a_run_without_evaluations_has_no_metrics_of_models(
 def test_epsilons_and_the_members_that_a_skipped_round_lacks_are_shown(
     stage: Stage, tmp_path: Path, expected: list[Compared]
 ) -> None:
-    task, names = stage.task(), NAMES[:2]
-    players = stage.cast(task, *names)
+    names = NAMES[:2]
     more = f"selection = {{ minimum = 2, required = {json.dumps(names)} }}"
-    run = stage.submit(spec(f"metrics-{stage.count}", task, 2, algorithm="fedavg", more=more))
+    run, players = stage.begin(*names, rounds=2, algorithm="fedavg", more=more)
     for player, epsilon in zip(players, (3.0, 2.0), strict=True):
         player.reply(player.order(), privacy=SamplePrivacy(epsilon=epsilon))
     for player in players:
@@ -215,8 +214,7 @@ def test_metrics_of_a_coordinate_wise_direction_need_the_updates(stage: Stage, t
 
 
 def test_a_run_that_is_stopped_while_its_model_is_measured_has_no_metrics_of_it(stage: Stage, tmp_path: Path) -> None:
-    task, players = stage.crew(*NAMES[:2])
-    run = stage.submit(spec(f"metrics-{stage.count}", task, 2, algorithm="fedavg", more="selection.minimum = 2"))
+    run, players = stage.begin(*NAMES[:2], rounds=2, algorithm="fedavg", more="selection.minimum = 2")
     for player in players:
         player.reply(player.order())
     players[0].reply(players[0].order())
@@ -234,10 +232,8 @@ def test_a_run_that_is_stopped_while_its_model_is_measured_has_no_metrics_of_it(
 def test_a_member_that_is_revoked_after_it_has_measured_counts_unless_the_evaluation_went_on(
     stage: Stage, tmp_path: Path, late: bool
 ) -> None:
-    task = stage.task()
     names = (*NAMES[:2], f"leaving-{stage.count}")
-    players = stage.cast(task, *names)
-    run = stage.submit(spec(f"metrics-{stage.count}", task, algorithm="fedavg", more="selection.minimum = 3"))
+    run, players = stage.begin(*names, algorithm="fedavg", more="selection.minimum = 3")
     for player in players:
         player.reply(player.order())
     orders = [player.order() for player in players]

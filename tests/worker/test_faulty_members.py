@@ -18,6 +18,7 @@ CLIENTS = ("behind", "nan", "memory", "slow", "disk", "ahead")
 PAGE = DOCS / "member/your-site.md"
 HOUR = timedelta(hours=1)
 CLOCKS = {"behind": -HOUR, "ahead": HOUR}
+Ended = tuple[dict[str, Any], dict[str, Any]]
 CLOCK = "this machine's clock and the coordinator's differ by {:.0f} s"
 FULL = ("[Errno 27] File too large", "[Errno 28] No space left on device")  # here, and on a disk that is full
 DISK_BYTES = 10_000  # a file on a full disk; half of a model
@@ -61,7 +62,7 @@ class Scene:
         spec = SPEC.replace("DEADLINE", str(deadline)).replace("POOL", pool)
         return self.fed.submit(name, spec, "--code", str(OWNERS_CODE))
 
-    def ended(self, run: str, round_: int = -1) -> tuple[dict[str, Any], dict[str, Any]]:
+    def ended(self, run: str, round_: int = -1) -> Ended:
         """A run after its end, and the parts in a round by client."""
         self.fed.wait_completed(run)
         record = self.fed.admin("round", run, str(round_))
@@ -96,7 +97,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 @pytest.fixture(scope="module")
-def faulty(scene: Scene) -> tuple[dict[str, Any], dict[str, Any]]:
+def faulty(scene: Scene) -> Ended:
     """A run in which four of six sites fail in each of three rounds, and the others have wrong clocks."""
     for client in ("nan", "memory", "slow"):
         scene.fault(client, client)
@@ -113,7 +114,7 @@ def fulfilled(parts: dict[str, Any]) -> set[str]:
 
 
 def test_nan_a_full_gpu_and_a_full_disk_are_declined_with_their_reasons_and_a_slow_site_is_not_waited_for(
-    faulty: tuple[dict[str, Any], dict[str, Any]],
+    faulty: Ended,
 ) -> None:
     run, parts = faulty
     assert run["rounds_done"] == 3
@@ -127,30 +128,26 @@ def test_nan_a_full_gpu_and_a_full_disk_are_declined_with_their_reasons_and_a_sl
 
 
 def test_a_gpu_without_memory_declines_training_and_evaluation_and_the_others_are_evaluated(
-    scene: Scene, faulty: tuple[dict[str, Any], dict[str, Any]]
+    scene: Scene, faulty: Ended
 ) -> None:
     run, parts = faulty
     assert scene.outcomes(run["run_id"], "memory") == [("train", "memory")] * 3 + [("evaluate", "memory")]
     assert {client for client, part in parts.items() if part.get("answered")} == {"ahead", "behind", "nan", "slow"}
 
 
-def test_the_operator_is_warned_of_each_failing_member_by_name(
-    scene: Scene, faulty: tuple[dict[str, Any], dict[str, Any]]
-) -> None:
+def test_the_operator_is_warned_of_each_failing_member_by_name(scene: Scene, faulty: Ended) -> None:
     run = scene.fed.admin("run", faulty[0]["run_id"])["run"]
     failing = {one["client_id"] for one in run["alerts"] if one["kind"].endswith("MEMBER_FAILS")}
     assert failing == {"nan", "memory", "slow", "disk"}
 
 
-def test_clocks_that_are_an_hour_ahead_or_behind_are_reported_and_do_no_harm(
-    scene: Scene, faulty: tuple[dict[str, Any], dict[str, Any]]
-) -> None:
+def test_clocks_that_are_an_hour_ahead_or_behind_are_reported_and_do_no_harm(scene: Scene, faulty: Ended) -> None:
     for client, ahead in CLOCKS.items():
         scene.fed.workers[client].wait_for_text(CLOCK.format(-ahead.total_seconds()))
         assert faulty[1][client]["state"].endswith("FULFILLED")
 
 
-def test_the_page_for_operators_shows_the_lines_that_they_see(faulty: tuple[dict[str, Any], dict[str, Any]]) -> None:
+def test_the_page_for_operators_shows_the_lines_that_they_see(faulty: Ended) -> None:
     seen = [f"\nsite-a: {part['reason'].replace(*FULL)}\n" for part in faulty[1].values() if reason(part)]
     text = PAGE.read_text()
     assert len(seen) == 4

@@ -1,6 +1,5 @@
 """Joining, what a worker keeps on its disk, and workers of a federation as shipped."""
 
-import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -204,28 +203,6 @@ def test_the_cache_starts_over_when_the_rest_does_not_fit_and_bounds_what_it_tak
 
 
 # With the coordinator as shipped
-
-
-def test_workers_join_a_real_federation_and_carry_a_run_to_its_end(tmp_path: Path) -> None:
-    with federation(tmp_path) as made:
-        made.serve()
-        word = made.join_string("a")
-        made.fedpareto("worker", "join", "--home", str(tmp_path / "a"), standard_input=word)
-        made.fedpareto("worker", "join", "--home", str(tmp_path / "again"), code=1, standard_input=word)
-        assert not (tmp_path / "again").exists()
-        made.join("b")
-        workers = [made.work(name, "--part", f"{number}/2") for number, name in enumerate("ab", 1)]
-        for worker in workers:
-            worker.wait_for_text("attending federation")
-        made.completed("two-rounds", 'task = "digits"\nrounds = 2\n[selection]\nminimum = 2\n')
-        for worker, name in zip(workers, "ab", strict=True):
-            worker.wait_for_text("receipt accepted", 4)  # the last one is on its way when the run is over
-            assert worker.stop() == 0
-            assert worker.text.count(": training\n") == 2
-            receipts = [json.loads(line) for line in (tmp_path / name / "receipts.jsonl").read_text().splitlines()]
-            assert sum(bool(receipt["payload"]) for receipt in receipts) == 2
-            assert all(receipt["accepted"] for receipt in receipts)
-            assert files_in(tmp_path / name / "spool") == []
 
 
 @pytest.mark.full

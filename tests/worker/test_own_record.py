@@ -16,12 +16,13 @@ from verification.own_replies import Fate, MemberReceipt, fates
 from worker.receipts import append, read_receipts, receipt_line
 
 ANN = "ann"
+Seen = tuple[Stage, Edited, list[MemberReceipt]]
 
-_made: list[tuple[Stage, Edited, list[MemberReceipt]]] = []  # the run that all tests look at: one for each coordinator
+_made: list[Seen] = []  # the run that all tests look at: one for each coordinator
 
 
 @pytest.fixture
-def run(stage: Stage, tmp_path: Path) -> tuple[Stage, Edited, list[MemberReceipt]]:
+def run(stage: Stage, tmp_path: Path) -> Seen:
     if not _made or _made[-1][0] is not stage:
         name = played(stage, "fedmgda+", "algorithm.epsilon = 0.1", rounds=2)
         whole = Edited.of(exported(stage, name, tmp_path / "run.fedpareto"))
@@ -58,9 +59,7 @@ def found(edited: Edited, held: list[MemberReceipt], path: Path) -> list[Fate]:
         return list(fates(bundle, ANN, held))
 
 
-def test_a_member_finds_each_reply_and_the_coefficient_of_each_update(
-    run: tuple[Stage, Edited, list[MemberReceipt]], tmp_path: Path
-) -> None:
+def test_a_member_finds_each_reply_and_the_coefficient_of_each_update(run: Seen, tmp_path: Path) -> None:
     _, whole, held = run
     told = found(whole, held, tmp_path)
     assert [(one.round, one.kind, one.wrong) for one in told] == [
@@ -126,7 +125,7 @@ def replaced_reply(stage: Stage) -> Callable[[RoundRecord], object]:
     ],
 )
 def test_what_is_missing_or_different_in_an_edited_record_is_named(
-    run: tuple[Stage, Edited, list[MemberReceipt]],
+    run: Seen,
     tmp_path: Path,
     edit: Callable[[Stage], Callable[[RoundRecord], object]],
     words: str,
@@ -137,16 +136,14 @@ def test_what_is_missing_or_different_in_an_edited_record_is_named(
     assert words in wrong[0].wrong
 
 
-def test_a_reply_on_record_that_the_member_has_no_receipt_for_is_named(
-    run: tuple[Stage, Edited, list[MemberReceipt]], tmp_path: Path
-) -> None:
+def test_a_reply_on_record_that_the_member_has_no_receipt_for_is_named(run: Seen, tmp_path: Path) -> None:
     _, whole, held = run
     wrong = [one for one in found(whole, held[1:], tmp_path) if one.wrong]
     assert [(one.round, one.kind, one.wrong) for one in wrong] == [(0, "train", "this member has no receipt for it")]
 
 
 def test_receipts_of_rounds_after_those_of_the_bundle_are_no_problem_while_the_run_goes_on(
-    run: tuple[Stage, Edited, list[MemberReceipt]], tmp_path: Path
+    run: Seen, tmp_path: Path
 ) -> None:
     _, whole, held = run
     later = [MemberReceipt(**{**vars(held[0]), "assignment_id": "f" * 32, "round": 2})]

@@ -17,7 +17,7 @@ from coordinator.aggregation.pre import STAGES, apply
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.streaming import Row
 from tests.coordinator.aggregation.peak_memory import must_not_grow
-from tests.coordinator.aggregation.scene import Vector, drawn, need_gpu, printed, rows_of, stored
+from tests.coordinator.aggregation.scene import Vector, drawn, need_gpu, rows_of, stored
 from tests.few import few_of
 from tests.running import command
 
@@ -143,19 +143,6 @@ def test_files_and_arrays_give_the_same_bytes_on_any_number_of_threads(tmp_path:
         for workers, given_ in ((2, rows), (5, rows), (None, list(U))):
             again = streamed(matrix, (m - 1) // 4, given_, workers=workers)
             assert (again[0].tobytes(), again[1].tobytes()) == (direction.tobytes(), products.tobytes())
-
-
-@pytest.mark.full
-def test_the_bytes_do_not_depend_on_the_threads_of_the_library_below() -> None:
-    program = (
-        "import hashlib\nimport numpy as np\n"
-        "from coordinator.aggregation.gram import trimmed_mean\n"
-        "U = np.random.default_rng(0).standard_normal((120, 30_001)).astype(np.float32)\n"
-        "W = np.random.default_rng(1).standard_normal((60, 120))\n"
-        "d = [piece.tobytes() for parts in trimmed_mean(W, 20, list(U), workers=1) for piece in parts]\n"
-        "print(hashlib.sha256(b''.join(d)).hexdigest())\n"
-    )
-    assert len(printed(program, threads=("1", "4"))) == 1
 
 
 COMPUTATION = """

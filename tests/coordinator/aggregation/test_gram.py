@@ -54,10 +54,14 @@ def test_the_bytes_do_not_depend_on_the_threads_of_the_library_below(tmp_path: P
     rows = stored(tmp_path, drawn(20, 300_001))
     program = (
         "import sys, hashlib\nfrom pathlib import Path\nimport numpy as np\n"
-        "from coordinator.aggregation.gram import gram, combine\nfrom federation.vectors import update_rows\n"
+        "from coordinator.aggregation.gram import gram, combine, trimmed_mean\n"
+        "from federation.vectors import update_rows\n"
         "rows = [update_rows(Path(p))['loss'] for p in sys.argv[1:]]\n"
         "d = np.concatenate(list(combine(np.arange(1.0, 21.0), rows)))\n"
-        "print(hashlib.sha256(gram(rows).tobytes() + d.tobytes()).hexdigest())\n"
+        "U = np.random.default_rng(0).standard_normal((120, 30_001)).astype(np.float32)\n"
+        "W = np.random.default_rng(1).standard_normal((60, 120))\n"
+        "t = b''.join(one.tobytes() for parts in trimmed_mean(W, 20, list(U), workers=1) for one in parts)\n"
+        "print(hashlib.sha256(gram(rows).tobytes() + d.tobytes() + t).hexdigest())\n"
     )
     paths = [str(row.file) for row in rows if isinstance(row, RowFile)]
     assert len(printed(program, *paths, threads=("1", "2", "4"))) == 1

@@ -24,13 +24,14 @@ from tests.coordinator.aggregation.scene import reply, rule_named
 
 
 def reference(kind: str) -> list[dict[str, Any]]:
-    return [case for case in scene.reference("metrics") if case["kind"] == kind]
+    """The cases of a kind, of which there are some."""
+    cases = [case for case in scene.reference("metrics") if case["kind"] == kind]
+    assert cases
+    return cases
 
 
 def test_accuracies_agree_with_the_reference_vectors() -> None:
-    cases = reference("user_accuracy")
-    assert cases
-    for case in cases:
+    for case in reference("user_accuracy"):
         found, expected = metrics.accuracies(case["input"]), case["expected"]
         tails = {"worst5": "worst5_tail_mean", "best5": "best5_tail_mean"}
         theirs = {**tails, "p5": "worst5_percentile", "p95": "best5_percentile"}
@@ -40,9 +41,7 @@ def test_accuracies_agree_with_the_reference_vectors() -> None:
 
 
 def test_improved_participants_agree_with_the_reference_vectors() -> None:
-    cases = reference("improved")
-    assert cases
-    for case in cases:
+    for case in reference("improved"):
         told = (case["input"][name] for name in ("loss_before", "loss_after"))
         before, after = ({str(i): float(loss) for i, loss in enumerate(losses)} for losses in told)
         share = metrics.improved(before, after, before)
@@ -50,9 +49,7 @@ def test_improved_participants_agree_with_the_reference_vectors() -> None:
 
 
 def test_what_all_objectives_in_one_model_cost_agrees_with_the_reference_vectors() -> None:
-    cases = reference("delta_m")
-    assert cases
-    for case in cases:
+    for case in reference("delta_m"):
         given = case["input"]
         found = metrics.delta_m(given["method"], given["baseline"], [bool(one) for one in given["higher_is_better"]])
         assert found == pytest.approx(case["expected"]["delta_m_percent"], rel=1e-10), case["id"]

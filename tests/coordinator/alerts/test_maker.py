@@ -13,16 +13,15 @@ from storage.faults import StorageFault
 from storage.models import Alert, Client, Run
 from storage.states import AlertKind, AlertSeverity, RunState
 from tests.running import SECONDS, refused
-from tests.stage import Stage, spec
+from tests.stage import Stage
 
 HOUR = timedelta(hours=1)
 
 
 def failing_run(stage: Stage, rounds: int = 4) -> str:
     """A run in which the member ben declines each round."""
-    task, (ann, ben, cleo) = stage.crew("ann", "ben", "cleo")
-    run = stage.submit(
-        spec(f"alerts-{stage.count}", task, rounds, more="selection.minimum = 3\nselection.quorum = 0.2")
+    run, (ann, ben, cleo) = stage.begin(
+        "ann", "ben", "cleo", rounds=rounds, more="selection.minimum = 3\nselection.quorum = 0.2"
     )
 
     def answer() -> None:
@@ -134,8 +133,7 @@ def test_what_holds_is_one_row_that_keeps_its_beginning_until_it_has_ended(stage
 
 @pytest.mark.parametrize(("minutes", "stalled"), [(2, False), (4, True)])
 def test_a_run_is_stalled_after_three_times_its_median_round(stage: Stage, minutes: int, stalled: bool) -> None:
-    task, _ = stage.crew("emil")
-    run = stage.submit(spec(f"stalled-{stage.count}", task, 2))
+    run, _ = stage.begin("emil", rounds=2)
     stage.wait_state(run, RunState.RUNNING)
     now = datetime.now(UTC) + timedelta(minutes=minutes)
     seconds = [60.0, 60.0, 900.0]
@@ -153,8 +151,7 @@ def test_a_pause_by_the_coordinator_is_an_alert_until_the_run_goes_on(stage: Sta
     database = stage.served.database
     if database.serves_many:
         pytest.skip("with several coordinators, one whose disk has space takes the run: here, this one does so itself")
-    task, _ = stage.crew("gina")
-    run = stage.submit(spec(f"paused-{stage.count}", task, 2))
+    run, _ = stage.begin("gina", rounds=2)
     stage.wait_state(run, RunState.RUNNING)
 
     def pauses() -> list[tuple[AlertSeverity, bool]]:

@@ -27,6 +27,7 @@ from tests.running import SECONDS, wait_for
 
 RUN, REPLY = AnnouncementKind.RUN, AnnouncementKind.REPLY
 Heard = queue.SimpleQueue[Announcement | None]
+Two = tuple[Announcements, Heard, Announcements, Heard]
 
 
 @pytest.fixture(scope="module", params=["postgresql"])
@@ -51,7 +52,7 @@ def coordinator(url: str) -> Iterator[tuple[Announcements, Heard]]:
 
 
 @pytest.fixture
-def two(url: str) -> Iterator[tuple[Announcements, Heard, Announcements, Heard]]:
+def two(url: str) -> Iterator[Two]:
     with ExitStack() as stack:
         yield *stack.enter_context(coordinator(url)), *stack.enter_context(coordinator(url))
 
@@ -66,9 +67,7 @@ def test_an_announcement_reaches_each_other_coordinator_and_not_its_own(url: str
         assert own.get(timeout=SECONDS) == Announcement(AnnouncementKind.MESSAGES, "b-run")
 
 
-def test_each_reply_is_counted_also_when_many_are_announced_at_once(
-    two: tuple[Announcements, Heard, Announcements, Heard],
-) -> None:
+def test_each_reply_is_counted_also_when_many_are_announced_at_once(two: Two) -> None:
     first, _, _, heard = two
 
     def announce() -> None:
@@ -90,7 +89,7 @@ def test_each_reply_is_counted_also_when_many_are_announced_at_once(
 
 
 def test_what_is_no_announcement_is_ignored_and_logged_once(
-    url: str, two: tuple[Announcements, Heard, Announcements, Heard], caplog: pytest.LogCaptureFixture
+    url: str, two: Two, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, heard, _, _ = two
     sender = "0" * 32
@@ -112,7 +111,7 @@ def test_what_is_no_announcement_is_ignored_and_logged_once(
 
 
 def test_when_its_database_is_back_a_coordinator_looks_at_everything_and_listens_again(
-    url: str, postgres: Postgres, two: tuple[Announcements, Heard, Announcements, Heard]
+    url: str, postgres: Postgres, two: Two
 ) -> None:
     first, heard, second, also = two
     name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
@@ -130,9 +129,7 @@ def test_when_its_database_is_back_a_coordinator_looks_at_everything_and_listens
     assert also.get(timeout=SECONDS) == Announcement(RUN, "later")
 
 
-def test_a_listener_that_fails_keeps_no_other_from_hearing(
-    two: tuple[Announcements, Heard, Announcements, Heard], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_listener_that_fails_keeps_no_other_from_hearing(two: Two, caplog: pytest.LogCaptureFixture) -> None:
     first, heard, second, _ = two
 
     def fails(announcement: Announcement | None) -> None:
@@ -145,7 +142,7 @@ def test_a_listener_that_fails_keeps_no_other_from_hearing(
 
 
 def test_an_announcement_that_comes_while_the_database_is_away_is_no_unexpected_error(
-    two: tuple[Announcements, Heard, Announcements, Heard], caplog: pytest.LogCaptureFixture
+    two: Two, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, _, second, heard = two
 

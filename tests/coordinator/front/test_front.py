@@ -135,14 +135,8 @@ def test_a_member_has_so_many_connections_and_its_oldest_one_ends(one: Fronted) 
     wait_for(lambda: one.refused == [("fedpareto://test/client/a", "limit:connections", 1)], "the report")
 
 
-def test_the_process_is_started_again_on_the_same_port(one: Fronted) -> None:
-    first, connection = one.process, one.greeted()
-    os.kill(first, signal.SIGKILL)
-    one.replaced(first, connection)
-
-
 @pytest.mark.parametrize("half_a_line", [False, True])
-def test_the_process_is_started_again_however_the_connection_to_it_broke(
+def test_the_process_is_started_again_on_the_same_port_however_the_connection_to_it_broke(
     one: Fronted, monkeypatch: pytest.MonkeyPatch, half_a_line: bool
 ) -> None:
     monkeypatch.setattr(listener, "RESTART_SECONDS", 0.0)

@@ -87,10 +87,6 @@ def test_an_officer_whose_row_was_inserted_does_not_log_in_and_the_refusal_is_re
         session.delete(session.get_one(Administrator, officer.row))
 
 
-def test_an_officer_logs_in_at_once_after_it_was_issued(officer: Officer) -> None:
-    assert officer.login()
-
-
 def undo_revocation(served: Running, officer: Officer) -> None:
     revoked(served, officer)
     edit(served, "update administrators set ended = null where key_id = :key", key=officer.row)

@@ -35,6 +35,7 @@ from verification.errors import Wrong
 from verification.run import verify
 
 LONG_DEADLINE = b"train.deadline_seconds = 1000000"
+Pair = tuple[Player, Player]
 
 
 class Change:
@@ -89,7 +90,7 @@ def problems(stage: Stage) -> list[str]:
 
 
 @pytest.fixture
-def pair(stage: Stage, request: pytest.FixtureRequest) -> Iterator[tuple[Player, Player]]:
+def pair(stage: Stage, request: pytest.FixtureRequest) -> Iterator[Pair]:
     number = stage.count + 1
     ann, ben = stage.cast(stage.task(), f"ann-{number}", f"ben-{number}")
     yield ann, ben
@@ -114,7 +115,7 @@ def test_members_of_a_private_run_have_pinned_the_key_so_it_stays_until_the_run_
 
 
 def test_what_was_asked_before_is_answered_with_either_key_and_what_comes_later_with_the_new_one(
-    stage: Stage, pair: tuple[Player, Player], tmp_path: Path
+    stage: Stage, pair: Pair, tmp_path: Path
 ) -> None:
     ann, ben = pair
     [task] = ann.tasks
@@ -154,7 +155,7 @@ def test_what_was_asked_before_is_answered_with_either_key_and_what_comes_later_
 
 
 def test_a_former_key_of_the_coordinator_signs_no_step_whatever_time_it_states(
-    stage: Stage, pair: tuple[Player, Player], tmp_path: Path
+    stage: Stage, pair: Pair, tmp_path: Path
 ) -> None:
     ann, ben = pair
     [task] = ann.tasks
@@ -193,7 +194,7 @@ def test_a_former_key_of_the_coordinator_signs_no_step_whatever_time_it_states(
     assert "tells of the step; a key that was replaced by entry" in forged(early)
 
 
-def test_an_answer_that_was_lost_is_given_again(stage: Stage, pair: tuple[Player, Player]) -> None:
+def test_an_answer_that_was_lost_is_given_again(stage: Stage, pair: Pair) -> None:
     change = Change(pair[0].member)
     first, again = change.ask(), change.ask()
     assert first.receipt == again.receipt
@@ -274,7 +275,7 @@ ATTACKS: dict[str, tuple[Attack, str, str]] = {
 
 @pytest.mark.parametrize(("attack", "status", "reason"), ATTACKS.values(), ids=ATTACKS)
 def test_an_attack_on_a_rotation_is_refused_recorded_and_changes_nothing(
-    stage: Stage, pair: tuple[Player, Player], attack: Attack, status: str, reason: str
+    stage: Stage, pair: Pair, attack: Attack, status: str, reason: str
 ) -> None:
     ann, ben = pair
     with refused(status, reason):
@@ -285,9 +286,7 @@ def test_an_attack_on_a_rotation_is_refused_recorded_and_changes_nothing(
 
 
 @pytest.mark.full
-def test_a_rotation_that_somebody_wrote_into_the_record_is_found(
-    stage: Stage, pair: tuple[Player, Player], tmp_path: Path
-) -> None:
+def test_a_rotation_that_somebody_wrote_into_the_record_is_found(stage: Stage, pair: Pair, tmp_path: Path) -> None:
     """A key of the attacker's in the place of a former one, and a reply that it signed."""
     ann, ben = pair
     [task] = ann.tasks
@@ -315,9 +314,7 @@ def test_a_rotation_that_somebody_wrote_into_the_record_is_found(
             session.scalars(select(Rotation).where(Rotation.client_id == ann.name)).one().rotation = good
 
 
-def test_after_the_stated_time_the_old_key_is_refused_and_the_new_one_is_not(
-    stage: Stage, pair: tuple[Player, Player]
-) -> None:
+def test_after_the_stated_time_the_old_key_is_refused_and_the_new_one_is_not(stage: Stage, pair: Pair) -> None:
     ann, _ = pair
     [task] = ann.tasks
     document = spec(f"late-{stage.count}", task, 1).replace(b"train.deadline_seconds = 900", LONG_DEADLINE)

@@ -123,15 +123,6 @@ def test_a_member_whose_answers_were_corrected_is_named_in_a_round_that_makes_it
     assert named.detail == f"run {run} round 0 attempt 0: wrong-shares"
 
 
-def test_the_last_voided_attempt_skips_the_round_and_says_why(stage: Stage) -> None:
-    run, players = begin(stage, "second-thoughts", "algorithm.given_up = 9\nlimits.attempts = 2")
-    stage.play(run, *players, until=lambda: stage.rounds(run) and stage.rounds(run)[0].state is RoundState.SKIPPED)
-    skipped = stage.rounds(run)[0]
-    assert skipped.reason == "voided: 2 attempts; the last one: 3 replies are not trusted"
-    assert [phase.attempt for phase in stage.phases(run)] == [0, 1]
-    assert skipped.attempt == 1
-
-
 def test_a_restart_after_the_last_voided_attempt_skips_the_round_and_voids_nothing_twice(stage: Stage) -> None:
     run, players = begin(stage, "second-thoughts", "algorithm.given_up = 9\nlimits.attempts = 2")
     with at(stage, run, "UPDATE rounds SET state", once(fail)) as seen:  # a conductor begins anew

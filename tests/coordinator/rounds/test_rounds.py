@@ -170,16 +170,6 @@ def test_a_client_that_declines_is_not_waited_for_and_its_reason_is_kept(stage: 
     stage.play(run, ann, ben)
 
 
-def test_a_phase_that_everybody_declines_is_over_at_once(stage: Stage) -> None:
-    run, (ann, ben) = stage.begin("ann", "ben", more="selection.minimum = 2")
-    for player in (ann, ben):
-        player.decline(player.order(), "busy")
-    skipped = stage.wait_round(run, 0)
-    assert skipped.reason == "quorum: 0 of 2 clients replied, 2 are needed"
-    assert skipped.metrics == {"bytes/up": 0.0, "bytes/refused": 0.0, "bytes/down": 0.0}
-    assert stage.wait_state(run, RunState.FAILED).model == digest(MODEL)
-
-
 def test_each_phase_has_the_deadline_of_its_kind(stage: Stage) -> None:
     task, (ann,) = stage.crew("ann")
     text = spec("deadlines", task).decode().replace("train.deadline_seconds = 900", "train.deadline_seconds = 77")
@@ -207,12 +197,10 @@ def test_each_phase_has_the_deadline_of_its_kind(stage: Stage) -> None:
     ],
 )
 def test_selection_is_seeded_and_recorded(stage: Stage, rule: str, asked: int) -> None:
-    task = stage.task()
     names, samples = ("ann", "ben", "cleo", "dan", "eve"), (10, 20, 30, 40, 1000)
-    players = stage.cast(task, *names, samples=samples)
-    document = spec("choice", task, rounds=3, seed=17, more=f"selection = {{ {rule}, minimum = 5 }}")
-    run = stage.submit(document)
-    rules = RunSpec.parse(document).selection
+    more = f"selection = {{ {rule}, minimum = 5 }}"
+    run, players = stage.begin(*names, rounds=3, samples=samples, seed=17, more=more)
+    rules = RunSpec.parse(stage.run(run).spec).selection
 
     def over() -> bool:
         for player in players:

@@ -47,7 +47,7 @@ from storage import models
 from tests.coordinator.rounds.replies.test_evidence import edit
 from tests.federation.work.scene import cast, setting
 from tests.harness import refused
-from tests.stage import LAYOUT, Player, spec
+from tests.stage import LAYOUT, Player
 from tests.stage import Stage as Coordinator
 from tests.verification.scene import Edited, other, signed_again
 from tests.verification.test_bundle import exported
@@ -193,9 +193,8 @@ _scenes: list[Scene] = []  # one for each coordinator
 @pytest.fixture
 def scene(stage: Coordinator, tmp_path: Path) -> Scene:
     if not _scenes or _scenes[-1].stage is not stage:
-        task, players = stage.crew(*CLIENTS)
         more = "selection = { minimum = 4, quorum = 0.5 }"
-        run = stage.submit(spec(f"bound-{stage.count}", task, more=more))
+        run, players = stage.begin(*CLIENTS, more=more)
         _, ben, cleo, dan = players
         cleo.decline(cleo.order(), "limit:steps", "too many")
         with refused("INVALID_ARGUMENT", "non-finite"):
@@ -370,8 +369,7 @@ def test_each_field_of_its_assignment_that_a_decline_repeats_counts(scene: Scene
 @pytest.fixture
 def asked(stage: Coordinator) -> tuple[Player, AssignmentManifest]:
     """A client with an assignment that is open."""
-    task, (ann,) = stage.crew("ann")
-    stage.submit(spec(f"bound-{stage.count}", task, algorithm="fedavg"))
+    _, (ann,) = stage.begin("ann", algorithm="fedavg")
     return ann, ann.order()
 
 

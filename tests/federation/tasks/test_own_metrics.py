@@ -19,7 +19,7 @@ from federation.work.evaluate.work import Evaluate
 from federation.work.secure.vector import metric_means, of_metrics
 from fedpareto import Metric, simulate
 from tests.few import few_of
-from tests.paths import DOCS, EXAMPLES
+from tests.paths import EXAMPLES
 
 AUC, ERROR = MetricKind("auc"), MetricKind("error", better="lower", largest=4.0)
 SPEC = """
@@ -225,9 +225,6 @@ def test_the_documented_example_measures_what_doctors_ask_for() -> None:
 
 
 def test_the_regression_of_the_page_is_measured_by_rmse_and_stopped_by_it() -> None:
-    source = (EXAMPLES / "progression.py").read_text()
-    page = (DOCS / "start/your-own-task.md").read_text()
-    assert f"```python\n{source[source.index('import torch') :]}```" in page
     document = """
         name = "rmse"
         task = "progression:Progression"

@@ -284,11 +284,6 @@ def test_the_documented_example_reads_a_clinics_own_file(tmp_path: Path, monkeyp
         tumours.load(tasks.DataSource(tmp_path))
 
 
-def test_the_documented_example_is_the_one_that_runs() -> None:
-    source = (EXAMPLES / "clinic.py").read_text()
-    assert source[source.index("import numpy") :] in (DOCS / "start/your-own-task.md").read_text()
-
-
 @pytest.mark.full
 def test_the_documented_rehearsal_learns_at_every_member() -> None:
     done = completed([str(EXAMPLES / "rehearse.py"), "clinic:Tumours"])

@@ -25,14 +25,6 @@ from tests.trained import jacobian
 # ---- what an update is
 
 
-def test_one_full_batch_step_gives_the_rate_times_the_gradient() -> None:
-    line = Line()
-    result = _train(_trainer(line), BASE, LocalSgd(steps=1, batch_size=0, learning_rate=0.5))
-    update = result.rows["loss"]
-    assert update.dtype == np.float32
-    np.testing.assert_allclose(update, 0.5 * line.gradient(BASE.astype(np.float64)), rtol=1e-5)
-
-
 def test_subtracting_the_update_descends() -> None:
     digits = task("digits")
     trainer = _trainer(digits)
@@ -57,28 +49,6 @@ def test_full_batch_steps_follow_sgd_with_momentum_decay_and_the_proximal_term(
         velocity = momentum * velocity + line.gradient(w) + mu * (w - start) + decay * w
         w = w - 0.1 * velocity
     np.testing.assert_allclose(_train(_trainer(line), BASE, work).rows["loss"], start - w, rtol=1e-4)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_training_agrees_with_torchs_own_sgd(device: str) -> None:
-    made = Noisy(channels=3)  # the model without dropout
-    trainer = _trainer(made, device)
-    _, base = initial_model(made, 3)
-    work = LocalSgd(epochs=3, batch_size=0, learning_rate=0.05, momentum=0.5, weight_decay=0.01)
-    model = flat.build(made)
-    vector_to_parameters(torch.from_numpy(base.copy()), model.parameters())
-    model.to(device)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5, weight_decay=0.01)
-    data = made.load(DataSource()).train
-    for _ in range(3):
-        optimiser.zero_grad()
-        functional.cross_entropy(model(data.x.to(device)), data.y.to(device)).backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-    np.testing.assert_allclose(
-        _train(trainer, base, work).rows["loss"],
-        base - np.concatenate([part.ravel() for part in flat.values(model).values()]),
-        atol=2e-6,
-    )
 
 
 def test_a_zero_batch_size_is_the_whole_split() -> None:

@@ -28,7 +28,7 @@ from federation.work.base import WorkError
 from fedpareto import simulate
 from simulation import SimulationError
 from tests.harness import Federation, federation, python
-from tests.paths import DOCS, EXAMPLES, ROOT
+from tests.paths import EXAMPLES, ROOT
 from tests.trained import train
 
 SGD = LocalSgd(epochs=2, batch_size=4, learning_rate=0.25)
@@ -384,11 +384,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
         made.spawn("dan", [*run, "--code", str(EXAMPLES), *data])
         made.attending("ann", "ben", "dan", "eve")
         yield made
-
-
-def test_the_examples_on_the_pages_are_the_files() -> None:
-    code = (EXAMPLES / "scikit.py").read_text()
-    assert code[code.index("import warnings") :] in (DOCS / "start/your-own-trainer.md").read_text()
 
 
 @pytest.mark.full

@@ -282,11 +282,6 @@ def test_an_unknown_run_or_round_is_refused_by_name(centre: Federation, stub: Ad
     assert "has no round 7: it has rounds 0 to 1 [round-unknown]" in done.stderr
 
 
-def test_a_run_goes_by_the_beginning_of_its_id(stub: AdminStub, finished: Finished) -> None:
-    run_id, _ = finished
-    assert stub.GetRun(admin.GetRunRequest(run=run_id[:6])).run.run_id == run_id
-
-
 # --- models
 
 

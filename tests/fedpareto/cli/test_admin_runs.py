@@ -188,18 +188,6 @@ def test_a_member_is_made_approved_and_shut_out(centre: Federation, stub: AdminS
     assert {"join-string.created", "client.approved", "client.revoked"} <= actions
 
 
-def test_a_run_that_waits_for_clients_begins_when_one_is_approved(centre: Federation, stub: AdminStub) -> None:
-    member = centre.enroll("latecomer")
-    stream = member.attend(**{"digits-late": 10})
-    spec = scene.SPEC.replace('"digits"', '"digits-late"').replace("minimum = 3", "minimum = 1")
-    run_id = scene.submit(centre, "late", spec)
-    wait_for(lambda: "0 of 1" in centre.run_state(run_id)["reason"], "the run to wait")
-    stub.ApproveClient(admin.ApproveClientRequest(client_id="latecomer"))
-    scene.play({member: stream}, 4)
-    centre.wait_completed(run_id)
-    stream.close()
-
-
 def test_a_viewer_sees_and_cannot_touch(centre: Federation) -> None:
     from federation.trust.admin_files import AdminFiles
 

@@ -16,7 +16,7 @@ from storage.states import RunState
 from tests.browsers import NARROW, SCHEMES, WIDE, Scheme, chromium, fits, smallest_text, violations
 from tests.fedpareto.console.scene import Served, served
 from tests.harness import Federation, Process, federation, wait_for
-from tests.stage import Stage, spec
+from tests.stage import Stage
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -58,9 +58,7 @@ class Screen:
 def test_a_browser_follows_a_run_under_the_policy_without_a_complaint(
     stage: Stage, browser: "Browser", served_here: Served
 ) -> None:
-    task = stage.task()
-    players = stage.cast(task, "ann", "ben")
-    run = stage.submit(spec("followed", task, 3, more="selection.minimum = 2"))
+    run, players = stage.begin("ann", "ben", name="followed", rounds=3, more="selection.minimum = 2")
     screen = Screen(browser)
     page, console = screen.page, served_here
     page.goto(web_server.entrance(console.base, console.console.keys, f"/runs/{run}"))
@@ -171,9 +169,7 @@ def test_the_page_greys_while_the_coordinator_is_away_and_goes_on_when_it_is_bac
 
 @pytest.mark.full
 def test_hostile_names_and_reasons_are_text(stage: Stage, browser: "Browser", served_here: Served) -> None:
-    task = stage.task()
-    ann, ben = stage.cast(task, "ann", "ben")
-    run = stage.submit(spec("hostile", task, 1, more="selection.minimum = 2\nselection.quorum = 0.1"))
+    run, (ann, ben) = stage.begin("ann", "ben", name="hostile", more="selection.minimum = 2\nselection.quorum = 0.1")
     orders = {player: player.order() for player in (ann, ben)}
     ann.reply(orders[ann])
     ben.decline(orders[ben], "training", HOSTILE)

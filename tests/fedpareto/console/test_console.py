@@ -14,10 +14,9 @@ from fedpareto.cli.failure import CommandFailure
 from fedpareto.console import security, web_server
 from fedpareto.console.application import SCREENS
 from storage.models import AuditEntry
-from storage.states import RunState
 from tests.fedpareto.console.scene import Served, event, served
 from tests.running import wait_for
-from tests.stage import Player, Stage, spec
+from tests.stage import Player, Stage
 
 HTML = """</title></style><script>alert(1)</script><img src=http://evil.example/x onerror='x'>"""
 
@@ -30,11 +29,8 @@ def console(_module_stage: Stage) -> Iterator[Served]:
 
 def finished(stage: Stage, name: str, *names: str, rounds: int = 2) -> str:
     """A run that has ended, whose members all replied."""
-    task = stage.task()
-    players = stage.cast(task, *names)
-    run = stage.submit(spec(name, task, rounds, more=f"selection.minimum = {len(names)}"))
-    stage.play(run, *players)
-    stage.wait_state(run, RunState.COMPLETED)
+    run, players = stage.begin(*names, name=name, rounds=rounds, more=f"selection.minimum = {len(names)}")
+    stage.complete(run, *players)
     return run
 
 
@@ -111,10 +107,8 @@ def test_a_failure_is_told_with_its_reason_and_what_to_do(stage: Stage, console:
 
 
 def test_a_private_run_says_what_its_privacy_hides(stage: Stage, console: Served) -> None:
-    task = stage.task()
-    players = stage.cast(task, "ann", "ben", "cleo")
     more = "selection.minimum = 3\nprivacy.client_noise = 5.0\nprivacy.client_delta = 1e-5"
-    run = stage.submit(spec("noisy", task, 1, more=more))
+    run, players = stage.begin("ann", "ben", "cleo", name="noisy", more=more)
     stage.play(run, *players)
     page = console.page(f"/runs/{run}")
     assert "not disclosed" in page
@@ -126,9 +120,7 @@ def test_a_private_run_says_what_its_privacy_hides(stage: Stage, console: Served
 
 
 def test_a_run_advances_on_an_open_page(stage: Stage, console: Served) -> None:
-    task = stage.task()
-    players = stage.cast(task, "ann", "ben")
-    run = stage.submit(spec("live", task, 3, more="selection.minimum = 2"))
+    run, players = stage.begin("ann", "ben", name="live", rounds=3, more="selection.minimum = 2")
     listed(console, run)
     with console.events(f"/events?of=/runs/{run}&have=") as stream:
         assert stream.status == 200
@@ -177,9 +169,7 @@ def test_the_last_state_stays_while_the_coordinator_is_away(stage: Stage, consol
 
 
 def test_ten_pages_of_a_run_ask_the_coordinator_as_little_as_one(stage: Stage, console: Served) -> None:
-    task = stage.task()
-    players = stage.cast(task, "ann", "ben")
-    run = stage.submit(spec("watched", task, 2, more="selection.minimum = 2"))
+    run, players = stage.begin("ann", "ben", name="watched", rounds=2, more="selection.minimum = 2")
     listed(console, run)
     play_round(stage, run, players, 0)
     console.page(f"/runs/{run}")

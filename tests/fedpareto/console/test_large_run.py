@@ -23,7 +23,7 @@ from fedpareto.console.security import EntranceKeys
 from fedpareto.console.view import PageRequest
 from storage import audit
 from tests.running import refused, wait_for
-from tests.stage import Stage, spec
+from tests.stage import Stage
 
 ROUNDS, MEMBERS = 1000, 100
 RUN = "0123456789abcdef"
@@ -131,9 +131,7 @@ def test_a_marked_part_has_every_round(console: Console) -> None:
 
 
 def test_lists_and_streams_for_the_console_leave_out_what_reads_every_round(stage: Stage) -> None:
-    task = stage.task()
-    (ann,) = stage.cast(task, "ann")
-    run = stage.submit(spec("cheap", task, 3))
+    run, (ann,) = stage.begin("ann", name="cheap", rounds=3)
     stage.play(run, ann)
     rows: list[str] = []
     stage.look(lambda session: event.listen(session.get_bind(), "before_cursor_execute", lambda *a: rows.append(a[2])))
@@ -149,9 +147,7 @@ def test_lists_and_streams_for_the_console_leave_out_what_reads_every_round(stag
 
 
 def test_rounds_are_exported_from_one_on(stage: Stage) -> None:
-    task = stage.task()
-    (ann,) = stage.cast(task, "ann")
-    run = stage.submit(spec("from", task, 3))
+    run, (ann,) = stage.begin("ann", name="from", rounds=3)
     stage.play(run, ann)
     rounds = stage._admin.ExportRounds(v1.ExportRoundsRequest(run=run, first=1))
     assert [item.summary.round for item in rounds] == [1, 2]

@@ -32,6 +32,7 @@ from worker.work import fetching
 
 DATA = secrets.token_bytes(100_000)
 SIZE = len(DATA)
+Model = tuple[Layout, bytes]
 
 
 @pytest.fixture(scope="module", params=["juicefs", pytest.param("moto", marks=pytest.mark.full)])
@@ -66,7 +67,7 @@ class Site:
         self.running: Running | None = None
         self.run = ""
 
-    def work(self, model: tuple[Layout, bytes], *hosts: str, rounds: int = 1) -> Running:
+    def work(self, model: Model, *hosts: str, rounds: int = 1) -> Running:
         """Begins a run with a model that no other run has, and a worker that allows these hosts."""
         layout, _ = model
         vector = np.random.default_rng(secrets.randbits(64)).standard_normal(layout.size).astype(np.float32)
@@ -117,7 +118,7 @@ def host(line: Proxy) -> str:
 
 
 def test_a_worker_downloads_a_model_from_the_bucket_if_its_owner_allows_the_host(
-    site: Site, line: Proxy, model: tuple[Layout, bytes], monkeypatch: pytest.MonkeyPatch
+    site: Site, line: Proxy, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[Any] = []
 
@@ -133,7 +134,7 @@ def test_a_worker_downloads_a_model_from_the_bucket_if_its_owner_allows_the_host
 
 @pytest.mark.parametrize("kind", ["403", "307", "changed", "cut", "short", "away", "silent"])
 def test_after_a_fault_of_the_bucket_the_coordinator_sends_the_model_and_the_owner_is_told_once(
-    site: Site, line: Proxy, model: tuple[Layout, bytes], kind: str
+    site: Site, line: Proxy, model: Model, kind: str
 ) -> None:
     words = {
         "403": "answered 403",
@@ -153,9 +154,7 @@ def test_after_a_fault_of_the_bucket_the_coordinator_sends_the_model_and_the_own
     assert asked(line) == 1, "the bucket is left alone for a while"
 
 
-def test_a_host_that_the_owner_does_not_name_gets_no_request(
-    site: Site, line: Proxy, model: tuple[Layout, bytes]
-) -> None:
+def test_a_host_that_the_owner_does_not_name_gets_no_request(site: Site, line: Proxy, model: Model) -> None:
     running = site.work(model, "bucket.example.org")
     site.completed()
     [event] = running.events("bucket-failed")
@@ -163,16 +162,14 @@ def test_a_host_that_the_owner_does_not_name_gets_no_request(
     assert asked(line) == 0
 
 
-def test_without_a_host_in_the_policy_a_worker_asks_for_no_url(
-    site: Site, line: Proxy, model: tuple[Layout, bytes]
-) -> None:
+def test_without_a_host_in_the_policy_a_worker_asks_for_no_url(site: Site, line: Proxy, model: Model) -> None:
     running = site.work(model)
     site.completed()
     assert (asked(line), running.events("bucket-failed")) == (0, [])
 
 
 def test_a_model_below_a_mebibyte_comes_from_the_coordinator(
-    site: Site, line: Proxy, model: tuple[Layout, bytes], monkeypatch: pytest.MonkeyPatch
+    site: Site, line: Proxy, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetching, "LEAST_BYTES", 1 << 20)
     running = site.work(model, host(line))
@@ -181,7 +178,7 @@ def test_a_model_below_a_mebibyte_comes_from_the_coordinator(
 
 
 def test_the_bucket_is_tried_again_later_and_a_fault_that_lasts_is_told_once(
-    site: Site, line: Proxy, model: tuple[Layout, bytes], monkeypatch: pytest.MonkeyPatch
+    site: Site, line: Proxy, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetching, "PAUSE_SECONDS", 0.0)
     line.disturb("403", signed)

@@ -23,7 +23,7 @@ from fedpareto.cli.main import app
 from fedpareto.cli.show import round_tables, tables
 from tests.harness import wait_for
 from tests.scripted import opened
-from tests.stage import Stage, spec
+from tests.stage import Stage
 from tests.worker.scene import Running, Scene
 from tests.works import set_work
 from worker.home import MEMBER_FILE, WorkerHome
@@ -205,8 +205,7 @@ STATED = SamplePrivacy(noise=1.0, clip=1.0, rate=0.1, steps=5, epsilon=1.5, boun
 
 
 def test_the_record_and_the_commands_show_what_a_reply_states(stage: Stage) -> None:
-    name, [alice] = stage.crew("alice", samples=[50])
-    run = stage.submit(spec("private", name, 1, more="privacy.sample_noise = 1.0"))
+    run, [alice] = stage.begin("alice", samples=[50], more="privacy.sample_noise = 1.0")
     alice.reply(alice.order(), privacy=STATED)
     alice.reply(alice.order())
     stage.wait_round(run, 0)
@@ -228,8 +227,7 @@ def test_the_record_and_the_commands_show_what_a_reply_states(stage: Stage) -> N
 
 @pytest.mark.parametrize("changes", [{}, {"noise": 0.9}, {"steps": 6}, {"epsilon": float("nan")}], ids=str)
 def test_a_reply_with_less_noise_than_the_run_asks_for_is_refused(stage: Stage, changes: dict[str, float]) -> None:
-    name, (alice, *others) = stage.crew("alice", "ben", "cleo", samples=[50] * 3)
-    run = stage.submit(spec(name, name, 1, more="privacy.sample_noise = 1.0"))
+    run, (alice, *others) = stage.begin("alice", "ben", "cleo", samples=[50] * 3, more="privacy.sample_noise = 1.0")
     stated = SamplePrivacy()
     if changes:
         stated.CopyFrom(STATED)

@@ -190,13 +190,6 @@ def test_fedfa_leaves_out_an_accuracy_that_is_no_share() -> None:
     assert [one.client_id for one in step.replies] == ["ann", "dan"]
 
 
-@given(scene.zoo, st.lists(st.floats(0, 1), min_size=9, max_size=9), st.floats(0, 1))
-def test_fedfa_weights_are_a_distribution(U: scene.Matrix, accuracies: list[float], alpha: float) -> None:
-    weights = aggregate("fedfa", U, accuracies=accuracies[: len(U)], alpha=alpha).weights
-    assert (weights >= 0).all()
-    assert weights.sum() == pytest.approx(1)
-
-
 # --- FedFV
 
 

@@ -65,18 +65,15 @@ def test_a_statement_that_the_kind_of_work_does_not_have_is_refused_for_good(sta
 
 
 def test_an_absurd_offer_of_samples_is_drawn_no_more_often_than_the_largest_that_is_taken(stage: Stage) -> None:
-    task = stage.task()
-    names = ("ann", "ben", "cleo", "dora", "emil")
-    players = stage.cast(task, *names, samples=[10, 10, 10, ABSURD, ABSURD])
+    names, samples = ("ann", "ben", "cleo", "dora", "emil"), [10, 10, 10, ABSURD, ABSURD]
     more = 'selection = { minimum = 5, method = "count", count = 2, by = "samples" }'
     more += "\nlimits.samples = 10\nevaluate.every = 0"
-    document = spec(f"offers-{stage.count}", task, rounds=4, algorithm="fedavg", more=more)
-    run = stage.submit(document, paused=True)
-    rule = RunSpec.parse(document).selection
+    run, players = stage.begin(*names, rounds=4, samples=samples, algorithm="fedavg", more=more, paused=True)
+    rule = RunSpec.parse(stage.run(run).spec).selection
     expected = [selection.select(rule, dict.fromkeys(names, 10), seed=3, round_number=t) for t in range(4)]
     assert {name for chosen in expected for name in chosen} - {"dora", "emil"}
     for player in players[3:]:
-        player.tasks = {task: 10}  # what their updates claim
+        player.tasks = dict.fromkeys(player.tasks, 10)  # what their updates claim
     stage.resume(run, *players)
     assert [round_.selected for round_ in stage.rounds(run)] == expected
 

@@ -10,7 +10,6 @@ import pytest
 
 from federation.v1.admin_pb2 import BestBy, ExportModelRequest, GetRunRequest
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.common_pb2 import RunState
 from federation.vectors import Layout, Tensor, to_bytes
 from storage.database import Database
 from storage.retention import is_retained
@@ -87,13 +86,6 @@ def cells(text: str) -> dict[str, list[str]]:
 
 def command(centre: Federation, *arguments: str, code: int = 0) -> str:
     return centre.fedpareto("admin", "--home", str(centre.home / "admin"), *arguments, code=code)
-
-
-def test_the_run_ended_when_its_worst_member_reached_the_target(stub: AdminStub, run: str) -> None:
-    shown = stub.GetRun(GetRunRequest(run=run)).run
-    assert (shown.state, shown.rounds_done) == (RunState.RUN_STATE_COMPLETED, 4)
-    assert shown.reason == "target reached: test auc (worst) = 0.9, target 0.9"
-    assert [metric.name for metric in shown.metrics] == ["auc", "rmse"]
 
 
 @pytest.mark.full

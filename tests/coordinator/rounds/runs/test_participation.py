@@ -180,8 +180,7 @@ def test_members_that_fail_or_oppose_are_seen_wherever_a_run_is_shown(
 def test_a_run_whose_last_round_everybody_answered_ends_well_whatever_was_before(
     stage: Stage, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    task, (ann, ben) = stage.crew("ann", "ben")
-    run = stage.submit(spec(f"well-{stage.count}", task, 2, more="selection.minimum = 2\nselection.quorum = 0.5"))
+    run, (ann, ben) = stage.begin("ann", "ben", rounds=2, more="selection.minimum = 2\nselection.quorum = 0.5")
     ann.reply(ann.order())
     ben.decline(ben.order(), "busy")
     stage.play(run, ann, ben)
