@@ -1,32 +1,96 @@
-"""What a round leaves behind: the facts of its replies and of its step, its traffic, and why a step was not made."""
+"""What a round leaves behind: a third party recomputes it, byte by byte, from signed envelopes and payloads alone."""
 
+import io
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from coordinator.aggregation import aggregate
+from coordinator.aggregation.gram import apply_step, combine, gram
 from coordinator.aggregation.interface import Combination
 from coordinator.aggregation.phases import Past, PhaseReply, Replies, Step
+from coordinator.aggregation.registry import server_rate
 from coordinator.rounds.step import _longest
 from federation.digests import digest
-from federation.trust.envelope import envelope_digest
-from federation.v1.common_pb2 import SignedEnvelope
-from federation.vectors import to_bytes, update_layout
+from federation.trust.envelope import envelope_digest, unseal
+from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
+from federation.vectors import model_row, to_bytes, update_layout, update_rows
 from storage.states import RoundState
-from tests.stage import LAYOUT, MODEL, Stage, vector
+from tests.coordinator.aggregation.scene import coefficients_of
+from tests.few import few_of
+from tests.stage import LAYOUT, MODEL, Player, Stage, measurements, vector
 
 
-def play(stage: Stage, more: str = "", *, rounds: int = 2) -> str:
-    """A run of FedMGDA+ that is over; returns its id."""
+def play(
+    stage: Stage, text: str, *, samples: tuple[int, ...] = (10, 20, 30), rounds: int = 2
+) -> tuple[str, list[Player]]:
+    algorithm, _, more = text.partition("\n")
     more += "\nselection.minimum = 3\nserver = { learning_rate = 0.7, decay = 0.5 }"
-    samples = (10, 20, 30)
-    run, players = stage.begin("ann", "ben", "cleo", rounds=rounds, samples=samples, algorithm="fedmgda+", more=more)
+    run, players = stage.begin("ann", "ben", "cleo", rounds=rounds, samples=samples, algorithm=algorithm, more=more)
     stage.play(run, *players)
-    return run
+    return run, players
+
+
+BY_SAMPLES = 'algorithm.prior = "samples"'
+RULES = ["fedavg", f"fedavg\n{BY_SAMPLES}", "fedmgda", "fedmgda+\nalgorithm.epsilon = 0.1", f"fedmgda+\n{BY_SAMPLES}"]
+
+
+@pytest.mark.parametrize("rule", few_of(RULES, RULES[-1]))
+def test_a_third_party_recomputes_every_step_from_the_signed_record(stage: Stage, rule: str) -> None:
+    run, players = play(stage, rule)
+    keys = {player.name: player.member.files.signing_key.public_key() for player in players}
+    model = digest(MODEL)
+    for round_ in stage.rounds(run):
+        step = stage.step(run, round_.number)
+        assert (step.federation_id, step.run_id, step.round) == ("test", run, round_.number)
+        assert (step.base_model, step.result_model) == (model, round_.result_model)
+        assert step.algorithm == rule.partition("\n")[0]
+        # Who took part, in the order of the rows, each with its own signature over what it sent.
+        updates = stage.replies(run, round_.number).values()
+        envelopes = {row.envelope_digest: SignedEnvelope.FromString(row.envelope) for row in updates}
+        assert all(envelope_digest(envelope) == name for name, envelope in envelopes.items())
+        manifests = []
+        for name in step.replies:
+            claimed = ReplyManifest.FromString(envelopes[name].manifest)
+            manifests.append(unseal(envelopes[name], ReplyManifest, keys[claimed.client_id]))
+        assert [manifest.client_id for manifest in manifests] == ["ann", "ben", "cleo"]
+        assert all((m.run_id, m.round, m.base_model) == (run, round_.number, model) for m in manifests)
+        # The Gram matrix and the new model, from the payloads.
+        rows = []
+        for manifest in manifests:
+            stage.blobs.verify(manifest.payload)
+            rows.append(update_rows(stage.blobs.local(manifest.payload))["loss"])
+        samples = np.array([manifest.samples for manifest in manifests], dtype=np.float64)
+        prior = samples / samples.sum() if "samples" in rule else np.full(3, 1 / 3)
+        epsilon: dict[str, Any] = {"epsilon": 0.1} if "epsilon" in rule else {}
+        again = coefficients_of(aggregate(step.algorithm, rows, prior=prior, samples=samples, **epsilon))
+        assert again.tolist() == list(step.coefficients)
+        assert step.rate == server_rate(0.7, 0.5, round_.number, 2)
+        matrix = np.array([stage.parameters(m.payload) for m in manifests], dtype=np.float64)
+        stored = io.BytesIO()
+        np.save(stored, gram(rows), allow_pickle=False)
+        assert digest(stored.getvalue()) == step.gram == round_.gram
+        K = np.load(io.BytesIO(stage.blobs.read(step.gram)))
+        assert (K.dtype, K.shape) == (np.float64, (3, 3))
+        np.testing.assert_allclose(K, matrix @ matrix.T, rtol=1e-12, atol=1e-12)
+        made = io.BytesIO(LAYOUT.header)
+        made.seek(0, io.SEEK_END)
+        combined = combine(np.array(step.coefficients), rows)
+        apply_step(model_row(stage.blobs.local(model)), step.rate, combined, made.write)
+        assert digest(made.getvalue()) == step.result_model
+        # And by arithmetic that shares no line with the coordinator's.
+        base = stage.parameters(model).astype(np.float64)
+        expected = (base - step.rate * (np.array(step.coefficients) @ matrix)).astype(np.float32)
+        np.testing.assert_allclose(stage.parameters(step.result_model), expected, rtol=1e-6, atol=1e-7)
+        model = step.result_model
+    assert stage.run(run).model == model
+    assert model != digest(MODEL)
 
 
 def test_an_assignment_names_the_signed_step_that_made_its_model(stage: Stage) -> None:
-    run = play(stage)
+    run, _ = play(stage, "fedmgda+", rounds=2)
     steps = [envelope_digest(SignedEnvelope.FromString(round_.step or b"")) for round_ in stage.rounds(run)]
     named = {
         (number, phase): {order.previous_step for order in stage.orders(run, number, phase).values()}
@@ -38,7 +102,7 @@ def test_an_assignment_names_the_signed_step_that_made_its_model(stage: Stage) -
 
 
 def test_the_facts_of_a_round_are_those_of_the_submitted_vectors(stage: Stage) -> None:
-    run = play(stage, "algorithm.epsilon = 0.2", rounds=1)
+    run, _ = play(stage, "fedmgda+\nalgorithm.epsilon = 0.2", rounds=1)
     round_ = stage.rounds(run)[0]
     updates = stage.replies(run)
     U = np.array([vector(name, order) for name, order in sorted(stage.orders(run).items())], dtype=np.float64)
@@ -76,6 +140,48 @@ def test_a_model_counts_as_traffic_once_for_each_client_that_fetches_it(stage: S
         assert numbers["bytes/refused"] == 0.0
 
 
+def test_the_scores_of_a_round_are_those_that_the_clients_measured(stage: Stage) -> None:
+    names = ("ann", "ben", "cleo", "dan")
+    run, players = stage.begin(*names, more="selection = { minimum = 4, quorum = 0.5 }")
+    before = {"ann": 1.0, "ben": 2.0, "cleo": 3.0}
+    after = {"ann": 1.0, "ben": 2.5, "cleo": 0.5, "dan": 0.1}  # as it was, worse, better; dan did not train
+    test = {"ann": 0.9, "ben": 0.8, "cleo": 0.1, "dan": 0.6}
+    for player in players:
+        order = player.order()
+        if player.name == "dan":
+            player.decline(order, "busy")
+        else:
+            player.reply(order, metrics={"train/loss": before[player.name]})
+    for player in players:
+        order = player.order()
+        player.reply(order, metrics={"train/loss": after[player.name], "test/accuracy": test[player.name]})
+    round_ = stage.wait_round(run, 0)
+    accuracies = np.array(list(test.values()))
+    expected = {
+        "accuracy/mean": accuracies.mean(),
+        "accuracy/std": accuracies.std(),
+        "accuracy/variance": accuracies.var(),
+        "accuracy/worst": 0.1,
+        "accuracy/best": 0.9,
+        "accuracy/worst5": 0.1,
+        "accuracy/best5": 0.9,
+        "accuracy/p5": np.percentile(accuracies, 5),
+        "accuracy/p95": np.percentile(accuracies, 95),
+        "improved": 2 / 3,
+        "evaluated": 4.0,
+        "loss/train": np.mean(list(after.values())),
+    }
+    assert {name: round_.metrics[name] for name in expected} == pytest.approx(expected)
+    evaluations, orders = stage.evaluations(run), stage.orders(run, 0, 1)
+    assert set(evaluations) == {(name, split) for name in names for split in ("train", "test")}
+    for name in names:
+        measured = measurements(name, orders[name])
+        row = evaluations[name, "test"]
+        assert (row.accuracy, row.samples, row.model) == (test[name], 2, round_.result_model)
+        assert row.loss == measured["test/loss"]
+        assert (evaluations[name, "train"].loss, evaluations[name, "train"].samples) == (after[name], 8)
+
+
 def test_a_step_that_overflows_is_not_made(stage: Stage) -> None:
     huge = to_bytes(LAYOUT, np.full(LAYOUT.size, -3e38, np.float32))
     run, (ann,) = stage.begin("ann", algorithm="fedavg", more="limits.norm = 1e40", model=huge)
@@ -103,7 +209,8 @@ def test_a_second_moment_beyond_float32_skips_the_round_names_the_client_and_lea
     run, (ann, ben) = stage.begin("ann", "ben", algorithm="fedavg", more=more)
     ann.answer()
     ben.reply(ben.order(), np.full(LAYOUT.size, 1e30, np.float32))
-    skipped = stage.wait_round(run, 0, RoundState.SKIPPED)
+    skipped = stage.wait_round(run, 0)
+    assert skipped.state is RoundState.SKIPPED
     assert skipped.reason.startswith("non-finite: second leaves the range of float32")
     assert "the longest update is ben's, 6.71e+30: bound updates with algorithm.pre" in skipped.reason
     assert (stage.run(run).model, stage.run(run).state_data) == (digest(MODEL), {})
