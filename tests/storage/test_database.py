@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from threading import Barrier
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,9 +31,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, StatementError
 
-from storage import migrations, revisions
+from storage import migrations
 from storage.database import Database, DatabaseBusy, DatabaseIncompatible
 from storage.models import AuditEntry, Base, Client, Model, Round, Run
+from storage.revisions import revision_of, unreleased_revision
 from storage.states import ClientState, RoundState, RunState
 from tests.paths import ROOT
 
@@ -374,16 +374,14 @@ def test_a_database_of_an_unreleased_version_is_refused_with_the_remedy_and_left
     ],
     ids=["column", "constraint", "reference", "index"],
 )
-def test_each_change_of_a_table_changes_the_revision_of_unreleased_versions(
-    monkeypatch: pytest.MonkeyPatch, change: Callable[[Table], object]
-) -> None:
+def test_each_change_of_a_table_changes_the_revision_of_unreleased_versions(change: Callable[[Table], object]) -> None:
     changed = MetaData(naming_convention=Base.metadata.naming_convention)
     for table in Base.metadata.sorted_tables:
         table.to_metadata(changed)
-    monkeypatch.setattr(revisions, "Base", SimpleNamespace(metadata=changed))
-    before = revisions.unreleased_revision()
+    before = revision_of(changed)
     change(changed.tables["models"])
-    assert revisions.unreleased_revision() != before
+    assert revision_of(changed) != before
+    assert unreleased_revision() == revision_of(Base.metadata)
 
 
 @pytest.fixture(scope="module")
