@@ -143,10 +143,9 @@ def test_a_word_between_two_looks_of_the_conductor_is_heard(
     "statement",
     [
         "INSERT INTO phases",
-        "UPDATE rounds",
         *(
             pytest.param(statement, marks=pytest.mark.full)
-            for statement in ("SELECT runs", "INSERT INTO rounds", "SELECT phases", "UPDATE phases")
+            for statement in ("UPDATE rounds", "SELECT runs", "INSERT INTO rounds", "SELECT phases", "UPDATE phases")
         ),
     ],
 )
