@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-FEW_EXAMPLES = 50  # inputs of a property, where `make test-full` takes hypothesis's hundred
+FEW_EXAMPLES = 30  # inputs of a property, where `make test-full` takes hypothesis's hundred
 Test = TypeVar("Test", bound=Callable[..., object])
 
 
