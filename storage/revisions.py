@@ -1,10 +1,11 @@
 """The schema's versions by name. Alembic is not used here: its import takes as long as the rest of a short command."""
 
+from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, MetaData, inspect, text
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from storage.models import Base
@@ -15,10 +16,16 @@ UNRELEASED_FILE = f"{FIRST:04}_unreleased.py"
 _VERSIONS = Path(__file__).with_name("migrations") / "versions"
 
 
+@cache
 def unreleased_revision() -> str:
-    """The name of the schema until the first release: it has a digest of the tables, so each change makes another."""
+    """The name of the schema until the first release."""
+    return revision_of(Base.metadata)
+
+
+def revision_of(metadata: MetaData) -> str:
+    """The name of these tables as an unreleased schema: it has a digest of them, so each change makes another."""
     statements = list[str]()
-    for table in Base.metadata.sorted_tables:
+    for table in metadata.sorted_tables:
         statements.append(str(CreateTable(table)))
         statements.extend(sorted(str(CreateIndex(index)) for index in table.indexes))
     return f"{FIRST:04}.{sha256(''.join(statements).encode()).hexdigest()[:16]}"

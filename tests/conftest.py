@@ -79,7 +79,7 @@ forked.completed = _compared(forked.completed, lambda arguments, **_: arguments)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Without the long tests, each property gets half of the inputs that hypothesis draws by itself."""
+    """Without the long tests, each property gets a third of the inputs that hypothesis draws by itself."""
     if config.option.hypothesis_profile is None:
         settings.load_profile("few" if config.option.markexpr == "not full" else "full")
 

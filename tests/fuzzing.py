@@ -1,7 +1,7 @@
 """Fuzzing of parsers: each input gives a value or the parser's own error, and a value that is written stays the same.
 
 Inputs are made from those of the corpus, tests/corpus/PARSER: bytes are changed, and so are values of TOML documents
-and fields of messages. In `make test` each parser gets 50 inputs, the same ones each time; in `make fuzz` 10,000,
+and fields of messages. In `make test` each parser gets 30 inputs, the same ones each time; in `make fuzz` 10,000,
 others each time. Put an input that fails into the corpus; the error shows it.
 """
 

@@ -6,8 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,22 +38,12 @@ from federation.v1.federation_pb2_grpc import FederationStub
 from federation.vectors import to_bytes, update_layout
 from fedpareto.processes import process_federation as federations
 from storage.database import Database
+from tests import waiting
 from tests.paths import PROGRAMS, ROOT
 
 T = TypeVar("T")
-SECONDS = 120.0  # how long anything may take before the test fails; nothing depends on it
-
-
-def wait_for(condition: Callable[[], T | None], what: str, seconds: float = SECONDS) -> T:
-    """Waits until a condition returns a true value, and returns the value."""
-    end, pause = time.monotonic() + seconds, 0.005
-    while time.monotonic() < end:
-        found = condition()
-        if found:
-            return found
-        time.sleep(pause)  # the condition is in another process or its files, which do not notify the test
-        pause = min(1.3 * pause, 0.1)
-    raise AssertionError(f"waited {seconds:.0f} s for {what}")
+SECONDS = waiting.SECONDS
+wait_for = waiting.wait_for
 
 
 class Process(federations.Process):
@@ -263,10 +252,14 @@ class Attending:
     def _read(self) -> None:
         try:
             for message in self.call:
-                self.inbox.put(message)
-            self.inbox.put(None)
+                self._come(message)
+            self._come(None)
         except grpc.RpcError as error:
-            self.inbox.put(error)
+            self._come(error)
+
+    def _come(self, message: AttendResponse | grpc.RpcError | None) -> None:
+        self.inbox.put(message)
+        waiting.HAPPENINGS.tell()
 
 
 class Handing(Future[SignedEnvelope]):

@@ -4,7 +4,6 @@ import asyncio
 import json
 import secrets
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,7 +38,7 @@ from storage.database import Database
 from storage.models import AuditEntry, Client
 from storage.models import JoinString as JoinRow
 from storage.states import ClientState
-from tests import harness
+from tests import harness, waiting
 from tests.federation.trust.scene import Authority
 from worker.home import WorkerHome
 from worker.line.enroll import enroll
@@ -48,17 +47,7 @@ T = TypeVar("T")
 SECONDS = 60.0  # how long anything may take before the test fails
 
 
-def wait_for(condition: Callable[[], T | None], what: str) -> T:
-    end, pause = time.monotonic() + SECONDS, 0.005
-    while time.monotonic() < end:
-        found = condition()
-        if found:
-            return found
-        time.sleep(pause)  # most conditions read the database, which does not notify
-        pause = min(1.3 * pause, 0.1)
-    raise AssertionError(f"waited {SECONDS} s for {what}")
-
-
+wait_for = waiting.wait_for
 refused = harness.refused
 
 

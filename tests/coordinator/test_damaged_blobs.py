@@ -19,6 +19,7 @@ from storage.models import AuditEntry
 from storage.retention import collect
 from storage.states import RunState
 from tests.coordinator.rounds.scene import cut, flip, lose
+from tests.few import few
 from tests.running import SECONDS, refused
 from tests.stage import MODEL, Player, Stage, reply, stage
 from tests.storage.scene import blob_file
@@ -36,6 +37,7 @@ def fetch(player: Player, name: str) -> bytes:
     return b"".join(response.chunk for response in chunks)
 
 
+@few(flip, lose)
 @pytest.mark.parametrize("damage", [flip, cut, lose])
 def test_a_damaged_model_is_not_served_and_the_run_pauses_until_it_is_restored(stage: Stage, damage: Damage) -> None:
     run, orders = begin(stage)

@@ -28,6 +28,7 @@ from storage.faults import StorageFault
 from storage.models import Certificate
 from tests.coordinator.scene import CLIENTS, attended, under_way
 from tests.federation.trust.scene import NOW
+from tests.few import few
 from tests.harness import SECONDS, federation
 from tests.running import made_home
 
@@ -81,6 +82,7 @@ def test_settings_that_are_written_are_read_as_they_were() -> None:
     assert Settings.parse(settings.render(), "coordinator.toml") == settings
 
 
+@few("port = 3", 'hosts = ["a b"]', 'database = "mysql://u:secretword@h/d"', "federation_id = ")
 @pytest.mark.parametrize(
     ("line", "message"),
     [

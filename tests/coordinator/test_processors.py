@@ -11,6 +11,7 @@ import pytest
 from coordinator.aggregation.phases import Voided
 from federation.secure.thresholds import ONE, Mode
 from tests.federation.work.scene import cast, equal, play, setting
+from tests.few import few
 from tests.harness import python
 from tests.paths import PROGRAMS, ROOT
 from tests.programs.processors import RULES
@@ -90,12 +91,14 @@ def asked_with(changes: Mapping[int, int], mode: Mode = Mode.PRIVATE) -> Sequenc
     return play(members, mode, equal, replace(agreed, asked=tuple(asked))).record.coefficients
 
 
+@few(Mode.PRIVATE)
 @pytest.mark.parametrize("mode", list(Mode))
 def test_a_coordinator_goes_on_with_the_coefficients_that_members_were_asked_with(mode: Mode) -> None:
     asked = asked_with({0: -1, 5: -1}, mode)
     assert asked == (ONE // 8 - 1, *[ONE // 8] * 4, ONE // 8 - 1, *[ONE // 8] * 2)
 
 
+@few(Mode.PRIVATE)
 @pytest.mark.parametrize("mode", list(Mode))
 def test_coefficients_of_another_direction_void_the_attempt(mode: Mode) -> None:
     with pytest.raises(Voided, match="another direction"):

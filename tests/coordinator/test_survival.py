@@ -44,7 +44,7 @@ POINTS = (
 )
 
 
-@points("one-update-in", "stored", full=tuple(POINTS.split()))
+@points("one-update-in", full=("stored", *POINTS.split()))
 def test_a_killed_coordinator_goes_on_where_it_was(scene: Scene, undisturbed: str, point: str) -> None:
     crashing = scene.restart(crash=point)
     # A pool of those who attend is the harder case: after the restart nobody does, at first.

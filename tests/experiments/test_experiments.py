@@ -18,16 +18,18 @@ from federation.spec.run_spec import RunSpec
 from federation.tasks import Part, available
 from tests.experiments import scene as experiment_cases
 from tests.experiments.scene import TABLES, TINY, result, simulated, tiny
+from tests.few import every
 from tests.paths import DOCS, ROOT
 
 one_thread = experiment_cases.one_thread  # fixtures
 
 
 every_experiment = pytest.mark.parametrize("name", names())
-every_simulation = pytest.mark.parametrize("name", [name for name in names() if load(name).kind == "simulation"])
+SIMULATIONS = [name for name in names() if load(name).kind == "simulation"]
+every_simulation = pytest.mark.parametrize("name", SIMULATIONS)
 
 
-@every_simulation
+@pytest.mark.parametrize("name", every(2, SIMULATIONS))
 def test_every_run_of_every_simulation_has_a_specification_an_algorithm_an_attack_and_a_task(name: str) -> None:
     whole = load(name)
     tasks = {item.name for item in available()}

@@ -25,6 +25,7 @@ from fedpareto.report.page import page
 from fedpareto.report.report_data import RunData
 from storage.states import RoundState
 from tests.browsers import NARROW, WIDE, Scheme, chromium, fits, smallest_text, violations
+from tests.few import few
 from tests.stage import LAYOUT, Stage
 
 VOID = {"meta", "br"}
@@ -163,7 +164,9 @@ def test_a_page_is_made_of_any_number_of_rounds(rounds: int) -> None:
     assert not re.search(r"\bnan\b", made.words)
 
 
+@few(1, 2)
 @pytest.mark.parametrize("rounds", [1, 2, 40])
+@few(2, 40)
 @pytest.mark.parametrize("count", [2, 3, 8, 40])
 def test_a_page_is_made_of_any_number_of_objectives_beside_other_runs(rounds: int, count: int) -> None:
     names = [f"objective-{k}" for k in range(count)]

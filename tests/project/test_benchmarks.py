@@ -15,14 +15,16 @@ import pytest
 
 from fedpareto.processes.forked import completed
 from fedpareto.processes.process_federation import ProcessError
+from tests.few import few_of
 from tests.harness import SECONDS, Federation, wait_for
 from tests.paths import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
 BENCH = str(BENCHMARKS / "bench.py")
-# More than 3 CPU-s, or 10 s.
+# More than 2 CPU-s, or 10 s.
 LONG = {
-    *("connections", "console", "large", "population", "private", "round", "simulate", "start", "verify", "wan"),
+    *("aggregation", "connections", "console", "large", "population", "private"),
+    *("round", "simulate", "start", "verify", "wan"),
 }
 
 
@@ -75,7 +77,7 @@ def test_a_scenario_runs_in_its_smallest_form(name: str) -> None:
     assert numbers(json.loads(run(name, "--smallest", "--json").stdout))
 
 
-@pytest.mark.parametrize("name", sorted(LONG))
+@pytest.mark.parametrize("name", few_of(sorted(LONG), "aggregation", "console", "private", "verify"))
 def test_a_long_scenario_imports_what_it_needs_and_explains_its_options(name: str) -> None:
     told = run(name, "--help").stdout
     assert "--smallest" in told

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -50,17 +49,27 @@ def containers(pod: Manifest) -> list[Manifest]:
     return [*pod["initContainers"], *pod["containers"]]
 
 
-def test_every_manifest_is_as_the_schemas_of_kubernetes_say(rendered: Mapping[str, list[Manifest]]) -> None:
+@pytest.fixture(scope="module")
+def kubernetes() -> Any:
+    """The schemas of Kubernetes. They are imported here, since the other processes that run tests do not need them."""
+    import kubernetes_validate
+
+    return kubernetes_validate
+
+
+def test_every_manifest_is_as_the_schemas_of_kubernetes_say(
+    rendered: Mapping[str, list[Manifest]], kubernetes: Any
+) -> None:
     for manifests in rendered.values():
         for manifest in manifests:
-            kubernetes_validate.validate(manifest, "1.37", strict=True)
+            kubernetes.validate(manifest, "1.37", strict=True)
 
 
-def test_a_misspelt_key_does_not_pass(rendered: Mapping[str, list[Manifest]]) -> None:
+def test_a_misspelt_key_does_not_pass(rendered: Mapping[str, list[Manifest]], kubernetes: Any) -> None:
     manifest = one(rendered["coordinators"], "PodDisruptionBudget", "coordinator")
     wrong = {**manifest, "spec": {**manifest["spec"], "maxUnavailible": 1}}
-    with pytest.raises(kubernetes_validate.ValidationError, match="maxUnavailible"):
-        kubernetes_validate.validate(wrong, "1.37", strict=True)
+    with pytest.raises(kubernetes.ValidationError, match="maxUnavailible"):
+        kubernetes.validate(wrong, "1.37", strict=True)
 
 
 def test_no_container_has_rights_that_it_does_not_need(rendered: Mapping[str, list[Manifest]]) -> None:

@@ -23,12 +23,12 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("seeds", [range(13), pytest.param(range(13, 100), marks=pytest.mark.full)], ids=["13", "100"])
+@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 100), marks=pytest.mark.full)], ids=["8", "100"])
 def test_no_schedule_of_faults_changes_a_result_without_a_reason(runner: Runner, seeds: range) -> None:
     assert {seed: outcome.problems for seed in seeds if (outcome := runner.run(seed)).problems} == {}
 
 
-@pytest.mark.parametrize("seed", few_of([1, 6, 9, 12], 9, 12))
+@pytest.mark.parametrize("seed", few_of([1, 6, 9, 12], 12))
 def test_the_same_seed_gives_the_same_trace(runner: Runner, seed: int) -> None:
     first, second = runner.run(seed), runner.run(seed)
     assert first.trace == second.trace

@@ -22,6 +22,7 @@ from simulation.history import History
 from storage import models, states
 from storage.blob_directory import DirectoryStore
 from storage.database import Database
+from tests.few import few
 
 SPEC = """
 name = "seen"
@@ -166,6 +167,7 @@ def test_nobody_disappears_who_stopped_before_training(tmp_path: Path) -> None:
     seen.database.close()
 
 
+@few("scalarised")
 @pytest.mark.parametrize(("algorithm", "rest"), [("fsmgda", 1.0), ("scalarised", 0.5)])
 def test_an_objective_that_nobody_serves_is_shown_as_left_out(tmp_path: Path, algorithm: str, rest: float) -> None:
     seen = Seen(tmp_path / "home", algorithm, NOBODY_LEFT)

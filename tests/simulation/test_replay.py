@@ -38,7 +38,7 @@ def one_thread() -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        'algorithm = { name = "fedfv", tau = 2 }\nsimulation = { clients = 5 }',
+        pytest.param('algorithm = { name = "fedfv", tau = 2 }\nsimulation = { clients = 5 }', marks=pytest.mark.full),
         f'algorithm.name = "afl"\n[simulation]\nclients = 5\n{ATTACK}',
     ],
 )

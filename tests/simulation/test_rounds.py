@@ -63,7 +63,7 @@ def test_objectives_that_a_task_does_not_have_are_named() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "objectives"),
     [
-        ('name = "fedcmoo"\nunbiased = true', "cycle:1"),
+        pytest.param('name = "fedcmoo"\nunbiased = true', "cycle:1", marks=pytest.mark.full),
         ('name = "fedcmoo"\nsketch = "svd-two-way"\nlatecomers = true', "all"),
         pytest.param('name = "fedcmoo-pref"\nsketch = "exact"', "all", marks=pytest.mark.full),
         pytest.param('name = "fsmgda"', "cycle:1", marks=pytest.mark.full),

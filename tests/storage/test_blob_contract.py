@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coordinator.aggregation import streaming
 from coordinator.aggregation.gram import combine, gram
 from federation.digests import digest
 from federation.vectors import to_bytes, update_layout, update_rows
@@ -361,8 +362,15 @@ def test_the_space_that_is_left_is_known_or_known_to_have_no_limit(blobs: BlobSt
     assert free is None or free > 1 << 20
 
 
-@pytest.mark.parametrize("m", [3, 300], ids=["files stay open", "more rows than files may be open"])
-def test_aggregation_streams_rows_from_any_store(blobs: BlobStore, m: int) -> None:
+@pytest.mark.parametrize(
+    ("m", "open_files"),
+    [(3, 256), (3, 2), pytest.param(300, 256, marks=pytest.mark.full)],
+    ids=["files stay open", "more rows than files may be open", "hundreds of rows"],
+)
+def test_aggregation_streams_rows_from_any_store(
+    blobs: BlobStore, monkeypatch: pytest.MonkeyPatch, m: int, open_files: int
+) -> None:
+    monkeypatch.setattr(streaming, "_OPEN_FILES", open_files)
     U = np.random.default_rng(m).standard_normal((m, 5000)).astype(np.float32)
     layout = update_layout([("loss", 5000)])
     rows = [update_rows(blobs.local(blobs.put(to_bytes(layout, u))))["loss"] for u in U]

@@ -11,6 +11,7 @@ import pytest
 
 from storage import blob_directory
 from storage.blob_directory import DirectoryStore
+from tests.few import few
 from tests.storage.scene import blob_file, stored
 
 
@@ -149,6 +150,7 @@ for number in range(1_000_000):
 """
 
 
+@few(1, 21, 63)
 @pytest.mark.parametrize("lines", [1, 7, 20, 21, 50, 63, 105])
 def test_a_writer_killed_at_any_point_leaves_whole_blobs_and_the_sweep_takes_the_rest(
     blobs: DirectoryStore, lines: int

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from threading import Barrier
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,13 +31,17 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, StatementError
 
-from storage import migrations, revisions
+from storage import migrations
 from storage.database import Database, DatabaseBusy, DatabaseIncompatible
 from storage.models import AuditEntry, Base, Client, Model, Round, Run
+from storage.revisions import revision_of, unreleased_revision
 from storage.states import ClientState, RoundState, RunState
+from tests.few import few_of
 from tests.paths import ROOT
 
 BOTH_DATABASES = True
+# For tests that start interpreters, or whose SQL is the same.
+ON_SQLITE = pytest.mark.parametrize("database_url", few_of(("sqlite", "postgresql"), "sqlite"), indirect=True)
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 DIGEST = "blake3:" + "0" * 64
 
@@ -346,6 +349,7 @@ def test_a_database_of_a_newer_version_is_refused_and_left_alone(database: Datab
         assert connection.scalar(text("SELECT version_num FROM alembic_version")) == "9999"
 
 
+@ON_SQLITE
 @pytest.mark.parametrize("revision", ["0001", "0002.0123456789abcdef"])
 def test_a_database_of_an_unreleased_version_is_refused_with_the_remedy_and_left_alone(
     database: Database, revision: str
@@ -370,16 +374,14 @@ def test_a_database_of_an_unreleased_version_is_refused_with_the_remedy_and_left
     ],
     ids=["column", "constraint", "reference", "index"],
 )
-def test_each_change_of_a_table_changes_the_revision_of_unreleased_versions(
-    monkeypatch: pytest.MonkeyPatch, change: Callable[[Table], object]
-) -> None:
+def test_each_change_of_a_table_changes_the_revision_of_unreleased_versions(change: Callable[[Table], object]) -> None:
     changed = MetaData(naming_convention=Base.metadata.naming_convention)
     for table in Base.metadata.sorted_tables:
         table.to_metadata(changed)
-    monkeypatch.setattr(revisions, "Base", SimpleNamespace(metadata=changed))
-    before = revisions.unreleased_revision()
+    before = revision_of(changed)
     change(changed.tables["models"])
-    assert revisions.unreleased_revision() != before
+    assert revision_of(changed) != before
+    assert unreleased_revision() == revision_of(Base.metadata)
 
 
 @pytest.fixture(scope="module")
@@ -397,6 +399,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     return run_python
 
 
+@ON_SQLITE
 def test_the_migration_of_a_release_makes_exactly_the_models(database: Database, released: Callable[..., str]) -> None:
     expected = reflected(database)
     with database.engine.begin() as connection:
@@ -425,6 +428,7 @@ def test_a_migration_that_fails_changes_nothing(database_url: str) -> None:
     database.close()
 
 
+@ON_SQLITE
 def test_migrations_need_no_working_directory(database_url: str, tmp_path: Path) -> None:
     source = importlib.util.find_spec("storage")
     assert source is not None

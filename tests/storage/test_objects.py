@@ -14,6 +14,7 @@ from storage.blobs import BlobCorrupt, BlobMissing, BlobStoreUnavailable
 from storage.faults import StorageFault, fault_of
 from storage.objects.bucket import PART, PIECE, ObjectBucket, Patience
 from storage.objects.store import ObjectStore
+from tests.few import few
 from tests.running import wait_for
 from tests.storage import buckets
 from tests.storage.buckets import BUCKET, SECRET, Proxy, Storage, environment
@@ -175,6 +176,7 @@ def test_a_wrong_key_a_wrong_bucket_and_an_empty_one_are_named(storage: Storage,
 # --- faults
 
 
+@few("away", "503", "cut")
 @pytest.mark.parametrize("kind", ["away", "silent", "403", "500", "503", "cut"])
 def test_a_bucket_that_fails_is_unavailable_and_no_blob_counts_as_damaged(
     blobs: ObjectStore, line: Proxy, tmp_path: Path, kind: str

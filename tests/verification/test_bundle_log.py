@@ -11,6 +11,7 @@ from federation.record.bundle import BundleReader
 from federation.record.merkle import node_hash
 from federation.v1.common_pb2 import CheckpointManifest, LogKeyManifest
 from federation.v1.record_pb2 import LoggedEntry, LogNode, LogRecord
+from tests.few import few
 from tests.stage import Stage, spec
 from tests.verification.scene import Edited, log_signed_again, refusal, signed_again
 from tests.verification.test_bundle import NAMES, exported, played
@@ -61,6 +62,7 @@ def test_the_bundle_shows_the_entries_of_its_run_and_of_no_other(record: Edited,
         assert run.log.end == find(log, "run.completed")
 
 
+@few("Enroll", "round.stepped")
 @pytest.mark.parametrize("action", ["run.submitted", "Enroll", "reply.accepted", "round.stepped", "run.completed"])
 @pytest.mark.parametrize(
     "column", ["entry_id", "at", "times", "actor", "action", "subject", "outcome", "detail", "digest", "previous"]

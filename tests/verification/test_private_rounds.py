@@ -25,6 +25,7 @@ from federation.work.secure.terms import SessionStage
 from simulation.simulate import Simulation
 from storage.models import Round
 from tests.federation.work.scene import TRAIN, Cast, cast, context, document, held, round_of
+from tests.few import few
 
 
 def evidence(scene: Cast, step: Step) -> repetition.SecureEvidence:
@@ -298,6 +299,7 @@ OBJECTIVES: list[tuple[str, Mapping[str, Any], list[str], tuple[str, ...]]] = [
 ]
 
 
+@few("fsmgda", "fedcmoo")
 @pytest.mark.parametrize(("name", "values", "purposes", "disclose"), OBJECTIVES)
 def test_every_session_of_a_rule_over_objectives_is_signed_and_each_edit_is_named(
     name: str, values: Mapping[str, Any], purposes: list[str], disclose: tuple[str, ...]

@@ -1,9 +1,9 @@
 """The memory that a computation over m rows of d elements takes, in a process of its own."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+
+from fedpareto.processes.forked import completed
 
 _MEASURE = """
 import json, sys
@@ -34,8 +34,8 @@ def must_not_grow(computation: str, directory: Path) -> None:
         for i in range(m):
             with (directory / str(i)).open("wb") as file:
                 file.truncate(4 * d)  # holes read as zeros
-        command = [sys.executable, "-c", _MEASURE.format(computation=computation), str(m), str(d), str(directory)]
-        done = subprocess.run(command, capture_output=True, check=True)
+        done = completed(["-c", _MEASURE.format(computation=computation), str(m), str(d), str(directory)])
+        assert done.returncode == 0, done.stderr
         peaks[m, d] = json.loads(done.stdout)
     assert max(peaks.values()) < 150e6, peaks
     assert abs(peaks[50, 2_000_000] - peaks[10, 2_000_000]) < 60e6, peaks

@@ -12,6 +12,7 @@ import pytest
 
 from tests.coordinator.aggregation.adversary import coefficients, conflict, rule_over_objectives, search
 from tests.coordinator.aggregation.scene import KINDS, Matrix, matrix
+from tests.few import few
 
 SHAPES = [(4, 2), *(pytest.param(m, d, marks=pytest.mark.full) for m, d in [(2, 2), (6, 3), (5, 8), (9, 4)])]
 # A conflict that a rule may leave: of the quadratic program, of a cosine, of the dual cone's residual.
@@ -35,6 +36,7 @@ def steps(request: pytest.FixtureRequest, name: str) -> int:
 
 
 @pytest.mark.parametrize(("m", "d"), SHAPES)
+@few("fedmgda+", "nash-mtl", "adafed")
 @pytest.mark.parametrize(("name", "hyperparameters", "rounding"), CLAIMS, ids=[name for name, _, _ in CLAIMS])
 def test_no_updates_that_a_search_finds_are_opposed(
     request: pytest.FixtureRequest, name: str, hyperparameters: dict[str, Any], rounding: float, m: int, d: int

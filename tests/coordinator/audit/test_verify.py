@@ -18,6 +18,7 @@ from storage import audit
 from storage.models import Checkpoint, Run
 from tests.compared_metrics import must_be_exact, watched
 from tests.coordinator.audit.scene import Edit, Recorded, chain_anew, changed, cut, forge, logged, shift
+from tests.few import every
 from tests.running import wait_for
 from tests.stage import Stage, spec
 from tests.storage.scene import blob_file
@@ -61,7 +62,7 @@ OF_THE_LOG: dict[str, tuple[Sequence[Edit], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", OF_THE_LOG)
+@pytest.mark.parametrize("name", every(3, OF_THE_LOG))
 def test_an_edited_log_is_found_and_the_entry_named(recorded: Recorded, name: str) -> None:
     edits, expected = OF_THE_LOG[name]
     found = [problem for problem in recorded.problems(*edits) if not problem.startswith(("client", "round", "run"))]
@@ -209,7 +210,7 @@ def test_each_metric_of_a_round_that_is_edited_is_found_and_the_round_named(
         assert found[0].startswith(f"round {recorded.run}/0: the record ")
 
 
-@pytest.mark.parametrize("name", OF_THE_RECORD)
+@pytest.mark.parametrize("name", every(3, OF_THE_RECORD))
 def test_an_edited_record_is_found_and_the_row_named(recorded: Recorded, name: str) -> None:
     edits, expected = OF_THE_RECORD[name]
     if recorded.stage.served.database.engine.dialect.name == "sqlite":

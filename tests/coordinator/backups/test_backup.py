@@ -25,6 +25,7 @@ from storage.models import Alert, AuditEntry, BlobClaim
 from storage.states import AlertKind, AlertSeverity, RoundState
 from tests.conftest import empty_database
 from tests.coordinator.backups.scene import answer, fails, kept_blobs, lose_disk, restore_fails, run
+from tests.few import few
 from tests.running import command, made_home
 from tests.stage import Player, Stage, spec, stage
 from tests.storage.scene import blob_file
@@ -215,6 +216,7 @@ def test_ids_go_on_after_those_that_were_copied_to_postgresql_and_claims_of_the_
         assert session.scalar(select(func.max(AuditEntry.entry_id))) == largest + 1
 
 
+@few("blob", "database", "another federation")
 @pytest.mark.parametrize(
     ("damage", "words"),
     [

@@ -21,6 +21,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres) -> Itera
         yield Scene(made)
 
 
+@pytest.mark.full  # `test_leases.py` and `test_two_coordinators.py` have forms in one process
 def test_a_conductor_that_sleeps_past_its_lease_changes_nothing_and_the_other_coordinator_goes_on(scene: Scene) -> None:
     log, problems = scene.oversleep(scene.cluster.coordinators["one"], OPEN)
     assert problems == []

@@ -16,7 +16,6 @@ from storage.database import Database
 from storage.models import CoordinatorProcess
 from tests.running import Running, command
 
-BOTH_DATABASES = True
 NOBODY = "127.0.0.1:1"
 
 

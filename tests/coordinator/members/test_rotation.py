@@ -26,6 +26,7 @@ from federation.v1.federation_pb2 import RotateKeyRequest, RotateKeyResponse
 from federation.v1.record_pb2 import LogRecord
 from storage.models import Client, Rotation
 from storage.states import RunState
+from tests.few import few
 from tests.harness import SECONDS, Member
 from tests.running import refused
 from tests.stage import Player, Stage, spec
@@ -273,6 +274,7 @@ ATTACKS: dict[str, tuple[Attack, str, str]] = {
 }  # fmt: skip
 
 
+@few("replayed", "by a revoked member", "without possession", "with a forged signature", "to a point of small order")
 @pytest.mark.parametrize(("attack", "status", "reason"), ATTACKS.values(), ids=ATTACKS)
 def test_an_attack_on_a_rotation_is_refused_recorded_and_changes_nothing(
     stage: Stage, pair: Pair, attack: Attack, status: str, reason: str

@@ -15,6 +15,7 @@ from coordinator.rounds.supervisor import RECONNECT_GRACE
 from federation.line.channels import refusal_from_rpc_error
 from storage.states import RoundState, RunState
 from tests.coordinator.rounds.scene import conducting, wait_rest
+from tests.few import few
 from tests.running import refused, wait_for
 from tests.stage import Player, Stage, answer, reply, spec
 from tests.stage import stage as make_stage
@@ -157,6 +158,7 @@ def test_a_name_is_given_once_at_a_time_however_many_ask_for_it(stage: Stage) ->
     assert sorted(reasons) == [""] + ["run-exists"] * 7
 
 
+@few("after-patience")
 @pytest.mark.parametrize(
     "more", ["", 'selection.required = ["ann"]\nselection.patience_seconds = 600'], ids=["minimum", "after-patience"]
 )

@@ -19,7 +19,7 @@ from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
 from federation.vectors import model_row, to_bytes, update_layout, update_rows
 from storage.states import RoundState
 from tests.coordinator.aggregation.scene import coefficients_of
-from tests.few import few_of
+from tests.few import few, few_of
 from tests.stage import LAYOUT, MODEL, Player, Stage, measurements, vector
 
 
@@ -201,6 +201,7 @@ def test_the_longest_update_is_named_also_if_it_is_of_an_earlier_round() -> None
     assert "the combined update has the norm 4.24" in _longest(replace(now, combined=long))
 
 
+@few("adam")
 @pytest.mark.parametrize("optimiser", ["adam", "yogi", "adagrad"])
 def test_a_second_moment_beyond_float32_skips_the_round_names_the_client_and_leaves_no_trace(
     stage: Stage, optimiser: str

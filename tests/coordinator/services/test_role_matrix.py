@@ -17,6 +17,7 @@ from federation.trust.keys import new_tls_key, private_key_pem
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
 from tests.coordinator.services.scene import COLUMNS, answer, expected, short, stated
+from tests.few import few
 from tests.running import SECONDS, Running
 
 SETTINGS = {"admin_certificate_seconds": 3600}
@@ -125,6 +126,7 @@ SHUT_OUT: dict[str, tuple[Caller, tuple[str, str]]] = {
 }
 
 
+@few("client", "viewer", "operator and officer", "no certificate")
 @pytest.mark.parametrize("name", SERVED)
 def test_each_rpc_answers_each_kind_of_caller_as_the_matrix_says(served: Running, name: str) -> None:
     make, columns = SERVED[name]
@@ -133,6 +135,7 @@ def test_each_rpc_answers_each_kind_of_caller_as_the_matrix_says(served: Running
     assert answers == {method: expected(method, columns) for method in RULES}
 
 
+@few("revoked client", "revoked officer", "officer whose certificate has ended", "client of another CA")
 @pytest.mark.parametrize("name", SHUT_OUT)
 def test_each_rpc_shuts_out_whom_the_federation_does_not_know_any_more_or_never_did(served: Running, name: str) -> None:
     make, reason = SHUT_OUT[name]

@@ -13,7 +13,7 @@ from federation.secure.thresholds import Mode, Thresholds
 from federation.work.base import Result, Work
 from federation.work.secure.terms import SessionStage
 from tests.federation.work.scene import STAGES, Member, cast, context, document, exact, held, names, play, round_of
-from tests.few import few_of
+from tests.few import few, few_of
 
 MODES = list(Mode)
 
@@ -42,6 +42,7 @@ def test_the_gram_matrix_is_close_to_that_of_the_unit_updates(mode: Mode) -> Non
 
 
 @pytest.mark.parametrize("mode", few_of(MODES, Mode.VERIFIED))
+@few(SessionStage.READY, SessionStage.MASK, SessionStage.UNMASK)
 @pytest.mark.parametrize(("stage", "opening"), STAGES)
 def test_a_member_that_is_lost_at_a_stage_costs_nothing_but_its_update(
     mode: Mode, stage: SessionStage, opening: int
@@ -59,6 +60,7 @@ def test_a_member_that_is_lost_at_a_stage_costs_nothing_but_its_update(
     assert (gone[0] in total.record.survivors) == counts
 
 
+@few(SessionStage.MASK, SessionStage.UNMASK)
 @pytest.mark.parametrize(("stage", "opening"), [asked for asked in STAGES if asked[0] is not SessionStage.READY])
 def test_the_sum_names_every_accepted_reply_also_one_with_another_view(stage: SessionStage, opening: int) -> None:
     """A step that left an accepted reply out would not verify."""
@@ -107,6 +109,7 @@ def test_a_large_coefficient_is_moved_towards_plain_averaging_until_all_members_
     assert play(cast(8), mode).share == 1
 
 
+@few("fedavg", "fsmgda")
 @pytest.mark.parametrize(
     ("name", "values"),
     [

@@ -26,6 +26,7 @@ from federation.work.secure.journal import Journal
 from federation.work.secure.terms import SessionStage
 from tests.federation.secure.scene import Session, session
 from tests.federation.work.scene import STAGES, Member, cast, play
+from tests.few import few
 
 SPY = 0  # the place of the member that works with the coordinator; t = 1 of 5
 D = 20_000
@@ -154,6 +155,7 @@ def test_a_malformed_dealer_learns_one_number_of_each_member_in_an_opening_with_
     assert not set(left[1]) & set(left[2])
 
 
+@few(Mode.PRIVATE)
 @pytest.mark.parametrize("mode", list(Mode))
 def test_of_no_member_do_the_replies_hold_enough_shares_of_both_mask_secrets(mode: Mode) -> None:
     """At each stage one member's reply comes too late for the round; here it is on record with the others."""

@@ -25,6 +25,7 @@ from federation.work.base import WorkError
 from fedpareto.notebook import simulate
 from simulation.population import populate
 from tests.command_lines import failure
+from tests.few import few
 from tests.trained import jacobian, train
 from worker.service import prepare_offers
 
@@ -138,6 +139,7 @@ def test_only_the_samples_of_the_minibatches_are_read(base: Vector) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@few("raise")
 @pytest.mark.parametrize(
     ("how", "message"),
     [

@@ -25,6 +25,7 @@ from federation.training.trainers import TrainerChoice, trainer_kind
 from federation.work.base import WorkError
 from fedpareto.cli.member.trial import lines
 from tests.federation.training.scene import Start, Three, child, starting
+from tests.few import few
 from tests.paths import EXAMPLES
 from tests.trained import train
 from worker.service import prepare_offers
@@ -93,6 +94,13 @@ def test_gradients_come_as_one_vector_for_each_objective(start: Start) -> None:
         train(trainer, BASE, SGD)
 
 
+@few(
+    "os.kill(os.getpid(), 9)",
+    "say(type='scores', id=id)",
+    "say(b'12345', type='model', id=id)",
+    "say(model[:8], type='model', id=id)",
+    "say(type='error', id=id, message='no GPU')",
+)
 @pytest.mark.parametrize(
     ("trains", "says"),
     [

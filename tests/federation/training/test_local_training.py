@@ -20,6 +20,7 @@ from federation.training import TrainingStopped
 from federation.training.torch_trainer import TorchTrainer
 from fedpareto.processes.forked import completed
 from tests.federation.training.scene import BASE, DEVICES, SGD, Both, Line, Noisy, _train, _trainer
+from tests.few import few
 from tests.trained import jacobian
 
 # ---- what an update is
@@ -229,6 +230,7 @@ def test_a_loss_that_is_not_finite_is_left_out_of_an_evaluation() -> None:
 # ---- the same bytes
 
 
+@few("fashion-mnist")
 @pytest.mark.parametrize("channels", [1, 3], ids=["fashion-mnist", "cifar10"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_work_done_twice_is_the_same_bytes_whatever_was_done_between(device: str, channels: int) -> None:

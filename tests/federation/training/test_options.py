@@ -30,6 +30,7 @@ from federation.work.train import wire
 from federation.work.train.work import Train
 from fedpareto.notebook import simulate
 from simulation.simulate import Simulation
+from tests.few import few
 from tests.trained import jacobian, train
 
 RUN = 'name = "options"\ntask = "digits"\nrounds = 3\nseed = 3\nsimulation = { clients = 3 }\n'
@@ -275,6 +276,7 @@ def test_updates_shrink_with_the_rate_of_their_round() -> None:
 # ---- in simulations
 
 
+@few("optimiser = 'adamw', step_schedule = 'cosine', step_warm_up = 2")
 @pytest.mark.parametrize(
     "options",
     ["optimiser = 'adam', weight_decay = 0.01", "optimiser = 'adamw', step_schedule = 'cosine', step_warm_up = 2"],

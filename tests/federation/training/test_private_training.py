@@ -27,6 +27,7 @@ from federation.work.base import Result, WorkError
 from federation.work.train import wire
 from federation.work.train.work import Train
 from fedpareto.notebook import simulate
+from tests.few import few
 
 pytestmark = pytest.mark.skipif(
     find_spec("dp_accounting") is None or find_spec("opacus") is None, reason="needs fedpareto[dp]"
@@ -310,6 +311,7 @@ def test_what_is_spent_is_what_opacus_says() -> None:
         assert accountant.get_epsilon(DELTA) == pytest.approx(value, rel=0.02)
 
 
+@few(5.0, 30.0)
 @pytest.mark.parametrize(("noise", "times"), [(1.0, 1), (1.0, 10), (5.0, 100), (30.0, 3)])
 def test_the_closed_form_is_that_of_a_gaussian_which_samples_nothing(noise: float, times: int) -> None:
     found = gaussian_epsilon(noise, times, DELTA)

@@ -21,7 +21,7 @@ from federation.work.base import Result, RowSchema, Work, payload_layout
 from federation.work.secure.sum import Mask
 from federation.work.secure.terms import SessionStage
 from tests.federation.work.scene import Cast, Member, cast, exact, names, play
-from tests.few import few_of
+from tests.few import few, few_of
 
 CHEAT = "silo-03"
 M = 9  # t = 2 in mode `verified`, and 4 t + 1 answers: cheaters can be named
@@ -104,6 +104,7 @@ def test_an_answerer_that_lies_about_the_norms_is_corrected_and_named() -> None:
     assert outcome(scene, Mode.VERIFIED) == ("passes", {CHEAT: "wrong-answers"})
 
 
+@few(M)
 @pytest.mark.parametrize(("secrets", "named"), [(1, {}), (M, {CHEAT: "wrong-shares"})])
 def test_wrong_shares_of_masks_are_corrected_and_void_nothing(secrets: int, named: Mapping[str, str]) -> None:
     def wrong(row: Array) -> Array:

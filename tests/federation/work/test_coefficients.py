@@ -30,6 +30,7 @@ from federation.work.site import SecurePolicy
 from tests.federation.secure.test_cover import by_definition
 from tests.federation.work.scene import TRAIN, Cast, Member, cast, document, names, play, setting
 from tests.federation.work.test_refusals import VICTIM, tried
+from tests.few import few
 
 Inputs = Mapping[str, bytes]
 
@@ -37,6 +38,7 @@ Inputs = Mapping[str, bytes]
 # --- a coordinator that wants one member's vector
 
 
+@few(Mode.PRIVATE)
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize(("a", "reason"), [(2**11, "coefficients"), (ONE, "cover")])
 def test_a_sum_of_one_member_alone_is_refused_by_this_member(
@@ -195,6 +197,7 @@ def test_weights_of_multi_gradient_descent_are_accepted_in_their_box_and_below_t
     assert asked_with("fedmgda", {"pre": ["nnm"]}, *tries) == ["answers"] * 4
 
 
+@few("q-fedavg", "adafed")
 @pytest.mark.parametrize(
     ("algorithm", "answer"),
     [("q-fedavg", "coefficients"), ("fedfv", "coefficients"), *((name, "answers") for name in ("adafed", "a:Rule"))],

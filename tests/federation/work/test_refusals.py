@@ -21,6 +21,7 @@ from federation.work.secure.terms import Invited, SessionStage
 from federation.work.secure.wire import terms_bytes
 from federation.work.site import SecurePolicy, SessionEntry
 from tests.federation.work.scene import ORIGIN, Cast, Killed, Member, cast, play, setting
+from tests.few import few
 
 VICTIM = "silo-02"
 Inputs = Mapping[str, bytes]
@@ -124,6 +125,7 @@ def test_terms_that_differ_from_the_assignment_the_roster_or_the_policy_are_decl
     )
 
 
+@few("policy:mode", "sessions")
 @pytest.mark.parametrize(
     ("policy", "mode", "reason"),
     [

@@ -16,6 +16,7 @@ from federation.work.secure.terms import SessionStage
 from federation.work.secure.wire import terms_bytes
 from tests.federation.work.scene import Cast, Member, cast, names, play
 from tests.federation.work.test_refusals import VICTIM, Inputs, Liar, Question, tried
+from tests.few import few
 
 M = 9
 FIRST = frozenset(names(range(5)))
@@ -138,6 +139,7 @@ def changed(value: Any) -> Any:
             raise TypeError(value)
 
 
+@few(Mode.PRIVATE)
 @pytest.mark.parametrize("mode", list(Mode))
 def test_after_an_answer_every_other_question_of_the_stage_is_refused(mode: Mode) -> None:
     scene = cast(8, assumed=1)

@@ -12,6 +12,7 @@ import pytest
 from coordinator.aggregation import aggregate
 from coordinator.aggregation.registry import ALGORITHMS, common_hyperparameters
 from fedpareto.processes.forked import completed
+from tests.few import few
 
 U = np.random.default_rng(0).standard_normal((5, 40))
 
@@ -65,6 +66,12 @@ def test_a_dropped_row_is_shown(tmp_path: Path) -> None:
     assert "dropped: not finite" in run(tmp_path / "u.npz", "-a", "fedavg").stdout
 
 
+@few(
+    "no algorithm 'fedfoo'; there are fedavg",
+    "expected KEY=VALUE",
+    "(m, d) is needed",
+    "not an .npz file of plain arrays",
+)
 @pytest.mark.parametrize(
     ("arrays", "arguments", "message"),
     [

@@ -22,6 +22,7 @@ from fedpareto.cli.show import envelope_lines, member_tables, round_tables, tabl
 from fedpareto.cli.show.escaping import escaping_stub, make_safe
 from fedpareto.report.page import page
 from fedpareto.report.report_data import RunData
+from tests.few import few
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 HOSTILE = [
@@ -135,6 +136,7 @@ PICTURES: dict[str, tuple[type[Message], Callable[[Any], Any]]] = {
 }
 
 
+@few("run", "runs", "watch")
 @pytest.mark.parametrize("command", PICTURES)
 @settings(max_examples=25, derandomize=True)
 @given(data=st.data())
@@ -143,6 +145,7 @@ def test_a_command_shows_hostile_text_as_text(command: str, data: st.DataObject)
     must_be_safe(shown(picture(data.draw(any_message(kind)))))
 
 
+@few(admin_pb2.ListRepliesResponse)
 @pytest.mark.parametrize(
     "kind",
     [

@@ -22,6 +22,7 @@ from fedpareto.console.screens import run_page
 from fedpareto.console.security import EntranceKeys
 from fedpareto.console.view import PageRequest
 from storage import audit
+from tests.few import few
 from tests.running import refused, wait_for
 from tests.stage import Stage
 
@@ -87,6 +88,7 @@ def asked(query: str = "") -> PageRequest:
     return PageRequest(f"/runs/{RUN}", {"run": RUN}, QueryParams(query))
 
 
+@few("weight")
 @pytest.mark.parametrize("measure", run_page.HEATS)
 def test_the_page_has_few_elements_and_bytes_and_asks_for_nothing(console: Console, measure: str) -> None:
     page = console._made(run_page.SCREEN, asked(f"heat={measure}"))

@@ -20,6 +20,7 @@ from federation.vectors import Layout, to_bytes
 from storage.objects.bucket import ObjectBucket
 from storage.states import RunState
 from tests.federation.line.connect_proxy import connect_proxy
+from tests.few import few
 from tests.stage import Stage, stage
 from tests.storage import buckets
 from tests.storage.buckets import BRIEF, BUCKET, SERVERS, Proxy, Storage, environment, proxy
@@ -132,6 +133,7 @@ def test_a_worker_downloads_a_model_from_the_bucket_if_its_owner_allows_the_host
     assert (sent, asked(line), running.events("bucket-failed")) == ([], 3, []), "one more model is evaluated at the end"
 
 
+@few("403", "changed", "cut", "silent")
 @pytest.mark.parametrize("kind", ["403", "307", "changed", "cut", "short", "away", "silent"])
 def test_after_a_fault_of_the_bucket_the_coordinator_sends_the_model_and_the_owner_is_told_once(
     site: Site, line: Proxy, model: Model, kind: str

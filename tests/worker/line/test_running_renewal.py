@@ -17,6 +17,7 @@ from federation.trust.member_files import MemberFiles, save_renewal
 from tests import running
 from tests.coordinator.members.scene import certificates
 from tests.coordinator.members.test_enrollment import AGE
+from tests.few import few
 from tests.harness import Federation, Process, wait_for
 from tests.worker.scene import Running as Worker
 from worker.home import WorkerHome
@@ -91,6 +92,7 @@ def test_a_worker_renews_while_it_trains_and_the_training_goes_on(fed: Federatio
     assert worker.stop() == 0
 
 
+@few("certificate-issued")
 @pytest.mark.parametrize(("point", "kept"), [("certificate-issued", 3), ("certificate-saved", 2)])
 def test_a_worker_that_dies_between_renewal_and_saving_goes_on(fed: Federation, point: str, kept: int) -> None:
     fed.join(point)

@@ -7,6 +7,7 @@ import pytest
 from federation.spec.run_spec import RunSpec
 from federation.v1.common_pb2 import AssignmentManifest
 from storage.states import RoundState
+from tests.few import few
 from tests.running import refused
 from tests.stage import Player, Stage
 
@@ -25,6 +26,7 @@ def after(stage: Stage, time: timedelta) -> None:
     stage.nudge()
 
 
+@few("attending")
 @pytest.mark.parametrize("pool", ["attending", "enrolled"])
 def test_a_member_that_hangs_up_is_waited_for_during_the_grace_and_not_to_the_deadline(stage: Stage, pool: str) -> None:
     run, players, orders = begin(stage, pool)

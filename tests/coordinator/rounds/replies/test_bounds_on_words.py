@@ -9,6 +9,7 @@ import pytest
 from coordinator.rounds.replies.content import MAX_NUMBERS
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Hello, TaskOffer
 from storage.models import Client
+from tests.few import few
 from tests.harness import Attending
 from tests.running import refused, wait_for
 from tests.stage import Player, Stage
@@ -88,6 +89,7 @@ def in_a_round(stage: Stage, act: Callable[[Player, Any], None], *, more: str = 
     return run
 
 
+@few("many", "escapes")
 @pytest.mark.parametrize(
     "names",
     [[f"test/{i}" for i in range(MAX_NUMBERS)], ["x" * 121], [f"test/{ESCAPES}"], [""], ["\0"]],
@@ -106,6 +108,7 @@ def test_numbers_that_a_member_reports_have_names_within_bounds(stage: Stage, na
         command(stage, *arguments)
 
 
+@few(2**62, -1)
 @pytest.mark.parametrize(("seconds", "nanos"), [(2**62, 0), (-(2**62), 0), (0, -1), (0, 2_000_000_000)])
 def test_a_time_that_is_none_is_refused_and_the_assignment_stays_open(stage: Stage, seconds: int, nanos: int) -> None:
     def act(player: Player, order: Any) -> None:

@@ -11,8 +11,6 @@ from storage.states import ClientState
 from tests.running import refused
 from tests.stage import Stage
 
-BOTH_DATABASES = True
-
 
 @contextmanager
 def failing_once(statement: str) -> Iterator[list[str]]:

@@ -20,7 +20,6 @@ from storage.models import Run
 from storage.states import RunState
 from tests.stage import LAYOUT, MODEL, Player, Stage, answer, reply
 
-BOTH_DATABASES = True
 CLIENTS = ("ann", "ben", "cleo")
 
 

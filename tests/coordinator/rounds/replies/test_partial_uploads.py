@@ -15,6 +15,7 @@ from federation.v1.federation_pb2 import SubmitRequest
 from federation.vectors import Layout, Tensor, to_bytes, update_layout
 from storage.models import Assignment
 from storage.states import AssignmentState
+from tests.few import few
 from tests.harness import Handing
 from tests.running import SECONDS, refused, wait_for
 from tests.stage import LONG, Player, Stage, spec, stage, vector
@@ -141,6 +142,7 @@ def test_bytes_that_were_damaged_during_a_restart_are_refused_and_the_upload_beg
     lines.play(run, reply.player)
 
 
+@few(1499, 2**63)
 @pytest.mark.parametrize("start", [0, 1499, 1501, 2**63])
 def test_a_chunk_for_another_place_is_refused_and_harms_nothing(lines: Stage, start: int) -> None:
     run, (reply,) = begin(lines, "ann")

@@ -28,6 +28,7 @@ from federation.vectors import Layout, Tensor, to_bytes
 from storage.models import Assignment, AuditEntry, Reply
 from storage.states import AssignmentState
 from tests.coordinator.rounds.replies.scene import Scene, set_scene
+from tests.few import few
 from tests.harness import Member
 from tests.running import SECONDS, refused
 from tests.stage import LAYOUT, LONG, Player, Stage
@@ -160,6 +161,7 @@ def test_declining_closes_the_assignment_and_only_ones_own(stage: Stage) -> None
     assert stage.outcomes(run) == {"mallory": ("DECLINED", "no-data"), "honest": ("OPEN", "")}
 
 
+@few("key-unknown", "mismatch:assignment")
 @pytest.mark.parametrize(
     ("changes", "status", "reason"),
     [

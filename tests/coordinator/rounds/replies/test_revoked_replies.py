@@ -10,6 +10,7 @@ from coordinator.rounds.step import make_step
 from federation.digests import digest
 from federation.v1 import admin_pb2 as admin
 from storage.states import RoundState, RunState
+from tests.few import few
 from tests.running import SECONDS, wait_for
 from tests.stage import MODEL, Player, Stage, answer
 
@@ -21,6 +22,7 @@ def begin(stage: Stage, more: str = "selection.minimum = 3", algorithm: str = "f
     return stage.begin("ann", "ben", f"gone-{stage.count}", algorithm=algorithm, more=more)
 
 
+@few(True)
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_member_that_is_revoked_after_its_update_was_accepted_does_not_enter_the_step(
     stage: Stage, restarts: bool

@@ -26,6 +26,7 @@ from fedpareto.report.report_data import RunData
 from storage.blob_directory import DirectoryStore
 from storage.retention import is_retained
 from storage.states import RunState
+from tests.few import few
 from tests.harness import Federation, federation, wait_for
 from tests.stage import MODEL, Player, Stage, answer, reply, vector
 from tests.works import work_of
@@ -36,6 +37,7 @@ NAMES = ("ann", "ben", "cleo", "dan")
 # --- the bound
 
 
+@few(0.1, "auto")
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, "auto", 1.0])
 def test_no_client_moves_the_direction_further_than_the_bound(epsilon: Any) -> None:
     rng = np.random.default_rng(7)

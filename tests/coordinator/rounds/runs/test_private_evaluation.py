@@ -13,6 +13,7 @@ from federation.record.bundle import BlobAbsent, BundleReader
 from fedpareto import simulate
 from simulation.fleet import Answer, SimulatedDecline, SimulatedFleet
 from tests.coordinator.rounds.runs.scene import PRIVATE
+from tests.few import few
 from tests.verification import record_vectors
 from verification.private import private_means
 from verification.run import OpenedRun
@@ -25,6 +26,7 @@ def test_a_private_evaluation_gives_means_over_the_members() -> None:
     assert row["bytes/up"] > 0
 
 
+@few("quorum: 1 of 4", "a member of the round was revoked")
 @pytest.mark.parametrize(
     ("error", "why"),
     [
