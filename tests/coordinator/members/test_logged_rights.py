@@ -98,8 +98,9 @@ def undo_end(served: Running, officer: Officer) -> None:
 
 
 def hide_revocation(served: Running, officer: Officer) -> None:
-    """The entry of the log, too, that has its place already."""
+    """The entry of the log, too, that has its place already and is not the newest."""
     revoked(served, officer)
+    Officer(served, served.home.directory / f"later-{officer.name}", f"later-{officer.name}")
     served.coordinator._sequencer.sequence()
     edit(served, "delete from audit_log where action = 'admin.revoked' and subject = :name", name=officer.name)
     edit(served, "update administrators set ended = null where key_id = :key", key=officer.row)

@@ -38,7 +38,7 @@ class Scene:
         layout = update_layout([(row.name, row.length) for row in self.order.rows])
         return to_bytes(layout, vector(self.mallory.name, self.order) if update is None else update)
 
-    def manifest(self, payload: bytes, **changes: object) -> ReplyManifest:
+    def manifest(self, payload: bytes, /, **changes: object) -> ReplyManifest:
         """What mallory signs of a payload, with some fields changed."""
         manifest = self.mallory.member.manifest(self.order, payload)
         for name, value in changes.items():
