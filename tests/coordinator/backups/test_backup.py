@@ -71,7 +71,7 @@ def test_a_lost_disk_is_restored_from_a_backup_that_was_made_while_a_round_was_o
         assert (told["federation_id"], told["runs"], told["lost"], told["missing"]) == ("test", 1, [], [])
         run("restore", backup, "--check")
         made.play(name, ann, ben, until=lambda: len(made.rounds(name)) == 4)
-        restore_fails("is in use by another coordinator", backup, home.directory)
+        restore_fails("is in use by another", backup, home.directory)
         made.stop()
         lose_disk(home)
         if before != after:
