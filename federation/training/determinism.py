@@ -16,12 +16,29 @@ def seed_torch(device: torch.device, seed: int) -> None:
 
 
 @contextmanager
+def _whole_float32() -> Iterator[None]:
+    """Convolutions and recurrent layers in float32 inside; otherwise cuDNN may round their inputs to TF32 (10 bits)."""
+    cudnn = torch.backends.cudnn
+    try:
+        was = cudnn.allow_tf32
+    except RuntimeError:  # the owner's code has chosen by PyTorch's newer switches, which do not mix with this one
+        was = False
+    if was:
+        cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        if was:
+            cudnn.allow_tf32 = True
+
+
+@contextmanager
 def deterministic(device: torch.device, seed: int) -> Iterator[None]:
-    """Seeded generators and deterministic kernels inside; torch's global state as it was outside."""
+    """Seeded generators, deterministic kernels and float32 inside; torch's global state as it was outside."""
     cudnn = torch.backends.cudnn
     was = (torch.get_deterministic_debug_mode(), cudnn.deterministic, cudnn.benchmark)
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=devices), _whole_float32():
         seed_torch(device, seed)
         # The same switch as torch.use_deterministic_algorithms, which would import the compiler (seconds) for it.
         torch.set_deterministic_debug_mode("error")

@@ -14,8 +14,9 @@ from torch.nn.utils import vector_to_parameters
 
 from federation.spec.computation import LocalSgd
 from federation.spec.objective_names import joint_target, separate_targets
-from federation.tasks import DataSource, Part, TaskError, initial_model, task
+from federation.tasks import DataSource, Part, Task, TaskError, initial_model, task
 from federation.tasks import parameters as flat
+from federation.tasks.digits import Digits
 from federation.training import TrainingStopped
 from federation.training.torch_trainer import TorchTrainer
 from fedpareto.processes.forked import completed
@@ -301,6 +302,7 @@ def test_torchs_global_state_is_left_as_it_was(end: str) -> None:
             torch.get_deterministic_debug_mode(),
             cudnn.deterministic,
             cudnn.benchmark,
+            cudnn.allow_tf32,
         )
 
     before = state()
@@ -334,10 +336,37 @@ def test_frozen_random_parts_are_the_same_at_every_member() -> None:
     assert _train(one, base).rows["loss"].tobytes() == _train(other, base).rows["loss"].tobytes()
 
 
-def test_cpu_and_gpu_agree_up_to_rounding() -> None:
+@pytest.mark.parametrize("made", [Digits(), Noisy(3)], ids=["linear", "convolutional"])
+def test_cpu_and_gpu_agree_up_to_rounding_in_float32(made: Task) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device on this machine")
-    digits = task("digits")
-    _, base = initial_model(digits, 0)
-    cpu, gpu = (_train(_trainer(digits, device), base).rows["loss"] for device in ("cpu", "cuda"))
-    np.testing.assert_allclose(cpu, gpu, atol=1e-3)
+    _, base = initial_model(made, 0)
+    cpu, gpu = (_train(_trainer(made, device), base).rows["loss"] for device in ("cpu", "cuda"))
+    assert np.linalg.norm(gpu - cpu) < 1e-3 * np.linalg.norm(cpu)
+
+
+def test_no_layer_is_rounded_to_tf32_unless_the_owners_code_has_chosen() -> None:
+    cudnn, seen = torch.backends.cudnn, set()
+
+    class Seen(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.add(cudnn.allow_tf32)
+            return super().forward(x)
+
+    class Watched(Line):
+        def model(self) -> nn.Module:
+            return Seen(3, 1)
+
+    trainer = _trainer(Watched())
+    assert cudnn.allow_tf32, "PyTorch's default"
+    _train(trainer, BASE)
+    assert seen == {False}
+    if not hasattr(cudnn, "conv"):
+        pytest.skip("this PyTorch has no newer switches")
+    newer: Any = cudnn.conv
+    newer.fp32_precision = "ieee"
+    try:
+        _train(_trainer(Line()), BASE)
+        assert newer.fp32_precision == "ieee"
+    finally:
+        newer.fp32_precision = "tf32"
