@@ -48,9 +48,12 @@ class CentredClipping(Rule):
         points = coordinates(rows.gram)
         coefficients = np.zeros(len(points))
         centre = before = coefficients @ points
+        rounding = 8 * np.finfo(np.float64).eps * len(points) * rows.norms.max(initial=0.0)
         for _ in range(self.iterations):
             before = centre
-            pull = rows.prior * clipping(np.linalg.norm(points - centre, axis=1), self.radius)
+            distances = np.linalg.norm(points - centre, axis=1)
+            distances[distances <= rounding] = 0.0  # equal updates are treated alike
+            pull = rows.prior * clipping(distances, self.radius)
             coefficients = coefficients * (1 - pull.sum()) + pull
             centre = coefficients @ points
         length = float(np.linalg.norm(centre))

@@ -168,6 +168,13 @@ def test_identical_updates_keep_the_prior(name: str) -> None:
     np.testing.assert_allclose(result.weights, [0.5, 0.25, 0.25], rtol=0, atol=1e-12)
 
 
+def test_centred_clipping_keeps_the_prior_of_identical_updates_whose_products_differ_in_the_last_bit() -> None:
+    K, prior = np.full((3, 3), 100.0), np.array([0.5, 0.25, 0.25])
+    K[0, 0] = np.nextafter(100.0, 0.0)
+    found = scene.rule_named("centred-clipping").combine(Rows(gram=K, prior=prior, samples=np.ones(3)))
+    np.testing.assert_allclose(found.weights, prior, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_one_client_is_followed(name: str) -> None:
     u = np.array([3.0, 4.0])
