@@ -135,14 +135,18 @@ class Federation(federations.ProcessFederation):
     def run_state(self, run: str) -> Any:
         return self.admin("run", run)["run"]
 
-    def wait_completed(self, run: str) -> Any:
-        """Waits in the database (no process is started for a look)."""
+    def wait_ended(self, run: str) -> str:
+        """Waits in the database (no process is started for a look) until a run has ended or pauses; its state."""
 
         def ended() -> str | None:
             state = self.query("select state from runs where run_id = :run", run=run)[0][0]
             return state if state in ("COMPLETED", "FAILED", "STOPPED", "PAUSED") else None
 
-        state = wait_for(ended, f"run {run} to end\n{self.coordinator.text[-2000:] if self.coordinator else ''}")
+        return wait_for(ended, f"run {run} to end\n{self.coordinator.text[-2000:] if self.coordinator else ''}")
+
+    def wait_completed(self, run: str) -> Any:
+        """Waits until a run has ended, and it must be completed; the digest of its model."""
+        state = self.wait_ended(run)
         assert state == "COMPLETED", self.query("select state, reason from runs where run_id = :run", run=run)
         return self.query("select model from runs where run_id = :run", run=run)[0][0]
 

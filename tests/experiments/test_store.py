@@ -111,9 +111,8 @@ def test_a_line_is_a_run_or_refused_with_a_reason(tmp_path: Path, line: str, why
         return
     with pytest.raises(DamagedError) as refused:
         Store(tmp_path).runs()
-    assert str(refused.value) == (
-        f"{tmp_path / RUNS}, line 2 cannot be read ({why}): remove the line, and its run is made again"
-    )
+    assert str(refused.value).startswith(f"{tmp_path / RUNS}, line 2 cannot be read ({why}")
+    assert str(refused.value).endswith("): remove the line, and its run is made again")
 
 
 def test_a_last_line_without_its_end_is_a_run_and_gets_its_end(tmp_path: Path) -> None:

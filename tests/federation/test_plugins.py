@@ -178,7 +178,7 @@ def test_a_real_federation_does_not_import_the_attack_of_a_simulation(code: Path
         ("equal_length:EqualLength", "equal_length:EqualLength is not a subclass of fedpareto.Rule"),
         ("this:s", "this is a module of Python itself"),
         ("os.path:join", "os.path is a module of Python itself"),
-        ("fedpareto:Rule", "abstract method combine"),
+        ("fedpareto:Rule", "Can't instantiate abstract class Rule"),
         (":Mean", "expected a name, or module:Class"),
     ],
 )

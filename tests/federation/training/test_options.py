@@ -316,7 +316,7 @@ def test_fp16_without_a_gpu_is_refused_with_the_reason() -> None:
         train(trainer, base, sgd(precision="fp16"))
     assert caught.value.reason == "precision"
     with pytest.raises(ValueError, match=r'train\.precision = "fp16" needs a CUDA device'):
-        simulate(f"{RUN}train.precision = 'fp16'\n")
+        simulate(f"{RUN}train.precision = 'fp16'\n", device="cpu")
     assert any("decline" in words for words in cautions(*parse_run(f"{RUN}train.precision = 'fp16'\n")))
 
 

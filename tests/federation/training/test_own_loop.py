@@ -77,7 +77,7 @@ def test_with_two_members_the_default_step_of_fedmgda_zigzags_and_the_warning_na
     accuracies, warning = trained(1.0)
     assert max(accuracies) > 0.9
     assert min(accuracies[4:]) < 0.75
-    (rate,) = re.findall(r"Set server.learning_rate to about ([\d.]+) \(it is 1\)", warning)
+    (rate,) = re.findall(r"set server.learning_rate to about ([\d.]+) \(it is 1\)", warning)
     shorter, warning = trained(float(rate))
     assert min(shorter[4:]) > 0.9
     assert warning == ""

@@ -448,7 +448,7 @@ def test_a_run_that_needs_more_than_the_trainers_can_do_is_declined_and_submit_w
         "(train.proximal_mu)"
     ]
     (run,) = running.query("select run_id from runs where name = 'proximal'")[0]
-    running.wait_completed(run)
+    assert running.wait_ended(run) == "FAILED", "no step was made"
     declined = running.query("select client_id, state, reason, message from assignments where reason != ''")
     assert {row[:3] for row in map(tuple, declined)} == {
         (name, "DECLINED", "ability:proximal") for name in ("ann", "ben", "dan", "eve")

@@ -181,7 +181,7 @@ def test_a_worker_does_nothing_for_the_coordinator_of_another_federation(scene: 
 
 
 def _arguments(home: Path) -> list[str]:
-    command = "-m fedpareto worker run --task digits --part 1/8 --threads 1 --home"
+    command = "-m fedpareto worker run --task digits --part 1/8 --device cpu --threads 1 --home"
     return [*command.split(), str(home)]
 
 
