@@ -4,6 +4,7 @@ torch's compiler uses the machine's C++ compiler. The results differ from a work
 """
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
@@ -90,9 +91,13 @@ def must_compile() -> None:
     Raises:
         SimulationError: there is no C++ compiler that works.
     """
+    from torch._inductor import config  # noqa: PLC0415 - seconds
+
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # "No CUDA runtime is found"
     try:
-        torch.compile(lambda x: x + 1, fullgraph=True, options={"force_disable_caches": True})(torch.zeros(1))
+        # Not as an option of `compile`, which PyTorch 2.11 refuses.
+        with config.patch(force_disable_caches=True), warnings.catch_warnings(action="ignore"):
+            torch.compile(lambda x: x + 1, fullgraph=True)(torch.zeros(1))
     except Exception as error:
         reason = str(error).strip().splitlines()[0]
         raise SimulationError(

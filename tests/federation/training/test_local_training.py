@@ -344,7 +344,7 @@ def test_cpu_and_gpu_agree_up_to_rounding_in_float32(made: Task) -> None:
         pytest.skip("no CUDA device on this machine")
     _, base = initial_model(made, 0)
     cpu, gpu = (_train(_trainer(made, device), base).rows["loss"] for device in ("cpu", "cuda"))
-    assert np.linalg.norm(gpu - cpu) < 1e-4 * np.linalg.norm(cpu)
+    assert np.linalg.norm(gpu - cpu) < 1e-3 * np.linalg.norm(cpu)
 
 
 def test_no_layer_is_rounded_to_tf32_unless_the_owners_code_has_chosen() -> None:
