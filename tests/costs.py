@@ -1,8 +1,8 @@
 """What the tests cost: `--costs` prints the CPU seconds of each file and of the dearest tests, and bounds their sum.
 
 CPU seconds are user and system time of pytest and of every process below it. A shared fixture counts to the test that
-makes it and to the one that it ends with. What other processes need may count to a test that ends a little later. A
-busy or slower machine needs more CPU seconds for the same work, by a half and more. So each pytest process also
+makes it and to the one that it ends with. The CPU time of child processes may count to a test that ends a little later.
+A busy or slower machine needs more CPU seconds for the same work, by a half and more. So each pytest process also
 measures, every few seconds, a fixed piece of work: the `yardstick`. If it takes longer than `YARDSTICK`, the sum is
 divided by how many times longer, before it is compared. This corrects a part of the difference alone, so `--costs`
 fails at `LIMIT`, above `BUDGET`. A faster machine is not held to less.
@@ -100,7 +100,7 @@ class Costs:
         self.sampled = float("-inf")
 
     def spent(self) -> float:
-        """CPU time of this process, and of those below it at the last look, in seconds."""
+        """CPU seconds of this process now, and of its child processes when they were last measured."""
         if time.monotonic() > self.looked + LOOK:
             self.looked = time.monotonic()
             self.others = cpu_seconds() - time.process_time()

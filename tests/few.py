@@ -16,7 +16,7 @@ def few_of(values: Iterable[object], *few: object) -> list[object]:
 
 
 def every(step: int, values: Iterable[object]) -> list[object]:
-    """The values as parameters; each is marked `full` but every third, say."""
+    """The values as parameters: all but the first, the one `step` later, and so on are marked `full`."""
     return [
         pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.full)
         if place % step

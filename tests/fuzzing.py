@@ -163,7 +163,7 @@ def corpus(name: str) -> list[bytes]:
 
 @contextmanager
 def bounded_memory(more: int = MEMORY) -> Iterator[None]:
-    """Inside, this process may take so many bytes in addition; beyond them is a MemoryError."""
+    """Limits how many more bytes this process may allocate inside; beyond the limit it gets a MemoryError."""
     status = Path("/proc/self/status").read_text()
     taken = int(status.partition("VmSize:")[2].split()[0]) << 10
     before = resource.getrlimit(resource.RLIMIT_AS)

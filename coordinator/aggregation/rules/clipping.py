@@ -48,11 +48,12 @@ class CentredClipping(Rule):
         points = coordinates(rows.gram)
         coefficients = np.zeros(len(points))
         centre = before = coefficients @ points
-        rounding = 8 * np.finfo(np.float64).eps * len(points) * rows.norms.max(initial=0.0)
+        rounding = 8 * np.finfo(np.float64).eps * len(points)
         for _ in range(self.iterations):
             before = centre
             distances = np.linalg.norm(points - centre, axis=1)
-            distances[distances <= rounding] = 0.0  # equal updates are treated alike
+            # Equal updates are treated alike. The size of other updates must not count: it would let some go unclipped.
+            distances[distances <= rounding * np.maximum(rows.norms, np.linalg.norm(centre))] = 0.0
             pull = rows.prior * clipping(distances, self.radius)
             coefficients = coefficients * (1 - pull.sum()) + pull
             centre = coefficients @ points

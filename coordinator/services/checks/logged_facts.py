@@ -23,7 +23,7 @@ def read_facts(session: Session, actions: Collection[str]) -> Iterator[Fact]:
 
 
 class LoggedFacts:
-    """A set of facts, each of which is either seen or not. It holds a hash of each."""
+    """A set of facts that remembers which of them were seen. It keeps only a hash of each fact."""
 
     def __init__(self, facts: Iterable[Fact]) -> None:
         hashes = bytearray()
@@ -33,7 +33,7 @@ class LoggedFacts:
         self._seen = np.zeros(len(self._hashes), np.bool_)
 
     def see(self, fact: Fact) -> bool:
-        """Takes a fact for seen; False if it is not in the set."""
+        """Marks a fact as seen; False if it is not in the set."""
         if (place := self._place(fact)) is None:
             return False
         self._seen[place] = True

@@ -175,6 +175,16 @@ def test_centred_clipping_keeps_the_prior_of_identical_updates_whose_products_di
     np.testing.assert_allclose(found.weights, prior, rtol=0, atol=1e-12)
 
 
+@given(st.floats(1, 6), st.floats(0, 30), st.sampled_from([0.0, 2.0]), st.integers(0, 99))
+def test_the_size_of_one_update_does_not_let_another_escape_the_clipping(
+    large: float, larger: float, radius: float, seed: int
+) -> None:
+    U = np.random.default_rng(seed).normal(size=(9, 6))
+    U /= np.linalg.norm(U, axis=1, keepdims=True)
+    U[7:] *= [[10**large], [10 ** (large + larger)]]
+    assert np.linalg.norm(aggregate("centred-clipping", U, radius=radius).direction) < 3
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_one_client_is_followed(name: str) -> None:
     u = np.array([3.0, 4.0])
