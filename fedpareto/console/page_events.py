@@ -7,6 +7,7 @@ import time
 import zlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 
 PAUSE_SECONDS = 1.0  # at least, between two events of one page: rounds may be shorter
 PART_SECONDS = 0.03  # between two parts
@@ -37,8 +38,9 @@ class ChangeBell:
     def ring(self) -> None:
         """Wakes every stream."""
         loop = self._loop
-        if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._wake)
+        if loop is not None:
+            with suppress(RuntimeError):  # the loop is closed: the server has ended
+                loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
         for event in self._waiting:

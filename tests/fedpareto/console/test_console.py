@@ -3,6 +3,7 @@
 import json
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from urllib.parse import quote
@@ -47,6 +48,21 @@ def listed(console: Served, run: str) -> None:
         return lists is not None and run in [item.run_id for item in lists.runs]
 
     wait_for(there, "the console to list the run")
+
+
+@contextmanager
+def away(stage: Stage, console: Served) -> Iterator[None]:
+    """The coordinator has stopped, and the console knows; afterwards both are connected again."""
+    stage.stop()
+    try:
+        console.reader.hurry()  # as when a page is opened
+        wait_for(lambda: not console.reader.connection.live, "the console to lose the coordinator")
+        yield
+    finally:
+        stage.start()
+        stage.come_back()
+        console.reader.hurry()
+        wait_for(lambda: console.reader.connection.live, "the console to find the coordinator again")
 
 
 # --- pages
@@ -139,35 +155,25 @@ def test_a_stream_sends_first_what_differs_from_the_page_and_each_part_whole(sta
     page = console.page(f"/runs/{run}")
     have = page.partition("&amp;have=")[2].partition('"')[0]
     of = quote(f"/runs/{run}", safe="")
-    with console.events(f"/events?of={of}&have={have}") as stream:
-        stage.stop()
-        console.reader.hurry()
+    with console.events(f"/events?of={of}&have={have}") as stream, away(stage, console):
         lines = iter(lambda: stream.readline().decode().rstrip(), None)
         first = next(line for line in lines if line.startswith("event: "))
         told = next(line for line in lines if "is away since" in line)
     assert (first, told.startswith("data:")) == ("event: connection", True)
-    stage.start()
-    console.reader.hurry()
-    wait_for(lambda: console.reader.connection.live, "the console to be connected again")
 
 
 def test_the_last_state_stays_while_the_coordinator_is_away(stage: Stage, console: Served) -> None:
     run = finished(stage, "kept", "ann", "ben")
     listed(console, run)
-    console.page(f"/runs/{run}")
-    stage.stop()
-    console.reader.hurry()  # as when a page is opened
-    wait_for(lambda: not console.reader.connection.live, "the console to lose the coordinator")
-    page = console.page(f"/runs/{run}")
-    assert "The coordinator is away since" in page
-    assert "2 of 2 rounds" in page
-    if stage.served.database.directory is not None:  # rows in PostgreSQL are not read without a coordinator
-        wait_for(lambda: console.reader._opened is not None, "the record that it left to be read")
-        assert "2 of 2 members replied" in console.page(f"/runs/{run}/rounds/0")
-        assert console.ask("/runs/none").status == 404
-    stage.start()
-    stage.come_back()
-    wait_for(lambda: console.reader.connection.live, "the console to find the coordinator again")
+    wait_for(lambda: "2 of 2 rounds" in console.page(f"/runs/{run}"), "the console to know of the last round")
+    with away(stage, console):
+        page = console.page(f"/runs/{run}")
+        assert "The coordinator is away since" in page
+        assert "2 of 2 rounds" in page
+        if stage.served.database.directory is not None:  # rows in PostgreSQL are not read without a coordinator
+            wait_for(lambda: console.reader._opened is not None, "the record that it left to be read")
+            assert "2 of 2 members replied" in console.page(f"/runs/{run}/rounds/0")
+            assert console.ask("/runs/none").status == 404
     assert "is away" not in console.page(f"/runs/{run}")
 
 
