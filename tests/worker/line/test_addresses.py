@@ -25,8 +25,9 @@ def second(scene: Scene) -> Iterator[ScriptedCoordinator]:
     made.stop()
 
 
-def noted(scene: Scene) -> tuple[str, ...]:
-    return MemberFiles.load(scene.home.directory).addresses
+def notes(scene: Scene, addresses: tuple[str, ...]) -> None:
+    """Waits until the worker has noted these addresses: it says that it attends just before that."""
+    wait_for(lambda: MemberFiles.load(scene.home.directory).addresses == addresses, f"the addresses {addresses}")
 
 
 def test_a_worker_goes_to_the_next_coordinator_and_keeps_in_mind_what_it_was_told(
@@ -36,11 +37,11 @@ def test_a_worker_goes_to_the_next_coordinator_and_keeps_in_mind_what_it_was_tol
     scene.joined()
     first.addresses = [first.address, second.address]
     running = scene.attending()
-    assert noted(scene) == in_own_order(CLIENT, first.addresses)
+    notes(scene, in_own_order(CLIENT, first.addresses))
     first.stop()
     wait_for(lambda: second.hellos, "the worker to attend at the second coordinator")
     running.wait_for("attending", 2)
-    assert noted(scene) == (second.address, first.address), "the second tells of no address, not even of its own"
+    notes(scene, (second.address, first.address))  # the second tells of no address, not even of its own
     second.stop()
 
     def names_both() -> bool:
@@ -52,7 +53,7 @@ def test_a_worker_goes_to_the_next_coordinator_and_keeps_in_mind_what_it_was_tol
     wait_for(names_both, "a message about both coordinators")
     first.start()
     running.wait_for("attending", 3)
-    assert noted(scene) == in_own_order(CLIENT, first.addresses)
+    notes(scene, in_own_order(CLIENT, first.addresses))
 
 
 def test_a_worker_stays_where_it_attends_and_its_next_start_begins_with_its_own_first_coordinator(
@@ -64,12 +65,12 @@ def test_a_worker_stays_where_it_attends_and_its_next_start_begins_with_its_own_
     mine.addresses = other.addresses = known
     scene.joined()
     running = scene.attending(member=replace(scene.member, addresses=(other.address, mine.address)))
-    assert noted(scene) == (mine.address, other.address)
+    notes(scene, (mine.address, other.address))
     other.end_stream(Refusal("database", "a stream that breaks"))
     running.wait_for("attending", 2)
     assert (len(mine.hellos), len(other.hellos)) == (0, 2), "a stream that broke is made again at the same coordinator"
     running.stop()
-    scene.attending(member=replace(scene.member, addresses=noted(scene)))
+    scene.attending(member=replace(scene.member, addresses=(mine.address, other.address)))
     assert (len(mine.hellos), len(other.hellos)) == (1, 2)
 
 
