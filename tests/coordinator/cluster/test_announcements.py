@@ -22,18 +22,12 @@ from coordinator.cluster.announcements import (
 )
 from coordinator.condition import Condition
 from storage.database import Database
-from tests.conftest import Postgres, empty_database
+from tests.conftest import Postgres
 from tests.running import SECONDS, wait_for
 
 RUN, REPLY = AnnouncementKind.RUN, AnnouncementKind.REPLY
 Heard = queue.SimpleQueue[Announcement | None]
 Two = tuple[Announcements, Heard, Announcements, Heard]
-
-
-@pytest.fixture(scope="module", params=["postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with empty_database(request, tmp_path_factory.mktemp("database")) as made:
-        yield made
 
 
 @contextmanager

@@ -23,32 +23,24 @@ from federation.vectors import to_bytes, update_layout
 from storage.faults import StorageFault
 from storage.models import Reply, Run
 from storage.states import RunState
-from tests.conftest import empty_database
 from tests.harness import Attending, Member
 from tests.running import SECONDS, Clock, Running, made_home, refused, wait_for
 from tests.stage import MODEL, Player, Stage, spec, vector
 
 
-@pytest.fixture(scope="module", params=["postgresql"])
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, Running]]:
+@pytest.fixture(scope="module")
+def pair(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, Running]]:
     """The first coordinator, with players, and the second one, whose directory has the same keys."""
-    directory = tmp_path_factory.mktemp("pair")
-    with empty_database(request, directory) as url:
-        clock = Clock()
-        settings: dict[str, Any] = {
-            "database": url,
-            "blobs": str(directory / "blobs"),
-            "heartbeat_seconds": 300.0,
-            "lease_seconds": 1.5,
-        }
-        home = made_home(directory / "first", now=clock(), **settings)
-        shutil.copytree(directory / "first", directory / "second")
-        first = Stage(Running(home, clock))
-        second = Running(CoordinatorHome.load(directory / "second"), clock)
-        yield first, second
-        first.clear()
-        second.stop()
-        first.stop()
+    directory, clock = tmp_path_factory.mktemp("pair"), Clock()
+    settings: dict[str, Any] = {"database": url, "blobs": str(directory / "blobs"), "heartbeat_seconds": 300.0}
+    home = made_home(directory / "first", now=clock(), lease_seconds=1.5, **settings)
+    shutil.copytree(directory / "first", directory / "second")
+    first = Stage(Running(home, clock))
+    second = Running(CoordinatorHome.load(directory / "second"), clock)
+    yield first, second
+    first.clear()
+    second.stop()
+    first.stop()
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The connection breaks between a COMMIT of a conductor and its answer: it does not learn if the record changed."""
 
-import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +16,6 @@ from federation.line.channels import refusal_from_rpc_error
 from federation.v1.common_pb2 import AssignmentManifest
 from storage.models import Assignment, AuditEntry, Phase, Round
 from storage.states import RunState
-from tests.conftest import Postgres
 from tests.few import few_of
 from tests.running import wait_for
 from tests.soak.line import Line
@@ -27,14 +25,6 @@ Break = Callable[[int], None]  # of the connection of the client with this port
 MORE = "selection.minimum = 2"
 _WAITING = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
 COMMITS = 20  # of the conductor of a run of two rounds without a fault, from its first lease to the end of the run
-
-
-@pytest.fixture(scope="module")
-def url(postgres: Postgres) -> str:
-    name = f"commits_{secrets.token_hex(8)}"
-    with psycopg.connect(postgres.get_uri(), autocommit=True) as admin:
-        admin.execute(f"CREATE DATABASE {name}")
-    return postgres.get_uri(database=name)
 
 
 @pytest.fixture(scope="module")
