@@ -25,7 +25,7 @@ from storage.models import Reply, Run
 from storage.states import RunState
 from tests.harness import Attending, Member
 from tests.running import SECONDS, Clock, Running, made_home, refused, wait_for
-from tests.stage import MODEL, Player, Stage, spec, vector
+from tests.stage import MODEL, Player, Stage, reply, spec, vector
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +103,7 @@ def test_a_run_is_watched_at_the_coordinator_that_does_not_conduct_it(
     orders = {player: player.order() for player in players}
     news = AdminStub(second.administrator(Role.VIEWER)).WatchRun(admin.WatchRunRequest(run=run), timeout=SECONDS)
     assert next(news).phase.outstanding
-    for player, order in orders.items():
-        player.reply(order)
+    reply(orders)
     first.play(run, *players)
     rounds = [message.ended.round for message in news if message.HasField("ended")]
     assert rounds == [0, 1]
@@ -199,8 +198,7 @@ def test_a_coordinator_whose_disk_is_full_gives_its_runs_to_the_other(
     wait_for(lambda: conductor_of(first, run) == id_of(second), "the other to take the run")
     monkeypatch.undo()
     condition.over(StorageFault.DISK)
-    for player, order in orders.items():
-        player.reply(order)
+    reply(orders)
     first.play(run, *players)
     assert first.run(run).state is RunState.COMPLETED
 
@@ -213,8 +211,7 @@ def test_the_writes_of_a_conductor_whose_run_was_taken_are_refused_and_the_run_g
     with first.served.database.begin() as session:  # as after it slept past its lease, and the other one died since
         row = session.get_one(Run, run, with_for_update=True)
         row.epoch, row.conductor, row.lease_until = row.epoch + 1, "0" * 32, row.created
-    for player, order in orders.items():
-        player.reply(order)
+    reply(orders)
     first.play(run, *players)
     assert first.run(run).state is RunState.COMPLETED
     assert set(first.replies(run, 1)) == {"kim", "leo"}
