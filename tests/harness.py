@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -267,13 +268,21 @@ class Attending:
 
 
 class Handing(Future[SignedEnvelope]):
-    """A reply that is being handed in, as a thread sees it; `windows` are those that have come."""
+    """A reply that is being handed in, as a thread sees it; `windows` are those that have come.
 
-    def __init__(self, stub: FederationStub, requests: Iterable[SubmitRequest]) -> None:
+    If it `goes_on`, these requests are not its last: `say` adds others, until the call ends.
+    """
+
+    def __init__(self, stub: FederationStub, requests: Iterable[SubmitRequest], *, goes_on: bool = False) -> None:
         super().__init__()
         self.windows: list[Window] = []
-        self.call = stub.Submit(iter(requests), timeout=SECONDS)
+        self._more: queue.SimpleQueue[SubmitRequest | None] = queue.SimpleQueue()
+        self.call = stub.Submit(chain(requests, iter(self._more.get, None) if goes_on else ()), timeout=SECONDS)
+        self.call.add_callback(lambda: self._more.put(None))
         threading.Thread(target=self._read, daemon=True).start()
+
+    def say(self, request: SubmitRequest) -> None:
+        self._more.put(request)
 
     def _read(self) -> None:
         try:

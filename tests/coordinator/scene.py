@@ -4,14 +4,18 @@ import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from federation.line.channels import refusal_from_rpc_error
 from federation.tasks import initial_model, task
+from federation.v1.common_pb2 import AssignmentManifest
 from federation.vectors import write_vectors
 from tests.harness import Federation, Process, federation, wait_for
-from tests.stage import Stage
+from tests.stage import Player, Stage
 
 NOT_SERVING, SERVING = HealthCheckResponse.NOT_SERVING, HealthCheckResponse.SERVING
 CLIENTS = ("clinic-a", "clinic-b", "clinic-c")
@@ -50,6 +54,14 @@ class Scene:
         """Kills the coordinator and starts it again."""
         self.fed.serving.kill()
         return self.fed.serve(crash=crash)
+
+    def survives(self, point: str, **options: Any) -> str:
+        """Submits a run whose coordinator is killed at a point, and starts it again; returns the run's id."""
+        crashing = self.restart(crash=point)
+        run = self.submit(crash=True, **options)
+        crashing.wait_killed()
+        self.fed.serve()
+        return run
 
     def completes(self, run: str, final: object) -> None:
         """The run completes with this model, and each update counted once."""
@@ -92,6 +104,23 @@ def attended(directory: Path, *options: str) -> Iterator[Scene]:
         yield made
 
 
+def begun(made: Stage, rounds: int = 1, **keys: Any) -> tuple[str, dict[Player, AssignmentManifest]]:
+    """A run, and what it asks its two members first; another seed gives other updates, and so other blobs."""
+    run, players = made.begin("ann", "ben", rounds=rounds, algorithm="fedavg", more="selection.minimum = 2", **keys)
+    return run, {player: player.order() for player in players}
+
+
+def replied(player: Player, order: AssignmentManifest, *, unless: str) -> bool:
+    """Replies, and sees that the reply counts; False if it is refused for this reason."""
+    try:
+        player.reply(order)
+    except grpc.RpcError as error:
+        if refusal_from_rpc_error(error).reason != unless:
+            raise
+        return False
+    return True
+
+
 def health(made: Stage, service: str = "") -> int:
     """What the coordinator tells of its health."""
     with made.served.newcomer() as channel:
@@ -107,6 +136,12 @@ def front_of(coordinator: Process) -> int:
             if runs and b"coordinator.front.forwarder" in (stat.parent / "cmdline").read_bytes():
                 return int(stat.parent.name)
     return 0
+
+
+def with_constants(module: str, **values: float) -> str:
+    """A Python program that runs the command, with other values of some constants of a module."""
+    changes = "".join(f"changed.{name} = {value}\n" for name, value in values.items())
+    return f"import {module} as changed\n{changes}from fedpareto.__main__ import main\nmain()\n"
 
 
 def under_way(scene: Scene, run: str) -> None:

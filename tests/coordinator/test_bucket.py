@@ -13,7 +13,6 @@ from urllib.request import urlopen
 
 import pytest
 from sqlalchemy import select
-from typer.testing import CliRunner
 
 from coordinator.home import CoordinatorHome, open_blobs
 from coordinator.ownership import CoordinatorHomeError
@@ -23,35 +22,30 @@ from federation.trust.certificates import make_ca
 from federation.trust.keys import new_tls_key
 from federation.v1 import admin_pb2 as admin
 from federation.v1.federation_pb2 import LocateBlobRequest
-from fedpareto.cli.main import app
 from storage.models import BlobClaim
 from storage.objects.store import ObjectStore
 from storage.states import RunState
 from tests.conftest import Postgres, postgresql_database
+from tests.coordinator.backups.scene import fails
+from tests.coordinator.backups.scene import run as command
+from tests.coordinator.scene import begun
 from tests.running import SECONDS, refused, wait_for
-from tests.stage import Player, Stage, spec, stage
-from tests.storage.buckets import BRIEF, BUCKET, Proxy, environment, juicefs, proxy
+from tests.stage import Player, Stage, reply, spec, stage
+from tests.storage import buckets
+from tests.storage.buckets import BRIEF, BUCKET, Proxy, Storage, environment, proxy
 from tests.storage.scene import overwrite, stored
 
 SQLITE = "sqlite:///coordinator.db"
 
 
+storage, line = buckets.storage, buckets.line  # fixtures
+
+
 @pytest.fixture(scope="module")
-def _line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
-    with (
-        juicefs(tmp_path_factory.mktemp("juicefs")) as behind,
-        proxy(behind) as made,
-        environment(made.environment),
-        pytest.MonkeyPatch.context() as patch,
-    ):
+def _line(storage: Storage) -> Iterator[Proxy]:
+    with proxy(storage) as made, environment(made.environment), pytest.MonkeyPatch.context() as patch:
         patch.setattr("storage.objects.bucket.Patience", lambda: BRIEF)
         yield made
-
-
-@pytest.fixture
-def line(_line: Proxy) -> Iterator[Proxy]:
-    yield _line
-    _line.calm()
 
 
 def settings(line: Proxy, prefix: str) -> dict[str, object]:
@@ -76,11 +70,6 @@ def store(made: Stage) -> ObjectStore:
     opened = made.served.home.open_blobs(None)
     assert isinstance(opened, ObjectStore)
     return opened
-
-
-def command(*arguments: object) -> tuple[int, str]:
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["coordinator", *map(str, arguments)])
-    return done.exit_code, done.stdout + str(done.exception or "")
 
 
 def begin(made: Stage, rounds: int = 1, *, seed: int = 3) -> tuple[str, list[Player]]:
@@ -121,11 +110,11 @@ def test_a_bucket_that_fails_pauses_the_run_with_the_reason_and_it_goes_on_when_
     remote: Stage, line: Proxy, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        run, players = begin(remote)
-        orders = {player: player.order() for player in players}
+        run, orders = begun(remote)
+        ann, _ = orders
         line.disturb(kind)
         with refused("UNAVAILABLE", "blob-store"):
-            players[0].reply(orders[players[0]])
+            ann.reply(orders[ann])
         paused = remote.wait_state(run, RunState.PAUSED)
         assert re.match(
             r"blob-store: s3://blobs/shared cannot (look up|store) .*; see to the bucket: then it goes", paused.reason
@@ -134,9 +123,8 @@ def test_a_bucket_that_fails_pauses_the_run_with_the_reason_and_it_goes_on_when_
             remote.submit(spec("another", "task"))
         line.calm()
         remote.wait_state(run, RunState.RUNNING)
-        for player, order in orders.items():
-            player.reply(order)
-        remote.play(run, *players)
+        reply(orders)
+        remote.play(run, *orders)
     told = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert [record.message for record in told if record.exc_info] == []
     assert len([record for record in told if "the bucket of the blobs fails" in record.message]) == 1
@@ -146,8 +134,8 @@ def test_a_bucket_that_fails_pauses_the_run_with_the_reason_and_it_goes_on_when_
 def test_a_step_that_the_bucket_does_not_take_is_made_again_and_is_the_same(
     remote: Stage, line: Proxy, expected: dict[int, str]
 ) -> None:
-    run, (ann, ben) = begin(remote, seed=4)
-    orders = {player: player.order() for player in (ann, ben)}
+    run, orders = begun(remote, seed=4)
+    ann, ben = orders
     ann.reply(orders[ann])
     sent = count()
     line.disturb("503", lambda method, path: method == "PUT" and next(sent) > 0)  # all but the reply
@@ -160,8 +148,8 @@ def test_a_step_that_the_bucket_does_not_take_is_made_again_and_is_the_same(
 
 @pytest.mark.parametrize("damage", ["changed", pytest.param("removed", marks=pytest.mark.full)])
 def test_an_object_that_was_changed_or_removed_pauses_the_run_until_it_is_restored(remote: Stage, damage: str) -> None:
-    run, (ann, ben) = begin(remote, seed=len(damage))
-    orders = {player: player.order() for player in (ann, ben)}
+    run, orders = begun(remote, seed=len(damage))
+    ann, ben = orders
     ann.reply(orders[ann])
     (payload,) = (reply.payload for reply in remote.replies(run).values())
     blobs = store(remote)
@@ -185,23 +173,19 @@ def test_a_coordinator_starts_only_with_a_bucket_that_works_and_the_check_names_
     with stage(tmp_path / "home", SQLITE, **settings(line, "start")) as made:
         home = made.served.home.directory
         run, _ = begin(made)
-        assert command("check", "--home", home)[0] == 0
+        command("check", "--home", home)
         made.stop()
         line.disturb("403", lambda method, path: method == "DELETE")
-        code, words = command("serve", "--home", home)
-        assert code == 1
+        words = command("serve", "--home", home, code=1)
         assert re.search(r"s3://blobs/start cannot remove probe/\S+: 403 AccessDenied: ", words), words
         line.disturb("403")
-        code, words = command("check", "--home", home)
-        assert code == 1
+        words = command("check", "--home", home, code=1)
         assert "s3://blobs/start cannot list its objects: 403 AccessDenied" in " ".join(words.split())
         line.calm()
         made.start()
         blobs = store(made)
         overwrite(blobs, made.run(run).model, b"other")
-        code, words = command("check", "--home", home)
-        assert code == 1
-        assert "missing or damaged" in words
+        fails("missing or damaged", "check", "--home", home)
 
 
 def test_a_bucket_is_backed_up_and_a_backup_is_restored_into_another_bucket_or_a_directory(
@@ -211,8 +195,7 @@ def test_a_bucket_is_backed_up_and_a_backup_is_restored_into_another_bucket_or_a
     with stage(tmp_path / "home", SQLITE, **settings(line, "backup")) as made:
         home = made.served.home
         run, players = begin(made)
-        code, words = command("backup", backup, "--home", home.directory)
-        assert code == 0, words
+        command("backup", backup, "--home", home.directory)
         names = stored(store(made))
         made.stop()
         shutil.rmtree(home.blobs_dir)
@@ -222,8 +205,7 @@ def test_a_bucket_is_backed_up_and_a_backup_is_restored_into_another_bucket_or_a
             if blobs == "blobs":
                 changed = changed.replace(line.endpoint, "").replace("blob_urls_seconds = 600", "")
             (home.directory / "coordinator.toml").write_text(changed)
-            code, words = command("restore", backup, "--home", home.directory, "--replace")
-            assert code == 0, words
+            command("restore", backup, "--home", home.directory, "--replace")
             opened = CoordinatorHome.load(home.directory).open_blobs(None)
             assert set(stored(opened)) <= set(names)
             for name in stored(opened):
@@ -240,8 +222,8 @@ def located(player: Player, name: str) -> str:
 
 
 def test_a_member_gets_urls_of_the_blobs_that_are_offered_to_it_and_of_no_others(remote: Stage) -> None:
-    run, (ann, ben) = begin(remote)
-    orders = {player: player.order() for player in (ann, ben)}
+    run, orders = begun(remote)
+    ann, ben = orders
     model = orders[ann].base_model
     with urlopen(located(ann, model)) as response:
         assert digest(response.read()) == model
@@ -287,8 +269,7 @@ def test_a_coordinator_on_postgresql_claims_its_blobs_in_the_database(
         blobs = made.served.home.open_blobs(database)
         with database.read() as session:
             assert sorted(session.scalars(select(BlobClaim.digest))) == stored(blobs)
-        code, words = command("backup", tmp_path / "backup", "--home", made.served.home.directory)
-        assert code == 0, words
+        command("backup", tmp_path / "backup", "--home", made.served.home.directory)
     assert not (made.served.home.blobs_dir / "ages").exists()
 
 

@@ -1,7 +1,6 @@
 """Clocks that are wrong, or are set while the coordinator runs."""
 
 import logging
-import queue
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -35,10 +34,8 @@ def test_certificates_that_a_set_clock_ends_end_their_calls_with_the_reason_and_
     with caplog.at_level(logging.INFO):
         # Calls of every kind are under way: a stream, a download, an upload that is half done, an operator's watch.
         envelope, payload = ann.member.signed(order)
-        pieces: queue.SimpleQueue[SubmitRequest | None] = queue.SimpleQueue()
-        pieces.put(SubmitRequest(reply=envelope))
-        pieces.put(SubmitRequest(chunk=payload[:10]))
-        upload = Handing(ann.member.stub, iter(pieces.get, None))
+        half = [SubmitRequest(reply=envelope), SubmitRequest(chunk=payload[:10])]
+        upload = Handing(ann.member.stub, half, goes_on=True)
         download = ben.member.stub.FetchBlob(FetchBlobRequest(digest=digest(MODEL)), timeout=60)
         assert next(download).chunk == MODEL
         watch = stage._admin.WatchRun(WatchRunRequest(run=run), timeout=60)
@@ -55,7 +52,6 @@ def test_certificates_that_a_set_clock_ends_end_their_calls_with_the_reason_and_
         stage.clock.ahead -= timedelta(days=200)  # and far back
         assert next(stage._admin.WatchRun(WatchRunRequest(run=run), timeout=60)).run.run_id == run
         stage.clock.ahead = timedelta()
-        pieces.put(None)
         watch.cancel()
     assert [record.message for record in caplog.records if record.exc_info] == []
     assert [record.message for record in caplog.records if "incident" in record.message] == []

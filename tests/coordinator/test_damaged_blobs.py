@@ -10,7 +10,6 @@ import pytest
 from coordinator.lookup import _listed
 from federation.digests import digest
 from federation.v1 import admin_pb2 as admin
-from federation.v1.common_pb2 import AssignmentManifest
 from federation.v1.federation_pb2 import FetchBlobRequest
 from storage import blob_directory
 from storage.blob_directory import DirectoryStore
@@ -19,17 +18,13 @@ from storage.models import AuditEntry
 from storage.retention import collect
 from storage.states import RunState
 from tests.coordinator.rounds.scene import cut, flip, lose
+from tests.coordinator.scene import begun
 from tests.few import few
 from tests.running import SECONDS, refused
 from tests.stage import MODEL, Player, Stage, reply, stage
 from tests.storage.scene import blob_file
 
 Damage = Callable[[Path], Callable[[], None]]
-
-
-def begin(stage: Stage) -> tuple[str, dict[Player, AssignmentManifest]]:
-    run, players = stage.begin("ann", "ben", algorithm="fedavg", more="selection.minimum = 2")
-    return run, {player: player.order() for player in players}
 
 
 def fetch(player: Player, name: str) -> bytes:
@@ -40,7 +35,7 @@ def fetch(player: Player, name: str) -> bytes:
 @few(flip, lose)
 @pytest.mark.parametrize("damage", [flip, cut, lose])
 def test_a_damaged_model_is_not_served_and_the_run_pauses_until_it_is_restored(stage: Stage, damage: Damage) -> None:
-    run, orders = begin(stage)
+    run, orders = begun(stage)
     name = digest(MODEL)
     repair = damage(blob_file(stage.blobs, name))
     for player in orders:
@@ -60,7 +55,7 @@ def test_a_damaged_model_is_not_served_and_the_run_pauses_until_it_is_restored(s
 
 @pytest.mark.parametrize("damage", [flip, lose])
 def test_a_damaged_model_is_not_exported(stage: Stage, damage: Damage) -> None:
-    run, orders = begin(stage)
+    run, orders = begun(stage)
     reply(orders)
     stage.play(run, *orders)
     name = stage.run(run).model
@@ -75,7 +70,7 @@ def test_a_damaged_model_is_not_exported(stage: Stage, damage: Damage) -> None:
 
 def test_a_damaged_model_that_is_submitted_again_is_whole(stage: Stage) -> None:
     flip(blob_file(stage.blobs, digest(MODEL)))
-    _, orders = begin(stage)
+    _, orders = begun(stage)
     for player in orders:
         assert fetch(player, digest(MODEL)) == MODEL
 

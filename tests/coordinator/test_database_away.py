@@ -4,22 +4,19 @@ import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import grpc
 import psycopg
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import InterfaceError, OperationalError
 
-from federation.line.channels import refusal_from_rpc_error
 from storage.database import Database, DatabaseBusy
 from storage.states import RoundState
-from tests.coordinator.scene import NOT_SERVING, SERVING, health
+from tests.coordinator.scene import NOT_SERVING, SERVING, begun, health, replied, with_constants
 from tests.harness import federation
 from tests.postgresql import Postgresql, end_sessions, postgresql
 from tests.running import refused, wait_for
-from tests.stage import Stage, stage
+from tests.stage import Stage, reply, stage
 
 
 @pytest.fixture(scope="module")
@@ -46,22 +43,20 @@ def test_a_run_goes_on_after_its_database_was_restarted(
     away: Stage, server: Postgresql, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        run, players = away.begin("ann", "ben", rounds=2, algorithm="fedavg", more="selection.minimum = 2")
-        orders = {player: player.order() for player in players}
+        run, orders = begun(away, 2)
         server.stop()
         wait_for(lambda: health(away) == NOT_SERVING, "the health to tell")
-        for player in players:
+        for player, order in orders.items():
             with refused("UNAVAILABLE", "database") as messages:
-                player.reply(orders[player])
+                player.reply(order)
             assert messages == ["the coordinator waits for its database; try again in a moment"]
         with refused("UNAVAILABLE", "database"):
             away.pause(run)
         server.start()
         wait_for(lambda: health(away) == SERVING, "the coordinator to go on")
         assert away.served.coordinator._database.holds_lock()
-        for player in players:
-            player.reply(orders[player])
-        away.play(run, *players)
+        reply(orders)
+        away.play(run, *orders)
     assert [round_.state for round_ in away.rounds(run)] == [RoundState.COMPLETED] * 2
     told = [record for record in caplog.records if record.name.startswith("coordinator")]
     assert [record.message for record in told if record.exc_info] == []
@@ -72,14 +67,13 @@ def test_a_run_goes_on_after_its_database_was_restarted(
 
 
 def test_sessions_that_the_server_ends_are_made_again_and_the_lock_is_taken_again(away: Stage, url: str) -> None:
-    run, players = away.begin("ann", "ben", more="selection.minimum = 2")
-    orders = {player: player.order() for player in players}
+    run, orders = begun(away)
     database = away.served.coordinator._database
     end_sessions(url)
     wait_for(database.holds_lock, "the lock to be taken again")
-    for player in players:
-        wait_for(lambda: patient(player.reply, orders[player]), "the reply to be taken")  # noqa: B023
-    away.play(run, *players)
+    for player, order in orders.items():
+        wait_for(lambda: replied(player, order, unless="database"), "the reply to be taken")  # noqa: B023
+    away.play(run, *orders)
     other = Database.open(url)
     with pytest.raises(DatabaseBusy, match="in use by another process: pid"):
         other.lock_exclusive()
@@ -104,17 +98,6 @@ def test_a_coordinator_whose_connection_broke_waits_for_another_one_that_is_star
     assert database.holds_lock()
 
 
-def patient(call: Any, *arguments: Any) -> bool:
-    """Calls, unless the coordinator waits for its database at the moment."""
-    try:
-        call(*arguments)
-    except grpc.RpcError as error:
-        if refusal_from_rpc_error(error).reason != "database":
-            raise
-        return False
-    return True
-
-
 def test_a_lock_whose_connection_broke_unnoticed_by_the_server_is_taken_again(url: str) -> None:
     database = Database.open(url)
     database.lock_exclusive()
@@ -136,17 +119,9 @@ def taken(database: Database) -> bool:
         return False
 
 
-IMPATIENT = """
-from coordinator import monitor
-monitor.CHECK_SECONDS = monitor.LOCK_SECONDS = 1.0
-from fedpareto.__main__ import main
-main()
-"""
-
-
 def test_a_coordinator_ends_with_a_sentence_when_another_one_has_its_database(url: str, tmp_path: Path) -> None:
     with federation(tmp_path, "--database", url) as fed:
-        served = fed.serve(program=IMPATIENT)
+        served = fed.serve(program=with_constants("coordinator.monitor", CHECK_SECONDS=1.0, LOCK_SECONDS=1.0))
         other = Database.open(url)
 
         def take() -> bool:

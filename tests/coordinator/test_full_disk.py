@@ -8,20 +8,18 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 import psycopg
 import pytest
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from coordinator.condition import Condition
 from coordinator.monitor import Looks
-from federation.line.channels import refusal_from_rpc_error
 from federation.v1.common_pb2 import AssignmentManifest
 from fedpareto.processes.forked import completed
 from storage.faults import StorageFault, fault_of
 from storage.reserve import MARGIN_BYTES, RESERVE_BYTES, Reserve
 from storage.states import RunState
-from tests.coordinator.scene import NOT_SERVING, SERVING, health
+from tests.coordinator.scene import NOT_SERVING, SERVING, begun, health, replied
 from tests.running import refused, wait_for
 from tests.soak.faults import fill
 from tests.stage import Player, Stage, spec, stage
@@ -60,30 +58,17 @@ def small(_small: Stage, disk: Path) -> Iterator[Stage]:
     _small.clear()
 
 
-def begin(made: Stage, rounds: int = 1) -> tuple[str, dict[Player, AssignmentManifest]]:
-    run, players = made.begin("ann", "ben", rounds=rounds, algorithm="fedavg", more="selection.minimum = 2")
-    return run, {player: player.order() for player in players}
-
-
 def until_refused(disk: Path, orders: dict[Player, AssignmentManifest]) -> None:
     """Members hand in until the disk is so full that one is turned away."""
     fill(disk)
-    for player, order in orders.items():
-        try:
-            player.reply(order)
-        except grpc.RpcError as error:
-            refusal = refusal_from_rpc_error(error)
-            if refusal.reason != "disk":
-                raise
-            return
-    raise AssertionError("the disk took everything")
+    assert not all(replied(player, order, unless="disk") for player, order in orders.items()), "it took everything"
 
 
 def test_a_full_disk_pauses_the_run_with_the_reason_and_it_goes_on_when_there_is_space(
     small: Stage, disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        run, orders = begin(small)
+        run, orders = begun(small)
         assert (disk / "coordinator" / "reserve").stat().st_size == RESERVE_BYTES
         until_refused(disk, orders)
         paused = small.wait_state(run, RunState.PAUSED)
@@ -112,7 +97,7 @@ def test_a_full_disk_pauses_the_run_with_the_reason_and_it_goes_on_when_there_is
 
 
 def test_resume_makes_the_coordinator_look_at_the_disk_at_once(small: Stage, disk: Path) -> None:
-    run, orders = begin(small)
+    run, orders = begun(small)
     monitor = small.served.coordinator._monitor
     assert monitor is not None
     monitor._looks[StorageFault.DISK].pause = 3600.0  # as after disks that were full again and again
@@ -135,7 +120,7 @@ def replayed(made: Stage, run: str, orders: dict[Player, AssignmentManifest]) ->
 
 
 def test_a_run_that_an_operator_pauses_while_the_disk_is_full_stays_paused(small: Stage, disk: Path) -> None:
-    run, orders = begin(small)
+    run, orders = begun(small)
     until_refused(disk, orders)
     small.wait_state(run, RunState.PAUSED)
     small.pause(run)
@@ -149,7 +134,7 @@ def test_a_run_that_an_operator_pauses_while_the_disk_is_full_stays_paused(small
 def test_a_coordinator_that_starts_on_a_full_disk_pauses_and_one_that_starts_after_it_goes_on(
     small: Stage, disk: Path
 ) -> None:
-    run, orders = begin(small)
+    run, orders = begun(small)
     small.stop()
     fill(disk)
     with (disk / "ballast").open("r+b") as file:  # room to start in, but none for the reserve

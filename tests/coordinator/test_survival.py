@@ -4,18 +4,16 @@ Real processes throughout. In each case the run completes, no accepted update is
 of the final model equals that of the undisturbed run.
 """
 
-import contextlib
 import json
 import os
 import signal
-import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.coordinator.scene import CLIENTS, SPEC, Scene, attended, front_of, under_way
+from tests.coordinator.scene import CLIENTS, SPEC, Scene, attended, front_of, under_way, with_constants
+from tests.federation.line.slow_line import slow_line
 from tests.harness import SECONDS, Process, wait_for
 
 
@@ -46,12 +44,8 @@ POINTS = (
 
 @points("one-update-in", full=("stored", *POINTS.split()))
 def test_a_killed_coordinator_goes_on_where_it_was(scene: Scene, undisturbed: str, point: str) -> None:
-    crashing = scene.restart(crash=point)
     # A pool of those who attend is the harder case: after the restart nobody does, at first.
-    run = scene.submit(crash=True, pool="attending")
-    crashing.wait_killed()
-    scene.fed.serve()
-    scene.completes(run, undisturbed)
+    scene.completes(scene.survives(point, pool="attending"), undisturbed)
 
 
 REMEMBERING = """[algorithm]
@@ -71,11 +65,7 @@ def remembered(scene: Scene) -> tuple[str, str]:
 @pytest.mark.full
 @points("model-written", full=("between-rounds",))
 def test_what_a_run_remembers_survives(scene: Scene, remembered: tuple[str, str], point: str) -> None:
-    crashing = scene.restart(crash=point)
-    run = scene.submit(crash=True, spec=REMEMBERING)
-    crashing.wait_killed()
-    scene.fed.serve()
-    assert scene.fed.remembered(run) == remembered
+    assert scene.fed.remembered(scene.survives(point, spec=REMEMBERING)) == remembered
     assert all(name in remembered[1] for name in ("first", "second", "average", "lambda"))
 
 
@@ -88,11 +78,7 @@ LOOKING_BACK = LOOKING_BACK.replace("[selection]", '[selection]\nmethod = "count
 @pytest.mark.full
 def test_the_updates_of_earlier_rounds_survive(scene: Scene) -> None:
     undisturbed, _ = scene.fed.remembered(scene.submit(spec=LOOKING_BACK))
-    crashing = scene.restart(crash="between-rounds")
-    run = scene.submit(crash=True, spec=LOOKING_BACK)
-    crashing.wait_killed()
-    scene.fed.serve()
-    final, state = scene.fed.remembered(run)
+    final, state = scene.fed.remembered(scene.survives("between-rounds", spec=LOOKING_BACK))
     assert final == undisturbed
     history = json.loads(state)["rule"]["history"]
     assert {entry["round"] for entry in history.values()} == {2, 3}
@@ -110,66 +96,21 @@ def test_a_killed_worker_does_its_work_once_it_is_back(scene: Scene, undisturbed
     scene.completes(run, undisturbed)
 
 
-class Proxy:
-    """A TCP proxy that cuts the connection once, after a number of bytes towards the coordinator."""
-
-    def __init__(self, port: int, cut_after: int) -> None:
-        self.target = port
-        self.left: int | None = cut_after
-        self.cuts = 0
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self.listener.accept()
-            except OSError:
-                return
-            try:
-                far = socket.create_connection(("127.0.0.1", self.target))
-            except OSError:
-                near.close()
-                continue
-            threading.Thread(target=self._pump, args=(near, far, True), daemon=True).start()
-            threading.Thread(target=self._pump, args=(far, near, False), daemon=True).start()
-
-    def _pump(self, source: socket.socket, sink: socket.socket, upwards: bool) -> None:
-        try:
-            while data := source.recv(4096):
-                if upwards and self.left is not None:
-                    self.left -= len(data)
-                    if self.left <= 0:
-                        self.left = None
-                        self.cuts += 1
-                        break
-                sink.sendall(data)
-        except OSError:
-            pass
-        for end in (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-
-
 def test_a_connection_cut_in_the_middle_of_an_upload_is_made_again(scene: Scene, undisturbed: str) -> None:
     victim = CLIENTS[2]
     scene.fed.workers[victim].kill()
-    # An update of digits takes about 20 kB: the hello and the handshake fit before the cut, the first upload does not.
     member = scene.fed.directory / victim / "member.toml"
     description = member.read_text()
     port = int(description.rpartition(":")[2].split('"')[0])
-    proxy = Proxy(port, cut_after=12_000)
-    member.write_text(description.replace(f":{port}", f":{proxy.port}"))
     try:
-        scene.work(victim)
-        run = scene.submit()
-        scene.completes(run, undisturbed)
-        assert proxy.cuts == 1
+        # Handshake and hello take 10 kB, each of the two updates 20 kB: the first one passes, the second one does not.
+        with slow_line(port, cut_after=40_000) as line:
+            member.write_text(description.replace(f":{port}", f":{line.port}"))
+            scene.work(victim)
+            scene.completes(scene.submit(), undisturbed)
+            assert line.cuts == 1
     finally:
         member.write_text(description)
-        proxy.listener.close()
         scene.fed.workers[victim].kill()
         scene.work(victim)
 
@@ -184,20 +125,12 @@ def next_front(coordinator: Process, ended: int) -> int:
     return wait_for(found, "another front listener")
 
 
-IMPATIENT = """
-from coordinator.front import listener
-listener.BEAT_SECONDS = 0.2
-from fedpareto.__main__ import main
-main()
-"""
-
-
 @pytest.mark.parametrize("number", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.full)])
 def test_a_front_listener_that_hangs_or_dies_is_replaced(
     scene: Scene, undisturbed: str, number: signal.Signals
 ) -> None:
     scene.fed.serving.kill()
-    coordinator = scene.fed.serve(program=IMPATIENT)
+    coordinator = scene.fed.serve(program=with_constants("coordinator.front.listener", BEAT_SECONDS=0.2))
     scene.fed.attending(*CLIENTS)
     front, run = front_of(coordinator), scene.submit()
     under_way(scene, run)
@@ -241,20 +174,12 @@ def test_a_front_listener_that_is_stopped_ends_with_a_killed_coordinator_and_lea
     scene.fed.attending(*CLIENTS)
 
 
-HASTY = """
-from coordinator.front import listener
-listener.UNHEARD_SECONDS = 1.0
-from fedpareto.__main__ import main
-main()
-"""
-
-
 @pytest.mark.full
 def test_a_front_listener_leaves_a_coordinator_that_hangs_and_is_there_again_when_it_goes_on(
     scene: Scene, undisturbed: str
 ) -> None:
     scene.fed.serving.kill()
-    coordinator = scene.fed.serve(program=HASTY)
+    coordinator = scene.fed.serve(program=with_constants("coordinator.front.listener", UNHEARD_SECONDS=1.0))
     scene.fed.attending(*CLIENTS)
     front, run = front_of(coordinator), scene.submit()
     under_way(scene, run)

@@ -31,14 +31,14 @@ def unfence() -> None:
     )
 
 
-def before(owner: Any, name: str, *, count: int = 1, when: Callable[..., bool] = lambda *_: True) -> None:
-    """Dies on entering `owner.name` for the `count`-th time that `when` holds."""
+def before(owner: Any, name: str, *, count: int = 1) -> None:
+    """Dies on entering `owner.name` for the `count`-th time."""
     original = getattr(owner, name)
     seen = 0
 
     def replaced(*args: Any, **kwargs: Any) -> Any:
         nonlocal seen
-        seen += when(*args)
+        seen += 1
         if seen == count:
             die()
         return original(*args, **kwargs)

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -93,17 +94,7 @@ def _many(runner: Runner, options: argparse.Namespace) -> bool:
 
 
 def _row(outcome: Outcome, commit: str) -> dict[str, Any]:
-    return {
-        "seed": outcome.seed,
-        "plan": outcome.plan,
-        "same": outcome.same,
-        "ended": outcome.ended,
-        "counts": outcome.counts,
-        "problems": outcome.problems,
-        "trace": outcome.digest[:16],
-        "seconds": round(outcome.seconds, 4),
-        "commit": commit,
-    }
+    return {**asdict(outcome), "trace": outcome.digest[:16], "seconds": round(outcome.seconds, 4), "commit": commit}
 
 
 def _rows(progress: Path) -> Iterator[dict[str, Any]]:

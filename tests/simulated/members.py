@@ -24,7 +24,7 @@ from federation.trust.envelope import envelope_digest, seal, unseal
 from federation.trust.key_chain import KeyChain
 from federation.v1 import common_pb2 as common
 from federation.vectors import payload_bytes
-from federation.work.base import Memory, Origin, Result, Shape, Work, WorkError, WorkingClient, payload_layout
+from federation.work.base import Memory, Result, Shape, Work, WorkError, WorkingClient, payload_layout
 from federation.work.registry import decode
 from federation.work.replies import reply_manifest
 from federation.work.secure.ready import Ready
@@ -34,6 +34,7 @@ from tests.simulated.faults import Faults
 from tests.simulated.plans import TASK, Plan
 from tests.simulated.process import Process
 from tests.simulated.world import World
+from worker.work.execution import _origin
 from worker.work.memory import question_digest
 from worker.work.submitter import _CLOSED, _WRONG
 
@@ -137,7 +138,7 @@ class Member:
                 objectives={TASK: list(self.plan.objectives)},
                 loop=None,  # type: ignore[arg-type]  # only `say` uses it
                 last_seen=self.world.now(),
-                outbox=_no_queue(),
+                outbox=asyncio.Queue(),
                 deliver=lambda message: self._carry(stream, message),
             )
             self._stream, self._served, self._arrives = stream, process, self.world.seconds
@@ -410,19 +411,3 @@ class Member:
         manifest = unseal(receipt, common.ReceiptManifest, self.trusted.signer(receipt))
         assert not difference(entry.manifest, manifest, bound_fields.RECEIPT), "a receipt for another reply"
         assert manifest.envelope == envelope_digest(entry.envelope), "a receipt for another envelope"
-
-
-def _origin(order: common.AssignmentManifest) -> Origin:
-    return Origin(
-        federation_id=order.federation_id,
-        run_id=order.run_id,
-        task=order.task,
-        spec=order.spec,
-        base_model=order.base_model,
-        seed=order.seed,
-        unshared=order.unshared.SerializeToString(deterministic=True),
-    )
-
-
-def _no_queue() -> "asyncio.Queue[Message | Refusal | None]":
-    return asyncio.Queue()

@@ -9,6 +9,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -58,35 +59,27 @@ class Killed(BaseException):
     """The process was killed: what it has not stored is lost."""
 
 
+@dataclass
 class Machine:
     """What outlives the coordinator's process: its directory and its keys, and the state of its disk.
 
-    Args:
+    Attributes:
         directory: of the coordinator; it has the database.
         world: the time.
         faults: of the schedule.
         log_key: of the audit log.
         signing: the coordinator's keys.
         several: True if several coordinators serve, under leases.
+        full_until: when the disk has space again, in the world's seconds.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        world: World,
-        faults: Faults,
-        log_key: LogKey,
-        signing: Signing,
-        *,
-        several: bool = False,
-    ) -> None:
-        self.several = several
-        self.directory = directory
-        self.world = world
-        self.faults = faults
-        self.log_key = log_key
-        self.signing = signing
-        self.full_until = 0.0
+    directory: Path
+    world: World
+    faults: Faults
+    log_key: LogKey
+    signing: Signing
+    several: bool = False
+    full_until: float = 0.0
 
     @property
     def full(self) -> bool:

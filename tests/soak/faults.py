@@ -88,35 +88,35 @@ def drawn(random: Random, cluster: Cluster, kinds: Sequence[Kind], *, pause: flo
         yield Fault(after, kind, target, seconds)
 
 
+@dataclass(frozen=True)
 class Inflictor:
     """Makes faults happen.
 
-    Args:
+    Attributes:
         cluster: what they befall.
         server: its PostgreSQL.
         url: of the database.
     """
 
-    def __init__(self, cluster: Cluster, server: Postgresql, url: str) -> None:
-        self._cluster = cluster
-        self._server = server
-        self._url = url
+    cluster: Cluster
+    server: Postgresql
+    url: str
 
     def inflict(self, fault: Fault) -> Repair | None:
         """Makes a fault happen; returns what ends it, or None if the fault is over already."""
-        coordinator = self._cluster.coordinators.get(fault.target)
+        coordinator = self.cluster.coordinators.get(fault.target)
         match fault.kind:
             case Kind.ENDED:
-                end_sessions(self._url)
+                end_sessions(self.url)
                 return None
             case Kind.WORKER:
-                self._cluster.workers[fault.target].kill()
-                return lambda: (self._cluster.work(fault.target), None)[1]
+                self.cluster.workers[fault.target].kill()
+                return lambda: (self.cluster.work(fault.target), None)[1]
             case Kind.BLOBS:
-                return self._fill(self._cluster.directory / "blobs")
+                return self._fill(self.cluster.directory / "blobs")
             case Kind.POSTGRESQL:
-                self._server.kill()
-                return self._server.start
+                self.server.kill()
+                return self.server.start
         assert coordinator is not None
         return self._befall(coordinator, fault.kind)
 

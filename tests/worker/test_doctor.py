@@ -28,6 +28,7 @@ from federation.vectors import Array, Vector
 from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.main import app
 from fedpareto.processes.forked import completed
+from tests.command_lines import failure
 from tests.federation.line.connect_proxy import connect_proxy
 from tests.federation.training.test_trainers import Halving
 from tests.federation.trust.scene import Authority
@@ -257,8 +258,11 @@ def test_a_disk_that_is_too_small_for_the_models_is_named(tmp_path: Path) -> Non
     assert failed.message.endswith(": free some space")
 
 
+REHEARSE = ("worker", "run", "--rehearse", "--task", "digits")
+
+
 def rehearse(*arguments: str) -> tuple[str, BaseException | None]:
-    done = CliRunner().invoke(app, ["worker", "run", "--rehearse", "--task", "digits", *arguments])
+    done = CliRunner().invoke(app, [*REHEARSE, *arguments])
     return done.stdout, done.exception
 
 
@@ -285,12 +289,9 @@ def test_a_rehearsal_trains_as_the_specification_says(tmp_path: Path) -> None:
     spec.write_text('name = "x"\ntask = "digits"\nrounds = 1\n[train]\nsteps = 3\nbatch_size = 7\n')
     assert json.loads(rehearse("--json", "--spec", str(spec))[0])["steps"] == 3
     spec.write_text('name = "x"\ntask = "digits"\nrounds = 1\n[train]\nlearning_rate = 1e30\n')
-    _, error = rehearse("--spec", str(spec))
-    assert isinstance(error, CommandFailure)
-    assert error.message == "training diverged at step 2: try a smaller learning rate"
-    _, error = rehearse("--spec", str(tmp_path / "missing.toml"))
-    assert isinstance(error, CommandFailure)
-    assert "missing.toml: No such file" in error.message
+    diverged = failure(*REHEARSE, "--spec", str(spec))
+    assert diverged.message == "training diverged at step 2: try a smaller learning rate"
+    assert "missing.toml: No such file" in failure(*REHEARSE, "--spec", str(tmp_path / "missing.toml")).message
 
 
 def test_a_rehearsal_counts_the_bytes_and_needs_the_abilities_of_the_run(tmp_path: Path) -> None:
@@ -370,5 +371,4 @@ def test_another_trainer_is_tried_and_one_that_is_not_there_is_named() -> None:
     checked, _ = doctor(*arguments, "--trainer", "nowhere:Thing")
     assert checked["task"][0] == FAILED
     assert "nowhere" in checked["task"][1]
-    _, error = rehearse("--trainer", "nowhere:Thing")
-    assert isinstance(error, CommandFailure)
+    failure(*REHEARSE, "--trainer", "nowhere:Thing")

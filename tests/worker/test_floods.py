@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -121,14 +120,10 @@ def test_runs_that_do_not_wait_for_the_owner_make_room_for_others(tmp_path: Path
 def test_replies_without_receipts_count_as_assignments_that_wait(scene: Scene) -> None:
     scene.coordinator.hold_submissions = threading.Event()
     running = scene.attending(policy=Policy(limits=WorkLimits(waiting=2)))
-
-    def finished(count: int) -> bool:
-        return len(running.worker._runner.spool.entries()) >= count
-
     for number in range(2):
         scene.assign(number)
         running.wait_for("done", number + 1)
-        wait_for(partial(finished, number + 1), "the reply")
+        wait_for(lambda: len(running.worker._runner.spool.entries()) > number, "the reply")  # noqa: B023
     scene.assign(2)
     *declined, message = scene.declined()
     assert declined == ["assignment-2", "limit:waiting"]

@@ -6,7 +6,7 @@ import signal
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ from federation.v1.common_pb2 import AssignmentManifest
 from federation.work.site import SessionEntry
 from tests.command_lines import failure
 from tests.paths import ROOT
-from tests.worker.scene import files_of_at_most
+from tests.worker.scene import asked_run, files_of_at_most
 from worker import ledger_file, rotation
 from worker.events import Events
 from worker.home import MEMBER_FILE, DiskFull, FileLocked, WorkerHome, WorkerHomeError, with_remedy
 from worker.ledger_file import LedgerFile
-from worker.site.asked_runs import AskedRun, RunsFile
+from worker.site.asked_runs import RunsFile
 from worker.site.consents import Consents
 from worker.site.policy import Policy
 from worker.site.privacy_ledger import Ledger, PrivacyEntry
@@ -31,10 +31,6 @@ from worker.site.round_ledger import RoundLedger
 from worker.work.memory import WorkerMemory
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
-ASKED = AskedRun(
-    run="run-1", spec="s", name="n", task="digits", submitted_by="a", document=b"", asked="2026", owner="", words="",
-    decided="",
-)  # fmt: skip
 SPENT = PrivacyEntry("2026", "digits", "digits", "run-1", 0, "a", 1.0, 1.0, 0.1, 5)
 
 
@@ -45,7 +41,7 @@ def remember(file: WorkerMemory) -> None:
 # Each file of a home: what opens it, a change of it, and what the owner is told of a damaged one.
 FILES: dict[str, tuple[Callable[[Path], Any], Callable[[Any], None], str]] = {
     "memory.db": (lambda path: WorkerMemory(path, KEY), remember, "only between rounds"),
-    "runs.db": (RunsFile, lambda file: file.add(ASKED), "runs then ask again"),
+    "runs.db": (RunsFile, lambda file: file.add(asked_run()), "runs then ask again"),
     "privacy.db": (Ledger, lambda file: file.add(SPENT), "put back a copy of the file"),
     "private-rounds.db": (
         RoundLedger,
@@ -208,13 +204,6 @@ def test_the_signing_key_is_not_replaced_while_the_memory_is_locked(
         another.execute("BEGIN EXCLUSIVE")
         with pytest.raises(FileLocked, match="is locked"), rotation._writing(WorkerHome(tmp_path)):
             WorkerMemory.erase_kept(tmp_path / "memory.db")
-
-
-def test_two_processes_that_share_a_file_both_see_each_change(opened: Callable[[str], Any]) -> None:
-    worker, owner = opened("runs.db"), opened("runs.db")
-    worker.add(ASKED)
-    owner.decide(ASKED, "approved", "", datetime.now(UTC))
-    assert [run.owner for run in worker.runs()] == ["approved"]
 
 
 def test_a_file_that_was_closed_is_a_mistake_of_the_program(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.record.bundle import BundleReader
 from federation.trust.envelope import envelope_digest
@@ -72,66 +73,43 @@ def test_a_member_finds_each_reply_and_the_coefficient_of_each_update(run: Seen,
         assert told[2 * number].words == "entered the step"
 
 
-def dropped_reply(stage: Stage) -> Callable[[RoundRecord], object]:
-    return lambda record: of_ann(record).ClearField("answers")
+Edit = Callable[[RoundRecord, Exchange, Ed25519PrivateKey], object]  # of a record, its exchange with ann, and the key
+LACKS = "the record lacks an accepted reply for which this member has a receipt"
 
 
-def dropped_assignment(stage: Stage) -> Callable[[RoundRecord], object]:
-    return lambda record: record.phases[0].exchanges.remove(of_ann(record))
+def other_assignment(record: RoundRecord, told: Exchange, key: Ed25519PrivateKey) -> None:
+    signed_again(told.assignment, AssignmentManifest, key, lambda made: made.ClearField("created"))
 
 
-def other_assignment(stage: Stage) -> Callable[[RoundRecord], object]:
-    def edit(record: RoundRecord) -> None:
-        key = stage.served.home.signing_key
-        signed_again(of_ann(record).assignment, AssignmentManifest, key, lambda made: made.ClearField("created"))
-
-    return edit
+def other_receipt(record: RoundRecord, told: Exchange, key: Ed25519PrivateKey) -> None:
+    signed_again(told.answers[0].receipt, ReceiptManifest, key, lambda made: setattr(made, "accepted", False))
 
 
-def other_receipt(stage: Stage) -> Callable[[RoundRecord], object]:
-    def edit(record: RoundRecord) -> None:
-        key = stage.served.home.signing_key
-        signed_again(
-            of_ann(record).answers[0].receipt, ReceiptManifest, key, lambda made: setattr(made, "accepted", False)
-        )
-
-    return edit
+def left_out(record: RoundRecord, told: Exchange, key: Ed25519PrivateKey) -> None:
+    name = envelope_digest(told.answers[0].reply)
+    signed_again(record.step, StepManifest, key, lambda made: made.replies.remove(name))
 
 
-def left_out(stage: Stage) -> Callable[[RoundRecord], object]:
-    def edit(record: RoundRecord) -> None:
-        name, key = envelope_digest(of_ann(record).answers[0].reply), stage.served.home.signing_key
-        signed_again(record.step, StepManifest, key, lambda made: made.replies.remove(name))
-
-    return edit
-
-
-def replaced_reply(stage: Stage) -> Callable[[RoundRecord], object]:
-    def edit(record: RoundRecord) -> None:
-        of_ann(record).answers[0].reply.signature = bytes(64)
-
-    return edit
+EDITS: dict[str, tuple[Edit, str]] = {
+    "reply dropped": (lambda record, told, key: told.ClearField("answers"), LACKS),
+    "reply replaced": (lambda record, told, key: setattr(told.answers[0].reply, "signature", bytes(64)), LACKS),
+    "assignment dropped": (
+        lambda record, told, key: record.phases[0].exchanges.remove(told), "the record does not know assignment"
+    ),
+    "another assignment": (other_assignment, "another assignment than the one that this member was sent"),
+    "another receipt": (other_receipt, "another receipt than the one that this member was sent"),
+    "left out of the step": (left_out, "the step leaves out this accepted reply"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("edit", "words"),
-    [
-        (dropped_reply, "the record lacks an accepted reply for which this member has a receipt"),
-        (dropped_assignment, "the record does not know assignment"),
-        (other_assignment, "another assignment than the one that this member was sent"),
-        (other_receipt, "another receipt than the one that this member was sent"),
-        (replaced_reply, "the record lacks an accepted reply for which this member has a receipt"),
-        (left_out, "the step leaves out this accepted reply"),
-    ],
-)
+@pytest.mark.parametrize(("edit", "words"), EDITS.values(), ids=EDITS)
 def test_what_is_missing_or_different_in_an_edited_record_is_named(
-    run: Seen,
-    tmp_path: Path,
-    edit: Callable[[Stage], Callable[[RoundRecord], object]],
-    words: str,
+    run: Seen, tmp_path: Path, edit: Edit, words: str
 ) -> None:
     stage, whole, held = run
-    wrong = [one for one in found(whole.with_round(1, edit(stage)), held, tmp_path) if one.wrong]
+    key = stage.served.home.signing_key
+    edited = whole.with_round(1, lambda record: edit(record, of_ann(record), key))
+    wrong = [one for one in found(edited, held, tmp_path) if one.wrong]
     assert [(one.round, one.phase) for one in wrong] == [(1, 0)]
     assert words in wrong[0].wrong
 

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from typer.testing import CliRunner
 
 from federation.trust.envelope import envelope_digest, seal
 from federation.trust.key_chain import KeyChain
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope
-from fedpareto.cli.main import app
 from tests.scripted import FEDERATION, ScriptedCoordinator
+from tests.worker.scene import command
 from worker.receipts import ReceiptsError, append, disagreements, read_receipts, receipt_line
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
@@ -76,12 +75,8 @@ def test_a_line_that_the_coordinator_did_not_sign_is_named(tmp_path: Path, damag
 
 def test_a_line_says_in_clear_from_which_model_and_step_the_work_began() -> None:
     document = json.loads(line("a", 1, "m1", "s0"))
-    assert (document["run_id"], document["round"], document["base_model"], document["previous_step"]) == (
-        "run-1",
-        1,
-        "m1",
-        "s0",
-    )
+    told = {"run_id": "run-1", "round": 1, "base_model": "m1", "previous_step": "s0"}
+    assert document.items() >= told.items()
 
 
 def test_the_command_verifies_lists_and_compares(tmp_path: Path) -> None:
@@ -93,18 +88,14 @@ def test_the_command_verifies_lists_and_compares(tmp_path: Path) -> None:
     written(home / "receipts.jsonl", line("a", 1, "m1", "s0", key), line("a", 2, "m\x1b2", "s1", key))
     same = written(tmp_path / "same", line("b", 1, "m1", "s0", key))
     other = written(tmp_path / "other", line("b", 1, "mx", "s0", key))
-    arguments = ["worker", "receipts", "--home", str(home)]
-    listed = CliRunner().invoke(app, arguments).output
+    arguments = ["receipts", "--home", str(home)]
+    listed = command(*arguments)
     assert "a run run-1 round 1 phase 0: base model m1, previous step s0, accepted" in listed
     assert r"base model m\x1b2" in listed
-    assert json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)[0]["base_model"] == "m1"
-    assert (
-        "1 occasion compared, with 0 disagreements"
-        in CliRunner().invoke(app, [*arguments, "--compare", str(same)]).output
-    )
-    result = CliRunner().invoke(app, [*arguments, "--compare", str(other), "--json"])
-    assert result.exit_code == 1
-    assert json.loads(result.stdout)["disagreements"][0]["theirs"]["base_model"] == "mx"
+    assert json.loads(command(*arguments, "--json"))[0]["base_model"] == "m1"
+    assert "1 occasion compared, with 0 disagreements" in command(*arguments, "--compare", str(same))
+    document, _ = json.JSONDecoder().raw_decode(command(*arguments, "--compare", str(other), "--json", code=1))
+    assert document["disagreements"][0]["theirs"]["base_model"] == "mx"
 
 
 def test_a_receipt_after_a_line_that_was_cut_short_is_on_a_line_of_its_own(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from federation.v1.common_pb2 import SignedEnvelope
 from tests.harness import Federation, Process, federation, wait_for
 from tests.scripted import FEDERATION, scripted
 from tests.worker.line.test_running_renewal import events
-from tests.worker.scene import Running
+from tests.worker.scene import LAYOUT, Scene, serving
 from verification.run import verify
 from worker.home import WorkerHome
 from worker.site.roster import Card, Roster, changes
@@ -217,8 +217,8 @@ def test_a_coordinator_changes_its_keys_as_a_whole_and_not_while_it_serves(fed: 
 
 @pytest.mark.parametrize("missing", ["the first", "the second", "all"])
 def test_a_worker_refuses_a_coordinator_whose_keys_do_not_follow(tmp_path: Path, missing: str) -> None:
-    with scripted() as coordinator:
-        member = coordinator.member()
+    with scripted() as coordinator, serving(Scene(coordinator, tmp_path / "home", {}, (LAYOUT, b""))) as scene:
+        member = scene.member
         keys = [coordinator.signing_key, *(Ed25519PrivateKey.generate() for _ in range(2))]
         if missing == "all":
             keys[0] = Ed25519PrivateKey.generate()
@@ -229,16 +229,13 @@ def test_a_worker_refuses_a_coordinator_whose_keys_do_not_follow(tmp_path: Path,
         coordinator.signing_key = keys[2]
         coordinator.log.certified = coordinator.log.key.certified(keys[2])
         coordinator.rotations = {"the first": made[1:], "the second": made[:1], "all": made}[missing]
-        worker = Running(WorkerHome(tmp_path / "home"), member, {}, uniform=lambda *_: 0.05)
-        try:
-            message = worker.wait_for("refused", count=2)[0]["message"]
-            expected = "did not sign" if missing == "the second" else "rotation: the signing keys of the coordinator"
-            assert expected in message
-            assert not worker.events("attending")
-            if missing != "all":
-                coordinator.rotations = made
-                worker.wait_for("attending")
-                assert len((tmp_path / "home" / "coordinator.rotations").read_text().split()) == 2
-        finally:
-            worker.stop()
-        assert worker.failure is None
+        worker = scene.start(member=member)
+        message = worker.wait_for("refused", count=2)[0]["message"]
+        expected = "did not sign" if missing == "the second" else "rotation: the signing keys of the coordinator"
+        assert expected in message
+        assert not worker.events("attending")
+        if missing != "all":
+            coordinator.rotations = made
+            worker.wait_for("attending")
+            assert len((tmp_path / "home" / "coordinator.rotations").read_text().split()) == 2
+    assert worker.failure is None

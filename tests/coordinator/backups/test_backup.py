@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 from sqlalchemy import func, select, text
@@ -23,7 +21,7 @@ from storage.blob_directory import DirectoryStore
 from storage.database import Database
 from storage.models import Alert, AuditEntry, BlobClaim
 from storage.states import AlertKind, AlertSeverity, RoundState
-from tests.conftest import empty_database
+from tests.conftest import Postgres, postgresql_database
 from tests.coordinator.backups.scene import answer, fails, kept_blobs, lose_disk, restore_fails, run
 from tests.few import few
 from tests.running import command, made_home
@@ -42,9 +40,8 @@ def move(home: CoordinatorHome, database: str) -> CoordinatorHome:
 
 
 @pytest.fixture
-def postgresql(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    asked = SimpleNamespace(param="postgresql", getfixturevalue=request.getfixturevalue)
-    with empty_database(cast("pytest.FixtureRequest", asked), tmp_path) as url:
+def postgresql(postgres: Postgres) -> Iterator[str]:
+    with postgresql_database(postgres) as url:
         yield url
 
 

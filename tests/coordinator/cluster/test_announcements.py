@@ -5,6 +5,7 @@ import queue
 import secrets
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -22,18 +23,12 @@ from coordinator.cluster.announcements import (
 )
 from coordinator.condition import Condition
 from storage.database import Database
-from tests.conftest import Postgres, empty_database
+from tests.conftest import Postgres
 from tests.running import SECONDS, wait_for
 
 RUN, REPLY = AnnouncementKind.RUN, AnnouncementKind.REPLY
 Heard = queue.SimpleQueue[Announcement | None]
 Two = tuple[Announcements, Heard, Announcements, Heard]
-
-
-@pytest.fixture(scope="module", params=["postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with empty_database(request, tmp_path_factory.mktemp("database")) as made:
-        yield made
 
 
 @contextmanager
@@ -70,22 +65,16 @@ def test_an_announcement_reaches_each_other_coordinator_and_not_its_own(url: str
 def test_each_reply_is_counted_also_when_many_are_announced_at_once(two: Two) -> None:
     first, _, _, heard = two
 
-    def announce() -> None:
-        for _ in range(50):
-            first.announce(REPLY, "a-run")
-
-    threads = [threading.Thread(target=announce) for _ in range(4)]
-    for thread in threads:
-        thread.start()
     total = 0
-    while total < 200:
-        announcement = heard.get(timeout=SECONDS)
-        assert announcement is not None
-        assert announcement == Announcement(REPLY, "a-run", announcement.times)
-        total += announcement.times
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(200):
+            pool.submit(first.announce, REPLY, "a-run")
+        while total < 200:
+            announcement = heard.get(timeout=SECONDS)
+            assert announcement is not None
+            assert announcement == Announcement(REPLY, "a-run", announcement.times)
+            total += announcement.times
     assert total == 200
-    for thread in threads:
-        thread.join()
 
 
 def test_what_is_no_announcement_is_ignored_and_logged_once(

@@ -22,7 +22,6 @@ from storage.database import Database, DatabaseBusy, Duty
 from storage.faults import StorageFault, fault_of
 from storage.models import CoordinatorProcess, Run, note_model
 from storage.states import RunState
-from tests.conftest import empty_database
 from tests.running import wait_for
 from tests.stage import spec
 
@@ -30,15 +29,15 @@ LEASE = timedelta(seconds=30)
 MODEL = digest(b"model")
 
 
-@pytest.fixture(scope="module", params=["postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with empty_database(request, tmp_path_factory.mktemp("database")) as made:
-        database = Database.open(made)
-        database.migrate()
-        with database.begin() as session:
-            note_model(session, MODEL, size=1, parameters=1, created=utc_now())
-        database.close()
-        yield made
+@pytest.fixture(scope="module")
+def url(url: str) -> str:
+    """The database with its tables and a model."""
+    database = Database.open(url)
+    database.migrate()
+    with database.begin() as session:
+        note_model(session, MODEL, size=1, parameters=1, created=utc_now())
+    database.close()
+    return url
 
 
 @pytest.fixture

@@ -24,15 +24,12 @@ from storage.database import DatabaseBusy
 from storage.faults import StorageFault
 from storage.models import CoordinatorProcess, Federation
 from storage.retention import referenced
-from tests.conftest import empty_database
 from tests.running import made_home
 
 
-@pytest.fixture(scope="module", params=["postgresql"])
-def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorHome]:
-    directory = tmp_path_factory.mktemp("federation")
-    with empty_database(request, directory) as url:
-        yield made_home(directory / "first", now=utc_now(), database=url)
+@pytest.fixture(scope="module")
+def home(url: str, tmp_path_factory: pytest.TempPathFactory) -> CoordinatorHome:
+    return made_home(tmp_path_factory.mktemp("federation") / "first", now=utc_now(), database=url)
 
 
 class Started:

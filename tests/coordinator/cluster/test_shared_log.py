@@ -1,6 +1,6 @@
 """Several coordinators chain one audit log on PostgreSQL: in turns, also when one of them was frozen."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,22 +21,19 @@ from federation.trust.keys import new_tls_key
 from storage import audit
 from storage.database import Database
 from storage.models import AuditEntry, Checkpoint
-from tests.conftest import empty_database
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 KEY = LogKey(federation_id="fed", key=Ed25519PrivateKey.generate())
 Make = Callable[[str], Sequencer]
+pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 
-@pytest.fixture(params=["postgresql"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    with empty_database(request, tmp_path) as url:
-        made = Database.open(url)
-        made.migrate()
-        made.entry_key = KEY.entry_key
-        claim_database(made, "fed", make_ca(new_tls_key(), "fed", NOON), now=NOON)
-        yield made
-        made.close()
+@pytest.fixture
+def database(database: Database) -> Database:
+    """That of a federation."""
+    database.entry_key = KEY.entry_key
+    claim_database(database, "fed", make_ca(new_tls_key(), "fed", NOON), now=NOON)
+    return database
 
 
 @pytest.fixture

@@ -23,32 +23,24 @@ from federation.vectors import to_bytes, update_layout
 from storage.faults import StorageFault
 from storage.models import Reply, Run
 from storage.states import RunState
-from tests.conftest import empty_database
 from tests.harness import Attending, Member
 from tests.running import SECONDS, Clock, Running, made_home, refused, wait_for
-from tests.stage import MODEL, Player, Stage, spec, vector
+from tests.stage import MODEL, Player, Stage, reply, spec, vector
 
 
-@pytest.fixture(scope="module", params=["postgresql"])
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, Running]]:
+@pytest.fixture(scope="module")
+def pair(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, Running]]:
     """The first coordinator, with players, and the second one, whose directory has the same keys."""
-    directory = tmp_path_factory.mktemp("pair")
-    with empty_database(request, directory) as url:
-        clock = Clock()
-        settings: dict[str, Any] = {
-            "database": url,
-            "blobs": str(directory / "blobs"),
-            "heartbeat_seconds": 300.0,
-            "lease_seconds": 1.5,
-        }
-        home = made_home(directory / "first", now=clock(), **settings)
-        shutil.copytree(directory / "first", directory / "second")
-        first = Stage(Running(home, clock))
-        second = Running(CoordinatorHome.load(directory / "second"), clock)
-        yield first, second
-        first.clear()
-        second.stop()
-        first.stop()
+    directory, clock = tmp_path_factory.mktemp("pair"), Clock()
+    settings: dict[str, Any] = {"database": url, "blobs": str(directory / "blobs"), "heartbeat_seconds": 300.0}
+    home = made_home(directory / "first", now=clock(), lease_seconds=1.5, **settings)
+    shutil.copytree(directory / "first", directory / "second")
+    first = Stage(Running(home, clock))
+    second = Running(CoordinatorHome.load(directory / "second"), clock)
+    yield first, second
+    first.clear()
+    second.stop()
+    first.stop()
 
 
 @pytest.fixture
@@ -111,8 +103,7 @@ def test_a_run_is_watched_at_the_coordinator_that_does_not_conduct_it(
     orders = {player: player.order() for player in players}
     news = AdminStub(second.administrator(Role.VIEWER)).WatchRun(admin.WatchRunRequest(run=run), timeout=SECONDS)
     assert next(news).phase.outstanding
-    for player, order in orders.items():
-        player.reply(order)
+    reply(orders)
     first.play(run, *players)
     rounds = [message.ended.round for message in news if message.HasField("ended")]
     assert rounds == [0, 1]
@@ -207,8 +198,7 @@ def test_a_coordinator_whose_disk_is_full_gives_its_runs_to_the_other(
     wait_for(lambda: conductor_of(first, run) == id_of(second), "the other to take the run")
     monkeypatch.undo()
     condition.over(StorageFault.DISK)
-    for player, order in orders.items():
-        player.reply(order)
+    reply(orders)
     first.play(run, *players)
     assert first.run(run).state is RunState.COMPLETED
 
@@ -221,8 +211,7 @@ def test_the_writes_of_a_conductor_whose_run_was_taken_are_refused_and_the_run_g
     with first.served.database.begin() as session:  # as after it slept past its lease, and the other one died since
         row = session.get_one(Run, run, with_for_update=True)
         row.epoch, row.conductor, row.lease_until = row.epoch + 1, "0" * 32, row.created
-    for player, order in orders.items():
-        player.reply(order)
+    reply(orders)
     first.play(run, *players)
     assert first.run(run).state is RunState.COMPLETED
     assert set(first.replies(run, 1)) == {"kim", "leo"}

@@ -1,6 +1,5 @@
 """The connection breaks between a COMMIT of a conductor and its answer: it does not learn if the record changed."""
 
-import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -8,16 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import psycopg
 import pytest
 from sqlalchemy import Connection, Engine, event, make_url, or_, select
 
-from federation.line.channels import refusal_from_rpc_error
 from federation.v1.common_pb2 import AssignmentManifest
 from storage.models import Assignment, AuditEntry, Phase, Round
 from storage.states import RunState
-from tests.conftest import Postgres
+from tests.coordinator.scene import replied
 from tests.few import few_of
 from tests.running import wait_for
 from tests.soak.line import Line
@@ -27,14 +24,6 @@ Break = Callable[[int], None]  # of the connection of the client with this port
 MORE = "selection.minimum = 2"
 _WAITING = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
 COMMITS = 20  # of the conductor of a run of two rounds without a fault, from its first lease to the end of the run
-
-
-@pytest.fixture(scope="module")
-def url(postgres: Postgres) -> str:
-    name = f"commits_{secrets.token_hex(8)}"
-    with psycopg.connect(postgres.get_uri(), autocommit=True) as admin:
-        admin.execute(f"CREATE DATABASE {name}")
-    return postgres.get_uri(database=name)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +72,7 @@ def played(stage: Stage) -> tuple[str, list[tuple[int, int, str]], list[str]]:
 
     def over() -> bool:
         left.extend((player, order) for player in players for _, order in player.orders())
-        left[:] = [(player, order) for player, order in left if not answered(player, order)]
+        left[:] = [(player, order) for player, order in left if not replied(player, order, unless="database")]
         row = stage.run(run)
         assert row.state not in (RunState.FAILED, RunState.STOPPED), row.reason
         return row.state is RunState.COMPLETED
@@ -95,17 +84,6 @@ def played(stage: Stage) -> tuple[str, list[tuple[int, int, str]], list[str]]:
     about = or_(AuditEntry.subject.startswith(run), AuditEntry.subject.in_(assignments))
     actions = stage.look(lambda session: session.scalars(select(AuditEntry.action).where(about)).all())
     return stage.run(run).model, [(*row,) for row in phases], sorted(actions)
-
-
-def answered(player: Player, order: AssignmentManifest) -> bool:
-    """Answers, unless the coordinator waits for its database at the moment."""
-    try:
-        player.reply(order)
-    except grpc.RpcError as error:
-        if refusal_from_rpc_error(error).reason != "database":
-            raise
-        return False
-    return True
 
 
 @pytest.fixture(scope="module")

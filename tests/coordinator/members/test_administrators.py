@@ -191,11 +191,6 @@ def test_a_name_that_is_issued_again_ends_the_older_certificate_with_its_streams
     assert list(listed(newer.stub)["bob"].roles) == ["viewer"]
 
 
-def test_only_security_officers_revoke_administrators(issue: Issue) -> None:
-    with refused("PERMISSION_DENIED", "role"):
-        issue("carol", Role.OPERATOR).stub.RevokeAdministrator(messages.RevokeAdministratorRequest(name="carol"))
-
-
 def test_the_last_security_officer_is_not_revoked_and_hears_how_to_go_on(first: AdminStub, issue: Issue) -> None:
     with refused("FAILED_PRECONDITION", "last-officer") as words:
         first.RevokeAdministrator(messages.RevokeAdministratorRequest(name="admin"))

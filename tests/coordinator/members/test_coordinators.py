@@ -1,5 +1,7 @@
 """The addresses of coordinators that members and administrators are told, and the use of those they know."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,10 +13,10 @@ from coordinator.members.coordinators import CoordinatorAddresses
 from federation.trust.admin_files import Account
 from federation.trust.join_string import JoinStringFields
 from federation.trust.member_files import note_addresses
-from fedpareto.cli.failure import CommandFailure
 from storage.database import Database
 from storage.models import CoordinatorProcess
-from tests.running import Running, command
+from tests.command_lines import failure
+from tests.running import Running
 
 NOBODY = "127.0.0.1:1"
 
@@ -33,6 +35,20 @@ def others(session: Session, *, minutes: float = 0.0) -> None:
         )
 
 
+@contextmanager
+def beside(served: Running, *, minutes: float = 0.0) -> Iterator[bool]:
+    """With the others, where coordinators can share the database: then it yields True."""
+    shared = served.database.engine.dialect.name != "sqlite"
+    if shared:
+        with served.database.begin() as session:
+            others(session, minutes=minutes)
+    try:
+        yield shared
+    finally:
+        with served.database.begin() as session:
+            session.execute(delete(CoordinatorProcess).where(CoordinatorProcess.coordinator.in_(["b" * 32, "c" * 32])))
+
+
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize(("minutes", "told"), [(0.0, True), (2.0, False)])
 def test_a_coordinator_tells_of_others_that_have_given_a_sign_of_life(
@@ -47,18 +63,11 @@ def test_a_coordinator_tells_of_others_that_have_given_a_sign_of_life(
 
 
 def test_join_strings_memberships_and_logins_have_the_addresses_of_all_coordinators_that_serve(served: Running) -> None:
-    shared = served.database.engine.dialect.name != "sqlite"
-    if shared:
-        with served.database.begin() as session:
-            others(session)
-    try:
+    with beside(served) as shared:
         join = JoinStringFields.decode(served.command("join-string", "ann").strip())
         _, answer = served.enroll("ben")
         served.command("login")
         account = Account.load(served.home.admin_dir)
-    finally:
-        with served.database.begin() as session:
-            session.execute(delete(CoordinatorProcess).where(CoordinatorProcess.coordinator.in_(["b" * 32, "c" * 32])))
     second = ("second.example:7443",) if shared else ()
     assert tuple(answer.addresses) == account.addresses == (served.address, *second)
     assert account.enrollment_addresses[0] == join.address == served.enrollment_address
@@ -74,23 +83,15 @@ def test_a_command_of_an_administrator_goes_to_the_first_coordinator_that_serves
     served.command("clients", home=home)
     assert Account.load(home).addresses == (files.address, NOBODY)
     note_addresses(home, "admin", addresses=(NOBODY, "nowhere.invalid:2"))
-    failure = command("admin", "--home", home, "clients", code=1).exception
-    assert isinstance(failure, CommandFailure)
-    assert failure.message.startswith(f"no coordinator answers: {NOBODY}: ")
-    assert "; nowhere.invalid:2: " in failure.message
+    said = failure("admin", "--home", str(home), "clients").message
+    assert said.startswith(f"no coordinator answers: {NOBODY}: ")
+    assert "; nowhere.invalid:2: " in said
 
 
 def test_coordinators_are_listed_with_their_signs_of_life(served: Running) -> None:
-    shared = served.database.engine.dialect.name != "sqlite"
-    if shared:
-        with served.database.begin() as session:
-            others(session, minutes=2.0)
-    try:
+    with beside(served, minutes=2.0) as shared:
         found = served.document("coordinators")["coordinators"]
         table = served.command("coordinators")
-    finally:
-        with served.database.begin() as session:
-            session.execute(delete(CoordinatorProcess).where(CoordinatorProcess.coordinator.in_(["b" * 32, "c" * 32])))
     own = found[0]
     assert (own["address"], own["enrollment_address"]) == (served.address, served.enrollment_address)
     assert (own["alive"], own["members"], own["runs"]) == (True, 0, [])

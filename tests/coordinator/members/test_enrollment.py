@@ -191,12 +191,6 @@ def test_a_stranger_finds_the_ca_on_the_enrollment_port_by_its_fingerprint(serve
         assert EnrollmentStub(channel).Enroll(request, timeout=SECONDS).client_id == "stranger"
 
 
-def test_bytes_that_are_no_message_are_refused_as_such(served: Running) -> None:
-    with served.newcomer() as channel, refused("INVALID_ARGUMENT", "argument"):
-        call: Any = channel.unary_unary("/federation.v1.Enrollment/Enroll")
-        call(b"\xff\xff\xff", timeout=SECONDS)
-
-
 AGE = timedelta(days=80)  # of the certificates that are to be renewed
 
 

@@ -98,15 +98,10 @@ def test_a_member_that_calls_too_often_is_told_when_to_try_again_and_others_are_
             assert 50 < refusal.retry_seconds <= 100
         with refused("PERMISSION_DENIED", "blob-not-offered"):
             knock(seldom)
-        wait_for(
-            lambda: served.entries(actor="fedpareto://test/client/often", outcome="limit:rate"),
-            "the first one to be on record",
-        )
+        recorded: dict[str, Any] = {"actor": "fedpareto://test/client/often", "outcome": "limit:rate"}
+        wait_for(lambda: served.entries(**recorded), "the first one to be on record")
         served.run(served.coordinator._access.finish())
-        assert (
-            sum(entry.times for entry in served.entries(actor="fedpareto://test/client/often", outcome="limit:rate"))
-            == 20
-        )
+        assert sum(entry.times for entry in served.entries(**recorded)) == 20
 
 
 def test_a_member_that_is_refused_all_the_time_is_refused_without_a_look_into_the_database(

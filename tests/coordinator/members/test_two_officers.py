@@ -5,6 +5,7 @@ import re
 import secrets
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
 from functools import partial
@@ -210,23 +211,19 @@ def test_the_request_of_an_officer_who_was_revoked_or_issued_again_is_not_done(
 def test_of_two_consents_at_the_same_time_one_counts(served: Running, cast: Cast, member: str) -> None:
     ada, *others = cast
     request = ada.ask(Action.APPROVE, member)
-    answers: list[str] = []
     together = threading.Barrier(4)
 
-    def consent(officer: Officer) -> None:
+    def consent(officer: Officer) -> str:
         envelope = officer.decision(request)
         together.wait(SECONDS)
         try:
-            answers.append(messages.RequestState.Name(officer.say(envelope).state))
+            return messages.RequestState.Name(officer.say(envelope).state)
         except grpc.RpcError as error:
-            answers.append(refusal_from_rpc_error(error).reason)
+            return refusal_from_rpc_error(error).reason
 
-    threads = [threading.Thread(target=consent, args=(officer,)) for officer in (*others, *others)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SECONDS)
-    assert sorted(answers) == ["REQUEST_STATE_DONE", *["request-state"] * 3]
+    with ThreadPoolExecutor(4) as pool:
+        answers = sorted(pool.map(consent, (*others, *others)))
+    assert answers == ["REQUEST_STATE_DONE", *["request-state"] * 3]
     assert [entry[0] for entry in entries(served, member)].count("client.approved") == 1
     assert [entry[0] for entry in entries(served, request.request_id)] == ["request.made", "request.consented"]
 

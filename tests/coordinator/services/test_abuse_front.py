@@ -12,6 +12,7 @@ import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -100,29 +101,6 @@ def _read(made: socket.socket) -> None:
             pass
 
 
-class Abuse:
-    """Abuses in threads; each notes how it ended."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, object] = {}
-        self._threads: list[threading.Thread] = []
-
-    def begin(self, name: str, act: Callable[[], object]) -> None:
-        def run() -> None:
-            try:
-                self.found[name] = act()
-            except Exception as error:
-                self.found[name] = error
-
-        self._threads.append(threading.Thread(target=run, daemon=True))
-        self._threads[-1].start()
-
-    def end(self) -> dict[str, object]:
-        for thread in self._threads:
-            thread.join(2 * SECONDS)
-        return self.found
-
-
 def lines(made: Scene, member: Member, directory: Path) -> Iterator[tuple[str, Callable[[], bool]]]:
     tls = member_tls(member, directory)
     stranger = ssl.create_default_context(cadata=member.files.ca.decode())
@@ -170,18 +148,18 @@ def callers(made: Scene, member: Member) -> Iterator[tuple[str, set[str], Callab
 def test_under_every_abuse_at_once_each_is_answered_as_documented_and_a_run_comes_to_the_same_model(
     tmp_path: Path,
 ) -> None:
-    with attended(tmp_path) as made:
+    with attended(tmp_path) as made, ThreadPoolExecutor(100) as pool:
         calm, coordinator = made.fed.wait_completed(made.submit()), made.fed.serving
-        member, front, abuse = made.fed.enroll("mallory"), front_of(coordinator), Abuse()
+        member, front, abuse = made.fed.enroll("mallory"), front_of(coordinator), dict[str, Future[object]]()
         allowed = dict[str, set[str]]()
         for name, columns, channel in callers(made, member):
             allowed[name] = columns
-            abuse.begin(name, lambda channel=channel: answers(channel()))  # type: ignore[misc]
+            abuse[name] = pool.submit(lambda channel=channel: answers(channel()))  # type: ignore[misc]
         for name, act in lines(made, member, tmp_path):
-            abuse.begin(name, act)
+            abuse[name] = pool.submit(act)
         for _ in range(3):
             made.completes(made.submit(), calm)
-        found = abuse.end()
+        found = {name: act.exception(2 * SECONDS) or act.result() for name, act in abuse.items()}
         for name, columns in allowed.items():
             assert found.pop(name) == {method: expected(method, columns) for method in RULES}, name
         assert {name: ended for name, ended in found.items() if ended is not True} == {}

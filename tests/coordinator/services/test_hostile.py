@@ -205,13 +205,9 @@ def test_a_newer_upload_ends_the_older_ones_of_its_assignment_which_leave_nothin
     run, (honest, slow) = stage.begin("honest", "slow", more="selection.minimum = 2")
     order, theirs = slow.order(), honest.order()
     envelope, payload = slow.member.signed(order)
-    over = threading.Event()
-
-    def trickle() -> Iterator[SubmitRequest]:
-        yield SubmitRequest(reply=envelope)
-        over.wait(SECONDS)
-
-    calls = [Handing(slow.member.stub, trickle()) for _ in range(MAX_CONCURRENT_CALLS - 1)]  # and its attendance
+    first = [SubmitRequest(reply=envelope)]
+    others = range(MAX_CONCURRENT_CALLS - 1)  # and its attendance
+    calls = [Handing(slow.member.stub, first, goes_on=True) for _ in others]
     wait_for(lambda: sum(call.done() for call in calls) == len(calls) - 1, "all uploads but one to end")
     assert not temporary(stage.served)  # nothing has come
     honest.reply(theirs)
@@ -219,7 +215,6 @@ def test_a_newer_upload_ends_the_older_ones_of_its_assignment_which_leave_nothin
     for call in calls:
         with refused("ABORTED", "superseded"):
             call.result(SECONDS)
-    over.set()
     wait_for(lambda: not temporary(stage.served), "the uploads to be swept")
     under_way = stage.served.coordinator._access._calls
     wait_for(lambda: all(len(found) <= 1 for found in list(under_way.values())), "the calls to be forgotten")
@@ -230,22 +225,13 @@ def test_a_newer_upload_ends_the_older_ones_of_its_assignment_which_leave_nothin
 def test_an_upload_ends_when_its_deadline_has_passed_whatever_is_still_to_come(stage: Stage) -> None:
     run, (late,) = stage.begin("late")
     envelope, payload = late.member.signed(late.order())
-    on, over = threading.Event(), threading.Event()
-
-    def upload() -> Iterator[SubmitRequest]:
-        yield SubmitRequest(reply=envelope)
-        yield SubmitRequest(chunk=payload[:1])
-        on.wait(SECONDS)
-        yield SubmitRequest(chunk=payload[1:2], offset=1)
-        over.wait(SECONDS)
-
-    call = Handing(late.member.stub, upload())
+    begun = [SubmitRequest(reply=envelope), SubmitRequest(chunk=payload[:1])]
+    call = Handing(late.member.stub, begun, goes_on=True)
     wait_for(lambda: temporary(stage.served), "the upload to begin")
     stage.clock.ahead += LONG
-    on.set()
+    call.say(SubmitRequest(chunk=payload[1:2], offset=1))
     with refused("FAILED_PRECONDITION", "deadline"):
         call.result(SECONDS)
-    over.set()
     stage.stop_run(run)
     wait_for(lambda: not temporary(stage.served), "the upload to be swept")
 
@@ -289,20 +275,12 @@ def test_of_many_replies_at_once_one_counts_and_its_own_repetitions_get_its_rece
 def test_a_client_that_is_revoked_while_it_uploads_is_cut_off(stage: Stage) -> None:
     run, (loyal, traitor) = stage.begin("loyal", "traitor", more="selection.minimum = 2")
     envelope, payload = traitor.member.signed(traitor.order())
-    over = threading.Event()
-
-    def upload() -> Iterator[SubmitRequest]:
-        yield SubmitRequest(reply=envelope)
-        yield SubmitRequest(chunk=payload[:-1])
-        over.wait(SECONDS)
-        yield SubmitRequest(chunk=payload[-1:], offset=len(payload) - 1)
-
-    call = Handing(traitor.member.stub, upload())
+    begun = [SubmitRequest(reply=envelope), SubmitRequest(chunk=payload[:-1])]
+    call = Handing(traitor.member.stub, begun, goes_on=True)
     wait_for(lambda: temporary(stage.served), "the upload to begin")
     stage.revoke("traitor")
     with refused("UNAUTHENTICATED", "certificate-revoked"):
         call.result(SECONDS)
-    over.set()
     assert stage.outcomes(run)["traitor"] == ("CANCELLED", "client-revoked")
     wait_for(lambda: not temporary(stage.served), "the upload to be swept")
     stage.play(run, loyal)

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
-from typing import Any
 
 import grpc
 import pytest
@@ -11,12 +10,13 @@ import pytest
 from coordinator.members.access.callers import RULES, CallerRule
 from coordinator.members.authority import register
 from federation.line.channels import mutual_channel, server_verified_channel
-from federation.trust.certificates import issue_certificate, make_ca, pem
+from federation.trust.certificates import pem
 from federation.trust.identity import Role, admin_uris, client_uri
 from federation.trust.keys import new_tls_key, private_key_pem
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
 from tests.coordinator.services.scene import COLUMNS, answer, expected, short, stated
+from tests.federation.trust.scene import Authority
 from tests.few import few
 from tests.running import SECONDS, Running
 
@@ -42,14 +42,9 @@ def certified(
     served: Running, uris: list[str], *, foreign: bool = False, known: bool = False, age: timedelta = timedelta()
 ) -> grpc.Channel:
     """A certificate that was made behind the coordinator's back, of its CA or of another one with the same name."""
-    key, ca_key, now, home = new_tls_key(), served.home.ca_key, served.clock() - age, served.home
-    ca = home.ca
-    if foreign:
-        ca_key = new_tls_key()
-        ca = make_ca(ca_key, home.federation_id, now)
-    names: dict[str, Any] = {"federation_id": home.federation_id, "common_name": "x", "uris": uris}
-    times: dict[str, Any] = {"now": now, "lifetime": timedelta(hours=1)}
-    certificate = issue_certificate(ca=ca, ca_key=ca_key, public_key=key.public_key(), **names, **times)
+    key, home = new_tls_key(), served.home
+    authority = Authority("test") if foreign else Authority("test", home.ca, home.ca_key)
+    certificate = authority.issue(uris, key=key, now=served.clock() - age, lifetime=timedelta(hours=1))
     if known:
         with served.database.begin() as session:
             register(session, certificate)

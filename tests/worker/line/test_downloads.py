@@ -3,7 +3,7 @@
 import secrets
 import ssl
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,14 @@ import pytest
 from federation.line.proxies import Proxy as HttpProxy
 from federation.line.proxies import no_proxy
 from federation.training.trainer import Trainer
-from federation.trust.certificates import issue_certificate, make_ca, pem
+from federation.trust.certificates import pem
 from federation.trust.keys import new_tls_key, private_key_pem
 from federation.trust.member_files import MemberFiles
 from federation.vectors import Layout, to_bytes
 from storage.objects.bucket import ObjectBucket
 from storage.states import RunState
 from tests.federation.line.connect_proxy import connect_proxy
+from tests.federation.trust.scene import Authority
 from tests.few import few
 from tests.stage import Stage, stage
 from tests.storage import buckets
@@ -195,14 +196,9 @@ def test_the_bucket_is_tried_again_later_and_a_fault_that_lasts_is_told_once(
 @pytest.fixture(scope="module")
 def encrypted(tmp_path_factory: pytest.TempPathFactory, storage: Storage) -> Iterator[tuple[Proxy, Path]]:
     """The bucket behind https, and the file of the CA."""
-    directory, now = tmp_path_factory.mktemp("tls"), datetime.now(UTC)
-    ca_key, key = new_tls_key(), new_tls_key()
-    ca = make_ca(ca_key, "bucket", now)
-    names: dict[str, Any] = {"federation_id": "bucket", "common_name": "bucket", "uris": [], "hosts": ["localhost"]}
-    valid: dict[str, Any] = {"now": now, "lifetime": timedelta(days=1)}
-    certificate = issue_certificate(ca=ca, ca_key=ca_key, public_key=key.public_key(), **names, **valid)
-    (directory / "ca.pem").write_bytes(pem(ca))
-    (directory / "server.pem").write_bytes(private_key_pem(key) + pem(certificate))
+    directory, authority, key = tmp_path_factory.mktemp("tls"), Authority("bucket"), new_tls_key()
+    (directory / "ca.pem").write_bytes(pem(authority.ca))
+    (directory / "server.pem").write_bytes(private_key_pem(key) + pem(authority.issue([], ("localhost",), key)))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(directory / "server.pem")
     with proxy(storage, tls=context) as made:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from typer.testing import CliRunner
 
 from federation.refusals import Refusal
 from federation.trust.envelope import CONTEXTS, key_id, seal
@@ -17,32 +16,14 @@ from federation.trust.identity import parse_peer
 from federation.trust.key_chain import CoordinatorKeys
 from federation.trust.member_files import MemberFiles
 from federation.v1 import common_pb2 as common
-from fedpareto.cli.main import app
 from tests.harness import federation
-from tests.scripted import CLIENT, FEDERATION, ScriptedCoordinator, scripted
-from tests.worker.scene import LAYOUT, Scene, serving
+from tests.scripted import CLIENT, FEDERATION, ScriptedCoordinator
+from tests.worker.scene import LAYOUT, Scene, command, serving
 from worker.events import Events
 from worker.home import WorkerHome, WorkerHomeError
 from worker.line.clock import CoordinatorClock, TimeRefused
 from worker.progress import Progress, StatementError, accept_restore, pending_restore
 from worker.site.policy import Policy
-
-
-@pytest.fixture(scope="module")
-def coordinator() -> Iterator[ScriptedCoordinator]:
-    """One for all tests of this module; each leaves it as it was."""
-    with scripted() as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def _as_before(request: pytest.FixtureRequest) -> Iterator[None]:
-    yield
-    if "coordinator" in request.fixturenames:
-        coordinator: ScriptedCoordinator = request.getfixturevalue("coordinator")
-        coordinator.ahead, coordinator.change_time, coordinator.restored = timedelta(), None, None
-        for kept in (coordinator.attend_refusals, coordinator.open, coordinator.hellos, coordinator.declines):
-            kept.clear()
 
 
 @pytest.fixture
@@ -307,7 +288,5 @@ def test_a_worker_does_not_start_with_a_policy_that_cannot_be_used(scene: Scene,
     home.directory.mkdir()
     scene.member.save(home.directory)
     home.policy.write_text("[limits]\nsteps = -1\n")
-    result = CliRunner().invoke(app, ["worker", "run", "--home", str(home.directory), "--task", "digits"])
-    assert result.exit_code == 1
-    assert "limits.steps" in str(result.exception)
+    assert "limits.steps" in command("run", "--home", str(home.directory), "--task", "digits", code=1)
     assert scene.coordinator.hellos == []

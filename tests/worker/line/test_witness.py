@@ -2,7 +2,6 @@
 
 import io
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,27 +10,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.audit.checkpoints import LogKey
 from federation.record.merkle import leaf_hash
-from federation.tasks import DataSource, Part, initial_model, task
 from federation.trust.envelope import from_text, seal, unseal
-from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import CheckpointManifest, KeptLog, LogHead, LogKeyManifest, RestoreManifest
-from federation.vectors import to_bytes
 from tests.harness import wait_for
-from tests.scripted import FEDERATION, ScriptedCoordinator, ScriptedLog, scripted
-from tests.worker.scene import Running
+from tests.scripted import FEDERATION, ScriptedCoordinator, ScriptedLog
+from tests.worker.scene import Scene
 from worker.events import Events
 from worker.home import WorkerHome, WorkerHomeError
 from worker.line.witness import MAX_KEPT, LogForked, Witness
 from worker.progress import StatementError
-from worker.service import prepare_offers
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
-
-
-@pytest.fixture(scope="module")
-def coordinator() -> Iterator[ScriptedCoordinator]:
-    with scripted() as made:
-        yield made
 
 
 class Watch:
@@ -224,30 +213,19 @@ def test_a_damaged_file_is_named(watch: Watch, text: str) -> None:
         watch.begin()
 
 
-def test_a_worker_does_nothing_for_a_coordinator_whose_log_has_forked(tmp_path: Path) -> None:
-    layout, vector = initial_model(task("digits"), 3)
-    offers = prepare_offers(["digits"], DataSource(part=Part(0, 8)), device="cpu", threads=1)[0]
-    with scripted() as coordinator:
-        home = WorkerHome(tmp_path / "home")
-        home.directory.mkdir()
-        coordinator.member().save(home.directory)
-        running = Running(home, MemberFiles.load(home.directory), offers, uniform=lambda *_: 0.01)
-        try:
-            coordinator.log.grow(3)
-            coordinator.receipt_log = coordinator.log.head
-            coordinator.assign(coordinator.assignment(layout, to_bytes(layout, vector), 1))
-            running.wait_for("receipt")
-            wait_for(lambda: coordinator.heartbeats[-1].log_size == 4, "the worker to tell of the newest checkpoint")
-            coordinator.log.leaves[1] = leaf_hash(b"changed")
-            coordinator.assign(coordinator.assignment(layout, to_bytes(layout, vector), 2))
-            running.wait_for("receipt", 2)
-            # Beside the receipt it was shown that the log has forked; it does not attend again.
-            [warning] = running.wait_for("log")
-            assert "the proof does not hold that it continues the 4 entries" in warning["message"]
-            refused = running.wait_for("refused")[0]
-            assert "the coordinator's audit log was changed or cut" in refused["message"]
-            coordinator.assign(coordinator.assignment(layout, to_bytes(layout, vector), 3))
-            running.wait_for("refused", 3)
-            assert len(coordinator.submissions) == 2
-        finally:
-            running.stop()
+def test_a_worker_does_nothing_for_a_coordinator_whose_log_has_forked(scene: Scene) -> None:
+    coordinator, running = scene.coordinator, scene.start()
+    coordinator.log.grow(3)
+    coordinator.receipt_log = coordinator.log.head
+    scene.receipts(1, 1)
+    wait_for(lambda: coordinator.heartbeats[-1].log_size == 4, "the worker to tell of the newest checkpoint")
+    coordinator.log.leaves[1] = leaf_hash(b"changed")
+    scene.receipts(2, 2)
+    # Beside the receipt it was shown that the log has forked; it does not attend again.
+    [warning] = running.wait_for("log")
+    assert "the proof does not hold that it continues the 4 entries" in warning["message"]
+    refused = running.wait_for("refused")[0]
+    assert "the coordinator's audit log was changed or cut" in refused["message"]
+    scene.assign(3)
+    running.wait_for("refused", 3)
+    assert len(coordinator.submissions) == 2

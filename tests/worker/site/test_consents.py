@@ -210,14 +210,10 @@ def test_a_closed_site_says_when_it_opens_and_begins_no_work_before(scene: Scene
     opens = scene.coordinator.hellos[0].closed_until.ToDatetime(tzinfo=UTC)
     assert f"{opens:%H:%M}" == begin
     assert timedelta(0) < opens - now <= timedelta(hours=2)
-
-    def assignment(number: int, hours: int) -> AssignmentManifest:
+    for number, hours in enumerate((5, 1)):
         asked = scene.order(number)
         asked.deadline.FromDatetime(now + timedelta(hours=hours))
-        return asked
-
-    scene.coordinator.assign(assignment(0, 5))
-    scene.coordinator.assign(assignment(1, 1))
+        scene.coordinator.assign(asked)
     *declined, message = scene.declined()
     assert declined == ["assignment-1", "closed"]
     assert f"closed until {opens:%Y-%m-%d %H:%M} UTC" in message
@@ -304,17 +300,10 @@ def test_a_site_knows_what_it_has_sent_and_finds_it_in_the_record(fed: Federatio
 def test_a_run_that_an_owner_refuses_goes_on_without_that_member_and_the_round_says_so(fed: Federation) -> None:
     run = fed.submit("refused", RUN, "--paused")
     home = str(fed.directory / "hospital-a")
-
-    def asked() -> bool:
-        return bool(fed.query("select 1 from consents where run_id = :run", run=run))
-
-    wait_for(asked, "the run to ask hospital-a")
+    asked = "select 1 from consents where run_id = :run"
+    wait_for(lambda: fed.query(asked, run=run), "the run to ask hospital-a")
     fed.fedpareto("worker", "refuse", "refused", "--reason", "not this study", "--home", home)
-
-    def refused() -> bool:
-        return bool(fed.query("select 1 from consents where run_id = :run and answer = 'REFUSED'", run=run))
-
-    wait_for(refused, "the refusal")
+    wait_for(lambda: fed.query(f"{asked} and answer = 'REFUSED'", run=run), "the refusal")
     fed.admin("resume", run)
     fed.wait_completed(run)
     shown = fed.admin("round", run, "0")

@@ -10,7 +10,6 @@ from typing import Any
 
 import grpc
 import pytest
-from typer.testing import CliRunner
 
 from federation.spec.accounting import DELTA, Mechanism, epsilon
 from federation.spec.computation import Descend, LocalSgd
@@ -19,12 +18,11 @@ from federation.trust.keys import replace_private
 from federation.v1.admin_pb2 import GetRoundRequest, GetRunRequest
 from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, JacobianWork, SamplePrivacy
 from federation.work.base import WorkError
-from fedpareto.cli.main import app
 from fedpareto.cli.show import round_tables, tables
 from tests.harness import wait_for
 from tests.scripted import opened
 from tests.stage import Stage
-from tests.worker.scene import Running, Scene
+from tests.worker.scene import Running, Scene, command
 from tests.works import set_work
 from worker.home import MEMBER_FILE, WorkerHome
 from worker.site.policy import Policy, SamplePolicy
@@ -182,18 +180,18 @@ def test_the_command_shows_what_is_spent_and_left(tmp_path: Path) -> None:
     home = WorkerHome(tmp_path)
     replace_private(tmp_path / MEMBER_FILE, b"")
     home.policy.write_text("[privacy.digits]\nnoise = 1.0\nepsilon = 8.0\n")
-    run = CliRunner().invoke
-    assert "digits: epsilon = 0 of 8" in run(app, ["worker", "privacy", "--home", str(tmp_path)]).output
+    arguments = ("privacy", "--home", str(tmp_path))
+    assert "digits: epsilon = 0 of 8" in command(*arguments)
     ledger = Ledger(home.privacy)
     for number in range(2):
         ledger.add(
             PrivacyEntry("2026-01-01T00:00:00+00:00", "digits", "digits", "r", number, f"{number}", 4.0, 0.5, 0.1, 5)
         )
     found = epsilon([Mechanism(4.0, 0.1, 10)], DELTA)
-    shown = run(app, ["worker", "privacy", "--home", str(tmp_path)]).output
+    shown = command(*arguments)
     assert f"digits: epsilon = {found.value:.4g} of 8" in shown
     assert "run r: 10 steps, noise 4, rate 0.1" in shown
-    [account] = json.loads(run(app, ["worker", "privacy", "--home", str(tmp_path), "--json"]).output)
+    [account] = json.loads(command(*arguments, "--json"))
     assert (account["epsilon"], account["bound"], account["budget"]) == pytest.approx((found.value, found.bound, 8.0))
     assert [entry["round"] for entry in account["entries"]] == [0, 1]
     ledger.close()

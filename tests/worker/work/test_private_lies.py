@@ -7,7 +7,6 @@ import tomli_w
 
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from federation.v1.secure_pb2 import SecureMaskWork
-from tests.harness import wait_for
 from tests.worker.work.scene import POLICY, TASK, Members, scene
 
 VICTIM = "m0"
@@ -64,13 +63,6 @@ def specification(seed: int) -> str:
     )
 
 
-def ended(made: Members, run: str, state: str) -> None:
-    def reached() -> bool:
-        return bool(made.fed.query("select state from runs where run_id = :run", run=run)[0][0] == state)
-
-    wait_for(reached, f"run {run} to be {state}")
-
-
 def lies(made: Members, what: str) -> None:
     (made.fed.directory / "lie").write_text(what)
 
@@ -78,7 +70,7 @@ def lies(made: Members, what: str) -> None:
 def test_five_workers_refuse_a_sum_of_one_and_their_owners_are_alerted(made: Members) -> None:
     lies(made, "alone")
     run = made.fed.submit("alone", specification(1))
-    ended(made, run, "FAILED")
+    assert made.fed.wait_ended(run) == "FAILED"
     record = made.round(run)
     told = {part["client_id"]: part.get("reason", "") for part in record["participations"]}
     assert all(reason.startswith("coefficients") for reason in told.values())
@@ -99,7 +91,7 @@ def test_five_workers_refuse_a_sum_of_one_and_their_owners_are_alerted(made: Mem
 def test_after_an_attempt_that_was_voided_with_its_sum_the_run_waits_for_the_owners(made: Members) -> None:
     lies(made, "void")
     run = made.fed.submit("void", specification(2))
-    ended(made, run, "PAUSED")
+    assert made.fed.wait_ended(run) == "PAUSED"
     first, *others = ((one["attempt"], one["reason"]) for one in made.round(run)["voided"])
     assert first == (0, "the coordinator says that a check failed")
     assert all("their data sets have been in as many private rounds" in reason for _, reason in others), others

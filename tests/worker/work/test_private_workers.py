@@ -33,6 +33,7 @@ from tests.few import few_of
 from tests.harness import Federation, federation, wait_for
 from tests.verification.scene import Edited, signed_again
 from tests.verification.test_every_value import Recorded, first_of, must_be_listed
+from tests.worker.work.scene import STAGES
 from verification.errors import Wrong
 from verification.run import verify
 from worker.site.assignments import Order
@@ -41,7 +42,6 @@ from worker.work.memory import WorkerMemory
 
 CLIENTS = tuple(f"client-{number}" for number in range(5))
 LATE = CLIENTS[-1]
-STAGES = ["secure-ready", "secure-deal", "secure-open", "secure-mask", "secure-confirm", "secure-unmask"]
 SPEC = """\
 task = "digits"
 rounds = 1
@@ -104,7 +104,7 @@ def scene(unpinned: Scene) -> Scene:
 def test_a_worker_without_a_roster_declines(unpinned: Scene) -> None:
     fed = unpinned.fed
     run = fed.submit("too-early", SPEC)
-    wait_for(lambda: fed.query("select state from runs where name = 'too-early'")[0][0] == "FAILED", "the run")
+    assert fed.wait_ended(run) == "FAILED"
     record = fed.admin("round", run, "0")
     (phase,) = record["phases"]
     assert (phase["kind"], phase["asked"], phase["replied"]) == ("secure-ready", 5, 4)

@@ -1,6 +1,5 @@
 """Uploads that break off: they go on where the coordinator says, for one reply, within a quota, until it is over."""
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,7 +16,7 @@ from storage.models import Assignment
 from storage.states import AssignmentState
 from tests.few import few
 from tests.harness import Handing
-from tests.running import SECONDS, refused, wait_for
+from tests.running import refused, wait_for
 from tests.stage import LONG, Player, Stage, spec, stage, vector
 
 LAYOUT = Layout((Tensor("weight", (1000,)),))
@@ -62,7 +61,7 @@ class Reply:
         requests = [SubmitRequest(reply=envelope or self.envelope)]
         for place in range(start, end, step):
             requests.append(SubmitRequest(chunk=self.payload[place : min(place + step, end)], offset=place))
-        return Handing(self.player.member.stub, endless(requests))
+        return Handing(self.player.member.stub, requests, goes_on=True)
 
     def break_off(self, lines: Stage, start: int, end: int) -> None:
         """Sends a part, and breaks off when it has arrived."""
@@ -75,12 +74,6 @@ class Reply:
 
     def hand_in(self) -> bool:
         return self.player.member.submit(self.envelope, self.payload, chunk_bytes=500).accepted
-
-
-def endless(requests: list[SubmitRequest]) -> Iterator[SubmitRequest]:
-    """Some requests, and then silence."""
-    yield from requests
-    threading.Event().wait(SECONDS)
 
 
 def partial(lines: Stage) -> dict[str, int]:
