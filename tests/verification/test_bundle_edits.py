@@ -23,15 +23,13 @@ from verification.run import verify
 
 LAST = 1  # the last round: nothing after it names what is edited in it
 
-_made: list[tuple[Stage, Edited]] = []  # the record that the tests of this file edit: one for each coordinator
 
-
-@pytest.fixture
-def record(stage: Stage, tmp_path: Path) -> Edited:
-    if not _made or _made[-1][0] is not stage:
-        run = played(stage, "fedmgda+", "server = { optimiser = 'momentum', learning_rate = 0.5 }", rounds=2)
-        _made.append((stage, Edited.of(exported(stage, run, tmp_path / "run.fedpareto"))))
-    return _made[-1][1]
+@pytest.fixture(scope="module")
+def record(_module_stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Edited:
+    """The record that the tests of this file edit."""
+    more = "server = { optimiser = 'momentum', learning_rate = 0.5 }"
+    run = played(_module_stage, "fedmgda+", more, rounds=2)
+    return Edited.of(exported(_module_stage, run, tmp_path_factory.mktemp("bundle") / "run.fedpareto"))
 
 
 def exchange(record: RoundRecord, phase: int = 0, place: int = 0) -> Exchange:

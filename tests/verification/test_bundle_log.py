@@ -14,20 +14,18 @@ from tests.verification.scene import Edited, log_signed_again, refusal, signed_a
 from tests.verification.test_bundle import NAMES, exported, played
 from verification.run import OpenedRun
 
-_made: list[tuple[Stage, Edited]] = []  # the record that the tests of this file edit
 
-
-@pytest.fixture
-def record(stage: Stage, tmp_path: Path) -> Edited:
-    if not _made or _made[-1][0] is not stage:
-        played(stage, "fedavg", "", rounds=1)  # entries of another run, which the bundle does not show
-        task, players = stage.crew(*NAMES)
-        run = stage.submit(spec("logged", task, 2, algorithm="fedavg", more=f"selection.minimum = {len(NAMES)}"))
-        stage.play(run, *players, until=lambda: len(stage.rounds(run)) == 2)
-        stage.served.coordinator._sequencer.sequence(show=True)  # a checkpoint for each step
-        stage.play(run, *players)
-        _made.append((stage, Edited.of(exported(stage, run, tmp_path / "run.fedpareto"))))
-    return _made[-1][1]
+@pytest.fixture(scope="module")
+def record(_module_stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Edited:
+    """The record that the tests of this file edit."""
+    stage = _module_stage
+    played(stage, "fedavg", "", rounds=1)  # entries of another run, which the bundle does not show
+    task, players = stage.crew(*NAMES)
+    run = stage.submit(spec("logged", task, 2, algorithm="fedavg", more=f"selection.minimum = {len(NAMES)}"))
+    stage.play(run, *players, until=lambda: len(stage.rounds(run)) == 2)
+    stage.served.coordinator._sequencer.sequence(show=True)  # a checkpoint for each step
+    stage.play(run, *players)
+    return Edited.of(exported(stage, run, tmp_path_factory.mktemp("bundle") / "run.fedpareto"))
 
 
 def find(record: LogRecord, action: str, place: int = 0) -> LoggedEntry:
